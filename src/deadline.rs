@@ -1,0 +1,40 @@
+//! When to give up. Every wait in the library takes one.
+
+use std::time::{Duration, Instant};
+
+/// A moment, or never. "Never" exists only where a caller asked for it by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadline(Option<Instant>);
+
+impl Deadline {
+    /// No deadline: the caller accepts to wait for ever.
+    pub const NEVER: Deadline = Deadline(None);
+
+    /// `after` from now; a duration too long to be a moment is never.
+    pub fn after(after: Duration) -> Deadline {
+        Deadline(Instant::now().checked_add(after))
+    }
+
+    /// Whether the moment has passed.
+    pub fn expired(self) -> bool {
+        self.0.is_some_and(|at| Instant::now() >= at)
+    }
+
+    /// What is left; zero when expired, `None` when there is no deadline.
+    pub fn remaining(self) -> Option<Duration> {
+        self.0.map(|at| at.saturating_duration_since(Instant::now()))
+    }
+
+    /// What is left, at most `cap`: how long one sleep may be.
+    pub fn remaining_capped(self, cap: Duration) -> Duration {
+        self.remaining().map_or(cap, |left| left.min(cap))
+    }
+
+    /// The earlier of the two.
+    pub fn min(self, other: Deadline) -> Deadline {
+        match (self.0, other.0) {
+            (Some(a), Some(b)) => Deadline(Some(a.min(b))),
+            (a, b) => Deadline(a.or(b)),
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! unisono: collective communications over host memory (and, to come, CUDA device memory) behind a C ABI.
+//!
+//! `include/unisono.h` is the public face; the Rust modules below are its implementation and may change at any time.
+//! ARCHITECTURE.md tells how they fit together.
+
+pub mod deadline;
+pub mod error;
+pub mod reduce;
+pub mod rendezvous;
+pub mod schedule;
+pub mod transport;

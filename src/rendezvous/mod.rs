@@ -1,0 +1,3 @@
+//! How ranks find each other: stores, unique ids, the environment of launchers, network interfaces.
+
+pub mod store;
