@@ -1,5 +1,6 @@
 //! A call as the faces hand it down: pointers, counts, type, operator, root. Checked once, here.
 
+use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator};
 
 /// The operations. The numbers are part of the wire protocol and of the ABI (algorithm objects name them).
@@ -19,6 +20,65 @@ pub enum Kind {
     Send = 9,
     Receive = 10,
     ReceiveAny = 11,
+}
+
+impl Kind {
+    /// Every operation, in the order of the numbers.
+    pub const ALL: [Kind; 12] = [
+        Kind::Allreduce,
+        Kind::Reduce,
+        Kind::Broadcast,
+        Kind::Allgather,
+        Kind::Gather,
+        Kind::Scatter,
+        Kind::ReduceScatter,
+        Kind::Alltoall,
+        Kind::Barrier,
+        Kind::Send,
+        Kind::Receive,
+        Kind::ReceiveAny,
+    ];
+
+    /// The operation behind a number.
+    pub fn from_number(number: i32) -> Result<Kind> {
+        match usize::try_from(number).ok().and_then(|n| Kind::ALL.get(n)) {
+            Some(&kind) => Ok(kind),
+            None => fail!(InvalidArgument, "operation {number} is unknown; the operations are 0 (allreduce) to 11"),
+        }
+    }
+
+    /// The name that errors and tables use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Allreduce => "allreduce",
+            Kind::Reduce => "reduce",
+            Kind::Broadcast => "broadcast",
+            Kind::Allgather => "allgather",
+            Kind::Gather => "gather",
+            Kind::Scatter => "scatter",
+            Kind::ReduceScatter => "reduce_scatter",
+            Kind::Alltoall => "alltoall",
+            Kind::Barrier => "barrier",
+            Kind::Send => "send",
+            Kind::Receive => "receive",
+            Kind::ReceiveAny => "receive_any",
+        }
+    }
+
+    /// Whether an operator applies.
+    pub const fn reduces(self) -> bool {
+        matches!(self, Kind::Allreduce | Kind::Reduce | Kind::ReduceScatter)
+    }
+
+    /// Whether a root applies.
+    pub const fn rooted(self) -> bool {
+        matches!(self, Kind::Reduce | Kind::Broadcast | Kind::Gather | Kind::Scatter)
+    }
+
+    /// Whether it is between two ranks only.
+    pub const fn point_to_point(self) -> bool {
+        matches!(self, Kind::Send | Kind::Receive | Kind::ReceiveAny)
+    }
 }
 
 /// How many elements each rank contributes and obtains.
