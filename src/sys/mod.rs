@@ -1,0 +1,4 @@
+//! System calls, one place, each with the argument for its safety.
+
+pub mod fork;
+pub mod random;
