@@ -1,0 +1,3 @@
+//! System calls, one place, each with the argument for its safety.
+
+pub mod random;
