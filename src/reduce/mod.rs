@@ -47,7 +47,9 @@ impl DataType {
     pub fn from_number(number: i32) -> Result<DataType> {
         match usize::try_from(number).ok().and_then(|n| DataType::ALL.get(n)) {
             Some(&dtype) => Ok(dtype),
-            None => fail!(InvalidArgument, "dtype {number} is unknown; the types are 0 (int8) to 11 (float8e5m2)"),
+            None => {
+                fail!(InvalidArgument, "dtype {number} is unknown; the types are 0 (int8) to 11 (float8e5m2)")
+            }
         }
     }
 
