@@ -5,7 +5,17 @@
 //! caller's own functions. A *result* is an accumulator after the operator's final step (average divides), rounded
 //! once to an element, with NaNs made canonical.
 
+mod convert;
+mod fold;
+mod kernel;
+mod plain;
+mod select;
+#[cfg(test)]
+mod tests;
+
 use crate::error::{Result, fail};
+
+pub use fold::{Operand, Reducer};
 
 /// Element types. The numbers are part of the ABI and equal NCCL's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -47,7 +57,9 @@ impl DataType {
     pub fn from_number(number: i32) -> Result<DataType> {
         match usize::try_from(number).ok().and_then(|n| DataType::ALL.get(n)) {
             Some(&dtype) => Ok(dtype),
-            None => fail!(InvalidArgument, "dtype {number} is unknown; the types are 0 (int8) to 11 (float8e5m2)"),
+            None => {
+                fail!(InvalidArgument, "dtype {number} is unknown; the types are 0 (int8) to 11 (float8e5m2)")
+            }
         }
     }
 
@@ -94,6 +106,15 @@ impl DataType {
             DataType::F8E5M2 => "float8e5m2",
         }
     }
+}
+
+/// What a position of a buffer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Representation {
+    /// Elements, as in the caller's buffers.
+    Element,
+    /// Accumulators: wider than elements for the short float types.
+    Accumulator,
 }
 
 /// The caller's own reduction: `accumulator[i] = accumulator[i] ∘ operand[i]` for `count` elements of `dtype`.
