@@ -172,7 +172,7 @@ fn nearest_f8(dtype: DataType, value: f32) -> u8 {
     if value.is_nan() {
         return nan;
     }
-    let magnitude = f64::from(value.abs());
+    let magnitude = f64::from(value.abs()).min(beyond);
     let worth = |bits: u8| if bits > last { beyond } else { f64::from(decode_f8(dtype, bits)) };
     let nearest = (0..=last + 1)
         .min_by(|&a, &b| {
