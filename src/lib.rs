@@ -6,6 +6,7 @@
 pub mod collective;
 pub mod communicator;
 pub mod deadline;
+pub mod engine;
 pub mod error;
 pub mod reduce;
 pub mod rendezvous;

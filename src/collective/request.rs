@@ -43,7 +43,10 @@ impl Kind {
     pub fn from_number(number: i32) -> Result<Kind> {
         match usize::try_from(number).ok().and_then(|n| Kind::ALL.get(n)) {
             Some(&kind) => Ok(kind),
-            None => fail!(InvalidArgument, "operation {number} is unknown; the operations are 0 (allreduce) to 11"),
+            None => fail!(
+                InvalidArgument,
+                "operation {number} is unknown; the operations are 0 (allreduce) to 11"
+            ),
         }
     }
 

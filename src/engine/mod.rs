@@ -4,5 +4,6 @@
 //! `direct` exchanges through the segments of one host, `endpoint` owns all of it for one rank of one job and is where
 //! threads wait. `bootstrap` makes an endpoint out of a store.
 
+pub mod lane;
 pub mod messages;
 pub mod wire;

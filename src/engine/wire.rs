@@ -51,7 +51,7 @@ pub struct Signature {
     pub dtype: DataType,
     /// [`Operator::number`]; 0 where nothing is reduced.
     pub operator: u8,
-    /// [`crate::schedule::Algorithm`]'s number when the caller named one, else 0.
+    /// The number of the algorithm when the caller named one, else 0.
     pub algorithm: u8,
     /// The root; 0 where there is none.
     pub root: u32,
