@@ -57,7 +57,7 @@ pub struct Endpoint {
     answers: Mutex<HashMap<u64, String>>,
     next_token: AtomicU64,
     store: OnceLock<Arc<dyn Store>>,
-    fork: u64,
+    fork: u32,
 }
 
 #[derive(Default)]
@@ -173,7 +173,7 @@ impl Endpoint {
 
     /// Says how many ranks of this host wait at the same time, so that waiters know whether to make way.
     pub fn share_host(&self, ranks: usize) {
-        self.crowded.store(ranks > sys::cpu::usable(), Ordering::Relaxed);
+        self.crowded.store(ranks > sys::process::usable_cpus(), Ordering::Relaxed);
     }
 
     /// Refuses to work in the child of a fork: the links belong to the parent.
@@ -288,7 +288,7 @@ impl Endpoint {
                     std::hint::spin_loop();
                 }
             } else if idle < spin + yielding {
-                sys::cpu::give_way();
+                sys::process::yield_now();
             } else {
                 if deadline.expired() {
                     return None;

@@ -7,6 +7,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use super::endpoint::{Endpoint, lock};
+use super::executor::{self, Workspace};
 use super::messages::Mismatch;
 use super::operation::{Completion, Operation, Running};
 use super::recorder::{Progress, Recorder, Slot};
@@ -26,7 +27,21 @@ pub struct Group {
     failed: AtomicBool,
     failure: OnceLock<Error>,
     orders: Mutex<Orders>,
+    spare: Mutex<Spare>,
 }
+
+/// What runs work in, kept between runs.
+#[derive(Default)]
+struct Spare {
+    progress: Vec<executor::Progress>,
+    workspaces: Vec<Workspace>,
+}
+
+/// Workspaces above this size are given back after use.
+const KEPT_BYTES: usize = 128 * 1024 * 1024;
+
+/// How many workspaces are kept.
+const KEPT: usize = 4;
 
 /// One call's place in the order, and what is known of it.
 #[derive(Clone, Copy, Debug)]
@@ -89,6 +104,7 @@ impl Group {
             failed: AtomicBool::new(false),
             failure: OnceLock::new(),
             orders: Mutex::default(),
+            spare: Mutex::default(),
         });
         group.endpoint.enrol(&group);
         group
@@ -182,11 +198,11 @@ impl Group {
         drop(orders);
         self.begin(&turn);
         let mut operation = make(&turn);
-        let answer = self.endpoint.wait(turn.deadline, operation.through(), || match operation.advance(self)
-        {
-            Poll::Ready(result) => Some(result),
-            Poll::Pending => self.failure().map(Err),
-        });
+        let answer =
+            self.endpoint.wait(turn.deadline, operation.through(), || match operation.advance(self) {
+                Poll::Ready(result) => Some(result),
+                Poll::Pending => self.failure().map(Err),
+            });
         let result = answer.unwrap_or_else(|| {
             let waits_for = operation.waits_for(self);
             Err(self.overdue(&turn, &waits_for))
@@ -299,6 +315,42 @@ impl Group {
         cause.context(self.describe(turn))
     }
 
+    // ---- what runs work in
+
+    /// Lists for one run.
+    pub fn progress(&self) -> executor::Progress {
+        lock(&self.spare).progress.pop().unwrap_or_default()
+    }
+
+    /// A workspace of at least `bytes` bytes.
+    pub fn workspace(&self, bytes: usize) -> Workspace {
+        let mut spare = lock(&self.spare);
+        match spare.workspaces.iter().position(|workspace| workspace.bytes() >= bytes) {
+            Some(index) => spare.workspaces.swap_remove(index),
+            None => {
+                // A larger one replaces one that is too small for what this group does.
+                let outgrown = spare.workspaces.pop();
+                drop(spare);
+                drop(outgrown);
+                Workspace::new(bytes)
+            }
+        }
+    }
+
+    /// Gives both back.
+    pub fn keep(&self, progress: executor::Progress, workspace: Option<Workspace>) {
+        let mut spare = lock(&self.spare);
+        if spare.progress.len() < KEPT {
+            spare.progress.push(progress);
+        }
+        if let Some(workspace) = workspace
+            && workspace.bytes() <= KEPT_BYTES
+            && spare.workspaces.len() < KEPT
+        {
+            spare.workspaces.push(workspace);
+        }
+    }
+
     // ---- texts
 
     fn describe(&self, turn: &Turn) -> String {
@@ -363,7 +415,9 @@ impl Group {
         });
         let head = match mismatch.key.class {
             Class::PointToPoint => format!("send and receive with tag {} differ", mismatch.key.tag),
-            Class::Tagged => format!("call #{number} with tag {} of '{}' differs", mismatch.key.tag, self.name),
+            Class::Tagged => {
+                format!("call #{number} with tag {} of '{}' differs", mismatch.key.tag, self.name)
+            }
             _ => format!("call #{number} of '{}' differs", self.name),
         };
         let here = self.rank;

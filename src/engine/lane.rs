@@ -101,8 +101,22 @@ pub enum Event {
     Closed,
 }
 
+/// What the bell watches a lane's descriptor for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watch {
+    /// Nothing: it is closed, or has no descriptor.
+    Nothing,
+    /// Data and the end; room too when frames wait for it.
+    Reading {
+        /// Whether frames wait.
+        blocked: bool,
+    },
+}
+
 /// One stream of a link.
 pub struct Lane {
+    /// What the bell was told.
+    pub watched: Watch,
     stream: Box<dyn Stream>,
     outgoing: VecDeque<Outgoing>,
     /// Bytes read ahead. Streams that cost a system call a read are read in large pieces.
@@ -128,6 +142,7 @@ impl Lane {
         let reads_ahead = stream.poll_fd().is_some();
         let buffer = vec![0; if reads_ahead { READ_AHEAD } else { FRAME_BYTES }].into_boxed_slice();
         Lane {
+            watched: Watch::Nothing,
             stream,
             outgoing: VecDeque::new(),
             buffer,
@@ -145,9 +160,12 @@ impl Lane {
         &*self.stream
     }
 
-    /// Whether frames wait for room.
-    pub fn blocked(&self) -> bool {
-        self.blocked
+    /// What the bell should watch it for.
+    pub fn watch(&self) -> Watch {
+        match (self.reads_ahead, self.closed, self.blocked) {
+            (false, ..) | (_, true, false) => Watch::Nothing,
+            (.., blocked) => Watch::Reading { blocked },
+        }
     }
 
     /// Whether the peer has closed it.
@@ -158,6 +176,11 @@ impl Lane {
     /// Frames that have not been written whole.
     pub fn backlog(&self) -> usize {
         self.outgoing.len()
+    }
+
+    /// The tickets of the frames that have not been written whole.
+    pub fn tickets(&self) -> impl Iterator<Item = Ticket> {
+        self.outgoing.iter().filter_map(|out| out.ticket)
     }
 
     /// Queues a frame with its payload; [`Lane::flush`] writes.

@@ -14,9 +14,10 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-use super::lane::{Destination, Event, Incoming, Lane, Source, Target, Ticket};
+use super::lane::{Destination, Event, Incoming, Lane, Source, Target, Ticket, Watch};
 use super::wire::{Class, Frame, FrameKind, Key, Signature};
 use crate::error::{Error, Result, Status};
+use crate::transport::bell::Bell;
 use crate::transport::memory::PeerMemory;
 use crate::transport::{Link, LinkKind};
 
@@ -90,6 +91,8 @@ pub struct Messages {
     /// Unexpected messages, in the order of their arrival; entries may be gone from `receiving`.
     arrived: VecDeque<(u32, Key)>,
     unexpected_bytes: usize,
+    /// Lanes that the bell should watch for something else than it does.
+    restless: Vec<(u32, u32)>,
     /// Peers whose link somebody needs; the endpoint opens them.
     pub wanted: Vec<u32>,
     /// What went wrong; the endpoint acts on it.
@@ -184,6 +187,7 @@ impl Messages {
             anyone: Vec::new(),
             arrived: VecDeque::new(),
             unexpected_bytes: 0,
+            restless: Vec::new(),
             wanted: Vec::new(),
             troubles: Vec::new(),
         }
@@ -323,9 +327,43 @@ impl Messages {
         &self.open
     }
 
-    /// The lanes of a peer, to watch their descriptors.
-    pub fn lanes(&self, peer: u32) -> &[Lane] {
-        &self.peers[peer as usize].lanes
+    /// Whether reading from this peer costs no system call.
+    pub fn polls(&self, peer: u32) -> bool {
+        self.peers[peer as usize].kind == Some(LinkKind::Shm)
+    }
+
+    /// Links over TCP.
+    pub fn tcp_links(&self) -> usize {
+        self.open.iter().filter(|&&peer| !self.polls(peer)).count()
+    }
+
+    /// Has `bell` watch what the lanes need: readable always, writable while something waits for room.
+    pub fn watch(&mut self, bell: &Bell) {
+        for (peer, index) in std::mem::take(&mut self.restless) {
+            let Some(lane) = self.peers[peer as usize].lanes.get_mut(index as usize) else { continue };
+            let wanted = lane.watch();
+            let Some(fd) = lane.stream().poll_fd() else { continue };
+            let token = u64::from(peer) << 8 | u64::from(index);
+            let result = match wanted {
+                Watch::Nothing => {
+                    bell.unwatch(fd);
+                    Ok(())
+                }
+                Watch::Reading { blocked } => bell.watch(fd, token, !lane.closed(), blocked),
+            };
+            match result {
+                Ok(()) => lane.watched = wanted,
+                Err(error) => log::error!("a stream cannot be watched: {error}"),
+            }
+        }
+    }
+
+    fn note_watches(&mut self, peer: u32) {
+        for (index, lane) in self.peers[peer as usize].lanes.iter().enumerate() {
+            if lane.watch() != lane.watched {
+                self.restless.push((peer, index as u32));
+            }
+        }
     }
 
     /// Has the endpoint open the link to `peer`, if nobody has.
@@ -504,6 +542,7 @@ impl Messages {
         for lane in 0..self.peers[peer as usize].lanes.len() {
             moved |= self.read_lane(peer, lane);
         }
+        self.note_watches(peer);
         if self.peers[peer as usize].lanes.iter().any(|lane| lane.backlog() > 0) {
             moved |= self.flush(peer);
         }
@@ -784,6 +823,7 @@ impl Messages {
                 Err(error) => broken = Some(Error::system("a data stream broke", error)),
             }
         }
+        self.note_watches(peer);
         if let Some(why) = broken {
             self.broken(peer, why);
         }
@@ -858,7 +898,9 @@ impl Messages {
 
     /// The peer has left and nothing more comes from it: whoever still waits for it waits in vain.
     fn strand(&mut self, peer: u32) {
-        if self.peers[peer as usize].expected > 0 || !self.peers[peer as usize].waiting.is_empty() {
+        let slot = &self.peers[peer as usize];
+        let backlog = slot.lanes.iter().any(|lane| lane.backlog() > 0);
+        if slot.expected > 0 || backlog || !slot.waiting.is_empty() || !self.anyone.is_empty() {
             self.fail_with(peer, &left(peer));
         }
     }
@@ -875,7 +917,9 @@ impl Messages {
                 tickets.push(*ticket);
             }
         }
-        tickets.extend(self.peers[peer as usize].waiting.iter().filter_map(|(_, _, ticket)| *ticket));
+        let slot = &self.peers[peer as usize];
+        tickets.extend(slot.waiting.iter().filter_map(|(_, _, ticket)| *ticket));
+        tickets.extend(slot.lanes.iter().flat_map(Lane::tickets));
         for any in &self.anyone {
             if any.members.iter().all(|&member| member == self.rank || self.gone(member)) {
                 tickets.push(any.ticket);

@@ -1,7 +1,5 @@
 //! System calls, one place, each with the argument for its safety. Descriptors are owned by types that close them.
 
-pub mod file;
-pub mod fork;
 pub mod epoll;
 pub mod event;
 pub mod file;
