@@ -11,5 +11,6 @@ pub mod error;
 pub mod reduce;
 pub mod rendezvous;
 pub mod schedule;
+pub mod signature;
 pub mod sys;
 pub mod transport;

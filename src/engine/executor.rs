@@ -8,10 +8,11 @@ use std::task::Poll;
 use super::group::{Group, Turn};
 use super::lane::{Destination, Source, Ticket};
 use super::operation::{Completion, Operation};
-use super::wire::{Key, Signature};
+use super::wire::Key;
 use crate::error::{Error, Result, Status};
 use crate::reduce::{DataType, Operand, Operator, Reducer, Representation};
 use crate::schedule::ir::{Action, Buffer, Schedule, Span};
+use crate::signature::Signature;
 
 /// A schedule made ready to run with one element type: sizes in bytes, places for what is received to be combined.
 pub struct Plan {

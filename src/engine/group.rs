@@ -11,9 +11,10 @@ use super::executor::{self, Workspace};
 use super::messages::Mismatch;
 use super::operation::{Completion, Operation, Running};
 use super::recorder::{Progress, Recorder, Slot};
-use super::wire::{Class, Signature};
+use super::wire::Class;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status};
+use crate::signature::Signature;
 
 /// Ranks of one endpoint that call together. Ranks are numbered within the group; `members` maps them to the
 /// endpoint's numbering, which links and messages use.

@@ -15,8 +15,9 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use super::lane::{Destination, Event, Incoming, Lane, Source, Target, Ticket, Watch};
-use super::wire::{Class, Frame, FrameKind, Key, Signature};
+use super::wire::{Class, Frame, FrameKind, Key};
 use crate::error::{Error, Result, Status};
+use crate::signature::Signature;
 use crate::transport::bell::Bell;
 use crate::transport::memory::PeerMemory;
 use crate::transport::{Link, LinkKind};

@@ -4,6 +4,7 @@
 //! `direct` exchanges through the segments of one host, `endpoint` owns all of it for one rank of one job and is where
 //! threads wait. `bootstrap` makes an endpoint out of a store.
 
+pub mod bootstrap;
 pub mod control;
 pub mod endpoint;
 pub mod executor;
@@ -11,5 +12,6 @@ pub mod group;
 pub mod lane;
 pub mod messages;
 pub mod operation;
+pub mod point;
 pub mod recorder;
 pub mod wire;

@@ -6,6 +6,7 @@ use std::task::Poll;
 
 use super::endpoint::{Through, lock};
 use super::group::{Group, Turn};
+use super::wire::Class;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status};
 
@@ -30,6 +31,24 @@ pub trait Operation: Send {
     /// How its condition comes true.
     fn through(&self) -> Through {
         Through::Messages
+    }
+}
+
+impl Operation for Box<dyn Operation> {
+    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        (**self).advance(group)
+    }
+
+    fn abandon(&mut self, group: &Group) {
+        (**self).abandon(group);
+    }
+
+    fn waits_for(&self, group: &Group) -> Vec<u32> {
+        (**self).waits_for(group)
+    }
+
+    fn through(&self) -> Through {
+        (**self).through()
     }
 }
 
@@ -81,6 +100,11 @@ impl Running {
     /// Its group.
     pub fn group(&self) -> &Arc<Group> {
         &self.group
+    }
+
+    /// Whether it is a send or a receive.
+    pub fn is_point_to_point(&self) -> bool {
+        self.call.class == Class::PointToPoint
     }
 
     /// When it gives up.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::wire::{Class, Signature};
-use crate::collective::request::Kind;
+use super::wire::Class;
 use crate::reduce::DataType;
+use crate::signature::Kind;
+use crate::signature::Signature;
 use crate::transport::segment::{RECORDER_BYTES, Segment};
 
 const WORDS: usize = 8;

@@ -6,9 +6,9 @@
 
 #![forbid(unsafe_code)]
 
-use crate::collective::request::Kind;
 use crate::error::{Result, fail};
-use crate::reduce::{DataType, Operator};
+use crate::reduce::DataType;
+use crate::signature::{Kind, Signature};
 
 /// Bytes of an encoded [`Frame`].
 pub const FRAME_BYTES: usize = 64;
@@ -41,53 +41,6 @@ pub struct Key {
     /// See [`Class`].
     pub class: Class,
 }
-
-/// What a call is, as far as the ranks must agree on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Signature {
-    /// The operation.
-    pub kind: Kind,
-    /// The type; meaningless for barriers.
-    pub dtype: DataType,
-    /// [`Operator::number`]; 0 where nothing is reduced.
-    pub operator: u8,
-    /// The number of the algorithm when the caller named one, else 0.
-    pub algorithm: u8,
-    /// The root; 0 where there is none.
-    pub root: u32,
-    /// Elements, or a digest of the list of counts, or 0 where ranks may differ.
-    pub count: u64,
-}
-
-impl std::fmt::Display for Signature {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let name = self.kind.name();
-        let (count, dtype) = (self.count, self.dtype.name());
-        match self.kind {
-            Kind::Barrier => return write!(f, "barrier()"),
-            _ if self.count & COUNT_IS_DIGEST != 0 => {
-                write!(f, "{name}v({dtype}, counts {:08x}", self.count as u32)?
-            }
-            Kind::Alltoall if self.count == 0 => write!(f, "{name}({dtype}")?,
-            Kind::Gather | Kind::Scatter if self.count == 0 => write!(f, "{name}({dtype}")?,
-            _ => write!(f, "{name}({count} × {dtype}")?,
-        }
-        if self.kind.reduces() {
-            write!(f, ", {}", Operator::name_of(self.operator))?;
-        }
-        if self.kind.rooted() {
-            write!(f, ", root {}", self.root)?;
-        }
-        if self.algorithm != 0 {
-            write!(f, ", algorithm {}", self.algorithm)?;
-        }
-        write!(f, ")")
-    }
-}
-
-/// Set in [`Signature::count`] when it is a digest of a list. Real counts of elements never have this bit: memory does
-/// not reach so far.
-pub const COUNT_IS_DIGEST: u64 = 1 << 63;
 
 /// What a frame announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -240,12 +193,5 @@ mod tests {
                 prop_assert!(u64::from(decoded.length) <= decoded.total);
             }
         }
-    }
-
-    #[test]
-    fn a_signature_reads_as_a_call() {
-        assert_eq!(signature().to_string(), "allreduce(1024 × float32, sum)");
-        let broadcast = Signature { kind: Kind::Broadcast, root: 2, ..signature() };
-        assert_eq!(broadcast.to_string(), "broadcast(1024 × float32, root 2)");
     }
 }
