@@ -300,3 +300,6 @@ impl Latch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
