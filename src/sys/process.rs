@@ -56,6 +56,16 @@ pub fn at_exit(handler: extern "C" fn()) -> bool {
     unsafe { libc::atexit(handler) == 0 }
 }
 
+/// Has this thread take no signals: they go to the threads of the program, which expect them.
+pub fn block_signals() {
+    // SAFETY: a sigset_t is plain bits, for which zero is valid; both calls only use the set that they are given.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

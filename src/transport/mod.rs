@@ -3,9 +3,13 @@
 
 pub mod address;
 pub mod bell;
+pub mod handshake;
 pub mod memory;
+pub mod ring;
 pub mod segment;
 pub mod service;
+pub mod tcp;
+mod wire;
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
@@ -24,7 +28,8 @@ pub trait Stream: Send {
     fn poll_fd(&self) -> Option<BorrowedFd<'_>>;
 
     /// What is there to read, in place, when the stream can show it without a copy; may be less than all that is
-    /// there (a ring shows it up to its end). `Ok(None)`: this stream cannot, use [`Stream::read`]. Empty: nothing is there now.
+    /// there (a ring shows it up to its end). `Ok(None)`: this stream cannot, use [`Stream::read`]. Empty: nothing is
+    /// there now. `UnexpectedEof` when the peer has closed and everything was consumed.
     fn peek(&mut self) -> io::Result<Option<&[u8]>> {
         Ok(None)
     }
