@@ -9,3 +9,6 @@ pub mod prefix;
 mod scratch;
 pub mod secret;
 pub mod store;
+pub mod tcp;
+pub mod tcp_server;
+mod tcp_wire;
