@@ -2,8 +2,11 @@
 
 #[cfg(test)]
 mod battery;
+pub mod callback;
 pub mod file;
 pub mod hash;
+pub mod id;
+pub mod interface;
 pub mod prefix;
 #[cfg(test)]
 mod scratch;

@@ -108,6 +108,9 @@ impl TcpStore {
                                 return Err(error.context(format!("tcp store {name}")));
                             }
                             Err(Refusal::ForNow(cause)) => last = format!("{address}: {cause}"),
+                            Err(Refusal::OtherServer) => {
+                                last = format!("{address}: another job's store answers there")
+                            }
                         }
                     }
                     last
@@ -174,7 +177,7 @@ impl TcpStore {
                 }
                 Ok(answer)
             }
-            Err(cause) => Err(self.lose(operation, key, cause)),
+            Err(cause) => Err(self.broken(operation, key, cause)),
         }
     }
 
@@ -187,16 +190,16 @@ impl TcpStore {
             match dial(self.address, self.key.as_ref(), Some(self.instance), deadline) {
                 Ok((stream, _)) => return Ok(stream),
                 Err(Refusal::ForGood(error)) => return Err(error.context(self.describe())),
-                // Here the server was up, so a refused connection means that it is gone.
-                Err(Refusal::ForNow(cause))
-                    if deadline.expired() || cause.kind() == ErrorKind::ConnectionRefused =>
-                {
+                // The server was up, so these two mean that it is gone.
+                Err(Refusal::OtherServer) => {
+                    return Err(self.lose("connecting once more", "another has its place"));
+                }
+                Err(Refusal::ForNow(cause)) if cause.kind() == ErrorKind::ConnectionRefused => {
+                    return Err(self.lose("connecting once more", &cause.to_string()));
+                }
+                Err(Refusal::ForNow(cause)) if deadline.expired() => {
                     let after = since.elapsed().as_secs_f64();
-                    fail!(
-                        PeerFailed,
-                        "{}: no further connection after {after:.1} s: {cause}",
-                        self.describe()
-                    )
+                    fail!(Timeout, "{}: no further connection after {after:.1} s: {cause}", self.describe())
                 }
                 Err(Refusal::ForNow(_)) => thread::sleep(deadline.remaining_capped(pause)),
             }
@@ -204,23 +207,27 @@ impl TcpStore {
         }
     }
 
-    /// Remembers that the server is lost; the first cause stays.
-    fn lose(&self, operation: Operation, key: &str, cause: io::Error) -> Error {
+    /// What a broken connection means: the server is lost.
+    fn broken(&self, operation: Operation, key: &str, cause: io::Error) -> Error {
         let doing = match operation {
             Operation::Set => "setting",
             Operation::Get => "waiting for",
             Operation::TryGet => "looking for",
             Operation::Add => "adding to",
         };
-        let what = match cause.kind() {
-            ErrorKind::UnexpectedEof => "the server has closed the connection".to_owned(),
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => "the server does not answer".to_owned(),
-            _ => cause.to_string(),
-        };
+        let doing = format!("{doing} key {}", store::quoted(key));
+        match cause.kind() {
+            ErrorKind::UnexpectedEof => self.lose(&doing, "the server has closed the connection"),
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => self.lose(&doing, "the server does not answer"),
+            _ => self.lose(&doing, &cause.to_string()),
+        }
+    }
+
+    /// Remembers that the server is lost; the first cause stays.
+    fn lose(&self, doing: &str, what: &str) -> Error {
         let text = format!(
-            "lost the {} while {doing} key {}: {what}; look at the process that hosts it (rank 0 or the launcher)",
-            self.describe(),
-            store::quoted(key)
+            "lost the {} while {doing}: {what}; look at the process that hosts it (rank 0 or the launcher)",
+            self.describe()
         );
         let mut shared = self.shared();
         shared.idle.clear();
@@ -243,7 +250,11 @@ impl TcpStore {
     }
 
     fn unexpected(&self, operation: Operation, key: &str) -> Error {
-        self.lose(operation, key, io::Error::new(ErrorKind::InvalidData, "it answers something else"))
+        self.broken(
+            operation,
+            key,
+            io::Error::new(ErrorKind::InvalidData, "the server answers something else"),
+        )
     }
 }
 
@@ -299,6 +310,8 @@ impl Store for TcpStore {
 enum Refusal {
     /// It may come if we wait.
     ForNow(io::Error),
+    /// A store answers, but not the one that was meant.
+    OtherServer,
     /// Waiting does not help.
     ForGood(Error),
 }
@@ -340,7 +353,7 @@ fn dial(
         return Err(io::Error::other("it has no room for another connection").into());
     }
     if instance.is_some_and(|instance| instance != hello.instance) {
-        return Err(io::Error::other("another job's store answers there").into());
+        return Err(Refusal::OtherServer);
     }
     let mut nonce = [0; 32];
     random::fill(&mut nonce).map_err(Refusal::ForGood)?;
@@ -463,6 +476,7 @@ mod tests {
 
     use super::*;
     use crate::rendezvous::battery;
+    use crate::rendezvous::scratch::reserved;
     use crate::rendezvous::tcp_server::{Limits, ServerHandle};
 
     fn loopback() -> SocketAddr {
@@ -504,9 +518,7 @@ mod tests {
 
     #[test]
     fn waits_for_a_server_that_starts_later() {
-        let first = ServerHandle::start(loopback(), None).unwrap();
-        let address = first.address();
-        drop(first);
+        let (_place, address) = reserved();
         thread::scope(|scope| {
             let client = scope.spawn(|| TcpStore::connect("127.0.0.1", address.port(), None, soon()));
             thread::sleep(Duration::from_millis(50));
@@ -518,9 +530,8 @@ mod tests {
 
     #[test]
     fn nobody_there_names_host_port_cause_and_time() {
-        let server = ServerHandle::start(loopback(), None).unwrap();
-        let port = server.port();
-        drop(server);
+        let (_place, address) = reserved();
+        let port = address.port();
         let deadline = Deadline::after(Duration::from_millis(100));
         let error = TcpStore::connect("127.0.0.1", port, None, deadline).unwrap_err();
         assert_eq!(error.status(), Status::Timeout);
@@ -602,14 +613,16 @@ mod tests {
 
     #[test]
     fn a_restarted_server_is_not_taken_for_the_lost_one() {
-        let server = ServerHandle::start(loopback(), None).unwrap();
-        let address = server.address();
+        let (_place, address) = reserved();
+        let server = ServerHandle::start(address, None).unwrap();
         let store = client(&server, None);
         store.shared().idle.clear();
         drop(server);
         let _other = ServerHandle::start(address, None).unwrap();
         let error = store.get("k", Deadline::after(Duration::from_millis(50))).unwrap_err();
-        assert!(error.text().contains("another job's store"), "{error}");
+        assert_eq!(error.status(), Status::PeerFailed);
+        assert!(error.text().contains("another has its place"), "{error}");
+        assert_eq!(store.try_get("k").unwrap_err(), error);
     }
 
     #[test]
