@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod battery;
 pub mod callback;
+pub mod environment;
 pub mod file;
 pub mod hash;
 pub mod id;
@@ -11,6 +12,7 @@ pub mod prefix;
 #[cfg(test)]
 mod scratch;
 pub mod secret;
+mod slurm;
 pub mod store;
 pub mod tcp;
 pub mod tcp_server;
