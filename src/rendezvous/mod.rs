@@ -8,7 +8,9 @@ pub mod file;
 pub mod hash;
 pub mod id;
 pub mod interface;
+pub mod join;
 pub mod prefix;
+mod run_directory;
 #[cfg(test)]
 mod scratch;
 pub mod secret;
