@@ -9,7 +9,7 @@
 #![forbid(unsafe_code)]
 
 use std::fs;
-use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use super::store::Store;
 use super::tcp::TcpStore;
 use super::tcp_server::ServerHandle;
 use crate::deadline::Deadline;
-use crate::error::{Error, Result, Status, fail};
+use crate::error::{Result, Status, fail};
 
 /// Under which rank 0 says that a run has begun, and how.
 const OPENING: &str = "unisono/opening";
@@ -235,9 +235,12 @@ fn serve(
             fail!(System, "rank 0 cannot resolve '{host}', where it should serve the store: {cause}")
         }
     };
-    // Where the others are told loopback, nobody else needs to reach the port. Else everywhere: the name may stand for an
-    // address that this host does not know as its own, behind a translation.
-    let loopback = addresses.iter().find(|address| address.ip().is_loopback());
+    // Where the others are told loopback, nobody else needs to reach the port. A name that resolves to loopback here says
+    // nothing about the others: many hosts list their own name so. Else everywhere: the name may stand for an address that
+    // this host does not know as its own, behind a translation.
+    let is_loopback =
+        host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+    let loopback = addresses.first().filter(|_| is_loopback);
     let started = match loopback {
         Some(address) => ServerHandle::start(*address, secret),
         None if must_serve || addresses.iter().any(is_ours) => ServerHandle::start_everywhere(port, secret),
@@ -307,4 +310,175 @@ fn stat(process: u32) -> Option<(u32, u64)> {
     // start the 22nd; the first after the name is the 3rd.
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     Some((fields.get(1)?.parse().ok()?, fields.get(19)?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rendezvous::environment::Launcher;
+    use crate::rendezvous::id::UniqueId;
+    use crate::rendezvous::scratch::{Scratch, reserved};
+
+    fn soon() -> Deadline {
+        Deadline::after(Duration::from_secs(30))
+    }
+
+    fn launch(rank: usize, size: usize, store: &How) -> Launch {
+        let (local_rank, local_size) = (Some(rank), Some(size));
+        Launch {
+            rank,
+            size,
+            local_rank,
+            local_size,
+            launcher: Launcher::Unisono,
+            store: store.clone(),
+            secret: None,
+        }
+    }
+
+    /// Three ranks, as threads, join `runs` times and see only what their own run wrote.
+    fn joins(store: &How, runs: usize) {
+        thread::scope(|scope| {
+            let ranks: Vec<_> = (0..3)
+                .map(|rank| {
+                    scope.spawn(move || {
+                        let mut secrets = Vec::new();
+                        for run in 0..runs {
+                            let joined = connect(&launch(rank, 3, store), soon()).unwrap();
+                            let store = &joined.store;
+                            assert_eq!(
+                                store.try_get(&format!("from {rank}")).unwrap(),
+                                None,
+                                "an older run's key"
+                            );
+                            store.set(&format!("from {rank}"), &[run as u8]).unwrap();
+                            for other in 0..3 {
+                                assert_eq!(store.get(&format!("from {other}"), soon()).unwrap(), [run as u8]);
+                            }
+                            // Rank 0 keeps its store until the others need it no more.
+                            store.add("done", 1).unwrap();
+                            while rank == 0 && store.get("done", soon()).unwrap() != b"3" {
+                                thread::sleep(Duration::from_millis(1));
+                            }
+                            secrets.push(joined.secret);
+                        }
+                        secrets
+                    })
+                })
+                .collect();
+            let secrets: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+            assert!(secrets.iter().all(|of_rank| *of_rank == secrets[0]), "one secret in each run");
+        });
+    }
+
+    #[test]
+    fn again_and_again_in_one_directory() {
+        let scratch = Scratch::new();
+        joins(&How::File(scratch.path().join("runs")), 4);
+        assert!(!scratch.path().join("runs").exists());
+    }
+
+    #[test]
+    fn again_and_again_on_one_host() {
+        joins(&How::Local { job: format!("test @/{}", std::process::id()) }, 2);
+    }
+
+    #[test]
+    fn again_and_again_at_rank_0s_server() {
+        let (_place, address) = reserved();
+        joins(&How::Rank0 { host: "127.0.0.1".to_owned(), port: address.port() }, 4);
+        let (_place, address) = reserved();
+        joins(&How::Tcp { host: "127.0.0.1".to_owned(), port: address.port() }, 2);
+    }
+
+    #[test]
+    fn at_a_server_that_somebody_else_runs() {
+        let server = ServerHandle::start(([127, 0, 0, 1], 0).into(), None).unwrap();
+        joins(&How::Tcp { host: "127.0.0.1".to_owned(), port: server.port() }, 3);
+        let (id, _server) = UniqueId::create(Some("127.0.0.1")).unwrap();
+        joins(&How::Id(Box::new(id.clone())), 3);
+        let mut one = launch(0, 2, &How::Id(Box::new(id.clone())));
+        assert_eq!(connect(&one, soon()).unwrap().secret, *id.secret());
+        one.store = How::Alone;
+        assert_ne!(connect(&one, soon()).unwrap().secret, *id.secret());
+    }
+
+    #[test]
+    fn a_port_taken_from_rank_0_is_named_with_what_to_set() {
+        let server = ServerHandle::start(([127, 0, 0, 1], 0).into(), None).unwrap();
+        let store = How::Rank0 { host: "127.0.0.1".to_owned(), port: server.port() };
+        let error = connect(&launch(0, 2, &store), soon()).err().expect("the port is taken");
+        for part in ["rank 0 of 2", "UNISONO_PORT", &server.port().to_string(), "in use"] {
+            assert!(error.text().contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn ranks_that_disagree_are_told_so() {
+        let (a, b) = (SecretKey::new([1; 32]), SecretKey::new([2; 32]));
+        for (first, second, size, part) in [
+            (None, None, 3, "rank 0 has 2 ranks in its job, rank 1 has 3"),
+            (Some(&a), Some(&b), 2, "differs from rank 0's"),
+            (Some(&a), None, 2, "set on rank 0 but not here"),
+            (None, Some(&a), 2, "set here but not on rank 0"),
+        ] {
+            let scratch = Scratch::new();
+            let store = How::File(scratch.path().to_owned());
+            let zero = Launch { secret: first.cloned(), ..launch(0, 2, &store) };
+            let one = Launch { secret: second.cloned(), ..launch(1, size, &store) };
+            let _joined = connect(&zero, soon()).unwrap();
+            let error = connect(&one, soon()).err().expect("they disagree");
+            assert_eq!(error.status(), Status::Mismatch);
+            assert!(error.text().contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_secret_by_the_environment_guards_the_tcp_store_and_is_the_jobs() {
+        let (_place, address) = reserved();
+        let secret = SecretKey::from_text("correct horse battery staple");
+        let store = How::Rank0 { host: "127.0.0.1".to_owned(), port: address.port() };
+        let zero = Launch { secret: Some(secret.clone()), ..launch(0, 2, &store) };
+        let first = connect(&zero, soon()).unwrap();
+        let second = connect(&Launch { rank: 1, ..zero.clone() }, soon()).unwrap();
+        assert_eq!([first.secret, second.secret], [secret.clone(), secret]);
+        let error = connect(&launch(1, 2, &store), soon()).err().expect("it has no secret");
+        assert!(error.text().contains("asks for a secret"), "{error}");
+    }
+
+    #[test]
+    fn a_rank_0_that_never_comes_is_a_timeout() {
+        let scratch = Scratch::new();
+        let (_place, address) = reserved();
+        for store in [
+            How::File(scratch.path().to_owned()),
+            How::Rank0 { host: "127.0.0.1".to_owned(), port: address.port() },
+        ] {
+            let deadline = Deadline::after(Duration::from_millis(50));
+            let error = connect(&launch(1, 2, &store), deadline).err().expect("there is nobody");
+            assert_eq!(error.status(), Status::Timeout);
+            assert!(error.text().contains("rank 1 of 2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_launcher_is_the_first_ancestor_without_a_rank() {
+        // Our parent was not started with a variable of this name.
+        let parent = std::os::unix::process::parent_id();
+        assert!(launcher_process("UNISONO_TEST_RANK").starts_with(&format!("{parent}-")));
+        // A child that carries the variable is passed over: its parent is us.
+        let mut child =
+            std::process::Command::new("sleep").arg("30").env("UNISONO_TEST_RANK", "3").spawn().unwrap();
+        // The new environment is there once the program has been started, shortly after the fork.
+        let found = (0..2000).find_map(|_| {
+            thread::sleep(Duration::from_millis(1));
+            parent_with_rank(child.id(), "UNISONO_TEST_RANK")
+        });
+        let other = parent_with_rank(child.id(), "UNISONO_TEST");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!((found, other), (Some(std::process::id()), None));
+        let name = local_job("a@b/c d", "UNISONO_TEST_RANK");
+        assert!(name.ends_with("-a-b-c-d"), "{name}");
+    }
 }

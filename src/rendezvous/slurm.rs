@@ -48,6 +48,8 @@ pub(super) fn tasks_per_node(list: &str) -> Option<Vec<usize>> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -75,6 +77,18 @@ mod tests {
             ["", "x", "2(x", "2(x3", "2(3)", "-1", "2(x99999999999)", "2(x18446744073709551615),1", "1,"]
         {
             assert_eq!(tasks_per_node(list), None, "{list}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_taken_or_refused(text in "[a-z0-9\\[\\],()x-]{0,40}|.{0,40}") {
+            if let Some(host) = first_host(&text) {
+                prop_assert!(!host.is_empty() && !host.contains(['[', ']', ',', ' ']));
+            }
+            if let Some(tasks) = tasks_per_node(&text) {
+                prop_assert!(!tasks.is_empty() && tasks.len() <= MOST_NODES);
+            }
         }
     }
 }
