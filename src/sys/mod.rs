@@ -28,3 +28,6 @@ pub(crate) fn retry<T>(mut attempt: impl FnMut() -> std::io::Result<T>) -> std::
         }
     }
 }
+pub mod interfaces;
+pub mod poller;
+pub mod user;
