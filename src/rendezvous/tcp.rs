@@ -94,12 +94,12 @@ impl TcpStore {
         let since = Instant::now();
         let key = secret.map(wire::store_key);
         let mut pause = Duration::from_millis(2);
+        let mut last = String::new();
         loop {
-            let mut last = match candidates() {
+            match candidates() {
                 Ok(addresses) => {
-                    let mut last = "the name has no address".to_owned();
                     for address in addresses {
-                        match dial(address, key.as_ref(), instance, deadline) {
+                        let cause = match dial(address, key.as_ref(), instance, deadline) {
                             Ok((stream, instance)) => {
                                 let shared = Mutex::new(Shared { idle: vec![stream], lost: None });
                                 return Ok(TcpStore { name, address, key, instance, shared });
@@ -107,21 +107,24 @@ impl TcpStore {
                             Err(Refusal::ForGood(error)) => {
                                 return Err(error.context(format!("tcp store {name}")));
                             }
-                            Err(Refusal::ForNow(cause)) => last = format!("{address}: {cause}"),
                             Err(Refusal::OtherServer) => {
-                                last = format!("{address}: another job's store answers there")
+                                io::Error::other("another job's store answers there")
                             }
+                            Err(Refusal::ForNow(cause)) => cause,
+                        };
+                        // The last try may be cut short by the deadline, and then knows less than those before.
+                        if last.is_empty() || cause.kind() != ErrorKind::TimedOut {
+                            last = format!("{address}: {cause}");
                         }
                     }
-                    last
                 }
-                Err(cause) => format!("cannot resolve the name: {cause}"),
-            };
+                Err(cause) => last = format!("cannot resolve the name: {cause}"),
+            }
             if deadline.expired() {
-                last.push_str("; is the process that hosts it running, and its port reachable from here?");
                 fail!(
                     Timeout,
-                    "no connection to the tcp store {name} within {:.1} s: {last}",
+                    "no connection to the tcp store {name} within {:.1} s: {last}; is the process that hosts it running, \
+                     and its port reachable from here?",
                     since.elapsed().as_secs_f64()
                 );
             }
@@ -717,7 +720,7 @@ mod tests {
         let limits = Limits { connections: 1, stored: 100, ..Limits::default() };
         let server = ServerHandle::start_with(loopback(), None, limits).unwrap();
         let store = client(&server, None);
-        let deadline = Deadline::after(Duration::from_millis(50));
+        let deadline = Deadline::after(Duration::from_millis(500));
         let error = TcpStore::connect("127.0.0.1", server.port(), None, deadline).unwrap_err();
         assert!(error.text().contains("no room"), "{error}");
         store.set("k", &[0; 90]).unwrap();
