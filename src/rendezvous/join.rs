@@ -1,7 +1,7 @@
 //! From what the environment says to a store that the ranks of this run share, and nobody else.
 //!
 //! A process may join several times, and several programs may run one after the other under one launcher: each time is a
-//! *run* with keys of its own. In a directory, [`super::run_directory`] tells runs apart. In a TCP store, a rank counts how
+//! *run* with keys of its own. In a directory, `run_directory` tells runs apart. In a TCP store, a rank counts how
 //! often it has come there, and ranks that have come equally often are of one run. A TCP store that rank 0 serves dies with
 //! rank 0's process, so there are no older programs to be mistaken for; who meets a server that is just ending goes on
 //! to its successor.
