@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 use super::store::{self, Store};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, fail};
-use crate::sys::file::{self, Lock};
+use crate::sys::lock::{self, Lock};
 use crate::sys::random;
 
 /// The longest name of a key's file; file systems take 255 bytes, and encrypting ones somewhat less.
@@ -77,7 +77,7 @@ impl FileStore {
         let path = self.path(key);
         let mut new = new;
         let written =
-            new.write_all(value).and_then(|()| file::close(new)).and_then(|()| fs::rename(temporary, &path));
+            new.write_all(value).and_then(|()| lock::close(new)).and_then(|()| fs::rename(temporary, &path));
         written.map_err(|cause| {
             // The first cause is the one to tell; a temporary file that cannot be removed harms nobody.
             let _ = fs::remove_file(temporary);

@@ -17,7 +17,7 @@ use std::time::Instant;
 use super::file::{FileStore, Pause};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
-use crate::sys::file::{self, Lock};
+use crate::sys::lock::{self, Lock};
 use crate::sys::{random, user};
 
 const LEADER: &str = "leader";
@@ -164,7 +164,7 @@ fn believed(base: &Path) -> io::Result<Option<(String, bool)>> {
     if digits.len() != 16 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Ok(None);
     }
-    Ok(Some((name, file::is_locked(&leader)?)))
+    Ok(Some((name, lock::is_locked(&leader)?)))
 }
 
 /// The directory of the run in which we have got our seat; `None` while there is no such run.
