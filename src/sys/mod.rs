@@ -29,5 +29,6 @@ pub(crate) fn retry<T>(mut attempt: impl FnMut() -> std::io::Result<T>) -> std::
     }
 }
 pub mod interfaces;
+pub mod lock;
 pub mod poller;
 pub mod user;
