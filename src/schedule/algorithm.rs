@@ -149,7 +149,7 @@ impl Algorithm {
     }
 
     /// Whether its reductions follow the canonical order, and so give the bits that every such algorithm gives.
-    pub const fn canonical(self) -> bool {
+    pub fn canonical(self, _shape: &Shape) -> bool {
         true
     }
 

@@ -209,6 +209,19 @@ impl Collective {
 }
 
 impl Kind {
+    /// Every kind.
+    pub const ALL: [Kind; 9] = [
+        Kind::Allreduce,
+        Kind::Reduce,
+        Kind::Broadcast,
+        Kind::Allgather,
+        Kind::Gather,
+        Kind::Scatter,
+        Kind::ReduceScatter,
+        Kind::Alltoall,
+        Kind::Barrier,
+    ];
+
     /// The name that errors and tables use.
     pub const fn name(self) -> &'static str {
         match self {
