@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::error::{Result, fail};
 use crate::schedule::checker::memory::{Cell, Memory, Promise, Run};
 use crate::schedule::checker::symbols::{Symbol, Symbols};
-use crate::schedule::checker::{Part, Place, Text, reads, writes};
+use crate::schedule::checker::{Part, Place, Text, reads};
 use crate::schedule::collective::Collective;
 use crate::schedule::ir::{Action, Buffer, Rank, Representation, Span};
 
