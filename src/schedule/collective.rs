@@ -307,9 +307,16 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// A block for each count.
+    /// A block for each count, from the start of the buffer on.
     pub(super) fn new(buffer: Buffer, counts: &[u64]) -> Blocks {
         Blocks { buffer, starts: displacements(counts) }
+    }
+
+    /// A block for each count, from the start of `whole` on.
+    pub(super) fn within(whole: Span, counts: &[u64]) -> Blocks {
+        let mut blocks = Blocks::new(whole.buffer, counts);
+        blocks.starts.iter_mut().for_each(|start| *start += whole.start);
+        blocks
     }
 
     /// One block.

@@ -4,7 +4,7 @@
 use crate::error::{Result, fail};
 use crate::schedule::algorithms::{coalesce, input_blocks, output_blocks};
 use crate::schedule::builder::Builder;
-use crate::schedule::collective::Shape;
+use crate::schedule::collective::{Blocks, Shape};
 use crate::schedule::ir::{Buffer, Rank, Span};
 
 /// A rank collects blocks in the order of the ranks from itself on: in the round of distance `d` it has the first `d`,
@@ -12,24 +12,21 @@ use crate::schedule::ir::{Buffer, Rank, Span};
 /// link as with direct exchanges; two copies of everything.
 pub(in crate::schedule) fn allgather(b: &mut Builder, shape: &Shape, counts: &[u64]) {
     let output = output_blocks(counts);
-    let collected: Vec<Span> = (0..shape.size).map(|d| b.scratch(counts[shape.ahead(d) as usize])).collect();
-    let run = |first: u32, end: u32| {
-        let (first, last) = (collected[first as usize], collected[end as usize - 1]);
-        Span::of(first.buffer, first.start..last.end())
-    };
-    b.copy(Span::new(Buffer::Input, 0, collected[0].len), collected[0]);
+    let rotated: Vec<u64> = (0..shape.size).map(|d| counts[shape.ahead(d) as usize]).collect();
+    let collected = Blocks::within(b.scratch(counts.iter().sum()), &rotated);
+    b.copy(Span::new(Buffer::Input, 0, rotated[0]), collected.of(0));
     let mut distance = 1;
     while distance < shape.size {
         let moved = distance.min(shape.size - distance);
-        b.send(shape.behind(distance), run(0, moved));
-        b.receive(shape.ahead(distance), run(distance, distance + moved));
+        b.send(shape.behind(distance), collected.range(0, moved));
+        b.receive(shape.ahead(distance), collected.range(distance, distance + moved));
         distance *= 2;
     }
+    // In place, the own block is there already.
+    let first = u32::from(b.in_place());
     let wrap = shape.size - shape.rank;
-    b.copy(run(0, wrap), output.range(shape.rank, shape.size));
-    if shape.rank > 0 {
-        b.copy(run(wrap, shape.size), output.range(0, shape.rank));
-    }
+    b.copy(collected.range(first, wrap), output.range(shape.rank + first, shape.size));
+    b.copy(collected.range(wrap, shape.size), output.range(0, shape.rank));
 }
 
 /// The block for the rank `d` ahead travels the distances that are the bits of `d`: in each round half of all blocks

@@ -1,6 +1,7 @@
 //! Every algorithm at every size, and the mistakes that the checker has to find.
 
 use super::*;
+use crate::schedule::builder::Builder;
 use crate::schedule::{Algorithm, Kind, Shape, plan};
 
 /// One collective of a whole group.
@@ -67,7 +68,14 @@ impl fmt::Display for Case {
 }
 
 /// What each rank calls, with counts near `count` for collectives that have a count for each rank.
-fn collectives(kind: Kind, size: u32, count: u64, root: Rank, uniform: bool) -> Vec<Collective> {
+fn collectives(
+    kind: Kind,
+    size: u32,
+    count: u64,
+    root: Rank,
+    in_place: bool,
+    uniform: bool,
+) -> Vec<Collective> {
     // Some ranks have nothing; neighbours differ; in all about `count`.
     let block = |index: u32| {
         if uniform {
@@ -86,11 +94,15 @@ fn collectives(kind: Kind, size: u32, count: u64, root: Rank, uniform: bool) -> 
             Kind::Gather => Collective::Gather { counts: counts.clone(), root },
             Kind::Scatter => Collective::Scatter { counts: counts.clone(), root },
             Kind::ReduceScatter => Collective::ReduceScatter { counts: counts.clone() },
-            Kind::Alltoall => Collective::Alltoall {
-                // Symmetric, so that it may be in place.
-                send_counts: (0..size).map(|to| block((rank ^ to) + rank * to)).collect(),
-                recv_counts: (0..size).map(|from| block((rank ^ from) + rank * from)).collect(),
-            },
+            Kind::Alltoall => {
+                // In place, two ranks trade blocks of one length.
+                let skew = if in_place { 1 } else { 3 };
+                let pair = |from: u32, to: u32| block((from ^ to) + from * to + from + skew * to);
+                Collective::Alltoall {
+                    send_counts: (0..size).map(|to| pair(rank, to)).collect(),
+                    recv_counts: (0..size).map(|from| pair(from, rank)).collect(),
+                }
+            }
             Kind::Barrier => Collective::Barrier,
         })
         .collect()
@@ -123,6 +135,7 @@ fn prove(kind: Kind, algorithm: Algorithm) {
                         size,
                         count,
                         roots[(option + turn / 2) % 3],
+                        option % 2 == 1,
                         needs_uniform_counts(kind, algorithm),
                     ),
                     in_place: option % 2 == 1,
@@ -206,4 +219,213 @@ fn every_algorithm_is_proved_for_everything_that_it_serves() {
             }
         }
     }
+}
+
+/// A case small enough to break in every place.
+fn small(kind: Kind, algorithm: Algorithm) -> Case {
+    let uniform = needs_uniform_counts(kind, algorithm);
+    // A dissemination of five hears some news twice, one of four does not.
+    let size = if kind == Kind::Barrier { 4 } else { 5 };
+    let collectives = collectives(kind, size, 24, 1, true, uniform);
+    Case { algorithm, collectives, in_place: true, chunk: 3, ranks_per_node: 2 }
+}
+
+/// The schedule with the actions `keep` lets through, its dependencies derived anew.
+fn rebuild(schedule: &Schedule, alias: Option<i64>, keep: impl Fn(usize) -> bool) -> Schedule {
+    let mut b = Builder::new(alias);
+    b.scratch(schedule.scratch);
+    b.partial(schedule.partial);
+    for (index, step) in schedule.steps.iter().enumerate().filter(|&(index, _)| keep(index)) {
+        match step.action {
+            Action::Send { to, from, .. } => {
+                b.send(to, from);
+            }
+            Action::Receive { from, into, .. } => {
+                b.receive(from, into);
+            }
+            Action::ReceiveReduce { from, wire, local, received_left: true, into, .. } => {
+                b.receive_reduce_left(from, wire, local, into);
+            }
+            Action::ReceiveReduce { from, wire, local, received_left: false, into, .. } => {
+                b.receive_reduce_right(from, wire, local, into);
+            }
+            Action::Fold { into, .. } => {
+                let operands: Vec<_> = reads(schedule, &schedule.steps[index].action).collect();
+                b.fold(&operands, into);
+            }
+            Action::Copy { from, into } => b.copy(from, into),
+        }
+    }
+    b.finish()
+}
+
+/// Without the `n`-th entry of the successor list.
+fn without_edge(schedule: &Schedule, n: usize) -> Schedule {
+    let mut broken = schedule.clone();
+    let waiting = broken.successors.remove(n);
+    broken.steps[waiting as usize].waits_for -= 1;
+    for step in &mut broken.steps {
+        step.successors.start -= u32::from(step.successors.start as usize > n);
+        step.successors.end -= u32::from(step.successors.end as usize > n);
+    }
+    broken
+}
+
+#[test]
+fn a_missing_step_is_found_whichever_it_is() {
+    for &(kind, algorithm) in PROVED.iter().filter(|(kind, _)| *kind != Kind::Barrier) {
+        let case = small(kind, algorithm);
+        let schedules = case.schedules();
+        for (rank, schedule) in schedules.iter().enumerate() {
+            for missing in 0..schedule.steps.len() {
+                let mut broken = schedules.clone();
+                broken[rank] = rebuild(schedule, case.shape(rank as Rank).alias, |index| index != missing);
+                let place = Place { rank: rank as Rank, step: missing, schedule };
+                assert!(case.check(&broken).is_err(), "{case}: without {place}");
+            }
+        }
+    }
+}
+
+/// Also says that the builder leaves out what follows from other edges.
+#[test]
+fn a_missing_dependency_is_found_whichever_it_is() {
+    for &(kind, algorithm) in PROVED {
+        // Pairwise exchange orders its rounds beyond what the spans need.
+        if matches!(algorithm, Algorithm::Pairwise) {
+            continue;
+        }
+        let case = small(kind, algorithm);
+        let schedules = case.schedules();
+        for (rank, schedule) in schedules.iter().enumerate() {
+            for edge in 0..schedule.successors.len() {
+                let mut broken = schedules.clone();
+                broken[rank] = without_edge(schedule, edge);
+                assert!(case.check(&broken).is_err(), "{case}: rank {rank} without edge {edge}");
+            }
+        }
+    }
+}
+
+#[test]
+fn swapped_operands_are_found() {
+    for (kind, algorithm) in
+        [(Kind::Allreduce, Algorithm::RecursiveDoubling), (Kind::Allreduce, Algorithm::TwoShot)]
+    {
+        let case = small(kind, algorithm);
+        let mut schedules = case.schedules();
+        let victim = &mut schedules[2];
+        match victim.steps.iter_mut().find_map(|step| match &mut step.action {
+            Action::ReceiveReduce { received_left, .. } => Some(received_left),
+            _ => None,
+        }) {
+            Some(left) => *left = !*left,
+            None => victim.operands.swap(0, 1),
+        }
+        let error = case.check(&schedules).expect_err("the order is wrong");
+        assert!(error.text().contains("promised was"), "{error}");
+    }
+}
+
+/// What the checker says of an allreduce of two elements by two ranks, built by hand.
+fn verdict(alias: Option<i64>, build: impl Fn(&mut Builder, Rank)) -> String {
+    let collective = Collective::Allreduce { count: 2 };
+    let schedules: Vec<_> = (0..2)
+        .map(|rank| {
+            let mut b = Builder::new(alias);
+            build(&mut b, rank);
+            b.finish()
+        })
+        .collect();
+    let parts: Vec<_> =
+        schedules.iter().map(|schedule| Part { collective: &collective, alias, schedule }).collect();
+    check(&parts, true).map_or_else(|error| error.text().to_string(), |()| "proved".to_string())
+}
+
+const INPUT: Span = Span::new(Buffer::Input, 0, 2);
+const OUTPUT: Span = Span::new(Buffer::Output, 0, 2);
+
+#[test]
+fn what_the_hand_builds_right_is_proved() {
+    let verdict = verdict(None, |b, rank| {
+        b.send(1 - rank, INPUT);
+        if rank == 0 {
+            b.receive_reduce_right(1, Representation::Element, INPUT, OUTPUT);
+        } else {
+            b.receive_reduce_left(0, Representation::Element, INPUT, OUTPUT);
+        }
+    });
+    assert_eq!(verdict, "proved");
+}
+
+#[test]
+fn a_deadlock_is_found() {
+    // In place, each waits for its input to be taken before it takes the other's.
+    let verdict = verdict(Some(0), |b, rank| {
+        b.send(1 - rank, INPUT);
+        b.receive(1 - rank, OUTPUT);
+    });
+    assert!(
+        verdict.starts_with("deadlock: rank 0, step 0 (send Input[0..2] to rank 1, slot 0)"),
+        "{verdict}"
+    );
+}
+
+#[test]
+fn messages_that_do_not_fit_are_found() {
+    let length = verdict(None, |b, rank| {
+        b.send(1 - rank, INPUT);
+        b.receive(1 - rank, OUTPUT.part(0, 1 + u64::from(rank)));
+    });
+    assert!(length.contains("length or representation differ"), "{length}");
+    let representation = verdict(None, |b, rank| {
+        b.send(1 - rank, INPUT);
+        let partial = b.partial(2);
+        b.receive(1 - rank, partial);
+    });
+    assert!(representation.contains("length or representation differ"), "{representation}");
+    let lost = verdict(None, |b, rank| {
+        b.send(1 - rank, INPUT);
+    });
+    assert!(lost.contains("rank 1 never receives it"), "{lost}");
+}
+
+#[test]
+fn misuse_of_memory_is_found() {
+    let unwritten = verdict(None, |b, _| {
+        let partial = b.partial(2);
+        b.fold(&[partial], OUTPUT);
+    });
+    assert!(unwritten.contains("reads Partial[0..2], which nothing has written"), "{unwritten}");
+    let outside = verdict(None, |b, _| b.fold(&[INPUT], Span::new(Buffer::Output, 1, 2)));
+    assert!(outside.contains("Output[1..3] is outside of the buffer"), "{outside}");
+    let unwritten_output = verdict(None, |_, _| ());
+    assert!(unwritten_output.contains("Output[0..2] holds nothing"), "{unwritten_output}");
+}
+
+#[test]
+fn wrong_sums_are_found() {
+    let unfinished = verdict(None, |b, _| b.fold(&[INPUT], OUTPUT));
+    assert!(unfinished.contains("stores a result without rank 1"), "{unfinished}");
+    let twice = verdict(None, |b, _| b.fold(&[INPUT, INPUT], OUTPUT));
+    assert!(twice.contains("takes rank 0 twice"), "{twice}");
+    let raw = verdict(None, |b, _| b.copy(INPUT, OUTPUT));
+    assert!(raw.contains("promised was"), "{raw}");
+    let shifted = verdict(None, |b, rank| {
+        b.send(1 - rank, INPUT.part(rank.into(), 1));
+        let raw = b.scratch(1);
+        b.receive(1 - rank, raw);
+        b.fold(&[INPUT.part(rank.into(), 1), raw], OUTPUT.part(0, 1));
+    });
+    assert!(shifted.contains("combines element"), "{shifted}");
+    let finished_twice = verdict(None, |b, rank| {
+        b.send(1 - rank, INPUT);
+        let raw = b.scratch(2);
+        b.receive(1 - rank, raw);
+        let operands = if rank == 0 { [INPUT, raw] } else { [raw, INPUT] };
+        let sum = b.scratch(2);
+        b.fold(&operands, sum);
+        b.fold(&[sum], OUTPUT);
+    });
+    assert!(finished_twice.contains("finishes final(0∘1) a second time"), "{finished_twice}");
 }
