@@ -5,6 +5,8 @@
 //! operand is read once, the output is written once, and the output may be one of the operands. The last, partial
 //! group goes through the same code by way of a padded copy; hence equal inputs give equal bits wherever they lie.
 
+use std::sync::atomic::{Ordering, compiler_fence};
+
 use super::{Operand, Representation};
 
 /// What a kernel works on; see [`super::Reducer::fold`].
@@ -205,6 +207,9 @@ unsafe fn fold_array<L: Lanes, C: Codec<L>, O: Combine<L>, const K: usize>(
             let group = tree::<L, C, O, K>(operands, at);
             store::<L, C, O>(group, call.out, call.representation, at, call.ranks);
             at += L::COUNT;
+            // No instruction. It keeps the compiler from vectorising across groups, with gathers and scatters; within
+            // a group it does so with plain loads and stores.
+            compiler_fence(Ordering::SeqCst);
         }
         let rest = call.count - whole;
         if rest != 0 {
