@@ -12,6 +12,8 @@ mod plain;
 mod select;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 use crate::error::{Result, fail};
 
