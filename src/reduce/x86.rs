@@ -244,6 +244,29 @@ impl FloatLanes for Avx2Floats {
     }
 }
 
+/// Which word goes where: the words of the lower half into the upper halves of 16 lanes; those of the upper half; and
+/// back, the upper halves of the lanes of two registers.
+const SPREAD_LOW: [u16; 32] = every_word(0, 1);
+const SPREAD_HIGH: [u16; 32] = every_word(16, 1);
+const UPPER: [u16; 32] = every_word(1, 4);
+
+/// `first`, and `step` more for every two words.
+const fn every_word(first: u16, step: u16) -> [u16; 32] {
+    let mut words = [0; 32];
+    let mut at = 0;
+    while at < 32 {
+        words[at] = first + at as u16 * step / 2;
+        at += 1;
+    }
+    words
+}
+
+#[inline(always)]
+unsafe fn words(words: [u16; 32]) -> __m512i {
+    // SAFETY: a register is 32 words.
+    unsafe { std::mem::transmute(words) }
+}
+
 impl Avx512Floats {
     #[inline(always)]
     unsafe fn from_f16(bits: __m512i) -> Self {
@@ -288,9 +311,9 @@ impl FloatLanes for Avx512Floats {
     unsafe fn load_bf16(from: *const u8) -> Self {
         // SAFETY: the caller's promise.
         unsafe {
-            let low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
-            let high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.add(32).cast()));
-            let [low, high] = [_mm512_slli_epi32::<16>(low), _mm512_slli_epi32::<16>(high)];
+            let bits = _mm512_loadu_si512(from.cast());
+            let low = _mm512_maskz_permutexvar_epi16(0xaaaa_aaaa, words(SPREAD_LOW), bits);
+            let high = _mm512_maskz_permutexvar_epi16(0xaaaa_aaaa, words(SPREAD_HIGH), bits);
             Avx512Floats([_mm512_castsi512_ps(low), _mm512_castsi512_ps(high)])
         }
     }
@@ -304,13 +327,11 @@ impl FloatLanes for Avx512Floats {
             let [low, high] = self.canonical().0;
             let [mut low, mut high] = [_mm512_castps_si512(low), _mm512_castps_si512(high)];
             for bits in [&mut low, &mut high] {
-                let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(*bits), _mm512_set1_epi32(1));
-                let bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
-                *bits = _mm512_srli_epi32::<16>(_mm512_add_epi32(*bits, bias));
+                let odd = _mm512_test_epi32_mask(*bits, _mm512_set1_epi32(1 << 16));
+                let bias = _mm512_mask_mov_epi32(_mm512_set1_epi32(0x7fff), odd, _mm512_set1_epi32(0x8000));
+                *bits = _mm512_add_epi32(*bits, bias);
             }
-            // Packing works within quarters of the register: put the eighths in order.
-            let order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
-            let packed = _mm512_permutexvar_epi64(order, _mm512_packus_epi32(low, high));
+            let packed = _mm512_permutex2var_epi16(low, words(UPPER), high);
             _mm512_storeu_si512(into.cast(), packed);
         }
     }
