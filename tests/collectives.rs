@@ -56,8 +56,7 @@ fn allreduce_sums_over_both_transports() {
             let results = with_ranks(size, transports, |context| {
                 let mut sums = Vec::new();
                 for count in [0, 1, 3, 1000, 100_000] {
-                    let mut data: Vec<f32> =
-                        (0..count).map(|i| (i as f32) + context.rank() as f32).collect();
+                    let mut data: Vec<f32> = (0..count).map(|i| (i as f32) + context.rank() as f32).collect();
                     allreduce(&context, &mut data);
                     sums.push(data);
                 }

@@ -2,12 +2,15 @@
 
 pub mod epoll;
 pub mod event;
-pub mod file;
 pub mod fork;
+pub mod interfaces;
+pub mod lock;
 pub mod memory;
+pub mod poller;
 pub mod process;
 pub mod random;
 pub mod socket;
+pub mod user;
 
 /// Calls a function of libc that answers −1 and sets `errno` when it fails; gives an `io::Result` of what it returned.
 /// The caller writes the `unsafe` block around it, with its argument.
@@ -28,7 +31,3 @@ pub(crate) fn retry<T>(mut attempt: impl FnMut() -> std::io::Result<T>) -> std::
         }
     }
 }
-pub mod interfaces;
-pub mod lock;
-pub mod poller;
-pub mod user;
