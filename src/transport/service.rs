@@ -151,9 +151,9 @@ pub trait Port: Send + Sync {
     fn link_opened(&self, peer: u32, link: Link);
     /// Opening failed. `open` may be called again.
     fn link_refused(&self, peer: u32, why: Error);
-    /// The peer said goodbye.
+    /// The peer said goodbye. Its data streams may hold bytes that were not read yet.
     fn peer_left(&self, peer: u32);
-    /// The control connection ended without a goodbye. `why` names the host, the pid and whether the process is gone.
+    /// The control connection ended without a goodbye; the data streams may hold unread bytes. `why` names the host, the pid and whether the process is gone.
     fn peer_lost(&self, peer: u32, why: Error);
     /// A control message from the peer's engine.
     fn control(&self, peer: u32, message: &[u8]);

@@ -11,15 +11,16 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::{SockAddr, Socket};
 
-use super::connection::{Connection, Kind};
+use super::connection::{Connection, Frame, Kind};
 use super::opening::Opening;
 use super::reactor::{Alarm, Core, Source};
 use super::{Attendance, Identity, Latch, Options, Port, Shared};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status};
 use crate::sys::epoll::{Event, Interest};
+use crate::sys::fork::Unshared;
 use crate::sys::{process, random};
 use crate::transport::address::PeerAddress;
 use crate::transport::bell::Bell;
@@ -59,7 +60,7 @@ pub(super) struct Endpoint {
 }
 
 struct Listener {
-    socket: Socket,
+    socket: Unshared<Socket>,
     local: bool,
     token: u64,
 }
@@ -346,7 +347,7 @@ impl Endpoint {
         for _ in 0..ACCEPT_BATCH {
             let accepted = self.listeners[index].socket.accept().and_then(|(socket, _)| {
                 socket.set_nonblocking(true)?;
-                Ok(socket)
+                Ok(Unshared::new(socket))
             });
             match accepted {
                 Ok(socket) => self.welcome(core, socket, local),
@@ -373,7 +374,7 @@ impl Endpoint {
     }
 
     /// A stranger has connected.
-    fn welcome(&mut self, core: &mut Core, socket: Socket, local: bool) {
+    fn welcome(&mut self, core: &mut Core, socket: Unshared<Socket>, local: bool) {
         let mut nonce = [0; 32];
         if let Err(why) = random::fill(&mut nonce) {
             log::warn!("rank {}: {why}", self.identity.rank);
@@ -505,7 +506,7 @@ impl Endpoint {
             conn.wire.flush().map_err(io_error)?;
         }
         while let Stage::Control { peer } = conn.stage {
-            let Some((kind, payload, fds)) = conn.wire.take_frame()? else { break };
+            let Some(Frame { kind, payload, fds }) = conn.wire.take_frame()? else { break };
             let is_open = self.open_on(peer, token).is_some();
             match kind {
                 Kind::Message if is_open => {
@@ -643,8 +644,8 @@ fn host_id(name: Option<&str>) -> Result<[u8; 16]> {
     Ok(*digest.first_chunk().expect("16 of 32 bytes"))
 }
 
-fn listen_local(address: &PeerAddress) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking().cloexec(), None)?;
+fn listen_local(address: &PeerAddress) -> io::Result<Unshared<Socket>> {
+    let socket = tcp::unix_socket()?;
     socket.bind(&SockAddr::unix(address.local_name())?)?;
     socket.listen(tcp::BACKLOG)?;
     Ok(socket)

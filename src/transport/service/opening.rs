@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::{SockAddr, Socket};
 
 use super::MAX_TCP_STREAMS;
 use super::connection::{Connection, Kind};
@@ -25,6 +25,7 @@ use super::setup::{Data, Setup};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
 use crate::sys::epoll::{Event, Interest};
+use crate::sys::fork::Unshared;
 use crate::sys::{process, random, socket};
 use crate::transport::address::PeerAddress;
 use crate::transport::handshake::{Handshake, Hello, Purpose};
@@ -77,7 +78,7 @@ struct Trial {
     ring: Option<RingMemory>,
     /// The data connections that are not ready yet.
     lane_tokens: Vec<u64>,
-    lanes: BTreeMap<u8, Socket>,
+    lanes: BTreeMap<u8, Unshared<Socket>>,
     theirs: Option<Theirs>,
 }
 
@@ -86,7 +87,7 @@ struct Incoming {
     attempt: u64,
     control: u64,
     until: Instant,
-    lanes: BTreeMap<u8, Socket>,
+    lanes: BTreeMap<u8, Unshared<Socket>>,
     theirs: Option<Theirs>,
 }
 
@@ -181,6 +182,11 @@ impl Endpoint {
         if wanted.deadline.expired() {
             let tried = opening.outgoing.as_ref().map(describe_trials).unwrap_or_default();
             let text = format!("opening the link to {} took too long{tried}", wanted.address.describe());
+            // The peer may just have answered, and write to the ring until it hears that this side gave up.
+            let trial = opening.outgoing.as_mut().and_then(|outgoing| outgoing.trial.as_mut());
+            if let Some(ring) = trial.and_then(|trial| trial.ring.as_mut()) {
+                ring.retire();
+            }
             return self.refuse(core, peer, Error::new(Status::Timeout, text));
         }
         match &opening.outgoing {
@@ -262,7 +268,7 @@ impl Endpoint {
         let (socket, local) = match candidate {
             Candidate::Tcp(address) => (tcp::connect(address)?, false),
             Candidate::Local => {
-                let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking().cloexec(), None)?;
+                let socket = tcp::unix_socket()?;
                 socket.connect(&SockAddr::unix(name)?)?;
                 (socket, true)
             }
@@ -279,7 +285,7 @@ impl Endpoint {
         peer: u32,
         attempt: u64,
         purpose: Purpose,
-        socket: Socket,
+        socket: Unshared<Socket>,
         local: bool,
     ) -> io::Result<u64> {
         let hello =
@@ -397,7 +403,7 @@ impl Endpoint {
     }
 
     /// A data connection has proved itself. One of an attempt that is over is closed.
-    pub(super) fn lane_ready(&mut self, hello: &Hello, outgoing: bool, socket: Socket) {
+    pub(super) fn lane_ready(&mut self, hello: &Hello, outgoing: bool, socket: Unshared<Socket>) {
         let peer = if outgoing { hello.target } else { hello.initiator };
         let (Purpose::Data(lane), Some(state)) = (hello.purpose, self.peers.get_mut(&peer)) else { return };
         let opening = &mut state.opening;
@@ -602,7 +608,7 @@ impl Endpoint {
     }
 }
 
-fn tcp_link(lanes: BTreeMap<u8, Socket>) -> Link {
+fn tcp_link(lanes: BTreeMap<u8, Unshared<Socket>>) -> Link {
     let streams = lanes.into_values().map(|lane| Box::new(TcpLane::new(lane)) as Box<dyn Stream>).collect();
     Link { kind: LinkKind::Tcp, streams, memory: None }
 }
