@@ -235,7 +235,8 @@ impl Registration {
     }
 
     /// Says goodbye to every peer, flushes and closes. Returns when that is done, at the latest half a second from now
-    /// or at `deadline`. Later calls do nothing. Called from within [`Port`], it does not wait.
+    /// or at `deadline`. Later calls do nothing. Hold no lock that the methods of [`Port`] take. Called from within
+    /// one of them, it does not wait.
     pub fn close(&self, deadline: Deadline) {
         let deadline = deadline.min(Deadline::after(DROP_TIMEOUT));
         self.send(Command::Close { endpoint: self.shared.id, deadline });

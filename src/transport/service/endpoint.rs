@@ -486,8 +486,15 @@ impl Endpoint {
             return Ok(Fate::Keep);
         }
         while let Stage::Handshaking(handshake) = &mut conn.stage {
-            let Some(message) = conn.wire.take_exactly(handshake.needs()).map_err(io_error)? else {
-                return Ok(Fate::Keep);
+            let message = match conn.wire.take_exactly(handshake.needs()) {
+                Ok(Some(message)) => message,
+                Ok(None) => return Ok(Fate::Keep),
+                Err(cause) if conn.outgoing.is_some() => {
+                    // All that a stranger is told, so all that a rank of another job is.
+                    let hint = "before it proved itself: is it of another job, or is it ending?";
+                    return Err(Error::new(Status::PeerFailed, format!("{cause} {hint}")));
+                }
+                Err(cause) => return Err(io_error(cause)),
             };
             let step = handshake.advance(&message)?;
             conn.wire.queue(step.send);

@@ -36,6 +36,8 @@ use crate::transport::{Link, LinkKind, Stream};
 
 /// How long a peer that has proved itself may take to complete a link.
 const INCOMING_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a candidate may take while there are others to try.
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long to leave a peer alone whose Unix socket has too many connections waiting.
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
@@ -73,6 +75,8 @@ struct Outgoing {
 /// One candidate in progress.
 struct Trial {
     candidate: Candidate,
+    /// Until then the next candidate waits. The last may take as long as the engine allows.
+    until: Option<Instant>,
     attempt: u64,
     control: u64,
     ring: Option<RingMemory>,
@@ -97,6 +101,15 @@ struct Theirs {
     fds: Vec<OwnedFd>,
     /// From the kernel, over a Unix socket.
     pid: Option<u32>,
+}
+
+impl Outgoing {
+    /// Keeps the ring of the trial in progress from being used for something else.
+    fn retire_ring(&mut self) {
+        if let Some(ring) = self.trial.as_mut().and_then(|trial| trial.ring.as_mut()) {
+            ring.retire();
+        }
+    }
 }
 
 impl Trial {
@@ -183,14 +196,16 @@ impl Endpoint {
             let tried = opening.outgoing.as_ref().map(describe_trials).unwrap_or_default();
             let text = format!("opening the link to {} took too long{tried}", wanted.address.describe());
             // The peer may just have answered, and write to the ring until it hears that this side gave up.
-            let trial = opening.outgoing.as_mut().and_then(|outgoing| outgoing.trial.as_mut());
-            if let Some(ring) = trial.and_then(|trial| trial.ring.as_mut()) {
-                ring.retire();
-            }
+            opening.outgoing.iter_mut().for_each(Outgoing::retire_ring);
             return self.refuse(core, peer, Error::new(Status::Timeout, text));
         }
         match &opening.outgoing {
-            Some(Outgoing { trial: Some(_), .. }) => {}
+            Some(Outgoing { trial: Some(trial), .. }) => {
+                if trial.until.is_some_and(|until| until <= Instant::now()) {
+                    self.give_up_trial(core, peer, &format!("no answer for {TRIAL_TIMEOUT:?}"));
+                    self.try_next(core, peer);
+                }
+            }
             Some(Outgoing { pause: Some(until), .. }) if *until > Instant::now() => {}
             Some(_) => self.try_next(core, peer),
             // Theirs is on its way. If it fails, this side tries.
@@ -275,7 +290,12 @@ impl Endpoint {
         };
         let control = self.connect(core, peer, attempt, Purpose::Control, socket, local)?;
         let (lane_tokens, lanes) = (Vec::new(), BTreeMap::new());
-        Ok(Trial { candidate, attempt, control, ring: None, lane_tokens, lanes, theirs: None })
+        let others = self.outgoing(peer).is_some_and(|outgoing| !outgoing.candidates.is_empty());
+        let until = others.then(|| Instant::now() + TRIAL_TIMEOUT);
+        if let Some(until) = until {
+            core.alarm(until, self.shared.id, Alarm::Peer { peer });
+        }
+        Ok(Trial { candidate, until, attempt, control, ring: None, lane_tokens, lanes, theirs: None })
     }
 
     /// Has a socket that is connecting watched.
@@ -426,15 +446,22 @@ impl Endpoint {
         if state.opening.incoming.as_ref().is_some_and(|incoming| incoming.control == token) {
             log::debug!("rank {}: rank {peer} gave up opening its link: {why}", self.identity.rank);
             self.abandon_incoming(core, peer);
-        } else if let Some(outgoing) = &mut state.opening.outgoing
-            && let Some(trial) =
-                outgoing.trial.take_if(|trial| trial.control == token || trial.lane_tokens.contains(&token))
+        } else if let Some(Outgoing { trial: Some(trial), .. }) = &state.opening.outgoing
+            && (trial.control == token || trial.lane_tokens.contains(&token))
         {
-            let candidate = trial.candidate;
-            self.drop_trial(core, trial);
-            self.note_failure(peer, candidate, why.text());
+            self.give_up_trial(core, peer, why.text());
         }
         self.unsettled.push(peer);
+    }
+
+    /// The candidate in progress does not lead to a link.
+    fn give_up_trial(&mut self, core: &mut Core, peer: u32, why: &str) {
+        let Some(outgoing) = self.outgoing(peer) else { return };
+        outgoing.retire_ring();
+        let Some(trial) = outgoing.trial.take() else { return };
+        let candidate = trial.candidate;
+        self.drop_trial(core, trial);
+        self.note_failure(peer, candidate, why);
     }
 
     fn finish_outgoing(&mut self, core: &mut Core, peer: u32) {

@@ -322,7 +322,7 @@ fn a_wrong_secret_opens_nothing() {
         let a = Node::new(0, 2, 1, over(kind));
         let thief = Node::new(1, 2, 2, over(kind));
         thief.open(a.registration.address());
-        assert_eq!(thief.refusal().status(), Status::PeerFailed);
+        assert!(thief.refusal().text().contains("of another job"));
         a.open(thief.registration.address());
         assert_eq!(a.refusal().status(), Status::PeerFailed);
         a.silence();
@@ -675,4 +675,14 @@ fn options_come_from_the_environment_and_bad_ones_are_named() {
         let port: Weak<dyn Port> = Weak::<Ear>::new();
         assert!(Registration::new(identity, options, port).is_err());
     }
+}
+
+#[test]
+fn a_silent_address_does_not_hide_the_next() {
+    let [a, b] = pair(over(LinkKind::Tcp));
+    let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut address = b.registration.address().clone();
+    address.addresses.insert(0, mute.local_addr().unwrap());
+    a.open(&address);
+    assert_eq!(a.link(1).kind, LinkKind::Tcp);
 }
