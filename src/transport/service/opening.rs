@@ -12,7 +12,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use socket2::{SockAddr, Socket};
@@ -20,6 +19,7 @@ use socket2::{SockAddr, Socket};
 use super::MAX_TCP_STREAMS;
 use super::connection::{Connection, Kind};
 use super::endpoint::{Conn, Endpoint, Open, Stage};
+use super::linking::{Theirs, describe, tcp_link};
 use super::reactor::{Alarm, Core, Source};
 use super::setup::{Data, Setup};
 use crate::deadline::Deadline;
@@ -27,12 +27,11 @@ use crate::error::{Error, Result, Status, fail};
 use crate::sys::epoll::{Event, Interest};
 use crate::sys::fork::Unshared;
 use crate::sys::{process, random, socket};
+use crate::transport::Link;
 use crate::transport::address::PeerAddress;
 use crate::transport::handshake::{Handshake, Hello, Purpose};
-use crate::transport::memory::PeerMemory;
-use crate::transport::ring::{Ring, RingMemory};
-use crate::transport::tcp::{self, TcpLane};
-use crate::transport::{Link, LinkKind, Stream};
+use crate::transport::ring::RingMemory;
+use crate::transport::tcp;
 
 /// How long a peer that has proved itself may take to complete a link.
 const INCOMING_TIMEOUT: Duration = Duration::from_secs(30);
@@ -93,14 +92,6 @@ struct Incoming {
     until: Instant,
     lanes: BTreeMap<u8, Unshared<Socket>>,
     theirs: Option<Theirs>,
-}
-
-/// The peer's setup and what came with it.
-struct Theirs {
-    setup: Setup,
-    fds: Vec<OwnedFd>,
-    /// From the kernel, over a Unix socket.
-    pid: Option<u32>,
 }
 
 impl Outgoing {
@@ -586,62 +577,6 @@ impl Endpoint {
     fn trial(&mut self, peer: u32, token: u64) -> Option<&mut Trial> {
         self.outgoing(peer)?.trial.as_mut().filter(|trial| trial.control == token)
     }
-
-    fn setup(&self, data: Data) -> Setup {
-        let PeerAddress { hostname, pid, .. } = &self.shared.address;
-        Setup { hostname: hostname.clone(), pid: *pid, data }
-    }
-
-    fn allocate_ring(&self) -> Result<RingMemory> {
-        let bytes = self.options.ring_bytes;
-        RingMemory::allocate(&self.shared.segment, bytes).ok_or_else(|| {
-            let size = self.shared.segment.size();
-            Error::new(
-                Status::OutOfMemory,
-                format!("no room for a ring of {bytes} bytes in the segment of {size}"),
-            )
-        })
-    }
-
-    fn shm_setup(&self, ring: &RingMemory) -> Result<(Setup, Vec<OwnedFd>)> {
-        let copy = || -> io::Result<_> {
-            let segment = self.shared.segment.fd().try_clone_to_owned()?;
-            Ok(vec![segment, self.shared.bell.ringer().try_clone_to_owned()?])
-        };
-        let fds = copy().map_err(|cause| Error::system("cannot pass the segment", cause))?;
-        let data = Data::Shm {
-            ring_offset: ring.offset() as u64,
-            ring_bytes: ring.capacity() as u64,
-            cookie_address: self.cookie.as_ptr().expose_provenance() as u64,
-            cookie: *self.cookie,
-        };
-        Ok((self.setup(data), fds))
-    }
-
-    fn shm_link(&self, ring: RingMemory, theirs: Theirs) -> Result<Link> {
-        let Data::Shm { ring_offset, ring_bytes, cookie_address, cookie } = theirs.setup.data else {
-            fail!(Internal, "a setup for TCP on a Unix socket")
-        };
-        let Ok([segment, ringer]) = <[OwnedFd; 2]>::try_from(theirs.fds) else {
-            fail!(PeerFailed, "its segment did not come with its setup: is a limit on open files reached?")
-        };
-        let mut memory = PeerMemory::new(segment, ringer, theirs.pid.unwrap_or(0))?;
-        if self.options.pull {
-            memory.prove_pull(cookie_address, &cookie);
-        }
-        let memory = Arc::new(memory);
-        let ring = Ring::new(ring, Arc::clone(&memory), ring_offset, ring_bytes)?;
-        Ok(Link { kind: LinkKind::Shm, streams: vec![Box::new(ring)], memory: Some(memory) })
-    }
-}
-
-fn tcp_link(lanes: BTreeMap<u8, Unshared<Socket>>) -> Link {
-    let streams = lanes.into_values().map(|lane| Box::new(TcpLane::new(lane)) as Box<dyn Stream>).collect();
-    Link { kind: LinkKind::Tcp, streams, memory: None }
-}
-
-fn describe(peer: u32, setup: &Setup) -> String {
-    format!("rank {peer} (host {}, pid {})", setup.hostname, setup.pid)
 }
 
 /// `; TCP to 10.0.0.1:5: refused; …`: what was tried so far, and what is being tried.
