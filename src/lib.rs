@@ -7,6 +7,7 @@ pub mod deadline;
 pub mod error;
 pub mod reduce;
 pub mod rendezvous;
+pub mod run;
 pub mod schedule;
 pub mod sys;
 pub mod transport;

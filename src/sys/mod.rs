@@ -1,4 +1,5 @@
 //! System calls, one place, each with the argument for its safety.
 
 pub mod file;
+pub mod process;
 pub mod random;
