@@ -9,6 +9,10 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use unisono::deadline::Deadline;
+use unisono::rendezvous::id::UniqueId;
+use unisono::rendezvous::store::Store;
+
 /// Far beyond what a busy machine needs; a test that waits so long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -437,4 +441,16 @@ fn a_reader_that_leaves_ends_the_job_as_it_would_end_the_program() {
     let (status, complaint) = launcher.complaint();
     assert_eq!(status.code(), Some(128 + libc::SIGPIPE), "{complaint}");
     assert!(complaint.contains("was killed by signal 13 (SIGPIPE)"), "{complaint}");
+}
+
+#[test]
+fn the_end_of_a_rank_is_published_in_the_store_of_the_job() {
+    let script = "echo $UNISONO_ID; if [ $RANK = 1 ]; then kill -9 $$; fi; trap '' TERM; sleep 1000 & wait; sleep 1000";
+    let mut launcher =
+        Launcher::start(&["-n", "2", "--no-prefix", "--grace", "1000", "--", "sh", "-c", script]);
+    let mut id = String::new();
+    launcher.stdout().read_line(&mut id).unwrap();
+    let store = id.trim().parse::<UniqueId>().unwrap().connect(Deadline::after(PATIENCE)).unwrap();
+    assert_eq!(store.get("exit/1", Deadline::after(PATIENCE)).unwrap(), b"was killed by signal 9");
+    assert_eq!(store.try_get("exit/0").unwrap(), None);
 }
