@@ -33,8 +33,8 @@ pub(super) const SIGNALS: [i32; 8] = [
 /// A process that dies closes its connections before the kernel tells its parent of the death, so a peer that gives up
 /// at once may be seen to end first. Within this time a rank that was killed takes the blame from one that exited.
 const DOUBT: Duration = Duration::from_millis(50);
-/// After that the other ranks may still say what the failure meant for them; their own errors come within this.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+/// After that the other ranks may still say what the failure meant for them: the library promises its errors within this.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long output may still come from what the ranks left running.
 const AFTERMATH: Duration = Duration::from_secs(1);
 /// How long an unfinished line must rest before a terminal shows it.
