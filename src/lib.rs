@@ -10,6 +10,7 @@ pub mod engine;
 pub mod error;
 pub mod reduce;
 pub mod rendezvous;
+pub mod run;
 pub mod schedule;
 pub mod signature;
 pub mod sys;
