@@ -10,4 +10,5 @@ pub mod error;
 pub mod reduce;
 pub mod rendezvous;
 pub mod schedule;
+pub mod sys;
 pub mod transport;

@@ -1,7 +1,12 @@
 //! A store: a small shared dictionary through which ranks publish where they are.
 
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::Instant;
+
 use crate::deadline::Deadline;
-use crate::error::Result;
+use crate::error::{Error, Result, Status, fail};
 
 /// Keys to values, shared by all ranks of a job. Values are written once for each key in unisono's own use.
 /// Every method may be called from several threads.
@@ -20,4 +25,72 @@ pub trait Store: Send + Sync {
 
     /// What it is and where, for errors: `file store /tmp/x`, `tcp store 10.0.0.1:2950`.
     fn describe(&self) -> String;
+}
+
+impl<S: Store + ?Sized> Store for Arc<S> {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        (**self).set(key, value)
+    }
+
+    fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
+        (**self).get(key, deadline)
+    }
+
+    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        (**self).try_get(key)
+    }
+
+    fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        (**self).add(key, amount)
+    }
+
+    fn describe(&self) -> String {
+        (**self).describe()
+    }
+}
+
+/// The sum that `add` stores, from the value under `key` now.
+pub(super) fn sum(store: &dyn Store, key: &str, current: Option<&[u8]>, amount: i64) -> Result<i64> {
+    let number = match current {
+        None => 0,
+        Some(value) => match std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok()) {
+            Some(number) => number,
+            None => fail!(
+                InvalidUsage,
+                "add to key {}: its {} bytes are not a decimal number (in {})",
+                quoted(key),
+                value.len(),
+                store.describe()
+            ),
+        },
+    };
+    match number.checked_add(amount) {
+        Some(sum) => Ok(sum),
+        None => fail!(
+            InvalidUsage,
+            "add to key {}: {number} + {amount} does not fit 64 bits (in {})",
+            quoted(key),
+            store.describe()
+        ),
+    }
+}
+
+/// The error of a `get` whose deadline passed.
+pub(super) fn timed_out(store: &dyn Store, key: &str, since: Instant) -> Error {
+    let text = format!(
+        "key {} was not set within {:.1} s in {}; look at the rank that should set it, or raise the timeout",
+        quoted(key),
+        since.elapsed().as_secs_f64(),
+        store.describe()
+    );
+    Error::new(Status::Timeout, text)
+}
+
+/// A key as errors show it: escaped, in quotes, the end of a very long one left out.
+pub(super) fn quoted(key: &str) -> String {
+    const SHOWN: usize = 100;
+    let mut text = String::from("'");
+    text.extend(key.chars().take(SHOWN).flat_map(char::escape_debug));
+    text.push_str(if key.chars().nth(SHOWN).is_some() { "…'" } else { "'" });
+    text
 }

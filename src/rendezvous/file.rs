@@ -1,0 +1,313 @@
+//! A store in a directory that all ranks see: one host's disk or memory, or a shared file system.
+//!
+//! A key is a file. Values appear whole, by a rename of a temporary file, so readers need no lock; `add` takes the
+//! lock of one file in the directory. Names that begin with a dot are ours, all others are keys.
+
+#![forbid(unsafe_code)]
+
+use std::fmt::Write as _;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use sha2::{Digest, Sha256};
+
+use super::store::{self, Store};
+use crate::deadline::Deadline;
+use crate::error::{Error, Result, fail};
+use crate::sys::{file, random};
+
+/// The longest name of a key's file; file systems take 255 bytes, and encrypting ones somewhat less.
+const LONGEST_NAME: usize = 140;
+/// How long `add` waits for the lock. Whoever holds it needs microseconds; seconds mean that it is stopped.
+const LONGEST_LOCK: Duration = Duration::from_secs(30);
+const LOCK: &str = ".lock";
+
+/// A directory as a store. Nothing is removed: a directory serves one run of a job, and a later run needs another.
+pub struct FileStore {
+    directory: PathBuf,
+    /// Makes the names of temporary files unique among all processes, also of other hosts.
+    nonce: u64,
+    written: AtomicU64,
+}
+
+impl FileStore {
+    /// The store in `directory`, which is created for this user alone if it is absent.
+    pub fn open(directory: impl Into<PathBuf>) -> Result<FileStore> {
+        let directory = directory.into();
+        DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(|cause| {
+            Error::system(format!("cannot create the directory {}", directory.display()), cause)
+        })?;
+        let mut nonce = [0; 8];
+        random::fill(&mut nonce)?;
+        Ok(FileStore { directory, nonce: u64::from_le_bytes(nonce), written: AtomicU64::new(0) })
+    }
+
+    /// Where the values are.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    fn path(&self, key: &str) -> PathBuf {
+        self.directory.join(file_name(key))
+    }
+
+    /// A name that nobody else uses, for a file that is about to be renamed.
+    fn temporary(&self) -> PathBuf {
+        let number = self.written.fetch_add(1, Ordering::Relaxed);
+        self.directory.join(format!(".new-{:016x}-{number}", self.nonce))
+    }
+
+    fn read(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        let path = self.path(key);
+        match fs::read(&path) {
+            Ok(value) => Ok(Some(value)),
+            Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
+            Err(cause) => Err(self.refused("read", key, &path, cause)),
+        }
+    }
+
+    /// Fills `new`, open at `temporary`, and makes it the value of `key`. On failure nothing of it stays.
+    fn publish(&self, key: &str, value: &[u8], temporary: &Path, new: File) -> Result<()> {
+        let path = self.path(key);
+        let mut new = new;
+        let written =
+            new.write_all(value).and_then(|()| file::close(new)).and_then(|()| fs::rename(temporary, &path));
+        written.map_err(|cause| {
+            // The first cause is the one to tell; a temporary file that cannot be removed harms nobody.
+            let _ = fs::remove_file(temporary);
+            self.refused("write", key, &path, cause)
+        })
+    }
+
+    fn lock(&self) -> Result<File> {
+        let path = self.directory.join(LOCK);
+        let refused = |cause| Error::system(format!("cannot lock {}", path.display()), cause);
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(refused)?;
+        let deadline = Deadline::after(LONGEST_LOCK);
+        let mut pause = Pause::default();
+        while !file::try_lock(&lock).map_err(refused)? {
+            if deadline.expired() {
+                fail!(
+                    Timeout,
+                    "{} has been locked for {} s by another process; look for a stopped rank (fuser {} names it)",
+                    path.display(),
+                    LONGEST_LOCK.as_secs(),
+                    path.display()
+                );
+            }
+            pause.sleep(deadline);
+        }
+        Ok(lock)
+    }
+
+    fn refused(&self, verb: &str, key: &str, path: &Path, cause: io::Error) -> Error {
+        Error::system(format!("cannot {verb} {} (key {})", path.display(), store::quoted(key)), cause)
+    }
+}
+
+impl Store for FileStore {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        let temporary = self.temporary();
+        let new = File::options()
+            .create_new(true)
+            .write(true)
+            .mode(0o600)
+            .open(&temporary)
+            .map_err(|cause| self.refused("write", key, &temporary, cause))?;
+        self.publish(key, value, &temporary, new)
+    }
+
+    fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
+        let since = Instant::now();
+        let mut pause = Pause::default();
+        loop {
+            if let Some(value) = self.read(key)? {
+                return Ok(value);
+            }
+            if deadline.expired() {
+                return Err(store::timed_out(self, key, since));
+            }
+            if pause.is_long() {
+                // Opening the directory makes a network file system ask its server again instead of remembering
+                // that the file was absent. It also finds out when the directory is gone, and the wait is vain.
+                File::open(&self.directory).map_err(|cause| {
+                    Error::system(
+                        format!("cannot wait for key {} in {}", store::quoted(key), self.describe()),
+                        cause,
+                    )
+                })?;
+            }
+            pause.sleep(deadline);
+        }
+    }
+
+    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        self.read(key)
+    }
+
+    fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        let lock = self.lock()?;
+        let sum = store::sum(self, key, self.read(key)?.as_deref(), amount)?;
+        self.set(key, sum.to_string().as_bytes())?;
+        drop(lock);
+        Ok(sum)
+    }
+
+    fn describe(&self) -> String {
+        format!("file store {}", self.directory.display())
+    }
+}
+
+/// Sleeps between two looks, longer each time.
+pub(super) struct Pause(Duration);
+
+impl Pause {
+    const LONGEST: Duration = Duration::from_millis(10);
+
+    /// Sleeps, not beyond `deadline`.
+    pub(super) fn sleep(&mut self, deadline: Deadline) {
+        thread::sleep(deadline.remaining_capped(self.0));
+        self.0 = (self.0 * 3 / 2).min(Pause::LONGEST);
+    }
+
+    fn is_long(&self) -> bool {
+        self.0 == Pause::LONGEST
+    }
+}
+
+impl Default for Pause {
+    fn default() -> Pause {
+        Pause(Duration::from_micros(200))
+    }
+}
+
+/// The file of a key: letters, digits, `-`, `_` and inner dots as they are, all other bytes as `%` and two digits.
+/// A name that would be too long is `~` and the hash of the key; the empty key is `%`.
+fn file_name(key: &str) -> String {
+    if key.is_empty() {
+        return "%".to_owned();
+    }
+    let mut name = String::with_capacity(key.len());
+    for (index, byte) in key.bytes().enumerate() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => name.push(char::from(byte)),
+            b'.' if index > 0 => name.push('.'),
+            _ => push_hex(&mut name, "%", &[byte]),
+        }
+    }
+    if name.len() > LONGEST_NAME {
+        name.clear();
+        push_hex(&mut name, "~", &Sha256::digest(key.as_bytes()));
+    }
+    name
+}
+
+fn push_hex(text: &mut String, mark: &str, bytes: &[u8]) {
+    text.push_str(mark);
+    for byte in bytes {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Status;
+    use crate::rendezvous::battery;
+    use crate::rendezvous::scratch::Scratch;
+
+    #[test]
+    fn passes_the_battery() {
+        let scratch = Scratch::new();
+        battery::run(|| FileStore::open(scratch.path().join("a/b")).unwrap());
+        let left: Vec<_> = fs::read_dir(scratch.path().join("a/b"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name.starts_with('.') && name != LOCK)
+            .collect();
+        assert!(left.is_empty(), "temporary files stay: {left:?}");
+    }
+
+    #[test]
+    fn a_new_directory_and_its_files_are_private() {
+        use std::os::unix::fs::PermissionsExt;
+        let scratch = Scratch::new();
+        let store = FileStore::open(scratch.path().join("new")).unwrap();
+        store.set("k", b"v").unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(store.directory()), 0o700);
+        assert_eq!(mode(&store.path("k")), 0o600);
+    }
+
+    #[test]
+    fn a_full_disk_names_path_and_cause_and_leaves_nothing() {
+        let scratch = Scratch::new();
+        let store = FileStore::open(scratch.path()).unwrap();
+        store.set("k", b"old").unwrap();
+        let temporary = store.temporary();
+        fs::write(&temporary, b"").unwrap();
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let error = store.publish("k", b"new", &temporary, full).unwrap_err();
+        assert_eq!(error.status(), Status::System);
+        assert!(error.text().contains("No space left on device"), "{error}");
+        assert!(error.text().contains(store.path("k").to_str().unwrap()), "{error}");
+        assert!(!temporary.exists());
+        assert_eq!(store.try_get("k").unwrap().as_deref(), Some(&b"old"[..]));
+    }
+
+    #[test]
+    fn a_path_that_cannot_be_a_directory_is_named() {
+        let scratch = Scratch::new();
+        let file = scratch.path().join("file");
+        fs::write(&file, b"").unwrap();
+        // Not by permissions: tests may run as root, who may write anywhere. /proc refuses root too.
+        for directory in [file.join("below"), PathBuf::from("/proc/self/unisono")] {
+            let error = FileStore::open(&directory).err().expect("the directory cannot exist");
+            assert_eq!(error.status(), Status::System);
+            assert!(error.text().contains(directory.to_str().unwrap()), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_unwritable_directory_is_named() {
+        // Reading a directory of /proc works, creating a file in it never does.
+        let store = FileStore::open("/proc/self/fd").unwrap();
+        for error in [store.set("k", b"v").unwrap_err(), store.add("k", 1).unwrap_err()] {
+            assert_eq!(error.status(), Status::System);
+            assert!(error.text().contains("/proc/self/fd"), "{error}");
+        }
+        assert_eq!(store.try_get("k").unwrap(), None);
+    }
+
+    #[test]
+    fn a_directory_removed_during_a_wait_ends_the_wait() {
+        let scratch = Scratch::new();
+        let store = FileStore::open(scratch.path().join("gone")).unwrap();
+        fs::remove_dir(store.directory()).unwrap();
+        let error = store.get("k", Deadline::after(Duration::from_secs(20))).unwrap_err();
+        assert_eq!(error.status(), Status::System, "{error}");
+    }
+
+    #[test]
+    fn names_are_safe_and_distinct() {
+        assert_eq!(file_name("rank_3-a.b"), "rank_3-a.b");
+        assert_eq!(file_name("../x"), "%2e.%2fx");
+        assert_eq!(file_name(""), "%");
+        assert_eq!(file_name("%"), "%25");
+        let long = file_name(&"ä".repeat(5000));
+        assert!(long.starts_with('~') && long.len() == 65, "{long}");
+        assert_ne!(long, file_name(&"ä".repeat(4999)));
+    }
+}

@@ -1,0 +1,33 @@
+//! What the standard library leaves out about files: advisory locks and the result of closing.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, IntoRawFd};
+
+/// Takes the exclusive advisory lock of `file` if it is free, and says whether it did. The lock lasts until every
+/// descriptor of this opening is closed, at the latest when the process ends.
+pub fn try_lock(file: &File) -> io::Result<bool> {
+    loop {
+        // SAFETY: the descriptor is open for as long as `file` is borrowed; the call touches no memory of ours.
+        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+            return Ok(true);
+        }
+        let cause = io::Error::last_os_error();
+        match cause.kind() {
+            io::ErrorKind::WouldBlock => return Ok(false),
+            io::ErrorKind::Interrupted => {}
+            _ => return Err(cause),
+        }
+    }
+}
+
+/// Closes `file` and tells what dropping it would hide: network file systems report a full disk only here.
+pub fn close(file: File) -> io::Result<()> {
+    // SAFETY: `into_raw_fd` gave up the ownership, so this is the only close of the descriptor.
+    if unsafe { libc::close(file.into_raw_fd()) } == 0 {
+        return Ok(());
+    }
+    let cause = io::Error::last_os_error();
+    // On Linux an interrupted close has closed the descriptor.
+    if cause.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(cause) }
+}
