@@ -7,6 +7,7 @@ pub mod collective;
 pub mod communicator;
 pub mod deadline;
 pub mod error;
+pub mod ffi;
 pub mod reduce;
 pub mod rendezvous;
 pub mod schedule;

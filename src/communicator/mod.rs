@@ -1,5 +1,8 @@
 //! Who is in the group and in which order its operations run: contexts, their children, work handles.
 
+pub mod buffer;
+pub mod sparse;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -10,6 +10,7 @@ use crate::error::{Result, fail};
 use crate::reduce::DataType;
 
 /// No deadline, for a timeout_ms that should never end a wait.
+#[allow(unreachable_pub, reason = "for the header")]
 pub const UNISONO_FOREVER: u64 = u64::MAX;
 
 /// An options struct that starts with its size, so that programs and libraries of different versions understand
@@ -154,11 +155,7 @@ impl Extent<'_> {
         let bytes = count * dtype.size() as u128;
         match usize::try_from(bytes) {
             Ok(bytes) if fits_memory(bytes) => Ok(bytes),
-            _ => fail!(
-                InvalidArgument,
-                "{self}, of {} {bytes} bytes: more than memory holds",
-                dtype.name()
-            ),
+            _ => fail!(InvalidArgument, "{self}, of {} {bytes} bytes: more than memory holds", dtype.name()),
         }
     }
 

@@ -10,7 +10,6 @@ use super::argument::{Options, options, timeout};
 use super::datatype::unisono_reduce_function_t;
 
 /// CUDA's stream, declared so that no CUDA header is needed: a CUstream or a cudaStream_t points to it.
-#[repr(C)]
 pub struct CUstream_st {
     _private: [u8; 0],
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
@@ -74,10 +73,17 @@ pub(super) unsafe fn call_options(call: *const unisono_call_t, name: &str) -> Re
     // SAFETY: this function's contract.
     let call = unsafe { options(call, name) }?.unwrap_or_default();
     if call.reserved != 0 {
-        fail!(InvalidArgument, "{name}->reserved is {}; initialise the struct with UNISONO_CALL_INIT", call.reserved);
+        fail!(
+            InvalidArgument,
+            "{name}->reserved is {}; initialise the struct with UNISONO_CALL_INIT",
+            call.reserved
+        );
     }
     if !call.stream.is_null() {
-        fail!(Unsupported, "{name}->stream is set, but this version works on host memory only: leave it NULL");
+        fail!(
+            Unsupported,
+            "{name}->stream is set, but this version works on host memory only: leave it NULL"
+        );
     }
     Ok(call)
 }

@@ -36,7 +36,9 @@ pub unsafe extern "C" fn unisono_allreduce(
         let output = Extent::Whole(count).buffer(recv, dtype, "recv")?;
         let counts = Counts::Uniform(count);
         // SAFETY: the buffers hold what the header asks for, until the work completes.
-        unsafe { launch.run(Request { kind: Kind::Allreduce, input, output, counts, dtype, operator, root: 0 }) }
+        unsafe {
+            launch.run(Request { kind: Kind::Allreduce, input, output, counts, dtype, operator, root: 0 })
+        }
     })
 }
 
@@ -120,7 +122,9 @@ pub unsafe extern "C" fn unisono_allgather(
         let counts = Counts::Uniform(count);
         let operator = Operator::Sum;
         // SAFETY: the buffers hold what the header asks for, until the work completes.
-        unsafe { launch.run(Request { kind: Kind::Allgather, input, output, counts, dtype, operator, root: 0 }) }
+        unsafe {
+            launch.run(Request { kind: Kind::Allgather, input, output, counts, dtype, operator, root: 0 })
+        }
     })
 }
 
@@ -149,7 +153,9 @@ pub unsafe extern "C" fn unisono_allgatherv(
         let counts = Counts::Blocks(counts.to_vec());
         let operator = Operator::Sum;
         // SAFETY: the buffers hold what the header asks for, until the work completes.
-        unsafe { launch.run(Request { kind: Kind::Allgather, input, output, counts, dtype, operator, root: 0 }) }
+        unsafe {
+            launch.run(Request { kind: Kind::Allgather, input, output, counts, dtype, operator, root: 0 })
+        }
     })
 }
 
@@ -299,7 +305,9 @@ pub unsafe extern "C" fn unisono_reduce_scatter(
         let output = Extent::Whole(count).buffer(recv, dtype, "recv")?;
         let counts = Counts::Uniform(count);
         // SAFETY: the buffers hold what the header asks for, until the work completes.
-        unsafe { launch.run(Request { kind: Kind::ReduceScatter, input, output, counts, dtype, operator, root: 0 }) }
+        unsafe {
+            launch.run(Request { kind: Kind::ReduceScatter, input, output, counts, dtype, operator, root: 0 })
+        }
     })
 }
 
@@ -329,7 +337,9 @@ pub unsafe extern "C" fn unisono_reduce_scatterv(
         let output = Extent::Whole(counts[launch.rank()]).buffer(recv, dtype, "recv")?;
         let counts = Counts::Blocks(counts.to_vec());
         // SAFETY: the buffers hold what the header asks for, until the work completes.
-        unsafe { launch.run(Request { kind: Kind::ReduceScatter, input, output, counts, dtype, operator, root: 0 }) }
+        unsafe {
+            launch.run(Request { kind: Kind::ReduceScatter, input, output, counts, dtype, operator, root: 0 })
+        }
     })
 }
 
@@ -356,7 +366,9 @@ pub unsafe extern "C" fn unisono_alltoall(
         let counts = Counts::Uniform(count);
         let operator = Operator::Sum;
         // SAFETY: the buffers hold what the header asks for, until the work completes.
-        unsafe { launch.run(Request { kind: Kind::Alltoall, input, output, counts, dtype, operator, root: 0 }) }
+        unsafe {
+            launch.run(Request { kind: Kind::Alltoall, input, output, counts, dtype, operator, root: 0 })
+        }
     })
 }
 
@@ -388,7 +400,9 @@ pub unsafe extern "C" fn unisono_alltoallv(
         let counts = Counts::Exchange { send: send_counts.to_vec(), receive: recv_counts.to_vec() };
         let operator = Operator::Sum;
         // SAFETY: the buffers hold what the header asks for, until the work completes.
-        unsafe { launch.run(Request { kind: Kind::Alltoall, input, output, counts, dtype, operator, root: 0 }) }
+        unsafe {
+            launch.run(Request { kind: Kind::Alltoall, input, output, counts, dtype, operator, root: 0 })
+        }
     })
 }
 

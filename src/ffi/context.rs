@@ -18,7 +18,6 @@ use super::unique_id::unisono_unique_id_t;
 /// A context: this rank's membership in a group, a communicator. Ended by unisono_context_destroy. All functions may be
 /// called from any thread; operations that must match across ranks are called in the same order on each of them, or
 /// with tags.
-#[repr(C)]
 pub struct unisono_context_t {
     _private: [u8; 0],
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
@@ -124,17 +123,25 @@ pub unsafe extern "C" fn unisono_context_create(
             fail!(InvalidArgument, "options->rank_count is 0: say how many ranks the group has");
         }
         if rank >= size {
-            fail!(InvalidArgument, "options->rank is {rank}, but options->rank_count is {size}: ranks are 0 to {}", size - 1);
+            fail!(
+                InvalidArgument,
+                "options->rank is {rank}, but options->rank_count is {size}: ranks are 0 to {}",
+                size - 1
+            );
         }
         let rendezvous = match (options.store.is_null(), options.id.is_null()) {
             (false, true) => {
                 // SAFETY: the contract of the header: a store.
-                Rendezvous::Store(unsafe { Handle::borrow(options.store, "options->store") }?.clone())
+                Rendezvous::Store(unsafe { Handle::borrow(options.store, "options->store") }?.inner().clone())
             }
             // SAFETY: the contract of the header: not NULL, so a unique id.
             (true, false) => Rendezvous::Id(unsafe { options.id.read() }.bytes),
-            (true, true) => fail!(InvalidArgument, "options->store and options->id are NULL: one of them is needed"),
-            (false, false) => fail!(InvalidArgument, "options->store and options->id are both set: give one of them"),
+            (true, true) => {
+                fail!(InvalidArgument, "options->store and options->id are NULL: one of them is needed")
+            }
+            (false, false) => {
+                fail!(InvalidArgument, "options->store and options->id are both set: give one of them")
+            }
         };
         // SAFETY: the contract of the header: texts.
         let options = unsafe { parsed(&options, rendezvous) }?;
@@ -160,7 +167,10 @@ pub unsafe extern "C" fn unisono_context_create_from_env(
         // SAFETY: all fields are valid as zeros, by `Options`.
         let options = options.unwrap_or_else(|| unsafe { std::mem::zeroed() });
         if options.rank != 0 || options.rank_count != 0 || !options.store.is_null() || !options.id.is_null() {
-            fail!(InvalidArgument, "options->rank, rank_count, store and id come from the environment here: leave them unset, or call unisono_context_create");
+            fail!(
+                InvalidArgument,
+                "options->rank, rank_count, store and id come from the environment here: leave them unset, or call unisono_context_create"
+            );
         }
         // SAFETY: the contract of the header: texts.
         let options = unsafe { parsed(&options, Rendezvous::Environment) }?;
@@ -186,7 +196,9 @@ pub unsafe extern "C" fn unisono_context_split(
         let place = unsafe { out(child, "child") }?;
         let color = (color != UNISONO_NO_COLOR).then_some(color);
         let child = context.context.split(color, key)?;
-        place.write(child.map_or(std::ptr::null_mut(), |child| Handle::into_handle(ContextHandle::new(child))));
+        place.write(
+            child.map_or(std::ptr::null_mut(), |child| Handle::into_handle(ContextHandle::new(child))),
+        );
         Ok(())
     })
 }

@@ -12,7 +12,7 @@ use super::status::guard_or;
 pub type unisono_dtype_t = i32;
 
 /// The values of unisono_dtype_t. The numbers never change; they equal NCCL's.
-#[repr(i32)]
+#[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum unisono_dtype {
     /// Signed, 8 bits.
@@ -48,7 +48,7 @@ pub type unisono_op_t = i32;
 ///
 /// Whatever the operator, the order of combination depends on the number of ranks alone, so the same inputs give the
 /// same bits at any size and over any transport, and every rank gets the same bits.
-#[repr(i32)]
+#[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum unisono_op {
     /// Sum; integers wrap.

@@ -99,7 +99,10 @@ pub unsafe extern "C" fn unisono_receive_any(
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
         if !source.is_null() && !work.is_null() {
-            fail!(InvalidArgument, "source is not known before the work is complete: ask unisono_work_source, and give NULL here");
+            fail!(
+                InvalidArgument,
+                "source is not known before the work is complete: ask unisono_work_source, and give NULL here"
+            );
         }
         let request = Request {
             kind: Kind::ReceiveAny,

@@ -12,7 +12,7 @@ use crate::error::{Error, Result, Status};
 pub type unisono_status_t = i32;
 
 /// The values of unisono_status_t. The numbers never change and are never reused.
-#[repr(i32)]
+#[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum unisono_status {
     /// Done.

@@ -19,7 +19,6 @@ use super::status::{c_text, guard, guard_or, unisono_status_t};
 
 /// An operation under way. Made by every call that is given a `work`; ended by unisono_work_destroy. All functions may be
 /// called from any thread, also several at once.
-#[repr(C)]
 pub struct unisono_work_t {
     _private: [u8; 0],
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
