@@ -5,7 +5,17 @@
 //! caller's own functions. A *result* is an accumulator after the operator's final step (average divides), rounded
 //! once to an element, with NaNs made canonical.
 
+mod convert;
+mod fold;
+mod kernel;
+mod plain;
+mod select;
+#[cfg(test)]
+mod tests;
+
 use crate::error::{Result, fail};
+
+pub use fold::{Operand, Reducer};
 
 /// Element types. The numbers are part of the ABI and equal NCCL's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -96,6 +106,15 @@ impl DataType {
             DataType::F8E5M2 => "float8e5m2",
         }
     }
+}
+
+/// What a position of a buffer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Representation {
+    /// Elements, as in the caller's buffers.
+    Element,
+    /// Accumulators: wider than elements for the short float types.
+    Accumulator,
 }
 
 /// The caller's own reduction: `accumulator[i] = accumulator[i] ∘ operand[i]` for `count` elements of `dtype`.

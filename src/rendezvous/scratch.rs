@@ -1,7 +1,10 @@
-//! Directories for tests.
+//! Places for tests: directories and ports.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use socket2::{Domain, Socket, Type};
 
 /// An empty directory, removed with its content when dropped.
 pub(super) struct Scratch(PathBuf);
@@ -24,4 +27,14 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+/// A port of 127.0.0.1 that no other test can get for as long as the socket lives. Nobody listens there; a server that
+/// reuses addresses may.
+pub(super) fn reserved() -> (Socket, SocketAddr) {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.set_reuse_address(true).unwrap();
+    socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    (socket, address)
 }

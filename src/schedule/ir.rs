@@ -5,17 +5,10 @@
 //! that steps read and write, so an algorithm states what it moves, in program order, and cannot forget an edge.
 //! Pipelining is nothing else than smaller spans.
 
+pub use crate::reduce::Representation;
+
 /// A rank within the group that the schedule is for.
 pub type Rank = u32;
-
-/// What one position of a buffer holds; see `reduce` for the three representations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Representation {
-    /// Elements, as in the caller's buffers.
-    Element,
-    /// Accumulators: wider than elements for the short float types.
-    Accumulator,
-}
 
 /// The buffers that a schedule names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -7,9 +7,22 @@ use std::os::fd::{AsRawFd, IntoRawFd};
 /// Takes the exclusive advisory lock of `file` if it is free, and says whether it did. The lock lasts until every
 /// descriptor of this opening is closed, at the latest when the process ends.
 pub fn try_lock(file: &File) -> io::Result<bool> {
+    flock(file, libc::LOCK_EX)
+}
+
+/// Whether another opening of the file holds the exclusive lock. Askers do not disturb each other.
+pub fn is_locked(file: &File) -> io::Result<bool> {
+    let free = flock(file, libc::LOCK_SH)?;
+    if free {
+        flock(file, libc::LOCK_UN)?;
+    }
+    Ok(!free)
+}
+
+fn flock(file: &File, operation: i32) -> io::Result<bool> {
     loop {
         // SAFETY: the descriptor is open for as long as `file` is borrowed; the call touches no memory of ours.
-        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+        if unsafe { libc::flock(file.as_raw_fd(), operation | libc::LOCK_NB) } == 0 {
             return Ok(true);
         }
         let cause = io::Error::last_os_error();
@@ -30,4 +43,24 @@ pub fn close(file: File) -> io::Result<()> {
     let cause = io::Error::last_os_error();
     // On Linux an interrupted close has closed the descriptor.
     if cause.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(cause) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_belongs_to_one_opening_and_ends_with_it() {
+        let path = std::env::temp_dir().join(format!("unisono-test-lock-{}", std::process::id()));
+        let (a, b) = (File::create(&path).unwrap(), File::open(&path).unwrap());
+        let c = File::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(!is_locked(&b).unwrap());
+        assert!(try_lock(&a).unwrap());
+        assert!(!try_lock(&b).unwrap());
+        assert!(is_locked(&b).unwrap() && is_locked(&c).unwrap());
+        close(a).unwrap();
+        assert!(!is_locked(&c).unwrap());
+        assert!(try_lock(&b).unwrap());
+    }
 }

@@ -1,0 +1,339 @@
+//! Which of this host's addresses other hosts are told.
+//!
+//! A user may name an interface (`eth0`), an address (`10.0.0.5`) or a network (`10.0.0.0/8`, `fd00::/8`). Without a
+//! choice it is the interface of the default route; without one, the first that is up and not loopback; without one,
+//! loopback, which serves ranks of this host only. Of the interface's addresses, IPv4 come first and link-local ones last:
+//! they are used only where there is nothing else.
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::fs;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+
+use crate::error::{Error, Result, fail};
+use crate::sys::interfaces::{self, InterfaceAddress};
+
+const ADVICE: &str = "Set UNISONO_INTERFACE to a name, an address or a CIDR.";
+
+/// A chosen interface. Displays as a line for the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// Its number, the scope of link-local addresses.
+    pub index: u32,
+    /// The addresses to tell others, the best first. Never empty.
+    pub addresses: Vec<IpAddr>,
+    /// Why this one.
+    pub reason: String,
+}
+
+impl Interface {
+    /// The interface that `wanted` means, or the default.
+    pub fn choose(wanted: Option<&str>) -> Result<Interface> {
+        let list =
+            interfaces::list().map_err(|cause| Error::system("cannot list the network interfaces", cause))?;
+        // Without /proc there is no default route that we know of.
+        let v4 = fs::read_to_string("/proc/net/route").unwrap_or_default();
+        let v6 = fs::read_to_string("/proc/net/ipv6_route").unwrap_or_default();
+        choose_from(&list, wanted, default_route(&v4, &v6).as_deref())
+    }
+
+    /// `address`, one of this interface's, with a port and where needed the scope.
+    pub fn socket_address(&self, address: IpAddr, port: u16) -> SocketAddr {
+        match address {
+            IpAddr::V6(v6) if is_link_local(address) => SocketAddrV6::new(v6, port, 0, self.index).into(),
+            _ => SocketAddr::new(address, port),
+        }
+    }
+}
+
+impl fmt::Display for Interface {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "interface {}", self.name)?;
+        for (index, address) in self.addresses.iter().enumerate() {
+            write!(f, "{} {address}", if index == 0 { "" } else { "," })?;
+        }
+        write!(f, " ({})", self.reason)
+    }
+}
+
+/// A network: all addresses that share the first `length` bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Network {
+    address: IpAddr,
+    length: u32,
+}
+
+impl Network {
+    /// `None` if the text is not of the form address/length. Bits beyond the length do not matter.
+    fn parse(text: &str) -> Option<Network> {
+        let (address, length) = text.split_once('/')?;
+        let address: IpAddr = address.parse().ok()?;
+        let length: u32 = length.parse().ok()?;
+        let bits = if address.is_ipv4() { 32 } else { 128 };
+        (length <= bits).then_some(Network { address, length })
+    }
+
+    fn contains(&self, address: IpAddr) -> bool {
+        match (self.address, address) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => {
+                let differ = a.to_bits() ^ b.to_bits();
+                differ.leading_zeros() >= self.length
+            }
+            (IpAddr::V6(a), IpAddr::V6(b)) => {
+                let differ = a.to_bits() ^ b.to_bits();
+                differ.leading_zeros() >= self.length
+            }
+            _ => false,
+        }
+    }
+}
+
+fn choose_from(list: &[InterfaceAddress], wanted: Option<&str>, route: Option<&str>) -> Result<Interface> {
+    match wanted.map(str::trim).filter(|wanted| !wanted.is_empty()) {
+        Some(wanted) => choose_wanted(list, wanted),
+        None => choose_default(list, route),
+    }
+}
+
+fn choose_wanted(list: &[InterfaceAddress], wanted: &str) -> Result<Interface> {
+    let reason = |how| format!("{how} by '{wanted}'");
+    if let Some(network) = Network::parse(wanted) {
+        let inside = |entry: &&InterfaceAddress| network.contains(entry.address);
+        let Some(first) = list.iter().filter(inside).find(|entry| entry.up) else {
+            fail!(
+                InvalidArgument,
+                "no address is in the network '{wanted}'; there are {}. {ADVICE}",
+                shown(list)
+            );
+        };
+        let of_first = list.iter().filter(|entry| entry.name == first.name).filter(inside);
+        return Ok(gather(of_first, reason("its network was chosen")));
+    }
+    if wanted.contains('/') {
+        fail!(InvalidArgument, "'{wanted}' is not a network such as 10.0.0.0/8 or fd00::/8. {ADVICE}");
+    }
+    let by_address = wanted.parse::<IpAddr>().ok();
+    let matching: Vec<_> = list
+        .iter()
+        .filter(|entry| match by_address {
+            Some(address) => entry.address == address,
+            None => entry.name == wanted,
+        })
+        .collect();
+    match (matching.first(), by_address) {
+        (None, Some(_)) => {
+            fail!(
+                InvalidArgument,
+                "no interface has the address '{wanted}'; there are {}. {ADVICE}",
+                shown(list)
+            )
+        }
+        (None, None) => {
+            fail!(InvalidArgument, "interface '{wanted}' does not exist; there are {}. {ADVICE}", shown(list))
+        }
+        (Some(first), _) if !first.up => {
+            fail!(InvalidArgument, "interface '{}' is down; there are {}. {ADVICE}", first.name, shown(list))
+        }
+        (Some(_), by_address) => {
+            let how = if by_address.is_some() { "its address was chosen" } else { "its name was chosen" };
+            Ok(gather(matching.into_iter(), reason(how)))
+        }
+    }
+}
+
+fn choose_default(list: &[InterfaceAddress], route: Option<&str>) -> Result<Interface> {
+    let outside = |entry: &&InterfaceAddress| entry.up && !entry.loopback;
+    let routed = list.iter().filter(outside).find(|entry| Some(entry.name.as_str()) == route);
+    let useful = |entry: &&InterfaceAddress| outside(entry) && !is_link_local(entry.address);
+    let first = list.iter().find(useful).or_else(|| list.iter().find(outside));
+    let (chosen, reason) = match (routed, first, list.iter().find(|entry| entry.up)) {
+        (Some(routed), ..) => (routed, "it has the default route"),
+        (None, Some(first), _) => (first, "the first that is up; there is no default route"),
+        (None, None, Some(loopback)) => (loopback, "there is only loopback"),
+        (None, None, None) => fail!(System, "no network interface is up; there are {}", shown(list)),
+    };
+    Ok(gather(list.iter().filter(|entry| entry.name == chosen.name), reason.to_owned()))
+}
+
+/// The interface of `entries`, which are one interface's and not empty.
+fn gather<'a>(entries: impl Iterator<Item = &'a InterfaceAddress>, reason: String) -> Interface {
+    let mut chosen = Interface { name: String::new(), index: 0, addresses: Vec::new(), reason };
+    for entry in entries {
+        chosen.name.clone_from(&entry.name);
+        chosen.index = entry.index;
+        chosen.addresses.push(entry.address);
+    }
+    chosen.addresses.sort_by_key(|address| (is_link_local(*address), address.is_ipv6()));
+    chosen
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    }
+}
+
+fn shown(list: &[InterfaceAddress]) -> String {
+    if list.is_empty() {
+        return "none".to_owned();
+    }
+    let shown: Vec<String> = list
+        .iter()
+        .map(|entry| format!("{} {}{}", entry.name, entry.address, if entry.up { "" } else { " (down)" }))
+        .collect();
+    shown.join(", ")
+}
+
+/// The interface of the default route with the least metric, from the kernel's tables; IPv4's if there is one.
+fn default_route(v4: &str, v6: &str) -> Option<String> {
+    const UP: u32 = 1;
+    let hex = |text: &str| u32::from_str_radix(text, 16).ok();
+    let v4 = v4.lines().skip(1).filter_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let &[name, destination, _, flags, _, _, metric, mask, ..] = fields.as_slice() else { return None };
+        let default = hex(destination)? == 0 && hex(mask)? == 0 && hex(flags)? & UP != 0;
+        default.then_some((metric.parse::<u32>().ok()?, name))
+    });
+    let v6 = v6.lines().filter_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let &[destination, length, _, _, _, metric, _, _, flags, name] = fields.as_slice() else {
+            return None;
+        };
+        // The kernel lists an unreachable default on loopback where there is no real one.
+        let default = destination.bytes().all(|byte| byte == b'0') && length == "00" && hex(flags)? & UP != 0;
+        (default && name != "lo").then_some((hex(metric)?, name))
+    });
+    let name = v4.min().or_else(|| v6.min()).map(|(_, name)| name)?;
+    Some(name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(name: &str, index: u32, address: &str) -> InterfaceAddress {
+        InterfaceAddress {
+            name: name.to_owned(),
+            index,
+            address: address.parse().unwrap(),
+            up: name != "eth2",
+            loopback: name == "lo",
+        }
+    }
+
+    fn host() -> Vec<InterfaceAddress> {
+        vec![
+            entry("lo", 1, "127.0.0.1"),
+            entry("docker0", 4, "172.17.0.1"),
+            entry("eth0", 2, "fe80::5"),
+            entry("eth0", 2, "fd00::5"),
+            entry("eth0", 2, "10.0.0.5"),
+            entry("eth1", 3, "192.168.7.5"),
+            entry("eth2", 5, "192.168.8.5"),
+        ]
+    }
+
+    fn chosen(wanted: &str) -> (String, Vec<String>) {
+        let interface = choose_from(&host(), Some(wanted), None).unwrap();
+        (interface.name, interface.addresses.iter().map(IpAddr::to_string).collect())
+    }
+
+    #[test]
+    fn by_name_address_and_network() {
+        let all = vec!["10.0.0.5".to_owned(), "fd00::5".to_owned(), "fe80::5".to_owned()];
+        assert_eq!(chosen("eth0"), ("eth0".to_owned(), all));
+        for (wanted, name, address) in [
+            ("192.168.7.5", "eth1", "192.168.7.5"),
+            ("fd00::5", "eth0", "fd00::5"),
+            ("10.0.0.0/8", "eth0", "10.0.0.5"),
+            ("10.9.9.9/8", "eth0", "10.0.0.5"),
+            ("192.168.0.0/16", "eth1", "192.168.7.5"),
+            ("192.168.7.5/32", "eth1", "192.168.7.5"),
+            ("0.0.0.0/0", "lo", "127.0.0.1"),
+            ("fd00::/8", "eth0", "fd00::5"),
+            ("fe80::/10", "eth0", "fe80::5"),
+            (" eth1 ", "eth1", "192.168.7.5"),
+        ] {
+            assert_eq!(chosen(wanted), (name.to_owned(), vec![address.to_owned()]), "{wanted}");
+        }
+    }
+
+    #[test]
+    fn the_default_follows_the_route_then_order_then_loopback() {
+        let choose = |list: &[InterfaceAddress], route| choose_from(list, None, route).unwrap();
+        assert_eq!(choose(&host(), Some("eth1")).name, "eth1");
+        assert_eq!(choose(&host(), None).name, "docker0");
+        assert_eq!(
+            choose(&host(), Some("eth2")).name,
+            "docker0",
+            "a route over a downed interface does not count"
+        );
+        assert_eq!(choose(&host()[..1], None).name, "lo");
+        assert_eq!(choose_from(&host(), Some(""), Some("eth1")).unwrap().name, "eth1");
+        let line = choose(&host(), Some("eth1")).to_string();
+        assert_eq!(line, "interface eth1 192.168.7.5 (it has the default route)");
+    }
+
+    #[test]
+    fn mistakes_are_answered_with_what_there_is() {
+        let list = [entry("lo", 1, "127.0.0.1"), entry("eth0", 2, "10.0.0.5"), entry("eth0", 2, "fe80::5")];
+        let text = |list: &[InterfaceAddress], wanted| {
+            choose_from(list, Some(wanted), None).unwrap_err().to_string()
+        };
+        assert_eq!(
+            text(&list, "eth9"),
+            "interface 'eth9' does not exist; there are lo 127.0.0.1, eth0 10.0.0.5, eth0 fe80::5. Set \
+             UNISONO_INTERFACE to a name, an address or a CIDR."
+        );
+        for (wanted, part) in [
+            ("10.0.0.6", "no interface has the address '10.0.0.6'"),
+            ("11.0.0.0/8", "no address is in the network '11.0.0.0/8'"),
+            ("10.0.0.0/33", "not a network"),
+            ("fd00::/129", "not a network"),
+            ("eth0/8", "not a network"),
+            ("10.0.0.0/-1", "not a network"),
+        ] {
+            let text = text(&list, wanted);
+            assert!(text.contains(part) && text.ends_with(ADVICE), "{text}");
+        }
+        assert!(text(&host(), "eth2").contains("'eth2' is down"));
+        assert!(choose_from(&[], None, None).unwrap_err().text().contains("no network interface is up"));
+    }
+
+    #[test]
+    fn link_local_addresses_carry_their_interface() {
+        let interface = choose_from(&host(), Some("eth0"), None).unwrap();
+        assert_eq!(interface.socket_address("fe80::5".parse().unwrap(), 80).to_string(), "[fe80::5%2]:80");
+        assert_eq!(interface.socket_address("10.0.0.5".parse().unwrap(), 80).to_string(), "10.0.0.5:80");
+    }
+
+    #[test]
+    fn the_real_loopback_is_found_by_network() {
+        let interface = Interface::choose(Some("127.0.0.0/8")).unwrap();
+        assert_eq!(interface.name, "lo");
+        assert!(interface.addresses.contains(&IpAddr::from([127, 0, 0, 1])));
+        assert!(!Interface::choose(None).unwrap().addresses.is_empty());
+    }
+
+    #[test]
+    fn default_routes_are_read_from_the_kernels_tables() {
+        let head = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n";
+        let v4 = format!(
+            "{head}eth1\t00000000\t0100A8C0\t0003\t0\t0\t200\t00000000\t0\t0\t0\n\
+             eth0\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0\n\
+             eth2\t0000000A\t00000000\t0001\t0\t0\t0\t000000FF\t0\t0\t0\n"
+        );
+        let zero = "0".repeat(32);
+        let v6 = format!(
+            "{zero} 00 {zero} 00 {zero} 00000400 00000001 00000000 00000003     eth3\n\
+             {zero} 00 {zero} 00 {zero} ffffffff 00000001 00000000 00200200       lo\n"
+        );
+        assert_eq!(default_route(&v4, &v6).as_deref(), Some("eth0"));
+        assert_eq!(default_route(head, &v6).as_deref(), Some("eth3"));
+        assert_eq!(default_route("", "garbage\n").as_deref(), None);
+    }
+}

@@ -1,0 +1,747 @@
+//! The client of a TCP store.
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::secret::SecretKey;
+use super::store::{self, Store};
+use super::tcp_server;
+use super::tcp_wire::{self as wire, Answer, ClientHello, Operation, RequestHead, ServerHello, Verdict};
+use crate::deadline::Deadline;
+use crate::error::{Error, Result, Status, fail};
+use crate::sys::random;
+
+/// How long one address may take to accept and to greet before the next is tried. A host that drops packets must not
+/// use up the time of the others.
+const ONE_TRY: Duration = Duration::from_secs(5);
+/// How long a server may take for an answer that waits for nothing.
+const ANSWER: Duration = Duration::from_secs(60);
+/// How much later than asked a server may say that a key did not come.
+const GRACE: Duration = Duration::from_secs(5);
+/// Idle connections that are kept.
+const KEPT: usize = 4;
+
+/// A connection to a [`tcp_server::ServerHandle`], here or elsewhere.
+///
+/// Threads do not wait for each other: each call under way has a connection of its own, opened when there is none idle.
+/// There is no reconnecting: once the server is lost, every call fails with the first cause, since what was in the
+/// dictionary is lost as well.
+pub struct TcpStore {
+    /// As the caller named it, for errors.
+    name: String,
+    address: SocketAddr,
+    key: Option<SecretKey>,
+    instance: [u8; 16],
+    shared: Mutex<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    idle: Vec<TcpStream>,
+    lost: Option<Error>,
+}
+
+impl TcpStore {
+    /// Connects to `host` (a name or an address) and `port`, trying again until the deadline: the server may start
+    /// later. What cannot become better by waiting, such as a wrong secret, fails at once. A slow name server may
+    /// delay the return beyond the deadline.
+    pub fn connect(
+        host: &str,
+        port: u16,
+        secret: Option<&SecretKey>,
+        deadline: Deadline,
+    ) -> Result<TcpStore> {
+        let name = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let resolve = || Ok((host, port).to_socket_addrs()?.collect());
+        TcpStore::connect_to(name, resolve, secret, None, deadline)
+    }
+
+    /// Connects to the first of `addresses` that answers, which has to be the server with this `instance`.
+    pub(super) fn connect_any(
+        addresses: &[SocketAddr],
+        secret: &SecretKey,
+        instance: [u8; 16],
+        deadline: Deadline,
+    ) -> Result<TcpStore> {
+        let names: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
+        TcpStore::connect_to(
+            names.join(" or "),
+            || Ok(addresses.to_vec()),
+            Some(secret),
+            Some(instance),
+            deadline,
+        )
+    }
+
+    /// Where the server is.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn connect_to(
+        name: String,
+        candidates: impl Fn() -> io::Result<Vec<SocketAddr>>,
+        secret: Option<&SecretKey>,
+        instance: Option<[u8; 16]>,
+        deadline: Deadline,
+    ) -> Result<TcpStore> {
+        let since = Instant::now();
+        let key = secret.map(wire::store_key);
+        let mut pause = Duration::from_millis(2);
+        loop {
+            let mut last = match candidates() {
+                Ok(addresses) => {
+                    let mut last = "the name has no address".to_owned();
+                    for address in addresses {
+                        match dial(address, key.as_ref(), instance, deadline) {
+                            Ok((stream, instance)) => {
+                                let shared = Mutex::new(Shared { idle: vec![stream], lost: None });
+                                return Ok(TcpStore { name, address, key, instance, shared });
+                            }
+                            Err(Refusal::ForGood(error)) => {
+                                return Err(error.context(format!("tcp store {name}")));
+                            }
+                            Err(Refusal::ForNow(cause)) => last = format!("{address}: {cause}"),
+                            Err(Refusal::OtherServer) => {
+                                last = format!("{address}: another job's store answers there")
+                            }
+                        }
+                    }
+                    last
+                }
+                Err(cause) => format!("cannot resolve the name: {cause}"),
+            };
+            if deadline.expired() {
+                last.push_str("; is the process that hosts it running, and its port reachable from here?");
+                fail!(
+                    Timeout,
+                    "no connection to the tcp store {name} within {:.1} s: {last}",
+                    since.elapsed().as_secs_f64()
+                );
+            }
+            thread::sleep(deadline.remaining_capped(pause));
+            pause = (pause * 3 / 2).min(Duration::from_millis(500));
+        }
+    }
+
+    /// Sends one request and returns its answer. `body` is what the operation takes, `deadline` when the answer has to
+    /// be there.
+    fn call(
+        &self,
+        operation: Operation,
+        key: &str,
+        body: &[u8],
+        deadline: Deadline,
+    ) -> Result<(Answer, Vec<u8>)> {
+        if key.len() > wire::MAX_KEY {
+            fail!(
+                InvalidArgument,
+                "key {} has {} bytes; a tcp store takes at most {}",
+                store::quoted(key),
+                key.len(),
+                wire::MAX_KEY
+            );
+        }
+        if body.len() > wire::MAX_VALUE {
+            fail!(
+                InvalidArgument,
+                "the value of key {} has {} bytes; a tcp store takes at most {}",
+                store::quoted(key),
+                body.len(),
+                wire::MAX_VALUE
+            );
+        }
+        let idle = {
+            let mut shared = self.shared();
+            if let Some(error) = &shared.lost {
+                return Err(error.clone());
+            }
+            shared.idle.pop()
+        };
+        let mut stream = match idle {
+            Some(stream) => stream,
+            None => self.another(deadline)?,
+        };
+        let head = RequestHead { operation, key: key.len(), body: body.len() };
+        match exchange(&mut stream, head, key, body, deadline) {
+            Ok(answer) => {
+                let mut shared = self.shared();
+                if shared.idle.len() < KEPT {
+                    shared.idle.push(stream);
+                }
+                Ok(answer)
+            }
+            Err(cause) => Err(self.broken(operation, key, cause)),
+        }
+    }
+
+    /// One more connection to the same server.
+    fn another(&self, deadline: Deadline) -> Result<TcpStream> {
+        let since = Instant::now();
+        let mut pause = Duration::from_millis(2);
+        let deadline = deadline.min(Deadline::after(ANSWER));
+        loop {
+            match dial(self.address, self.key.as_ref(), Some(self.instance), deadline) {
+                Ok((stream, _)) => return Ok(stream),
+                Err(Refusal::ForGood(error)) => return Err(error.context(self.describe())),
+                // The server was up, so these two mean that it is gone.
+                Err(Refusal::OtherServer) => {
+                    return Err(self.lose("connecting once more", "another has its place"));
+                }
+                Err(Refusal::ForNow(cause)) if cause.kind() == ErrorKind::ConnectionRefused => {
+                    return Err(self.lose("connecting once more", &cause.to_string()));
+                }
+                Err(Refusal::ForNow(cause)) if deadline.expired() => {
+                    let after = since.elapsed().as_secs_f64();
+                    fail!(Timeout, "{}: no further connection after {after:.1} s: {cause}", self.describe())
+                }
+                Err(Refusal::ForNow(_)) => thread::sleep(deadline.remaining_capped(pause)),
+            }
+            pause = (pause * 3 / 2).min(Duration::from_millis(500));
+        }
+    }
+
+    /// What a broken connection means: the server is lost.
+    fn broken(&self, operation: Operation, key: &str, cause: io::Error) -> Error {
+        let doing = match operation {
+            Operation::Set => "setting",
+            Operation::Get => "waiting for",
+            Operation::TryGet => "looking for",
+            Operation::Add => "adding to",
+        };
+        let doing = format!("{doing} key {}", store::quoted(key));
+        match cause.kind() {
+            ErrorKind::UnexpectedEof => self.lose(&doing, "the server has closed the connection"),
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => self.lose(&doing, "the server does not answer"),
+            _ => self.lose(&doing, &cause.to_string()),
+        }
+    }
+
+    /// Remembers that the server is lost; the first cause stays.
+    fn lose(&self, doing: &str, what: &str) -> Error {
+        let text = format!(
+            "lost the {} while {doing}: {what}; look at the process that hosts it (rank 0 or the launcher)",
+            self.describe()
+        );
+        let mut shared = self.shared();
+        shared.idle.clear();
+        shared.lost.get_or_insert_with(|| Error::new(Status::PeerFailed, text)).clone()
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        // Nothing panics with the lock held.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn refused(&self, verb: &str, key: &str, body: &[u8]) -> Error {
+        let text = format!(
+            "{verb} key {}: {} (in {})",
+            store::quoted(key),
+            String::from_utf8_lossy(body).escape_debug(),
+            self.describe()
+        );
+        Error::new(Status::InvalidUsage, text)
+    }
+
+    fn unexpected(&self, operation: Operation, key: &str) -> Error {
+        self.broken(
+            operation,
+            key,
+            io::Error::new(ErrorKind::InvalidData, "the server answers something else"),
+        )
+    }
+}
+
+impl Store for TcpStore {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        match self.call(Operation::Set, key, value, Deadline::after(ANSWER))? {
+            (Answer::Done, _) => Ok(()),
+            (Answer::Refused, text) => Err(self.refused("set", key, &text)),
+            _ => Err(self.unexpected(Operation::Set, key)),
+        }
+    }
+
+    fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
+        let since = Instant::now();
+        let left = deadline.remaining();
+        // Rounded up: the server must not give up before the caller would.
+        let wait = left
+            .map_or(u64::MAX, |left| u64::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX));
+        // The server says when the time is over; it gets a little longer to say so.
+        let answer = left.map_or(Deadline::NEVER, |left| Deadline::after(left.saturating_add(GRACE)));
+        match self.call(Operation::Get, key, &wait.to_le_bytes(), answer)? {
+            (Answer::Done, value) => Ok(value),
+            (Answer::TimedOut, _) => Err(store::timed_out(self, key, since)),
+            _ => Err(self.unexpected(Operation::Get, key)),
+        }
+    }
+
+    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        match self.call(Operation::TryGet, key, &[], Deadline::after(ANSWER))? {
+            (Answer::Done, value) => Ok(Some(value)),
+            (Answer::Absent, _) => Ok(None),
+            _ => Err(self.unexpected(Operation::TryGet, key)),
+        }
+    }
+
+    fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        match self.call(Operation::Add, key, &amount.to_le_bytes(), Deadline::after(ANSWER))? {
+            (Answer::Done, sum) => match sum.try_into() {
+                Ok(sum) => Ok(i64::from_le_bytes(sum)),
+                Err(_) => Err(self.unexpected(Operation::Add, key)),
+            },
+            (Answer::Refused, text) => Err(self.refused("add to", key, &text)),
+            _ => Err(self.unexpected(Operation::Add, key)),
+        }
+    }
+
+    fn describe(&self) -> String {
+        format!("tcp store {}", self.name)
+    }
+}
+
+/// Why there is no connection.
+enum Refusal {
+    /// It may come if we wait.
+    ForNow(io::Error),
+    /// A store answers, but not the one that was meant.
+    OtherServer,
+    /// Waiting does not help.
+    ForGood(Error),
+}
+
+impl From<io::Error> for Refusal {
+    fn from(cause: io::Error) -> Refusal {
+        Refusal::ForNow(cause)
+    }
+}
+
+/// One try to connect and to greet. Returns the connection and the server's instance.
+fn dial(
+    address: SocketAddr,
+    key: Option<&SecretKey>,
+    instance: Option<[u8; 16]>,
+    deadline: Deadline,
+) -> std::result::Result<(TcpStream, [u8; 16]), Refusal> {
+    // At the end of the time, one short try is still made: a caller with no time left learns what is wrong.
+    let patience = deadline.remaining_capped(ONE_TRY).max(Duration::from_millis(20));
+    let deadline = Deadline::after(patience);
+    let stream = TcpStream::connect_timeout(&address, patience)?;
+    // A connect to a free port of this host may, by chance, pick the same port as its own end: that is nobody.
+    if stream.local_addr()? == stream.peer_addr()? {
+        return Err(io::Error::from(ErrorKind::ConnectionRefused).into());
+    }
+    tcp_server::prepare(&stream)?;
+    let mut timed = Timed { stream: &stream, deadline };
+    let mut bytes = [0; wire::SERVER_HELLO];
+    timed.read_exact(&mut bytes).map_err(|cause| greeting(cause, "no greeting"))?;
+    let Some(hello) = ServerHello::parse(&bytes) else {
+        return Err(Refusal::ForGood(Error::new(
+            Status::System,
+            format!(
+                "what answers at {address} is not a store of this version of unisono; choose another port"
+            ),
+        )));
+    };
+    if hello.flags & wire::FULL != 0 {
+        return Err(io::Error::other("it has no room for another connection").into());
+    }
+    if instance.is_some_and(|instance| instance != hello.instance) {
+        return Err(Refusal::OtherServer);
+    }
+    let mut nonce = [0; 32];
+    random::fill(&mut nonce).map_err(Refusal::ForGood)?;
+    let flags = if key.is_some() { wire::WITH_SECRET } else { 0 };
+    let tag = key.map_or([0; 32], |key| key.tag(&wire::transcript("client", &hello, &nonce)));
+    timed.write_all(&ClientHello { flags, nonce, tag }.bytes())?;
+    let mut bytes = [0; wire::VERDICT];
+    timed.read_exact(&mut bytes).map_err(|cause| greeting(cause, "no answer to our greeting"))?;
+    let text = match Verdict::parse(bytes[0]) {
+        Some(Verdict::Welcome) => match key {
+            Some(key) if !key.verify(&wire::transcript("server", &hello, &nonce), &bytes[1..]) => {
+                "the server does not know the secret"
+            }
+            _ => return Ok((stream, hello.instance)),
+        },
+        Some(Verdict::WrongSecret) => {
+            "our secret is not the server's; give all ranks the same UNISONO_SECRET or id"
+        }
+        Some(Verdict::SecretNeeded) => "the server asks for a secret; set UNISONO_SECRET as where it runs",
+        Some(Verdict::NoSecretHere) => "we have a secret, the server has none; set UNISONO_SECRET there too",
+        None => "the server answers our greeting with something unknown",
+    };
+    Err(Refusal::ForGood(Error::new(Status::System, text)))
+}
+
+/// What a failure during the greeting means.
+fn greeting(cause: io::Error, what: &str) -> io::Error {
+    match cause.kind() {
+        ErrorKind::UnexpectedEof => {
+            io::Error::new(cause.kind(), format!("{what}, the connection was closed"))
+        }
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+            io::Error::new(ErrorKind::TimedOut, format!("{what}; another program may use the port"))
+        }
+        _ => cause,
+    }
+}
+
+fn exchange(
+    stream: &mut TcpStream,
+    head: RequestHead,
+    key: &str,
+    body: &[u8],
+    deadline: Deadline,
+) -> io::Result<(Answer, Vec<u8>)> {
+    let mut timed = Timed { stream, deadline };
+    let start = [&head.bytes(), key.as_bytes()].concat();
+    timed.write_both(&start, body)?;
+    let mut bytes = [0; wire::ANSWER_HEAD];
+    timed.read_exact(&mut bytes)?;
+    let [code, length @ ..] = bytes;
+    let answer = Answer::parse(code).ok_or(ErrorKind::InvalidData)?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > wire::MAX_VALUE {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    let mut value = vec![0; length];
+    timed.read_exact(&mut value)?;
+    Ok((answer, value))
+}
+
+/// A blocking stream whose calls, all together, end at a deadline.
+struct Timed<'a> {
+    stream: &'a TcpStream,
+    deadline: Deadline,
+}
+
+impl Timed<'_> {
+    /// What one system call may take. The kernel takes zero for "for ever", so it is never zero.
+    fn patience(&self) -> io::Result<Option<Duration>> {
+        match self.deadline.remaining() {
+            Some(Duration::ZERO) => Err(ErrorKind::TimedOut.into()),
+            left => Ok(left.map(|left| left.max(Duration::from_millis(1)))),
+        }
+    }
+
+    /// Writes two parts, in one packet where they fit.
+    fn write_both(&mut self, first: &[u8], second: &[u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < first.len() {
+            self.stream.set_write_timeout(self.patience()?)?;
+            match self.stream.write_vectored(&[IoSlice::new(&first[done..]), IoSlice::new(second)]) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(count) => done += count,
+                Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
+                Err(cause) => return Err(cause),
+            }
+        }
+        self.write_all(&second[done - first.len()..])
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.patience()?)?;
+        self.stream.read(into)
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.patience()?)?;
+        self.stream.write(from)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl fmt::Debug for TcpStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.describe())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, TcpListener};
+
+    use super::*;
+    use crate::rendezvous::battery;
+    use crate::rendezvous::scratch::reserved;
+    use crate::rendezvous::tcp_server::{Limits, ServerHandle};
+
+    fn loopback() -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, 0).into()
+    }
+
+    fn soon() -> Deadline {
+        Deadline::after(Duration::from_secs(20))
+    }
+
+    fn client(server: &ServerHandle, secret: Option<&SecretKey>) -> TcpStore {
+        TcpStore::connect("127.0.0.1", server.port(), secret, soon()).unwrap()
+    }
+
+    #[test]
+    fn passes_the_battery_from_many_clients() {
+        let key = SecretKey::random().unwrap();
+        let server = ServerHandle::start(loopback(), Some(&key)).unwrap();
+        battery::run(|| client(&server, Some(&key)));
+    }
+
+    #[test]
+    fn passes_the_battery_from_one_client_shared_by_threads() {
+        let server = ServerHandle::start_everywhere(0, None).unwrap();
+        let store = std::sync::Arc::new(client(&server, None));
+        battery::run(|| store.clone());
+    }
+
+    #[test]
+    fn speaks_ipv6_and_host_names() {
+        let server = ServerHandle::start_everywhere(0, None).unwrap();
+        TcpStore::connect("localhost", server.port(), None, soon()).unwrap().set("k", b"v").unwrap();
+        if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
+            let store = TcpStore::connect("::1", server.port(), None, soon()).unwrap();
+            assert_eq!(store.try_get("k").unwrap().as_deref(), Some(&b"v"[..]));
+            assert_eq!(store.describe(), format!("tcp store [::1]:{}", server.port()));
+        }
+    }
+
+    #[test]
+    fn waits_for_a_server_that_starts_later() {
+        let (_place, address) = reserved();
+        thread::scope(|scope| {
+            let client = scope.spawn(|| TcpStore::connect("127.0.0.1", address.port(), None, soon()));
+            thread::sleep(Duration::from_millis(50));
+            let server = ServerHandle::start(address, None).unwrap();
+            client.join().unwrap().unwrap().set("k", b"v").unwrap();
+            drop(server);
+        });
+    }
+
+    #[test]
+    fn nobody_there_names_host_port_cause_and_time() {
+        let (_place, address) = reserved();
+        let port = address.port();
+        let deadline = Deadline::after(Duration::from_millis(100));
+        let error = TcpStore::connect("127.0.0.1", port, None, deadline).unwrap_err();
+        assert_eq!(error.status(), Status::Timeout);
+        for part in [&format!("127.0.0.1:{port}"), "Connection refused", "within 0."] {
+            assert!(error.text().contains(part), "{error}");
+        }
+        let error = TcpStore::connect("host.invalid", port, None, deadline).unwrap_err();
+        assert!(error.text().contains("resolve") && error.text().contains("host.invalid"), "{error}");
+    }
+
+    #[test]
+    fn a_wrong_or_missing_secret_fails_at_once_on_both_sides() {
+        let (right, wrong) = (SecretKey::new([1; 32]), SecretKey::new([2; 32]));
+        let guarded = ServerHandle::start(loopback(), Some(&right)).unwrap();
+        let open = ServerHandle::start(loopback(), None).unwrap();
+        for (server, secret, text) in [
+            (&guarded, Some(&wrong), "not the server's"),
+            (&guarded, None, "asks for a secret"),
+            (&open, Some(&right), "the server has none"),
+        ] {
+            // No deadline: only an immediate refusal returns.
+            let error = TcpStore::connect("127.0.0.1", server.port(), secret, Deadline::NEVER).unwrap_err();
+            assert!(error.text().contains(text), "{error}");
+        }
+        client(&guarded, Some(&right)).set("k", b"v").unwrap();
+    }
+
+    #[test]
+    fn a_server_that_does_not_know_the_secret_is_not_believed() {
+        let listener = TcpListener::bind(loopback()).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                let hello = ServerHello { flags: wire::WITH_SECRET, instance: [0; 16], nonce: [0; 32] };
+                stream.write_all(&hello.bytes()).unwrap();
+                stream.read_exact(&mut [0; wire::CLIENT_HELLO]).unwrap();
+                stream.write_all(&[0; wire::VERDICT]).unwrap();
+            });
+            let error =
+                TcpStore::connect("127.0.0.1", port, Some(&SecretKey::new([1; 32])), soon()).unwrap_err();
+            assert!(error.text().contains("does not know the secret"), "{error}");
+        });
+    }
+
+    #[test]
+    fn another_program_on_the_port_is_recognised() {
+        let listener = TcpListener::bind(loopback()).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.write_all(&[b'H'; 100]).unwrap();
+            });
+            let error = TcpStore::connect("127.0.0.1", port, None, soon()).unwrap_err();
+            assert!(error.text().contains("not a store"), "{error}");
+        });
+        // One that never speaks: the deadline ends the wait.
+        let deadline = Deadline::after(Duration::from_millis(100));
+        let error = TcpStore::connect("127.0.0.1", port, None, deadline).unwrap_err();
+        assert_eq!(error.status(), Status::Timeout);
+        assert!(error.text().contains("no greeting"), "{error}");
+    }
+
+    #[test]
+    fn a_server_that_ends_during_a_wait_fails_all_calls_with_one_cause() {
+        let server = ServerHandle::start(loopback(), None).unwrap();
+        let store = client(&server, None);
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| store.get("never", Deadline::NEVER).unwrap_err());
+            thread::sleep(Duration::from_millis(50));
+            drop(server);
+            let error = waiter.join().unwrap();
+            assert_eq!(error.status(), Status::PeerFailed);
+            assert!(error.text().contains("waiting for key 'never'"), "{error}");
+            assert_eq!(store.set("k", b"v").unwrap_err(), error);
+        });
+    }
+
+    #[test]
+    fn a_restarted_server_is_not_taken_for_the_lost_one() {
+        let (_place, address) = reserved();
+        let server = ServerHandle::start(address, None).unwrap();
+        let store = client(&server, None);
+        store.shared().idle.clear();
+        drop(server);
+        let _other = ServerHandle::start(address, None).unwrap();
+        let error = store.get("k", Deadline::after(Duration::from_millis(50))).unwrap_err();
+        assert_eq!(error.status(), Status::PeerFailed);
+        assert!(error.text().contains("another has its place"), "{error}");
+        assert_eq!(store.try_get("k").unwrap_err(), error);
+    }
+
+    #[test]
+    fn garbage_and_oversize_frames_end_only_their_connection() {
+        let server = ServerHandle::start(loopback(), None).unwrap();
+        let store = client(&server, None);
+        let closed_after = |bytes: &[u8], greet: bool| {
+            let mut stream = TcpStream::connect(server.address()).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            stream.read_exact(&mut [0; wire::SERVER_HELLO]).unwrap();
+            if greet {
+                let hello = ClientHello { flags: 0, nonce: [0; 32], tag: [0; 32] };
+                stream.write_all(&hello.bytes()).unwrap();
+                stream.read_exact(&mut [0; wire::VERDICT]).unwrap();
+            }
+            stream.write_all(bytes).unwrap();
+            match stream.read(&mut [0; 1]) {
+                Ok(count) => assert_eq!(count, 0, "the server answered garbage"),
+                Err(cause) => assert_eq!(cause.kind(), ErrorKind::ConnectionReset),
+            }
+        };
+        closed_after(&[b'G'; 200], false);
+        let head = |operation, key: u32, body: u32| {
+            [&[operation][..], &key.to_le_bytes(), &body.to_le_bytes()].concat()
+        };
+        for frame in [
+            head(0, 0, 0),
+            head(9, 1, 1),
+            head(Operation::Set as u8, wire::MAX_KEY as u32 + 1, 0),
+            head(Operation::Set as u8, 1, wire::MAX_VALUE as u32 + 1),
+            head(Operation::Set as u8, u32::MAX, u32::MAX),
+            head(Operation::Get as u8, 1, 7),
+            head(Operation::Add as u8, 1, 9),
+            head(Operation::TryGet as u8, 1, 1),
+        ] {
+            closed_after(&frame, true);
+        }
+        store.set("still", b"here").unwrap();
+        assert_eq!(client(&server, None).get("still", soon()).unwrap(), b"here");
+    }
+
+    #[test]
+    fn strangers_are_few_and_are_sent_away() {
+        let limits = Limits { strangers: 3, greeting: Duration::from_millis(150), ..Limits::default() };
+        let key = SecretKey::new([1; 32]);
+        let server = ServerHandle::start_with(loopback(), Some(&key), limits).unwrap();
+        let store = client(&server, Some(&key));
+        let mut streams: Vec<TcpStream> = (0..6)
+            .map(|_| {
+                let mut stream = TcpStream::connect(server.address()).unwrap();
+                stream.read_exact(&mut [0; wire::SERVER_HELLO]).unwrap();
+                stream
+            })
+            .collect();
+        // Half open, dripping bytes: neither keeps its place.
+        streams[5].write_all(&wire::MAGIC[..3]).unwrap();
+        store.set("k", b"v").unwrap();
+        client(&server, Some(&key)).get("k", soon()).unwrap();
+        for stream in &mut streams {
+            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            // The server closes with unread bytes in its buffer, which a reset tells.
+            let end = stream.read(&mut [0; 1]);
+            assert!(
+                matches!(end, Ok(0)) || end.is_err_and(|cause| cause.kind() == ErrorKind::ConnectionReset)
+            );
+        }
+    }
+
+    #[test]
+    fn a_slow_reader_and_a_vanished_waiter_disturb_nobody() {
+        let server = ServerHandle::start(loopback(), None).unwrap();
+        let store = client(&server, None);
+        store.set("large", &vec![1; wire::MAX_VALUE]).unwrap();
+        let mut slow = dial(server.address(), None, None, soon()).ok().unwrap().0;
+        let head = RequestHead { operation: Operation::TryGet, key: 5, body: 0 };
+        let request = [&head.bytes()[..], b"large"].concat();
+        // Several requests at once, none of whose answers is read.
+        slow.write_all(&request.repeat(8)).unwrap();
+        let mut waiter = dial(server.address(), None, None, soon()).ok().unwrap().0;
+        let head = RequestHead { operation: Operation::Get, key: 5, body: 8 };
+        waiter.write_all(&[&head.bytes()[..], b"later", &u64::MAX.to_le_bytes()].concat()).unwrap();
+        waiter.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(waiter.read(&mut [0; 1]).unwrap(), 0);
+        store.set("later", b"x").unwrap();
+        assert_eq!(store.get("later", soon()).unwrap(), b"x");
+        drop(slow);
+        assert_eq!(store.get("large", soon()).unwrap().len(), wire::MAX_VALUE);
+    }
+
+    #[test]
+    fn a_full_server_says_so_and_limits_what_it_keeps() {
+        let limits = Limits { connections: 1, stored: 100, ..Limits::default() };
+        let server = ServerHandle::start_with(loopback(), None, limits).unwrap();
+        let store = client(&server, None);
+        let deadline = Deadline::after(Duration::from_millis(50));
+        let error = TcpStore::connect("127.0.0.1", server.port(), None, deadline).unwrap_err();
+        assert!(error.text().contains("no room"), "{error}");
+        store.set("k", &[0; 90]).unwrap();
+        let error = store.set("l", &[0; 90]).unwrap_err();
+        assert!(error.text().contains("the store is full (91 of 100 bytes"), "{error}");
+        store.set("k", &[0; 99]).unwrap();
+    }
+
+    #[test]
+    fn keys_and_values_beyond_the_limits_are_refused_before_they_travel() {
+        let server = ServerHandle::start(loopback(), None).unwrap();
+        let store = client(&server, None);
+        let error = store.set(&"k".repeat(wire::MAX_KEY + 1), b"").unwrap_err();
+        assert_eq!(error.status(), Status::InvalidArgument);
+        let error = store.set("k", &vec![0; wire::MAX_VALUE + 1]).unwrap_err();
+        assert_eq!(error.status(), Status::InvalidArgument);
+        store.set(&"k".repeat(wire::MAX_KEY), b"").unwrap();
+    }
+
+    #[test]
+    fn a_port_in_use_is_named() {
+        let server = ServerHandle::start(loopback(), None).unwrap();
+        let error = ServerHandle::start(server.address(), None).err().expect("the port is taken");
+        assert!(error.text().contains(&server.address().to_string()), "{error}");
+        assert!(error.text().contains("in use"), "{error}");
+    }
+}

@@ -1,0 +1,87 @@
+//! The network interfaces of this host.
+
+use std::ffi::CStr;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ptr;
+
+/// One address of one interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InterfaceAddress {
+    /// The interface's name, `eth0`.
+    pub name: String,
+    /// The interface's number in the kernel, which link-local IPv6 addresses need.
+    pub index: u32,
+    /// The address.
+    pub address: IpAddr,
+    /// Whether the interface is up.
+    pub up: bool,
+    /// Whether it leads back to this host.
+    pub loopback: bool,
+}
+
+/// All IPv4 and IPv6 addresses, in the kernel's order.
+pub fn list() -> io::Result<Vec<InterfaceAddress>> {
+    let mut first: *mut libc::ifaddrs = ptr::null_mut();
+    // SAFETY: `first` is writable; on success it is the head of a list that is ours until we free it.
+    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut addresses = Vec::new();
+    let mut next = first;
+    // SAFETY: each element is valid until the list is freed below, and nobody else writes to it.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        next = entry.ifa_next;
+        // SAFETY: `ifa_addr` is NULL or a socket address as long as its family says.
+        let Some(address) = (unsafe { address(entry.ifa_addr) }) else { continue };
+        // SAFETY: the name is terminated and valid until the list is freed.
+        let name = unsafe { CStr::from_ptr(entry.ifa_name) };
+        let has = |flag: i32| entry.ifa_flags & flag as u32 != 0;
+        addresses.push(InterfaceAddress {
+            name: name.to_string_lossy().into_owned(),
+            // SAFETY: as above; the call only reads the name.
+            index: unsafe { libc::if_nametoindex(entry.ifa_name) },
+            address,
+            up: has(libc::IFF_UP),
+            loopback: has(libc::IFF_LOOPBACK),
+        });
+    }
+    // SAFETY: `first` came from getifaddrs, and nothing refers to the list any more.
+    unsafe { libc::freeifaddrs(first) };
+    Ok(addresses)
+}
+
+/// # Safety
+///
+/// `raw` is NULL or valid for reads of the structure that its family names.
+unsafe fn address(raw: *const libc::sockaddr) -> Option<IpAddr> {
+    if raw.is_null() {
+        return None;
+    }
+    // SAFETY: not NULL, and every socket address begins with its family.
+    match i32::from(unsafe { (*raw).sa_family }) {
+        libc::AF_INET => {
+            // SAFETY: of this family, so of this structure; read without assuming its alignment.
+            let address = unsafe { raw.cast::<libc::sockaddr_in>().read_unaligned() };
+            Some(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let address = unsafe { raw.cast::<libc::sockaddr_in6>().read_unaligned() };
+            Some(Ipv6Addr::from(address.sin6_addr.s6_addr).into())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_listed_as_such() {
+        let list = list().unwrap();
+        let lo = list.iter().find(|entry| entry.address == IpAddr::from([127, 0, 0, 1])).unwrap();
+        assert!(lo.loopback && lo.up && lo.index > 0, "{lo:?}");
+    }
+}
