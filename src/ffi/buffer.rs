@@ -14,6 +14,7 @@ use super::context::unisono_context_t;
 use super::datatype::unisono_dtype_t;
 use super::handle::{Handle, handle};
 use super::status::{guard, unisono_status_t};
+use super::work::check_rank;
 
 /// A range of memory from which parts are sent and into which parts are received, many at a time, to and from many ranks.
 /// Ended by unisono_buffer_destroy. All functions may be called from any thread, also several at once.
@@ -63,13 +64,15 @@ pub unsafe extern "C" fn unisono_buffer_send(
         // SAFETY: the contract of the header: NULL or an options struct.
         let call = unsafe { call_options(call, "call") }?;
         let dtype = DataType::from_number(dtype)?;
-        check_part(buffer, offset, count, dtype)?;
+        check_rank(buffer.context(), to, "to")?;
         buffer.send(offset, count, dtype, to, &Call::from(&call))
     })
 }
 
 /// Starts to receive `count` elements, to `offset` bytes into the buffer, from whichever of the `from_count` ranks in
 /// `from` sends first with this tag; NULL and 0: from any rank. unisono_buffer_wait_receive waits.
+///
+/// In this version the list has one rank, or all others; UNISONO_UNSUPPORTED for a part of them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_buffer_receive(
     buffer: *const unisono_buffer_t,
@@ -88,7 +91,7 @@ pub unsafe extern "C" fn unisono_buffer_receive(
         // SAFETY: the contract of the header: NULL or an options struct.
         let call = unsafe { call_options(call, "call") }?;
         let dtype = DataType::from_number(dtype)?;
-        check_part(buffer, offset, count, dtype)?;
+        let from = source(buffer, from)?;
         buffer.receive(offset, count, dtype, from, &Call::from(&call))
     })
 }
@@ -156,16 +159,22 @@ pub unsafe extern "C" fn unisono_buffer_destroy(buffer: *mut unisono_buffer_t) {
     });
 }
 
-/// That the part lies within the buffer.
-fn check_part(buffer: &Buffer, offset: u64, count: u64, dtype: DataType) -> Result<()> {
-    let (part, have) = (u128::from(count) * dtype.size() as u128, buffer.bytes());
-    if u128::from(offset) + part <= u128::from(have) {
-        return Ok(());
+/// The one rank that a list names; `None` for all of them.
+fn source(buffer: &Buffer, from: &[u32]) -> Result<Option<u32>> {
+    let context = buffer.context();
+    for &rank in from {
+        check_rank(context, rank, "from")?;
     }
-    let from = if offset == 0 { String::new() } else { format!(" from offset {offset}") };
-    fail!(
-        InvalidArgument,
-        "count {count} of {} is {part} bytes{from}, but the buffer given to unisono_buffer_create has {have}",
-        dtype.name()
-    )
+    let everybody = || (0..context.size()).all(|rank| rank == context.rank() || from.contains(&rank));
+    match *from {
+        [single] => Ok(Some(single)),
+        [] => Ok(None),
+        _ if everybody() => Ok(None),
+        _ => fail!(
+            Unsupported,
+            "from lists {} of {} ranks; this version receives from one rank or from any",
+            from.len(),
+            context.size()
+        ),
+    }
 }

@@ -2,18 +2,19 @@
 
 use std::ffi::{CString, c_char};
 use std::marker::{PhantomData, PhantomPinned};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::communicator::{Context, Options as ContextOptions, Rendezvous};
 use crate::error::{Result, Status, fail};
+use crate::rendezvous::tcp_server::ServerHandle;
 
 use super::argument::{self, Options, list, optional_text, out, required_options, text, timeout};
 use super::handle::{Handle, handle};
 use super::point_to_point::UNISONO_NO_RANK;
 use super::status::{c_text, guard, guard_or, unisono_status_t};
 use super::store::unisono_store_t;
-use super::unique_id::unisono_unique_id_t;
+use super::unique_id::{self, unisono_unique_id_t};
 
 /// A context: this rank's membership in a group, a communicator. Ended by unisono_context_destroy. All functions may be
 /// called from any thread; operations that must match across ranks are called in the same order on each of them, or
@@ -30,12 +31,19 @@ pub(super) struct ContextHandle {
     context: Context,
     name: CString,
     failure: OnceLock<CString>,
+    /// Serves the unique id that the group met by, if this process made it, as long as the context or a child lives.
+    server: Option<Arc<ServerHandle>>,
 }
 
 impl ContextHandle {
-    fn new(context: Context) -> ContextHandle {
+    fn new(context: Context, server: Option<Arc<ServerHandle>>) -> ContextHandle {
         let name = c_text(context.name());
-        ContextHandle { context, name, failure: OnceLock::new() }
+        ContextHandle { context, name, failure: OnceLock::new(), server }
+    }
+
+    /// A child, as C gets it.
+    fn child(&self, context: Context) -> *mut unisono_context_t {
+        Handle::into_handle(ContextHandle::new(context, self.server.clone()))
     }
 
     pub(super) fn inner(&self) -> &Context {
@@ -143,9 +151,13 @@ pub unsafe extern "C" fn unisono_context_create(
                 fail!(InvalidArgument, "options->store and options->id are both set: give one of them")
             }
         };
+        let id = if let Rendezvous::Id(bytes) = rendezvous { Some(bytes) } else { None };
+        let server = id.as_ref().and_then(unique_id::server);
         // SAFETY: the contract of the header: texts.
         let options = unsafe { parsed(&options, rendezvous) }?;
-        place.write(Handle::into_handle(ContextHandle::new(Context::create(options)?)));
+        let context = Context::create(options)?;
+        id.as_ref().inspect(|bytes| unique_id::claim(bytes));
+        place.write(Handle::into_handle(ContextHandle::new(context, server)));
         Ok(())
     })
 }
@@ -174,7 +186,7 @@ pub unsafe extern "C" fn unisono_context_create_from_env(
         }
         // SAFETY: the contract of the header: texts.
         let options = unsafe { parsed(&options, Rendezvous::Environment) }?;
-        place.write(Handle::into_handle(ContextHandle::new(Context::create(options)?)));
+        place.write(Handle::into_handle(ContextHandle::new(Context::create(options)?, None)));
         Ok(())
     })
 }
@@ -196,9 +208,7 @@ pub unsafe extern "C" fn unisono_context_split(
         let place = unsafe { out(child, "child") }?;
         let color = (color != UNISONO_NO_COLOR).then_some(color);
         let child = context.context.split(color, key)?;
-        place.write(
-            child.map_or(std::ptr::null_mut(), |child| Handle::into_handle(ContextHandle::new(child))),
-        );
+        place.write(child.map_or(std::ptr::null_mut(), |child| context.child(child)));
         Ok(())
     })
 }
@@ -224,7 +234,7 @@ pub unsafe extern "C" fn unisono_context_group(
         let ranks = unsafe { list(ranks, rank_count.into(), "ranks") }?;
         // SAFETY: the contract of the header: NULL or writable.
         let place = unsafe { out(child, "child") }?;
-        place.write(Handle::into_handle(ContextHandle::new(context.context.group(name, ranks)?)));
+        place.write(context.child(context.context.group(name, ranks)?));
         Ok(())
     })
 }
@@ -240,7 +250,7 @@ pub unsafe extern "C" fn unisono_context_duplicate(
         let context = unsafe { Handle::borrow(ctx, "ctx") }?;
         // SAFETY: the contract of the header: NULL or writable.
         let place = unsafe { out(child, "child") }?;
-        place.write(Handle::into_handle(ContextHandle::new(context.context.duplicate()?)));
+        place.write(context.child(context.context.duplicate()?));
         Ok(())
     })
 }

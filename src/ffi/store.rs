@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 use std::marker::{PhantomData, PhantomPinned};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,9 +11,13 @@ use crate::error::{Error, Result, Status, fail};
 use crate::rendezvous::file::FileStore;
 use crate::rendezvous::hash::HashStore;
 use crate::rendezvous::prefix::PrefixStore;
+use crate::rendezvous::secret::SecretKey;
 use crate::rendezvous::store::Store;
+use crate::rendezvous::tcp::TcpStore;
+use crate::rendezvous::tcp_server::ServerHandle;
 
-use super::argument::{Options, list, optional_text, out, required_options, text, wait_deadline};
+use super::argument::{Options, list, optional_text, out, required_options, text, timeout, wait_deadline};
+use super::context::UNISONO_DEFAULT_TIMEOUT_MS;
 use super::handle::{Handle, handle};
 use super::status::{c_text, guard, guard_or, unisono_status_t};
 
@@ -44,7 +49,8 @@ impl StoreHandle {
 pub struct unisono_tcp_store_options_t {
     /// sizeof(unisono_tcp_store_options_t), as UNISONO_TCP_STORE_OPTIONS_INIT sets it.
     pub size: u64,
-    /// Name or address of the host that serves, IPv4 or IPv6; NULL: this host.
+    /// Name or address of the host that serves, IPv4 or IPv6; NULL: this host. The process that serves listens on
+    /// this if it is an address, else on all addresses of the host.
     pub host: *const c_char,
     /// The port, 1 to 65535. 0 only with `serve`: any free port, which unisono_store_port tells.
     pub port: u32,
@@ -172,8 +178,31 @@ pub unsafe extern "C" fn unisono_store_create_tcp(
         let options = unsafe { required_options(options, "options") }?;
         // SAFETY: the contract of the header: NULL or writable.
         let place = unsafe { out(store, "store") }?;
-        let _ = (options, place);
-        todo!()
+        // SAFETY: the contract of the header: NULL or C strings, as for the next.
+        let host = unsafe { optional_text(options.host, "options->host") }?;
+        // SAFETY: as above.
+        let secret = unsafe { optional_text(options.secret, "options->secret") }?.map(SecretKey::from_text);
+        let deadline =
+            timeout(options.timeout_ms).unwrap_or(Duration::from_millis(UNISONO_DEFAULT_TIMEOUT_MS));
+        let deadline = Deadline::after(deadline);
+        let port = match u16::try_from(options.port) {
+            Ok(port) if port != 0 || options.serve != 0 => port,
+            _ => fail!(InvalidArgument, "options->port is {}; a port is 1 to 65535", options.port),
+        };
+        let handle = match options.serve {
+            0 => {
+                let store = TcpStore::connect(host.unwrap_or("localhost"), port, secret.as_ref(), deadline)?;
+                StoreHandle { store: Arc::new(store), port: port.into() }
+            }
+            1 => {
+                let store = ServedStore::start(host, port, secret.as_ref(), deadline)?;
+                let port = store.server.port().into();
+                StoreHandle { store: Arc::new(store), port }
+            }
+            other => fail!(InvalidArgument, "options->serve is {other}; it is 1 to serve the store, or 0"),
+        };
+        place.write(Handle::into_handle(handle));
+        Ok(())
     })
 }
 
@@ -370,6 +399,53 @@ pub unsafe extern "C" fn unisono_store_destroy(store: *mut unisono_store_t) {
 
 fn into_handle(store: impl Store + 'static) -> *mut unisono_store_t {
     Handle::into_handle(StoreHandle { store: Arc::new(store), port: 0 })
+}
+
+/// A TCP store that this process serves: the server lives as long as anything uses the store.
+struct ServedStore {
+    // Dropped in this order: the client leaves before the server ends.
+    client: TcpStore,
+    server: ServerHandle,
+}
+
+impl ServedStore {
+    /// Serves on `host` if that is an address, else on all addresses of this host.
+    fn start(
+        host: Option<&str>,
+        port: u16,
+        secret: Option<&SecretKey>,
+        deadline: Deadline,
+    ) -> Result<ServedStore> {
+        let server = match host.and_then(|host| host.parse::<IpAddr>().ok()) {
+            Some(address) => ServerHandle::start(SocketAddr::new(address, port), secret)?,
+            None => ServerHandle::start_everywhere(port, secret)?,
+        };
+        let address = server.local_address();
+        let client = TcpStore::connect(&address.ip().to_string(), address.port(), secret, deadline)?;
+        Ok(ServedStore { client, server })
+    }
+}
+
+impl Store for ServedStore {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.client.set(key, value)
+    }
+
+    fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
+        self.client.get(key, deadline)
+    }
+
+    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        self.client.try_get(key)
+    }
+
+    fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        self.client.add(key, amount)
+    }
+
+    fn describe(&self) -> String {
+        self.client.describe()
+    }
 }
 
 /// A copy for C, from `malloc`, so that `unisono_free` needs no length. Never NULL.

@@ -1,5 +1,10 @@
 //! The 128 bytes that are enough for a group to meet.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use crate::rendezvous::id::{ID_BYTES, UniqueId};
+use crate::rendezvous::tcp_server::ServerHandle;
+
 use super::argument::out;
 use super::status::{guard, unisono_status_t};
 
@@ -19,7 +24,40 @@ pub unsafe extern "C" fn unisono_unique_id_create(id: *mut unisono_unique_id_t) 
     guard(|| {
         // SAFETY: the contract of the header: NULL or writable.
         let place = unsafe { out(id, "id") }?;
-        place.write(unisono_unique_id_t { bytes: todo!() });
+        let (id, server) = UniqueId::create(None)?;
+        let bytes = id.to_bytes();
+        let server = Arc::new(server);
+        let mut served = lock();
+        served.retain(|served| served.server.strong_count() > 0);
+        served.push(Served { bytes, server: Arc::downgrade(&server), unclaimed: Some(server) });
+        place.write(unisono_unique_id_t { bytes });
         Ok(())
     })
+}
+
+/// The servers of the ids that this process made, for the contexts that are made from them.
+static SERVED: Mutex<Vec<Served>> = Mutex::new(Vec::new());
+
+struct Served {
+    bytes: [u8; ID_BYTES],
+    server: Weak<ServerHandle>,
+    /// Keeps the server until the first context does.
+    unclaimed: Option<Arc<ServerHandle>>,
+}
+
+/// The server of an id, if this process serves it.
+pub(super) fn server(bytes: &[u8; ID_BYTES]) -> Option<Arc<ServerHandle>> {
+    lock().iter().find(|served| served.bytes == *bytes)?.server.upgrade()
+}
+
+/// That a context keeps the server of this id from now on.
+pub(super) fn claim(bytes: &[u8; ID_BYTES]) {
+    if let Some(served) = lock().iter_mut().find(|served| served.bytes == *bytes) {
+        served.unclaimed = None;
+    }
+}
+
+fn lock() -> MutexGuard<'static, Vec<Served>> {
+    // Nothing that holds the lock can leave the list half changed.
+    SERVED.lock().unwrap_or_else(PoisonError::into_inner)
 }
