@@ -6,10 +6,12 @@
 pub mod collective;
 pub mod communicator;
 pub mod deadline;
+pub mod engine;
 pub mod error;
 pub mod ffi;
 pub mod reduce;
 pub mod rendezvous;
 pub mod schedule;
+pub mod signature;
 pub mod sys;
 pub mod transport;

@@ -1,25 +1,7 @@
 //! A call as the faces hand it down: pointers, counts, type, operator, root. Checked once, here.
 
 use crate::reduce::{DataType, Operator};
-
-/// The operations. The numbers are part of the wire protocol and of the ABI (algorithm objects name them).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-#[allow(missing_docs)]
-pub enum Kind {
-    Allreduce = 0,
-    Reduce = 1,
-    Broadcast = 2,
-    Allgather = 3,
-    Gather = 4,
-    Scatter = 5,
-    ReduceScatter = 6,
-    Alltoall = 7,
-    Barrier = 8,
-    Send = 9,
-    Receive = 10,
-    ReceiveAny = 11,
-}
+pub use crate::signature::Kind;
 
 /// How many elements each rank contributes and obtains.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -44,6 +44,34 @@ pub struct Span {
     pub len: u64,
 }
 
+impl Span {
+    /// `len` positions of `buffer` from `start`.
+    pub const fn new(buffer: Buffer, start: u64, len: u64) -> Span {
+        Span { buffer, start, len }
+    }
+
+    /// The positions `range` of `buffer`.
+    pub const fn of(buffer: Buffer, range: std::ops::Range<u64>) -> Span {
+        Span { buffer, start: range.start, len: range.end - range.start }
+    }
+
+    /// The position behind the last one.
+    pub const fn end(&self) -> u64 {
+        self.start + self.len
+    }
+
+    /// `len` positions of this span, from its position `offset`.
+    pub fn part(&self, offset: u64, len: u64) -> Span {
+        debug_assert!(offset + len <= self.len);
+        Span { buffer: self.buffer, start: self.start + offset, len }
+    }
+
+    /// What its positions hold.
+    pub const fn representation(&self) -> Representation {
+        self.buffer.representation()
+    }
+}
+
 /// What a step does. A message is identified by the ordered pair of ranks and its slot: the k-th send from `a` to `b`
 /// meets the k-th receive from `a` at `b`. Both sides agree on length and representation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,96 @@
+//! Processes, processors, and the host they are on.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use super::syscall;
+
+/// A descriptor that becomes readable when the process `pid` ends. The error is ESRCH when it is gone already.
+pub fn pidfd(pid: u32) -> io::Result<OwnedFd> {
+    let pid = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: takes no pointers.
+    let fd = unsafe { syscall!(syscall(libc::SYS_pidfd_open, pid, 0)) }?;
+    // SAFETY: `fd` was just opened and belongs to nobody else; descriptors fit a c_int.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
+}
+
+/// Lets another thread run.
+pub fn yield_now() {
+    // SAFETY: takes no pointers and cannot fail.
+    unsafe { libc::sched_yield() };
+}
+
+/// The processors that this process may use; at least 1.
+pub fn usable_cpus() -> usize {
+    // SAFETY: a cpu_set_t is plain bits, for which zero is valid.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes at most the size given into `set`.
+    match unsafe { syscall!(sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set)) } {
+        // SAFETY: reads the bits of `set`, which is initialised.
+        Ok(_) => (unsafe { libc::CPU_COUNT(&set) }).max(1) as usize,
+        // More processors than a cpu_set_t has bits for.
+        Err(_) => std::thread::available_parallelism().map_or(1, |count| count.get()),
+    }
+}
+
+/// A text that the kernel made at boot: the same for all processes of this host, containers included.
+pub fn boot_id() -> io::Result<String> {
+    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
+/// The host's name, `?` if it has none.
+pub fn hostname() -> String {
+    let mut name = [0u8; 256];
+    // SAFETY: writes at most `name.len()` bytes. The last byte stays zero, because a Linux name has at most 64.
+    let answer = unsafe { syscall!(gethostname(name.as_mut_ptr().cast(), name.len() - 1)) };
+    match (answer, CStr::from_bytes_until_nul(&name)) {
+        (Ok(_), Ok(name)) if !name.is_empty() => name.to_string_lossy().into_owned(),
+        _ => "?".to_owned(),
+    }
+}
+
+/// Has `handler` called when the process ends by `exit` or by returning from `main`; not when a signal kills it.
+pub fn at_exit(handler: extern "C" fn()) -> bool {
+    // SAFETY: the handler is a plain function that lives as long as the library (linked with nodelete).
+    unsafe { libc::atexit(handler) == 0 }
+}
+
+/// Has this thread take no signals: they go to the threads of the program, which expect them.
+pub fn block_signals() {
+    // SAFETY: a sigset_t is plain bits, for which zero is valid; both calls only use the set that they are given.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_pidfd_tells_when_a_process_ends() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let fd = pidfd(child.id()).unwrap();
+        let epoll = crate::sys::epoll::Epoll::new().unwrap();
+        let interest = crate::sys::epoll::Interest { read: true, ..Default::default() };
+        epoll.watch(fd.as_fd(), 7, interest).unwrap();
+        let mut tokens = Vec::new();
+        epoll.wait(Some(std::time::Duration::ZERO), |event| tokens.push(event.token)).unwrap();
+        assert!(tokens.is_empty());
+        child.kill().unwrap();
+        epoll.wait(Some(std::time::Duration::from_secs(20)), |event| tokens.push(event.token)).unwrap();
+        assert_eq!(tokens, [7]);
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn the_host_has_an_identity_and_processors() {
+        assert!(boot_id().unwrap().len() >= 32);
+        assert!(usable_cpus() >= 1);
+        assert!(!hostname().is_empty());
+    }
+}
