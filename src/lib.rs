@@ -8,6 +8,7 @@ pub mod communicator;
 pub mod deadline;
 pub mod engine;
 pub mod error;
+pub mod ffi;
 pub mod reduce;
 pub mod rendezvous;
 pub mod run;

@@ -1,8 +1,10 @@
 //! Who is in the group and in which order its operations run: contexts, their children, work handles.
 
+pub mod buffer;
 pub mod context;
 pub mod plans;
 pub mod prepared;
+pub mod sparse;
 pub mod wide;
 pub mod work;
 
