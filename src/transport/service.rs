@@ -150,7 +150,8 @@ pub const MAX_CONTROL: usize = 64 * 1024;
 
 /// What the service tells an endpoint. Called on the service thread, no lock of the service held; must not block.
 pub trait Port: Send + Sync {
-    /// A link is open: asked for by [`Registration::open`] or by the peer. At most one for each peer at a time.
+    /// A link is open: asked for by [`Registration::open`] or by the peer. At most one for each peer at a time. The
+    /// peer may have written to it already and rung the bell in vain: look at its streams before sleeping.
     fn link_opened(&self, peer: u32, link: Link);
     /// Opening failed. `open` may be called again.
     fn link_refused(&self, peer: u32, why: Error);
