@@ -2,9 +2,9 @@
 //!
 //! One thread serves all endpoints of the process; it starts with the first and sleeps in epoll while nothing happens.
 //! It alone owns the connections and their state, so there are no locks around them: everybody else queues commands
-//! ([`reactor`]) and hears back through [`Port`]. What happens on one endpoint's connections is in [`endpoint`], who
-//! may come in in [`accepting`], how links come to be in [`opening`] and [`linking`], what is said on a connection in
-//! [`connection`] and [`setup`].
+//! (`reactor`) and hears back through [`Port`]. What happens on one endpoint's connections is in `endpoint`, who
+//! may come in in `accepting`, how links come to be in `opening` and `linking`, what is said on a connection in
+//! `connection` and `setup`.
 
 mod accepting;
 mod connection;
