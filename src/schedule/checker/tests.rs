@@ -118,7 +118,7 @@ fn prove(kind: Kind, algorithm: Algorithm) {
         for (turn, &count) in counts.iter().enumerate() {
             let turn = turn + size as usize;
             // The work grows with the square of the size: the largest ones take turns with the counts too.
-            if size > 32 && turn % 2 == 0 {
+            if size > 32 && turn.is_multiple_of(2) {
                 continue;
             }
             let roots = [0, size - 1, size / 2];
