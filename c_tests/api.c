@@ -134,7 +134,7 @@ static void calls(unisono_context_t *ctx) {
                 unisono_allreduce(ctx, x, y, huge, UNISONO_FLOAT64, UNISONO_SUM, NULL, NULL));
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "count is 5000000000000000000",
                 unisono_allgather(ctx, x, y, huge, UNISONO_FLOAT64, NULL, NULL));
-    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "counts add up to 5000000000000000000",
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "counts[0] is 5000000000000000000",
                 unisono_allgatherv(ctx, x, y, &huge, UNISONO_FLOAT64, NULL, NULL));
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "counts is NULL",
                 unisono_allgatherv(ctx, x, y, NULL, UNISONO_FLOAT64, NULL, NULL));

@@ -4,6 +4,4 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     // The name that programs built for NCCL look for.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libnccl.so.2");
-    // The library has threads, which must not lose their code to a dlclose.
-    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

@@ -148,7 +148,8 @@ pub unsafe extern "C" fn unisono_allgatherv(
         let dtype = DataType::from_number(dtype)?;
         // SAFETY: as above, a count for each rank.
         let counts = unsafe { list(counts, launch.size().into(), "counts") }?;
-        let input = Extent::Whole(counts[launch.rank()]).buffer(sendbuf, dtype, "sendbuf")?;
+        let input = Extent::Entry("counts", launch.rank(), counts[launch.rank()])
+            .buffer(sendbuf, dtype, "sendbuf")?;
         let output = Extent::List("counts", counts).buffer(recvbuf, dtype, "recvbuf")?;
         let counts = Counts::Blocks(counts.to_vec());
         let operator = Operator::Sum;
@@ -212,7 +213,8 @@ pub unsafe extern "C" fn unisono_gatherv(
         launch.check_rank(root, "root")?;
         // SAFETY: as above, a count for each rank.
         let counts = unsafe { list(counts, launch.size().into(), "counts") }?;
-        let input = Extent::Whole(counts[launch.rank()]).buffer(sendbuf, dtype, "sendbuf")?;
+        let input = Extent::Entry("counts", launch.rank(), counts[launch.rank()])
+            .buffer(sendbuf, dtype, "sendbuf")?;
         let output = launch.on(root, || Extent::List("counts", counts).buffer(recvbuf, dtype, "recvbuf"))?;
         let counts = Counts::Blocks(counts.to_vec());
         let operator = Operator::Sum;
@@ -275,7 +277,8 @@ pub unsafe extern "C" fn unisono_scatterv(
         // SAFETY: as above, a count for each rank.
         let counts = unsafe { list(counts, launch.size().into(), "counts") }?;
         let input = launch.on(root, || Extent::List("counts", counts).buffer(sendbuf, dtype, "sendbuf"))?;
-        let output = Extent::Whole(counts[launch.rank()]).buffer(recvbuf, dtype, "recvbuf")?;
+        let output = Extent::Entry("counts", launch.rank(), counts[launch.rank()])
+            .buffer(recvbuf, dtype, "recvbuf")?;
         let counts = Counts::Blocks(counts.to_vec());
         let operator = Operator::Sum;
         // SAFETY: the buffers hold what the header asks for, until the work completes.
@@ -336,7 +339,8 @@ pub unsafe extern "C" fn unisono_reduce_scatterv(
         // SAFETY: as above, a count for each rank.
         let counts = unsafe { list(counts, launch.size().into(), "counts") }?;
         let input = Extent::List("counts", counts).buffer(sendbuf, dtype, "sendbuf")?;
-        let output = Extent::Whole(counts[launch.rank()]).buffer(recvbuf, dtype, "recvbuf")?;
+        let output = Extent::Entry("counts", launch.rank(), counts[launch.rank()])
+            .buffer(recvbuf, dtype, "recvbuf")?;
         let counts = Counts::Blocks(counts.to_vec());
         // SAFETY: the buffers hold what the header asks for, until the work completes.
         unsafe {
