@@ -11,6 +11,7 @@ pub mod error;
 pub mod ffi;
 pub mod reduce;
 pub mod rendezvous;
+pub mod run;
 pub mod schedule;
 pub mod signature;
 pub mod sys;

@@ -1,1 +1,5 @@
-fn main() {}
+//! `unisono-run`: see `unisono::run`.
+
+fn main() -> std::process::ExitCode {
+    unisono::run::main()
+}

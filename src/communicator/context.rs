@@ -1,6 +1,7 @@
 //! Contexts: creation, children, calls.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -22,6 +23,11 @@ use crate::engine::point::{Message, Point};
 use crate::engine::wire::Class;
 use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operand, Operator, Reducer, Representation};
+use crate::rendezvous::environment::{How, Launch};
+use crate::rendezvous::hash::HashStore;
+use crate::rendezvous::id::UniqueId;
+use crate::rendezvous::interface::Interface;
+use crate::rendezvous::join;
 use crate::rendezvous::secret::SecretKey;
 use crate::rendezvous::store::Store;
 use crate::signature::Signature;
@@ -53,7 +59,6 @@ impl Context {
     pub fn create(options: Options) -> Result<Context> {
         let deadline = Deadline::after(options.timeout);
         let name = if options.name.is_empty() { "default".to_string() } else { options.name.clone() };
-        let links = link_options(&options)?;
         let Found { rank, size, store, secret, exits } = find(&options, deadline)?;
         if size == 0 || size > MAX_RANKS {
             fail!(InvalidArgument, "size {size} is out of range: a group has 1 to {MAX_RANKS} ranks");
@@ -68,10 +73,11 @@ impl Context {
         if size == 1 {
             return Ok(Context::new(name, Place::Solo, None));
         }
+        let links = link_options(&options)?;
         let meeting = Meeting { rank, size, name: &name, store: &*store, secret, options: links, deadline };
         let (endpoint, job) = bootstrap::meet(meeting)?;
-        if exits {
-            endpoint.watch_exits(store.clone());
+        if let Some(exits) = exits {
+            endpoint.watch_exits(exits);
         }
         let members = (0..size).collect();
         let group = Group::new(endpoint, job, name.clone(), rank, members, options.timeout);
@@ -489,29 +495,71 @@ struct Found {
     size: u32,
     store: Arc<dyn Store>,
     secret: Option<SecretKey>,
-    /// Whether the launcher writes into the store how ranks ended.
-    exits: bool,
+    /// Where the launcher writes how ranks ended, if it does.
+    exits: Option<Arc<dyn Store>>,
 }
 
-fn find(options: &Options, _deadline: Deadline) -> Result<Found> {
+fn find(options: &Options, deadline: Deadline) -> Result<Found> {
+    let (rank, size) = (options.rank, options.size);
     match &options.rendezvous {
-        Rendezvous::Store(store) => Ok(Found {
-            rank: options.rank,
-            size: options.size,
-            store: store.clone(),
-            secret: None,
-            exits: false,
-        }),
-        Rendezvous::Id(_) | Rendezvous::Environment => todo!(),
+        Rendezvous::Store(store) => Ok(Found { rank, size, store: store.clone(), secret: None, exits: None }),
+        Rendezvous::Id(bytes) => {
+            let id = UniqueId::parse(bytes)?;
+            if size == 1 {
+                // Nobody else comes: the server need not be asked.
+                return Ok(Found {
+                    rank,
+                    size,
+                    store: Arc::new(HashStore::new()),
+                    secret: None,
+                    exits: None,
+                });
+            }
+            let secret = Some(id.secret().clone());
+            Ok(Found { rank, size, store: Arc::new(id.connect(deadline)?), secret, exits: None })
+        }
+        Rendezvous::Environment => {
+            let launch = Launch::from_env()?;
+            let ranks = |number: usize, name: &str| match u32::try_from(number) {
+                Ok(number) => Ok(number),
+                Err(_) => {
+                    fail!(InvalidUsage, "{name} {number} is out of range: a group has 1 to {MAX_RANKS} ranks")
+                }
+            };
+            let exits: Option<Arc<dyn Store>> = match &launch.store {
+                How::Id(id) if launch.size > 1 => Some(Arc::new(id.connect(deadline)?)),
+                _ => None,
+            };
+            let joined = join::connect(&launch, deadline)?;
+            Ok(Found {
+                rank: ranks(launch.rank, "rank")?,
+                size: ranks(launch.size, "size")?,
+                store: joined.store,
+                secret: Some(joined.secret),
+                exits,
+            })
+        }
     }
 }
 
 fn link_options(options: &Options) -> Result<LinkOptions> {
     let transports = options.transports.clone();
-    LinkOptions::from_environment(|name| match (name, &transports) {
+    let mut links = LinkOptions::from_environment(|name| match (name, &transports) {
         ("UNISONO_TRANSPORT", Some(transports)) => Some(transports.clone()),
         _ => std::env::var(name).ok(),
-    })
+    })?;
+    if links.tcp {
+        let wanted = options.interface.clone().or_else(|| std::env::var("UNISONO_INTERFACE").ok());
+        let interface = Interface::choose(wanted.as_deref())?;
+        log::info!("links use {interface}");
+        // An address that means nothing without the interface it belongs to is of use only when there is no other.
+        let (near, far): (Vec<IpAddr>, Vec<IpAddr>) = interface
+            .addresses
+            .iter()
+            .partition(|address| matches!(address, IpAddr::V6(address) if address.is_unicast_link_local()));
+        links.addresses = if far.is_empty() { near } else { far };
+    }
+    Ok(links)
 }
 
 /// The same number on all members, and (with the certainty of a 64-bit digest) on no other group.

@@ -87,6 +87,14 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
         )?;
         known += count;
     }
+    let mut distance = 1;
+    while distance < size {
+        let (to, from) = ((rank + size - distance) % size, (rank + distance) % size);
+        let key = Key { group: job, tag: 1, sequence: distance, slot: 0, class: Class::Internal };
+        exchange(&endpoint, key, (to, &[0]), (from, &mut [0]), deadline)
+            .map_err(|error| error.context(format!("rank {rank} of {size} joins '{name}'")))?;
+        distance *= 2;
+    }
     let mut neighbours = 0;
     for (index, bytes) in table.chunks_exact(RECORD_BYTES).enumerate() {
         let peer = (rank + index as u32) % size;

@@ -202,7 +202,7 @@ impl Reducer {
         unsafe {
             self.custom_tree(custom, left, at, out, count);
             let operand = match right {
-                [single] if self.advance(single, at).address.addr() % self.element_size() == 0 => {
+                [single] if self.advance(single, at).address.addr().is_multiple_of(self.element_size()) => {
                     self.advance(single, at).address
                 }
                 _ => {

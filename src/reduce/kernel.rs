@@ -198,34 +198,41 @@ unsafe fn fold_array<L: Lanes, C: Codec<L>, O: Combine<L>, const K: usize>(
     operands: &[Operand; K],
     call: &Call<'_>,
 ) {
-    let whole = call.count - call.count % L::COUNT;
-    let mut at = 0;
+    let rest = call.count % L::COUNT;
+    let whole = call.count - rest;
+    let mut padded = [Padded([0; PADDED]); K];
+    let mut padded_out = Padded([0; PADDED]);
+    let (mut operands, mut out, mut end) = (*operands, call.out, whole);
     // SAFETY: groups below `whole` lie inside the operands and the output. The partial group is copied to and from
     // arrays that hold a full one. All loads of a group precede its store, so the output may be an operand.
     unsafe {
-        while at < whole {
-            let group = tree::<L, C, O, K>(operands, at);
-            store::<L, C, O>(group, call.out, call.representation, at, call.ranks);
-            at += L::COUNT;
-            // No instruction. It keeps the compiler from vectorising across groups, with gathers and scatters; within
-            // a group it does so with plain loads and stores.
-            compiler_fence(Ordering::SeqCst);
-        }
-        let rest = call.count - whole;
-        if rest != 0 {
-            let mut padded = [Padded([0; PADDED]); K];
-            let mut copies = *operands;
-            for (copy, padded) in copies.iter_mut().zip(&mut padded) {
-                let size = size_in::<L, C>(copy.representation);
-                copy.address.add(whole * size).copy_to_nonoverlapping(padded.0.as_mut_ptr(), rest * size);
-                copy.address = padded.0.as_ptr();
+        loop {
+            let mut at = 0;
+            while at < end {
+                let group = tree::<L, C, O, K>(&operands, at);
+                store::<L, C, O>(group, out, call.representation, at, call.ranks);
+                at += L::COUNT;
+                // No instruction. It keeps the compiler from vectorising across groups, with gathers and scatters;
+                // within a group it does so with plain loads and stores.
+                compiler_fence(Ordering::SeqCst);
             }
-            let group = tree::<L, C, O, K>(&copies, 0);
-            let mut padded = Padded([0; PADDED]);
-            store::<L, C, O>(group, padded.0.as_mut_ptr(), call.representation, 0, call.ranks);
-            let size = size_in::<L, C>(call.representation);
-            call.out.add(whole * size).copy_from_nonoverlapping(padded.0.as_ptr(), rest * size);
+            if rest == 0 {
+                return;
+            }
+            if out != call.out {
+                break;
+            }
+            // Once more, for the partial group.
+            for (operand, padded) in operands.iter_mut().zip(&mut padded) {
+                let size = size_in::<L, C>(operand.representation);
+                operand.address.add(whole * size).copy_to_nonoverlapping(padded.0.as_mut_ptr(), rest * size);
+                operand.address = padded.0.as_ptr();
+            }
+            out = padded_out.0.as_mut_ptr();
+            end = L::COUNT;
         }
+        let size = size_in::<L, C>(call.representation);
+        call.out.add(whole * size).copy_from_nonoverlapping(padded_out.0.as_ptr(), rest * size);
     }
 }
 

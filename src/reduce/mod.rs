@@ -12,6 +12,8 @@ mod plain;
 mod select;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 use crate::error::{Result, fail};
 
@@ -129,12 +131,19 @@ pub type CustomFunction = unsafe extern "C" fn(
 );
 
 /// A caller's function with the pointer it is called with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Custom {
     /// What combines.
     pub function: CustomFunction,
     /// Handed back on every call.
     pub user: *mut std::ffi::c_void,
+}
+
+/// Equal addresses. Copies of one function may differ in theirs, so unequal does not mean that they do different things.
+impl PartialEq for Custom {
+    fn eq(&self, other: &Custom) -> bool {
+        std::ptr::fn_addr_eq(self.function, other.function) && self.user == other.user
+    }
 }
 
 // SAFETY: the contract of `CustomFunction` says that any thread may call it with `user`.

@@ -76,7 +76,7 @@ struct Avx2;
 
 #[cfg(target_arch = "x86_64")]
 impl Target for Avx2 {
-    type Floats = [f32; 16];
+    type Floats = super::x86::Avx2Floats;
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn run<L: Lanes, C: Codec<L>, O: Combine<L>>(call: &Call<'_>) {
         // SAFETY: the caller's promise.
@@ -89,8 +89,8 @@ struct Avx512;
 
 #[cfg(target_arch = "x86_64")]
 impl Target for Avx512 {
-    type Floats = [f32; 16];
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    type Floats = super::x86::Avx512Floats;
+    #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
     unsafe fn run<L: Lanes, C: Codec<L>, O: Combine<L>>(call: &Call<'_>) {
         // SAFETY: the caller's promise.
         unsafe { fold::<L, C, O>(call) }

@@ -409,7 +409,9 @@ check_types!(
 fn a_tree_cut_into_pairs_of_accumulators_gives_the_same_bits() {
     for dtype in DataType::ALL {
         for operator in operators(dtype) {
-            for (k, level) in [2, 3, 5, 8, 11].into_iter().zip(Level::available().cycle_two()) {
+            for (k, level) in
+                [2, 3, 5, 8, 11].into_iter().zip(Level::available().collect::<Vec<_>>().into_iter().cycle())
+            {
                 let operands = inputs(dtype, k, 75);
                 let reducer = Reducer::at_level(level, dtype, operator, k as u32).unwrap();
                 let whole = fold(&reducer, &operands, Representation::Element, 75, 0, None);
@@ -435,19 +437,6 @@ fn pairwise(
     let halves = [pairwise(reducer, left, count), pairwise(reducer, right, count)];
     let folded = fold(reducer, &halves, Representation::Accumulator, count, 1, None);
     (folded, Representation::Accumulator, f64::NAN)
-}
-
-trait CycleTwo: Iterator + Sized {
-    /// The best and the least, in turn.
-    fn cycle_two(self) -> impl Iterator<Item = Self::Item>;
-}
-
-impl<I: DoubleEndedIterator<Item = Level>> CycleTwo for I {
-    fn cycle_two(mut self) -> impl Iterator<Item = Level> {
-        let best = self.next_back().unwrap();
-        let least = self.next().unwrap_or(best);
-        [best, least].into_iter().cycle()
-    }
 }
 
 #[test]

@@ -3,14 +3,18 @@
 #[cfg(test)]
 mod battery;
 pub mod callback;
+pub mod environment;
 pub mod file;
 pub mod hash;
 pub mod id;
 pub mod interface;
+pub mod join;
 pub mod prefix;
+mod run_directory;
 #[cfg(test)]
 mod scratch;
 pub mod secret;
+mod slurm;
 pub mod store;
 pub mod tcp;
 pub mod tcp_server;

@@ -7,6 +7,9 @@ use crate::schedule::ir::{Action, Buffer, Rank, Representation, Schedule, Span, 
 /// Index of a step in the schedule being built.
 pub type StepIndex = u32;
 
+/// How many steps the search for edges that follow from others looks at, beyond those waited for.
+const MAX_SEARCH: usize = 32;
+
 /// Takes steps in program order. A step waits for the earlier steps whose spans conflict with its own: it reads what
 /// they write, or writes what they read or write. Two spans conflict by memory, not by name: with an alias, Input and
 /// Output are one memory.
@@ -26,6 +29,8 @@ pub struct Builder {
     fence: Vec<StepIndex>,
     /// The waits of the step being added.
     pending: Vec<StepIndex>,
+    /// Steps whose waits are still to be looked at.
+    queue: Vec<StepIndex>,
     /// `marks[i]` is the last step for which step `i` was found to be waited for by way of another.
     marks: Vec<StepIndex>,
     caller: Memory,
@@ -49,6 +54,7 @@ impl Builder {
             ends: Vec::new(),
             fence: Vec::new(),
             pending: Vec::new(),
+            queue: Vec::new(),
             marks: Vec::new(),
             caller: Memory::default(),
             output: Memory::default(),
@@ -212,12 +218,21 @@ impl Builder {
         self.pending.sort_unstable();
         self.pending.dedup();
         self.marks.push(step);
-        // Whatever one of the steps waited for waits for itself need not be waited for again. Looking one step back
-        // finds nearly all of these: chains of conflicts on one span are what makes them.
-        for &wait in &self.pending {
-            let start = if wait == 0 { 0 } else { self.ends[wait as usize - 1] };
-            for &before in &self.waits[start..self.ends[wait as usize]] {
-                self.marks[before as usize] = step;
+        // What one of these waits for itself, directly or by way of others, need not be waited for again. The search
+        // is cut short, since such a chain is rarely longer than a few steps and an edge too many does no harm.
+        let earliest = self.pending.first().copied().unwrap_or(step);
+        self.queue.clear();
+        self.queue.extend_from_slice(&self.pending);
+        let mut next = 0;
+        while next < self.queue.len().min(self.pending.len() + MAX_SEARCH) {
+            let at = self.queue[next] as usize;
+            next += 1;
+            let start = if at == 0 { 0 } else { self.ends[at - 1] };
+            for &before in &self.waits[start..self.ends[at]] {
+                if before >= earliest && self.marks[before as usize] != step {
+                    self.marks[before as usize] = step;
+                    self.queue.push(before);
+                }
             }
         }
         for wait in self.pending.drain(..) {
@@ -338,5 +353,80 @@ impl Memory {
 impl Default for Memory {
     fn default() -> Memory {
         Memory { segments: BTreeMap::from([(i64::MIN, Segment::default())]) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The steps that wait for each step.
+    fn edges(schedule: &Schedule) -> Vec<Vec<u32>> {
+        let range = |step: &Step| step.successors.start as usize..step.successors.end as usize;
+        schedule.steps.iter().map(|step| schedule.successors[range(step)].to_vec()).collect()
+    }
+
+    fn input(start: u64, len: u64) -> Span {
+        Span::new(Buffer::Input, start, len)
+    }
+
+    #[test]
+    fn steps_wait_for_what_they_conflict_with_and_nothing_else() {
+        let mut b = Builder::new(None);
+        let partial = b.partial(10);
+        b.receive(1, partial.part(0, 5)); // 0
+        b.receive(2, partial.part(5, 5)); // 1
+        b.send(3, partial.part(4, 2)); // 2 reads both
+        b.send(3, input(0, 5)); // 3 is free
+        b.receive(1, partial.part(0, 4)); // 4 replaces some of 0, which nobody read
+        b.receive(1, partial); // 5 replaces all: 2 has waited for 0 and 1
+        assert_eq!(edges(&b.finish()), [vec![2, 4], vec![2], vec![5], vec![], vec![5], vec![]]);
+    }
+
+    #[test]
+    fn aliased_buffers_are_one_memory() {
+        let output = Span::new(Buffer::Output, 0, 4);
+        for (alias, waits) in
+            [(None, 0), (Some(0), 1), (Some(2), 1), (Some(4), 0), (Some(-4), 0), (Some(-3), 1)]
+        {
+            let mut b = Builder::new(alias);
+            b.send(1, input(0, 4));
+            b.receive(1, output);
+            assert_eq!(b.finish().steps[1].waits_for, waits, "{alias:?}");
+        }
+        let mut b = Builder::new(Some(-3));
+        b.copy(input(0, 2), Span::new(Buffer::Output, 3, 2));
+        assert_eq!(b.finish().steps, [], "it is there already");
+    }
+
+    #[test]
+    fn messages_of_a_pair_are_numbered_and_empty_ones_left_out() {
+        let mut b = Builder::new(None);
+        b.send(1, input(0, 1));
+        b.send(1, input(0, 0));
+        b.send(2, input(0, 1));
+        b.send(1, input(0, 1));
+        b.signal(1);
+        let slots: Vec<_> = b
+            .finish()
+            .steps
+            .iter()
+            .map(|step| match step.action {
+                Action::Send { to, slot, .. } => (to, slot),
+                _ => unreachable!("only sends were added"),
+            })
+            .collect();
+        assert_eq!(slots, [(1, 0), (2, 0), (1, 1), (1, 2)]);
+    }
+
+    #[test]
+    fn a_fence_orders_what_spans_do_not() {
+        let mut b = Builder::new(None);
+        let first = b.await_signal(1);
+        b.fence([first]);
+        b.signal(2);
+        b.fence([]);
+        b.signal(3);
+        assert_eq!(edges(&b.finish()), [vec![1], vec![], vec![]]);
     }
 }

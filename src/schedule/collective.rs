@@ -209,6 +209,19 @@ impl Collective {
 }
 
 impl Kind {
+    /// Every kind.
+    pub const ALL: [Kind; 9] = [
+        Kind::Allreduce,
+        Kind::Reduce,
+        Kind::Broadcast,
+        Kind::Allgather,
+        Kind::Gather,
+        Kind::Scatter,
+        Kind::ReduceScatter,
+        Kind::Alltoall,
+        Kind::Barrier,
+    ];
+
     /// The name that errors and tables use.
     pub const fn name(self) -> &'static str {
         match self {
@@ -294,9 +307,16 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// A block for each count.
+    /// A block for each count, from the start of the buffer on.
     pub(super) fn new(buffer: Buffer, counts: &[u64]) -> Blocks {
         Blocks { buffer, starts: displacements(counts) }
+    }
+
+    /// A block for each count, from the start of `whole` on.
+    pub(super) fn within(whole: Span, counts: &[u64]) -> Blocks {
+        let mut blocks = Blocks::new(whole.buffer, counts);
+        blocks.starts.iter_mut().for_each(|start| *start += whole.start);
+        blocks
     }
 
     /// One block.

@@ -11,6 +11,7 @@
 mod algorithm;
 mod algorithms;
 pub mod builder;
+pub mod checker;
 mod collective;
 pub mod ir;
 

@@ -1,10 +1,11 @@
 //! System calls, one place, each with the argument for its safety. Descriptors are owned by types that close them.
 
+pub mod child;
 pub mod epoll;
 pub mod event;
-pub mod file;
 pub mod fork;
 pub mod interfaces;
+pub mod lock;
 pub mod memory;
 pub mod poller;
 pub mod process;

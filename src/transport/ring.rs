@@ -63,6 +63,11 @@ impl RingMemory {
         self.region.offset()
     }
 
+    /// Has the memory never be used for something else: the peer may still write to it.
+    pub fn retire(&mut self) {
+        self.region.retire();
+    }
+
     /// How many bytes fit.
     pub fn capacity(&self) -> usize {
         self.capacity
@@ -263,6 +268,9 @@ impl Drop for Ring {
         reader_line(self.incoming.region.address()).closed.store(1, Ordering::Release);
         writer_line(self.outgoing).closed.store(1, Ordering::Release);
         self.peer.bell.ring_if_parked();
+        if !self.writer_closed() {
+            self.incoming.retire();
+        }
     }
 }
 

@@ -82,7 +82,7 @@ impl Segment {
         let mut heap = self.heap.lock().unwrap_or_else(PoisonError::into_inner);
         let (offset, used) = heap.take(len, align)?;
         drop(heap);
-        let region = Region { segment: Arc::clone(self), offset, len };
+        let region = Region { segment: Arc::clone(self), offset, len, retired: false };
         // SAFETY: the heap gave this range to nobody else. The kernel's pages are zero until they are first handed out.
         unsafe { region.address().write_bytes(0, used.min(len)) };
         Some(region)
@@ -115,6 +115,7 @@ pub struct Region {
     segment: Arc<Segment>,
     offset: usize,
     len: usize,
+    retired: bool,
 }
 
 impl Region {
@@ -133,6 +134,11 @@ impl Region {
         self.len == 0
     }
 
+    /// Has it never be handed out again, even when dropped: a peer may still write to it.
+    pub fn retire(&mut self) {
+        self.retired = true;
+    }
+
     /// Where it is mapped in this process. Valid while the region lives.
     pub fn address(&self) -> NonNull<u8> {
         self.segment.address(self.offset, self.len).expect("the heap hands out what is inside")
@@ -141,7 +147,9 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.segment.heap.lock().unwrap_or_else(PoisonError::into_inner).give_back(self.offset, self.len);
+        if !self.retired {
+            self.segment.heap.lock().unwrap_or_else(PoisonError::into_inner).give_back(self.offset, self.len);
+        }
     }
 }
 

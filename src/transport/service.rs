@@ -2,11 +2,14 @@
 //!
 //! One thread serves all endpoints of the process; it starts with the first and sleeps in epoll while nothing happens.
 //! It alone owns the connections and their state, so there are no locks around them: everybody else queues commands
-//! ([`reactor`]) and hears back through [`Port`]. What happens on one endpoint's connections is in [`endpoint`], what
-//! is said on them in [`connection`] and [`setup`].
+//! ([`reactor`]) and hears back through [`Port`]. What happens on one endpoint's connections is in [`endpoint`], who
+//! may come in in [`accepting`], how links come to be in [`opening`] and [`linking`], what is said on a connection in
+//! [`connection`] and [`setup`].
 
+mod accepting;
 mod connection;
 mod endpoint;
+mod linking;
 mod opening;
 mod reactor;
 mod setup;
@@ -151,9 +154,9 @@ pub trait Port: Send + Sync {
     fn link_opened(&self, peer: u32, link: Link);
     /// Opening failed. `open` may be called again.
     fn link_refused(&self, peer: u32, why: Error);
-    /// The peer said goodbye.
+    /// The peer said goodbye. Its data streams may hold bytes that were not read yet.
     fn peer_left(&self, peer: u32);
-    /// The control connection ended without a goodbye. `why` names the host, the pid and whether the process is gone.
+    /// The control connection ended without a goodbye; the data streams may hold unread bytes. `why` names the host, the pid and whether the process is gone.
     fn peer_lost(&self, peer: u32, why: Error);
     /// A control message from the peer's engine.
     fn control(&self, peer: u32, message: &[u8]);
@@ -235,7 +238,8 @@ impl Registration {
     }
 
     /// Says goodbye to every peer, flushes and closes. Returns when that is done, at the latest half a second from now
-    /// or at `deadline`. Later calls do nothing. Called from within [`Port`], it does not wait.
+    /// or at `deadline`. Later calls do nothing. Hold no lock that the methods of [`Port`] take. Called from within
+    /// one of them, it does not wait.
     pub fn close(&self, deadline: Deadline) {
         let deadline = deadline.min(Deadline::after(DROP_TIMEOUT));
         self.send(Command::Close { endpoint: self.shared.id, deadline });

@@ -11,6 +11,7 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
 use super::Stream;
+use crate::sys::fork::Unshared;
 use crate::sys::retry;
 
 /// How long the host of a peer may answer nothing before its control connection fails.
@@ -22,12 +23,12 @@ const MAX_PARTS: usize = 1024;
 /// One data connection of a link.
 #[derive(Debug)]
 pub struct TcpLane {
-    socket: Socket,
+    socket: Unshared<Socket>,
 }
 
 impl TcpLane {
     /// Over a connected, non-blocking socket.
-    pub fn new(socket: Socket) -> TcpLane {
+    pub fn new(socket: Unshared<Socket>) -> TcpLane {
         TcpLane { socket }
     }
 }
@@ -40,7 +41,8 @@ impl Stream for TcpLane {
     }
 
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        retry(|| (&self.socket).read(into))
+        let mut socket: &Socket = &self.socket;
+        retry(|| socket.read(into))
     }
 
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -49,7 +51,7 @@ impl Stream for TcpLane {
 }
 
 /// A non-blocking socket that listens on `address` (port 0: any).
-pub(super) fn listen(address: SocketAddr) -> io::Result<Socket> {
+pub(super) fn listen(address: SocketAddr) -> io::Result<Unshared<Socket>> {
     let socket = new_socket(address)?;
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
@@ -63,7 +65,7 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<Socket> {
 pub(super) const BACKLOG: i32 = 4096;
 
 /// Begins to connect to `address`. The socket is writable once that has succeeded or failed.
-pub(super) fn connect(address: SocketAddr) -> io::Result<Socket> {
+pub(super) fn connect(address: SocketAddr) -> io::Result<Unshared<Socket>> {
     let socket = new_socket(address)?;
     socket.set_tcp_nodelay(true)?;
     match socket.connect(&address.into()) {
@@ -85,9 +87,14 @@ pub(super) fn configure(socket: &Socket, control: bool) -> io::Result<()> {
     Ok(())
 }
 
-fn new_socket(address: SocketAddr) -> io::Result<Socket> {
+/// A non-blocking Unix socket: the control connection of ranks that share memory.
+pub(super) fn unix_socket() -> io::Result<Unshared<Socket>> {
+    Socket::new(Domain::UNIX, Type::STREAM.nonblocking().cloexec(), None).map(Unshared::new)
+}
+
+fn new_socket(address: SocketAddr) -> io::Result<Unshared<Socket>> {
     let kind = Type::STREAM.nonblocking().cloexec();
-    Socket::new(Domain::for_address(address), kind, Some(Protocol::TCP))
+    Socket::new(Domain::for_address(address), kind, Some(Protocol::TCP)).map(Unshared::new)
 }
 
 #[cfg(test)]
@@ -103,7 +110,7 @@ mod tests {
         far.set_nonblocking(true).unwrap();
         configure(&near, true).unwrap();
         configure(&far, false).unwrap();
-        (TcpLane::new(near), TcpLane::new(far))
+        (TcpLane::new(near), TcpLane::new(Unshared::new(far)))
     }
 
     #[test]

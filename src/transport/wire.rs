@@ -52,7 +52,8 @@ impl<'a> Reader<'a> {
 
 /// Appends what [`Reader::text`] reads; a text longer than 255 bytes is cut.
 pub(super) fn put_text(bytes: &mut Vec<u8>, text: &str) {
-    let text = &text[..text.floor_char_boundary(255)];
-    bytes.push(text.len() as u8);
-    bytes.extend_from_slice(text.as_bytes());
+    let most = text.len().min(255);
+    let len = (0..=most).rev().find(|&len| text.is_char_boundary(len)).expect("0 is a boundary");
+    bytes.push(len as u8);
+    bytes.extend_from_slice(&text.as_bytes()[..len]);
 }

@@ -16,7 +16,7 @@ pub(in crate::schedule) fn allreduce(b: &mut Builder, shape: &Shape, count: u64)
     for piece in shape.pieces(0..count) {
         let (input, output) = (Span::of(Buffer::Input, piece.clone()), Span::of(Buffer::Output, piece));
         reduce_piece(b, shape, 0, input, output);
-        broadcast_piece(b, shape, 0, output, output);
+        broadcast_piece(b, shape, 0, |rank| rank, output, output);
     }
 }
 
@@ -30,7 +30,7 @@ pub(in crate::schedule) fn reduce(b: &mut Builder, shape: &Shape, count: u64, ro
 pub(in crate::schedule) fn broadcast(b: &mut Builder, shape: &Shape, count: u64, root: Rank) {
     for piece in shape.pieces(0..count) {
         let (input, output) = (Span::of(Buffer::Input, piece.clone()), Span::of(Buffer::Output, piece));
-        broadcast_piece(b, shape, root, input, output);
+        broadcast_piece(b, shape, root, |rank| rank, input, output);
         if shape.rank == root {
             b.copy(input, output);
         }
@@ -98,13 +98,7 @@ pub(in crate::schedule) fn scatter(b: &mut Builder, shape: &Shape, counts: &[u64
 }
 
 /// The sum of all, from `input` of each rank into `output` of the root.
-pub(in crate::schedule) fn reduce_piece(
-    b: &mut Builder,
-    shape: &Shape,
-    root: Rank,
-    input: Span,
-    output: Span,
-) {
+fn reduce_piece(b: &mut Builder, shape: &Shape, root: Rank, input: Span, output: Span) {
     let (rank, size) = (shape.rank, shape.size);
     let mut sum = input;
     let mut half = 1;
@@ -139,11 +133,26 @@ pub(in crate::schedule) fn reduce_piece(
     }
 }
 
-/// From `source` of the root into `output` of all others.
-pub(in crate::schedule) fn broadcast_piece(
+/// From `source` of the root into `output` of the other members. `rank` and `root` are members.
+pub(in crate::schedule) fn broadcast_among(
+    b: &mut Builder,
+    rank: Rank,
+    members: &[Rank],
+    root: Rank,
+    source: Span,
+    output: Span,
+) {
+    let place = |rank: Rank| members.iter().take_while(|&&member| member != rank).count() as u32;
+    let shape = Shape::new(place(rank), members.len() as u32);
+    broadcast_piece(b, &shape, place(root), |place| members[place as usize], source, output);
+}
+
+/// From `source` of the root into `output` of all others; `rank_at` names the ranks to the transport.
+fn broadcast_piece(
     b: &mut Builder,
     shape: &Shape,
     root: Rank,
+    rank_at: impl Fn(Rank) -> Rank,
     source: Span,
     output: Span,
 ) {
@@ -151,12 +160,12 @@ pub(in crate::schedule) fn broadcast_piece(
     let have = if tree.label == 0 {
         source
     } else {
-        b.receive(tree.parent(), output);
+        b.receive(rank_at(tree.parent()), output);
         output
     };
     // The largest subtree first: it has the longest way.
     for (child, _) in tree.children().rev() {
-        b.send(child, have);
+        b.send(rank_at(child), have);
     }
 }
 

@@ -109,22 +109,23 @@ pub(in crate::schedule) fn alltoall(
     for to in others(shape) {
         b.send(to, input.of(to));
     }
-    for distance in 1..shape.size {
-        receive_block(b, shape.behind(distance), output.of(shape.behind(distance)));
+    let mut landed = Vec::new();
+    for from in (1..shape.size).map(|distance| shape.behind(distance)) {
+        let landing = landing(b, output.of(from));
+        b.receive(from, landing);
+        landed.push((landing, output.of(from)));
     }
-    b.copy(input.of(shape.rank), output.of(shape.rank));
+    landed.push((input.of(shape.rank), output.of(shape.rank)));
+    for (landing, block) in landed {
+        b.copy(landing, block);
+    }
 }
 
-/// Receives a block of an all-to-all. In place, the block's memory is still to be sent, and two ranks that each wait
-/// for the other to take its block first would wait for ever: so the block is taken to the side.
-pub(in crate::schedule) fn receive_block(b: &mut Builder, from: Rank, block: Span) -> Option<u32> {
-    if !b.in_place() {
-        return b.receive(from, block);
-    }
-    let aside = b.scratch(block.len);
-    let received = b.receive(from, aside);
-    b.copy(aside, block);
-    received
+/// Where to receive a block of an all-to-all. In place, the block's memory is still to be sent, and two ranks that
+/// each wait for the other to take its block first would wait for ever: so the block lands beside. It is copied to its
+/// place behind all sends.
+pub(in crate::schedule) fn landing(b: &mut Builder, block: Span) -> Span {
+    if b.in_place() { b.scratch(block.len) } else { block }
 }
 
 /// All other ranks, the next one first, so that they do not all turn to the same one.

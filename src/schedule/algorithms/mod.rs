@@ -4,12 +4,20 @@
 //! results only, since storing there applies the operator's final step. `n` is the number of ranks, `c` the elements
 //! of the vector, a *round* a message that waits for another.
 
+pub(super) mod bcube;
 pub(super) mod binomial;
+pub(super) mod bruck;
+pub(super) mod chain;
 pub(super) mod dissemination;
+pub(super) mod halving_doubling;
+pub(super) mod hierarchical;
 pub(super) mod linear;
 pub(super) mod one_shot;
 pub(super) mod pairwise;
+pub(super) mod pipelined_tree;
 pub(super) mod recursive_doubling;
+pub(super) mod ring;
+pub(super) mod scatter_allgather;
 pub(super) mod two_shot;
 
 use crate::schedule::builder::Builder;

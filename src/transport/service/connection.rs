@@ -11,6 +11,7 @@ use socket2::Socket;
 
 use super::MAX_CONTROL;
 use crate::error::{Error, Result, Status, fail};
+use crate::sys::fork::Unshared;
 use crate::sys::socket::{MAX_FDS, receive, send};
 
 /// More bytes than this are not queued for a peer that does not read.
@@ -31,9 +32,17 @@ pub(super) enum Kind {
     Goodbye = 4,
 }
 
+/// A frame that has arrived whole.
+pub(super) struct Frame {
+    pub(super) kind: Kind,
+    pub(super) payload: Vec<u8>,
+    /// The descriptors that came with it.
+    pub(super) fds: Vec<OwnedFd>,
+}
+
 /// A non-blocking stream socket with its queues.
 pub(super) struct Connection {
-    socket: Socket,
+    socket: Unshared<Socket>,
     inbox: Vec<u8>,
     fds: Vec<OwnedFd>,
     outbox: VecDeque<Chunk>,
@@ -48,7 +57,7 @@ struct Chunk {
 }
 
 impl Connection {
-    pub(super) fn new(socket: Socket) -> Connection {
+    pub(super) fn new(socket: Unshared<Socket>) -> Connection {
         Connection { socket, inbox: Vec::new(), fds: Vec::new(), outbox: VecDeque::new(), queued: 0 }
     }
 
@@ -57,7 +66,7 @@ impl Connection {
     }
 
     /// The socket, for another use.
-    pub(super) fn into_socket(self) -> Socket {
+    pub(super) fn into_socket(self) -> Unshared<Socket> {
         self.socket
     }
 
@@ -120,8 +129,8 @@ impl Connection {
         Ok(Some(self.inbox.drain(..count).collect()))
     }
 
-    /// The next frame and all descriptors that came with or before it; `None` when there is no whole one yet.
-    pub(super) fn take_frame(&mut self) -> Result<Option<(Kind, Vec<u8>, Vec<OwnedFd>)>> {
+    /// The next frame; `None` when there is no whole one yet.
+    pub(super) fn take_frame(&mut self) -> Result<Option<Frame>> {
         loop {
             let need = match self.inbox.first_chunk::<HEADER>() {
                 None => HEADER,
@@ -142,7 +151,7 @@ impl Connection {
                     }
                     if self.inbox.len() >= HEADER + length {
                         let payload = self.inbox.drain(..HEADER + length).skip(HEADER).collect();
-                        return Ok(Some((kind, payload, std::mem::take(&mut self.fds))));
+                        return Ok(Some(Frame { kind, payload, fds: std::mem::take(&mut self.fds) }));
                     }
                     HEADER + length
                 }

@@ -3,7 +3,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,9 +10,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
-use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::connection::{Connection, Kind};
+use super::accepting::{HANDSHAKE_TIMEOUT, Listener};
+use super::connection::{Connection, Frame, Kind};
 use super::opening::Opening;
 use super::reactor::{Alarm, Core, Source};
 use super::{Attendance, Identity, Latch, Options, Port, Shared};
@@ -27,14 +26,6 @@ use crate::transport::handshake::{Handshake, Hello, Purpose};
 use crate::transport::segment::Segment;
 use crate::transport::tcp;
 
-/// Strangers that may be in the middle of a handshake at a time. Of more, the oldest is dropped.
-pub(super) const MAX_HALF_OPEN: usize = 256;
-/// How long a stranger may take to prove itself.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long nothing is accepted after the descriptors ran out.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Connections accepted in a row before something else gets its turn.
-const ACCEPT_BATCH: usize = 64;
 /// How long after the end of a connection its process may still be seen to run: the kernel closes descriptors first.
 const VERDICT: Duration = Duration::from_millis(100);
 
@@ -44,10 +35,10 @@ pub(super) struct Endpoint {
     pub(super) identity: Identity,
     pub(super) options: Options,
     port: Weak<dyn Port>,
-    listeners: Vec<Listener>,
+    pub(super) listeners: Vec<Listener>,
     bell_token: Option<u64>,
     pub(super) conns: HashMap<u64, Conn>,
-    half_open: VecDeque<u64>,
+    pub(super) half_open: VecDeque<u64>,
     pub(super) peers: HashMap<u32, Peer>,
     /// Peers whose state changed and is to be looked at.
     pub(super) unsettled: Vec<u32>,
@@ -56,12 +47,6 @@ pub(super) struct Endpoint {
     over: bool,
     /// Lies in private memory for as long as the endpoint lives; a peer that can read it can pull.
     pub(super) cookie: Box<[u8; 16]>,
-}
-
-struct Listener {
-    socket: Socket,
-    local: bool,
-    token: u64,
 }
 
 /// A connection and what it is about.
@@ -133,21 +118,7 @@ impl Endpoint {
             local,
             addresses: Vec::new(),
         };
-        let mut listeners = Vec::new();
-        if options.shm {
-            let socket = listen_local(&address).map_err(|cause| {
-                Error::system(format_args!("rank {} cannot listen on a Unix socket", identity.rank), cause)
-            })?;
-            listeners.push(Listener { socket, local: true, token: 0 });
-        }
-        for &ip in if options.tcp { options.addresses() } else { &[] } {
-            let refuse =
-                |cause| Error::system(format_args!("rank {} cannot listen on {ip}", identity.rank), cause);
-            let socket = tcp::listen(SocketAddr::new(ip, 0)).map_err(refuse)?;
-            let bound = socket.local_addr().map_err(refuse)?;
-            address.addresses.extend(bound.as_socket());
-            listeners.push(Listener { socket, local: false, token: 0 });
-        }
+        let listeners = Listener::all(&options, &mut address)?;
         let (kicked, closed) = (AtomicBool::new(false), Latch::default());
         Ok(Endpoint {
             shared: Arc::new(Shared { id, address, segment, bell, kicked, closed }),
@@ -331,88 +302,6 @@ impl Endpoint {
         }
     }
 
-    fn accept_again(&mut self, core: &mut Core) {
-        for listener in &self.listeners {
-            let interest = Interest { read: true, ..Interest::default() };
-            if let Err(cause) = core.watch(listener.token, listener.socket.as_fd(), interest) {
-                log::error!("rank {}: cannot watch a listener: {cause}", self.identity.rank);
-            }
-        }
-    }
-
-    fn accept(&mut self, core: &mut Core, token: u64) {
-        let Some(index) = self.listeners.iter().position(|listener| listener.token == token) else { return };
-        let local = self.listeners[index].local;
-        for _ in 0..ACCEPT_BATCH {
-            let accepted = self.listeners[index].socket.accept().and_then(|(socket, _)| {
-                socket.set_nonblocking(true)?;
-                Ok(socket)
-            });
-            match accepted {
-                Ok(socket) => self.welcome(core, socket, local),
-                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return,
-                // That one connection has failed already; the next may be fine.
-                Err(cause)
-                    if matches!(
-                        cause.kind(),
-                        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
-                    ) => {}
-                Err(cause) => {
-                    log::warn!(
-                        "rank {}: cannot accept connections ({cause}), trying again in {ACCEPT_PAUSE:?}",
-                        self.identity.rank
-                    );
-                    for listener in &self.listeners {
-                        core.pause(listener.socket.as_fd());
-                    }
-                    core.alarm(Instant::now() + ACCEPT_PAUSE, self.shared.id, Alarm::Accept);
-                    return;
-                }
-            }
-        }
-    }
-
-    /// A stranger has connected.
-    fn welcome(&mut self, core: &mut Core, socket: Socket, local: bool) {
-        let mut nonce = [0; 32];
-        if let Err(why) = random::fill(&mut nonce) {
-            log::warn!("rank {}: {why}", self.identity.rank);
-            return;
-        }
-        let handshake =
-            Handshake::respond(&self.identity.secret, self.identity.rank, self.identity.job, nonce);
-        let stage = Stage::Handshaking(handshake);
-        let conn = Conn { wire: Connection::new(socket), stage, outgoing: None, local };
-        let token = core.token(self.shared.id, Source::Connection);
-        if let Err(cause) = self.insert(core, token, conn) {
-            log::warn!("rank {}: cannot watch a connection: {cause}", self.identity.rank);
-            return;
-        }
-        core.alarm(Instant::now() + HANDSHAKE_TIMEOUT, self.shared.id, Alarm::HalfOpen { token });
-        self.half_open.push_back(token);
-        if self.half_open.len() > MAX_HALF_OPEN {
-            let mut half_open = std::mem::take(&mut self.half_open);
-            half_open.retain(|&token| self.is_half_open(token));
-            if half_open.len() > MAX_HALF_OPEN
-                && let Some(oldest) = half_open.pop_front()
-            {
-                log::debug!("rank {}: too many strangers: the oldest is dropped", self.identity.rank);
-                self.drop_conn(core, oldest);
-            }
-            self.half_open = half_open;
-        }
-    }
-
-    fn is_half_open(&self, token: u64) -> bool {
-        self.conns
-            .get(&token)
-            .is_some_and(|conn| conn.outgoing.is_none() && matches!(conn.stage, Stage::Handshaking(_)))
-    }
-
-    fn is_lingering(&self, token: u64) -> bool {
-        self.conns.get(&token).is_some_and(|conn| matches!(conn.stage, Stage::Lingering))
-    }
-
     /// Watches a connection for what it waits for and keeps it.
     pub(super) fn insert(&mut self, core: &mut Core, token: u64, conn: Conn) -> io::Result<()> {
         let write = conn.wire.has_output() || matches!(conn.stage, Stage::Connecting);
@@ -485,8 +374,15 @@ impl Endpoint {
             return Ok(Fate::Keep);
         }
         while let Stage::Handshaking(handshake) = &mut conn.stage {
-            let Some(message) = conn.wire.take_exactly(handshake.needs()).map_err(io_error)? else {
-                return Ok(Fate::Keep);
+            let message = match conn.wire.take_exactly(handshake.needs()) {
+                Ok(Some(message)) => message,
+                Ok(None) => return Ok(Fate::Keep),
+                Err(cause) if conn.outgoing.is_some() => {
+                    // All that a stranger is told, so all that a rank of another job is.
+                    let hint = "before it proved itself: is it of another job, or is it ending?";
+                    return Err(Error::new(Status::PeerFailed, format!("{cause} {hint}")));
+                }
+                Err(cause) => return Err(io_error(cause)),
             };
             let step = handshake.advance(&message)?;
             conn.wire.queue(step.send);
@@ -505,7 +401,7 @@ impl Endpoint {
             conn.wire.flush().map_err(io_error)?;
         }
         while let Stage::Control { peer } = conn.stage {
-            let Some((kind, payload, fds)) = conn.wire.take_frame()? else { break };
+            let Some(Frame { kind, payload, fds }) = conn.wire.take_frame()? else { break };
             let is_open = self.open_on(peer, token).is_some();
             match kind {
                 Kind::Message if is_open => {
@@ -641,11 +537,4 @@ fn host_id(name: Option<&str>) -> Result<[u8; 16]> {
     hash.update(format!("unisono host {label}\0{text}"));
     let digest: [u8; 32] = hash.finalize().into();
     Ok(*digest.first_chunk().expect("16 of 32 bytes"))
-}
-
-fn listen_local(address: &PeerAddress) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking().cloexec(), None)?;
-    socket.bind(&SockAddr::unix(address.local_name())?)?;
-    socket.listen(tcp::BACKLOG)?;
-    Ok(socket)
 }

@@ -12,29 +12,31 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::{SockAddr, Socket};
 
 use super::MAX_TCP_STREAMS;
 use super::connection::{Connection, Kind};
 use super::endpoint::{Conn, Endpoint, Open, Stage};
+use super::linking::{Theirs, describe, tcp_link};
 use super::reactor::{Alarm, Core, Source};
 use super::setup::{Data, Setup};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
 use crate::sys::epoll::{Event, Interest};
+use crate::sys::fork::Unshared;
 use crate::sys::{process, random, socket};
+use crate::transport::Link;
 use crate::transport::address::PeerAddress;
 use crate::transport::handshake::{Handshake, Hello, Purpose};
-use crate::transport::memory::PeerMemory;
-use crate::transport::ring::{Ring, RingMemory};
-use crate::transport::tcp::{self, TcpLane};
-use crate::transport::{Link, LinkKind, Stream};
+use crate::transport::ring::RingMemory;
+use crate::transport::tcp;
 
 /// How long a peer that has proved itself may take to complete a link.
 const INCOMING_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a candidate may take while there are others to try.
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long to leave a peer alone whose Unix socket has too many connections waiting.
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
@@ -72,12 +74,14 @@ struct Outgoing {
 /// One candidate in progress.
 struct Trial {
     candidate: Candidate,
+    /// Until then the next candidate waits. The last may take as long as the engine allows.
+    until: Option<Instant>,
     attempt: u64,
     control: u64,
     ring: Option<RingMemory>,
     /// The data connections that are not ready yet.
     lane_tokens: Vec<u64>,
-    lanes: BTreeMap<u8, Socket>,
+    lanes: BTreeMap<u8, Unshared<Socket>>,
     theirs: Option<Theirs>,
 }
 
@@ -86,16 +90,17 @@ struct Incoming {
     attempt: u64,
     control: u64,
     until: Instant,
-    lanes: BTreeMap<u8, Socket>,
+    lanes: BTreeMap<u8, Unshared<Socket>>,
     theirs: Option<Theirs>,
 }
 
-/// The peer's setup and what came with it.
-struct Theirs {
-    setup: Setup,
-    fds: Vec<OwnedFd>,
-    /// From the kernel, over a Unix socket.
-    pid: Option<u32>,
+impl Outgoing {
+    /// Keeps the ring of the trial in progress from being used for something else.
+    fn retire_ring(&mut self) {
+        if let Some(ring) = self.trial.as_mut().and_then(|trial| trial.ring.as_mut()) {
+            ring.retire();
+        }
+    }
 }
 
 impl Trial {
@@ -181,10 +186,17 @@ impl Endpoint {
         if wanted.deadline.expired() {
             let tried = opening.outgoing.as_ref().map(describe_trials).unwrap_or_default();
             let text = format!("opening the link to {} took too long{tried}", wanted.address.describe());
+            // The peer may just have answered, and write to the ring until it hears that this side gave up.
+            opening.outgoing.iter_mut().for_each(Outgoing::retire_ring);
             return self.refuse(core, peer, Error::new(Status::Timeout, text));
         }
         match &opening.outgoing {
-            Some(Outgoing { trial: Some(_), .. }) => {}
+            Some(Outgoing { trial: Some(trial), .. }) => {
+                if trial.until.is_some_and(|until| until <= Instant::now()) {
+                    self.give_up_trial(core, peer, &format!("no answer for {TRIAL_TIMEOUT:?}"));
+                    self.try_next(core, peer);
+                }
+            }
             Some(Outgoing { pause: Some(until), .. }) if *until > Instant::now() => {}
             Some(_) => self.try_next(core, peer),
             // Theirs is on its way. If it fails, this side tries.
@@ -262,14 +274,19 @@ impl Endpoint {
         let (socket, local) = match candidate {
             Candidate::Tcp(address) => (tcp::connect(address)?, false),
             Candidate::Local => {
-                let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking().cloexec(), None)?;
+                let socket = tcp::unix_socket()?;
                 socket.connect(&SockAddr::unix(name)?)?;
                 (socket, true)
             }
         };
         let control = self.connect(core, peer, attempt, Purpose::Control, socket, local)?;
         let (lane_tokens, lanes) = (Vec::new(), BTreeMap::new());
-        Ok(Trial { candidate, attempt, control, ring: None, lane_tokens, lanes, theirs: None })
+        let others = self.outgoing(peer).is_some_and(|outgoing| !outgoing.candidates.is_empty());
+        let until = others.then(|| Instant::now() + TRIAL_TIMEOUT);
+        if let Some(until) = until {
+            core.alarm(until, self.shared.id, Alarm::Peer { peer });
+        }
+        Ok(Trial { candidate, until, attempt, control, ring: None, lane_tokens, lanes, theirs: None })
     }
 
     /// Has a socket that is connecting watched.
@@ -279,7 +296,7 @@ impl Endpoint {
         peer: u32,
         attempt: u64,
         purpose: Purpose,
-        socket: Socket,
+        socket: Unshared<Socket>,
         local: bool,
     ) -> io::Result<u64> {
         let hello =
@@ -397,7 +414,7 @@ impl Endpoint {
     }
 
     /// A data connection has proved itself. One of an attempt that is over is closed.
-    pub(super) fn lane_ready(&mut self, hello: &Hello, outgoing: bool, socket: Socket) {
+    pub(super) fn lane_ready(&mut self, hello: &Hello, outgoing: bool, socket: Unshared<Socket>) {
         let peer = if outgoing { hello.target } else { hello.initiator };
         let (Purpose::Data(lane), Some(state)) = (hello.purpose, self.peers.get_mut(&peer)) else { return };
         let opening = &mut state.opening;
@@ -420,15 +437,22 @@ impl Endpoint {
         if state.opening.incoming.as_ref().is_some_and(|incoming| incoming.control == token) {
             log::debug!("rank {}: rank {peer} gave up opening its link: {why}", self.identity.rank);
             self.abandon_incoming(core, peer);
-        } else if let Some(outgoing) = &mut state.opening.outgoing
-            && let Some(trial) =
-                outgoing.trial.take_if(|trial| trial.control == token || trial.lane_tokens.contains(&token))
+        } else if let Some(Outgoing { trial: Some(trial), .. }) = &state.opening.outgoing
+            && (trial.control == token || trial.lane_tokens.contains(&token))
         {
-            let candidate = trial.candidate;
-            self.drop_trial(core, trial);
-            self.note_failure(peer, candidate, why.text());
+            self.give_up_trial(core, peer, why.text());
         }
         self.unsettled.push(peer);
+    }
+
+    /// The candidate in progress does not lead to a link.
+    fn give_up_trial(&mut self, core: &mut Core, peer: u32, why: &str) {
+        let Some(outgoing) = self.outgoing(peer) else { return };
+        outgoing.retire_ring();
+        let Some(trial) = outgoing.trial.take() else { return };
+        let candidate = trial.candidate;
+        self.drop_trial(core, trial);
+        self.note_failure(peer, candidate, why);
     }
 
     fn finish_outgoing(&mut self, core: &mut Core, peer: u32) {
@@ -553,62 +577,6 @@ impl Endpoint {
     fn trial(&mut self, peer: u32, token: u64) -> Option<&mut Trial> {
         self.outgoing(peer)?.trial.as_mut().filter(|trial| trial.control == token)
     }
-
-    fn setup(&self, data: Data) -> Setup {
-        let PeerAddress { hostname, pid, .. } = &self.shared.address;
-        Setup { hostname: hostname.clone(), pid: *pid, data }
-    }
-
-    fn allocate_ring(&self) -> Result<RingMemory> {
-        let bytes = self.options.ring_bytes;
-        RingMemory::allocate(&self.shared.segment, bytes).ok_or_else(|| {
-            let size = self.shared.segment.size();
-            Error::new(
-                Status::OutOfMemory,
-                format!("no room for a ring of {bytes} bytes in the segment of {size}"),
-            )
-        })
-    }
-
-    fn shm_setup(&self, ring: &RingMemory) -> Result<(Setup, Vec<OwnedFd>)> {
-        let copy = || -> io::Result<_> {
-            let segment = self.shared.segment.fd().try_clone_to_owned()?;
-            Ok(vec![segment, self.shared.bell.ringer().try_clone_to_owned()?])
-        };
-        let fds = copy().map_err(|cause| Error::system("cannot pass the segment", cause))?;
-        let data = Data::Shm {
-            ring_offset: ring.offset() as u64,
-            ring_bytes: ring.capacity() as u64,
-            cookie_address: self.cookie.as_ptr().expose_provenance() as u64,
-            cookie: *self.cookie,
-        };
-        Ok((self.setup(data), fds))
-    }
-
-    fn shm_link(&self, ring: RingMemory, theirs: Theirs) -> Result<Link> {
-        let Data::Shm { ring_offset, ring_bytes, cookie_address, cookie } = theirs.setup.data else {
-            fail!(Internal, "a setup for TCP on a Unix socket")
-        };
-        let Ok([segment, ringer]) = <[OwnedFd; 2]>::try_from(theirs.fds) else {
-            fail!(PeerFailed, "its segment did not come with its setup: is a limit on open files reached?")
-        };
-        let mut memory = PeerMemory::new(segment, ringer, theirs.pid.unwrap_or(0))?;
-        if self.options.pull {
-            memory.prove_pull(cookie_address, &cookie);
-        }
-        let memory = Arc::new(memory);
-        let ring = Ring::new(ring, Arc::clone(&memory), ring_offset, ring_bytes)?;
-        Ok(Link { kind: LinkKind::Shm, streams: vec![Box::new(ring)], memory: Some(memory) })
-    }
-}
-
-fn tcp_link(lanes: BTreeMap<u8, Socket>) -> Link {
-    let streams = lanes.into_values().map(|lane| Box::new(TcpLane::new(lane)) as Box<dyn Stream>).collect();
-    Link { kind: LinkKind::Tcp, streams, memory: None }
-}
-
-fn describe(peer: u32, setup: &Setup) -> String {
-    format!("rank {peer} (host {}, pid {})", setup.hostname, setup.pid)
 }
 
 /// `; TCP to 10.0.0.1:5: refused; …`: what was tried so far, and what is being tried.

@@ -1,0 +1,522 @@
+//! From what the environment says to a store that the ranks of this run share, and nobody else.
+//!
+//! A process may join several times, and several programs may run one after the other under one launcher: each time is a
+//! *run* with keys of its own. In a directory, `run_directory` tells runs apart. In a TCP store, a rank counts how
+//! often it has come there, and ranks that have come equally often are of one run. A TCP store that rank 0 serves dies with
+//! rank 0's process, so there are no older programs to be mistaken for; who meets a server that is just ending goes on
+//! to its successor.
+
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread;
+use std::time::Duration;
+
+use super::environment::{How, Launch};
+use super::hash::HashStore;
+use super::prefix::PrefixStore;
+use super::run_directory as directory;
+use super::secret::SecretKey;
+use super::store::Store;
+use super::tcp::TcpStore;
+use super::tcp_server::ServerHandle;
+use crate::deadline::Deadline;
+use crate::error::{Error, Result, Status, fail};
+
+/// Under which rank 0 says that a run has begun, and how.
+const OPENING: &str = "unisono/opening";
+/// How long rank 0 tries to get a port that is in use.
+const PORT_PATIENCE: Duration = Duration::from_secs(2);
+
+/// What a rank needs to meet the others.
+pub struct Joined {
+    /// The store of this run alone. Rank 0's may be the one that serves it: rank 0 keeps it until all others need it no
+    /// more.
+    pub store: Arc<dyn Store>,
+    /// The same for all ranks of this run; authenticates its links.
+    pub secret: SecretKey,
+}
+
+/// Joins the run that `launch` describes. All ranks call it equally often, and in each process one after the other.
+///
+/// The secret is the hash of `UNISONO_SECRET`, or the id's, or made by rank 0 and put into the store; in the last case
+/// whoever can read the store can join the job.
+pub fn connect(launch: &Launch, deadline: Deadline) -> Result<Joined> {
+    let joined = match &launch.store {
+        How::Alone => {
+            let secret = launch.secret.clone().map_or_else(SecretKey::random, Ok)?;
+            return Ok(Joined { store: Arc::new(HashStore::new()), secret });
+        }
+        How::Local { job } => {
+            let job = local_job(job, launch.launcher.rank_variable());
+            join_directory(launch, &directory::private_base(&job)?, deadline)
+        }
+        How::File(base) => join_directory(launch, base, deadline),
+        How::Id(id) => {
+            let secret = launch.secret.as_ref().unwrap_or(id.secret());
+            let store: Arc<dyn Store> = Arc::new(id.connect(deadline)?);
+            open(launch, counted(store, launch.rank)?, Some(secret), deadline)
+        }
+        How::Tcp { host, port } => join_tcp(launch, host, *port, false, deadline),
+        How::Rank0 { host, port } => join_tcp(launch, host, *port, true, deadline),
+    };
+    let joined = joined.map_err(|error| {
+        let how = launch.launcher;
+        error.context(format!(
+            "rank {} of {} (by the variables of {how}) cannot join",
+            launch.rank, launch.size
+        ))
+    })?;
+    log::info!("rank {} of {} joined by {}", launch.rank, launch.size, joined.store.describe());
+    Ok(joined)
+}
+
+/// A store, and something that has to live as long: the server, or the leader's lock.
+struct Keeping<K> {
+    store: Arc<dyn Store>,
+    /// Dropped after the store.
+    _kept: K,
+}
+
+impl<K: Send + Sync> Store for Keeping<K> {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.store.set(key, value)
+    }
+
+    fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
+        self.store.get(key, deadline)
+    }
+
+    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        self.store.try_get(key)
+    }
+
+    fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        self.store.add(key, amount)
+    }
+
+    fn describe(&self) -> String {
+        self.store.describe()
+    }
+}
+
+fn join_directory(launch: &Launch, base: &std::path::Path, deadline: Deadline) -> Result<Joined> {
+    let store: Arc<dyn Store> = if launch.rank == 0 {
+        let (store, leader) = directory::lead(base)?;
+        Arc::new(Keeping { store: Arc::new(store), _kept: leader })
+    } else {
+        Arc::new(directory::follow(base, launch.rank, deadline)?)
+    };
+    open(launch, store, launch.secret.as_ref(), deadline)
+}
+
+fn join_tcp(launch: &Launch, host: &str, port: u16, must_serve: bool, deadline: Deadline) -> Result<Joined> {
+    let secret = launch.secret.as_ref();
+    if secret.is_none() {
+        log::warn!(
+            "the tcp store {host}:{port} has no secret: whoever reaches the port can join; set UNISONO_SECRET on all ranks"
+        );
+    }
+    if launch.rank == 0 {
+        let store = first_at_tcp(host, port, secret, must_serve, deadline)?;
+        return open(launch, counted(store, launch.rank)?, secret, deadline);
+    }
+    loop {
+        let store: Arc<dyn Store> = Arc::new(TcpStore::connect(host, port, secret, deadline)?);
+        let joined = counted(store, launch.rank).and_then(|store| open(launch, store, secret, deadline));
+        match joined {
+            // The server of an earlier run, which has ended meanwhile: the next one is about to start.
+            Err(error) if error.status() == Status::PeerFailed && !deadline.expired() => {
+                log::info!("{error}; trying again");
+                thread::sleep(deadline.remaining_capped(Duration::from_millis(10)));
+            }
+            joined => return joined,
+        }
+    }
+}
+
+/// Rank 0's way to the store: it serves, or where somebody else may and does, it is a client.
+fn first_at_tcp(
+    host: &str,
+    port: u16,
+    secret: Option<&SecretKey>,
+    must_serve: bool,
+    deadline: Deadline,
+) -> Result<Arc<dyn Store>> {
+    // A port that was in use a moment ago may be free soon: its process is just ending.
+    let patience = deadline.min(Deadline::after(PORT_PATIENCE));
+    loop {
+        let taken = match serve(host, port, secret, must_serve)? {
+            Serving::Here(server) => {
+                let local = server.local_address();
+                let client = TcpStore::connect(&local.ip().to_string(), local.port(), secret, deadline)?;
+                return Ok(Arc::new(Keeping { store: Arc::new(client), _kept: server }));
+            }
+            Serving::Elsewhere => return Ok(Arc::new(TcpStore::connect(host, port, secret, deadline)?)),
+            Serving::Taken(error) => error,
+        };
+        if !must_serve {
+            match TcpStore::connect(host, port, secret, deadline.min(Deadline::after(PORT_PATIENCE))) {
+                Err(error) if error.status() == Status::Timeout && !deadline.expired() => {
+                    log::info!("{error}")
+                }
+                outcome => return Ok(Arc::new(outcome?)),
+            }
+        } else if patience.expired() {
+            return Err(taken.context(format!(
+                "rank 0 has to serve the job's store on port {port}; set UNISONO_PORT to a free one on all ranks"
+            )));
+        }
+        thread::sleep(deadline.remaining_capped(Duration::from_millis(10)));
+    }
+}
+
+/// The part of `store` for the run that we are in when we come to it.
+fn counted(store: Arc<dyn Store>, rank: usize) -> Result<Arc<dyn Store>> {
+    let run = store.add(&format!("unisono/came/{rank}"), 1)?;
+    Ok(Arc::new(PrefixStore::new(store, &format!("run {run}"))))
+}
+
+/// Tells, as rank 0, or learns, as another, how the run begins: the job's size, and the secret or a proof of it.
+fn open(
+    launch: &Launch,
+    store: Arc<dyn Store>,
+    secret: Option<&SecretKey>,
+    deadline: Deadline,
+) -> Result<Joined> {
+    if launch.rank == 0 {
+        let made = secret.cloned().map_or_else(SecretKey::random, Ok)?;
+        let opening = Opening {
+            size: launch.size as u64,
+            known: secret.is_some(),
+            bytes: match secret {
+                Some(secret) => secret.tag(&[OPENING.as_bytes()]),
+                None => *made.expose(),
+            },
+        };
+        store.set(OPENING, &opening.bytes())?;
+        return Ok(Joined { store, secret: made });
+    }
+    let Some(opening) = Opening::parse(&store.get(OPENING, deadline)?) else {
+        fail!(Mismatch, "rank 0 began the run with another version of unisono (in {})", store.describe());
+    };
+    if opening.size != launch.size as u64 {
+        fail!(
+            Mismatch,
+            "rank 0 has {} ranks in its job, rank {} has {}; give all ranks the same size, and each job its own store",
+            opening.size,
+            launch.rank,
+            launch.size
+        );
+    }
+    let secret = match (secret, opening.known) {
+        (None, false) => SecretKey::new(opening.bytes),
+        (Some(secret), true) if secret.verify(&[OPENING.as_bytes()], &opening.bytes) => secret.clone(),
+        (Some(_), true) => fail!(Mismatch, "UNISONO_SECRET differs from rank 0's; set the same on all ranks"),
+        (Some(_), false) => {
+            fail!(Mismatch, "UNISONO_SECRET is set here but not on rank 0; set it on all ranks or none")
+        }
+        (None, true) => {
+            fail!(Mismatch, "UNISONO_SECRET is set on rank 0 but not here; set it on all ranks or none")
+        }
+    };
+    Ok(Joined { store, secret })
+}
+
+/// What rank 0 publishes first.
+struct Opening {
+    size: u64,
+    /// Whether all ranks are to know the secret already.
+    known: bool,
+    /// A proof of the secret if it is known, else the secret.
+    bytes: [u8; 32],
+}
+
+impl Opening {
+    fn bytes(&self) -> Vec<u8> {
+        [&[u8::from(self.known)][..], &self.size.to_le_bytes(), &self.bytes].concat()
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Opening> {
+        let (&[known @ 0..=1], rest) = bytes.split_first_chunk()? else { return None };
+        let (size, bytes) = rest.split_first_chunk()?;
+        Some(Opening { size: u64::from_le_bytes(*size), known: known == 1, bytes: bytes.try_into().ok()? })
+    }
+}
+
+/// The servers of this process that are still in use. A second communicator finds the first one's store.
+static SERVERS: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+
+struct Known {
+    port: u16,
+    secret: Option<SecretKey>,
+    server: Weak<ServerHandle>,
+}
+
+/// Who serves a TCP store.
+enum Serving {
+    /// This process.
+    Here(Arc<ServerHandle>),
+    /// The host is not ours.
+    Elsewhere,
+    /// We cannot, most likely because somebody uses the port.
+    Taken(Error),
+}
+
+/// Serves at `host`, as rank 0, if that can be.
+fn serve(host: &str, port: u16, secret: Option<&SecretKey>, must_serve: bool) -> Result<Serving> {
+    // Pushed and replaced whole, so a poisoned list is in order.
+    let mut servers = SERVERS.lock().unwrap_or_else(PoisonError::into_inner);
+    servers.retain(|known| known.server.strong_count() > 0);
+    let known = servers.iter().find(|known| known.port == port && known.secret.as_ref() == secret);
+    if let Some(server) = known.and_then(|known| known.server.upgrade()) {
+        return Ok(Serving::Here(server));
+    }
+    let addresses: Vec<SocketAddr> = match (host, port).to_socket_addrs() {
+        Ok(addresses) => addresses.collect(),
+        Err(cause) => {
+            fail!(System, "rank 0 cannot resolve '{host}', where it should serve the store: {cause}")
+        }
+    };
+    // Where the others are told loopback, nobody else needs to reach the port. A name that resolves to loopback here says
+    // nothing about the others: many hosts list their own name so. Else everywhere: the name may stand for an address that
+    // this host does not know as its own, behind a translation.
+    let is_loopback =
+        host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+    let loopback = addresses.first().filter(|_| is_loopback);
+    let started = match loopback {
+        Some(address) => ServerHandle::start(*address, secret),
+        None if must_serve || addresses.iter().any(is_ours) => ServerHandle::start_everywhere(port, secret),
+        None => return Ok(Serving::Elsewhere),
+    };
+    Ok(match started {
+        Ok(server) => {
+            let server = Arc::new(server);
+            servers.push(Known { port, secret: secret.cloned(), server: Arc::downgrade(&server) });
+            Serving::Here(server)
+        }
+        Err(error) => Serving::Taken(error),
+    })
+}
+
+/// Whether the address is one of this host's: only such can be bound to.
+fn is_ours(address: &SocketAddr) -> bool {
+    let any_port = SocketAddr::new(address.ip(), 0);
+    std::net::UdpSocket::bind(any_port).is_ok()
+}
+
+/// A name for the job that no other job of this user has: the launcher's name for it, and the launcher's process.
+fn local_job(job: &str, rank_variable: &str) -> String {
+    let launcher = launcher_process(rank_variable);
+    let text: String =
+        job.chars().take(64).map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).collect();
+    if text.is_empty() { format!("job-{launcher}") } else { format!("job-{launcher}-{text}") }
+}
+
+/// The nearest ancestor that was not started with a rank: the launcher, or its agent on this host. A process number comes
+/// back after a while, together with the time of its start only once in a boot. Wrappers between the launcher and the program
+/// carry the rank, so all ranks find the same process.
+fn launcher_process(rank_variable: &str) -> String {
+    let mut process = std::os::unix::process::parent_id();
+    // No real tree is as deep.
+    for _ in 0..64 {
+        match parent_with_rank(process, rank_variable) {
+            Some(parent) if parent > 0 => process = parent,
+            _ => break,
+        }
+    }
+    // Without /proc, the number alone has to do.
+    let started = stat(process).map_or(0, |(_, started)| started);
+    format!("{process}-{started}")
+}
+
+/// The parent of `process` if `process` itself has a rank. One whose environment we may not read is not ours to have one.
+fn parent_with_rank(process: u32, rank_variable: &str) -> Option<u32> {
+    let environment = fs::read(format!("/proc/{process}/environ")).ok()?;
+    let has_rank = environment
+        .split(|byte| *byte == 0)
+        .any(|entry| entry.strip_prefix(rank_variable.as_bytes()).is_some_and(|rest| rest.starts_with(b"=")));
+    if has_rank { stat(process).map(|(parent, _)| parent) } else { None }
+}
+
+/// The parent of a process, and when it started, in ticks since the boot.
+fn stat(process: u32) -> Option<(u32, u64)> {
+    let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name, in parentheses, may contain anything; the fields after it are numbers. The parent is the 4th of all, the
+    // start the 22nd; the first after the name is the 3rd.
+    let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
+    Some((fields.get(1)?.parse().ok()?, fields.get(19)?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rendezvous::environment::Launcher;
+    use crate::rendezvous::id::UniqueId;
+    use crate::rendezvous::scratch::{Scratch, reserved};
+
+    fn soon() -> Deadline {
+        Deadline::after(Duration::from_secs(30))
+    }
+
+    fn launch(rank: usize, size: usize, store: &How) -> Launch {
+        let (local_rank, local_size) = (Some(rank), Some(size));
+        Launch {
+            rank,
+            size,
+            local_rank,
+            local_size,
+            launcher: Launcher::Unisono,
+            store: store.clone(),
+            secret: None,
+        }
+    }
+
+    /// Three ranks, as threads, join `runs` times and see only what their own run wrote.
+    fn joins(store: &How, runs: usize) {
+        thread::scope(|scope| {
+            let ranks: Vec<_> = (0..3)
+                .map(|rank| {
+                    scope.spawn(move || {
+                        let mut secrets = Vec::new();
+                        for run in 0..runs {
+                            let joined = connect(&launch(rank, 3, store), soon()).unwrap();
+                            let store = &joined.store;
+                            assert_eq!(
+                                store.try_get(&format!("from {rank}")).unwrap(),
+                                None,
+                                "an older run's key"
+                            );
+                            store.set(&format!("from {rank}"), &[run as u8]).unwrap();
+                            for other in 0..3 {
+                                assert_eq!(store.get(&format!("from {other}"), soon()).unwrap(), [run as u8]);
+                            }
+                            // Rank 0 keeps its store until the others need it no more.
+                            store.add("done", 1).unwrap();
+                            while rank == 0 && store.get("done", soon()).unwrap() != b"3" {
+                                thread::sleep(Duration::from_millis(1));
+                            }
+                            secrets.push(joined.secret);
+                        }
+                        secrets
+                    })
+                })
+                .collect();
+            let secrets: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+            assert!(secrets.iter().all(|of_rank| *of_rank == secrets[0]), "one secret in each run");
+        });
+    }
+
+    #[test]
+    fn again_and_again_in_one_directory() {
+        let scratch = Scratch::new();
+        joins(&How::File(scratch.path().join("runs")), 4);
+        assert!(!scratch.path().join("runs").exists());
+    }
+
+    #[test]
+    fn again_and_again_on_one_host() {
+        joins(&How::Local { job: format!("test @/{}", std::process::id()) }, 2);
+    }
+
+    #[test]
+    fn again_and_again_at_rank_0s_server() {
+        let (_place, address) = reserved();
+        joins(&How::Rank0 { host: "127.0.0.1".to_owned(), port: address.port() }, 4);
+        let (_place, address) = reserved();
+        joins(&How::Tcp { host: "127.0.0.1".to_owned(), port: address.port() }, 2);
+    }
+
+    #[test]
+    fn at_a_server_that_somebody_else_runs() {
+        let server = ServerHandle::start(([127, 0, 0, 1], 0).into(), None).unwrap();
+        joins(&How::Tcp { host: "127.0.0.1".to_owned(), port: server.port() }, 3);
+        let (id, _server) = UniqueId::create(Some("127.0.0.1")).unwrap();
+        joins(&How::Id(Box::new(id.clone())), 3);
+        let mut one = launch(0, 2, &How::Id(Box::new(id.clone())));
+        assert_eq!(connect(&one, soon()).unwrap().secret, *id.secret());
+        one.store = How::Alone;
+        assert_ne!(connect(&one, soon()).unwrap().secret, *id.secret());
+    }
+
+    #[test]
+    fn a_port_taken_from_rank_0_is_named_with_what_to_set() {
+        let server = ServerHandle::start(([127, 0, 0, 1], 0).into(), None).unwrap();
+        let store = How::Rank0 { host: "127.0.0.1".to_owned(), port: server.port() };
+        let error = connect(&launch(0, 2, &store), soon()).err().expect("the port is taken");
+        for part in ["rank 0 of 2", "UNISONO_PORT", &server.port().to_string(), "in use"] {
+            assert!(error.text().contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn ranks_that_disagree_are_told_so() {
+        let (a, b) = (SecretKey::new([1; 32]), SecretKey::new([2; 32]));
+        for (first, second, size, part) in [
+            (None, None, 3, "rank 0 has 2 ranks in its job, rank 1 has 3"),
+            (Some(&a), Some(&b), 2, "differs from rank 0's"),
+            (Some(&a), None, 2, "set on rank 0 but not here"),
+            (None, Some(&a), 2, "set here but not on rank 0"),
+        ] {
+            let scratch = Scratch::new();
+            let store = How::File(scratch.path().to_owned());
+            let zero = Launch { secret: first.cloned(), ..launch(0, 2, &store) };
+            let one = Launch { secret: second.cloned(), ..launch(1, size, &store) };
+            let _joined = connect(&zero, soon()).unwrap();
+            let error = connect(&one, soon()).err().expect("they disagree");
+            assert_eq!(error.status(), Status::Mismatch);
+            assert!(error.text().contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_secret_by_the_environment_guards_the_tcp_store_and_is_the_jobs() {
+        let (_place, address) = reserved();
+        let secret = SecretKey::from_text("correct horse battery staple");
+        let store = How::Rank0 { host: "127.0.0.1".to_owned(), port: address.port() };
+        let zero = Launch { secret: Some(secret.clone()), ..launch(0, 2, &store) };
+        let first = connect(&zero, soon()).unwrap();
+        let second = connect(&Launch { rank: 1, ..zero.clone() }, soon()).unwrap();
+        assert_eq!([first.secret, second.secret], [secret.clone(), secret]);
+        let error = connect(&launch(1, 2, &store), soon()).err().expect("it has no secret");
+        assert!(error.text().contains("asks for a secret"), "{error}");
+    }
+
+    #[test]
+    fn a_rank_0_that_never_comes_is_a_timeout() {
+        let scratch = Scratch::new();
+        let (_place, address) = reserved();
+        for store in [
+            How::File(scratch.path().to_owned()),
+            How::Rank0 { host: "127.0.0.1".to_owned(), port: address.port() },
+        ] {
+            let deadline = Deadline::after(Duration::from_millis(50));
+            let error = connect(&launch(1, 2, &store), deadline).err().expect("there is nobody");
+            assert_eq!(error.status(), Status::Timeout);
+            assert!(error.text().contains("rank 1 of 2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_launcher_is_the_first_ancestor_without_a_rank() {
+        // Our parent was not started with a variable of this name.
+        let parent = std::os::unix::process::parent_id();
+        assert!(launcher_process("UNISONO_TEST_RANK").starts_with(&format!("{parent}-")));
+        // A child that carries the variable is passed over: its parent is us.
+        let mut child =
+            std::process::Command::new("sleep").arg("30").env("UNISONO_TEST_RANK", "3").spawn().unwrap();
+        // The new environment is there once the program has been started, shortly after the fork.
+        let found = (0..2000).find_map(|_| {
+            thread::sleep(Duration::from_millis(1));
+            parent_with_rank(child.id(), "UNISONO_TEST_RANK")
+        });
+        let other = parent_with_rank(child.id(), "UNISONO_TEST");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!((found, other), (Some(std::process::id()), None));
+        let name = local_job("a@b/c d", "UNISONO_TEST_RANK");
+        assert!(name.ends_with("-a-b-c-d"), "{name}");
+    }
+}

@@ -1,0 +1,276 @@
+//! One run of a job among those that use the same directory.
+//!
+//! A directory outlives the processes: what an earlier run left must never be taken for this one's. Rank 0 begins a run: it
+//! makes a new subdirectory of a random name, writes that name into a file, locks the file and renames it to `leader`.
+//! The kernel ends the lock with the process, however it ends. The other ranks believe a `leader` only while it is locked,
+//! and take a seat in its run by creating a file; where the seat of their rank is taken, the run is an older one that is
+//! just ending, and they wait for the next.
+
+#![forbid(unsafe_code)]
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::file::{FileStore, Pause};
+use crate::deadline::Deadline;
+use crate::error::{Error, Result, Status, fail};
+use crate::sys::lock::{self, Lock};
+use crate::sys::{random, user};
+
+const LEADER: &str = "leader";
+/// The name of a run: 16 hexadecimal digits after this.
+const RUN: &str = "run-";
+
+/// Rank 0's hold on its run: while it lives, the others find the run. Dropping it removes the run's directory.
+pub(super) struct Leader {
+    base: PathBuf,
+    name: String,
+    _lock: Lock,
+    /// A forked child has a copy, and must not end its parent's run.
+    process: u32,
+}
+
+/// Begins a run in `base`, as rank 0.
+pub(super) fn lead(base: &Path) -> Result<(FileStore, Leader)> {
+    let refused = |cause| Error::system(format!("cannot begin a run in {}", base.display()), cause);
+    let mut last = io::Error::from(ErrorKind::NotFound);
+    // A run of the same job that ends at this moment may remove the empty directory under our feet.
+    for _ in 0..8 {
+        let mut number = [0; 8];
+        random::fill(&mut number)?;
+        let name = format!("{RUN}{:016x}", u64::from_le_bytes(number));
+        match try_lead(base, &name) {
+            Ok(lock) => {
+                let leader = Leader { base: base.to_owned(), name, _lock: lock, process: std::process::id() };
+                let store = FileStore::open(base.join(&leader.name))?;
+                return Ok((store, leader));
+            }
+            Err(cause) if cause.kind() == ErrorKind::NotFound => last = cause,
+            Err(cause) => return Err(refused(cause)),
+        }
+    }
+    Err(refused(last))
+}
+
+/// Finds rank 0's run in `base` and takes the seat of `rank`.
+pub(super) fn follow(base: &Path, rank: usize, deadline: Deadline) -> Result<FileStore> {
+    let since = Instant::now();
+    let mut pause = Pause::default();
+    loop {
+        let run = seat(base, rank).map_err(|cause| {
+            Error::system(format!("rank {rank} cannot join a run in {}", base.display()), cause)
+        })?;
+        if let Some(run) = run {
+            return FileStore::open(run);
+        }
+        if deadline.expired() {
+            fail!(
+                Timeout,
+                "rank 0 has not begun a run in {} within {:.1} s; if it is up, the ranks do not see the same directory: \
+                 give all the same TMPDIR, or UNISONO_STORE=tcp://HOST-OF-RANK-0:PORT",
+                base.display(),
+                since.elapsed().as_secs_f64()
+            );
+        }
+        pause.sleep(deadline);
+    }
+}
+
+/// The directory of `job`'s runs, in one of this user alone.
+pub(super) fn private_base(job: &str) -> Result<PathBuf> {
+    let directory = std::env::temp_dir().join(format!("unisono-{}", user::effective_id()));
+    private_directory(&directory)?;
+    Ok(directory.join(job))
+}
+
+/// Makes sure that `directory` exists and that nobody else can read or write in it: under a `TMPDIR` that all may write
+/// to, another user may have made it first.
+fn private_directory(directory: &Path) -> Result<()> {
+    let refused = |cause| Error::system(format!("cannot use the directory {}", directory.display()), cause);
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(cause) if cause.kind() != ErrorKind::AlreadyExists => return Err(refused(cause)),
+        _ => {}
+    }
+    let found = fs::symlink_metadata(directory).map_err(refused)?;
+    let wrong = if !found.is_dir() {
+        "it is not a directory".to_owned()
+    } else if found.uid() != user::effective_id() {
+        format!("it belongs to user {}, not to {}", found.uid(), user::effective_id())
+    } else if found.mode() & 0o077 != 0 {
+        format!("its mode {:o} lets others in", found.mode() & 0o7777)
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(
+        Status::System,
+        format!("{} cannot hold a job's secret: {wrong}; remove it, or set TMPDIR", directory.display()),
+    ))
+}
+
+impl Drop for Leader {
+    fn drop(&mut self) {
+        if std::process::id() != self.process {
+            return;
+        }
+        // What cannot be removed does no harm: without our lock nobody believes it.
+        let leader = self.base.join(LEADER);
+        if fs::read(&leader).is_ok_and(|name| name == self.name.as_bytes()) {
+            let _ = fs::remove_file(&leader);
+        }
+        let _ = fs::remove_dir_all(self.base.join(&self.name));
+        // Fails while there is anything else in it, as it should.
+        let _ = fs::remove_dir(&self.base);
+    }
+}
+
+fn try_lead(base: &Path, name: &str) -> io::Result<Lock> {
+    DirBuilder::new().recursive(true).mode(0o700).create(base)?;
+    DirBuilder::new().mode(0o700).create(base.join(name))?;
+    let new = base.join(format!(".{name}"));
+    let mut leader = File::options().create_new(true).write(true).mode(0o600).open(&new)?;
+    leader.write_all(name.as_bytes())?;
+    let lock = Lock::on(leader);
+    if !lock.try_take()? {
+        return Err(io::Error::new(
+            ErrorKind::WouldBlock,
+            "a new file is locked: the file system's locks do not work",
+        ));
+    }
+    let old = believed(base)?;
+    fs::rename(&new, base.join(LEADER))?;
+    if let Some((old, false)) = old {
+        // Its rank 0 was killed and could not tidy up.
+        let _ = fs::remove_dir_all(base.join(old));
+    }
+    Ok(lock)
+}
+
+/// The run that `leader` names, and whether its rank 0 lives.
+fn believed(base: &Path) -> io::Result<Option<(String, bool)>> {
+    let leader = match File::open(base.join(LEADER)) {
+        Ok(leader) => leader,
+        Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(cause) => return Err(cause),
+    };
+    let mut name = String::new();
+    // A name has 20 bytes; whatever is longer is not one.
+    if (&leader).take(64).read_to_string(&mut name).is_err() {
+        return Ok(None);
+    }
+    let digits = name.strip_prefix(RUN).unwrap_or_default();
+    if digits.len() != 16 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Ok(None);
+    }
+    Ok(Some((name, lock::is_locked(&leader)?)))
+}
+
+/// The directory of the run in which we have got our seat; `None` while there is no such run.
+fn seat(base: &Path, rank: usize) -> io::Result<Option<PathBuf>> {
+    let Some((name, true)) = believed(base)? else { return Ok(None) };
+    let run = base.join(name);
+    match File::options().create_new(true).write(true).mode(0o600).open(run.join(format!(".seat-{rank}"))) {
+        Ok(_) => Ok(Some(run)),
+        Err(cause) if matches!(cause.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => Ok(None),
+        Err(cause) => Err(cause),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::ManuallyDrop;
+    use std::os::unix::fs::symlink;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::rendezvous::scratch::Scratch;
+    use crate::rendezvous::store::Store;
+
+    fn soon() -> Deadline {
+        Deadline::after(Duration::from_secs(20))
+    }
+
+    fn at_once() -> Deadline {
+        Deadline::after(Duration::ZERO)
+    }
+
+    #[test]
+    fn a_run_is_found_by_the_others_and_leaves_nothing() {
+        let scratch = Scratch::new();
+        let base = scratch.path().join("job");
+        thread::scope(|scope| {
+            let other = scope.spawn(|| follow(&base, 1, soon()).unwrap().get("k", soon()).unwrap());
+            let (store, leader) = lead(&base).unwrap();
+            store.set("k", b"v").unwrap();
+            assert_eq!(other.join().unwrap(), b"v");
+            drop(leader);
+        });
+        assert!(!base.exists());
+    }
+
+    #[test]
+    fn what_a_killed_run_left_is_not_believed_and_is_removed() {
+        let scratch = Scratch::new();
+        let base = scratch.path().join("job");
+        let (store, leader) = lead(&base).unwrap();
+        store.set("k", b"old").unwrap();
+        let left = store.directory().to_owned();
+        // As the kernel leaves it: the lock is gone, the files are there.
+        let mut leader = ManuallyDrop::new(leader);
+        leader._lock = Lock::on(File::open("/dev/null").unwrap());
+        assert!(left.exists() && base.join(LEADER).exists());
+        let error = follow(&base, 1, at_once()).err().expect("there is no run");
+        assert_eq!(error.status(), Status::Timeout);
+        assert!(error.text().contains(base.to_str().unwrap()), "{error}");
+        let (_store, _leader) = lead(&base).unwrap();
+        assert_eq!(follow(&base, 1, soon()).unwrap().try_get("k").unwrap(), None);
+        assert!(!left.exists());
+    }
+
+    #[test]
+    fn a_run_that_is_just_ending_is_not_joined_twice() {
+        let scratch = Scratch::new();
+        let (first, ending) = lead(scratch.path()).unwrap();
+        assert_eq!(follow(scratch.path(), 1, soon()).unwrap().directory(), first.directory());
+        // Rank 1 comes again: rank 0 still holds the old run.
+        assert!(follow(scratch.path(), 1, at_once()).is_err());
+        thread::scope(|scope| {
+            let again = scope.spawn(|| follow(scratch.path(), 1, soon()).unwrap());
+            let (second, _next) = lead(scratch.path()).unwrap();
+            assert_eq!(again.join().unwrap().directory(), second.directory());
+            // The end of the old run does not end the new one.
+            drop(ending);
+            assert_eq!(follow(scratch.path(), 2, soon()).unwrap().directory(), second.directory());
+        });
+    }
+
+    #[test]
+    fn a_leader_file_with_other_content_is_ignored() {
+        let scratch = Scratch::new();
+        for content in [&b""[..], b"run-", b"run-../../../../etc", b"run-00000000000000zz", &[0xff; 100]] {
+            fs::write(scratch.path().join(LEADER), content).unwrap();
+            let lock = Lock::on(File::open(scratch.path().join(LEADER)).unwrap());
+            assert!(lock.try_take().unwrap());
+            assert!(follow(scratch.path(), 1, at_once()).is_err());
+        }
+        lead(scratch.path()).unwrap();
+    }
+
+    #[test]
+    fn a_directory_that_others_could_have_prepared_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let scratch = Scratch::new();
+        let directory = scratch.path().join("d");
+        private_directory(&directory).unwrap();
+        private_directory(&directory).unwrap();
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o770)).unwrap();
+        let open = private_directory(&directory).unwrap_err();
+        assert!(open.text().contains("770") && open.text().contains("TMPDIR"), "{open}");
+        let link = scratch.path().join("l");
+        symlink(&directory, &link).unwrap();
+        assert!(private_directory(&link).unwrap_err().text().contains("not a directory"));
+    }
+}

@@ -1,0 +1,640 @@
+//! A job: its ranks from start to end.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::board::Board;
+use super::ending;
+use super::environment::Environment;
+use super::options::Options;
+use super::output::Lines;
+use super::sink::Sink;
+use crate::deadline::Deadline;
+use crate::sys::child::{self, Ends, Exit, Keeper, Readiness, Signals};
+
+/// The signals that the launcher takes: those that end a job, those that it only passes on, and job control.
+pub(super) const SIGNALS: [i32; 8] = [
+    libc::SIGINT,
+    libc::SIGTERM,
+    libc::SIGHUP,
+    libc::SIGQUIT,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGTSTP,
+    libc::SIGCONT,
+];
+
+/// A process that dies closes its connections before the kernel tells its parent of the death, so a peer that gives up
+/// at once may be seen to end first. Within this time a rank that was killed takes the blame from one that exited.
+const DOUBT: Duration = Duration::from_millis(50);
+/// After that the other ranks may still say what the failure meant for them: the library promises its errors within this.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long output may still come from what the ranks left running.
+const AFTERMATH: Duration = Duration::from_secs(1);
+/// How long an unfinished line must rest before a terminal shows it.
+const REST: Duration = Duration::from_millis(100);
+/// The most that a pipe can hold (fs.pipe-max-size for users).
+const PIPE: usize = 1 << 20;
+
+/// What went wrong with the launcher itself, and its exit status.
+#[derive(Debug)]
+pub(super) struct Trouble {
+    text: String,
+    pub(super) status: u8,
+}
+
+/// What the job came to.
+pub(super) struct Verdict {
+    /// The exit status.
+    pub(super) status: u8,
+    /// The signal that ended both a rank and, by the user's wish, the job.
+    pub(super) signal: Option<i32>,
+}
+
+/// The ranks of one job, and everything that is waited for.
+pub(super) struct Job {
+    signals: Signals,
+    keeper: Keeper,
+    ends: Ends,
+    board: Board,
+    ranks: Vec<Rank>,
+    /// Standard output and standard error.
+    sinks: [Sink; 2],
+    input: Option<Input>,
+    phase: Phase,
+    timeout: Deadline,
+    grace: Duration,
+    /// The rank that failed first, as far as is known.
+    culprit: Option<Culprit>,
+    /// Whether the time was up before the job was.
+    timed_out: bool,
+    /// The last signal by which the user asked for the end.
+    asked: Option<i32>,
+}
+
+#[derive(Clone, Copy)]
+struct Culprit {
+    rank: usize,
+    exit: Exit,
+    /// How many others were running then.
+    others: usize,
+}
+
+struct Rank {
+    child: Child,
+    exit: Option<Exit>,
+    /// What it writes to standard output and standard error, until their end.
+    pipes: [Option<Pipe>; 2],
+}
+
+struct Pipe {
+    file: File,
+    /// When something came last.
+    last: Instant,
+    /// What may still be read from it when the job is over.
+    allowance: usize,
+}
+
+/// Standard input on its way to rank 0.
+struct Input {
+    from: File,
+    to: ChildStdin,
+    buffer: Vec<u8>,
+    sent: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Phase {
+    /// No rank has failed.
+    Running,
+    /// One has failed; until then another may turn out to have failed before.
+    Doubt(Deadline),
+    /// The others have until then to end by themselves.
+    LastWords(Deadline),
+    /// All have been told to end, and are killed then.
+    Ending(Deadline),
+    /// All have been killed.
+    Killed,
+    /// All have ended; what they left running may write until then.
+    Aftermath(Deadline),
+    /// Nothing of the job runs; what is in the pipes is shown.
+    Emptying,
+}
+
+#[derive(Clone, Copy)]
+enum Event {
+    Signal,
+    End,
+    Sink(usize),
+    Output(usize, usize),
+    Input,
+}
+
+impl Job {
+    /// Starts all ranks, or none.
+    pub(super) fn start(options: &Options, signals: Signals, keeper: Keeper) -> Result<Job, Trouble> {
+        let board = Board::open()?;
+        let environment =
+            Environment { size: options.ranks(), id: board.id(), master_port: master_port(options)? };
+        if let Some(folder) = &options.output_dir {
+            let cause =
+                |cause| Trouble::new(format!("cannot create the folder {}: {cause}", folder.display()));
+            fs::create_dir_all(folder).map_err(cause)?;
+        }
+        let mut ends = Ends::new()?;
+        let mut ranks = Vec::with_capacity(options.ranks());
+        let mut input = None;
+        for rank in 0..options.ranks() {
+            let started = start_rank(options, &environment, rank, &signals, &keeper).and_then(|mut child| {
+                if let Some(to) = child.stdin.take() {
+                    let from = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+                    input = Some(Input { from, to, buffer: Vec::new(), sent: 0 });
+                }
+                ends.watch(&child, rank)?;
+                Ok(Rank::new(child))
+            });
+            match started {
+                Ok(rank) => ranks.push(rank),
+                Err(trouble) => {
+                    for rank in &mut ranks {
+                        child::signal_group(&rank.child, libc::SIGKILL)?;
+                        rank.child.wait()?;
+                    }
+                    keeper.dismiss()?;
+                    return Err(trouble);
+                }
+            }
+        }
+        let lines = || {
+            let prefix = |rank| if options.no_prefix { String::new() } else { format!("[{rank}] ") };
+            Lines::new((0..options.ranks()).map(prefix))
+        };
+        Ok(Job {
+            signals,
+            keeper,
+            ends,
+            board,
+            ranks,
+            sinks: [Sink::new(&io::stdout(), lines())?, Sink::new(&io::stderr(), lines())?],
+            input,
+            phase: Phase::Running,
+            timeout: options.timeout.map_or(Deadline::NEVER, Deadline::after),
+            grace: options.grace,
+            culprit: None,
+            timed_out: false,
+            asked: None,
+        })
+    }
+
+    /// Waits for the end of all ranks and shows their output meanwhile.
+    pub(super) fn run(mut self) -> Result<Verdict, Trouble> {
+        loop {
+            self.mind_the_clock()?;
+            if self.is_over() {
+                break;
+            }
+            let events = self.events();
+            let waits: Vec<_> = events.iter().map(|event| self.wait_for(*event)).collect();
+            let ready = child::poll(&waits, self.next_moment(&events))?;
+            for (event, ready) in events.into_iter().zip(ready) {
+                match (event, ready) {
+                    (Event::Output(rank, stream), true) => self.read(rank, stream)?,
+                    // Nobody is left who could write to it.
+                    (Event::Output(rank, stream), false) if self.phase == Phase::Emptying => {
+                        self.close(rank, stream)
+                    }
+                    (_, false) => {}
+                    (Event::Sink(stream), true) => self.write(stream),
+                    (Event::Input, true) => self.pass_input_on(),
+                    (Event::End, true) => self.note_ends()?,
+                    (Event::Signal, true) => self.note_signals()?,
+                }
+            }
+        }
+        for rank in &mut self.ranks {
+            rank.child.wait()?;
+        }
+        self.keeper.dismiss()?;
+        let status = match &self.culprit {
+            _ if self.timed_out => 124,
+            Some(culprit) => ending::status(culprit.exit),
+            None => 0,
+        };
+        let signal = self.asked.filter(|signal| status == ending::status(Exit::Signal(*signal, false)));
+        Ok(Verdict { status, signal })
+    }
+
+    fn is_over(&self) -> bool {
+        let silent = self.ranks.iter().all(|rank| rank.pipes.iter().all(Option::is_none));
+        self.phase == Phase::Emptying && silent && !self.sinks.iter().any(Sink::wants_to_write)
+    }
+
+    /// What is waited for now. Ends come after output, so that a rank's last words come before its end.
+    fn events(&self) -> Vec<Event> {
+        let mut events = vec![Event::Signal];
+        events.extend((0..2).filter(|stream| self.sinks[*stream].wants_to_write()).map(Event::Sink));
+        for (rank, state) in self.ranks.iter().enumerate() {
+            let open = |stream: &usize| state.pipes[*stream].is_some() && self.sinks[*stream].has_room();
+            events.extend((0..2).filter(open).map(|stream| Event::Output(rank, stream)));
+        }
+        events.extend(self.input.is_some().then_some(Event::Input));
+        events.push(Event::End);
+        events
+    }
+
+    fn wait_for(&self, event: Event) -> (BorrowedFd<'_>, Readiness) {
+        match event {
+            Event::Signal => (self.signals.as_fd(), Readiness::Read),
+            Event::End => (self.ends.as_fd(), Readiness::Read),
+            Event::Sink(stream) => (self.sinks[stream].as_fd(), Readiness::Write),
+            Event::Output(rank, stream) => {
+                let pipe = self.ranks[rank].pipes[stream].as_ref().expect("events lists open pipes only");
+                (pipe.file.as_fd(), Readiness::Read)
+            }
+            Event::Input => {
+                let input = self.input.as_ref().expect("events lists an open input only");
+                match input.buffer.is_empty() {
+                    true => (input.from.as_fd(), Readiness::Read),
+                    false => (input.to.as_fd(), Readiness::Write),
+                }
+            }
+        }
+    }
+
+    /// When something is due even if nothing happens.
+    fn next_moment(&self, events: &[Event]) -> Deadline {
+        let mut next = match self.phase {
+            Phase::Running => self.timeout,
+            Phase::Doubt(until) | Phase::LastWords(until) => until,
+            Phase::Ending(until) | Phase::Aftermath(until) => until,
+            Phase::Killed => Deadline::NEVER,
+            // What is not ready now never will be.
+            Phase::Emptying if events.iter().any(|event| matches!(event, Event::Output(..))) => {
+                Deadline::after(Duration::ZERO)
+            }
+            Phase::Emptying => Deadline::NEVER,
+        };
+        for (rank, state) in self.ranks.iter().enumerate() {
+            for (sink, pipe) in self.sinks.iter().zip(&state.pipes) {
+                if let Some(pipe) = pipe.as_ref().filter(|_| sink.prompts(rank)) {
+                    next = next.min(Deadline::after(REST.saturating_sub(pipe.last.elapsed())));
+                }
+            }
+        }
+        next
+    }
+
+    /// Does what is due by now.
+    fn mind_the_clock(&mut self) -> Result<(), Trouble> {
+        for (rank, state) in self.ranks.iter().enumerate() {
+            for (sink, pipe) in self.sinks.iter_mut().zip(&state.pipes) {
+                if pipe.as_ref().is_some_and(|pipe| sink.prompts(rank) && pipe.last.elapsed() >= REST) {
+                    sink.flush(rank);
+                }
+            }
+        }
+        match self.phase {
+            Phase::Running if self.timeout.expired() => {
+                let running = self.running();
+                self.say(&format!(
+                    "the time is up (--timeout); ending {}",
+                    named(&running, self.ranks.len())
+                ));
+                self.timed_out = true;
+                self.end()
+            }
+            Phase::Doubt(until) if until.expired() => {
+                self.accuse();
+                self.phase = Phase::LastWords(Deadline::after(LAST_WORDS));
+                Ok(())
+            }
+            Phase::LastWords(until) if until.expired() => self.end(),
+            Phase::Ending(until) if until.expired() => {
+                let running = self.running();
+                let who = named(&running, self.ranks.len());
+                self.say(&format!("killing {who}, still there {:?} after being told to end", self.grace));
+                self.kill()
+            }
+            Phase::Aftermath(until) => {
+                let silent = self.ranks.iter().all(|rank| rank.pipes.iter().all(Option::is_none));
+                if silent || until.expired() {
+                    self.signal_all(libc::SIGKILL)?;
+                    self.phase = Phase::Emptying;
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn read(&mut self, rank: usize, stream: usize) -> Result<(), Trouble> {
+        let Some(pipe) = &mut self.ranks[rank].pipes[stream] else { return Ok(()) };
+        let mut buffer = [0; 64 << 10];
+        match pipe.file.read(&mut buffer) {
+            Ok(count) if count > 0 => {
+                pipe.last = Instant::now();
+                self.sinks[stream].feed(rank, &buffer[..count]);
+                if self.phase == Phase::Emptying {
+                    pipe.allowance = pipe.allowance.saturating_sub(count);
+                    if pipe.allowance == 0 {
+                        self.close(rank, stream);
+                    }
+                }
+                Ok(())
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(()),
+            Err(error) => Err(error.into()),
+            Ok(_) => {
+                self.close(rank, stream);
+                Ok(())
+            }
+        }
+    }
+
+    fn close(&mut self, rank: usize, stream: usize) {
+        self.ranks[rank].pipes[stream] = None;
+        self.sinks[stream].flush(rank);
+    }
+
+    fn write(&mut self, stream: usize) {
+        match self.sinks[stream].write() {
+            Ok(true) => return,
+            Ok(false) => {}
+            Err(cause) if stream == 0 => self.say(&format!("cannot write to standard output: {cause}")),
+            Err(_) => {}
+        }
+        // Nobody reads on: the ranks get SIGPIPE, as if they had written there themselves.
+        for rank in &mut self.ranks {
+            rank.pipes[stream] = None;
+        }
+    }
+
+    fn pass_input_on(&mut self) {
+        let Some(input) = &mut self.input else { return };
+        // Rank 0 may close its input whenever it likes; that is its business and no failure.
+        if !input.step().unwrap_or(false) {
+            self.input = None;
+        }
+    }
+
+    fn note_ends(&mut self) -> Result<(), Trouble> {
+        while let Some(rank) = self.ends.next()? {
+            self.catch_up(rank)?;
+            let exit = child::exit_of(&self.ranks[rank].child)?;
+            self.ranks[rank].exit = Some(exit);
+            self.board.publish(rank, &ending::cause(exit));
+            if exit != Exit::Code(0) {
+                self.note_failure(rank, exit);
+            }
+            if rank == 0 {
+                self.input = None;
+            }
+        }
+        if self.running().is_empty() && !matches!(self.phase, Phase::Aftermath(_) | Phase::Emptying) {
+            if matches!(self.phase, Phase::Doubt(_)) {
+                self.accuse();
+            }
+            self.phase = Phase::Aftermath(Deadline::after(AFTERMATH));
+        }
+        Ok(())
+    }
+
+    /// Reads what a rank that has just ended wrote before.
+    fn catch_up(&mut self, rank: usize) -> Result<(), Trouble> {
+        for stream in 0..2 {
+            while let Some(pipe) = &self.ranks[rank].pipes[stream] {
+                let now = Deadline::after(Duration::ZERO);
+                let ready = child::poll(&[(pipe.file.as_fd(), Readiness::Read)], now)?;
+                if !ready[0] || !self.sinks[stream].has_room() {
+                    break;
+                }
+                self.read(rank, stream)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn note_failure(&mut self, rank: usize, exit: Exit) {
+        let killed = matches!(exit, Exit::Signal(..));
+        match &mut self.culprit {
+            None => {
+                self.culprit = Some(Culprit { rank, exit, others: self.running().len() });
+                if self.phase == Phase::Running {
+                    self.phase = Phase::Doubt(Deadline::after(DOUBT));
+                }
+            }
+            Some(culprit) if matches!(self.phase, Phase::Doubt(_)) && killed => {
+                if let Exit::Code(_) = culprit.exit {
+                    *culprit = Culprit { rank, exit, others: culprit.others };
+                }
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Says who failed first.
+    fn accuse(&mut self) {
+        let Some(Culprit { rank, exit, others }) = self.culprit else { return };
+        let pid = self.ranks[rank].child.id();
+        let rest = if others == 0 { String::new() } else { format!("; ending the other {others}") };
+        self.say(&format!("rank {rank} (pid {pid}) {}{rest}", ending::cause_in_full(exit)));
+    }
+
+    fn note_signals(&mut self) -> Result<(), Trouble> {
+        while let Some(signal) = self.signals.next()? {
+            match signal {
+                libc::SIGTSTP => {
+                    self.signal_all(signal)?;
+                    child::stop_here()?;
+                    self.signal_all(libc::SIGCONT)?;
+                }
+                libc::SIGUSR1 | libc::SIGUSR2 | libc::SIGCONT => self.signal_all(signal)?,
+                _ => self.note_wish_to_end(signal)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn note_wish_to_end(&mut self, signal: i32) -> Result<(), Trouble> {
+        let again = self.asked.replace(signal).is_some();
+        match self.phase {
+            Phase::Running | Phase::Doubt(_) | Phase::LastWords(_) => {
+                if matches!(self.phase, Phase::Doubt(_)) {
+                    self.accuse();
+                }
+                self.signal_all(signal)?;
+                self.signal_all(libc::SIGCONT)?;
+                self.phase = Phase::Ending(Deadline::after(self.grace));
+            }
+            Phase::Ending(_) if again => {
+                let running = self.running();
+                let name = ending::signal_name(signal);
+                self.say(&format!("{name} again; killing {}", named(&running, self.ranks.len())));
+                self.kill()?;
+            }
+            Phase::Ending(_) => self.signal_all(signal)?,
+            Phase::Killed => {}
+            Phase::Aftermath(_) | Phase::Emptying => {
+                self.signal_all(libc::SIGKILL)?;
+                self.phase = Phase::Emptying;
+                // Output that nobody reads must not keep the launcher from ending.
+                for rank in &mut self.ranks {
+                    rank.pipes = [None, None];
+                }
+                self.sinks.iter_mut().for_each(Sink::give_up);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells all that they should end.
+    fn end(&mut self) -> Result<(), Trouble> {
+        self.signal_all(libc::SIGTERM)?;
+        // A stopped process would not notice.
+        self.signal_all(libc::SIGCONT)?;
+        self.phase = Phase::Ending(Deadline::after(self.grace));
+        Ok(())
+    }
+
+    fn kill(&mut self) -> Result<(), Trouble> {
+        self.phase = Phase::Killed;
+        self.signal_all(libc::SIGKILL)
+    }
+
+    /// To the groups of all ranks: one that has ended may have left processes behind.
+    fn signal_all(&self, signal: i32) -> Result<(), Trouble> {
+        self.ranks.iter().try_for_each(|rank| Ok(child::signal_group(&rank.child, signal)?))
+    }
+
+    fn running(&self) -> Vec<usize> {
+        (0..self.ranks.len()).filter(|rank| self.ranks[*rank].exit.is_none()).collect()
+    }
+
+    fn say(&mut self, text: &str) {
+        self.sinks[1].say(text);
+    }
+}
+
+impl Rank {
+    fn new(mut child: Child) -> Rank {
+        let stdout = child.stdout.take().map(|pipe| Pipe::new(pipe.into()));
+        let stderr = child.stderr.take().map(|pipe| Pipe::new(pipe.into()));
+        Rank { child, exit: None, pipes: [stdout, stderr] }
+    }
+}
+
+impl Pipe {
+    fn new(fd: OwnedFd) -> Pipe {
+        Pipe { file: fd.into(), last: Instant::now(), allowance: PIPE }
+    }
+}
+
+impl Input {
+    /// Reads or writes once, whichever was waited for. `false` at the end of the input.
+    fn step(&mut self) -> io::Result<bool> {
+        if self.buffer.is_empty() {
+            self.buffer.resize(PIPE, 0);
+            let count = self.from.read(&mut self.buffer)?;
+            self.buffer.truncate(count);
+            return Ok(count > 0);
+        }
+        // As much as a pipe that is ready takes without blocking.
+        let end = self.buffer.len().min(self.sent + 4096);
+        self.sent += self.to.write(&self.buffer[self.sent..end])?;
+        if self.sent == self.buffer.len() {
+            self.buffer.clear();
+            self.sent = 0;
+        }
+        Ok(true)
+    }
+}
+
+impl Trouble {
+    pub(super) fn new(text: impl Into<String>) -> Trouble {
+        Trouble { text: text.into(), status: 125 }
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl From<io::Error> for Trouble {
+    fn from(cause: io::Error) -> Trouble {
+        Trouble::new(cause.to_string())
+    }
+}
+
+impl From<crate::error::Error> for Trouble {
+    fn from(cause: crate::error::Error) -> Trouble {
+        Trouble::new(cause.text())
+    }
+}
+
+fn start_rank(
+    options: &Options,
+    environment: &Environment,
+    rank: usize,
+    signals: &Signals,
+    keeper: &Keeper,
+) -> Result<Child, Trouble> {
+    let mut command = Command::new(&options.command[0]);
+    command.args(&options.command[1..]).envs(environment.of_rank(rank));
+    command.stdin(if rank == 0 && options.stdin { Stdio::piped() } else { Stdio::null() });
+    match &options.output_dir {
+        None => command.stdout(Stdio::piped()).stderr(Stdio::piped()),
+        Some(folder) => {
+            let (out, err) = (format!("{rank}.out"), format!("{rank}.err"));
+            command.stdout(create(&folder.join(out))?).stderr(create(&folder.join(err))?)
+        }
+    };
+    child::spawn_tied(&mut command, signals, keeper).map_err(|cause| cannot_run(options, rank, &cause))
+}
+
+fn create(path: &Path) -> Result<File, Trouble> {
+    File::create(path).map_err(|cause| Trouble::new(format!("cannot create {}: {cause}", path.display())))
+}
+
+fn cannot_run(options: &Options, rank: usize, cause: &io::Error) -> Trouble {
+    let program = Path::new(&options.command[0]);
+    let name = program.display();
+    let has_slash =
+        program.components().count() > 1 || program.is_absolute() || name.to_string().contains('/');
+    let (status, text) = match cause.kind() {
+        ErrorKind::NotFound if !has_slash => (127, format!("program '{name}' not found in PATH")),
+        ErrorKind::NotFound if program.exists() => {
+            (127, format!("program '{name}' cannot be run: the interpreter that it names does not exist"))
+        }
+        ErrorKind::NotFound => (127, format!("program '{name}' not found")),
+        ErrorKind::PermissionDenied => {
+            (126, format!("program '{name}' cannot be run: no permission to execute it"))
+        }
+        _ => (125, format!("rank {rank} of {} cannot be started: {cause}", options.ranks())),
+    };
+    Trouble { text, status }
+}
+
+/// A port that was free a moment ago: the program that is told of it opens it itself.
+fn master_port(options: &Options) -> Result<u16, Trouble> {
+    let free = || Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port());
+    let cause = |cause: io::Error| Trouble::new(format!("no free TCP port on 127.0.0.1: {cause}"));
+    options.master_port.map_or_else(|| free().map_err(cause), Ok)
+}
+
+/// `all 4 ranks`, `rank 2`, `ranks 0, 1, 3`.
+fn named(ranks: &[usize], size: usize) -> String {
+    let list = || ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    match ranks {
+        [rank] => format!("rank {rank}"),
+        _ if ranks.len() == size => format!("all {size} ranks"),
+        _ => format!("ranks {}", list()),
+    }
+}

@@ -1,0 +1,42 @@
+//! The launcher, `unisono-run`: starts the ranks of a job on this host, shows their output, and ends them together.
+//!
+//! One thread waits for everything: the ranks' output, their ends, signals, the clock. (The store that the ranks meet
+//! in has threads of its own.) docs/launching.md is the user's side.
+
+mod board;
+mod ending;
+mod environment;
+mod job;
+mod options;
+mod output;
+mod sink;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::sys::child::{self, Keeper, Signals};
+use job::{Job, Trouble};
+use options::Options;
+
+/// The whole program: reads the command line, runs the job, and answers with the status to exit with.
+pub fn main() -> ExitCode {
+    let options = Options::parse();
+    // Both before any thread exists: threads inherit the mask, and the keeper is a fork.
+    let started = Signals::take(&job::SIGNALS)
+        .and_then(|signals| Ok((signals, Keeper::start(options.ranks())?)))
+        .map_err(|cause| Trouble::new(format!("cannot prepare to start processes: {cause}")));
+    let verdict = started.and_then(|(signals, keeper)| Job::start(&options, signals, keeper)?.run());
+    match verdict {
+        Ok(verdict) => {
+            if let Some(signal) = verdict.signal {
+                child::die_by(signal);
+            }
+            ExitCode::from(verdict.status)
+        }
+        Err(trouble) => {
+            eprintln!("unisono-run: {trouble}");
+            ExitCode::from(trouble.status)
+        }
+    }
+}
