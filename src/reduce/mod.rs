@@ -5,7 +5,19 @@
 //! caller's own functions. A *result* is an accumulator after the operator's final step (average divides), rounded
 //! once to an element, with NaNs made canonical.
 
+mod convert;
+mod fold;
+mod kernel;
+mod plain;
+mod select;
+#[cfg(test)]
+mod tests;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
 use crate::error::{Result, fail};
+
+pub use fold::{Operand, Reducer};
 
 /// Element types. The numbers are part of the ABI and equal NCCL's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -98,6 +110,15 @@ impl DataType {
     }
 }
 
+/// What a position of a buffer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Representation {
+    /// Elements, as in the caller's buffers.
+    Element,
+    /// Accumulators: wider than elements for the short float types.
+    Accumulator,
+}
+
 /// The caller's own reduction: `accumulator[i] = accumulator[i] ∘ operand[i]` for `count` elements of `dtype`.
 /// Associative; it need not commute, since the canonical order keeps left on the left. It may be called from any
 /// thread of the library, several at once.
@@ -110,12 +131,19 @@ pub type CustomFunction = unsafe extern "C" fn(
 );
 
 /// A caller's function with the pointer it is called with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Custom {
     /// What combines.
     pub function: CustomFunction,
     /// Handed back on every call.
     pub user: *mut std::ffi::c_void,
+}
+
+/// Equal addresses. Copies of one function may differ in theirs, so unequal does not mean that they do different things.
+impl PartialEq for Custom {
+    fn eq(&self, other: &Custom) -> bool {
+        std::ptr::fn_addr_eq(self.function, other.function) && self.user == other.user
+    }
 }
 
 // SAFETY: the contract of `CustomFunction` says that any thread may call it with `user`.

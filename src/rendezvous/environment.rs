@@ -588,7 +588,8 @@ mod tests {
 
     #[test]
     fn mistakes_name_the_variable_what_was_found_and_what_to_do() {
-        let cases: &[(&[(&str, &str)], &[(&str, &str)], &[&str])] = &[
+        type Variables<'a> = &'a [(&'a str, &'a str)];
+        let cases: &[(Variables<'_>, Variables<'_>, &[&str])] = &[
             (&[], &[], &["no launcher", "UNISONO_RANK", "SLURM_PROCID", "torchrun"]),
             (&[], &[("RANK", "0")], &["WORLD_SIZE is not set", "torchrun"]),
             (&[], &[("WORLD_SIZE", "2")], &["RANK is not set"]),

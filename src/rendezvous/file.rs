@@ -19,7 +19,8 @@ use sha2::{Digest, Sha256};
 use super::store::{self, Store};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, fail};
-use crate::sys::{file, random};
+use crate::sys::lock::{self, Lock};
+use crate::sys::random;
 
 /// The longest name of a key's file; file systems take 255 bytes, and encrypting ones somewhat less.
 const LONGEST_NAME: usize = 140;
@@ -76,7 +77,7 @@ impl FileStore {
         let path = self.path(key);
         let mut new = new;
         let written =
-            new.write_all(value).and_then(|()| file::close(new)).and_then(|()| fs::rename(temporary, &path));
+            new.write_all(value).and_then(|()| lock::close(new)).and_then(|()| fs::rename(temporary, &path));
         written.map_err(|cause| {
             // The first cause is the one to tell; a temporary file that cannot be removed harms nobody.
             let _ = fs::remove_file(temporary);
@@ -84,19 +85,14 @@ impl FileStore {
         })
     }
 
-    fn lock(&self) -> Result<File> {
+    fn lock(&self) -> Result<Lock> {
         let path = self.directory.join(LOCK);
         let refused = |cause| Error::system(format!("cannot lock {}", path.display()), cause);
-        let lock = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .mode(0o600)
-            .open(&path)
-            .map_err(refused)?;
+        let opened = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let lock = Lock::on(opened.map_err(refused)?);
         let deadline = Deadline::after(LONGEST_LOCK);
         let mut pause = Pause::default();
-        while !file::try_lock(&lock).map_err(refused)? {
+        while !lock.try_take().map_err(refused)? {
             if deadline.expired() {
                 fail!(
                     Timeout,
@@ -157,10 +153,9 @@ impl Store for FileStore {
     }
 
     fn add(&self, key: &str, amount: i64) -> Result<i64> {
-        let lock = self.lock()?;
+        let _lock = self.lock()?;
         let sum = store::sum(self, key, self.read(key)?.as_deref(), amount)?;
         self.set(key, sum.to_string().as_bytes())?;
-        drop(lock);
         Ok(sum)
     }
 

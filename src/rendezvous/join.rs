@@ -1,7 +1,7 @@
 //! From what the environment says to a store that the ranks of this run share, and nobody else.
 //!
 //! A process may join several times, and several programs may run one after the other under one launcher: each time is a
-//! *run* with keys of its own. In a directory, [`super::run_directory`] tells runs apart. In a TCP store, a rank counts how
+//! *run* with keys of its own. In a directory, `run_directory` tells runs apart. In a TCP store, a rank counts how
 //! often it has come there, and ranks that have come equally often are of one run. A TCP store that rank 0 serves dies with
 //! rank 0's process, so there are no older programs to be mistaken for; who meets a server that is just ending goes on
 //! to its successor.
@@ -23,10 +23,12 @@ use super::store::Store;
 use super::tcp::TcpStore;
 use super::tcp_server::ServerHandle;
 use crate::deadline::Deadline;
-use crate::error::{Result, Status, fail};
+use crate::error::{Error, Result, Status, fail};
 
 /// Under which rank 0 says that a run has begun, and how.
 const OPENING: &str = "unisono/opening";
+/// How long rank 0 tries to get a port that is in use.
+const PORT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a rank needs to meet the others.
 pub struct Joined {
@@ -117,12 +119,8 @@ fn join_tcp(launch: &Launch, host: &str, port: u16, must_serve: bool, deadline: 
             "the tcp store {host}:{port} has no secret: whoever reaches the port can join; set UNISONO_SECRET on all ranks"
         );
     }
-    if launch.rank == 0
-        && let Some(server) = serve(host, port, secret, must_serve)?
-    {
-        let local = server.local_address();
-        let client = TcpStore::connect(&local.ip().to_string(), local.port(), secret, deadline)?;
-        let store: Arc<dyn Store> = Arc::new(Keeping { store: Arc::new(client), _kept: server });
+    if launch.rank == 0 {
+        let store = first_at_tcp(host, port, secret, must_serve, deadline)?;
         return open(launch, counted(store, launch.rank)?, secret, deadline);
     }
     loop {
@@ -136,6 +134,42 @@ fn join_tcp(launch: &Launch, host: &str, port: u16, must_serve: bool, deadline: 
             }
             joined => return joined,
         }
+    }
+}
+
+/// Rank 0's way to the store: it serves, or where somebody else may and does, it is a client.
+fn first_at_tcp(
+    host: &str,
+    port: u16,
+    secret: Option<&SecretKey>,
+    must_serve: bool,
+    deadline: Deadline,
+) -> Result<Arc<dyn Store>> {
+    // A port that was in use a moment ago may be free soon: its process is just ending.
+    let patience = deadline.min(Deadline::after(PORT_PATIENCE));
+    loop {
+        let taken = match serve(host, port, secret, must_serve)? {
+            Serving::Here(server) => {
+                let local = server.local_address();
+                let client = TcpStore::connect(&local.ip().to_string(), local.port(), secret, deadline)?;
+                return Ok(Arc::new(Keeping { store: Arc::new(client), _kept: server }));
+            }
+            Serving::Elsewhere => return Ok(Arc::new(TcpStore::connect(host, port, secret, deadline)?)),
+            Serving::Taken(error) => error,
+        };
+        if !must_serve {
+            match TcpStore::connect(host, port, secret, deadline.min(Deadline::after(PORT_PATIENCE))) {
+                Err(error) if error.status() == Status::Timeout && !deadline.expired() => {
+                    log::info!("{error}")
+                }
+                outcome => return Ok(Arc::new(outcome?)),
+            }
+        } else if patience.expired() {
+            return Err(taken.context(format!(
+                "rank 0 has to serve the job's store on port {port}; set UNISONO_PORT to a free one on all ranks"
+            )));
+        }
+        thread::sleep(deadline.remaining_capped(Duration::from_millis(10)));
     }
 }
 
@@ -213,21 +247,32 @@ impl Opening {
 }
 
 /// The servers of this process that are still in use. A second communicator finds the first one's store.
-static SERVERS: Mutex<Vec<(u16, Option<SecretKey>, Weak<ServerHandle>)>> = Mutex::new(Vec::new());
+static SERVERS: Mutex<Vec<Known>> = Mutex::new(Vec::new());
 
-/// Rank 0's server at `host`, or `None` if it is another process that serves there, and may.
-fn serve(
-    host: &str,
+struct Known {
     port: u16,
-    secret: Option<&SecretKey>,
-    must_serve: bool,
-) -> Result<Option<Arc<ServerHandle>>> {
+    secret: Option<SecretKey>,
+    server: Weak<ServerHandle>,
+}
+
+/// Who serves a TCP store.
+enum Serving {
+    /// This process.
+    Here(Arc<ServerHandle>),
+    /// The host is not ours.
+    Elsewhere,
+    /// We cannot, most likely because somebody uses the port.
+    Taken(Error),
+}
+
+/// Serves at `host`, as rank 0, if that can be.
+fn serve(host: &str, port: u16, secret: Option<&SecretKey>, must_serve: bool) -> Result<Serving> {
     // Pushed and replaced whole, so a poisoned list is in order.
     let mut servers = SERVERS.lock().unwrap_or_else(PoisonError::into_inner);
-    servers.retain(|(_, _, server)| server.strong_count() > 0);
-    let known = servers.iter().find(|(used, with, _)| *used == port && with.as_ref() == secret);
-    if let Some(server) = known.and_then(|(.., server)| server.upgrade()) {
-        return Ok(Some(server));
+    servers.retain(|known| known.server.strong_count() > 0);
+    let known = servers.iter().find(|known| known.port == port && known.secret.as_ref() == secret);
+    if let Some(server) = known.and_then(|known| known.server.upgrade()) {
+        return Ok(Serving::Here(server));
     }
     let addresses: Vec<SocketAddr> = match (host, port).to_socket_addrs() {
         Ok(addresses) => addresses.collect(),
@@ -244,23 +289,16 @@ fn serve(
     let started = match loopback {
         Some(address) => ServerHandle::start(*address, secret),
         None if must_serve || addresses.iter().any(is_ours) => ServerHandle::start_everywhere(port, secret),
-        None => return Ok(None),
+        None => return Ok(Serving::Elsewhere),
     };
-    match started {
+    Ok(match started {
         Ok(server) => {
             let server = Arc::new(server);
-            servers.push((port, secret.cloned(), Arc::downgrade(&server)));
-            Ok(Some(server))
+            servers.push(Known { port, secret: secret.cloned(), server: Arc::downgrade(&server) });
+            Serving::Here(server)
         }
-        Err(error) if must_serve => Err(error.context(format!(
-            "rank 0 has to serve the job's store on port {port}; set UNISONO_PORT to a free one on all ranks"
-        ))),
-        // Somebody serves there, for instance a launcher.
-        Err(error) => {
-            log::info!("{error}; taking the store that is there");
-            Ok(None)
-        }
-    }
+        Err(error) => Serving::Taken(error),
+    })
 }
 
 /// Whether the address is one of this host's: only such can be bound to.

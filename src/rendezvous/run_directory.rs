@@ -17,7 +17,8 @@ use std::time::Instant;
 use super::file::{FileStore, Pause};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
-use crate::sys::{file, random, user};
+use crate::sys::lock::{self, Lock};
+use crate::sys::{random, user};
 
 const LEADER: &str = "leader";
 /// The name of a run: 16 hexadecimal digits after this.
@@ -27,8 +28,7 @@ const RUN: &str = "run-";
 pub(super) struct Leader {
     base: PathBuf,
     name: String,
-    /// Open for its lock.
-    _locked: File,
+    _lock: Lock,
     /// A forked child has a copy, and must not end its parent's run.
     process: u32,
 }
@@ -43,9 +43,8 @@ pub(super) fn lead(base: &Path) -> Result<(FileStore, Leader)> {
         random::fill(&mut number)?;
         let name = format!("{RUN}{:016x}", u64::from_le_bytes(number));
         match try_lead(base, &name) {
-            Ok(locked) => {
-                let leader =
-                    Leader { base: base.to_owned(), name, _locked: locked, process: std::process::id() };
+            Ok(lock) => {
+                let leader = Leader { base: base.to_owned(), name, _lock: lock, process: std::process::id() };
                 let store = FileStore::open(base.join(&leader.name))?;
                 return Ok((store, leader));
             }
@@ -127,13 +126,14 @@ impl Drop for Leader {
     }
 }
 
-fn try_lead(base: &Path, name: &str) -> io::Result<File> {
+fn try_lead(base: &Path, name: &str) -> io::Result<Lock> {
     DirBuilder::new().recursive(true).mode(0o700).create(base)?;
     DirBuilder::new().mode(0o700).create(base.join(name))?;
     let new = base.join(format!(".{name}"));
     let mut leader = File::options().create_new(true).write(true).mode(0o600).open(&new)?;
     leader.write_all(name.as_bytes())?;
-    if !file::try_lock(&leader)? {
+    let lock = Lock::on(leader);
+    if !lock.try_take()? {
         return Err(io::Error::new(
             ErrorKind::WouldBlock,
             "a new file is locked: the file system's locks do not work",
@@ -145,7 +145,7 @@ fn try_lead(base: &Path, name: &str) -> io::Result<File> {
         // Its rank 0 was killed and could not tidy up.
         let _ = fs::remove_dir_all(base.join(old));
     }
-    Ok(leader)
+    Ok(lock)
 }
 
 /// The run that `leader` names, and whether its rank 0 lives.
@@ -164,7 +164,7 @@ fn believed(base: &Path) -> io::Result<Option<(String, bool)>> {
     if digits.len() != 16 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Ok(None);
     }
-    Ok(Some((name, file::is_locked(&leader)?)))
+    Ok(Some((name, lock::is_locked(&leader)?)))
 }
 
 /// The directory of the run in which we have got our seat; `None` while there is no such run.
@@ -180,6 +180,7 @@ fn seat(base: &Path, rank: usize) -> io::Result<Option<PathBuf>> {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::ManuallyDrop;
     use std::os::unix::fs::symlink;
     use std::thread;
     use std::time::Duration;
@@ -218,9 +219,8 @@ mod tests {
         store.set("k", b"old").unwrap();
         let left = store.directory().to_owned();
         // As the kernel leaves it: the lock is gone, the files are there.
-        let Leader { .. } = &leader;
-        let mut leader = std::mem::ManuallyDrop::new(leader);
-        file::close(std::mem::replace(&mut leader._locked, File::open("/dev/null").unwrap())).unwrap();
+        let mut leader = ManuallyDrop::new(leader);
+        leader._lock = Lock::on(File::open("/dev/null").unwrap());
         assert!(left.exists() && base.join(LEADER).exists());
         let error = follow(&base, 1, at_once()).err().expect("there is no run");
         assert_eq!(error.status(), Status::Timeout);
@@ -252,8 +252,8 @@ mod tests {
         let scratch = Scratch::new();
         for content in [&b""[..], b"run-", b"run-../../../../etc", b"run-00000000000000zz", &[0xff; 100]] {
             fs::write(scratch.path().join(LEADER), content).unwrap();
-            let locked = File::options().write(true).open(scratch.path().join(LEADER)).unwrap();
-            assert!(file::try_lock(&locked).unwrap());
+            let lock = Lock::on(File::open(scratch.path().join(LEADER)).unwrap());
+            assert!(lock.try_take().unwrap());
             assert!(follow(scratch.path(), 1, at_once()).is_err());
         }
         lead(scratch.path()).unwrap();

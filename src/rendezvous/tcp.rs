@@ -94,12 +94,12 @@ impl TcpStore {
         let since = Instant::now();
         let key = secret.map(wire::store_key);
         let mut pause = Duration::from_millis(2);
+        let mut last = String::new();
         loop {
-            let mut last = match candidates() {
+            match candidates() {
                 Ok(addresses) => {
-                    let mut last = "the name has no address".to_owned();
                     for address in addresses {
-                        match dial(address, key.as_ref(), instance, deadline) {
+                        let cause = match dial(address, key.as_ref(), instance, deadline) {
                             Ok((stream, instance)) => {
                                 let shared = Mutex::new(Shared { idle: vec![stream], lost: None });
                                 return Ok(TcpStore { name, address, key, instance, shared });
@@ -107,21 +107,24 @@ impl TcpStore {
                             Err(Refusal::ForGood(error)) => {
                                 return Err(error.context(format!("tcp store {name}")));
                             }
-                            Err(Refusal::ForNow(cause)) => last = format!("{address}: {cause}"),
                             Err(Refusal::OtherServer) => {
-                                last = format!("{address}: another job's store answers there")
+                                io::Error::other("another job's store answers there")
                             }
+                            Err(Refusal::ForNow(cause)) => cause,
+                        };
+                        // The last try may be cut short by the deadline, and then knows less than those before.
+                        if last.is_empty() || cause.kind() != ErrorKind::TimedOut {
+                            last = format!("{address}: {cause}");
                         }
                     }
-                    last
                 }
-                Err(cause) => format!("cannot resolve the name: {cause}"),
-            };
+                Err(cause) => last = format!("cannot resolve the name: {cause}"),
+            }
             if deadline.expired() {
-                last.push_str("; is the process that hosts it running, and its port reachable from here?");
                 fail!(
                     Timeout,
-                    "no connection to the tcp store {name} within {:.1} s: {last}",
+                    "no connection to the tcp store {name} within {:.1} s: {last}; is the process that hosts it running, \
+                     and its port reachable from here?",
                     since.elapsed().as_secs_f64()
                 );
             }
@@ -471,277 +474,5 @@ impl fmt::Debug for TcpStore {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, TcpListener};
-
-    use super::*;
-    use crate::rendezvous::battery;
-    use crate::rendezvous::scratch::reserved;
-    use crate::rendezvous::tcp_server::{Limits, ServerHandle};
-
-    fn loopback() -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, 0).into()
-    }
-
-    fn soon() -> Deadline {
-        Deadline::after(Duration::from_secs(20))
-    }
-
-    fn client(server: &ServerHandle, secret: Option<&SecretKey>) -> TcpStore {
-        TcpStore::connect("127.0.0.1", server.port(), secret, soon()).unwrap()
-    }
-
-    #[test]
-    fn passes_the_battery_from_many_clients() {
-        let key = SecretKey::random().unwrap();
-        let server = ServerHandle::start(loopback(), Some(&key)).unwrap();
-        battery::run(|| client(&server, Some(&key)));
-    }
-
-    #[test]
-    fn passes_the_battery_from_one_client_shared_by_threads() {
-        let server = ServerHandle::start_everywhere(0, None).unwrap();
-        let store = std::sync::Arc::new(client(&server, None));
-        battery::run(|| store.clone());
-    }
-
-    #[test]
-    fn speaks_ipv6_and_host_names() {
-        let server = ServerHandle::start_everywhere(0, None).unwrap();
-        TcpStore::connect("localhost", server.port(), None, soon()).unwrap().set("k", b"v").unwrap();
-        if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
-            let store = TcpStore::connect("::1", server.port(), None, soon()).unwrap();
-            assert_eq!(store.try_get("k").unwrap().as_deref(), Some(&b"v"[..]));
-            assert_eq!(store.describe(), format!("tcp store [::1]:{}", server.port()));
-        }
-    }
-
-    #[test]
-    fn waits_for_a_server_that_starts_later() {
-        let (_place, address) = reserved();
-        thread::scope(|scope| {
-            let client = scope.spawn(|| TcpStore::connect("127.0.0.1", address.port(), None, soon()));
-            thread::sleep(Duration::from_millis(50));
-            let server = ServerHandle::start(address, None).unwrap();
-            client.join().unwrap().unwrap().set("k", b"v").unwrap();
-            drop(server);
-        });
-    }
-
-    #[test]
-    fn nobody_there_names_host_port_cause_and_time() {
-        let (_place, address) = reserved();
-        let port = address.port();
-        let deadline = Deadline::after(Duration::from_millis(100));
-        let error = TcpStore::connect("127.0.0.1", port, None, deadline).unwrap_err();
-        assert_eq!(error.status(), Status::Timeout);
-        for part in [&format!("127.0.0.1:{port}"), "Connection refused", "within 0."] {
-            assert!(error.text().contains(part), "{error}");
-        }
-        let error = TcpStore::connect("host.invalid", port, None, deadline).unwrap_err();
-        assert!(error.text().contains("resolve") && error.text().contains("host.invalid"), "{error}");
-    }
-
-    #[test]
-    fn a_wrong_or_missing_secret_fails_at_once_on_both_sides() {
-        let (right, wrong) = (SecretKey::new([1; 32]), SecretKey::new([2; 32]));
-        let guarded = ServerHandle::start(loopback(), Some(&right)).unwrap();
-        let open = ServerHandle::start(loopback(), None).unwrap();
-        for (server, secret, text) in [
-            (&guarded, Some(&wrong), "not the server's"),
-            (&guarded, None, "asks for a secret"),
-            (&open, Some(&right), "the server has none"),
-        ] {
-            // No deadline: only an immediate refusal returns.
-            let error = TcpStore::connect("127.0.0.1", server.port(), secret, Deadline::NEVER).unwrap_err();
-            assert!(error.text().contains(text), "{error}");
-        }
-        client(&guarded, Some(&right)).set("k", b"v").unwrap();
-    }
-
-    #[test]
-    fn a_server_that_does_not_know_the_secret_is_not_believed() {
-        let listener = TcpListener::bind(loopback()).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                let (mut stream, _) = listener.accept().unwrap();
-                let hello = ServerHello { flags: wire::WITH_SECRET, instance: [0; 16], nonce: [0; 32] };
-                stream.write_all(&hello.bytes()).unwrap();
-                stream.read_exact(&mut [0; wire::CLIENT_HELLO]).unwrap();
-                stream.write_all(&[0; wire::VERDICT]).unwrap();
-            });
-            let error =
-                TcpStore::connect("127.0.0.1", port, Some(&SecretKey::new([1; 32])), soon()).unwrap_err();
-            assert!(error.text().contains("does not know the secret"), "{error}");
-        });
-    }
-
-    #[test]
-    fn another_program_on_the_port_is_recognised() {
-        let listener = TcpListener::bind(loopback()).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                let (mut stream, _) = listener.accept().unwrap();
-                stream.write_all(&[b'H'; 100]).unwrap();
-            });
-            let error = TcpStore::connect("127.0.0.1", port, None, soon()).unwrap_err();
-            assert!(error.text().contains("not a store"), "{error}");
-        });
-        // One that never speaks: the deadline ends the wait.
-        let deadline = Deadline::after(Duration::from_millis(100));
-        let error = TcpStore::connect("127.0.0.1", port, None, deadline).unwrap_err();
-        assert_eq!(error.status(), Status::Timeout);
-        assert!(error.text().contains("no greeting"), "{error}");
-    }
-
-    #[test]
-    fn a_server_that_ends_during_a_wait_fails_all_calls_with_one_cause() {
-        let server = ServerHandle::start(loopback(), None).unwrap();
-        let store = client(&server, None);
-        thread::scope(|scope| {
-            let waiter = scope.spawn(|| store.get("never", Deadline::NEVER).unwrap_err());
-            thread::sleep(Duration::from_millis(50));
-            drop(server);
-            let error = waiter.join().unwrap();
-            assert_eq!(error.status(), Status::PeerFailed);
-            assert!(error.text().contains("waiting for key 'never'"), "{error}");
-            assert_eq!(store.set("k", b"v").unwrap_err(), error);
-        });
-    }
-
-    #[test]
-    fn a_restarted_server_is_not_taken_for_the_lost_one() {
-        let (_place, address) = reserved();
-        let server = ServerHandle::start(address, None).unwrap();
-        let store = client(&server, None);
-        store.shared().idle.clear();
-        drop(server);
-        let _other = ServerHandle::start(address, None).unwrap();
-        let error = store.get("k", Deadline::after(Duration::from_millis(50))).unwrap_err();
-        assert_eq!(error.status(), Status::PeerFailed);
-        assert!(error.text().contains("another has its place"), "{error}");
-        assert_eq!(store.try_get("k").unwrap_err(), error);
-    }
-
-    #[test]
-    fn garbage_and_oversize_frames_end_only_their_connection() {
-        let server = ServerHandle::start(loopback(), None).unwrap();
-        let store = client(&server, None);
-        let closed_after = |bytes: &[u8], greet: bool| {
-            let mut stream = TcpStream::connect(server.address()).unwrap();
-            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-            stream.read_exact(&mut [0; wire::SERVER_HELLO]).unwrap();
-            if greet {
-                let hello = ClientHello { flags: 0, nonce: [0; 32], tag: [0; 32] };
-                stream.write_all(&hello.bytes()).unwrap();
-                stream.read_exact(&mut [0; wire::VERDICT]).unwrap();
-            }
-            stream.write_all(bytes).unwrap();
-            match stream.read(&mut [0; 1]) {
-                Ok(count) => assert_eq!(count, 0, "the server answered garbage"),
-                Err(cause) => assert_eq!(cause.kind(), ErrorKind::ConnectionReset),
-            }
-        };
-        closed_after(&[b'G'; 200], false);
-        let head = |operation, key: u32, body: u32| {
-            [&[operation][..], &key.to_le_bytes(), &body.to_le_bytes()].concat()
-        };
-        for frame in [
-            head(0, 0, 0),
-            head(9, 1, 1),
-            head(Operation::Set as u8, wire::MAX_KEY as u32 + 1, 0),
-            head(Operation::Set as u8, 1, wire::MAX_VALUE as u32 + 1),
-            head(Operation::Set as u8, u32::MAX, u32::MAX),
-            head(Operation::Get as u8, 1, 7),
-            head(Operation::Add as u8, 1, 9),
-            head(Operation::TryGet as u8, 1, 1),
-        ] {
-            closed_after(&frame, true);
-        }
-        store.set("still", b"here").unwrap();
-        assert_eq!(client(&server, None).get("still", soon()).unwrap(), b"here");
-    }
-
-    #[test]
-    fn strangers_are_few_and_are_sent_away() {
-        let limits = Limits { strangers: 3, greeting: Duration::from_millis(150), ..Limits::default() };
-        let key = SecretKey::new([1; 32]);
-        let server = ServerHandle::start_with(loopback(), Some(&key), limits).unwrap();
-        let store = client(&server, Some(&key));
-        let mut streams: Vec<TcpStream> = (0..6)
-            .map(|_| {
-                let mut stream = TcpStream::connect(server.address()).unwrap();
-                stream.read_exact(&mut [0; wire::SERVER_HELLO]).unwrap();
-                stream
-            })
-            .collect();
-        // Half open, dripping bytes: neither keeps its place.
-        streams[5].write_all(&wire::MAGIC[..3]).unwrap();
-        store.set("k", b"v").unwrap();
-        client(&server, Some(&key)).get("k", soon()).unwrap();
-        for stream in &mut streams {
-            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-            // The server closes with unread bytes in its buffer, which a reset tells.
-            let end = stream.read(&mut [0; 1]);
-            assert!(
-                matches!(end, Ok(0)) || end.is_err_and(|cause| cause.kind() == ErrorKind::ConnectionReset)
-            );
-        }
-    }
-
-    #[test]
-    fn a_slow_reader_and_a_vanished_waiter_disturb_nobody() {
-        let server = ServerHandle::start(loopback(), None).unwrap();
-        let store = client(&server, None);
-        store.set("large", &vec![1; wire::MAX_VALUE]).unwrap();
-        let mut slow = dial(server.address(), None, None, soon()).ok().unwrap().0;
-        let head = RequestHead { operation: Operation::TryGet, key: 5, body: 0 };
-        let request = [&head.bytes()[..], b"large"].concat();
-        // Several requests at once, none of whose answers is read.
-        slow.write_all(&request.repeat(8)).unwrap();
-        let mut waiter = dial(server.address(), None, None, soon()).ok().unwrap().0;
-        let head = RequestHead { operation: Operation::Get, key: 5, body: 8 };
-        waiter.write_all(&[&head.bytes()[..], b"later", &u64::MAX.to_le_bytes()].concat()).unwrap();
-        waiter.shutdown(Shutdown::Write).unwrap();
-        assert_eq!(waiter.read(&mut [0; 1]).unwrap(), 0);
-        store.set("later", b"x").unwrap();
-        assert_eq!(store.get("later", soon()).unwrap(), b"x");
-        drop(slow);
-        assert_eq!(store.get("large", soon()).unwrap().len(), wire::MAX_VALUE);
-    }
-
-    #[test]
-    fn a_full_server_says_so_and_limits_what_it_keeps() {
-        let limits = Limits { connections: 1, stored: 100, ..Limits::default() };
-        let server = ServerHandle::start_with(loopback(), None, limits).unwrap();
-        let store = client(&server, None);
-        let deadline = Deadline::after(Duration::from_millis(50));
-        let error = TcpStore::connect("127.0.0.1", server.port(), None, deadline).unwrap_err();
-        assert!(error.text().contains("no room"), "{error}");
-        store.set("k", &[0; 90]).unwrap();
-        let error = store.set("l", &[0; 90]).unwrap_err();
-        assert!(error.text().contains("the store is full (91 of 100 bytes"), "{error}");
-        store.set("k", &[0; 99]).unwrap();
-    }
-
-    #[test]
-    fn keys_and_values_beyond_the_limits_are_refused_before_they_travel() {
-        let server = ServerHandle::start(loopback(), None).unwrap();
-        let store = client(&server, None);
-        let error = store.set(&"k".repeat(wire::MAX_KEY + 1), b"").unwrap_err();
-        assert_eq!(error.status(), Status::InvalidArgument);
-        let error = store.set("k", &vec![0; wire::MAX_VALUE + 1]).unwrap_err();
-        assert_eq!(error.status(), Status::InvalidArgument);
-        store.set(&"k".repeat(wire::MAX_KEY), b"").unwrap();
-    }
-
-    #[test]
-    fn a_port_in_use_is_named() {
-        let server = ServerHandle::start(loopback(), None).unwrap();
-        let error = ServerHandle::start(server.address(), None).err().expect("the port is taken");
-        assert!(error.text().contains(&server.address().to_string()), "{error}");
-        assert!(error.text().contains("in use"), "{error}");
-    }
-}
+#[path = "tcp_tests.rs"]
+mod tests;

@@ -9,7 +9,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::mem;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -555,6 +555,17 @@ impl Server {
             number.checked_add(amount).ok_or_else(|| format!("{number} + {amount} does not fit 64 bits"))?;
         self.store(key, sum.to_string().as_bytes())?;
         Ok(sum)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Closing is not enough: a child that was forked at a bad moment has copies of the descriptors, and with them the
+        // port would stay taken and the clients would not see the end. A socket that is closed already needs nothing.
+        let _ = SockRef::from(&self.listener).shutdown(Shutdown::Both);
+        for connection in self.connections.values() {
+            let _ = connection.stream.shutdown(Shutdown::Both);
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! How a rank ended, in words and as an exit status.
 
-use crate::sys::process::Exit;
+use crate::sys::child::Exit;
 
 /// The signals that a person may meet, by name.
 const NAMES: [(i32, &str); 25] = [

@@ -15,7 +15,7 @@ use super::pipes::{Input, Pipe};
 use super::sink::Sink;
 use super::start::{self, Trouble};
 use crate::deadline::Deadline;
-use crate::sys::process::{self, Ends, Exit, Keeper, Readiness, Signals};
+use crate::sys::child::{self, Ends, Exit, Keeper, Readiness, Signals};
 
 /// The signals that the launcher takes: those that end a job, those that it only passes on, and job control.
 pub(super) const SIGNALS: [i32; 8] = [
@@ -137,7 +137,7 @@ impl Job {
                 Ok(rank) => ranks.push(rank),
                 Err(trouble) => {
                     for rank in &mut ranks {
-                        process::signal_group(&rank.child, libc::SIGKILL)?;
+                        child::signal_group(&rank.child, libc::SIGKILL)?;
                         rank.child.wait()?;
                     }
                     keeper.dismiss()?;
@@ -175,7 +175,7 @@ impl Job {
             }
             let events = self.events();
             let waits: Vec<_> = events.iter().map(|event| self.wait_for(*event)).collect();
-            let ready = process::poll(&waits, self.next_moment(&events))?;
+            let ready = child::poll(&waits, self.next_moment(&events))?;
             for (event, ready) in events.into_iter().zip(ready) {
                 match (event, ready) {
                     (Event::Output(rank, stream), true) => self.read(rank, stream)?,
@@ -345,7 +345,7 @@ impl Job {
     fn note_ends(&mut self) -> Result<(), Trouble> {
         while let Some(rank) = self.ends.next()? {
             self.catch_up(rank)?;
-            let exit = process::exit_of(&self.ranks[rank].child)?;
+            let exit = child::exit_of(&self.ranks[rank].child)?;
             self.ranks[rank].exit = Some(exit);
             self.board.publish(rank, &ending::cause(exit));
             if exit != Exit::Code(0) {
@@ -369,7 +369,7 @@ impl Job {
         for stream in 0..2 {
             while let Some(pipe) = &self.ranks[rank].pipes[stream] {
                 let now = Deadline::after(Duration::ZERO);
-                let ready = process::poll(&[(pipe.as_fd(), Readiness::Read)], now)?;
+                let ready = child::poll(&[(pipe.as_fd(), Readiness::Read)], now)?;
                 if !ready[0] || !self.sinks[stream].has_room() {
                     break;
                 }
@@ -410,7 +410,7 @@ impl Job {
             match signal {
                 libc::SIGTSTP => {
                     self.signal_all(signal)?;
-                    process::stop_here()?;
+                    child::stop_here()?;
                     self.signal_all(libc::SIGCONT)?;
                 }
                 libc::SIGUSR1 | libc::SIGUSR2 | libc::SIGCONT => self.signal_all(signal)?,
@@ -468,7 +468,7 @@ impl Job {
 
     /// To the groups of all ranks: one that has ended may have left processes behind.
     fn signal_all(&self, signal: i32) -> Result<(), Trouble> {
-        self.ranks.iter().try_for_each(|rank| Ok(process::signal_group(&rank.child, signal)?))
+        self.ranks.iter().try_for_each(|rank| Ok(child::signal_group(&rank.child, signal)?))
     }
 
     fn running(&self) -> Vec<usize> {

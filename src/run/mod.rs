@@ -17,7 +17,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::sys::process::{self, Keeper, Signals};
+use crate::sys::child::{self, Keeper, Signals};
 use job::Job;
 use options::Options;
 use start::Trouble;
@@ -33,7 +33,7 @@ pub fn main() -> ExitCode {
     match verdict {
         Ok(verdict) => {
             if let Some(signal) = verdict.signal {
-                process::die_by(signal);
+                child::die_by(signal);
             }
             ExitCode::from(verdict.status)
         }

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::ChildStdin;
 use std::time::{Duration, Instant};
 
-use crate::sys::process::Readiness;
+use crate::sys::child::Readiness;
 
 /// The most that a pipe can hold (fs.pipe-max-size for users).
 const CAPACITY: usize = 1 << 20;

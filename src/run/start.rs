@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use super::environment::Environment;
 use super::options::Options;
-use crate::sys::process::{self, Keeper, Signals};
+use crate::sys::child::{self, Keeper, Signals};
 
 /// What went wrong with the launcher itself, and its exit status.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub(super) fn rank(
             command.stdout(create(&folder.join(out))?).stderr(create(&folder.join(err))?)
         }
     };
-    process::spawn_tied(&mut command, signals, keeper).map_err(|cause| cannot_run(options, rank, &cause))
+    child::spawn_tied(&mut command, signals, keeper).map_err(|cause| cannot_run(options, rank, &cause))
 }
 
 fn create(path: &Path) -> Result<File, Trouble> {

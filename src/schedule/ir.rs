@@ -5,17 +5,10 @@
 //! that steps read and write, so an algorithm states what it moves, in program order, and cannot forget an edge.
 //! Pipelining is nothing else than smaller spans.
 
+pub use crate::reduce::Representation;
+
 /// A rank within the group that the schedule is for.
 pub type Rank = u32;
-
-/// What one position of a buffer holds; see `reduce` for the three representations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Representation {
-    /// Elements, as in the caller's buffers.
-    Element,
-    /// Accumulators: wider than elements for the short float types.
-    Accumulator,
-}
 
 /// The buffers that a schedule names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -49,6 +42,34 @@ pub struct Span {
     pub start: u64,
     /// How many.
     pub len: u64,
+}
+
+impl Span {
+    /// `len` positions of `buffer` from `start`.
+    pub const fn new(buffer: Buffer, start: u64, len: u64) -> Span {
+        Span { buffer, start, len }
+    }
+
+    /// The positions `range` of `buffer`.
+    pub const fn of(buffer: Buffer, range: std::ops::Range<u64>) -> Span {
+        Span { buffer, start: range.start, len: range.end - range.start }
+    }
+
+    /// The position behind the last one.
+    pub const fn end(&self) -> u64 {
+        self.start + self.len
+    }
+
+    /// `len` positions of this span, from its position `offset`.
+    pub fn part(&self, offset: u64, len: u64) -> Span {
+        debug_assert!(offset + len <= self.len);
+        Span { buffer: self.buffer, start: self.start + offset, len }
+    }
+
+    /// What its positions hold.
+    pub const fn representation(&self) -> Representation {
+        self.buffer.representation()
+    }
 }
 
 /// What a step does. A message is identified by the ordered pair of ranks and its slot: the k-th send from `a` to `b`

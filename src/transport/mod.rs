@@ -1,8 +1,19 @@
 //! Links between two ranks. A link is a set of ordered byte streams and, between ranks of one host, a view of the
 //! peer's memory. The engine frames messages over the streams; nothing here knows what a message means.
 
+pub mod address;
+pub mod bell;
+pub mod handshake;
+pub mod memory;
+pub mod ring;
+pub mod segment;
+pub mod service;
+pub mod tcp;
+mod wire;
+
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 /// One ordered byte stream between two ranks: a TCP connection, a ring in shared memory, later TLS. Never blocks.
 pub trait Stream: Send {
@@ -12,7 +23,42 @@ pub trait Stream: Send {
     /// Reads what is there, at most `into`. `WouldBlock` when nothing is there, `Ok(0)` when the peer has closed.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize>;
 
-    /// What to poll. `None`: the peer rings the doorbell of this endpoint instead (see `bell`), both when data comes
+    /// What to poll. `None`: the peer rings the doorbell of this endpoint instead (see [`bell`]), both when data comes
     /// and when room comes after a write that did not fit.
     fn poll_fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// What is there to read, in place, when the stream can show it without a copy; may be less than all that is
+    /// there (a ring shows it up to its end). `Ok(None)`: this stream cannot, use [`Stream::read`]. Empty: nothing is
+    /// there now. `UnexpectedEof` when the peer has closed and everything was consumed.
+    fn peek(&mut self) -> io::Result<Option<&[u8]>> {
+        Ok(None)
+    }
+
+    /// Gives back the first `count` bytes of what [`Stream::peek`] showed.
+    ///
+    /// # Panics
+    /// When `count` is more than it showed.
+    fn consume(&mut self, count: usize) {
+        assert_eq!(count, 0, "consume without peek");
+    }
+}
+
+/// How the bytes of a link travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LinkKind {
+    /// Rings in shared memory.
+    Shm,
+    /// TCP connections.
+    Tcp,
+}
+
+/// What the engine is given when a link is open. Dropping it closes the data streams; the control connection belongs
+/// to the service and stays.
+pub struct Link {
+    /// How its bytes travel.
+    pub kind: LinkKind,
+    /// Its data streams, at least one, in the same order on both sides.
+    pub streams: Vec<Box<dyn Stream>>,
+    /// The peer's memory, on the same host when shared memory is on.
+    pub memory: Option<Arc<memory::PeerMemory>>,
 }

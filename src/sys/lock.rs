@@ -4,10 +4,33 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, IntoRawFd};
 
-/// Takes the exclusive advisory lock of `file` if it is free, and says whether it did. The lock lasts until every
-/// descriptor of this opening is closed, at the latest when the process ends.
-pub fn try_lock(file: &File) -> io::Result<bool> {
-    flock(file, libc::LOCK_EX)
+/// An open file, to take the exclusive advisory lock of. The lock lasts until this is dropped, at the latest when the
+/// process and the children that it has forked meanwhile have ended.
+pub struct Lock {
+    file: File,
+    /// A forked child has a copy of this, and must not end its parent's lock.
+    process: u32,
+}
+
+impl Lock {
+    /// For a file whose lock is not taken yet.
+    pub fn on(file: File) -> Lock {
+        Lock { file, process: std::process::id() }
+    }
+
+    /// Takes the lock if it is free, and says whether we have it.
+    pub fn try_take(&self) -> io::Result<bool> {
+        flock(&self.file, libc::LOCK_EX)
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if std::process::id() == self.process {
+            // Closing would leave it to a child that was forked meanwhile. Unlocking an open file does not fail.
+            let _ = flock(&self.file, libc::LOCK_UN);
+        }
+    }
 }
 
 /// Whether another opening of the file holds the exclusive lock. Askers do not disturb each other.
@@ -52,15 +75,15 @@ mod tests {
     #[test]
     fn a_lock_belongs_to_one_opening_and_ends_with_it() {
         let path = std::env::temp_dir().join(format!("unisono-test-lock-{}", std::process::id()));
-        let (a, b) = (File::create(&path).unwrap(), File::open(&path).unwrap());
-        let c = File::open(&path).unwrap();
+        let a = Lock::on(File::create(&path).unwrap());
+        let (b, c) = (File::open(&path).unwrap(), Lock::on(File::open(&path).unwrap()));
         std::fs::remove_file(&path).unwrap();
         assert!(!is_locked(&b).unwrap());
-        assert!(try_lock(&a).unwrap());
-        assert!(!try_lock(&b).unwrap());
-        assert!(is_locked(&b).unwrap() && is_locked(&c).unwrap());
-        close(a).unwrap();
-        assert!(!is_locked(&c).unwrap());
-        assert!(try_lock(&b).unwrap());
+        assert!(a.try_take().unwrap());
+        assert!(!c.try_take().unwrap());
+        assert!(is_locked(&b).unwrap());
+        drop(a);
+        assert!(!is_locked(&b).unwrap());
+        assert!(c.try_take().unwrap());
     }
 }

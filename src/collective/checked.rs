@@ -1,0 +1,297 @@
+//! A request that has been checked: nothing behind this point asks again whether counts overflow or pointers are NULL.
+
+use super::request::{Counts, Kind, Request};
+use crate::error::{Result, fail};
+use crate::reduce::{DataType, Operator};
+use crate::schedule::Collective;
+use crate::signature::{COUNT_IS_DIGEST, Signature};
+
+/// A collective call of one rank, checked.
+#[derive(Clone, Debug)]
+pub struct Checked {
+    /// What the ranks must agree on.
+    pub signature: Signature,
+    /// What is asked for, as the schedules see it.
+    pub collective: Collective,
+    /// What this rank contributes.
+    pub input: *const u8,
+    /// Where its result goes.
+    pub output: *mut u8,
+    /// Set when the call is in place: elements from the start of the input to the start of the output.
+    pub alias: Option<i64>,
+    /// Type of the elements.
+    pub dtype: DataType,
+    /// Set when the operation reduces.
+    pub operator: Option<Operator>,
+    /// This rank.
+    pub rank: u32,
+}
+
+impl Checked {
+    /// Checks `request` for rank `rank` of `size`. Errors name the argument.
+    pub fn new(request: &Request, rank: u32, size: u32) -> Result<Checked> {
+        let kind = request.kind;
+        if kind.rooted() && request.root >= size {
+            fail!(
+                InvalidArgument,
+                "root {} is out of range: the group has {size} ranks, 0 to {}",
+                request.root,
+                size - 1
+            );
+        }
+        let (collective, count) = collective(request, rank, size)?;
+        let element = request.dtype.size() as u64;
+        let input_bytes = bytes("sendbuf", collective.input_len(rank), element, request.dtype)?;
+        let output_bytes = bytes("recvbuf", collective.output_len(rank), element, request.dtype)?;
+        let blocks = u64::from(size);
+        if let Counts::Uniform(count) = request.counts
+            && count.checked_mul(blocks).is_none_or(|all| all > isize::MAX as u64 / element)
+            && !matches!(kind, Kind::Barrier | Kind::Allreduce | Kind::Reduce | Kind::Broadcast)
+        {
+            fail!(
+                InvalidArgument,
+                "count {count} of {} for each of {size} ranks exceeds the address space",
+                request.dtype.name()
+            );
+        }
+        // Broadcast works on one buffer; elsewhere the root's input and output are told apart.
+        let input = if kind == Kind::Broadcast && request.input.is_null() {
+            request.output.cast_const()
+        } else {
+            request.input
+        };
+        if input.is_null() && input_bytes > 0 {
+            fail!(InvalidArgument, "sendbuf is NULL, but {input_bytes} bytes are read from it");
+        }
+        if request.output.is_null() && output_bytes > 0 {
+            fail!(InvalidArgument, "recvbuf is NULL, but {output_bytes} bytes are written to it");
+        }
+        let legal = collective.in_place_alias(rank);
+        let alias = alias(input, input_bytes, request.output, output_bytes, element, legal)?;
+        let signature = Signature {
+            kind,
+            dtype: if kind == Kind::Barrier { DataType::U8 } else { request.dtype },
+            operator: if kind.reduces() { request.operator.number() } else { 0 },
+            algorithm: 0,
+            root: if kind.rooted() { request.root } else { 0 },
+            count,
+        };
+        Ok(Checked {
+            signature,
+            collective,
+            input,
+            output: request.output,
+            alias,
+            dtype: request.dtype,
+            operator: kind.reduces().then_some(request.operator),
+            rank,
+        })
+    }
+
+    /// Elements of the input.
+    pub fn input_len(&self) -> usize {
+        self.collective.input_len(self.rank) as usize
+    }
+
+    /// Elements of the output.
+    pub fn output_len(&self) -> usize {
+        self.collective.output_len(self.rank) as usize
+    }
+}
+
+/// The collective, and the count of its signature.
+fn collective(request: &Request, rank: u32, size: u32) -> Result<(Collective, u64)> {
+    let root = request.root;
+    let ranks = size as usize;
+    let uniform = || match &request.counts {
+        Counts::Uniform(count) => Ok(*count),
+        _ => fail!(InvalidArgument, "{} takes one count, not a list", request.kind.name()),
+    };
+    let blocks = || -> Result<(Vec<u64>, u64)> {
+        match &request.counts {
+            Counts::Uniform(count) => Ok((vec![*count; ranks], *count)),
+            Counts::Blocks(counts) if counts.len() == ranks => Ok((counts.clone(), digest(counts))),
+            Counts::Blocks(counts) => {
+                fail!(InvalidArgument, "{} counts were given for {size} ranks", counts.len())
+            }
+            Counts::Exchange { .. } => {
+                fail!(InvalidArgument, "{} takes one list of counts, not two", request.kind.name())
+            }
+        }
+    };
+    // The root alone knows all counts: a list has no part in the signature, messages check their own lengths.
+    let rooted = |(counts, count): (Vec<u64>, u64)| {
+        let count = if matches!(request.counts, Counts::Uniform(_)) { count } else { 0 };
+        (counts, count)
+    };
+    Ok(match request.kind {
+        Kind::Allreduce => {
+            let count = uniform()?;
+            (Collective::Allreduce { count }, count)
+        }
+        Kind::Reduce => {
+            let count = uniform()?;
+            (Collective::Reduce { count, root }, count)
+        }
+        Kind::Broadcast => {
+            let count = uniform()?;
+            (Collective::Broadcast { count, root }, count)
+        }
+        Kind::Allgather => {
+            let (counts, count) = blocks()?;
+            (Collective::Allgather { counts }, count)
+        }
+        Kind::Gather => {
+            let (counts, count) = rooted(blocks()?);
+            (Collective::Gather { counts, root }, count)
+        }
+        Kind::Scatter => {
+            let (counts, count) = rooted(blocks()?);
+            (Collective::Scatter { counts, root }, count)
+        }
+        Kind::ReduceScatter => {
+            let (counts, count) = blocks()?;
+            (Collective::ReduceScatter { counts }, count)
+        }
+        Kind::Alltoall => match &request.counts {
+            Counts::Exchange { send, receive } => {
+                if send.len() != ranks || receive.len() != ranks {
+                    fail!(
+                        InvalidArgument,
+                        "{} send counts and {} receive counts were given for {size} ranks",
+                        send.len(),
+                        receive.len()
+                    );
+                }
+                let own = rank as usize;
+                if send[own] != receive[own] {
+                    fail!(
+                        InvalidArgument,
+                        "rank {rank} sends {} elements to itself but receives {}",
+                        send[own],
+                        receive[own]
+                    );
+                }
+                (Collective::Alltoall { send_counts: send.clone(), recv_counts: receive.clone() }, 0)
+            }
+            _ => {
+                let (counts, count) = blocks()?;
+                (Collective::Alltoall { send_counts: counts.clone(), recv_counts: counts }, count)
+            }
+        },
+        Kind::Barrier => (Collective::Barrier, 0),
+        Kind::Send | Kind::Receive | Kind::ReceiveAny => {
+            fail!(Internal, "{} is no collective", request.kind.name())
+        }
+    })
+}
+
+/// Bytes of `count` elements, if an address space can hold them.
+pub fn bytes(name: &str, count: u64, element: u64, dtype: DataType) -> Result<usize> {
+    match count.checked_mul(element).and_then(|bytes| isize::try_from(bytes).ok()) {
+        Some(bytes) => Ok(bytes as usize),
+        None => fail!(
+            InvalidArgument,
+            "{name}: count {count} of {} ({element} bytes each) exceeds the address space",
+            dtype.name()
+        ),
+    }
+}
+
+/// A digest of a list of counts, told apart from a count by one bit.
+fn digest(counts: &[u64]) -> u64 {
+    let mixed = counts.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, &count| {
+        (hash ^ count).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23)
+    });
+    mixed | COUNT_IS_DIGEST
+}
+
+/// Whether the call is in place. Buffers that overlap in any other way are refused.
+fn alias(
+    input: *const u8,
+    input_bytes: usize,
+    output: *mut u8,
+    output_bytes: usize,
+    element: u64,
+    legal: i64,
+) -> Result<Option<i64>> {
+    if input_bytes == 0 || output_bytes == 0 {
+        return Ok(None);
+    }
+    let (from, to) = (input as usize, output as usize);
+    let disjoint = from + input_bytes <= to || to + output_bytes <= from;
+    if disjoint {
+        return Ok(None);
+    }
+    let distance = (to as i128) - (from as i128);
+    if distance == i128::from(legal) * i128::from(element) {
+        return Ok(Some(legal));
+    }
+    fail!(
+        InvalidArgument,
+        "sendbuf and recvbuf overlap: recvbuf starts {distance} bytes after sendbuf; in place it would be {}",
+        i128::from(legal) * i128::from(element)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(kind: Kind, counts: Counts) -> Request {
+        static MEMORY: [u8; 4096] = [0; 4096];
+        let input = MEMORY.as_ptr();
+        Request {
+            kind,
+            input,
+            output: input.wrapping_add(2048).cast_mut(),
+            counts,
+            dtype: DataType::F32,
+            operator: Operator::Sum,
+            root: 0,
+        }
+    }
+
+    fn refusal(request: &Request) -> String {
+        Checked::new(request, 1, 4).err().map(|error| error.text().to_string()).unwrap_or_default()
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let mut call = request(Kind::Broadcast, Counts::Uniform(4));
+        call.root = 4;
+        assert!(refusal(&call).contains("root 4 is out of range"));
+        call = request(Kind::Allreduce, Counts::Uniform(1 << 62));
+        assert!(refusal(&call).contains("count 4611686018427387904 of float32"));
+        call = request(Kind::Allgather, Counts::Blocks(vec![1, 2, 3]));
+        assert!(refusal(&call).contains("3 counts were given for 4 ranks"));
+        call = request(Kind::Alltoall, Counts::Exchange { send: vec![1; 4], receive: vec![1, 2, 1, 1] });
+        assert!(refusal(&call).contains("sends 1 elements to itself but receives 2"));
+        call = request(Kind::Allreduce, Counts::Uniform(4));
+        call.output = std::ptr::null_mut();
+        assert!(refusal(&call).contains("recvbuf is NULL, but 16 bytes"));
+        call = request(Kind::Allreduce, Counts::Uniform(4));
+        call.output = call.input.wrapping_add(8).cast_mut();
+        assert!(refusal(&call).contains("overlap"));
+    }
+
+    #[test]
+    fn in_place_calls_are_recognised() {
+        let mut call = request(Kind::Allgather, Counts::Uniform(4));
+        call.output = call.input.cast_mut().wrapping_sub(16);
+        let checked = Checked::new(&call, 1, 4).expect("rank 1's block starts after 4 floats");
+        assert_eq!(checked.alias, Some(-4));
+        call = request(Kind::Allreduce, Counts::Uniform(4));
+        assert_eq!(Checked::new(&call, 1, 4).expect("disjoint").alias, None);
+    }
+
+    #[test]
+    fn null_is_fine_where_nothing_is_touched() {
+        let mut call = request(Kind::Reduce, Counts::Uniform(4));
+        call.output = std::ptr::null_mut();
+        assert!(Checked::new(&call, 1, 4).is_ok(), "rank 1 is not the root");
+        call = request(Kind::Allreduce, Counts::Uniform(0));
+        (call.input, call.output) = (std::ptr::null(), std::ptr::null_mut());
+        assert!(Checked::new(&call, 1, 4).is_ok());
+    }
+}

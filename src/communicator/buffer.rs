@@ -1,0 +1,217 @@
+//! A range of memory for many messages: parts of it are sent and received, and waited for as they complete.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::collective::request::{Counts, Kind, Request};
+use crate::communicator::{Call, Context, Work};
+use crate::deadline::Deadline;
+use crate::error::{Result, fail};
+use crate::reduce::{DataType, Operator};
+
+/// How long a wait stays with one message before it looks at the others of its buffer and whether it was aborted. The
+/// wait for one message moves them all, so this bounds how late another's completion is seen, not how fast it moves.
+const SLICE: Duration = Duration::from_millis(1);
+
+/// A range of memory from which parts are sent, and into which parts are received, many at a time. All methods from any
+/// thread. Dropping it waits for the messages that are moving, until their deadlines at the latest.
+pub struct Buffer {
+    context: Context,
+    base: *mut u8,
+    bytes: u64,
+    sends: Queue,
+    receives: Queue,
+}
+
+// SAFETY: `base` only names memory, and who made the buffer promised that it may be used from any thread.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; what changes is behind locks.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// The `bytes` bytes from `base` on.
+    ///
+    /// # Safety
+    /// They stay valid until the buffer is dropped, and whoever sends or receives parts keeps the rules of a send's and
+    /// a receive's memory.
+    pub unsafe fn new(context: &Context, base: *mut u8, bytes: u64) -> Buffer {
+        let (sends, receives) = (Queue::new("send"), Queue::new("receive"));
+        Buffer { context: context.clone(), base, bytes, sends, receives }
+    }
+
+    /// The context whose ranks it exchanges messages with.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Starts to send `count` elements from `offset` bytes on.
+    pub fn send(&self, offset: u64, count: u64, dtype: DataType, to: u32, call: &Call) -> Result<()> {
+        let part = self.part(offset, count, dtype)?;
+        let request = Request {
+            kind: Kind::Send,
+            input: part,
+            output: std::ptr::null_mut(),
+            counts: Counts::Uniform(count),
+            dtype,
+            operator: Operator::Sum,
+            root: to,
+        };
+        // SAFETY: the part is within the buffer, which is valid until dropped, and dropping waits.
+        self.sends.push(unsafe { self.context.start(&request, call) }?, Some(to));
+        Ok(())
+    }
+
+    /// Starts to receive `count` elements to `offset` bytes from the start, from `from`, or from any rank.
+    pub fn receive(
+        &self,
+        offset: u64,
+        count: u64,
+        dtype: DataType,
+        from: Option<u32>,
+        call: &Call,
+    ) -> Result<()> {
+        let part = self.part(offset, count, dtype)?;
+        let request = Request {
+            kind: if from.is_some() { Kind::Receive } else { Kind::ReceiveAny },
+            input: std::ptr::null(),
+            output: part,
+            counts: Counts::Uniform(count),
+            dtype,
+            operator: Operator::Sum,
+            root: from.unwrap_or(0),
+        };
+        // SAFETY: the part is within the buffer, which is valid until dropped, and dropping waits.
+        self.receives.push(unsafe { self.context.start(&request, call) }?, from);
+        Ok(())
+    }
+
+    /// Waits until one of the sends is complete, and tells to whom it went. Each send is told once; its failure is
+    /// returned as it is.
+    pub fn wait_send(&self, deadline: Deadline) -> Result<u32> {
+        self.sends.wait(deadline)
+    }
+
+    /// As [`Buffer::wait_send`], for receives: tells who sent.
+    pub fn wait_receive(&self, deadline: Deadline) -> Result<u32> {
+        self.receives.wait(deadline)
+    }
+
+    /// Ends the waits that are under way with `Aborted`. The messages go on.
+    pub fn abort_wait(&self) {
+        self.sends.abort();
+        self.receives.abort();
+    }
+
+    /// Where a part begins.
+    fn part(&self, offset: u64, count: u64, dtype: DataType) -> Result<*mut u8> {
+        let part = u128::from(count) * dtype.size() as u128;
+        if u128::from(offset) + part <= u128::from(self.bytes) {
+            // The offset is within memory that exists, so it fits.
+            return Ok(self.base.wrapping_add(offset as usize));
+        }
+        let from = if offset == 0 { String::new() } else { format!(" from offset {offset}") };
+        fail!(
+            InvalidArgument,
+            "count {count} of {} is {part} bytes{from}, but the buffer given to unisono_buffer_create has {}",
+            dtype.name(),
+            self.bytes
+        )
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        for queue in [&self.sends, &self.receives] {
+            for message in queue.lock().pending.drain(..) {
+                if message.work.cancel().is_err() {
+                    // It moves, or has failed; either way it is done with the memory by its own deadline.
+                    let _ = message.work.wait(Deadline::NEVER);
+                }
+            }
+        }
+    }
+}
+
+/// Messages of one direction, in the order they were started.
+struct Queue {
+    verb: &'static str,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    pending: VecDeque<Message>,
+    /// How often the waits were aborted.
+    aborts: u64,
+}
+
+struct Message {
+    work: Work,
+    /// The other side; `None` until a receive from any is complete.
+    peer: Option<u32>,
+}
+
+impl Queue {
+    fn new(verb: &'static str) -> Queue {
+        Queue { verb, state: Mutex::default() }
+    }
+
+    fn push(&self, work: Work, peer: Option<u32>) {
+        self.lock().pending.push_back(Message { work, peer });
+    }
+
+    fn abort(&self) {
+        self.lock().aborts += 1;
+    }
+
+    fn wait(&self, deadline: Deadline) -> Result<u32> {
+        let since = Instant::now();
+        let aborts = self.lock().aborts;
+        loop {
+            let (oldest, peer, others) = {
+                let mut state = self.lock();
+                if state.aborts != aborts {
+                    fail!(Aborted, "the wait for a {} of this buffer was aborted", self.verb);
+                }
+                if let Some(done) = state.pending.iter().position(|message| message.work.test().is_some()) {
+                    // `position` found it under this lock.
+                    let Some(Message { work, peer }) = state.pending.remove(done) else { continue };
+                    drop(state);
+                    let completion = work.wait(Deadline::NEVER)?;
+                    return match peer.or(completion.source) {
+                        Some(rank) => Ok(rank),
+                        None => fail!(Internal, "a receive completed without a source"),
+                    };
+                }
+                match state.pending.front() {
+                    Some(Message { work, peer }) => (work.clone(), *peer, state.pending.len() - 1),
+                    None => fail!(InvalidUsage, "no {} of this buffer is under way", self.verb),
+                }
+            };
+            if deadline.expired() {
+                let whom = peer.map_or("any rank".to_owned(), |rank| format!("rank {rank}"));
+                let direction = if self.verb == "send" { "to" } else { "from" };
+                let others = if others == 0 { String::new() } else { format!(" (and {others} others)") };
+                fail!(
+                    Timeout,
+                    "the {} {direction} {whom}{others} is not complete after {:.1} s of waiting",
+                    self.verb,
+                    since.elapsed().as_secs_f64()
+                );
+            }
+            // Whatever it answers, the loop looks at what is complete.
+            let _ = oldest.wait(Deadline::after(SLICE).min(deadline));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic elsewhere leaves the list as it was or longer by one.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

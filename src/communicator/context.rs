@@ -1,0 +1,574 @@
+//! Contexts: creation, children, calls.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use super::plans::{self, Plans};
+use super::prepared::Copied;
+use super::wide::Wide;
+use super::work::Work;
+use super::{Call, Completion, Options, Rendezvous};
+use crate::collective::checked::{self, Checked};
+use crate::collective::request::{Counts, Kind, Request};
+use crate::deadline::Deadline;
+use crate::engine::bootstrap::{self, MAX_RANKS, Meeting};
+use crate::engine::endpoint::lock;
+use crate::engine::executor::{Plan, Run};
+use crate::engine::group::{Group, Turn};
+use crate::engine::lane::{Destination, Source};
+use crate::engine::operation::Operation;
+use crate::engine::point::{Message, Point};
+use crate::engine::wire::Class;
+use crate::error::{Error, Result, Status, fail};
+use crate::reduce::{DataType, Operand, Operator, Reducer, Representation};
+use crate::rendezvous::environment::{How, Launch};
+use crate::rendezvous::hash::HashStore;
+use crate::rendezvous::id::UniqueId;
+use crate::rendezvous::interface::Interface;
+use crate::rendezvous::join;
+use crate::rendezvous::secret::SecretKey;
+use crate::rendezvous::store::Store;
+use crate::signature::Signature;
+use crate::transport::service::Options as LinkOptions;
+
+/// One rank's membership in a group: a communicator. Cheap to clone; all methods from any thread.
+#[derive(Clone)]
+pub struct Context(Arc<Inner>);
+
+struct Inner {
+    name: String,
+    place: Place,
+    plans: Plans,
+    /// How often each named child was made: makes the next one different.
+    children: Mutex<HashMap<(String, Vec<u32>), u32>>,
+    failure: OnceLock<Error>,
+    /// Kept alive as long as the context: the embedded server of its store.
+    _store: Option<Arc<dyn Store>>,
+}
+
+/// A group of one needs no endpoint, no memory and no thread.
+enum Place {
+    Solo,
+    Group(Arc<Group>),
+}
+
+impl Context {
+    /// Meets the other ranks and returns when all have arrived.
+    pub fn create(options: Options) -> Result<Context> {
+        let deadline = Deadline::after(options.timeout);
+        let name = if options.name.is_empty() { "default".to_string() } else { options.name.clone() };
+        let Found { rank, size, store, secret, exits } = find(&options, deadline)?;
+        if size == 0 || size > MAX_RANKS {
+            fail!(InvalidArgument, "size {size} is out of range: a group has 1 to {MAX_RANKS} ranks");
+        }
+        if rank >= size {
+            fail!(
+                InvalidArgument,
+                "rank {rank} is out of range: the group has {size} ranks, 0 to {}",
+                size - 1
+            );
+        }
+        if size == 1 {
+            return Ok(Context::new(name, Place::Solo, None));
+        }
+        let links = link_options(&options)?;
+        let meeting = Meeting { rank, size, name: &name, store: &*store, secret, options: links, deadline };
+        let (endpoint, job) = bootstrap::meet(meeting)?;
+        if let Some(exits) = exits {
+            endpoint.watch_exits(exits);
+        }
+        let members = (0..size).collect();
+        let group = Group::new(endpoint, job, name.clone(), rank, members, options.timeout);
+        Ok(Context::new(name, Place::Group(group), Some(store)))
+    }
+
+    fn new(name: String, place: Place, store: Option<Arc<dyn Store>>) -> Context {
+        Context(Arc::new(Inner {
+            name,
+            place,
+            plans: Plans::default(),
+            children: Mutex::default(),
+            failure: OnceLock::new(),
+            _store: store,
+        }))
+    }
+
+    /// This rank within the group.
+    pub fn rank(&self) -> u32 {
+        match &self.0.place {
+            Place::Solo => 0,
+            Place::Group(group) => group.rank(),
+        }
+    }
+
+    /// How many ranks the group has.
+    pub fn size(&self) -> u32 {
+        match &self.0.place {
+            Place::Solo => 1,
+            Place::Group(group) => group.size(),
+        }
+    }
+
+    /// The group's name.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Collective over this group: a child group for each colour, ranks ordered by key, then by rank here.
+    /// `None`: this rank takes part in no child.
+    pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Context>> {
+        let Place::Group(group) = &self.0.place else {
+            return Ok(color.map(|color| self.solo_child(&format!("{}/{color}", self.0.name))));
+        };
+        // Colour (with one bit for "none") and key of each rank.
+        let mine = [color.map_or(u64::MAX, u64::from), key as u64];
+        let all = self.exchange(group, mine)?;
+        let Some(color) = color else { return Ok(None) };
+        let mut ranks: Vec<(i64, u32)> = all
+            .iter()
+            .enumerate()
+            .filter(|(_, [other, _])| *other == u64::from(color))
+            .map(|(rank, [_, key])| (*key as i64, rank as u32))
+            .collect();
+        ranks.sort_unstable();
+        let ranks: Vec<u32> = ranks.into_iter().map(|(_, rank)| rank).collect();
+        self.child(group, format!("{}/{color}", self.0.name), &ranks).map(Some)
+    }
+
+    /// A named child group of the listed ranks, in that order; called by its members only. Another rank's call is
+    /// `NotMember` and names rank and group.
+    pub fn group(&self, name: &str, ranks: &[u32]) -> Result<Context> {
+        let size = self.size();
+        if ranks.is_empty() {
+            fail!(InvalidArgument, "group '{name}' has no ranks");
+        }
+        for (index, &rank) in ranks.iter().enumerate() {
+            if rank >= size {
+                fail!(
+                    InvalidArgument,
+                    "rank {rank} of group '{name}' is out of range: '{}' has {size}",
+                    self.0.name
+                );
+            }
+            if ranks[..index].contains(&rank) {
+                fail!(InvalidArgument, "rank {rank} is twice in group '{name}'");
+            }
+        }
+        if !ranks.contains(&self.rank()) {
+            fail!(NotMember, "rank {} of '{}' is not a member of group '{name}'", self.rank(), self.0.name);
+        }
+        match &self.0.place {
+            Place::Solo => Ok(self.solo_child(name)),
+            Place::Group(group) => self.child(group, name.to_string(), ranks),
+        }
+    }
+
+    /// Collective: the same ranks, independent operations.
+    pub fn duplicate(&self) -> Result<Context> {
+        let ranks: Vec<u32> = (0..self.size()).collect();
+        self.group(&format!("{}+", self.0.name), &ranks)
+    }
+
+    fn solo_child(&self, name: &str) -> Context {
+        Context::new(name.to_string(), Place::Solo, None)
+    }
+
+    fn child(&self, parent: &Arc<Group>, name: String, ranks: &[u32]) -> Result<Context> {
+        if let Some(error) = parent.failure() {
+            return Err(error.context(format!("group '{}' has failed before", parent.name())));
+        }
+        let count = {
+            let mut children = lock(&self.0.children);
+            let count = children.entry((name.clone(), ranks.to_vec())).or_insert(0);
+            *count += 1;
+            *count
+        };
+        let members: Arc<[u32]> = ranks.iter().map(|&rank| parent.members()[rank as usize]).collect();
+        if members.len() == 1 {
+            return Ok(Context::new(name, Place::Solo, None));
+        }
+        // PROOF: both callers have checked that this rank is among them.
+        let own = ranks.iter().position(|&rank| rank == parent.rank()).unwrap_or(0) as u32;
+        let id = child_id(parent.id(), &name, &members, count);
+        let endpoint = parent.endpoint().clone();
+        let group = Group::new(endpoint, id, name.clone(), own, members, parent.timeout());
+        Ok(Context::new(name, Place::Group(group), self.0._store.clone()))
+    }
+
+    /// Fails everything that is running or to come on this context, on this rank and (within a second) on the others.
+    /// Returns at once; from any thread.
+    pub fn abort(&self) {
+        let error = Error::new(Status::Aborted, format!("rank {} aborted '{}'", self.rank(), self.0.name));
+        match &self.0.place {
+            Place::Solo => drop(self.0.failure.set(error)),
+            Place::Group(group) => group.fail(error),
+        }
+    }
+
+    /// The first failure of this context, if there was one.
+    pub fn failure(&self) -> Option<Error> {
+        match &self.0.place {
+            Place::Solo => self.0.failure.get().cloned(),
+            Place::Group(group) => group.failure(),
+        }
+    }
+
+    // ---- calls
+
+    /// Runs to completion in this thread.
+    ///
+    /// # Safety
+    /// The request's pointers are NULL where nothing is accessed, else valid for what the operation accesses until
+    /// it returns.
+    pub unsafe fn run(&self, request: &Request, call: &Call) -> Result<Completion> {
+        // SAFETY: the caller's promise.
+        unsafe { self.run_buffers(request, call, &[]) }
+    }
+
+    /// Starts and returns; the library moves it when nobody waits.
+    ///
+    /// # Safety
+    /// As [`Context::run`], until the work completes.
+    pub unsafe fn start(&self, request: &Request, call: &Call) -> Result<Work> {
+        // SAFETY: the caller's promise.
+        unsafe { self.start_buffers(request, call, &[]) }
+    }
+
+    /// [`Context::run`] for several buffers of this rank: see [`super::Prepared`].
+    ///
+    /// # Safety
+    /// As [`Context::run`], for all buffers.
+    pub(super) unsafe fn run_buffers(
+        &self,
+        request: &Request,
+        call: &Call,
+        buffers: &[*mut u8],
+    ) -> Result<Completion> {
+        // SAFETY: the caller's promise.
+        let Step { group, class, tag, signature, make } = match unsafe { self.step(request, call, buffers) }?
+        {
+            Next::Done => return Ok(Completion::default()),
+            Next::Step(step) => step,
+        };
+        match make {
+            // The common case runs on this thread's stack.
+            Make::Run(plan, input, output) => group.run(class, tag, signature, call.timeout, |turn| {
+                // SAFETY: the caller's promise.
+                unsafe { Run::new(group, turn, plan, input, output) }
+            }),
+            Make::Point(message) => group.run(class, tag, signature, call.timeout, |turn| {
+                // SAFETY: the caller's promise.
+                unsafe { Point::new(group, turn, message) }
+            }),
+            Make::Boxed(make) => group.run(class, tag, signature, call.timeout, |turn| make(turn)),
+        }
+    }
+
+    /// [`Context::start`] for several buffers of this rank.
+    ///
+    /// # Safety
+    /// As [`Context::start`], for all buffers.
+    pub(super) unsafe fn start_buffers(
+        &self,
+        request: &Request,
+        call: &Call,
+        buffers: &[*mut u8],
+    ) -> Result<Work> {
+        // SAFETY: the caller's promise.
+        let Step { group, class, tag, signature, make } = match unsafe { self.step(request, call, buffers) }?
+        {
+            Next::Done => return Ok(Work::ended(Ok(Completion::default()))),
+            Next::Step(step) => step,
+        };
+        let running = group.start(class, tag, signature, call.timeout, |turn| -> Box<dyn Operation> {
+            match make {
+                // SAFETY: the caller's promise.
+                Make::Run(plan, input, output) => unsafe {
+                    Box::new(Run::new(group, turn, plan, input, output))
+                },
+                // SAFETY: the caller's promise.
+                Make::Point(message) => unsafe { Box::new(Point::new(group, turn, message)) },
+                Make::Boxed(make) => make(turn),
+            }
+        })?;
+        Ok(Work::running(running))
+    }
+
+    /// The name of the algorithm that `request` would run; checks the request.
+    pub(super) fn algorithm(&self, request: &Request, call: &Call) -> Result<&'static str> {
+        let mut checked = Checked::new(request, self.rank(), self.size())?;
+        if let Some(operator) = checked.operator {
+            Reducer::new(checked.dtype, operator, 1)?;
+        }
+        self.0.plans.plan(&mut checked, call, self.rank(), self.size())?;
+        Ok(plans::choose(&checked, call, self.size())?.name())
+    }
+
+    /// Checks a call and finds out what is to be done for it. What needs nobody else is done here.
+    ///
+    /// # Safety
+    /// As [`Context::run_buffers`].
+    unsafe fn step<'a>(&'a self, request: &Request, call: &Call, buffers: &[*mut u8]) -> Result<Next<'a>> {
+        if request.kind.point_to_point() {
+            let (group, signature, message) = self.point(request)?;
+            let tag = call.tag.unwrap_or(0);
+            let make = Make::Point(message);
+            return Ok(Next::Step(Step { group, class: Class::PointToPoint, tag, signature, make }));
+        }
+        let (rank, size) = (self.rank(), self.size());
+        let mut checked = Checked::new(request, rank, size)?;
+        let (class, tag) = match call.tag {
+            Some(tag) => (Class::Tagged, tag),
+            None => (Class::Ordered, 0),
+        };
+        let bytes = checked.output_len() * checked.dtype.size();
+        let element = |&address: &*mut u8| Operand {
+            address: address.cast_const(),
+            representation: Representation::Element,
+            scale: if let Operator::PreMulSum(scale) = request.operator { scale } else { 1.0 },
+        };
+        let wide = match checked.operator {
+            Some(Operator::PreMulSum(_)) if buffers.len() <= 1 => {
+                let operands = [element(&checked.input.cast_mut())];
+                // SAFETY: the caller's promise.
+                Some(unsafe { Wide::new(&checked, request.operator, &operands, vec![checked.output], size) }?)
+            }
+            Some(operator) if buffers.len() > 1 => {
+                let operands: Vec<Operand> = buffers.iter().map(element).collect();
+                let outputs = if bytes > 0 { buffers.to_vec() } else { Vec::new() };
+                let contributions = size.saturating_mul(buffers.len() as u32);
+                // SAFETY: the caller's promise.
+                Some(unsafe { Wide::new(&checked, operator, &operands, outputs, contributions) }?)
+            }
+            _ => None,
+        };
+        let Place::Group(group) = &self.0.place else {
+            if let Some(error) = self.failure() {
+                return Err(error);
+            }
+            // SAFETY: the caller's promise; a group of one has its result in its input.
+            unsafe { alone(&checked, wide, buffers, bytes) }?;
+            return Ok(Next::Done);
+        };
+        let make = match wide {
+            Some(wide) => {
+                let mut rest = wide.rest(&checked);
+                let plan = self.0.plans.plan(&mut rest, call, rank, size)?;
+                checked.signature.algorithm = rest.signature.algorithm;
+                // SAFETY: the caller's promise.
+                Make::Boxed(Box::new(move |turn: &Turn| unsafe { Box::new(wide.run(group, turn, plan)) }))
+            }
+            None => {
+                let plan = self.0.plans.plan(&mut checked, call, rank, size)?;
+                if buffers.len() > 1 {
+                    let (from, to) = (checked.output.cast_const(), buffers.to_vec());
+                    let (input, output) = (checked.input, checked.output);
+                    let make = move |turn: &Turn| -> Box<dyn Operation> {
+                        // SAFETY: the caller's promise.
+                        let operation = unsafe { Run::new(group, turn, plan, input, output) };
+                        Box::new(Copied { operation, from, to, bytes })
+                    };
+                    Make::Boxed(Box::new(make))
+                } else {
+                    Make::Run(plan, checked.input, checked.output)
+                }
+            }
+        };
+        Ok(Next::Step(Step { group, class, tag, signature: checked.signature, make }))
+    }
+
+    fn point(&self, request: &Request) -> Result<(&Arc<Group>, Signature, Message)> {
+        let Counts::Uniform(count) = request.counts else {
+            fail!(InvalidArgument, "{} takes one count, not a list", request.kind.name());
+        };
+        let (rank, size) = (self.rank(), self.size());
+        if request.kind != Kind::ReceiveAny {
+            let peer = request.root;
+            if peer >= size {
+                fail!(
+                    InvalidArgument,
+                    "peer {peer} is out of range: the group has {size} ranks, 0 to {}",
+                    size - 1
+                );
+            }
+            if peer == rank {
+                fail!(InvalidArgument, "peer {peer} is this rank itself; copy instead of sending");
+            }
+        }
+        let Place::Group(group) = &self.0.place else {
+            fail!(InvalidUsage, "a group of one has nobody to receive from");
+        };
+        let len = checked::bytes("buffer", count, request.dtype.size() as u64, request.dtype)?;
+        let sends = request.kind == Kind::Send;
+        let null = if sends { request.input.is_null() } else { request.output.is_null() };
+        if null && len > 0 {
+            fail!(InvalidArgument, "the buffer is NULL, but has {len} bytes to {}", request.kind.name());
+        }
+        let from = Source { address: request.input, len };
+        let into = Destination { address: request.output, len };
+        let message = match request.kind {
+            Kind::Send => Message::Send { to: request.root, from },
+            Kind::Receive => Message::Receive { from: request.root, into },
+            _ => Message::ReceiveAny { into },
+        };
+        let signature = Signature {
+            kind: request.kind,
+            dtype: request.dtype,
+            operator: 0,
+            algorithm: 0,
+            root: request.root,
+            count,
+        };
+        Ok((group, signature, message))
+    }
+
+    /// Two words from every rank, in rank order.
+    fn exchange(&self, group: &Arc<Group>, mine: [u64; 2]) -> Result<Vec<[u64; 2]>> {
+        let mut all = vec![[0u64; 2]; group.size() as usize];
+        let request = Request {
+            kind: Kind::Allgather,
+            input: mine.as_ptr().cast(),
+            output: all.as_mut_ptr().cast(),
+            counts: Counts::Uniform(2),
+            dtype: DataType::U64,
+            operator: Operator::Sum,
+            root: 0,
+        };
+        let mut checked = Checked::new(&request, group.rank(), group.size())?;
+        let plan = self.0.plans.plan(&mut checked, &Call::default(), group.rank(), group.size())?;
+        group.run(Class::Internal, 0, checked.signature, None, |turn| {
+            // SAFETY: `mine` and `all` outlive the run, and have the lengths that the request says.
+            unsafe { Run::new(group, turn, plan, checked.input, checked.output) }
+        })?;
+        Ok(all)
+    }
+}
+
+/// What is to be done for a call.
+enum Next<'a> {
+    /// It needed nobody else.
+    Done,
+    Step(Step<'a>),
+}
+
+struct Step<'a> {
+    group: &'a Arc<Group>,
+    class: Class,
+    tag: u64,
+    signature: Signature,
+    make: Make<'a>,
+}
+
+/// How its operation is made once its number is known.
+enum Make<'a> {
+    Run(Arc<Plan>, *const u8, *mut u8),
+    Point(Message),
+    Boxed(Box<dyn FnOnce(&Turn) -> Box<dyn Operation> + 'a>),
+}
+
+/// A group of one: the result is the input.
+///
+/// # Safety
+/// The pointers of the call and `buffers` are valid for what the call accesses.
+unsafe fn alone(checked: &Checked, wide: Option<Wide>, buffers: &[*mut u8], bytes: usize) -> Result<()> {
+    if let Some(operator) = checked.operator {
+        // Refuses what larger groups refuse.
+        Reducer::new(checked.dtype, operator, 1)?;
+    }
+    // SAFETY: the caller's promise; input and output have the same length in a group of one.
+    unsafe {
+        match wide {
+            Some(wide) => wide.alone(),
+            None => {
+                Copied::<Run>::spread(checked.input, &[checked.output], bytes);
+                Copied::<Run>::spread(checked.output, buffers, bytes);
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Found {
+    rank: u32,
+    size: u32,
+    store: Arc<dyn Store>,
+    secret: Option<SecretKey>,
+    /// Where the launcher writes how ranks ended, if it does.
+    exits: Option<Arc<dyn Store>>,
+}
+
+fn find(options: &Options, deadline: Deadline) -> Result<Found> {
+    let (rank, size) = (options.rank, options.size);
+    match &options.rendezvous {
+        Rendezvous::Store(store) => Ok(Found { rank, size, store: store.clone(), secret: None, exits: None }),
+        Rendezvous::Id(bytes) => {
+            let id = UniqueId::parse(bytes)?;
+            if size == 1 {
+                // Nobody else comes: the server need not be asked.
+                return Ok(Found {
+                    rank,
+                    size,
+                    store: Arc::new(HashStore::new()),
+                    secret: None,
+                    exits: None,
+                });
+            }
+            let secret = Some(id.secret().clone());
+            Ok(Found { rank, size, store: Arc::new(id.connect(deadline)?), secret, exits: None })
+        }
+        Rendezvous::Environment => {
+            let launch = Launch::from_env()?;
+            let ranks = |number: usize, name: &str| match u32::try_from(number) {
+                Ok(number) => Ok(number),
+                Err(_) => {
+                    fail!(InvalidUsage, "{name} {number} is out of range: a group has 1 to {MAX_RANKS} ranks")
+                }
+            };
+            let exits: Option<Arc<dyn Store>> = match &launch.store {
+                How::Id(id) if launch.size > 1 => Some(Arc::new(id.connect(deadline)?)),
+                _ => None,
+            };
+            let joined = join::connect(&launch, deadline)?;
+            Ok(Found {
+                rank: ranks(launch.rank, "rank")?,
+                size: ranks(launch.size, "size")?,
+                store: joined.store,
+                secret: Some(joined.secret),
+                exits,
+            })
+        }
+    }
+}
+
+fn link_options(options: &Options) -> Result<LinkOptions> {
+    let transports = options.transports.clone();
+    let mut links = LinkOptions::from_environment(|name| match (name, &transports) {
+        ("UNISONO_TRANSPORT", Some(transports)) => Some(transports.clone()),
+        _ => std::env::var(name).ok(),
+    })?;
+    if links.tcp {
+        let wanted = options.interface.clone().or_else(|| std::env::var("UNISONO_INTERFACE").ok());
+        let interface = Interface::choose(wanted.as_deref())?;
+        log::info!("links use {interface}");
+        // An address that means nothing without the interface it belongs to is of use only when there is no other.
+        let (near, far): (Vec<IpAddr>, Vec<IpAddr>) = interface
+            .addresses
+            .iter()
+            .partition(|address| matches!(address, IpAddr::V6(address) if address.is_unicast_link_local()));
+        links.addresses = if far.is_empty() { near } else { far };
+    }
+    Ok(links)
+}
+
+/// The same number on all members, and (with the certainty of a 64-bit digest) on no other group.
+fn child_id(parent: u64, name: &str, members: &[u32], count: u32) -> u64 {
+    let members: Vec<u8> = members.iter().flat_map(|member| member.to_le_bytes()).collect();
+    let key = SecretKey::from_text("unisono group");
+    let digest = key.tag(&[&parent.to_le_bytes(), name.as_bytes(), &members, &count.to_le_bytes()]);
+    u64::from_le_bytes(std::array::from_fn(|i| digest[i]))
+}
+
+/// The default deadline of a context.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);

@@ -1,0 +1,59 @@
+//! Who is in the group and in which order its operations run: contexts, their children, work handles.
+
+pub mod buffer;
+pub mod context;
+pub mod plans;
+pub mod prepared;
+pub mod sparse;
+pub mod wide;
+pub mod work;
+
+pub use context::Context;
+pub use prepared::{AlgorithmOptions, Prepared};
+pub use work::Work;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use crate::engine::operation::Completion;
+use crate::rendezvous::store::Store;
+
+/// How the ranks of a new context find each other.
+pub enum Rendezvous {
+    /// Through a store that every rank has.
+    Store(Arc<dyn Store>),
+    /// Through the unique id alone, 128 bytes that one rank made and all have.
+    Id([u8; 128]),
+    /// From the launcher's environment, which also gives rank and size.
+    Environment,
+}
+
+/// What a context is made from. Every rank gives the same `size`, `name` and rendezvous.
+pub struct Options {
+    /// This rank; ignored with [`Rendezvous::Environment`].
+    pub rank: u32,
+    /// How many ranks; ignored with [`Rendezvous::Environment`].
+    pub size: u32,
+    /// How they find each other.
+    pub rendezvous: Rendezvous,
+    /// Named in errors and logs; "default" if empty.
+    pub name: String,
+    /// The deadline of creation and of every operation that names none.
+    pub timeout: Duration,
+    /// Name, address or CIDR of the interface for TCP; `None`: UNISONO_INTERFACE, else chosen.
+    pub interface: Option<String>,
+    /// Transports allowed, as in UNISONO_TRANSPORT ("shm,tcp"); `None`: the environment's, else all.
+    pub transports: Option<String>,
+}
+
+/// What may differ from call to call.
+#[derive(Clone, Debug, Default)]
+pub struct Call {
+    /// Operations with a tag match operations with the same tag, in the order of calls with that tag, and run beside
+    /// all others. Without one, operations run in the order of the calls. Send and receive: `None` is tag 0.
+    pub tag: Option<u64>,
+    /// `None`: the context's.
+    pub timeout: Option<Duration>,
+    /// An algorithm by its ABI number; 0 or `None` is automatic.
+    pub algorithm: Option<i32>,
+}

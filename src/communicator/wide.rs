@@ -1,0 +1,127 @@
+//! Reductions that begin or end with more than one buffer of a rank, or scale what they read: the inputs of this rank
+//! are combined into accumulators first, an ordinary reduction of those follows, and the result is rounded once into
+//! each output.
+
+use std::sync::Arc;
+use std::task::Poll;
+
+use crate::collective::checked::Checked;
+use crate::engine::executor::{Plan, Run, Workspace};
+use crate::engine::group::{Group, Turn};
+use crate::engine::operation::{Completion, Operation};
+use crate::error::Result;
+use crate::reduce::{DataType, Operand, Operator, Reducer, Representation};
+
+/// This rank's part of a reduction, before and after the ordinary one.
+pub struct Wide {
+    input: Workspace,
+    output: Workspace,
+    last: Reducer,
+    outputs: Vec<*mut u8>,
+    output_len: usize,
+    accumulator: DataType,
+    operator: Operator,
+}
+
+// SAFETY: the outputs are the caller's, promised to be usable from the library's threads until the operation ends.
+unsafe impl Send for Wide {}
+
+impl Wide {
+    /// Combines `operands`, this rank's inputs for the call `checked`, now. `contributions` is how many inputs all
+    /// ranks have together.
+    ///
+    /// # Safety
+    /// The operands hold as many elements as the call reads.
+    pub unsafe fn new(
+        checked: &Checked,
+        operator: Operator,
+        operands: &[Operand],
+        outputs: Vec<*mut u8>,
+        contributions: u32,
+    ) -> Result<Wide> {
+        let last = Reducer::new(checked.dtype, operator, contributions)?;
+        let accumulator = match operator {
+            Operator::Custom(_) => checked.dtype,
+            _ => checked.dtype.accumulator(),
+        };
+        let (input_len, output_len) = (checked.input_len(), checked.output_len());
+        let input = Workspace::new(input_len * accumulator.size());
+        // SAFETY: the operands hold `input_len` elements (the caller's promise), the workspace as many accumulators.
+        unsafe { last.fold(operands, input.address(), Representation::Accumulator, input_len) };
+        let output = Workspace::new(output_len * accumulator.size());
+        Ok(Wide { input, output, last, outputs, output_len, accumulator, operator })
+    }
+
+    /// The ordinary reduction that is left to do.
+    pub fn rest(&self, checked: &Checked) -> Checked {
+        let operator = match self.operator {
+            Operator::Average | Operator::PreMulSum(_) => Operator::Sum,
+            other => other,
+        };
+        Checked {
+            input: self.input.address(),
+            output: self.output.address(),
+            alias: None,
+            dtype: self.accumulator,
+            operator: Some(operator),
+            ..checked.clone()
+        }
+    }
+
+    /// The operation, for `plan` made of [`Wide::rest`].
+    ///
+    /// # Safety
+    /// The outputs stay valid until the operation has ended or is abandoned.
+    pub unsafe fn run(self, group: &Group, turn: &Turn, plan: Arc<Plan>) -> WideRun {
+        // SAFETY: the workspaces live beside the run, as long as it does.
+        let run = unsafe { Run::new(group, turn, plan, self.input.address(), self.output.address()) };
+        WideRun { run, wide: self }
+    }
+
+    /// Rounds the result into the outputs.
+    ///
+    /// # Safety
+    /// The outputs are valid, and `from` (the output workspace, or the input one in a group of one) holds the result.
+    unsafe fn finish(&self, from: &Workspace) {
+        let address = from.address().cast_const();
+        let operand = Operand { address, representation: Representation::Accumulator, scale: 1.0 };
+        for &output in &self.outputs {
+            // SAFETY: the caller's promise; an output holds as many elements as the workspace accumulators.
+            unsafe { self.last.fold(&[operand], output, Representation::Element, self.output_len) };
+        }
+    }
+
+    /// A group of one: the result is this rank's combination.
+    ///
+    /// # Safety
+    /// The outputs are valid.
+    pub unsafe fn alone(self) {
+        // SAFETY: the caller's promise; in a group of one input and output have the same length.
+        unsafe { self.finish(&self.input) };
+    }
+}
+
+/// A wide reduction under way.
+pub struct WideRun {
+    run: Run,
+    wide: Wide,
+}
+
+impl Operation for WideRun {
+    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        let answer = self.run.advance(group);
+        if let Poll::Ready(Ok(_)) = &answer {
+            // SAFETY: `Wide::run`'s promise; the run has filled the output workspace.
+            unsafe { self.wide.finish(&self.wide.output) };
+        }
+        answer
+    }
+
+    fn abandon(&mut self, group: &Group) {
+        self.run.abandon(group);
+    }
+
+    fn waits_for(&self, group: &Group) -> Vec<u32> {
+        self.run.waits_for(group)
+    }
+}

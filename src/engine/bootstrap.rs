@@ -1,0 +1,206 @@
+//! Makes an endpoint out of a store: publish, find a few neighbours, learn everybody's address over links.
+//!
+//! Each rank writes its own address to the store and reads those of at most log₂ n others; the whole table then goes
+//! round by Bruck's allgather over authenticated links, in ⌈log₂ n⌉ rounds. Nobody opens a full mesh.
+
+use std::sync::Arc;
+
+use super::endpoint::{Endpoint, Through};
+use super::lane::{Destination, Source, Ticket};
+use super::wire::{Class, Key};
+use crate::deadline::Deadline;
+use crate::error::{Error, Result, Status, fail};
+use crate::reduce::DataType;
+use crate::rendezvous::secret::SecretKey;
+use crate::rendezvous::store::Store;
+use crate::signature::Kind;
+use crate::signature::Signature;
+use crate::transport::address::PeerAddress;
+use crate::transport::service::{Identity, Options};
+
+/// Bytes of one rank's record in the table: a length and an encoded address.
+const RECORD_BYTES: usize = 320;
+
+/// The most ranks of a job.
+pub const MAX_RANKS: u32 = 1 << 16;
+
+/// Who wants to meet.
+pub struct Meeting<'a> {
+    /// This rank.
+    pub rank: u32,
+    /// How many ranks.
+    pub size: u32,
+    /// The context's name: contexts of one store are told apart by it, and by how often it was used.
+    pub name: &'a str,
+    /// Where they meet.
+    pub store: &'a dyn Store,
+    /// The job's secret, if it is known without the store.
+    pub secret: Option<SecretKey>,
+    /// How to link.
+    pub options: Options,
+    /// When to give up.
+    pub deadline: Deadline,
+}
+
+/// Meets the other ranks. The endpoint knows everybody's address when this returns, and all ranks have arrived.
+/// Gives the endpoint and the number that tells this job from every other.
+pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
+    let Meeting { rank, size, name, store, secret, options, deadline } = meeting;
+    let arrival = store.add(&format!("{name}/arrivals"), 1)?;
+    let generation = (arrival - 1) / i64::from(size);
+    let prefix = format!("{name}/{generation}");
+    let secret = match secret {
+        Some(secret) => secret,
+        None => share_secret(rank, store, &prefix, deadline)?,
+    };
+    let digest = secret.tag(&[b"unisono job", prefix.as_bytes()]);
+    let job = u64::from_le_bytes(std::array::from_fn(|i| digest[i]));
+
+    let endpoint = Endpoint::new(Identity { rank, size, secret, job }, options)?;
+    let own = endpoint.registration().address().clone();
+    store.set(&format!("{prefix}/rank/{rank}"), &own.encode())?;
+    let mut table = vec![0; RECORD_BYTES * size as usize];
+    record(&own, &mut table[..RECORD_BYTES])?;
+    endpoint.learn(own);
+
+    // Blocks lie in the order rank, rank + 1, …: each round doubles how many of them are known here.
+    let mut known = 1;
+    while known < size {
+        let count = known.min(size - known);
+        let to = (rank + size - known) % size;
+        let from = (rank + known) % size;
+        find(&endpoint, store, &prefix, to, deadline)?;
+        let (have, missing) = table.split_at_mut(known as usize * RECORD_BYTES);
+        let bytes = count as usize * RECORD_BYTES;
+        let key = Key { group: job, tag: 0, sequence: known, slot: 0, class: Class::Internal };
+        exchange(&endpoint, key, (to, &have[..bytes]), (from, &mut missing[..bytes]), deadline).map_err(
+            |error| match error.status() {
+                Status::Timeout => Error::new(
+                    Status::Timeout,
+                    format!(
+                        "rank {rank} of {size} waits for rank {from}, or for one behind it, to join '{name}' through the {}; it has not",
+                        store.describe()
+                    ),
+                ),
+                _ => error.context(format!("rank {rank} of {size} joins '{name}'")),
+            },
+        )?;
+        known += count;
+    }
+    let mut distance = 1;
+    while distance < size {
+        let (to, from) = ((rank + size - distance) % size, (rank + distance) % size);
+        let key = Key { group: job, tag: 1, sequence: distance, slot: 0, class: Class::Internal };
+        exchange(&endpoint, key, (to, &[0]), (from, &mut [0]), deadline)
+            .map_err(|error| error.context(format!("rank {rank} of {size} joins '{name}'")))?;
+        distance *= 2;
+    }
+    let mut neighbours = 0;
+    for (index, bytes) in table.chunks_exact(RECORD_BYTES).enumerate() {
+        let peer = (rank + index as u32) % size;
+        let address = read_record(bytes)?;
+        if address.rank != peer {
+            fail!(Internal, "the table of addresses names rank {} where rank {peer} belongs", address.rank);
+        }
+        neighbours += usize::from(address.host == endpoint.registration().address().host);
+        endpoint.learn(address);
+    }
+    endpoint.share_host(neighbours);
+    Ok((endpoint, job))
+}
+
+fn share_secret(rank: u32, store: &dyn Store, prefix: &str, deadline: Deadline) -> Result<SecretKey> {
+    let key = format!("{prefix}/secret");
+    if rank == 0 {
+        let secret = SecretKey::random()?;
+        store.set(&key, secret.expose())?;
+        return Ok(secret);
+    }
+    let bytes = store.get(&key, deadline)?;
+    match <[u8; 32]>::try_from(bytes.as_slice()) {
+        Ok(bytes) => Ok(SecretKey::new(bytes)),
+        Err(_) => fail!(
+            InvalidUsage,
+            "the {} holds something else than a secret under '{key}': is it used by another program?",
+            store.describe()
+        ),
+    }
+}
+
+/// Learns where `peer` is, unless it is known.
+fn find(endpoint: &Endpoint, store: &dyn Store, prefix: &str, peer: u32, deadline: Deadline) -> Result<()> {
+    if endpoint.messages().linked(peer) {
+        return Ok(());
+    }
+    let bytes = store.get(&format!("{prefix}/rank/{peer}"), deadline)?;
+    let address = PeerAddress::decode(&bytes)?;
+    if address.rank != peer {
+        fail!(InvalidUsage, "the {} gives rank {} for rank {peer}", store.describe(), address.rank);
+    }
+    endpoint.learn(address);
+    Ok(())
+}
+
+/// Sends to one rank and receives from one, waiting for both.
+fn exchange(
+    endpoint: &Endpoint,
+    key: Key,
+    (to, send): (u32, &[u8]),
+    (from, receive): (u32, &mut [u8]),
+    deadline: Deadline,
+) -> Result<()> {
+    let signature = Signature {
+        kind: Kind::Allgather,
+        dtype: DataType::U8,
+        operator: 0,
+        algorithm: 0,
+        root: 0,
+        count: send.len() as u64,
+    };
+    let mut messages = endpoint.messages();
+    let mailbox = messages.mailbox();
+    let into = Destination { address: receive.as_mut_ptr(), len: receive.len() };
+    messages.receive(from, key, signature, into, Ticket { mailbox, step: 0 });
+    let source = Source { address: send.as_ptr(), len: send.len() };
+    messages.send(to, key, signature, source, Ticket { mailbox, step: 1 });
+    drop(messages);
+    endpoint.settle();
+    let answer = endpoint.wait(deadline, Through::Messages, || {
+        let mut messages = endpoint.messages();
+        let mail = messages.look(mailbox);
+        match mail.failed.take() {
+            Some(error) => Some(Err(error)),
+            None => (mail.done.len() == 2).then_some(Ok(())),
+        }
+    });
+    let result = answer.unwrap_or_else(|| Err(Error::new(Status::Timeout, "")));
+    let mut messages = endpoint.messages();
+    match result {
+        Ok(()) => messages.close_mailbox(mailbox),
+        Err(_) => messages.cancel(mailbox),
+    }
+    result
+}
+
+fn record(address: &PeerAddress, into: &mut [u8]) -> Result<()> {
+    let mut address = address.clone();
+    let mut bytes = address.encode();
+    while bytes.len() > RECORD_BYTES - 2 && address.addresses.len() > 1 {
+        address.addresses.pop();
+        bytes = address.encode();
+    }
+    if bytes.len() > RECORD_BYTES - 2 {
+        fail!(Internal, "an address of {} bytes does not fit its record", bytes.len());
+    }
+    into[..2].copy_from_slice(&(bytes.len() as u16).to_le_bytes());
+    into[2..2 + bytes.len()].copy_from_slice(&bytes);
+    Ok(())
+}
+
+fn read_record(bytes: &[u8]) -> Result<PeerAddress> {
+    let len = usize::from(u16::from_le_bytes([bytes[0], bytes[1]]));
+    match bytes.get(2..2 + len) {
+        Some(bytes) => PeerAddress::decode(bytes),
+        None => fail!(Internal, "a record of the table of addresses is broken"),
+    }
+}

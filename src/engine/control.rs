@@ -1,0 +1,136 @@
+//! What engines tell each other beside the data: failures, and what they are doing. Travels on the control connection.
+
+#![forbid(unsafe_code)]
+
+use crate::error::{Error, Status};
+
+/// A control message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// The group has failed, with this root cause.
+    Failure {
+        /// The group's id.
+        group: u64,
+        /// The cause.
+        error: Error,
+    },
+    /// What is your last call in this group?
+    Query {
+        /// The group's id.
+        group: u64,
+        /// Comes back with the answer.
+        token: u64,
+    },
+    /// This one.
+    Answer {
+        /// As in the query.
+        token: u64,
+        /// The call, for a person.
+        text: String,
+    },
+}
+
+/// Texts are cut to this many bytes.
+const TEXT_BYTES: usize = 4096;
+
+impl Control {
+    /// The bytes that travel.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(64);
+        let text = match self {
+            Control::Failure { group, error } => {
+                bytes.push(1);
+                bytes.extend_from_slice(&group.to_le_bytes());
+                bytes.push(error.status() as u8);
+                error.text()
+            }
+            Control::Query { group, token } => {
+                bytes.push(2);
+                bytes.extend_from_slice(&group.to_le_bytes());
+                bytes.extend_from_slice(&token.to_le_bytes());
+                ""
+            }
+            Control::Answer { token, text } => {
+                bytes.push(3);
+                bytes.extend_from_slice(&token.to_le_bytes());
+                text
+            }
+        };
+        let end = (0..=text.len().min(TEXT_BYTES)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+        bytes.extend_from_slice(&text.as_bytes()[..end]);
+        bytes
+    }
+
+    /// What travelled; `None` for bytes that are no message of this version.
+    pub fn decode(bytes: &[u8]) -> Option<Control> {
+        let (&kind, rest) = bytes.split_first()?;
+        let (word, rest) = rest.split_first_chunk::<8>()?;
+        let word = u64::from_le_bytes(*word);
+        match kind {
+            1 => {
+                let (&status, text) = rest.split_first()?;
+                let status = status_from(status)?;
+                let text = String::from_utf8_lossy(text);
+                Some(Control::Failure { group: word, error: Error::new(status, text) })
+            }
+            2 => {
+                let token = u64::from_le_bytes(*rest.first_chunk::<8>()?);
+                Some(Control::Query { group: word, token })
+            }
+            3 => Some(Control::Answer { token: word, text: String::from_utf8_lossy(rest).into_owned() }),
+            _ => None,
+        }
+    }
+}
+
+fn status_from(number: u8) -> Option<Status> {
+    use Status::*;
+    [
+        InvalidArgument,
+        InvalidUsage,
+        Mismatch,
+        Timeout,
+        PeerFailed,
+        Aborted,
+        NotMember,
+        Unsupported,
+        System,
+        OutOfMemory,
+        Cuda,
+        Internal,
+    ]
+    .into_iter()
+    .find(|&status| status as u8 == number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn messages_survive_the_wire() {
+        for message in [
+            Control::Failure { group: 9, error: Error::new(Status::Timeout, "nothing from rank 3") },
+            Control::Query { group: 1, token: 2 },
+            Control::Answer { token: 7, text: "barrier() #3, done".into() },
+        ] {
+            assert_eq!(Control::decode(&message.encode()), Some(message));
+        }
+    }
+
+    #[test]
+    fn a_long_text_is_cut_between_characters() {
+        let text = "é".repeat(TEXT_BYTES);
+        let bytes = Control::Answer { token: 0, text }.encode();
+        assert!(bytes.len() <= TEXT_BYTES + 9);
+        assert!(matches!(Control::decode(&bytes), Some(Control::Answer { text, .. }) if text.ends_with('é')));
+    }
+
+    proptest! {
+        #[test]
+        fn hostile_bytes_do_no_harm(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let _ = Control::decode(&bytes);
+        }
+    }
+}

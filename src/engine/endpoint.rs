@@ -1,0 +1,586 @@
+//! A rank's presence in a job: its links, its operations under way, and where its threads wait.
+//!
+//! Whoever waits moves everything: the waiting thread reads and writes the links, advances its own operation and those
+//! that nobody waits for. It spins briefly, yields for a while, then sleeps on the bell. The service thread of the
+//! process steps in only for operations that nobody waits for.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use super::control::Control;
+use super::group::Group;
+use super::messages::{Messages, Mismatch, Trouble};
+use super::operation::Running;
+use super::recorder::Recorder;
+use super::wire::Class;
+use crate::deadline::Deadline;
+use crate::error::{Error, Result, Status, fail};
+use crate::rendezvous::store::Store;
+use crate::sys;
+use crate::transport::Link;
+use crate::transport::address::PeerAddress;
+use crate::transport::bell::Bell;
+use crate::transport::service::{Attendance, Identity, Options, Port, Registration};
+
+/// How long a waiter spins before it yields, and yields before it sleeps: when every rank of the host has a core to
+/// itself, and when it has not.
+const PATIENCE: [(Duration, Duration); 2] = [
+    (Duration::from_micros(40), Duration::from_micros(60)),
+    (Duration::from_nanos(500), Duration::from_micros(100)),
+];
+
+/// A sleeper looks up at least this often: a guard against a lost wake-up, not a way of working.
+const NAP: Duration = Duration::from_millis(500);
+
+/// Up to this many TCP peers are read directly while spinning; beyond, the kernel is asked which are ready.
+const DIRECT_READS: usize = 3;
+
+/// How long others are asked what they are doing after a timeout.
+const INQUIRY: Duration = Duration::from_millis(300);
+
+/// A rank's presence in a job.
+pub struct Endpoint {
+    rank: u32,
+    size: u32,
+    registration: OnceLock<Registration>,
+    bell: OnceLock<Arc<Bell>>,
+    recorder: OnceLock<Recorder>,
+    messages: Mutex<Messages>,
+    addresses: Mutex<HashMap<u32, PeerAddress>>,
+    groups: Mutex<Groups>,
+    running: Mutex<Vec<Arc<Running>>>,
+    running_count: AtomicUsize,
+    crowded: AtomicBool,
+    sleepers: Sleepers,
+    answers: Mutex<HashMap<u64, String>>,
+    next_token: AtomicU64,
+    store: OnceLock<Arc<dyn Store>>,
+    fork: u32,
+}
+
+#[derive(Default)]
+struct Groups {
+    live: HashMap<u64, Weak<Group>>,
+    /// Failures of groups that this rank has not made yet.
+    early: HashMap<u64, Error>,
+    /// Peers that are dead: groups made later must not wait for them.
+    lost: HashMap<u32, Error>,
+}
+
+/// Threads that sleep here. One of them sleeps on the bell, the others on a condition that it passes on.
+#[derive(Default)]
+struct Sleepers {
+    count: AtomicUsize,
+    bell: Mutex<()>,
+    generation: Mutex<u64>,
+    woken: Condvar,
+}
+
+/// How a waiter's condition comes true.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Through {
+    /// By messages: look at the links every time.
+    Messages,
+    /// By shared memory: look at the links now and then.
+    Memory,
+}
+
+impl Endpoint {
+    /// Listens and is reachable; knows no peer yet.
+    pub fn new(identity: Identity, options: Options) -> Result<Arc<Endpoint>> {
+        let endpoint = Arc::new(Endpoint {
+            rank: identity.rank,
+            size: identity.size,
+            registration: OnceLock::new(),
+            bell: OnceLock::new(),
+            recorder: OnceLock::new(),
+            messages: Mutex::new(Messages::new(identity.rank, identity.size)),
+            addresses: Mutex::new(HashMap::new()),
+            groups: Mutex::default(),
+            running: Mutex::default(),
+            running_count: AtomicUsize::new(0),
+            crowded: AtomicBool::new(false),
+            sleepers: Sleepers::default(),
+            answers: Mutex::default(),
+            next_token: AtomicU64::new(1),
+            store: OnceLock::new(),
+            fork: sys::fork::generation(),
+        });
+        let port = Arc::downgrade(&endpoint) as Weak<dyn Port>;
+        let registration = Registration::new(identity, options, port)?;
+        let _ = endpoint.bell.set(registration.bell().clone());
+        let _ = endpoint.recorder.set(Recorder::new(registration.segment().clone()));
+        let _ = endpoint.registration.set(registration);
+        Ok(endpoint)
+    }
+
+    /// This rank in the job.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// The ranks of the job.
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// The presence in the service.
+    ///
+    /// # Panics
+    /// Never: `new` sets it before anybody sees the endpoint.
+    pub fn registration(&self) -> &Registration {
+        self.registration.get().expect("set by `new`")
+    }
+
+    /// This rank's flight recorder.
+    pub fn recorder(&self) -> &Recorder {
+        self.recorder.get().expect("set by `new`")
+    }
+
+    /// All transfers, locked.
+    pub fn messages(&self) -> MutexGuard<'_, Messages> {
+        lock(&self.messages)
+    }
+
+    /// Where a launcher may have written how a rank ended.
+    pub fn watch_exits(&self, store: Arc<dyn Store>) {
+        let _ = self.store.set(store);
+    }
+
+    /// Where `peer` is reached.
+    pub fn learn(&self, address: PeerAddress) {
+        lock(&self.addresses).insert(address.rank, address);
+    }
+
+    /// `rank 3 (host node7, pid 4711)`, as far as it is known.
+    pub fn describe(&self, peer: u32) -> String {
+        lock(&self.addresses).get(&peer).map_or_else(|| format!("rank {peer}"), PeerAddress::describe)
+    }
+
+    /// The host's name of a peer.
+    pub fn hostname(&self, peer: u32) -> String {
+        lock(&self.addresses).get(&peer).map_or_else(|| "?".into(), |address| address.hostname.clone())
+    }
+
+    /// Whether `peer` runs on this host, as its address says.
+    pub fn is_local(&self, peer: u32) -> bool {
+        lock(&self.addresses)
+            .get(&peer)
+            .is_some_and(|address| address.host == self.registration().address().host)
+    }
+
+    /// Says how many ranks of this host wait at the same time, so that waiters know whether to make way.
+    pub fn share_host(&self, ranks: usize) {
+        self.crowded.store(ranks > sys::process::usable_cpus(), Ordering::Relaxed);
+    }
+
+    /// Refuses to work in the child of a fork: the links belong to the parent.
+    pub fn check_fork(&self) -> Result<()> {
+        if self.fork != sys::fork::generation() {
+            fail!(
+                InvalidUsage,
+                "this context was made before a fork: the child has no links. Make contexts after forking"
+            );
+        }
+        Ok(())
+    }
+
+    // ---- groups
+
+    /// Makes a group known, so that failures reach it. A failure that came before it is its failure.
+    pub fn enrol(&self, group: &Arc<Group>) {
+        let mut groups = lock(&self.groups);
+        groups.live.insert(group.id(), Arc::downgrade(group));
+        let early = groups.early.remove(&group.id());
+        let lost = group.members().iter().find_map(|peer| groups.lost.get(peer)).cloned();
+        drop(groups);
+        if let Some(error) = early.or(lost) {
+            group.latch(error);
+        }
+    }
+
+    /// Forgets a group.
+    pub fn dismiss(&self, id: u64) {
+        lock(&self.groups).live.remove(&id);
+    }
+
+    fn group(&self, id: u64) -> Option<Arc<Group>> {
+        lock(&self.groups).live.get(&id).and_then(Weak::upgrade)
+    }
+
+    /// Tells the members of a group that it has failed.
+    pub fn spread(&self, group: &Group, error: &Error) {
+        let message = Control::Failure { group: group.id(), error: error.clone() }.encode();
+        let peers: Vec<u32> = self.messages().open_peers().to_vec();
+        for peer in peers {
+            if group.members().contains(&peer) {
+                self.registration().send_control(peer, &message);
+            }
+        }
+        self.wake();
+    }
+
+    // ---- operations that nobody waits for
+
+    /// Has the library move an operation.
+    pub fn adopt(&self, running: Arc<Running>) {
+        lock(&self.running).push(running);
+        self.running_count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Has the service thread see to the operations that nobody waits for.
+    pub fn kick(&self) {
+        self.registration().kick();
+    }
+
+    fn advance_running(&self) -> bool {
+        if self.running_count.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let candidates: Vec<Arc<Running>> = lock(&self.running).clone();
+        let mut moved = false;
+        for running in candidates {
+            if running.advance() {
+                moved = true;
+                let mut list = lock(&self.running);
+                let before = list.len();
+                list.retain(|other| !Arc::ptr_eq(other, &running));
+                self.running_count.fetch_sub(before - list.len(), Ordering::Relaxed);
+            }
+        }
+        moved
+    }
+
+    // ---- waiting
+
+    /// Waits until `poll` answers, moving everything meanwhile; `None` when the deadline has passed.
+    pub fn wait<T>(
+        &self,
+        deadline: Deadline,
+        through: Through,
+        mut poll: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
+        let bell = self.bell.get().expect("set by `new`");
+        let (spin, yielding) = PATIENCE[usize::from(self.crowded.load(Ordering::Relaxed))];
+        let mut idle_since: Option<Instant> = None;
+        let mut round = 0u32;
+        loop {
+            if let Some(answer) = poll() {
+                self.leave();
+                return Some(answer);
+            }
+            round = round.wrapping_add(1);
+            if through == Through::Memory && !round.is_multiple_of(64) && idle_since.is_none() {
+                std::hint::spin_loop();
+                continue;
+            }
+            if self.progress(round) {
+                idle_since = None;
+                continue;
+            }
+            let now = Instant::now();
+            let since = *idle_since.get_or_insert(now);
+            let idle = now - since;
+            if idle < spin {
+                for _ in 0..8 {
+                    std::hint::spin_loop();
+                }
+            } else if idle < spin + yielding {
+                sys::process::yield_now();
+            } else {
+                if deadline.expired() {
+                    return None;
+                }
+                if let Some(answer) = self.sleep(bell, deadline, &mut poll) {
+                    self.leave();
+                    return Some(answer);
+                }
+                // Something rang: be attentive again, but not for long.
+                idle_since = Some(Instant::now() - spin);
+                continue;
+            }
+            if round.is_multiple_of(64) && deadline.expired() {
+                return None;
+            }
+        }
+    }
+
+    /// Sleeps until something may have changed. An answer that came at the last moment is returned.
+    fn sleep<T>(&self, bell: &Bell, deadline: Deadline, poll: &mut impl FnMut() -> Option<T>) -> Option<T> {
+        let nap = deadline.remaining_capped(NAP);
+        self.sleepers.count.fetch_add(1, Ordering::SeqCst);
+        let answer = match self.sleepers.bell.try_lock() {
+            Ok(_sleeping) => {
+                bell.prepare_park();
+                let answer = poll();
+                if answer.is_some() || self.progress(0) {
+                    bell.cancel_park();
+                    answer
+                } else {
+                    let mut events = Vec::new();
+                    if let Err(error) = bell.park(Some(nap), &mut events) {
+                        log::error!("the bell cannot be waited for: {error}");
+                    }
+                    self.serve(&events);
+                    None
+                }
+            }
+            Err(_) => {
+                let generation = lock(&self.sleepers.generation);
+                let before = *generation;
+                drop(generation);
+                let answer = poll();
+                if answer.is_none() {
+                    let generation = lock(&self.sleepers.generation);
+                    let unchanged = |now: &mut u64| *now == before;
+                    drop(self.sleepers.woken.wait_timeout_while(generation, nap, unchanged));
+                }
+                answer
+            }
+        };
+        self.sleepers.count.fetch_sub(1, Ordering::SeqCst);
+        if self.sleepers.count.load(Ordering::SeqCst) > 0 {
+            self.pass_on();
+        }
+        answer
+    }
+
+    /// Whoever ends a wait leaves the others able to go on.
+    fn leave(&self) {
+        if self.sleepers.count.load(Ordering::Relaxed) > 0 {
+            self.wake();
+        }
+        if self.running_count.load(Ordering::Relaxed) > 0 {
+            self.kick();
+        }
+    }
+
+    /// Wakes every thread that sleeps here.
+    pub fn wake(&self) {
+        self.pass_on();
+        if let Some(bell) = self.bell.get() {
+            bell.ring();
+        }
+    }
+
+    fn pass_on(&self) {
+        *lock(&self.sleepers.generation) += 1;
+        self.sleepers.woken.notify_all();
+    }
+
+    /// Moves what can be moved now. Whether anything moved.
+    pub fn progress(&self, round: u32) -> bool {
+        let mut messages = self.messages();
+        let mut moved = false;
+        let mut tcp = 0;
+        for index in (0..messages.open_peers().len()).rev() {
+            let Some(&peer) = messages.open_peers().get(index) else { continue };
+            if messages.polls(peer) {
+                moved |= messages.progress(peer);
+            } else if messages.expected(peer) > 0 && tcp < DIRECT_READS {
+                tcp += 1;
+                moved |= messages.progress(peer);
+            }
+        }
+        let any_tcp = messages.tcp_links() > 0;
+        drop(messages);
+        if any_tcp
+            && !moved
+            && round.is_multiple_of(16)
+            && let Some(bell) = self.bell.get()
+        {
+            let mut events = Vec::new();
+            if bell.poll(&mut events).is_ok() {
+                moved |= self.serve(&events);
+            }
+        }
+        self.settle();
+        moved |= self.advance_running();
+        if moved && self.sleepers.count.load(Ordering::Relaxed) > 0 {
+            self.wake();
+        }
+        moved
+    }
+
+    /// Moves the links that the kernel says are ready.
+    fn serve(&self, events: &[(u64, crate::transport::bell::Ready)]) -> bool {
+        if events.is_empty() {
+            return false;
+        }
+        let mut messages = self.messages();
+        let mut moved = false;
+        for (token, _) in events {
+            moved |= messages.progress((token >> 8) as u32);
+        }
+        drop(messages);
+        self.settle();
+        moved
+    }
+
+    /// Does what the messages asked for: opens links, watches descriptors, spreads failures. Without their lock.
+    pub fn settle(&self) {
+        let mut messages = self.messages();
+        if let Some(bell) = self.bell.get() {
+            messages.watch(bell);
+        }
+        if messages.wanted.is_empty() && messages.troubles.is_empty() {
+            return;
+        }
+        let wanted = std::mem::take(&mut messages.wanted);
+        let troubles = std::mem::take(&mut messages.troubles);
+        drop(messages);
+        for peer in wanted {
+            let address = lock(&self.addresses).get(&peer).cloned();
+            if let Some(address) = address {
+                // A link that is needed is needed by an operation, which has its own deadline.
+                self.registration().open(address, Deadline::after(Duration::from_secs(60)));
+            }
+        }
+        for trouble in troubles {
+            match trouble {
+                Trouble::Mismatch(mismatch) => self.differ(&mismatch),
+                Trouble::Broken { peer, why } => {
+                    let place = self.describe(peer);
+                    self.lose(peer, why.context(format!("the link to {place}")));
+                }
+            }
+        }
+    }
+
+    fn differ(&self, mismatch: &Mismatch) {
+        let Some(group) = self.group(mismatch.key.group) else { return };
+        let error = group.explain(mismatch, self.recorder());
+        if mismatch.key.class == Class::PointToPoint {
+            log::warn!("{error}");
+        } else {
+            group.fail(error);
+        }
+    }
+
+    fn lose(&self, peer: u32, why: Error) {
+        let why = self.exit_cause(peer).map_or(why.clone(), |cause| {
+            Error::new(Status::PeerFailed, format!("{} {cause}", self.describe(peer)))
+        });
+        self.messages().link_lost(peer, why.clone());
+        let mut groups = lock(&self.groups);
+        groups.lost.entry(peer).or_insert_with(|| why.clone());
+        let affected: Vec<_> = groups.live.values().filter_map(Weak::upgrade).collect();
+        drop(groups);
+        for group in affected {
+            if group.members().contains(&peer) {
+                group.fail(why.clone());
+            }
+        }
+        self.wake();
+    }
+
+    /// How the launcher says that a rank ended, if it tells.
+    fn exit_cause(&self, peer: u32) -> Option<String> {
+        let store = self.store.get()?;
+        // The launcher hears of the death a moment after the socket does.
+        for _ in 0..10 {
+            if let Ok(Some(cause)) = store.try_get(&format!("exit/{peer}")) {
+                return Some(String::from_utf8_lossy(&cause).into_owned());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        None
+    }
+
+    /// Asks `peers` what they did last in `group`; what they say, or that they do not answer.
+    pub fn inquire(&self, group: &Group, peers: &[u32]) -> Vec<(u32, Option<String>)> {
+        let asked: Vec<(u32, u64)> = peers
+            .iter()
+            .map(|&peer| {
+                let token = self.next_token.fetch_add(1, Ordering::Relaxed);
+                let query = Control::Query { group: group.id(), token };
+                self.registration().send_control(peer, &query.encode());
+                (peer, token)
+            })
+            .collect();
+        let until = Deadline::after(INQUIRY);
+        loop {
+            let answers = lock(&self.answers);
+            if until.expired() || asked.iter().all(|(_, token)| answers.contains_key(token)) {
+                break;
+            }
+            drop(answers);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let mut answers = lock(&self.answers);
+        asked.into_iter().map(|(peer, token)| (peer, answers.remove(&token))).collect()
+    }
+}
+
+impl Port for Endpoint {
+    fn link_opened(&self, peer: u32, link: Link) {
+        self.messages().link_opened(peer, link);
+        self.settle();
+        self.wake();
+    }
+
+    fn link_refused(&self, peer: u32, why: Error) {
+        self.lose(peer, why);
+    }
+
+    fn peer_left(&self, peer: u32) {
+        self.messages().peer_left(peer);
+        self.wake();
+    }
+
+    fn peer_lost(&self, peer: u32, why: Error) {
+        self.lose(peer, why);
+    }
+
+    fn control(&self, peer: u32, message: &[u8]) {
+        match Control::decode(message) {
+            Some(Control::Failure { group, error }) => match self.group(group) {
+                Some(group) => group.fail(error),
+                None => {
+                    let mut groups = lock(&self.groups);
+                    if groups.early.len() < 1024 {
+                        groups.early.insert(group, error);
+                    }
+                }
+            },
+            Some(Control::Query { group, token }) => {
+                let text = match self.recorder().last(group) {
+                    Some(entry) => format!("its last call is {entry}"),
+                    None => "it has called nothing yet".to_string(),
+                };
+                self.registration().send_control(peer, &Control::Answer { token, text }.encode());
+            }
+            Some(Control::Answer { token, text }) => {
+                lock(&self.answers).insert(token, text);
+            }
+            None => log::warn!("{} sent a control message of another version", self.describe(peer)),
+        }
+    }
+
+    fn attend(&self) -> Attendance {
+        if self.running_count.load(Ordering::Relaxed) == 0 {
+            return Attendance::Idle;
+        }
+        let soon = Instant::now();
+        if self.progress(0) {
+            return Attendance::Again(soon);
+        }
+        if self.running_count.load(Ordering::Relaxed) == 0 {
+            return Attendance::Idle;
+        }
+        let Some(bell) = self.bell.get() else { return Attendance::Idle };
+        bell.prepare_park();
+        if self.progress(0) {
+            return Attendance::Again(soon);
+        }
+        let next = lock(&self.running).iter().filter_map(|running| running.deadline().remaining()).min();
+        Attendance::Watch(soon + next.unwrap_or(NAP).min(NAP))
+    }
+}
+
+/// Locks, also after a panic elsewhere: what the locks guard is kept consistent between statements that can panic.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

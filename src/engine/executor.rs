@@ -1,0 +1,399 @@
+//! Runs a schedule over messages, as data flow: what can run, runs.
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::task::Poll;
+
+use super::group::{Group, Turn};
+use super::lane::{Destination, Source, Ticket};
+use super::operation::{Completion, Operation};
+use super::wire::Key;
+use crate::error::{Error, Result, Status};
+use crate::reduce::{DataType, Operand, Operator, Reducer, Representation};
+use crate::schedule::ir::{Action, Buffer, Schedule, Span};
+use crate::signature::Signature;
+
+/// A schedule made ready to run with one element type: sizes in bytes, places for what is received to be combined.
+pub struct Plan {
+    schedule: Schedule,
+    element: usize,
+    accumulator: usize,
+    reducer: Option<Reducer>,
+    /// Where, in the workspace, each buffer of the schedule lies.
+    scratch: usize,
+    partial: usize,
+    /// For each step that receives and combines, where in the workspace it receives to.
+    staging: Vec<usize>,
+    workspace: usize,
+    initial: Vec<u32>,
+    widest: usize,
+}
+
+impl Plan {
+    /// `operator` is given when the schedule reduces; `ranks` are what an average divides by.
+    pub fn new(schedule: Schedule, dtype: DataType, operator: Option<Operator>, ranks: u32) -> Result<Plan> {
+        let reducer = operator.map(|operator| Reducer::new(dtype, operator, ranks)).transpose()?;
+        let element = dtype.size();
+        let accumulator = reducer.map_or(element, |reducer| reducer.accumulator_size());
+        let size = |representation| match representation {
+            Representation::Element => element,
+            Representation::Accumulator => accumulator,
+        };
+        let too_large =
+            || Error::new(Status::OutOfMemory, "the workspace of this call exceeds the address space");
+        let mut workspace = 0usize;
+        let mut place = |positions: u64, size: usize| {
+            let at = workspace;
+            let bytes = usize::try_from(positions).ok()?.checked_mul(size)?;
+            workspace = workspace.checked_add(bytes)?.checked_next_multiple_of(ALIGNMENT)?;
+            Some(at)
+        };
+        let scratch = place(schedule.scratch, element).ok_or_else(too_large)?;
+        let partial = place(schedule.partial, accumulator).ok_or_else(too_large)?;
+        let mut staging = Vec::new();
+        for (index, step) in schedule.steps.iter().enumerate() {
+            if let Action::ReceiveReduce { wire, local, .. } = step.action {
+                staging.resize(index + 1, 0);
+                staging[index] = place(local.len, size(wire)).ok_or_else(too_large)?;
+            }
+        }
+        let initial =
+            (0..schedule.steps.len() as u32).filter(|&i| schedule.steps[i as usize].waits_for == 0).collect();
+        let widest = schedule
+            .steps
+            .iter()
+            .map(|step| if let Action::Fold { count, .. } = step.action { count as usize } else { 2 })
+            .max()
+            .unwrap_or(0);
+        Ok(Plan {
+            schedule,
+            element,
+            accumulator,
+            reducer,
+            scratch,
+            partial,
+            staging,
+            workspace,
+            initial,
+            widest,
+        })
+    }
+
+    fn size(&self, representation: Representation) -> usize {
+        match representation {
+            Representation::Element => self.element,
+            Representation::Accumulator => self.accumulator,
+        }
+    }
+}
+
+/// Parts of a workspace begin at multiples of this many bytes.
+const ALIGNMENT: usize = 64;
+
+/// Memory that an operation works in. Uninitialised until written.
+pub struct Workspace {
+    address: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a workspace is plain memory that its holder alone uses.
+unsafe impl Send for Workspace {}
+
+impl Workspace {
+    /// At least `bytes` bytes, aligned to a cache line.
+    pub fn new(bytes: usize) -> Workspace {
+        if bytes == 0 {
+            return Workspace { address: NonNull::dangling(), bytes };
+        }
+        let layout = Workspace::layout(bytes);
+        // SAFETY: the layout is not empty.
+        let address = NonNull::new(unsafe { alloc(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
+        Workspace { address, bytes }
+    }
+
+    /// Its length.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Its start.
+    pub fn address(&self) -> *mut u8 {
+        self.address.as_ptr()
+    }
+
+    fn layout(bytes: usize) -> Layout {
+        // PROOF: the alignment is a power of two, and no allocation of a rounded size above isize::MAX was made:
+        // `alloc` refuses it.
+        Layout::from_size_align(bytes, ALIGNMENT).unwrap_or(Layout::new::<u8>())
+    }
+}
+
+impl Drop for Workspace {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            // SAFETY: allocated in `new` with this layout.
+            unsafe { dealloc(self.address.as_ptr(), Workspace::layout(self.bytes)) };
+        }
+    }
+}
+
+/// What one run needs beside the plan. Kept by the group between runs, so that nothing is allocated after the first.
+#[derive(Default)]
+pub struct Progress {
+    waits: Vec<u32>,
+    ready: Vec<u32>,
+    finished: Vec<u32>,
+    operands: Vec<Operand>,
+}
+
+// SAFETY: the operands are rebuilt for each use; between uses the list is empty.
+unsafe impl Send for Progress {}
+
+/// One run of a plan: the data flow of one call.
+pub struct Run {
+    plan: Arc<Plan>,
+    input: *const u8,
+    output: *mut u8,
+    workspace: Option<Workspace>,
+    progress: Progress,
+    mailbox: Option<u32>,
+    key: Key,
+    signature: Signature,
+    left: usize,
+    started: bool,
+}
+
+// SAFETY: the caller of the operation promised that input and output may be used from the library's threads.
+unsafe impl Send for Run {}
+
+impl Run {
+    /// A run for `turn`.
+    ///
+    /// # Safety
+    /// `input` and `output` are valid for what the schedule reads and writes until the run has ended or is abandoned.
+    pub unsafe fn new(group: &Group, turn: &Turn, plan: Arc<Plan>, input: *const u8, output: *mut u8) -> Run {
+        let key =
+            Key { group: group.id(), tag: turn.tag, sequence: turn.sequence, slot: 0, class: turn.class };
+        let left = plan.schedule.steps.len();
+        let mut progress = group.progress();
+        progress.waits.clear();
+        progress.waits.extend(plan.schedule.steps.iter().map(|step| step.waits_for));
+        progress.ready.clear();
+        progress.ready.extend(&plan.initial);
+        progress.finished.clear();
+        progress.operands.clear();
+        progress.operands.reserve(plan.widest);
+        let workspace = Some(group.workspace(plan.workspace));
+        Run {
+            plan,
+            input,
+            output,
+            workspace,
+            progress,
+            mailbox: None,
+            key,
+            signature: turn.signature,
+            left,
+            started: false,
+        }
+    }
+
+    /// Where a span lies.
+    fn address(&self, span: Span) -> *mut u8 {
+        let workspace = self.workspace.as_ref().map_or(std::ptr::null_mut(), Workspace::address);
+        let offset = span.start as usize * self.plan.size(span.representation());
+        let base = match span.buffer {
+            Buffer::Input => self.input.cast_mut(),
+            Buffer::Output => self.output,
+            Buffer::Scratch => workspace.wrapping_add(self.plan.scratch),
+            Buffer::Partial => workspace.wrapping_add(self.plan.partial),
+        };
+        base.wrapping_add(offset)
+    }
+
+    fn bytes(&self, span: Span) -> usize {
+        span.len as usize * self.plan.size(span.representation())
+    }
+
+    fn staging(&self, step: u32) -> *mut u8 {
+        let workspace = self.workspace.as_ref().map_or(std::ptr::null_mut(), Workspace::address);
+        workspace.wrapping_add(self.plan.staging[step as usize])
+    }
+
+    /// Runs what is ready. Transfers are posted together under one lock; local work runs without it.
+    fn run_ready(&mut self, group: &Group, mailbox: u32) {
+        let plan = self.plan.clone();
+        while !self.progress.ready.is_empty() {
+            let ready = std::mem::take(&mut self.progress.ready);
+            let mut messages = None;
+            for &index in &ready {
+                let ticket = Ticket { mailbox, step: index };
+                let peer = |rank: u32| group.members()[rank as usize];
+                match plan.schedule.steps[index as usize].action {
+                    Action::Send { to, from, slot } => {
+                        let source = Source { address: self.address(from), len: self.bytes(from) };
+                        let key = Key { slot, ..self.key };
+                        let messages = messages.get_or_insert_with(|| group.endpoint().messages());
+                        messages.send(peer(to), key, self.signature, source, ticket);
+                    }
+                    Action::Receive { from, into, slot } => {
+                        let destination = Destination { address: self.address(into), len: self.bytes(into) };
+                        let key = Key { slot, ..self.key };
+                        let messages = messages.get_or_insert_with(|| group.endpoint().messages());
+                        messages.receive(peer(from), key, self.signature, destination, ticket);
+                    }
+                    Action::ReceiveReduce { from, wire, local, slot, .. } => {
+                        let len = local.len as usize * plan.size(wire);
+                        let destination = Destination { address: self.staging(index), len };
+                        let key = Key { slot, ..self.key };
+                        let messages = messages.get_or_insert_with(|| group.endpoint().messages());
+                        messages.receive(peer(from), key, self.signature, destination, ticket);
+                    }
+                    Action::Fold { first, count, into } => {
+                        drop(messages.take());
+                        let spans = &plan.schedule.operands[first as usize..(first + count) as usize];
+                        self.progress.operands.clear();
+                        for &span in spans {
+                            let address = self.address(span).cast_const();
+                            let representation = span.representation();
+                            self.progress.operands.push(Operand { address, representation, scale: 1.0 });
+                        }
+                        self.fold(into);
+                        self.complete(&plan, index);
+                    }
+                    Action::Copy { from, into } => {
+                        drop(messages.take());
+                        let (source, target) = (self.address(from).cast_const(), self.address(into));
+                        let len = self.bytes(from);
+                        if len > 0 && !std::ptr::eq(source, target) {
+                            // SAFETY: the checker proves that spans stay inside their buffers and that copies do not
+                            // overlap; the buffers are as long as the plan says (the caller's promise, and
+                            // `Plan::new` for the workspace).
+                            unsafe { std::ptr::copy_nonoverlapping(source, target, len) };
+                        }
+                        self.complete(&plan, index);
+                    }
+                }
+            }
+            // The list that `complete` filled is the one to run next; the old one's memory is kept.
+            let mut spare = ready;
+            spare.clear();
+            if self.progress.ready.is_empty() {
+                self.progress.ready = spare;
+            }
+        }
+    }
+
+    fn fold(&mut self, into: Span) {
+        let out = self.address(into);
+        if let Some(reducer) = &self.plan.reducer {
+            // SAFETY: as for copies: spans are inside their buffers, and the steps that touch them are ordered.
+            unsafe { reducer.fold(&self.progress.operands, out, into.representation(), into.len as usize) };
+        }
+        self.progress.operands.clear();
+    }
+
+    /// What was received has come; combine it if the step says so.
+    fn received(&mut self, plan: &Plan, index: u32) {
+        if let Action::ReceiveReduce { wire, local, received_left, into, .. } =
+            plan.schedule.steps[index as usize].action
+        {
+            let came =
+                Operand { address: self.staging(index).cast_const(), representation: wire, scale: 1.0 };
+            let here = Operand {
+                address: self.address(local).cast_const(),
+                representation: local.representation(),
+                scale: 1.0,
+            };
+            self.progress.operands.clear();
+            self.progress.operands.extend(if received_left { [came, here] } else { [here, came] });
+            self.fold(into);
+        }
+        self.complete(plan, index);
+    }
+
+    fn complete(&mut self, plan: &Plan, index: u32) {
+        self.left -= 1;
+        let successors = plan.schedule.steps[index as usize].successors.clone();
+        for &next in &plan.schedule.successors[successors.start as usize..successors.end as usize] {
+            let waits = &mut self.progress.waits[next as usize];
+            *waits -= 1;
+            if *waits == 0 {
+                self.progress.ready.push(next);
+            }
+        }
+    }
+
+    fn release(&mut self, group: &Group) {
+        group.keep(std::mem::take(&mut self.progress), self.workspace.take());
+    }
+}
+
+impl Operation for Run {
+    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        let mailbox = match self.mailbox {
+            Some(mailbox) => mailbox,
+            None => *self.mailbox.insert(group.endpoint().messages().mailbox()),
+        };
+        let plan = self.plan.clone();
+        if !self.started {
+            self.started = true;
+            self.run_ready(group, mailbox);
+            group.endpoint().settle();
+        }
+        loop {
+            let mut messages = group.endpoint().messages();
+            let mail = messages.look(mailbox);
+            if let Some(error) = mail.failed.take() {
+                return Poll::Ready(Err(error));
+            }
+            if mail.done.is_empty() {
+                if self.left > 0 {
+                    return Poll::Pending;
+                }
+                messages.close_mailbox(mailbox);
+                drop(messages);
+                self.mailbox = None;
+                self.release(group);
+                return Poll::Ready(Ok(Completion::default()));
+            }
+            std::mem::swap(&mut mail.done, &mut self.progress.finished);
+            drop(messages);
+            let finished = std::mem::take(&mut self.progress.finished);
+            for &index in &finished {
+                self.received(&plan, index);
+            }
+            self.progress.finished = finished;
+            self.progress.finished.clear();
+            self.run_ready(group, mailbox);
+        }
+    }
+
+    fn abandon(&mut self, group: &Group) {
+        if let Some(mailbox) = self.mailbox.take() {
+            group.endpoint().messages().cancel(mailbox);
+        }
+        if self.workspace.is_some() {
+            self.release(group);
+        }
+    }
+
+    fn waits_for(&self, _group: &Group) -> Vec<u32> {
+        let mut ranks: Vec<u32> = self
+            .plan
+            .schedule
+            .steps
+            .iter()
+            .zip(&self.progress.waits)
+            .filter(|(_, waits)| **waits == 0)
+            .filter_map(|(step, _)| match step.action {
+                Action::Receive { from, .. } | Action::ReceiveReduce { from, .. } => Some(from),
+                _ => None,
+            })
+            .collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+}

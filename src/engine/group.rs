@@ -1,0 +1,441 @@
+//! The ranks that call together: their numbering, the order of their operations, and their first failure.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use super::endpoint::{Endpoint, lock};
+use super::executor::{self, Workspace};
+use super::messages::Mismatch;
+use super::operation::{Completion, Operation, Running};
+use super::recorder::{Progress, Recorder, Slot};
+use super::wire::Class;
+use crate::deadline::Deadline;
+use crate::error::{Error, Result, Status};
+use crate::signature::Signature;
+
+/// Ranks of one endpoint that call together. Ranks are numbered within the group; `members` maps them to the
+/// endpoint's numbering, which links and messages use.
+pub struct Group {
+    id: u64,
+    name: String,
+    rank: u32,
+    members: Arc<[u32]>,
+    timeout: Duration,
+    endpoint: Arc<Endpoint>,
+    failed: AtomicBool,
+    failure: OnceLock<Error>,
+    orders: Mutex<Orders>,
+    spare: Mutex<Spare>,
+}
+
+/// What runs work in, kept between runs.
+#[derive(Default)]
+struct Spare {
+    progress: Vec<executor::Progress>,
+    workspaces: Vec<Workspace>,
+}
+
+/// Workspaces above this size are given back after use.
+const KEPT_BYTES: usize = 128 * 1024 * 1024;
+
+/// How many workspaces are kept.
+const KEPT: usize = 4;
+
+/// One call's place in the order, and what is known of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    /// Which family of numbers.
+    pub class: Class,
+    /// The caller's tag, or 0.
+    pub tag: u64,
+    /// Its number.
+    pub sequence: u32,
+    /// What is called.
+    pub signature: Signature,
+    /// When it gives up.
+    pub deadline: Deadline,
+    /// When it was called.
+    pub called: Instant,
+    slot: Slot,
+}
+
+#[derive(Default)]
+struct Orders {
+    ordered: Order,
+    others: HashMap<(Class, u64), Order>,
+}
+
+#[derive(Default)]
+struct Order {
+    next: u32,
+    busy: bool,
+    queue: VecDeque<Arc<Running>>,
+}
+
+impl Orders {
+    fn of(&mut self, class: Class, tag: u64) -> &mut Order {
+        match class {
+            Class::Ordered => &mut self.ordered,
+            _ => self.others.entry((class, tag)).or_default(),
+        }
+    }
+}
+
+impl Group {
+    /// A group of `members` (ranks of the endpoint, this one at index `rank`), known to the endpoint from here on.
+    pub fn new(
+        endpoint: Arc<Endpoint>,
+        id: u64,
+        name: String,
+        rank: u32,
+        members: Arc<[u32]>,
+        timeout: Duration,
+    ) -> Arc<Group> {
+        debug_assert_eq!(members[rank as usize], endpoint.rank());
+        let group = Arc::new(Group {
+            id,
+            name,
+            rank,
+            members,
+            timeout,
+            endpoint,
+            failed: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            orders: Mutex::default(),
+            spare: Mutex::default(),
+        });
+        group.endpoint.enrol(&group);
+        group
+    }
+
+    /// The same on all members, and on no other group of the job.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// For errors and logs.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// How many ranks.
+    pub fn size(&self) -> u32 {
+        self.members.len() as u32
+    }
+
+    /// The members as the endpoint numbers them, in this group's order.
+    pub fn members(&self) -> &Arc<[u32]> {
+        &self.members
+    }
+
+    /// The deadline of a call that names none.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Its endpoint.
+    pub fn endpoint(&self) -> &Arc<Endpoint> {
+        &self.endpoint
+    }
+
+    /// The group's number of an endpoint's rank.
+    pub fn rank_of(&self, peer: u32) -> Option<u32> {
+        self.members.iter().position(|&member| member == peer).map(|rank| rank as u32)
+    }
+
+    // ---- failure
+
+    /// The first failure, if there was one.
+    pub fn failure(&self) -> Option<Error> {
+        if !self.failed.load(Ordering::Acquire) {
+            return None;
+        }
+        self.failure.get().cloned()
+    }
+
+    /// Keeps a failure if it is the first. Whether it was.
+    pub fn latch(&self, error: Error) -> bool {
+        let first = self.failure.set(error).is_ok();
+        self.failed.store(true, Ordering::Release);
+        first
+    }
+
+    /// Latches a failure and tells the other members.
+    pub fn fail(&self, error: Error) {
+        if self.latch(error.clone()) {
+            log::warn!("group '{}' failed: {error}", self.name);
+            self.endpoint.spread(self, &error);
+        }
+    }
+
+    // ---- calls
+
+    /// Runs an operation to its end in this thread. `make` builds it once its number is known.
+    pub fn run<O: Operation + 'static>(
+        self: &Arc<Self>,
+        class: Class,
+        tag: u64,
+        signature: Signature,
+        timeout: Option<Duration>,
+        make: impl FnOnce(&Turn) -> O,
+    ) -> Result<Completion> {
+        self.check()?;
+        let mut orders = lock(&self.orders);
+        let (turn, free) = self.take_turn(&mut orders, class, tag, signature, timeout);
+        if !free {
+            let running = Running::new(self.clone(), turn, Box::new(make(&turn)));
+            orders.of(class, tag).queue.push_back(running.clone());
+            drop(orders);
+            return running.wait(Deadline::NEVER).unwrap_or_else(|| Err(self.overdue(&turn, &[])));
+        }
+        drop(orders);
+        self.begin(&turn);
+        let mut operation = make(&turn);
+        let answer =
+            self.endpoint.wait(turn.deadline, operation.through(), || match operation.advance(self) {
+                Poll::Ready(result) => Some(result),
+                Poll::Pending => self.failure().map(Err),
+            });
+        let result = answer.unwrap_or_else(|| {
+            let waits_for = operation.waits_for(self);
+            Err(self.overdue(&turn, &waits_for))
+        });
+        if result.is_err() {
+            operation.abandon(self);
+        }
+        self.conclude(&turn, result)
+    }
+
+    /// Starts an operation; the library moves it.
+    pub fn start<O: Operation + 'static>(
+        self: &Arc<Self>,
+        class: Class,
+        tag: u64,
+        signature: Signature,
+        timeout: Option<Duration>,
+        make: impl FnOnce(&Turn) -> O,
+    ) -> Result<Arc<Running>> {
+        self.check()?;
+        let mut orders = lock(&self.orders);
+        let (turn, free) = self.take_turn(&mut orders, class, tag, signature, timeout);
+        let running = Running::new(self.clone(), turn, Box::new(make(&turn)));
+        if !free {
+            orders.of(class, tag).queue.push_back(running.clone());
+            return Ok(running);
+        }
+        drop(orders);
+        running.activate();
+        self.endpoint.progress(0);
+        if running.result().is_none() {
+            self.endpoint.kick();
+        }
+        Ok(running)
+    }
+
+    fn check(&self) -> Result<()> {
+        self.endpoint.check_fork()?;
+        match self.failure() {
+            Some(error) => Err(error.context(format!("group '{}' has failed before", self.name))),
+            None => Ok(()),
+        }
+    }
+
+    fn take_turn(
+        &self,
+        orders: &mut Orders,
+        class: Class,
+        tag: u64,
+        signature: Signature,
+        timeout: Option<Duration>,
+    ) -> (Turn, bool) {
+        let order = orders.of(class, tag);
+        let sequence = order.next;
+        order.next = order.next.wrapping_add(1);
+        // Sends and receives are ordered by their pair and tag alone.
+        let free = class == Class::PointToPoint || !std::mem::replace(&mut order.busy, true);
+        let turn = Turn {
+            class,
+            tag,
+            sequence,
+            signature,
+            deadline: Deadline::after(timeout.unwrap_or(self.timeout)),
+            called: Instant::now(),
+            slot: self.endpoint.recorder().begin(self.id, class, sequence, signature),
+        };
+        (turn, free)
+    }
+
+    /// A call's turn has come.
+    pub fn begin(&self, turn: &Turn) {
+        if turn.class != Class::PointToPoint {
+            let mut messages = self.endpoint.messages();
+            messages.begin_call(self.id, turn.class, turn.tag, turn.sequence, turn.signature);
+        }
+    }
+
+    /// A call has ended: the next one has its turn, and a failure is everybody's.
+    pub fn conclude(&self, turn: &Turn, result: Result<Completion>) -> Result<Completion> {
+        let progress = if result.is_ok() { Progress::Done } else { Progress::Failed };
+        self.endpoint.recorder().end(turn.slot, progress);
+        let result = result.map_err(|cause| self.blame(turn, cause));
+        if turn.class != Class::PointToPoint {
+            let mut orders = lock(&self.orders);
+            let order = orders.of(turn.class, turn.tag);
+            let next = order.queue.pop_front();
+            order.busy = next.is_some();
+            drop(orders);
+            if let Some(next) = next {
+                next.activate();
+                self.endpoint.kick();
+            }
+        }
+        result
+    }
+
+    /// Tells a failure with its call, after making it the group's if the call was everybody's.
+    fn blame(&self, turn: &Turn, cause: Error) -> Error {
+        let cause = match turn.class {
+            Class::PointToPoint => cause,
+            _ => {
+                if self.latch(cause.clone()) {
+                    let here = self.endpoint.hostname(self.endpoint.rank());
+                    let told = cause.context(format!("rank {} on {here} reports", self.rank));
+                    self.endpoint.spread(self, &told);
+                }
+                self.failure().unwrap_or(cause)
+            }
+        };
+        cause.context(self.describe(turn))
+    }
+
+    // ---- what runs work in
+
+    /// Lists for one run.
+    pub fn progress(&self) -> executor::Progress {
+        lock(&self.spare).progress.pop().unwrap_or_default()
+    }
+
+    /// A workspace of at least `bytes` bytes.
+    pub fn workspace(&self, bytes: usize) -> Workspace {
+        let mut spare = lock(&self.spare);
+        match spare.workspaces.iter().position(|workspace| workspace.bytes() >= bytes) {
+            Some(index) => spare.workspaces.swap_remove(index),
+            None => {
+                // A larger one replaces one that is too small for what this group does.
+                let outgrown = spare.workspaces.pop();
+                drop(spare);
+                drop(outgrown);
+                Workspace::new(bytes)
+            }
+        }
+    }
+
+    /// Gives both back.
+    pub fn keep(&self, progress: executor::Progress, workspace: Option<Workspace>) {
+        let mut spare = lock(&self.spare);
+        if spare.progress.len() < KEPT {
+            spare.progress.push(progress);
+        }
+        if let Some(workspace) = workspace
+            && workspace.bytes() <= KEPT_BYTES
+            && spare.workspaces.len() < KEPT
+        {
+            spare.workspaces.push(workspace);
+        }
+    }
+
+    // ---- texts
+
+    fn describe(&self, turn: &Turn) -> String {
+        let here = self.endpoint.hostname(self.endpoint.rank());
+        let (name, number) = (turn.signature.kind.name(), turn.sequence);
+        let place = format!("'{}' (rank {} of {} on {here})", self.name, self.rank, self.size());
+        match turn.class {
+            Class::Ordered => format!("{name} #{number} of {place}"),
+            Class::Tagged => format!("{name} #{number} with tag {} of {place}", turn.tag),
+            Class::PointToPoint => format!("{name} with tag {} in {place}", turn.tag),
+            Class::Internal => format!("making {place}"),
+        }
+    }
+
+    /// A rank of this group with its host and process.
+    pub fn describe_rank(&self, rank: u32) -> String {
+        let text = self.endpoint.describe(self.members[rank as usize]);
+        // The endpoint speaks of its own numbering; say ours.
+        match text.split_once(" (") {
+            Some((_, place)) => format!("rank {rank} ({place}"),
+            None => format!("rank {rank}"),
+        }
+    }
+
+    /// Why a call has not ended in time.
+    pub fn overdue(&self, turn: &Turn, waits_for: &[u32]) -> Error {
+        let waited = turn.called.elapsed().as_secs_f64();
+        let Some(&first) = waits_for.first() else {
+            return Error::new(Status::Timeout, format!("not done after {waited:.1} s; raise timeout_ms"));
+        };
+        let asked = &waits_for[..waits_for.len().min(8)];
+        let peers: Vec<u32> = asked.iter().map(|&rank| self.members[rank as usize]).collect();
+        let answers = self.endpoint.inquire(self, &peers);
+        let told: Vec<String> = asked
+            .iter()
+            .zip(answers)
+            .map(|(&rank, (_, answer))| {
+                let says = answer.unwrap_or_else(|| "it does not answer (stopped, or out of reach)".into());
+                format!("nothing from {} for {waited:.1} s; {says}", self.describe_rank(rank))
+            })
+            .collect();
+        let more = match waits_for.len() - asked.len() {
+            0 => String::new(),
+            more => format!("; and {more} more"),
+        };
+        let advice = format!("Look at rank {first}, or raise timeout_ms");
+        Error::new(Status::Timeout, format!("{}{more}. {advice}", told.join("; ")))
+    }
+
+    /// What the ranks' calls disagree about.
+    pub fn explain(&self, mismatch: &Mismatch, recorder: &Recorder) -> Error {
+        let peer = self.rank_of(mismatch.peer).unwrap_or(mismatch.peer);
+        let number = mismatch.key.sequence;
+        let theirs = mismatch.theirs;
+        let ours = mismatch.ours.or_else(|| {
+            let same = |entry: &super::recorder::Entry| {
+                entry.group == self.id
+                    && entry.class == mismatch.key.class
+                    && entry.sequence == mismatch.key.sequence
+            };
+            recorder.find(same).map(|entry| entry.signature)
+        });
+        let head = match mismatch.key.class {
+            Class::PointToPoint => format!("send and receive with tag {} differ", mismatch.key.tag),
+            Class::Tagged => {
+                format!("call #{number} with tag {} of '{}' differs", mismatch.key.tag, self.name)
+            }
+            _ => format!("call #{number} of '{}' differs", self.name),
+        };
+        let here = self.rank;
+        let ours = ours.map_or_else(|| "something else".to_string(), |ours| ours.to_string());
+        let tail = match mismatch.bytes {
+            Some((theirs, ours)) => format!("; a message has {theirs} bytes where {ours} are expected"),
+            None => String::new(),
+        };
+        Error::new(
+            Status::Mismatch,
+            format!("{head}: rank {here} called {ours}, rank {peer} called {theirs}{tail}"),
+        )
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.endpoint.dismiss(self.id);
+    }
+}

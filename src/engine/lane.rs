@@ -1,0 +1,379 @@
+//! One stream of a link with what is under way on it: frames queued to go out, and the frame that is coming in.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+
+use super::wire::{FRAME_BYTES, Frame, Key};
+use crate::error::{Error, Result};
+use crate::transport::Stream;
+
+/// Who is told when a transfer has ended: a step of the operation that owns a mailbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    /// The operation's mailbox.
+    pub mailbox: u32,
+    /// The step within it.
+    pub step: u32,
+}
+
+/// The caller's bytes of an outgoing message. They stay valid until the owner of the ticket is told, or cancels.
+#[derive(Clone, Copy, Debug)]
+pub struct Source {
+    /// First byte.
+    pub address: *const u8,
+    /// How many.
+    pub len: usize,
+}
+
+/// The bytes that an incoming message is written to. Valid as a [`Source`] is.
+#[derive(Clone, Copy, Debug)]
+pub struct Destination {
+    /// First byte.
+    pub address: *mut u8,
+    /// How many.
+    pub len: usize,
+}
+
+// SAFETY: both only name memory that the owner of the ticket keeps valid for any thread of the library.
+unsafe impl Send for Source {}
+// SAFETY: as above.
+unsafe impl Send for Destination {}
+
+/// A frame on its way out.
+struct Outgoing {
+    header: [u8; FRAME_BYTES],
+    payload: Payload,
+    /// Bytes of header and payload already written.
+    written: usize,
+    /// Told when the payload has been written whole.
+    ticket: Option<Ticket>,
+    /// Set when the payload is one piece of a larger message.
+    piece: Option<Key>,
+}
+
+enum Payload {
+    Borrowed(Source),
+    /// What was left of a cancelled message: the peer was promised these bytes.
+    Owned(Vec<u8>),
+}
+
+impl Payload {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Payload::Owned(bytes) => bytes,
+            Payload::Borrowed(source) if source.len == 0 => &[],
+            // SAFETY: a `Source` is valid until its ticket is told or cancelled; both remove this entry or make it
+            // owned first.
+            Payload::Borrowed(source) => unsafe { std::slice::from_raw_parts(source.address, source.len) },
+        }
+    }
+}
+
+/// Where the payload that is coming in goes.
+pub enum Target {
+    /// To the caller's buffer, at this point of it.
+    User(Destination),
+    /// Nobody has asked yet.
+    Heap(Vec<u8>),
+    /// Nobody wants it any more.
+    Discard,
+}
+
+/// A frame whose payload is coming in.
+pub struct Incoming {
+    /// What was announced.
+    pub frame: Frame,
+    /// Where it goes.
+    pub target: Target,
+    /// Bytes that have come.
+    pub filled: usize,
+}
+
+/// What reading a lane came upon.
+pub enum Event {
+    /// A frame; the reader wants to know where its payload goes ([`Lane::begin`]), if it has one.
+    Frame(Frame),
+    /// The payload of the frame is complete.
+    Complete(Incoming),
+    /// Nothing more now.
+    Idle,
+    /// The peer has closed the stream.
+    Closed,
+}
+
+/// What the bell watches a lane's descriptor for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watch {
+    /// Nothing: it is closed, or has no descriptor.
+    Nothing,
+    /// Data and the end; room too when frames wait for it.
+    Reading {
+        /// Whether frames wait.
+        blocked: bool,
+    },
+}
+
+/// One stream of a link.
+pub struct Lane {
+    /// What the bell was told.
+    pub watched: Watch,
+    stream: Box<dyn Stream>,
+    outgoing: VecDeque<Outgoing>,
+    /// Bytes read ahead. Streams that cost a system call a read are read in large pieces.
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    reads_ahead: bool,
+    incoming: Option<Incoming>,
+    closed: bool,
+    /// Whether the last write did not fit.
+    blocked: bool,
+}
+
+/// Bytes read ahead from a stream that costs a system call a read.
+const READ_AHEAD: usize = 64 * 1024;
+
+/// A payload of which at least this much is missing is read straight to where it goes.
+const DIRECT: usize = 16 * 1024;
+
+impl Lane {
+    /// A lane over `stream`, nothing under way.
+    pub fn new(stream: Box<dyn Stream>) -> Lane {
+        let reads_ahead = stream.poll_fd().is_some();
+        let buffer = vec![0; if reads_ahead { READ_AHEAD } else { FRAME_BYTES }].into_boxed_slice();
+        Lane {
+            watched: Watch::Nothing,
+            stream,
+            outgoing: VecDeque::new(),
+            buffer,
+            start: 0,
+            end: 0,
+            reads_ahead,
+            incoming: None,
+            closed: false,
+            blocked: false,
+        }
+    }
+
+    /// The stream itself, to watch its descriptor.
+    pub fn stream(&self) -> &dyn Stream {
+        &*self.stream
+    }
+
+    /// What the bell should watch it for.
+    pub fn watch(&self) -> Watch {
+        match (self.reads_ahead, self.closed, self.blocked) {
+            (false, ..) | (_, true, false) => Watch::Nothing,
+            (.., blocked) => Watch::Reading { blocked },
+        }
+    }
+
+    /// Whether the peer has closed it.
+    pub fn closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Frames that have not been written whole.
+    pub fn backlog(&self) -> usize {
+        self.outgoing.len()
+    }
+
+    /// The tickets of the frames that have not been written whole.
+    pub fn tickets(&self) -> impl Iterator<Item = Ticket> {
+        self.outgoing.iter().filter_map(|out| out.ticket)
+    }
+
+    /// Queues a frame with its payload; [`Lane::flush`] writes.
+    pub fn push(&mut self, frame: &Frame, payload: Source, ticket: Option<Ticket>) {
+        debug_assert_eq!(frame.length as usize, payload.len);
+        self.outgoing.push_back(Outgoing {
+            header: frame.encode(),
+            payload: Payload::Borrowed(payload),
+            written: 0,
+            ticket,
+            piece: None,
+        });
+    }
+
+    /// Queues one piece of a large message.
+    pub fn push_piece(&mut self, frame: &Frame, payload: Source, ticket: Ticket) {
+        self.push(frame, payload, Some(ticket));
+        if let Some(last) = self.outgoing.back_mut() {
+            last.piece = Some(frame.key);
+        }
+    }
+
+    /// Queues a frame without payload.
+    pub fn push_bare(&mut self, frame: &Frame) {
+        self.push(frame, Source { address: std::ptr::null(), len: 0 }, None);
+    }
+
+    /// Writes what fits; `done` is called for each payload that has gone whole, with the key of its message when it was
+    /// a piece. Whether anything was written.
+    pub fn flush(&mut self, mut done: impl FnMut(Ticket, Option<Key>)) -> io::Result<bool> {
+        let mut moved = false;
+        self.blocked = false;
+        while let Some(front) = self.outgoing.front_mut() {
+            let payload = front.payload.bytes();
+            let total = FRAME_BYTES + payload.len();
+            let header = &front.header[front.written.min(FRAME_BYTES)..];
+            let rest = &payload[front.written.saturating_sub(FRAME_BYTES)..];
+            match self.stream.write(&[IoSlice::new(header), IoSlice::new(rest)]) {
+                Ok(count) => {
+                    moved |= count > 0;
+                    front.written += count;
+                    if front.written < total {
+                        continue;
+                    }
+                    let (ticket, piece) = (front.ticket, front.piece);
+                    self.outgoing.pop_front();
+                    if let Some(ticket) = ticket {
+                        done(ticket, piece);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.blocked = true;
+                    break;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Reads on until there is something to tell. After [`Event::Frame`] with a payload the caller calls
+    /// [`Lane::begin`] before the next `read`.
+    pub fn read(&mut self) -> Result<Event> {
+        if self.closed {
+            return Ok(Event::Closed);
+        }
+        loop {
+            if let Some(incoming) = &mut self.incoming {
+                let missing = incoming.frame.length as usize - incoming.filled;
+                if missing == 0 {
+                    // PROOF: `incoming` is Some, as matched above.
+                    let incoming = self.incoming.take().expect("an incoming frame");
+                    return Ok(Event::Complete(incoming));
+                }
+                if self.start < self.end {
+                    let count = missing.min(self.end - self.start);
+                    incoming.put(&self.buffer[self.start..self.start + count]);
+                    self.start += count;
+                    continue;
+                }
+                if !self.reads_ahead || missing >= DIRECT {
+                    match incoming.read_from(&mut *self.stream, missing, &mut self.buffer) {
+                        Ok(0) => return Ok(self.close()),
+                        Ok(_) => continue,
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Event::Idle),
+                        Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                        Err(error) => return Err(Error::system("a data stream broke", error)),
+                    }
+                }
+            } else if let Some(header) = self.buffer[self.start..self.end].first_chunk::<FRAME_BYTES>() {
+                let frame = Frame::decode(header)?;
+                self.start += FRAME_BYTES;
+                return Ok(Event::Frame(frame));
+            }
+            match self.fill() {
+                Ok(0) => return Ok(self.close()),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Event::Idle),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Error::system("a data stream broke", error)),
+            }
+        }
+    }
+
+    /// Says where the payload of the frame that [`Lane::read`] told goes.
+    pub fn begin(&mut self, frame: Frame, target: Target) {
+        self.incoming = Some(Incoming { frame, target, filled: 0 });
+    }
+
+    /// The owner of `mailbox` is about to let go of its buffers: nothing may touch them from here on. Messages that
+    /// have begun are finished for the stream's sake, from a copy or into nothing.
+    pub fn cancel(&mut self, mailbox: u32) {
+        self.outgoing.retain_mut(|out| {
+            if out.ticket.is_none_or(|ticket| ticket.mailbox != mailbox) {
+                return true;
+            }
+            if out.written == 0 {
+                return false;
+            }
+            out.payload = Payload::Owned(out.payload.bytes().to_vec());
+            out.ticket = None;
+            true
+        });
+    }
+
+    /// As [`Lane::cancel`], for the message that is coming in with this key.
+    pub fn discard(&mut self, matches: impl Fn(&Frame) -> bool) {
+        if let Some(incoming) = &mut self.incoming
+            && matches(&incoming.frame)
+            && matches!(incoming.target, Target::User(_))
+        {
+            incoming.target = Target::Discard;
+        }
+    }
+
+    fn fill(&mut self) -> io::Result<usize> {
+        if self.start == self.end {
+            self.start = 0;
+            self.end = 0;
+        } else if self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        let count = self.stream.read(&mut self.buffer[self.end..])?;
+        self.end += count;
+        Ok(count)
+    }
+
+    fn close(&mut self) -> Event {
+        self.closed = true;
+        Event::Closed
+    }
+}
+
+impl Incoming {
+    fn put(&mut self, bytes: &[u8]) {
+        match &mut self.target {
+            Target::User(to) => {
+                debug_assert!(self.filled + bytes.len() <= to.len);
+                // SAFETY: the destination holds `frame.length` bytes (checked when it was matched), of which
+                // `filled` are used; its owner keeps it valid until told or cancelled.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.address.add(self.filled), bytes.len());
+                }
+            }
+            Target::Heap(heap) => heap.extend_from_slice(bytes),
+            Target::Discard => {}
+        }
+        self.filled += bytes.len();
+    }
+
+    fn read_from(&mut self, stream: &mut dyn Stream, missing: usize, spare: &mut [u8]) -> io::Result<usize> {
+        let count = match &mut self.target {
+            Target::User(to) => {
+                // SAFETY: as in `put`: `missing` bytes are left of the destination.
+                let rest = unsafe { std::slice::from_raw_parts_mut(to.address.add(self.filled), missing) };
+                stream.read(rest)?
+            }
+            Target::Heap(heap) => {
+                let have = heap.len();
+                heap.resize(have + missing, 0);
+                let read = stream.read(&mut heap[have..]);
+                heap.truncate(have + *read.as_ref().unwrap_or(&0));
+                read?
+            }
+            Target::Discard => {
+                let len = missing.min(spare.len());
+                stream.read(&mut spare[..len])?
+            }
+        };
+        self.filled += count;
+        Ok(count)
+    }
+}

@@ -1,0 +1,1060 @@
+//! Keyed transfers between this rank and every other: posted, matched, moved.
+//!
+//! Three ways a message travels, chosen alike on both sides from its length and the kind of link:
+//! - *eager*, up to [`EAGER_BYTES`]: frame and bytes at once; kept on the heap when nobody has asked yet;
+//! - *streamed*, larger, over TCP: the receiver says [`FrameKind::Ready`] as soon as it has the buffer (for a
+//!   collective, without being asked), and the bytes come in pieces over all lanes, straight into the buffer;
+//! - *pulled*, larger, in shared memory: the sender tells where the bytes are, the receiver copies them out of the
+//!   sender's memory and says [`FrameKind::Done`]; where the kernel forbids that, it says ready instead.
+//!
+//! Everything here runs under the endpoint's lock. Addresses are kept until the transfer has ended or its mailbox has
+//! been cancelled, never longer.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+
+use super::lane::{Destination, Event, Incoming, Lane, Source, Target, Ticket, Watch};
+use super::wire::{Class, Frame, FrameKind, Key};
+use crate::error::{Error, Result, Status};
+use crate::signature::Signature;
+use crate::transport::bell::Bell;
+use crate::transport::memory::PeerMemory;
+use crate::transport::{Link, LinkKind};
+
+/// The longest message that is sent before the receiver has asked for it.
+pub const EAGER_BYTES: usize = 64 * 1024;
+
+/// A large message is cut into pieces of this many bytes, dealt out over the lanes of the link.
+const PIECE_BYTES: usize = 512 * 1024;
+
+/// Bytes pulled between two looks at everything else.
+const PULL_BYTES: usize = 4 * 1024 * 1024;
+
+/// Messages that arrive before anybody asked may take this much memory in all; then their streams are left unread.
+const UNEXPECTED_BYTES: usize = 256 * 1024 * 1024;
+
+/// Frames handled on one lane before the next lane has its turn.
+const TURN: usize = 64;
+
+/// What has come to an operation since it last looked.
+#[derive(Default)]
+pub struct Mailbox {
+    /// Steps whose transfer has ended.
+    pub done: Vec<u32>,
+    /// The first thing that went wrong.
+    pub failed: Option<Error>,
+    /// The rank of the endpoint that a receive from any was served by.
+    pub source: Option<u32>,
+    live: bool,
+}
+
+/// What the ranks' calls disagree about.
+#[derive(Clone, Debug)]
+pub struct Mismatch {
+    /// The other rank, as the endpoint counts.
+    pub peer: u32,
+    /// What the message was for.
+    pub key: Key,
+    /// The other rank's call.
+    pub theirs: Signature,
+    /// Our call, if the disagreement is about calls.
+    pub ours: Option<Signature>,
+    /// Bytes that came, and bytes that were expected, if it is about lengths.
+    pub bytes: Option<(u64, u64)>,
+}
+
+/// What went wrong with a peer or a group, for the endpoint to act on.
+pub enum Trouble {
+    /// Ranks have called different things.
+    Mismatch(Mismatch),
+    /// The link to this peer is of no more use.
+    Broken {
+        /// As the endpoint counts.
+        peer: u32,
+        /// What happened.
+        why: Error,
+    },
+}
+
+/// All transfers of one endpoint.
+pub struct Messages {
+    rank: u32,
+    peers: Vec<Peer>,
+    open: Vec<u32>,
+    receiving: HashMap<(u32, Key), Receiving, BuildHasherDefault<KeyHasher>>,
+    sending: HashMap<(u32, Key), Sending, BuildHasherDefault<KeyHasher>>,
+    mailboxes: Vec<Mailbox>,
+    free: Vec<u32>,
+    currents: HashMap<(u64, u64, Class), Current, BuildHasherDefault<KeyHasher>>,
+    counters: HashMap<(u32, u64, u64, bool), u32, BuildHasherDefault<KeyHasher>>,
+    anyone: Vec<Anyone>,
+    /// Unexpected messages, in the order of their arrival; entries may be gone from `receiving`.
+    arrived: VecDeque<(u32, Key)>,
+    unexpected_bytes: usize,
+    /// Lanes that the bell should watch for something else than it does.
+    restless: Vec<(u32, u32)>,
+    /// Peers whose link somebody needs; the endpoint opens them.
+    pub wanted: Vec<u32>,
+    /// What went wrong; the endpoint acts on it.
+    pub troubles: Vec<Trouble>,
+}
+
+#[derive(Default)]
+struct Peer {
+    state: PeerState,
+    lanes: Vec<Lane>,
+    kind: Option<LinkKind>,
+    memory: Option<Arc<PeerMemory>>,
+    /// Sends that wait for the link.
+    waiting: Vec<(Frame, Source, Option<Ticket>)>,
+    /// Transfers posted with this peer that have not ended.
+    expected: usize,
+}
+
+#[derive(Default)]
+enum PeerState {
+    #[default]
+    Closed,
+    Opening,
+    Open,
+    /// It said goodbye: what it has sent still counts.
+    Left,
+    Lost(Error),
+}
+
+enum Receiving {
+    Posted(Posted),
+    /// It came before anybody asked.
+    Early(Early),
+    /// It is coming in, on the heap, and somebody has asked meanwhile.
+    Claimed(Posted),
+}
+
+struct Posted {
+    into: Destination,
+    signature: Signature,
+    ticket: Ticket,
+    received: usize,
+}
+
+enum Early {
+    /// Coming in.
+    Begun(Signature, u64),
+    Eager(Signature, Vec<u8>),
+    Request {
+        frame: Frame,
+    },
+}
+
+enum Sending {
+    Posted {
+        from: Source,
+        signature: Signature,
+        ticket: Ticket,
+        pieces: usize,
+    },
+    /// The receiver is ready before we are.
+    Ready(Frame),
+}
+
+struct Current {
+    sequence: u32,
+    signature: Signature,
+}
+
+struct Anyone {
+    group: u64,
+    tag: u64,
+    members: Arc<[u32]>,
+    into: Destination,
+    signature: Signature,
+    ticket: Ticket,
+}
+
+impl Messages {
+    /// No links, no transfers.
+    pub fn new(rank: u32, size: u32) -> Messages {
+        Messages {
+            rank,
+            peers: (0..size).map(|_| Peer::default()).collect(),
+            open: Vec::new(),
+            receiving: HashMap::default(),
+            sending: HashMap::default(),
+            mailboxes: Vec::new(),
+            free: Vec::new(),
+            currents: HashMap::default(),
+            counters: HashMap::default(),
+            anyone: Vec::new(),
+            arrived: VecDeque::new(),
+            unexpected_bytes: 0,
+            restless: Vec::new(),
+            wanted: Vec::new(),
+            troubles: Vec::new(),
+        }
+    }
+
+    // ---- mailboxes
+
+    /// A mailbox for one operation.
+    pub fn mailbox(&mut self) -> u32 {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.mailboxes.push(Mailbox::default());
+            (self.mailboxes.len() - 1) as u32
+        });
+        self.mailboxes[index as usize].live = true;
+        index
+    }
+
+    /// What has come.
+    pub fn look(&mut self, mailbox: u32) -> &mut Mailbox {
+        &mut self.mailboxes[mailbox as usize]
+    }
+
+    /// Ends the mailbox of an operation whose transfers have all ended.
+    pub fn close_mailbox(&mut self, mailbox: u32) {
+        let slot = &mut self.mailboxes[mailbox as usize];
+        slot.done.clear();
+        slot.failed = None;
+        slot.source = None;
+        slot.live = false;
+        self.free.push(mailbox);
+    }
+
+    /// Ends the mailbox of an operation that gives up: no transfer of it touches its memory after this.
+    pub fn cancel(&mut self, mailbox: u32) {
+        let peers = &mut self.peers;
+        self.receiving.retain(|(peer, key), entry| match entry {
+            Receiving::Posted(posted) | Receiving::Claimed(posted) if posted.ticket.mailbox == mailbox => {
+                let peer = &mut peers[*peer as usize];
+                peer.expected -= 1;
+                for lane in &mut peer.lanes {
+                    lane.discard(|frame| frame.key == *key);
+                }
+                false
+            }
+            _ => true,
+        });
+        self.sending.retain(|(peer, _), entry| match entry {
+            Sending::Posted { ticket, .. } if ticket.mailbox == mailbox => {
+                peers[*peer as usize].expected -= 1;
+                false
+            }
+            _ => true,
+        });
+        self.anyone.retain(|any| any.ticket.mailbox != mailbox);
+        for peer in peers {
+            peer.waiting.retain(|(_, _, ticket)| ticket.is_none_or(|ticket| ticket.mailbox != mailbox));
+            for lane in &mut peer.lanes {
+                lane.cancel(mailbox);
+            }
+        }
+        self.close_mailbox(mailbox);
+    }
+
+    // ---- links
+
+    /// A link is there: what waited for it goes out.
+    pub fn link_opened(&mut self, peer: u32, link: Link) {
+        let slot = &mut self.peers[peer as usize];
+        if !matches!(slot.state, PeerState::Closed | PeerState::Opening) {
+            return;
+        }
+        slot.state = PeerState::Open;
+        slot.kind = Some(link.kind);
+        slot.memory = link.memory;
+        slot.lanes = link.streams.into_iter().map(Lane::new).collect();
+        self.open.push(peer);
+        let waiting = std::mem::take(&mut slot.waiting);
+        let pulls = self.pulls(peer);
+        for (frame, from, ticket) in waiting {
+            self.dispatch(peer, frame, from, ticket);
+        }
+        // Receives of large messages that were posted before the kind of the link was known.
+        if !pulls {
+            let posted: Vec<Frame> = self
+                .receiving
+                .iter()
+                .filter_map(|((from, key), entry)| match entry {
+                    Receiving::Posted(posted) if *from == peer && posted.announces(key) => {
+                        Some(posted.ready(*key))
+                    }
+                    _ => None,
+                })
+                .collect();
+            for frame in posted {
+                self.control(peer, &frame);
+            }
+        }
+        self.flush(peer);
+    }
+
+    /// The link cannot be had, or is gone: everything with this peer fails.
+    pub fn link_lost(&mut self, peer: u32, why: Error) {
+        let slot = &mut self.peers[peer as usize];
+        if matches!(slot.state, PeerState::Lost(_)) {
+            return;
+        }
+        slot.state = PeerState::Lost(why.clone());
+        self.open.retain(|&open| open != peer);
+        self.fail_with(peer, &why);
+    }
+
+    /// The peer has said goodbye: what it sent before still arrives, nothing else will.
+    pub fn peer_left(&mut self, peer: u32) {
+        let slot = &mut self.peers[peer as usize];
+        if matches!(slot.state, PeerState::Closed | PeerState::Opening | PeerState::Open) {
+            slot.state = PeerState::Left;
+        }
+    }
+
+    /// Whether the peer has said goodbye or is lost.
+    pub fn gone(&self, peer: u32) -> bool {
+        matches!(self.peers[peer as usize].state, PeerState::Left | PeerState::Lost(_))
+    }
+
+    /// Whether the link is open.
+    pub fn linked(&self, peer: u32) -> bool {
+        !self.peers[peer as usize].lanes.is_empty()
+    }
+
+    /// The peer's memory, when it is on this host and linked.
+    pub fn memory(&self, peer: u32) -> Option<&Arc<PeerMemory>> {
+        self.peers[peer as usize].memory.as_ref()
+    }
+
+    /// Peers with an open link.
+    pub fn open_peers(&self) -> &[u32] {
+        &self.open
+    }
+
+    /// Whether reading from this peer costs no system call.
+    pub fn polls(&self, peer: u32) -> bool {
+        self.peers[peer as usize].kind == Some(LinkKind::Shm)
+    }
+
+    /// Links over TCP.
+    pub fn tcp_links(&self) -> usize {
+        self.open.iter().filter(|&&peer| !self.polls(peer)).count()
+    }
+
+    /// Has `bell` watch what the lanes need: readable always, writable while something waits for room.
+    pub fn watch(&mut self, bell: &Bell) {
+        for (peer, index) in std::mem::take(&mut self.restless) {
+            let Some(lane) = self.peers[peer as usize].lanes.get_mut(index as usize) else { continue };
+            let wanted = lane.watch();
+            let Some(fd) = lane.stream().poll_fd() else { continue };
+            let token = u64::from(peer) << 8 | u64::from(index);
+            let result = match wanted {
+                Watch::Nothing => {
+                    bell.unwatch(fd);
+                    Ok(())
+                }
+                Watch::Reading { blocked } => bell.watch(fd, token, !lane.closed(), blocked),
+            };
+            match result {
+                Ok(()) => lane.watched = wanted,
+                Err(error) => log::error!("a stream cannot be watched: {error}"),
+            }
+        }
+    }
+
+    fn note_watches(&mut self, peer: u32) {
+        for (index, lane) in self.peers[peer as usize].lanes.iter().enumerate() {
+            if lane.watch() != lane.watched {
+                self.restless.push((peer, index as u32));
+            }
+        }
+    }
+
+    /// Has the endpoint open the link to `peer`, if nobody has.
+    pub fn want(&mut self, peer: u32) {
+        if matches!(self.peers[peer as usize].state, PeerState::Closed) {
+            self.peers[peer as usize].state = PeerState::Opening;
+            self.wanted.push(peer);
+        }
+    }
+
+    // ---- calls
+
+    /// Says which call is now number `sequence` of (group, class, tag). Messages of another call with that number, or
+    /// of numbers that are over, are mismatches from here on, those that have arrived among them.
+    pub fn begin_call(&mut self, group: u64, class: Class, tag: u64, sequence: u32, signature: Signature) {
+        self.currents.insert((group, tag, class), Current { sequence, signature });
+        if self.arrived.is_empty() {
+            return;
+        }
+        self.prune_arrived();
+        let found = self.arrived.iter().find_map(|(peer, key)| {
+            let theirs = match self.receiving.get(&(*peer, *key))? {
+                Receiving::Early(early) => early.signature(),
+                _ => return None,
+            };
+            let same = key.group == group && key.tag == tag && key.class == class;
+            (same && key.sequence == sequence && theirs != signature).then_some(Mismatch {
+                peer: *peer,
+                key: *key,
+                theirs,
+                ours: Some(signature),
+                bytes: None,
+            })
+        });
+        if let Some(mismatch) = found {
+            self.troubles.push(Trouble::Mismatch(mismatch));
+        }
+    }
+
+    /// The number of the next send to (or receive from) `peer` with this tag.
+    pub fn next_in_pair(&mut self, peer: u32, group: u64, tag: u64, sending: bool) -> u32 {
+        let counter = self.counters.entry((peer, group, tag, sending)).or_insert(0);
+        let number = *counter;
+        *counter = counter.wrapping_add(1);
+        number
+    }
+
+    // ---- posting
+
+    /// Sends. The ticket's mailbox is told when the bytes may be changed again.
+    pub fn send(&mut self, peer: u32, key: Key, signature: Signature, from: Source, ticket: Ticket) {
+        let mut frame = Frame {
+            kind: FrameKind::Eager,
+            key,
+            signature,
+            total: from.len as u64,
+            offset: 0,
+            length: from.len as u32,
+        };
+        if from.len > EAGER_BYTES {
+            frame.kind = FrameKind::Request;
+            frame.offset = from.address as u64;
+            frame.length = 0;
+        }
+        match &self.peers[peer as usize].state {
+            PeerState::Open => {
+                self.dispatch(peer, frame, from, Some(ticket));
+                self.flush(peer);
+            }
+            PeerState::Closed | PeerState::Opening => {
+                self.peers[peer as usize].waiting.push((frame, from, Some(ticket)));
+                self.want(peer);
+            }
+            PeerState::Left => self.fail(ticket, left(peer)),
+            PeerState::Lost(why) => {
+                let why = why.clone();
+                self.fail(ticket, why);
+            }
+        }
+    }
+
+    /// Receives exactly `into.len` bytes. The ticket's mailbox is told when they are there.
+    pub fn receive(&mut self, peer: u32, key: Key, signature: Signature, into: Destination, ticket: Ticket) {
+        let posted = Posted { into, signature, ticket, received: 0 };
+        if let Some(entry) = self.receiving.get_mut(&(peer, key)) {
+            let Receiving::Early(early) = entry else {
+                self.fail(ticket, Error::new(Status::Internal, "a message was asked for twice"));
+                return;
+            };
+            if let Some(mismatch) = posted.check(peer, key, early.signature(), early.total()) {
+                self.mismatch(ticket, mismatch);
+                return;
+            }
+            match early {
+                Early::Begun(..) => {
+                    *entry = Receiving::Claimed(posted);
+                    self.peers[peer as usize].expected += 1;
+                }
+                Early::Eager(_, bytes) => {
+                    deliver(bytes, &posted);
+                    self.unexpected_bytes -= bytes.len();
+                    self.receiving.remove(&(peer, key));
+                    self.mailboxes[ticket.mailbox as usize].done.push(ticket.step);
+                }
+                Early::Request { frame } => {
+                    let frame = *frame;
+                    self.receiving.insert((peer, key), Receiving::Posted(posted));
+                    self.peers[peer as usize].expected += 1;
+                    self.accept(peer, frame);
+                }
+            }
+            return;
+        }
+        match &self.peers[peer as usize].state {
+            PeerState::Lost(why) => {
+                let why = why.clone();
+                self.fail(ticket, why);
+                return;
+            }
+            PeerState::Left if self.peers[peer as usize].lanes.iter().all(Lane::closed) => {
+                self.fail(ticket, left(peer));
+                return;
+            }
+            PeerState::Closed => self.want(peer),
+            _ => {}
+        }
+        let announces = posted.announces(&key);
+        let ready = posted.ready(key);
+        self.receiving.insert((peer, key), Receiving::Posted(posted));
+        self.peers[peer as usize].expected += 1;
+        if announces && self.linked(peer) && !self.pulls(peer) {
+            self.control(peer, &ready);
+            self.flush(peer);
+        }
+    }
+
+    /// Receives one message with this tag from whichever of `members` (ranks of the endpoint) sent first.
+    pub fn receive_any(
+        &mut self,
+        group: u64,
+        tag: u64,
+        members: Arc<[u32]>,
+        signature: Signature,
+        into: Destination,
+        ticket: Ticket,
+    ) {
+        self.prune_arrived();
+        let found = self.arrived.iter().copied().find(|(peer, key)| {
+            key.class == Class::PointToPoint
+                && key.group == group
+                && key.tag == tag
+                && members.contains(peer)
+                && key.sequence == self.counters.get(&(*peer, group, tag, false)).copied().unwrap_or(0)
+        });
+        match found {
+            Some((peer, key)) => {
+                self.next_in_pair(peer, group, tag, false);
+                self.mailboxes[ticket.mailbox as usize].source = Some(peer);
+                self.receive(peer, key, signature, into, ticket);
+            }
+            None => {
+                if members.iter().all(|&peer| peer == self.rank || self.gone(peer)) {
+                    self.fail(ticket, Error::new(Status::PeerFailed, "every rank that could send has left"));
+                    return;
+                }
+                self.anyone.push(Anyone { group, tag, members, into, signature, ticket });
+            }
+        }
+    }
+
+    // ---- moving
+
+    /// Reads and writes what it can on the lanes of `peer`. Whether anything moved.
+    pub fn progress(&mut self, peer: u32) -> bool {
+        let mut moved = false;
+        for lane in 0..self.peers[peer as usize].lanes.len() {
+            moved |= self.read_lane(peer, lane);
+        }
+        self.note_watches(peer);
+        if self.peers[peer as usize].lanes.iter().any(|lane| lane.backlog() > 0) {
+            moved |= self.flush(peer);
+        }
+        if matches!(self.peers[peer as usize].state, PeerState::Left) && !moved {
+            self.strand(peer);
+        }
+        moved
+    }
+
+    /// Transfers posted with `peer` that have not ended.
+    pub fn expected(&self, peer: u32) -> usize {
+        self.peers[peer as usize].expected
+    }
+
+    fn read_lane(&mut self, peer: u32, lane: usize) -> bool {
+        let mut moved = false;
+        for _ in 0..TURN {
+            if self.unexpected_bytes > UNEXPECTED_BYTES {
+                return moved;
+            }
+            let event = match self.peers[peer as usize].lanes[lane].read() {
+                Ok(event) => event,
+                Err(why) => {
+                    self.broken(peer, why);
+                    return true;
+                }
+            };
+            match event {
+                Event::Idle | Event::Closed => return moved,
+                Event::Frame(frame) => {
+                    moved = true;
+                    if let Err(why) = self.arrive(peer, lane, frame) {
+                        self.broken(peer, why);
+                        return true;
+                    }
+                }
+                Event::Complete(incoming) => {
+                    moved = true;
+                    self.completed(peer, incoming);
+                }
+            }
+        }
+        moved
+    }
+
+    /// A frame has come; if a payload follows, says where it goes.
+    fn arrive(&mut self, peer: u32, lane: usize, frame: Frame) -> Result<()> {
+        match frame.kind {
+            FrameKind::Ready => self.peer_is_ready(peer, frame),
+            FrameKind::Done => {
+                if let Some(Sending::Posted { ticket, .. }) = self.sending.remove(&(peer, frame.key)) {
+                    self.peers[peer as usize].expected -= 1;
+                    self.mailboxes[ticket.mailbox as usize].done.push(ticket.step);
+                }
+            }
+            FrameKind::Data => {
+                let target = match self.receiving.get(&(peer, frame.key)) {
+                    Some(Receiving::Posted(posted)) if posted.into.len as u64 == frame.total => {
+                        // SAFETY: the frame's end is at most its total, which is the length of the buffer.
+                        Target::User(unsafe { posted.into.part(frame.offset as usize, frame.length) })
+                    }
+                    _ => Target::Discard,
+                };
+                self.peers[peer as usize].lanes[lane].begin(frame, target);
+            }
+            FrameKind::Eager | FrameKind::Request => return self.message(peer, lane, frame),
+        }
+        Ok(())
+    }
+
+    /// A message has come, or the announcement of one.
+    fn message(&mut self, peer: u32, lane: usize, frame: Frame) -> Result<()> {
+        let key = (peer, frame.key);
+        let eager = frame.kind == FrameKind::Eager;
+        if eager && frame.total > EAGER_BYTES as u64 {
+            return Err(Error::new(
+                Status::Internal,
+                format!("a message of {} bytes came unasked", frame.total),
+            ));
+        }
+        if !self.receiving.contains_key(&key) {
+            self.offer_to_anyone(peer, &frame);
+        }
+        match self.receiving.get(&key) {
+            Some(Receiving::Posted(posted)) => {
+                if let Some(mismatch) = posted.check(peer, frame.key, frame.signature, frame.total) {
+                    let ticket = posted.ticket;
+                    self.receiving.remove(&key);
+                    self.peers[peer as usize].expected -= 1;
+                    self.mismatch(ticket, mismatch);
+                    if eager {
+                        self.peers[peer as usize].lanes[lane].begin(frame, Target::Discard);
+                    }
+                } else if eager {
+                    let target = Target::User(posted.into);
+                    self.peers[peer as usize].lanes[lane].begin(frame, target);
+                } else {
+                    self.accept(peer, frame);
+                }
+            }
+            Some(_) => return Err(Error::new(Status::Internal, "a message came twice")),
+            None => {
+                self.check_call(peer, &frame);
+                if self.arrived.len() > 1024 && self.arrived.len() > 2 * self.receiving.len() {
+                    self.prune_arrived();
+                }
+                self.arrived.push_back(key);
+                let early = if eager {
+                    self.unexpected_bytes += frame.length as usize;
+                    let heap = Vec::with_capacity(frame.length as usize);
+                    self.peers[peer as usize].lanes[lane].begin(frame, Target::Heap(heap));
+                    Early::Begun(frame.signature, frame.total)
+                } else {
+                    Early::Request { frame }
+                };
+                self.receiving.insert(key, Receiving::Early(early));
+            }
+        }
+        Ok(())
+    }
+
+    fn completed(&mut self, peer: u32, incoming: Incoming) {
+        let key = (peer, incoming.frame.key);
+        match incoming.target {
+            Target::Discard => {}
+            Target::Heap(bytes) => match self.receiving.remove(&key) {
+                Some(Receiving::Claimed(posted)) => {
+                    deliver(&bytes, &posted);
+                    self.unexpected_bytes -= bytes.len();
+                    self.peers[peer as usize].expected -= 1;
+                    self.mailboxes[posted.ticket.mailbox as usize].done.push(posted.ticket.step);
+                }
+                Some(Receiving::Early(_)) => {
+                    let early = Early::Eager(incoming.frame.signature, bytes);
+                    self.receiving.insert(key, Receiving::Early(early));
+                }
+                // Its receiver claimed it and gave up.
+                _ => self.unexpected_bytes -= bytes.len(),
+            },
+            Target::User(_) => {
+                if let Some(Receiving::Posted(posted)) = self.receiving.get_mut(&key) {
+                    posted.received += incoming.frame.length as usize;
+                    if posted.received == posted.into.len {
+                        let ticket = posted.ticket;
+                        self.receiving.remove(&key);
+                        self.peers[peer as usize].expected -= 1;
+                        self.mailboxes[ticket.mailbox as usize].done.push(ticket.step);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A large message is announced and its buffer is posted: pull it, or ask for it.
+    fn accept(&mut self, peer: u32, frame: Frame) {
+        let key = (peer, frame.key);
+        let Some(Receiving::Posted(posted)) = self.receiving.get(&key) else { return };
+        let (into, ticket) = (posted.into, posted.ticket);
+        let memory = self.peers[peer as usize].memory.clone().filter(|memory| memory.can_pull);
+        let Some(memory) = memory else {
+            if !posted.announces(&frame.key) || self.peers[peer as usize].kind == Some(LinkKind::Shm) {
+                let ready = posted.ready(frame.key);
+                self.control(peer, &ready);
+                self.flush(peer);
+            }
+            return;
+        };
+        let mut done = 0;
+        while done < into.len {
+            let count = PULL_BYTES.min(into.len - done);
+            // SAFETY: `done + count` is at most the length of the posted buffer, which stays valid until its ticket
+            // is told or cancelled; neither happens while this runs under the endpoint's lock. The sender keeps its
+            // bytes unchanged until it hears that we are done.
+            let pulled = unsafe {
+                let rest = std::slice::from_raw_parts_mut(into.address.add(done), count);
+                memory.pull(frame.offset.wrapping_add(done as u64), rest)
+            };
+            if let Err(error) = pulled {
+                self.receiving.remove(&key);
+                self.peers[peer as usize].expected -= 1;
+                let what = format!("{} bytes could not be read from the memory of rank {peer}", into.len);
+                self.fail(ticket, Error::system(what, error));
+                return;
+            }
+            done += count;
+        }
+        self.receiving.remove(&key);
+        self.peers[peer as usize].expected -= 1;
+        self.mailboxes[ticket.mailbox as usize].done.push(ticket.step);
+        self.control(peer, &Frame { kind: FrameKind::Done, offset: 0, ..frame });
+        self.flush(peer);
+    }
+
+    /// The receiver has its buffer: the bytes go out in pieces.
+    fn peer_is_ready(&mut self, peer: u32, frame: Frame) {
+        let key = (peer, frame.key);
+        let Some(Sending::Posted { from, signature, ticket, .. }) = self.sending.get(&key) else {
+            self.check_call(peer, &frame);
+            self.sending.insert(key, Sending::Ready(frame));
+            return;
+        };
+        let (from, signature, ticket) = (*from, *signature, *ticket);
+        if let Some(mismatch) = check(peer, frame.key, frame.signature, signature, frame.total, from.len) {
+            self.sending.remove(&key);
+            self.peers[peer as usize].expected -= 1;
+            self.mismatch(ticket, mismatch);
+            return;
+        }
+        self.stream_out(peer, frame.key, signature, from, ticket);
+        self.flush(peer);
+    }
+
+    fn stream_out(&mut self, peer: u32, key: Key, signature: Signature, from: Source, ticket: Ticket) {
+        let slot = &mut self.peers[peer as usize];
+        let lanes = slot.lanes.len();
+        let pieces = from.len.div_ceil(PIECE_BYTES);
+        for piece in 0..pieces {
+            let offset = piece * PIECE_BYTES;
+            let length = PIECE_BYTES.min(from.len - offset);
+            let frame = Frame {
+                kind: FrameKind::Data,
+                key,
+                signature,
+                total: from.len as u64,
+                offset: offset as u64,
+                length: length as u32,
+            };
+            // SAFETY: `offset` is inside the source.
+            let part = Source { address: unsafe { from.address.add(offset) }, len: length };
+            slot.lanes[piece % lanes].push_piece(&frame, part, ticket);
+        }
+        self.sending.insert((peer, key), Sending::Posted { from, signature, ticket, pieces });
+    }
+
+    /// Hands a send to an open link.
+    fn dispatch(&mut self, peer: u32, frame: Frame, from: Source, ticket: Option<Ticket>) {
+        let Some(ticket) = ticket else { return };
+        if frame.kind == FrameKind::Eager {
+            self.peers[peer as usize].lanes[0].push(&frame, from, Some(ticket));
+            return;
+        }
+        let slot = &mut self.peers[peer as usize];
+        slot.expected += 1;
+        let announced = slot.kind == Some(LinkKind::Shm) || frame.key.class == Class::PointToPoint;
+        let early = self.sending.insert(
+            (peer, frame.key),
+            Sending::Posted { from, signature: frame.signature, ticket, pieces: 0 },
+        );
+        if let Some(Sending::Ready(ready)) = early {
+            self.peer_is_ready(peer, ready);
+        } else if announced {
+            slot.lanes[0].push_bare(&frame);
+        }
+    }
+
+    /// Writes what fits on the lanes of `peer`.
+    fn flush(&mut self, peer: u32) -> bool {
+        let mut moved = false;
+        let mut broken = None;
+        let slot = &mut self.peers[peer as usize];
+        for lane in &mut slot.lanes {
+            let result = lane.flush(|ticket, piece| {
+                if let Some(key) = piece {
+                    let Some(Sending::Posted { pieces, .. }) = self.sending.get_mut(&(peer, key)) else {
+                        return;
+                    };
+                    *pieces -= 1;
+                    if *pieces > 0 {
+                        return;
+                    }
+                    self.sending.remove(&(peer, key));
+                    slot.expected -= 1;
+                }
+                self.mailboxes[ticket.mailbox as usize].done.push(ticket.step);
+            });
+            match result {
+                Ok(progress) => moved |= progress,
+                Err(error) => broken = Some(Error::system("a data stream broke", error)),
+            }
+        }
+        self.note_watches(peer);
+        if let Some(why) = broken {
+            self.broken(peer, why);
+        }
+        moved
+    }
+
+    fn control(&mut self, peer: u32, frame: &Frame) {
+        if let Some(lane) = self.peers[peer as usize].lanes.first_mut() {
+            lane.push_bare(frame);
+        }
+    }
+
+    fn pulls(&self, peer: u32) -> bool {
+        self.peers[peer as usize].kind == Some(LinkKind::Shm)
+    }
+
+    /// If somebody waits for a message from anyone, this one may be it.
+    fn offer_to_anyone(&mut self, peer: u32, frame: &Frame) {
+        let key = frame.key;
+        if key.class != Class::PointToPoint || self.anyone.is_empty() {
+            return;
+        }
+        let turn = self.counters.get(&(peer, key.group, key.tag, false)).copied().unwrap_or(0);
+        let found = self
+            .anyone
+            .iter()
+            .position(|any| any.group == key.group && any.tag == key.tag && any.members.contains(&peer));
+        if let Some(index) = found.filter(|_| key.sequence == turn) {
+            let any = self.anyone.remove(index);
+            self.next_in_pair(peer, key.group, key.tag, false);
+            self.mailboxes[any.ticket.mailbox as usize].source = Some(peer);
+            let posted = Posted { into: any.into, signature: any.signature, ticket: any.ticket, received: 0 };
+            self.receiving.insert((peer, key), Receiving::Posted(posted));
+            self.peers[peer as usize].expected += 1;
+        }
+    }
+
+    /// A message nobody has asked for: is it of the call that this rank makes, or of one to come?
+    fn check_call(&mut self, peer: u32, frame: &Frame) {
+        let key = frame.key;
+        let Some(current) = self.currents.get(&(key.group, key.tag, key.class)) else { return };
+        let over = (key.sequence.wrapping_sub(current.sequence) as i32) < 0;
+        let differs = key.sequence == current.sequence && frame.signature != current.signature;
+        if over || differs {
+            let ours = differs.then_some(current.signature);
+            self.troubles.push(Trouble::Mismatch(Mismatch {
+                peer,
+                key,
+                theirs: frame.signature,
+                ours,
+                bytes: None,
+            }));
+        }
+    }
+
+    fn mismatch(&mut self, ticket: Ticket, mismatch: Mismatch) {
+        self.fail(ticket, Error::new(Status::Mismatch, "the ranks' calls differ"));
+        self.troubles.push(Trouble::Mismatch(mismatch));
+    }
+
+    fn fail(&mut self, ticket: Ticket, why: Error) {
+        let mailbox = &mut self.mailboxes[ticket.mailbox as usize];
+        if mailbox.live && mailbox.failed.is_none() {
+            mailbox.failed = Some(why);
+        }
+    }
+
+    fn broken(&mut self, peer: u32, why: Error) {
+        self.link_lost(peer, why.clone());
+        self.troubles.push(Trouble::Broken { peer, why });
+    }
+
+    /// The peer has left and nothing more comes from it: whoever still waits for it waits in vain.
+    fn strand(&mut self, peer: u32) {
+        let slot = &self.peers[peer as usize];
+        let backlog = slot.lanes.iter().any(|lane| lane.backlog() > 0);
+        if slot.expected > 0 || backlog || !slot.waiting.is_empty() || !self.anyone.is_empty() {
+            self.fail_with(peer, &left(peer));
+        }
+    }
+
+    fn fail_with(&mut self, peer: u32, why: &Error) {
+        let mut tickets = Vec::new();
+        for ((from, _), entry) in &self.receiving {
+            if let (true, Receiving::Posted(posted) | Receiving::Claimed(posted)) = (*from == peer, entry) {
+                tickets.push(posted.ticket);
+            }
+        }
+        for ((to, _), entry) in &self.sending {
+            if let (true, Sending::Posted { ticket, .. }) = (*to == peer, entry) {
+                tickets.push(*ticket);
+            }
+        }
+        let slot = &self.peers[peer as usize];
+        tickets.extend(slot.waiting.iter().filter_map(|(_, _, ticket)| *ticket));
+        tickets.extend(slot.lanes.iter().flat_map(Lane::tickets));
+        for any in &self.anyone {
+            if any.members.iter().all(|&member| member == self.rank || self.gone(member)) {
+                tickets.push(any.ticket);
+            }
+        }
+        for ticket in tickets {
+            self.fail(ticket, why.clone());
+        }
+    }
+
+    /// Drops entries whose message has been taken.
+    fn prune_arrived(&mut self) {
+        let receiving = &self.receiving;
+        self.arrived.retain(|key| matches!(receiving.get(key), Some(Receiving::Early(_))));
+    }
+}
+
+impl Posted {
+    fn check(&self, peer: u32, key: Key, theirs: Signature, total: u64) -> Option<Mismatch> {
+        check(peer, key, theirs, self.signature, total, self.into.len)
+    }
+
+    /// Whether the receiver of this tells the sender unasked that it is ready. (Over TCP; in shared memory the sender
+    /// asks.)
+    fn announces(&self, key: &Key) -> bool {
+        self.into.len > EAGER_BYTES && key.class != Class::PointToPoint
+    }
+
+    fn ready(&self, key: Key) -> Frame {
+        Frame {
+            kind: FrameKind::Ready,
+            key,
+            signature: self.signature,
+            total: self.into.len as u64,
+            offset: 0,
+            length: 0,
+        }
+    }
+}
+
+impl Early {
+    fn signature(&self) -> Signature {
+        match self {
+            Early::Begun(signature, _) | Early::Eager(signature, _) => *signature,
+            Early::Request { frame } => frame.signature,
+        }
+    }
+
+    fn total(&self) -> u64 {
+        match self {
+            Early::Begun(_, total) => *total,
+            Early::Eager(_, bytes) => bytes.len() as u64,
+            Early::Request { frame } => frame.total,
+        }
+    }
+}
+
+impl Destination {
+    /// `length` bytes from `offset`.
+    ///
+    /// # Safety
+    /// They are inside the destination.
+    unsafe fn part(self, offset: usize, length: u32) -> Destination {
+        debug_assert!(offset + length as usize <= self.len);
+        // SAFETY: inside the same buffer, as the caller promised.
+        Destination { address: unsafe { self.address.add(offset) }, len: length as usize }
+    }
+}
+
+fn check(
+    peer: u32,
+    key: Key,
+    theirs: Signature,
+    ours: Signature,
+    total: u64,
+    len: usize,
+) -> Option<Mismatch> {
+    let same = match key.class {
+        Class::PointToPoint => theirs.dtype == ours.dtype && theirs.count == ours.count,
+        _ => theirs == ours,
+    };
+    if !same {
+        return Some(Mismatch { peer, key, theirs, ours: Some(ours), bytes: None });
+    }
+    let bytes = Some((total, len as u64));
+    (total != len as u64).then_some(Mismatch { peer, key, theirs, ours: Some(ours), bytes })
+}
+
+fn deliver(bytes: &[u8], posted: &Posted) {
+    debug_assert_eq!(bytes.len(), posted.into.len);
+    if bytes.is_empty() {
+        return;
+    }
+    // SAFETY: the lengths were found equal when the message was matched; the destination is valid until its ticket is
+    // told, which is after this.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), posted.into.address, bytes.len()) };
+}
+
+fn left(peer: u32) -> Error {
+    Error::new(
+        Status::PeerFailed,
+        format!("rank {peer} has left: it destroyed its context, or its process ended"),
+    )
+}
+
+/// Mixes the few words of a key. Keys come from authenticated peers, so it need not resist floods.
+#[derive(Default)]
+pub struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u8(&mut self, value: u8) {
+        self.write_u64(u64::from(value));
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        self.write_u64(u64::from(value));
+    }
+
+    fn write_isize(&mut self, value: isize) {
+        self.write_u64(value as u64);
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = (self.0.rotate_left(5) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 ^= self.0 >> 29;
+    }
+}

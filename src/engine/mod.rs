@@ -1,0 +1,17 @@
+//! Runs schedules over links, and direct exchanges in shared memory.
+//!
+//! `wire` is what a message looks like, `messages` matches and moves them, `executor` runs a schedule over messages,
+//! `direct` exchanges through the segments of one host, `endpoint` owns all of it for one rank of one job and is where
+//! threads wait. `bootstrap` makes an endpoint out of a store.
+
+pub mod bootstrap;
+pub mod control;
+pub mod endpoint;
+pub mod executor;
+pub mod group;
+pub mod lane;
+pub mod messages;
+pub mod operation;
+pub mod point;
+pub mod recorder;
+pub mod wire;

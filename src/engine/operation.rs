@@ -1,0 +1,202 @@
+//! An operation under way: what advances it, and the handle through which others learn how it ended.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+
+use super::endpoint::{Through, lock};
+use super::group::{Group, Turn};
+use super::wire::Class;
+use crate::deadline::Deadline;
+use crate::error::{Error, Result, Status};
+
+/// What a completed operation tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Completion {
+    /// The rank that a receive from any took its message from.
+    pub source: Option<u32>,
+}
+
+/// Something that moves on when it is looked at.
+pub trait Operation: Send {
+    /// Moves on as far as it can without waiting.
+    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>>;
+
+    /// Gives up. Nothing touches the caller's memory after this.
+    fn abandon(&mut self, group: &Group);
+
+    /// The ranks of the group that it waits for, for a person who wants to know why it takes so long.
+    fn waits_for(&self, group: &Group) -> Vec<u32>;
+
+    /// How its condition comes true.
+    fn through(&self) -> Through {
+        Through::Messages
+    }
+}
+
+impl Operation for Box<dyn Operation> {
+    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        (**self).advance(group)
+    }
+
+    fn abandon(&mut self, group: &Group) {
+        (**self).abandon(group);
+    }
+
+    fn waits_for(&self, group: &Group) -> Vec<u32> {
+        (**self).waits_for(group)
+    }
+
+    fn through(&self) -> Through {
+        (**self).through()
+    }
+}
+
+/// What is called when an operation has ended.
+pub type Callback = Box<dyn FnOnce(Result<Completion>) + Send>;
+
+/// An operation that the library moves, whether or not anybody waits.
+pub struct Running {
+    group: Arc<Group>,
+    call: Turn,
+    operation: Mutex<Option<Box<dyn Operation>>>,
+    /// Whether its turn has come.
+    active: AtomicBool,
+    done: AtomicBool,
+    ending: Mutex<Ending>,
+}
+
+#[derive(Default)]
+struct Ending {
+    result: Option<Result<Completion>>,
+    callbacks: Vec<Callback>,
+}
+
+impl Running {
+    /// An operation of `group` that answers to `call`.
+    pub fn new(group: Arc<Group>, call: Turn, operation: Box<dyn Operation>) -> Arc<Running> {
+        Arc::new(Running {
+            group,
+            call,
+            operation: Mutex::new(Some(operation)),
+            active: AtomicBool::new(false),
+            done: AtomicBool::new(false),
+            ending: Mutex::default(),
+        })
+    }
+
+    /// An operation that had ended before it began.
+    pub fn ended(group: Arc<Group>, call: Turn, result: Result<Completion>) -> Arc<Running> {
+        Arc::new(Running {
+            group,
+            call,
+            operation: Mutex::new(None),
+            active: AtomicBool::new(true),
+            done: AtomicBool::new(true),
+            ending: Mutex::new(Ending { result: Some(result), callbacks: Vec::new() }),
+        })
+    }
+
+    /// Its group.
+    pub fn group(&self) -> &Arc<Group> {
+        &self.group
+    }
+
+    /// Whether it is a send or a receive.
+    pub fn is_point_to_point(&self) -> bool {
+        self.call.class == Class::PointToPoint
+    }
+
+    /// When it gives up.
+    pub fn deadline(&self) -> Deadline {
+        self.call.deadline
+    }
+
+    /// Its turn has come.
+    pub fn activate(self: &Arc<Self>) {
+        self.group.begin(&self.call);
+        self.active.store(true, Ordering::Release);
+        self.group.endpoint().adopt(self.clone());
+    }
+
+    /// Moves it. Whether it has ended, now or before.
+    pub fn advance(&self) -> bool {
+        if self.done.load(Ordering::Acquire) {
+            return true;
+        }
+        if !self.active.load(Ordering::Acquire) {
+            return false;
+        }
+        let Ok(mut slot) = self.operation.try_lock() else { return false };
+        let Some(operation) = slot.as_mut() else { return true };
+        let result = match operation.advance(&self.group) {
+            Poll::Ready(result) => result,
+            Poll::Pending => match self.group.failure() {
+                Some(error) => {
+                    operation.abandon(&self.group);
+                    Err(error)
+                }
+                None if self.call.deadline.expired() => {
+                    let waits_for = operation.waits_for(&self.group);
+                    operation.abandon(&self.group);
+                    Err(self.group.overdue(&self.call, &waits_for))
+                }
+                None => return false,
+            },
+        };
+        *slot = None;
+        drop(slot);
+        self.finish(result);
+        true
+    }
+
+    /// Ends it with `Aborted` before its time.
+    pub fn cancel(&self) -> bool {
+        let mut slot = lock(&self.operation);
+        let Some(mut operation) = slot.take() else { return false };
+        operation.abandon(&self.group);
+        drop(slot);
+        self.finish(Err(Error::new(Status::Aborted, "cancelled by its caller")));
+        true
+    }
+
+    fn finish(&self, result: Result<Completion>) {
+        let result = self.group.conclude(&self.call, result);
+        let mut ending = lock(&self.ending);
+        ending.result = Some(result.clone());
+        let callbacks = std::mem::take(&mut ending.callbacks);
+        self.done.store(true, Ordering::Release);
+        drop(ending);
+        for callback in callbacks {
+            callback(result.clone());
+        }
+    }
+
+    /// The result if it is there.
+    pub fn result(&self) -> Option<Result<Completion>> {
+        if !self.done.load(Ordering::Acquire) {
+            return None;
+        }
+        lock(&self.ending).result.clone()
+    }
+
+    /// Calls `callback` with the result: now if it is there, else from the thread that ends the operation.
+    pub fn on_complete(&self, callback: Callback) {
+        let mut ending = lock(&self.ending);
+        match ending.result.clone() {
+            Some(result) => {
+                drop(ending);
+                callback(result);
+            }
+            None => ending.callbacks.push(callback),
+        }
+    }
+
+    /// Waits in this thread, moving everything. `None` when `deadline` has passed before the operation ended.
+    pub fn wait(&self, deadline: Deadline) -> Option<Result<Completion>> {
+        self.group.endpoint().wait(deadline, Through::Messages, || {
+            self.advance();
+            self.result()
+        })
+    }
+}

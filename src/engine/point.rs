@@ -1,0 +1,116 @@
+//! Send, receive, receive from any: one message each.
+
+use std::task::Poll;
+
+use super::group::{Group, Turn};
+use super::lane::{Destination, Source, Ticket};
+use super::operation::{Completion, Operation};
+use super::wire::{Class, Key};
+use crate::error::Result;
+use crate::signature::Signature;
+
+/// What the one message is.
+#[derive(Clone, Copy, Debug)]
+pub enum Message {
+    /// To a rank of the group.
+    Send {
+        /// The rank.
+        to: u32,
+        /// What.
+        from: Source,
+    },
+    /// From a rank of the group.
+    Receive {
+        /// The rank.
+        from: u32,
+        /// Where to.
+        into: Destination,
+    },
+    /// From whichever rank of the group sends first.
+    ReceiveAny {
+        /// Where to.
+        into: Destination,
+    },
+}
+
+/// One message under way.
+pub struct Point {
+    message: Message,
+    tag: u64,
+    signature: Signature,
+    mailbox: Option<u32>,
+}
+
+impl Point {
+    /// Posts the message at once, so that messages of one pair and tag keep the order of the calls.
+    ///
+    /// # Safety
+    /// The message's memory stays valid until the operation has ended or is abandoned.
+    pub unsafe fn new(group: &Group, turn: &Turn, message: Message) -> Point {
+        let mut messages = group.endpoint().messages();
+        let mailbox = messages.mailbox();
+        let ticket = Ticket { mailbox, step: 0 };
+        let signature = turn.signature;
+        let peer = |rank: u32| group.members()[rank as usize];
+        let key = |sequence| Key {
+            group: group.id(),
+            tag: turn.tag,
+            sequence,
+            slot: 0,
+            class: Class::PointToPoint,
+        };
+        match message {
+            Message::Send { to, from } => {
+                let sequence = messages.next_in_pair(peer(to), group.id(), turn.tag, true);
+                messages.send(peer(to), key(sequence), signature, from, ticket);
+            }
+            Message::Receive { from, into } => {
+                let sequence = messages.next_in_pair(peer(from), group.id(), turn.tag, false);
+                messages.receive(peer(from), key(sequence), signature, into, ticket);
+            }
+            Message::ReceiveAny { into } => {
+                let members = group.members().clone();
+                messages.receive_any(group.id(), turn.tag, members, signature, into, ticket);
+            }
+        }
+        drop(messages);
+        group.endpoint().settle();
+        Point { message, tag: turn.tag, signature, mailbox: Some(mailbox) }
+    }
+}
+
+impl Operation for Point {
+    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        let Some(mailbox) = self.mailbox else { return Poll::Ready(Ok(Completion::default())) };
+        let mut messages = group.endpoint().messages();
+        let mail = messages.look(mailbox);
+        if let Some(error) = mail.failed.take() {
+            log::debug!("{} with tag {} failed: {error}", self.signature, self.tag);
+            return Poll::Ready(Err(error));
+        }
+        if mail.done.is_empty() {
+            return Poll::Pending;
+        }
+        let source = match self.message {
+            Message::Send { .. } => None,
+            Message::Receive { from, .. } => Some(from),
+            Message::ReceiveAny { .. } => mail.source.and_then(|peer| group.rank_of(peer)),
+        };
+        messages.close_mailbox(mailbox);
+        self.mailbox = None;
+        Poll::Ready(Ok(Completion { source }))
+    }
+
+    fn abandon(&mut self, group: &Group) {
+        if let Some(mailbox) = self.mailbox.take() {
+            group.endpoint().messages().cancel(mailbox);
+        }
+    }
+
+    fn waits_for(&self, _group: &Group) -> Vec<u32> {
+        match self.message {
+            Message::Send { to: rank, .. } | Message::Receive { from: rank, .. } => vec![rank],
+            Message::ReceiveAny { .. } => Vec::new(),
+        }
+    }
+}

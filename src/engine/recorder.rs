@@ -1,0 +1,159 @@
+//! The flight recorder: a rank's last calls, in its shared segment, so that others can read what it was doing even
+//! when its process is stopped. Writing an entry is a few relaxed stores.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::wire::Class;
+use crate::reduce::DataType;
+use crate::signature::Kind;
+use crate::signature::Signature;
+use crate::transport::segment::{RECORDER_BYTES, Segment};
+
+const WORDS: usize = 8;
+const ENTRIES: usize = RECORDER_BYTES / (8 * WORDS);
+
+/// How far a recorded call has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Progress {
+    /// Running, or waiting for its turn.
+    Running = 1,
+    /// Ended well.
+    Done = 2,
+    /// Ended with an error.
+    Failed = 3,
+}
+
+/// One call of one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The group's id.
+    pub group: u64,
+    /// What was called.
+    pub signature: Signature,
+    /// Its number among those of its class and tag.
+    pub sequence: u32,
+    /// Which family the number belongs to.
+    pub class: Class,
+    /// How far it has come.
+    pub progress: Progress,
+    /// When it was called, in nanoseconds since 1970.
+    pub began: u64,
+}
+
+/// Where a call was recorded.
+#[derive(Clone, Copy, Debug)]
+pub struct Slot(u64);
+
+/// The recorder of one endpoint. Any thread may write.
+pub struct Recorder {
+    segment: Arc<Segment>,
+    next: AtomicU64,
+}
+
+impl Recorder {
+    /// A recorder over the segment's area for it.
+    pub fn new(segment: Arc<Segment>) -> Recorder {
+        Recorder { segment, next: AtomicU64::new(0) }
+    }
+
+    /// Records the start of a call.
+    pub fn begin(&self, group: u64, class: Class, sequence: u32, signature: Signature) -> Slot {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let words = self.entry(number);
+        let packed = u64::from(signature.kind as u8)
+            | u64::from(signature.dtype as u8) << 8
+            | u64::from(signature.operator) << 16
+            | u64::from(signature.algorithm) << 24
+            | u64::from(class as u8) << 32;
+        // Word 0 is written last and cleared first: a reader skips an entry that is being written.
+        words[0].store(0, Ordering::Relaxed);
+        words[1].store(group, Ordering::Relaxed);
+        words[2].store(packed, Ordering::Relaxed);
+        words[3].store(u64::from(signature.root) | u64::from(sequence) << 32, Ordering::Relaxed);
+        words[4].store(signature.count, Ordering::Relaxed);
+        words[5].store(coarse_now(), Ordering::Relaxed);
+        words[6].store(Progress::Running as u64, Ordering::Relaxed);
+        words[0].store(number + 1, Ordering::Release);
+        Slot(number)
+    }
+
+    /// Records the end of a call, if its entry still stands.
+    pub fn end(&self, slot: Slot, progress: Progress) {
+        let words = self.entry(slot.0);
+        if words[0].load(Ordering::Relaxed) == slot.0 + 1 {
+            words[6].store(progress as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// The last call of this rank in `group`.
+    pub fn last(&self, group: u64) -> Option<Entry> {
+        self.find(|entry| entry.group == group)
+    }
+
+    /// The last call that `wanted` accepts.
+    pub fn find(&self, wanted: impl Fn(&Entry) -> bool) -> Option<Entry> {
+        let next = self.next.load(Ordering::Relaxed);
+        (next.saturating_sub(ENTRIES as u64)..next)
+            .rev()
+            .filter_map(|number| decode(self.entry(number), number + 1))
+            .find(wanted)
+    }
+
+    fn entry(&self, number: u64) -> &[AtomicU64; WORDS] {
+        let area = self.segment.recorder();
+        // SAFETY: the area is RECORDER_BYTES long, aligned to 64 and lives as long as the segment, which `self`
+        // holds. It is only ever accessed as atomic words.
+        unsafe { &*area.as_ptr().cast::<[AtomicU64; WORDS]>().add(number as usize % ENTRIES) }
+    }
+}
+
+fn decode(words: &[AtomicU64; WORDS], expected: u64) -> Option<Entry> {
+    if words[0].load(Ordering::Acquire) != expected {
+        return None;
+    }
+    let word = |index: usize| words[index].load(Ordering::Relaxed);
+    let packed = word(2);
+    Some(Entry {
+        group: word(1),
+        signature: Signature {
+            kind: Kind::from_number((packed & 0xff) as i32).ok()?,
+            dtype: DataType::from_number((packed >> 8 & 0xff) as i32).ok()?,
+            operator: (packed >> 16) as u8,
+            algorithm: (packed >> 24) as u8,
+            root: word(3) as u32,
+            count: word(4),
+        },
+        sequence: (word(3) >> 32) as u32,
+        class: match packed >> 32 & 0xff {
+            0 => Class::Ordered,
+            1 => Class::Tagged,
+            2 => Class::PointToPoint,
+            _ => Class::Internal,
+        },
+        progress: match word(6) {
+            1 => Progress::Running,
+            2 => Progress::Done,
+            _ => Progress::Failed,
+        },
+        began: word(5),
+    })
+}
+
+fn coarse_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}
+
+impl std::fmt::Display for Entry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let state = match self.progress {
+            Progress::Running => "still running",
+            Progress::Done => "done",
+            Progress::Failed => "failed",
+        };
+        let Entry { signature, sequence, .. } = self;
+        write!(f, "{signature} #{sequence}, {state}")
+    }
+}

@@ -1,0 +1,197 @@
+//! The frame that precedes every message on a stream: 64 bytes, little-endian.
+//!
+//! A frame names its transfer by a [`Key`], so that independent operations share a stream and match by key, never by
+//! luck; and it carries the [`Signature`] of the call that it belongs to, so that a receiver notices at once when the
+//! ranks have called different things, and can say which.
+
+#![forbid(unsafe_code)]
+
+use crate::error::{Result, fail};
+use crate::reduce::DataType;
+use crate::signature::{Kind, Signature};
+
+/// Bytes of an encoded [`Frame`].
+pub const FRAME_BYTES: usize = 64;
+
+/// Which family of sequence numbers a key belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Class {
+    /// Collectives in the order of the calls.
+    Ordered = 0,
+    /// Collectives with a tag: ordered among those of the same tag.
+    Tagged = 1,
+    /// Send and receive.
+    PointToPoint = 2,
+    /// The engine's own: bootstrap, creation of groups.
+    Internal = 3,
+}
+
+/// Names one transfer between two ranks. With the peer's rank, unique for as long as the transfer exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// The group's id.
+    pub group: u64,
+    /// The caller's tag; 0 where there is none.
+    pub tag: u64,
+    /// The number of the operation among those of (group, class, tag); for send and receive, of the ordered pair.
+    pub sequence: u32,
+    /// The message within the operation.
+    pub slot: u32,
+    /// See [`Class`].
+    pub class: Class,
+}
+
+/// What a frame announces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum FrameKind {
+    /// The whole message follows.
+    Eager = 0,
+    /// A large message waits at the sender: pull it from `address`, or answer [`FrameKind::Ready`].
+    Request = 1,
+    /// The receiver has the buffer: send the data.
+    Ready = 2,
+    /// `length` bytes of a large message follow, from `offset`.
+    Data = 3,
+    /// The receiver has pulled the message.
+    Done = 4,
+}
+
+/// What precedes every message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// What this is.
+    pub kind: FrameKind,
+    /// Whose it is.
+    pub key: Key,
+    /// The sender's call.
+    pub signature: Signature,
+    /// Bytes of the whole message.
+    pub total: u64,
+    /// Data: where this piece belongs. Request: the address in the sender's memory.
+    pub offset: u64,
+    /// Bytes that follow this frame on the stream.
+    pub length: u32,
+}
+
+impl Frame {
+    /// The bytes that travel.
+    pub fn encode(&self) -> [u8; FRAME_BYTES] {
+        let mut bytes = [0; FRAME_BYTES];
+        bytes[0] = self.kind as u8;
+        bytes[1] = self.key.class as u8;
+        bytes[2] = self.signature.kind as u8;
+        bytes[3] = self.signature.dtype as u8;
+        bytes[4] = self.signature.operator;
+        bytes[5] = self.signature.algorithm;
+        bytes[6..8].copy_from_slice(&MAGIC);
+        bytes[8..16].copy_from_slice(&self.key.group.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.key.tag.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.key.sequence.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.key.slot.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.total.to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[48..52].copy_from_slice(&self.length.to_le_bytes());
+        bytes[52..56].copy_from_slice(&self.signature.root.to_le_bytes());
+        bytes[56..64].copy_from_slice(&self.signature.count.to_le_bytes());
+        bytes
+    }
+
+    /// What travelled. Bytes that no peer of this version sends are an error: the stream is out of step.
+    pub fn decode(bytes: &[u8; FRAME_BYTES]) -> Result<Frame> {
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let half = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let kind = match bytes[0] {
+            0 => FrameKind::Eager,
+            1 => FrameKind::Request,
+            2 => FrameKind::Ready,
+            3 => FrameKind::Data,
+            4 => FrameKind::Done,
+            other => fail!(Internal, "a frame of unknown kind {other} arrived"),
+        };
+        let class = match bytes[1] {
+            0 => Class::Ordered,
+            1 => Class::Tagged,
+            2 => Class::PointToPoint,
+            3 => Class::Internal,
+            other => fail!(Internal, "a frame of unknown class {other} arrived"),
+        };
+        if bytes[6..8] != MAGIC {
+            fail!(Internal, "a frame without its mark arrived");
+        }
+        let frame = Frame {
+            kind,
+            key: Key { group: word(8), tag: word(16), sequence: half(24), slot: half(28), class },
+            signature: Signature {
+                kind: Kind::from_number(i32::from(bytes[2]))?,
+                dtype: DataType::from_number(i32::from(bytes[3]))?,
+                operator: bytes[4],
+                algorithm: bytes[5],
+                root: half(52),
+                count: word(56),
+            },
+            total: word(32),
+            offset: word(40),
+            length: half(48),
+        };
+        let fits = match frame.kind {
+            FrameKind::Eager => u64::from(frame.length) == frame.total,
+            FrameKind::Data => {
+                frame.offset.checked_add(u64::from(frame.length)).is_some_and(|end| end <= frame.total)
+            }
+            FrameKind::Request | FrameKind::Ready | FrameKind::Done => frame.length == 0,
+        };
+        if !fits {
+            fail!(Internal, "a frame whose lengths contradict each other arrived");
+        }
+        Ok(frame)
+    }
+}
+
+/// Marks a frame, so that a stream out of step is noticed before its lengths are believed.
+const MAGIC: [u8; 2] = [0x75, 0x6e];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn signature() -> Signature {
+        Signature {
+            kind: Kind::Allreduce,
+            dtype: DataType::F32,
+            operator: 0,
+            algorithm: 0,
+            root: 0,
+            count: 1024,
+        }
+    }
+
+    #[test]
+    fn a_frame_survives_the_wire() {
+        let frame = Frame {
+            kind: FrameKind::Data,
+            key: Key { group: 7, tag: u64::MAX, sequence: 9, slot: 3, class: Class::Tagged },
+            signature: signature(),
+            total: 1 << 40,
+            offset: 1 << 39,
+            length: u32::MAX,
+        };
+        assert_eq!(Frame::decode(&frame.encode()), Ok(frame));
+    }
+
+    proptest! {
+        #[test]
+        fn hostile_bytes_are_refused_or_consistent(bytes in proptest::array::uniform32(any::<u8>()), kind in 0u8..6) {
+            let mut frame = [0u8; FRAME_BYTES];
+            frame[..32].copy_from_slice(&bytes);
+            frame[32..].copy_from_slice(&bytes);
+            frame[0] = kind;
+            frame[6..8].copy_from_slice(&MAGIC);
+            if let Ok(decoded) = Frame::decode(&frame) {
+                prop_assert!(u64::from(decoded.length) <= decoded.total);
+            }
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Algorithm objects: prepared once, run many times.
+
+use std::ffi::{CString, c_char, c_void};
+use std::marker::{PhantomData, PhantomPinned};
+
+use crate::collective::request::Kind;
+use crate::communicator::{AlgorithmOptions, Call, Prepared};
+use crate::error::{Result, fail};
+use crate::reduce::DataType;
+
+use super::argument::{Extent, Options, list, out, required_options};
+use super::call::{CUstream_st, call_options, unisono_call_t};
+use super::context::unisono_context_t;
+use super::datatype::{operator, unisono_dtype_t, unisono_op_t};
+use super::handle::{Handle, handle};
+use super::status::{c_text, guard, guard_or, unisono_status_t};
+use super::work::{WorkHandle, check_rank, unisono_work_t};
+
+/// A collective operation: one of enum unisono_collective.
+pub type unisono_collective_t = i32;
+
+/// The values of unisono_collective_t. The numbers never change.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum unisono_collective {
+    /// unisono_allreduce.
+    UNISONO_ALLREDUCE = 0,
+    /// unisono_reduce.
+    UNISONO_REDUCE = 1,
+    /// unisono_broadcast.
+    UNISONO_BROADCAST = 2,
+    /// unisono_allgather.
+    UNISONO_ALLGATHER = 3,
+    /// unisono_gather.
+    UNISONO_GATHER = 4,
+    /// unisono_scatter.
+    UNISONO_SCATTER = 5,
+    /// unisono_reduce_scatter.
+    UNISONO_REDUCE_SCATTER = 6,
+    /// unisono_alltoall.
+    UNISONO_ALLTOALL = 7,
+    /// unisono_barrier.
+    UNISONO_BARRIER = 8,
+}
+
+/// How a collective is carried out: one of enum unisono_algorithm_kind.
+pub type unisono_algorithm_kind_t = i32;
+
+/// The values of unisono_algorithm_kind_t. The numbers never change. An algorithm that does not serve an operation is
+/// UNISONO_INVALID_ARGUMENT, and the text names those that do.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum unisono_algorithm_kind {
+    /// The library chooses.
+    UNISONO_ALGORITHM_AUTOMATIC = 0,
+    /// No message: the group of one.
+    UNISONO_ALGORITHM_LOCAL = 1,
+    /// Everybody sends everything to everybody.
+    UNISONO_ALGORITHM_ONE_SHOT = 2,
+    /// Everybody reduces its part, then all gather.
+    UNISONO_ALGORITHM_TWO_SHOT = 3,
+    /// Recursive doubling.
+    UNISONO_ALGORITHM_RECURSIVE_DOUBLING = 9,
+    /// A binomial tree.
+    UNISONO_ALGORITHM_BINOMIAL = 10,
+    /// Everything directly, at once.
+    UNISONO_ALGORITHM_LINEAR = 12,
+    /// One partner at a time.
+    UNISONO_ALGORITHM_PAIRWISE = 16,
+    /// Rounds of doubling distance.
+    UNISONO_ALGORITHM_DISSEMINATION = 17,
+    /// To rank 0 and back.
+    UNISONO_ALGORITHM_ALL_TO_ONE = 18,
+}
+
+/// An algorithm object: one collective over fixed buffers, checked and prepared once, run many times. Ended by
+/// unisono_algorithm_destroy.
+pub struct unisono_algorithm_t {
+    _private: [u8; 0],
+    _marker: PhantomData<(*mut u8, PhantomPinned)>,
+}
+
+handle!(unisono_algorithm_t, AlgorithmHandle);
+
+/// A prepared algorithm and its name as C reads it.
+pub(super) struct AlgorithmHandle {
+    prepared: Prepared,
+    name: CString,
+}
+
+/// What an algorithm object is made from. Start from UNISONO_ALGORITHM_OPTIONS_INIT; what is zero or NULL is unset. The struct and
+/// its lists are read during the creation only; the buffers are in use by every run.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct unisono_algorithm_options_t {
+    /// sizeof(unisono_algorithm_options_t), as UNISONO_ALGORITHM_OPTIONS_INIT sets it.
+    pub size: u64,
+    /// The operation, enum unisono_collective; unset: allreduce.
+    pub collective: i32,
+    /// How, enum unisono_algorithm_kind; unset: the library chooses.
+    pub algorithm: i32,
+    /// This rank's buffers, `pointer_count` of them. Allreduce, reduce and broadcast: each of `count` elements; they
+    /// are combined here first, and each receives the result. Others: the first is sent and the second received, with
+    /// the sizes of the function of that name. Barrier: none.
+    pub pointers: *const *mut c_void,
+    /// How many buffers.
+    pub pointer_count: u64,
+    /// A CUDA stream for each buffer. This version takes NULL only.
+    pub streams: *const *mut CUstream_st,
+    /// Elements, as in the function of that name.
+    pub count: u64,
+    /// Their type, enum unisono_dtype.
+    pub dtype: unisono_dtype_t,
+    /// How they are combined, enum unisono_op.
+    pub op: unisono_op_t,
+    /// The root.
+    pub root_rank: u32,
+    /// 0.
+    pub reserved: u32,
+    /// Which of the root's buffers a broadcast copies.
+    pub root_pointer: u64,
+    /// Tag, deadline, scale and function of every run; NULL: the defaults. Its `algorithm` is unset.
+    pub call: *const unisono_call_t,
+}
+
+// SAFETY: repr(C) from `size: u64` on, eight bytes a field (pairs of four), and integers and pointers are valid as zeros.
+unsafe impl Options for unisono_algorithm_options_t {
+    const INIT: &'static str = "UNISONO_ALGORITHM_OPTIONS_INIT";
+    const FIRST_SIZE: u64 = 80;
+}
+
+/// Checks and prepares a collective over fixed buffers. Every rank makes the same one. Nothing is communicated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_algorithm_create(
+    ctx: *const unisono_context_t,
+    options: *const unisono_algorithm_options_t,
+    algorithm: *mut *mut unisono_algorithm_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
+        let context = unsafe { Handle::borrow(ctx, "ctx") }?.inner();
+        // SAFETY: the contract of the header: NULL or an options struct.
+        let options = unsafe { required_options(options, "options") }?;
+        // SAFETY: the contract of the header: NULL or writable.
+        let place = unsafe { out(algorithm, "algorithm") }?;
+        // SAFETY: the contract of the header: NULL or so many pointers.
+        let pointers = unsafe { list(options.pointers, options.pointer_count, "options->pointers") }?;
+        // SAFETY: the contract of the header: NULL or an options struct.
+        let call = unsafe { call_options(options.call, "options->call") }?;
+        if !options.streams.is_null() {
+            fail!(
+                Unsupported,
+                "options->streams is set, but this version works on host memory only: leave it NULL"
+            );
+        }
+        if options.reserved != 0 {
+            fail!(
+                InvalidArgument,
+                "options->reserved is {}; initialise the struct with UNISONO_ALGORITHM_OPTIONS_INIT",
+                options.reserved
+            );
+        }
+        let (kind, dtype) = (collective(options.collective)?, DataType::from_number(options.dtype)?);
+        check_rank(context, options.root_rank, "options->root_rank")?;
+        for (index, &pointer) in pointers.iter().enumerate() {
+            Extent::Whole(options.count).buffer(pointer, dtype, &format!("options->pointers[{index}]"))?;
+        }
+        let prepared = AlgorithmOptions {
+            kind,
+            algorithm: options.algorithm,
+            buffers: pointers.iter().map(|pointer| pointer.cast()).collect(),
+            count: options.count,
+            dtype,
+            operator: operator(options.op, &call)?,
+            root: options.root_rank,
+            // An index into a list that is in memory; too large a number is out of its range either way.
+            root_buffer: usize::try_from(options.root_pointer).unwrap_or(usize::MAX),
+            call: Call::from(&call),
+        };
+        // SAFETY: the contract of the header: the buffers stay valid until the object is destroyed.
+        let prepared = unsafe { Prepared::new(context, prepared) }?;
+        let name = c_text(prepared.algorithm());
+        place.write(Handle::into_handle(AlgorithmHandle { prepared, name }));
+        Ok(())
+    })
+}
+
+/// Runs the algorithm once, on every rank, and returns when it is complete here. One run at a time.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_algorithm_run(algorithm: *const unisono_algorithm_t) -> unisono_status_t {
+    // SAFETY: the contract of the header: NULL or an object that nobody destroys meanwhile.
+    guard(|| unsafe { Handle::borrow(algorithm, "algorithm") }?.prepared.run())
+}
+
+/// Starts a run and returns; `*work` is ended by unisono_work_destroy. The next run comes after this one is complete.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_algorithm_start(
+    algorithm: *const unisono_algorithm_t,
+    work: *mut *mut unisono_work_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or an object that nobody destroys meanwhile.
+        let algorithm = unsafe { Handle::borrow(algorithm, "algorithm") }?;
+        // SAFETY: the contract of the header: NULL or writable.
+        let place = unsafe { out(work, "work") }?;
+        place.write(Handle::into_handle(WorkHandle::new(algorithm.prepared.start()?)));
+        Ok(())
+    })
+}
+
+/// The name of the algorithm, also of one that the library chose, such as "two-shot"; empty for NULL. Valid until
+/// unisono_algorithm_destroy.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_algorithm_name(algorithm: *const unisono_algorithm_t) -> *const c_char {
+    // SAFETY: the contract of the header: NULL or an object that nobody destroys meanwhile.
+    guard_or(|_| c"".as_ptr(), || Ok(unsafe { Handle::borrow(algorithm, "algorithm") }?.name.as_ptr()))
+}
+
+/// Ends the object, after its last run is complete. NULL is fine.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_algorithm_destroy(algorithm: *mut unisono_algorithm_t) {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL, or an object that nobody uses any more.
+        drop(unsafe { Handle::take(algorithm) });
+        Ok(())
+    });
+}
+
+/// The operation behind a number.
+fn collective(number: unisono_collective_t) -> Result<Kind> {
+    Ok(match number {
+        0 => Kind::Allreduce,
+        1 => Kind::Reduce,
+        2 => Kind::Broadcast,
+        3 => Kind::Allgather,
+        4 => Kind::Gather,
+        5 => Kind::Scatter,
+        6 => Kind::ReduceScatter,
+        7 => Kind::Alltoall,
+        8 => Kind::Barrier,
+        _ => fail!(
+            InvalidArgument,
+            "options->collective {number} is unknown; the collectives are 0 (allreduce) to 8 (barrier)"
+        ),
+    })
+}

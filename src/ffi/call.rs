@@ -1,0 +1,99 @@
+//! What may differ from call to call.
+
+use std::ffi::c_void;
+use std::marker::{PhantomData, PhantomPinned};
+
+use crate::communicator::Call;
+use crate::error::{Result, fail};
+
+use super::argument::{Options, options, timeout};
+use super::datatype::unisono_reduce_function_t;
+
+/// CUDA's stream, declared so that no CUDA header is needed: a CUstream or a cudaStream_t points to it.
+pub struct CUstream_st {
+    _private: [u8; 0],
+    _marker: PhantomData<(*mut u8, PhantomPinned)>,
+}
+
+/// The options of one call. Start from UNISONO_CALL_INIT; what is zero or NULL is unset. The struct is read during the
+/// call only.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct unisono_call_t {
+    /// sizeof(unisono_call_t), as UNISONO_CALL_INIT sets it.
+    pub size: u64,
+    /// Operations with the same tag match each other in the order of the calls with that tag, and run beside those
+    /// with other tags. 0, the tag of calls without options, is a tag like any other: those run in the order of
+    /// the calls.
+    pub tag: u64,
+    /// Milliseconds until the operation fails with UNISONO_TIMEOUT; 0: the context's; UNISONO_FOREVER: never.
+    pub timeout_ms: u64,
+    /// An algorithm (enum unisono_algorithm_kind); 0: the library chooses. The same on every rank.
+    pub algorithm: i32,
+    /// 0.
+    pub reserved: u32,
+    /// A CUDA stream that the operation is ordered on. This version takes NULL only.
+    pub stream: *mut CUstream_st,
+    /// This rank's factor for UNISONO_PREMULSUM.
+    pub scale: f64,
+    /// The operation of UNISONO_CUSTOM.
+    pub function: unisono_reduce_function_t,
+    /// Handed to `function` on every call.
+    pub user: *mut c_void,
+}
+
+impl Default for unisono_call_t {
+    fn default() -> unisono_call_t {
+        unisono_call_t {
+            size: size_of::<unisono_call_t>() as u64,
+            tag: 0,
+            timeout_ms: 0,
+            algorithm: 0,
+            reserved: 0,
+            stream: std::ptr::null_mut(),
+            scale: 0.0,
+            function: None,
+            user: std::ptr::null_mut(),
+        }
+    }
+}
+
+// SAFETY: repr(C) from `size: u64` on, eight bytes a field (two of four), and integers, pointers, an optional function and
+// a float are valid as zeros.
+unsafe impl Options for unisono_call_t {
+    const INIT: &'static str = "UNISONO_CALL_INIT";
+    const FIRST_SIZE: u64 = 64;
+}
+
+/// The options of a call, defaults for NULL.
+///
+/// # Safety
+/// As [`options`].
+pub(super) unsafe fn call_options(call: *const unisono_call_t, name: &str) -> Result<unisono_call_t> {
+    // SAFETY: this function's contract.
+    let call = unsafe { options(call, name) }?.unwrap_or_default();
+    if call.reserved != 0 {
+        fail!(
+            InvalidArgument,
+            "{name}->reserved is {}; initialise the struct with UNISONO_CALL_INIT",
+            call.reserved
+        );
+    }
+    if !call.stream.is_null() {
+        fail!(
+            Unsupported,
+            "{name}->stream is set, but this version works on host memory only: leave it NULL"
+        );
+    }
+    Ok(call)
+}
+
+impl From<&unisono_call_t> for Call {
+    fn from(call: &unisono_call_t) -> Call {
+        Call {
+            tag: (call.tag != 0).then_some(call.tag),
+            timeout: timeout(call.timeout_ms),
+            algorithm: (call.algorithm != 0).then_some(call.algorithm),
+        }
+    }
+}

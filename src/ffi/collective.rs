@@ -1,0 +1,432 @@
+//! The collectives: each export says what it reads and writes, [`Launch`] does what they share.
+
+use std::ffi::c_void;
+
+use crate::collective::request::{Counts, Kind, Request};
+use crate::reduce::{DataType, Operator};
+
+use super::argument::{Extent, list};
+use super::call::unisono_call_t;
+use super::context::unisono_context_t;
+use super::datatype::{operator, unisono_dtype_t, unisono_op_t};
+use super::status::{guard, unisono_status_t};
+use super::work::{Launch, unisono_work_t};
+
+/// Combines `count` elements of every rank and gives the result to every rank.
+///
+/// `send` and `recv` hold `count` elements each. In place: send == recv. `count`, `dtype` and `op` are the same on every
+/// rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_allreduce(
+    ctx: *const unisono_context_t,
+    send: *const c_void,
+    recv: *mut c_void,
+    count: u64,
+    dtype: unisono_dtype_t,
+    op: unisono_op_t,
+    call: *const unisono_call_t,
+    work: *mut *mut unisono_work_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        let launch = unsafe { Launch::new(ctx, call, work) }?;
+        let dtype = DataType::from_number(dtype)?;
+        let operator = operator(op, launch.options())?;
+        let input = Extent::Whole(count).buffer(send, dtype, "send")?;
+        let output = Extent::Whole(count).buffer(recv, dtype, "recv")?;
+        let counts = Counts::Uniform(count);
+        // SAFETY: the buffers hold what the header asks for, until the work completes.
+        unsafe {
+            launch.run(Request { kind: Kind::Allreduce, input, output, counts, dtype, operator, root: 0 })
+        }
+    })
+}
+
+/// Combines `count` elements of every rank and gives the result to `root`.
+///
+/// `send` holds `count` elements. `recv` holds as many on the root and is ignored elsewhere. In place: send == recv on the
+/// root. `count`, `dtype`, `op` and `root` are the same on every rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_reduce(
+    ctx: *const unisono_context_t,
+    send: *const c_void,
+    recv: *mut c_void,
+    count: u64,
+    dtype: unisono_dtype_t,
+    op: unisono_op_t,
+    root: u32,
+    call: *const unisono_call_t,
+    work: *mut *mut unisono_work_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        let launch = unsafe { Launch::new(ctx, call, work) }?;
+        let dtype = DataType::from_number(dtype)?;
+        let operator = operator(op, launch.options())?;
+        launch.check_rank(root, "root")?;
+        let input = Extent::Whole(count).buffer(send, dtype, "send")?;
+        let output = launch.on(root, || Extent::Whole(count).buffer(recv, dtype, "recv"))?;
+        let counts = Counts::Uniform(count);
+        // SAFETY: the buffers hold what the header asks for, until the work completes.
+        unsafe { launch.run(Request { kind: Kind::Reduce, input, output, counts, dtype, operator, root }) }
+    })
+}
+
+/// Copies `count` elements of `buffer` on `root` into `buffer` on every other rank.
+///
+/// `count`, `dtype` and `root` are the same on every rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_broadcast(
+    ctx: *const unisono_context_t,
+    buffer: *mut c_void,
+    count: u64,
+    dtype: unisono_dtype_t,
+    root: u32,
+    call: *const unisono_call_t,
+    work: *mut *mut unisono_work_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        let launch = unsafe { Launch::new(ctx, call, work) }?;
+        let dtype = DataType::from_number(dtype)?;
+        launch.check_rank(root, "root")?;
+        let output = Extent::Whole(count).buffer(buffer, dtype, "buffer")?;
+        let input = launch.on(root, || Ok(output))?;
+        let counts = Counts::Uniform(count);
+        let operator = Operator::Sum;
+        // SAFETY: the buffer holds what the header asks for, until the work completes.
+        unsafe { launch.run(Request { kind: Kind::Broadcast, input, output, counts, dtype, operator, root }) }
+    })
+}
+
+/// Gives the blocks of all ranks, `count` elements each, in rank order, to every rank.
+///
+/// `send` holds `count` elements, `recv` `count` × size. In place: send == recv + rank × `count` elements. `count` and
+/// `dtype` are the same on every rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_allgather(
+    ctx: *const unisono_context_t,
+    send: *const c_void,
+    recv: *mut c_void,
+    count: u64,
+    dtype: unisono_dtype_t,
+    call: *const unisono_call_t,
+    work: *mut *mut unisono_work_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        let launch = unsafe { Launch::new(ctx, call, work) }?;
+        let dtype = DataType::from_number(dtype)?;
+        let input = Extent::Whole(count).buffer(send, dtype, "send")?;
+        let output = Extent::Each(count, launch.size()).buffer(recv, dtype, "recv")?;
+        let counts = Counts::Uniform(count);
+        let operator = Operator::Sum;
+        // SAFETY: the buffers hold what the header asks for, until the work completes.
+        unsafe {
+            launch.run(Request { kind: Kind::Allgather, input, output, counts, dtype, operator, root: 0 })
+        }
+    })
+}
+
+/// As unisono_allgather, with blocks of `counts[rank]` elements.
+///
+/// `counts` has an entry for each rank, the same on every rank; it is read during the call only. `send` holds
+/// `counts[rank]` elements, `recv` their sum. In place: send == recv + the sum of the counts of lower ranks.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_allgatherv(
+    ctx: *const unisono_context_t,
+    send: *const c_void,
+    recv: *mut c_void,
+    counts: *const u64,
+    dtype: unisono_dtype_t,
+    call: *const unisono_call_t,
+    work: *mut *mut unisono_work_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        let launch = unsafe { Launch::new(ctx, call, work) }?;
+        let dtype = DataType::from_number(dtype)?;
+        // SAFETY: as above, a count for each rank.
+        let counts = unsafe { list(counts, launch.size().into(), "counts") }?;
+        let input = Extent::Whole(counts[launch.rank()]).buffer(send, dtype, "send")?;
+        let output = Extent::List("counts", counts).buffer(recv, dtype, "recv")?;
+        let counts = Counts::Blocks(counts.to_vec());
+        let operator = Operator::Sum;
+        // SAFETY: the buffers hold what the header asks for, until the work completes.
+        unsafe {
+            launch.run(Request { kind: Kind::Allgather, input, output, counts, dtype, operator, root: 0 })
+        }
+    })
+}
+
+/// Gives the blocks of all ranks, `count` elements each, in rank order, to `root`.
+///
+/// `send` holds `count` elements. `recv` holds `count` × size on the root and is ignored elsewhere. In place: send ==
+/// recv + root × `count` elements on the root. `count`, `dtype` and `root` are the same on every rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_gather(
+    ctx: *const unisono_context_t,
+    send: *const c_void,
+    recv: *mut c_void,
+    count: u64,
+    dtype: unisono_dtype_t,
+    root: u32,
+    call: *const unisono_call_t,
+    work: *mut *mut unisono_work_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        let launch = unsafe { Launch::new(ctx, call, work) }?;
+        let dtype = DataType::from_number(dtype)?;
+        launch.check_rank(root, "root")?;
+        let input = Extent::Whole(count).buffer(send, dtype, "send")?;
+        let output = launch.on(root, || Extent::Each(count, launch.size()).buffer(recv, dtype, "recv"))?;
+        let counts = Counts::Uniform(count);
+        let operator = Operator::Sum;
+        // SAFETY: the buffers hold what the header asks for, until the work completes.
+        unsafe { launch.run(Request { kind: Kind::Gather, input, output, counts, dtype, operator, root }) }
+    })
+}
+
+/// As unisono_gather, with blocks of `counts[rank]` elements.
+///
+/// `counts` has an entry for each rank; ranks other than the root need only their own entry to be true. `counts` is read
+/// during the call only. `send` holds `counts[rank]` elements, `recv` their sum, on the root. In place: send == recv +
+/// the sum of the counts of lower ranks, on the root.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_gatherv(
+    ctx: *const unisono_context_t,
+    send: *const c_void,
+    recv: *mut c_void,
+    counts: *const u64,
+    dtype: unisono_dtype_t,
+    root: u32,
+    call: *const unisono_call_t,
+    work: *mut *mut unisono_work_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        let launch = unsafe { Launch::new(ctx, call, work) }?;
+        let dtype = DataType::from_number(dtype)?;
+        launch.check_rank(root, "root")?;
+        // SAFETY: as above, a count for each rank.
+        let counts = unsafe { list(counts, launch.size().into(), "counts") }?;
+        let input = Extent::Whole(counts[launch.rank()]).buffer(send, dtype, "send")?;
+        let output = launch.on(root, || Extent::List("counts", counts).buffer(recv, dtype, "recv"))?;
+        let counts = Counts::Blocks(counts.to_vec());
+        let operator = Operator::Sum;
+        // SAFETY: the buffers hold what the header asks for, until the work completes.
+        unsafe { launch.run(Request { kind: Kind::Gather, input, output, counts, dtype, operator, root }) }
+    })
+}
+
+/// Gives each rank its block, `count` elements, of `root`'s buffer.
+///
+/// `send` holds `count` × size elements on the root, in rank order, and is ignored elsewhere. `recv` holds `count`. In
+/// place: recv == send + root × `count` elements on the root. `count`, `dtype` and `root` are the same on every rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_scatter(
+    ctx: *const unisono_context_t,
+    send: *const c_void,
+    recv: *mut c_void,
+    count: u64,
+    dtype: unisono_dtype_t,
+    root: u32,
+    call: *const unisono_call_t,
+    work: *mut *mut unisono_work_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        let launch = unsafe { Launch::new(ctx, call, work) }?;
+        let dtype = DataType::from_number(dtype)?;
+        launch.check_rank(root, "root")?;
+        let input = launch.on(root, || Extent::Each(count, launch.size()).buffer(send, dtype, "send"))?;
+        let output = Extent::Whole(count).buffer(recv, dtype, "recv")?;
+        let counts = Counts::Uniform(count);
+        let operator = Operator::Sum;
+        // SAFETY: the buffers hold what the header asks for, until the work completes.
+        unsafe { launch.run(Request { kind: Kind::Scatter, input, output, counts, dtype, operator, root }) }
+    })
+}
+
+/// As unisono_scatter, with blocks of `counts[rank]` elements.
+///
+/// `counts` has an entry for each rank; ranks other than the root need only their own entry to be true. `counts` is read
+/// during the call only. `send` holds their sum, on the root; `recv` holds `counts[rank]` elements. In place: recv ==
+/// send + the sum of the counts of lower ranks, on the root.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_scatterv(
+    ctx: *const unisono_context_t,
+    send: *const c_void,
+    recv: *mut c_void,
+    counts: *const u64,
+    dtype: unisono_dtype_t,
+    root: u32,
+    call: *const unisono_call_t,
+    work: *mut *mut unisono_work_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        let launch = unsafe { Launch::new(ctx, call, work) }?;
+        let dtype = DataType::from_number(dtype)?;
+        launch.check_rank(root, "root")?;
+        // SAFETY: as above, a count for each rank.
+        let counts = unsafe { list(counts, launch.size().into(), "counts") }?;
+        let input = launch.on(root, || Extent::List("counts", counts).buffer(send, dtype, "send"))?;
+        let output = Extent::Whole(counts[launch.rank()]).buffer(recv, dtype, "recv")?;
+        let counts = Counts::Blocks(counts.to_vec());
+        let operator = Operator::Sum;
+        // SAFETY: the buffers hold what the header asks for, until the work completes.
+        unsafe { launch.run(Request { kind: Kind::Scatter, input, output, counts, dtype, operator, root }) }
+    })
+}
+
+/// Combines size blocks of `count` elements of every rank and gives each rank the block of its number.
+///
+/// `send` holds `count` × size elements, `recv` `count`. In place: recv == send + rank × `count` elements; the other
+/// blocks of `send` keep their values. `count`, `dtype` and `op` are the same on every rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_reduce_scatter(
+    ctx: *const unisono_context_t,
+    send: *const c_void,
+    recv: *mut c_void,
+    count: u64,
+    dtype: unisono_dtype_t,
+    op: unisono_op_t,
+    call: *const unisono_call_t,
+    work: *mut *mut unisono_work_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        let launch = unsafe { Launch::new(ctx, call, work) }?;
+        let dtype = DataType::from_number(dtype)?;
+        let operator = operator(op, launch.options())?;
+        let input = Extent::Each(count, launch.size()).buffer(send, dtype, "send")?;
+        let output = Extent::Whole(count).buffer(recv, dtype, "recv")?;
+        let counts = Counts::Uniform(count);
+        // SAFETY: the buffers hold what the header asks for, until the work completes.
+        unsafe {
+            launch.run(Request { kind: Kind::ReduceScatter, input, output, counts, dtype, operator, root: 0 })
+        }
+    })
+}
+
+/// As unisono_reduce_scatter, with blocks of `counts[rank]` elements.
+///
+/// `counts` has an entry for each rank, the same on every rank; it is read during the call only. `send` holds their sum,
+/// `recv` `counts[rank]`. In place: recv == send + the sum of the counts of lower ranks.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_reduce_scatterv(
+    ctx: *const unisono_context_t,
+    send: *const c_void,
+    recv: *mut c_void,
+    counts: *const u64,
+    dtype: unisono_dtype_t,
+    op: unisono_op_t,
+    call: *const unisono_call_t,
+    work: *mut *mut unisono_work_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        let launch = unsafe { Launch::new(ctx, call, work) }?;
+        let dtype = DataType::from_number(dtype)?;
+        let operator = operator(op, launch.options())?;
+        // SAFETY: as above, a count for each rank.
+        let counts = unsafe { list(counts, launch.size().into(), "counts") }?;
+        let input = Extent::List("counts", counts).buffer(send, dtype, "send")?;
+        let output = Extent::Whole(counts[launch.rank()]).buffer(recv, dtype, "recv")?;
+        let counts = Counts::Blocks(counts.to_vec());
+        // SAFETY: the buffers hold what the header asks for, until the work completes.
+        unsafe {
+            launch.run(Request { kind: Kind::ReduceScatter, input, output, counts, dtype, operator, root: 0 })
+        }
+    })
+}
+
+/// Sends block r of `send` to rank r, and receives rank r's block for this rank as block r of `recv`.
+///
+/// `send` and `recv` hold `count` × size elements each. In place: send == recv. `count` and `dtype` are the same on every
+/// rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_alltoall(
+    ctx: *const unisono_context_t,
+    send: *const c_void,
+    recv: *mut c_void,
+    count: u64,
+    dtype: unisono_dtype_t,
+    call: *const unisono_call_t,
+    work: *mut *mut unisono_work_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        let launch = unsafe { Launch::new(ctx, call, work) }?;
+        let dtype = DataType::from_number(dtype)?;
+        let input = Extent::Each(count, launch.size()).buffer(send, dtype, "send")?;
+        let output = Extent::Each(count, launch.size()).buffer(recv, dtype, "recv")?;
+        let counts = Counts::Uniform(count);
+        let operator = Operator::Sum;
+        // SAFETY: the buffers hold what the header asks for, until the work completes.
+        unsafe {
+            launch.run(Request { kind: Kind::Alltoall, input, output, counts, dtype, operator, root: 0 })
+        }
+    })
+}
+
+/// As unisono_alltoall, with `send_counts[r]` elements for rank r and `recv_counts[r]` from it.
+///
+/// Both lists have an entry for each rank and are read during the call only; `send_counts[r]` here equals
+/// `recv_counts[rank]` on rank r. Blocks lie one after the other, in rank order. There is no in-place form.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_alltoallv(
+    ctx: *const unisono_context_t,
+    send: *const c_void,
+    recv: *mut c_void,
+    send_counts: *const u64,
+    recv_counts: *const u64,
+    dtype: unisono_dtype_t,
+    call: *const unisono_call_t,
+    work: *mut *mut unisono_work_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        let launch = unsafe { Launch::new(ctx, call, work) }?;
+        let dtype = DataType::from_number(dtype)?;
+        // SAFETY: as above, a count for each rank.
+        let send_counts = unsafe { list(send_counts, launch.size().into(), "send_counts") }?;
+        // SAFETY: as above, a count for each rank.
+        let recv_counts = unsafe { list(recv_counts, launch.size().into(), "recv_counts") }?;
+        let input = Extent::List("send_counts", send_counts).buffer(send, dtype, "send")?;
+        let output = Extent::List("recv_counts", recv_counts).buffer(recv, dtype, "recv")?;
+        let counts = Counts::Exchange { send: send_counts.to_vec(), receive: recv_counts.to_vec() };
+        let operator = Operator::Sum;
+        // SAFETY: the buffers hold what the header asks for, until the work completes.
+        unsafe {
+            launch.run(Request { kind: Kind::Alltoall, input, output, counts, dtype, operator, root: 0 })
+        }
+    })
+}
+
+/// Returns (or completes the work) when every rank has called it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_barrier(
+    ctx: *const unisono_context_t,
+    call: *const unisono_call_t,
+    work: *mut *mut unisono_work_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        let launch = unsafe { Launch::new(ctx, call, work) }?;
+        // SAFETY: a barrier names no memory.
+        unsafe {
+            launch.run(Request {
+                kind: Kind::Barrier,
+                input: std::ptr::null(),
+                output: std::ptr::null_mut(),
+                counts: Counts::Uniform(0),
+                dtype: DataType::U8,
+                operator: Operator::Sum,
+                root: 0,
+            })
+        }
+    })
+}

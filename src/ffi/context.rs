@@ -1,0 +1,331 @@
+//! Contexts: one rank's membership in a group.
+
+use std::ffi::{CString, c_char};
+use std::marker::{PhantomData, PhantomPinned};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use crate::communicator::{Context, Options as ContextOptions, Rendezvous};
+use crate::error::{Result, Status, fail};
+use crate::rendezvous::tcp_server::ServerHandle;
+
+use super::argument::{self, Options, list, optional_text, out, required_options, text, timeout};
+use super::handle::{Handle, handle};
+use super::point_to_point::UNISONO_NO_RANK;
+use super::status::{c_text, guard, guard_or, unisono_status_t};
+use super::store::unisono_store_t;
+use super::unique_id::{self, unisono_unique_id_t};
+
+/// A context: this rank's membership in a group, a communicator. Ended by unisono_context_destroy. All functions may be
+/// called from any thread; operations that must match across ranks are called in the same order on each of them, or
+/// with tags.
+pub struct unisono_context_t {
+    _private: [u8; 0],
+    _marker: PhantomData<(*mut u8, PhantomPinned)>,
+}
+
+handle!(unisono_context_t, ContextHandle);
+
+/// A context with its texts as C reads them.
+pub(super) struct ContextHandle {
+    context: Context,
+    name: CString,
+    failure: OnceLock<CString>,
+    /// Serves the unique id that the group met by, if this process made it, as long as the context or a child lives.
+    server: Option<Arc<ServerHandle>>,
+}
+
+impl ContextHandle {
+    fn new(context: Context, server: Option<Arc<ServerHandle>>) -> ContextHandle {
+        let name = c_text(context.name());
+        ContextHandle { context, name, failure: OnceLock::new(), server }
+    }
+
+    /// A child, as C gets it.
+    fn child(&self, context: Context) -> *mut unisono_context_t {
+        Handle::into_handle(ContextHandle::new(context, self.server.clone()))
+    }
+
+    pub(super) fn inner(&self) -> &Context {
+        &self.context
+    }
+}
+
+/// The colour of a rank that joins no child in unisono_context_split.
+pub const UNISONO_NO_COLOR: u32 = u32::MAX;
+
+/// Milliseconds of a context's timeout if its options name none: 5 minutes.
+pub const UNISONO_DEFAULT_TIMEOUT_MS: u64 = 300_000;
+
+/// What a context is made from. Start from UNISONO_CONTEXT_OPTIONS_INIT; what is zero or NULL is unset. The struct and what it
+/// points to are read during the call only, but for the store, which the context keeps by itself.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct unisono_context_options_t {
+    /// sizeof(unisono_context_options_t), as UNISONO_CONTEXT_OPTIONS_INIT sets it.
+    pub size: u64,
+    /// This rank, from 0.
+    pub rank: u32,
+    /// How many ranks the group has, the same on every rank.
+    pub rank_count: u32,
+    /// How the ranks find each other: a store that all of them reach, or else `id`.
+    pub store: *const unisono_store_t,
+    /// The unique id that one rank made and all have, or else `store`.
+    pub id: *const unisono_unique_id_t,
+    /// The group's name, for errors and logs, the same on every rank; NULL: "default". Groups that meet in the same
+    /// store have different names.
+    pub name: *const c_char,
+    /// Milliseconds until the creation, and each operation that names no other deadline, fails with UNISONO_TIMEOUT;
+    /// 0: UNISONO_DEFAULT_TIMEOUT_MS; UNISONO_FOREVER: never.
+    pub timeout_ms: u64,
+    /// The network interface for TCP, by name, address or CIDR; NULL: UNISONO_INTERFACE of the environment, else chosen.
+    pub interface: *const c_char,
+    /// The transports allowed, such as "shm,tcp"; NULL: UNISONO_TRANSPORT of the environment, else all.
+    pub transports: *const c_char,
+}
+
+// SAFETY: repr(C) from `size: u64` on, eight bytes a field (two of four), and integers and pointers are valid as zeros.
+unsafe impl Options for unisono_context_options_t {
+    const INIT: &'static str = "UNISONO_CONTEXT_OPTIONS_INIT";
+    const FIRST_SIZE: u64 = 64;
+}
+
+/// What is common to both ways of creation.
+///
+/// # Safety
+/// The texts are NULL or C strings.
+unsafe fn parsed(options: &unisono_context_options_t, rendezvous: Rendezvous) -> Result<ContextOptions> {
+    // SAFETY: this function's contract, as for the two below.
+    let name = unsafe { optional_text(options.name, "options->name") }?;
+    // SAFETY: as above.
+    let interface = unsafe { optional_text(options.interface, "options->interface") }?;
+    // SAFETY: as above.
+    let transports = unsafe { optional_text(options.transports, "options->transports") }?;
+    Ok(ContextOptions {
+        rank: options.rank,
+        size: options.rank_count,
+        rendezvous,
+        name: name.unwrap_or_default().to_owned(),
+        timeout: timeout(options.timeout_ms).unwrap_or(Duration::from_millis(UNISONO_DEFAULT_TIMEOUT_MS)),
+        interface: interface.map(str::to_owned),
+        transports: transports.map(str::to_owned),
+    })
+}
+
+/// Creates a context: meets the other ranks through a store or a unique id, and returns when all have arrived.
+///
+/// `*ctx` is set on success and ended by unisono_context_destroy. A rank that does not come is UNISONO_TIMEOUT, and the
+/// text names it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_context_create(
+    options: *const unisono_context_options_t,
+    ctx: *mut *mut unisono_context_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or an options struct.
+        let options = unsafe { required_options(options, "options") }?;
+        // SAFETY: the contract of the header: NULL or writable.
+        let place = unsafe { out(ctx, "ctx") }?;
+        let (rank, size) = (options.rank, options.rank_count);
+        if size == 0 {
+            fail!(InvalidArgument, "options->rank_count is 0: say how many ranks the group has");
+        }
+        if rank >= size {
+            fail!(
+                InvalidArgument,
+                "options->rank is {rank}, but options->rank_count is {size}: ranks are 0 to {}",
+                size - 1
+            );
+        }
+        let rendezvous = match (options.store.is_null(), options.id.is_null()) {
+            (false, true) => {
+                // SAFETY: the contract of the header: a store.
+                Rendezvous::Store(unsafe { Handle::borrow(options.store, "options->store") }?.inner().clone())
+            }
+            // SAFETY: the contract of the header: not NULL, so a unique id.
+            (true, false) => Rendezvous::Id(unsafe { options.id.read() }.bytes),
+            (true, true) => {
+                fail!(InvalidArgument, "options->store and options->id are NULL: one of them is needed")
+            }
+            (false, false) => {
+                fail!(InvalidArgument, "options->store and options->id are both set: give one of them")
+            }
+        };
+        let id = if let Rendezvous::Id(bytes) = rendezvous { Some(bytes) } else { None };
+        let server = id.as_ref().and_then(unique_id::server);
+        // SAFETY: the contract of the header: texts.
+        let options = unsafe { parsed(&options, rendezvous) }?;
+        let context = Context::create(options)?;
+        id.as_ref().inspect(|bytes| unique_id::claim(bytes));
+        place.write(Handle::into_handle(ContextHandle::new(context, server)));
+        Ok(())
+    })
+}
+
+/// Creates a context from the environment of the launcher: unisono-run, torchrun, mpirun (Open MPI, MPICH), srun.
+///
+/// `options` may be NULL; its rank, rank_count, store and id are unset. A process that no launcher started is
+/// UNISONO_INVALID_USAGE, and the text says which variables were looked for.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_context_create_from_env(
+    options: *const unisono_context_options_t,
+    ctx: *mut *mut unisono_context_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or an options struct.
+        let options = unsafe { argument::options(options, "options") }?;
+        // SAFETY: the contract of the header: NULL or writable.
+        let place = unsafe { out(ctx, "ctx") }?;
+        // SAFETY: all fields are valid as zeros, by `Options`.
+        let options = options.unwrap_or_else(|| unsafe { std::mem::zeroed() });
+        if options.rank != 0 || options.rank_count != 0 || !options.store.is_null() || !options.id.is_null() {
+            fail!(
+                InvalidArgument,
+                "options->rank, rank_count, store and id come from the environment here: leave them unset, or call unisono_context_create"
+            );
+        }
+        // SAFETY: the contract of the header: texts.
+        let options = unsafe { parsed(&options, Rendezvous::Environment) }?;
+        place.write(Handle::into_handle(ContextHandle::new(Context::create(options)?, None)));
+        Ok(())
+    })
+}
+
+/// Splits the group: the ranks that give the same `color` form a child, ordered by `key`, then by their rank here.
+///
+/// Every rank of the group calls it. With UNISONO_NO_COLOR this rank joins no child and `*child` is set to NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_context_split(
+    ctx: *const unisono_context_t,
+    color: u32,
+    key: i64,
+    child: *mut *mut unisono_context_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
+        let context = unsafe { Handle::borrow(ctx, "ctx") }?;
+        // SAFETY: the contract of the header: NULL or writable.
+        let place = unsafe { out(child, "child") }?;
+        let color = (color != UNISONO_NO_COLOR).then_some(color);
+        let child = context.context.split(color, key)?;
+        place.write(child.map_or(std::ptr::null_mut(), |child| context.child(child)));
+        Ok(())
+    })
+}
+
+/// Forms a named child of the `rank_count` listed ranks of this group, in that order.
+///
+/// Its members alone call it, with the same name and list; another rank's call is UNISONO_NOT_MEMBER and names the rank
+/// and the group.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_context_group(
+    ctx: *const unisono_context_t,
+    name: *const c_char,
+    ranks: *const u32,
+    rank_count: u32,
+    child: *mut *mut unisono_context_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
+        let context = unsafe { Handle::borrow(ctx, "ctx") }?;
+        // SAFETY: the contract of the header: NULL or a C string.
+        let name = unsafe { text(name, "name") }?;
+        // SAFETY: the contract of the header: NULL or so many ranks.
+        let ranks = unsafe { list(ranks, rank_count.into(), "ranks") }?;
+        // SAFETY: the contract of the header: NULL or writable.
+        let place = unsafe { out(child, "child") }?;
+        place.write(context.child(context.context.group(name, ranks)?));
+        Ok(())
+    })
+}
+
+/// Makes a child of the same ranks whose operations are independent of this context's. Every rank of the group calls it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_context_duplicate(
+    ctx: *const unisono_context_t,
+    child: *mut *mut unisono_context_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
+        let context = unsafe { Handle::borrow(ctx, "ctx") }?;
+        // SAFETY: the contract of the header: NULL or writable.
+        let place = unsafe { out(child, "child") }?;
+        place.write(context.child(context.context.duplicate()?));
+        Ok(())
+    })
+}
+
+/// This rank within the group, from 0; UNISONO_NO_RANK for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_context_rank(ctx: *const unisono_context_t) -> u32 {
+    // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
+    guard_or(|_| UNISONO_NO_RANK, || Ok(unsafe { Handle::borrow(ctx, "ctx") }?.context.rank()))
+}
+
+/// How many ranks the group has; 0 for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_context_size(ctx: *const unisono_context_t) -> u32 {
+    // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
+    guard_or(|_| 0, || Ok(unsafe { Handle::borrow(ctx, "ctx") }?.context.size()))
+}
+
+/// The group's name; empty for NULL. Valid until unisono_context_destroy.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_context_name(ctx: *const unisono_context_t) -> *const c_char {
+    // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
+    guard_or(|_| c"".as_ptr(), || Ok(unsafe { Handle::borrow(ctx, "ctx") }?.name.as_ptr()))
+}
+
+/// Fails everything that runs or is called on this context, here at once and on the other ranks within a second. Returns
+/// at once; from any thread, also while others wait. The context can only be destroyed afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_context_abort(ctx: *const unisono_context_t) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
+        unsafe { Handle::borrow(ctx, "ctx") }?.context.abort();
+        Ok(())
+    })
+}
+
+/// The status of the first failure that ended this context, on whichever rank; UNISONO_OK if none did. Never blocks.
+/// UNISONO_INVALID_ARGUMENT for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_context_status(ctx: *const unisono_context_t) -> unisono_status_t {
+    guard_or(
+        |error| error.status() as unisono_status_t,
+        || {
+            // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
+            let failure = unsafe { Handle::borrow(ctx, "ctx") }?.context.failure();
+            Ok(failure.map_or(Status::Ok, |error| error.status()) as unisono_status_t)
+        },
+    )
+}
+
+/// The text of that failure; empty if there was none. Never NULL. Valid until unisono_context_destroy.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_context_error(ctx: *const unisono_context_t) -> *const c_char {
+    guard_or(
+        |_| c"ctx is NULL".as_ptr(),
+        || {
+            // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
+            let handle = unsafe { Handle::borrow(ctx, "ctx") }?;
+            Ok(match handle.context.failure() {
+                Some(error) => handle.failure.get_or_init(|| c_text(error.text())).as_ptr(),
+                None => c"".as_ptr(),
+            })
+        },
+    )
+}
+
+/// Ends this rank's membership. NULL is fine.
+///
+/// Not collective, and waits for no other rank. Operations that still run, run on; works, children and buffers made from the
+/// context stay valid. No function may be using the handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_context_destroy(ctx: *mut unisono_context_t) {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL, or a context that nobody uses any more.
+        drop(unsafe { Handle::take(ctx) });
+        Ok(())
+    });
+}

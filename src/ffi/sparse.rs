@@ -1,0 +1,118 @@
+//! Allreduce of sparse tensors.
+
+use std::ffi::c_void;
+use std::marker::{PhantomData, PhantomPinned};
+
+use crate::communicator::Call;
+use crate::communicator::sparse::{self, Sparse};
+use crate::error::fail;
+use crate::reduce::DataType;
+
+use super::argument::{Extent, list, out};
+use super::call::{call_options, unisono_call_t};
+use super::context::unisono_context_t;
+use super::datatype::{operator, unisono_dtype_t, unisono_op_t};
+use super::handle::{Handle, handle};
+use super::status::{guard, guard_or, unisono_status_t};
+
+/// The result of a sparse allreduce: a sparse tensor in coordinate form, sorted by its indices, each of which occurs once.
+/// It belongs to the caller and is ended by unisono_sparse_destroy. It does not change, and any thread may read it.
+pub struct unisono_sparse_t {
+    _private: [u8; 0],
+    _marker: PhantomData<(*mut u8, PhantomPinned)>,
+}
+
+handle!(unisono_sparse_t, Sparse);
+
+/// Combines the sparse tensors of all ranks: where several ranks have an element, as unisono_allreduce would; where one has
+/// it, it stays. Every rank gets the same result.
+///
+/// A tensor has `nnz` elements, each at an index of `dims` coordinates: `indices` holds `dims` × `nnz` numbers, first
+/// the first coordinate of every element, then the second, and so on. Each element is a block of `block` values of `dtype`:
+/// `values` holds `nnz` × `block`, in the same order. `nnz` may differ from rank to rank and be 0; an index that
+/// occurs several times on a rank is summed there first (combined, for the other operators). `dims`, `block`, `dtype` and
+/// `op` are the same on every rank.
+///
+/// Operators: sum, product, max, min and average (the combination over the ranks that have the element, divided by the
+/// size of the group). It runs in this thread, until it is complete.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_sparse_allreduce(
+    ctx: *const unisono_context_t,
+    indices: *const i64,
+    values: *const c_void,
+    nnz: u64,
+    dims: u32,
+    block: u64,
+    dtype: unisono_dtype_t,
+    op: unisono_op_t,
+    call: *const unisono_call_t,
+    result: *mut *mut unisono_sparse_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
+        let context = unsafe { Handle::borrow(ctx, "ctx") }?.inner();
+        // SAFETY: the contract of the header: NULL or an options struct.
+        let call = unsafe { call_options(call, "call") }?;
+        // SAFETY: the contract of the header: NULL or writable.
+        let place = unsafe { out(result, "result") }?;
+        let dtype = DataType::from_number(dtype)?;
+        let operator = operator(op, &call)?;
+        let Some(numbers) = nnz.checked_mul(dims.into()) else {
+            fail!(InvalidArgument, "nnz {nnz} of {dims} dims are more indices than memory holds");
+        };
+        // SAFETY: the contract of the header: NULL or so many indices.
+        let indices = unsafe { list(indices, numbers, "indices") }?;
+        let Some(elements) = nnz.checked_mul(block) else {
+            fail!(InvalidArgument, "nnz {nnz} in blocks of {block} are more values than memory holds");
+        };
+        let bytes = Extent::Whole(elements).bytes(dtype)?;
+        // SAFETY: the contract of the header: NULL or so many values.
+        let values = unsafe { list(values.cast::<u8>(), bytes as u64, "values") }?;
+        let input = sparse::Input { indices, values, nnz, dims, block, dtype };
+        let combined = context.sparse_allreduce(&input, operator, &Call::from(&call))?;
+        place.write(Handle::into_handle(combined));
+        Ok(())
+    })
+}
+
+/// How many coordinates an index has; 0 for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_sparse_dims(sparse: *const unisono_sparse_t) -> u32 {
+    // SAFETY: the contract of the header: NULL or a result that nobody destroys meanwhile.
+    guard_or(|_| 0, || Ok(unsafe { Handle::borrow(sparse, "sparse") }?.dims()))
+}
+
+/// How many elements there are; 0 for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_sparse_nnz(sparse: *const unisono_sparse_t) -> u64 {
+    // SAFETY: the contract of the header: NULL or a result that nobody destroys meanwhile.
+    guard_or(|_| 0, || Ok(unsafe { Handle::borrow(sparse, "sparse") }?.nnz()))
+}
+
+/// The indices, dims × nnz numbers laid out as in unisono_sparse_allreduce; NULL for NULL. Valid until
+/// unisono_sparse_destroy.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_sparse_indices(sparse: *const unisono_sparse_t) -> *const i64 {
+    // SAFETY: the contract of the header: NULL or a result that nobody destroys meanwhile.
+    guard_or(|_| std::ptr::null(), || Ok(unsafe { Handle::borrow(sparse, "sparse") }?.indices().as_ptr()))
+}
+
+/// The values, nnz × block of them, aligned to 8 bytes; NULL for NULL. Valid until unisono_sparse_destroy.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_sparse_values(sparse: *const unisono_sparse_t) -> *const c_void {
+    // SAFETY: the contract of the header: NULL or a result that nobody destroys meanwhile.
+    guard_or(
+        |_| std::ptr::null(),
+        || Ok(unsafe { Handle::borrow(sparse, "sparse") }?.values().as_ptr().cast()),
+    )
+}
+
+/// Ends the result. NULL is fine.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_sparse_destroy(sparse: *mut unisono_sparse_t) {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL, or a result that nobody uses any more.
+        drop(unsafe { Handle::take(sparse) });
+        Ok(())
+    });
+}

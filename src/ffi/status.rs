@@ -1,0 +1,238 @@
+//! Statuses, the text of a thread's last failure, and the guard around every export.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, CString, c_char};
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Once;
+
+use crate::error::{Error, Result, Status};
+
+/// What came of a call: one of enum unisono_status. Always 32 bits, in C and in C++.
+pub type unisono_status_t = i32;
+
+/// The values of unisono_status_t. The numbers never change and are never reused.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum unisono_status {
+    /// Done.
+    UNISONO_OK = 0,
+    /// An argument is wrong by itself: NULL, out of range, unknown, too large.
+    UNISONO_INVALID_ARGUMENT = 1,
+    /// The arguments are fine, the moment or the combination is not.
+    UNISONO_INVALID_USAGE = 2,
+    /// Ranks called different things where they had to call the same.
+    UNISONO_MISMATCH = 3,
+    /// The deadline passed.
+    UNISONO_TIMEOUT = 4,
+    /// A peer died, left, or reported a failure.
+    UNISONO_PEER_FAILED = 5,
+    /// The communicator was aborted by its user.
+    UNISONO_ABORTED = 6,
+    /// This rank is not a member of the group.
+    UNISONO_NOT_MEMBER = 7,
+    /// Not supported here; the text says what is.
+    UNISONO_UNSUPPORTED = 8,
+    /// The operating system refused.
+    UNISONO_SYSTEM = 9,
+    /// No memory, or no room in a fixed area.
+    UNISONO_OUT_OF_MEMORY = 10,
+    /// The CUDA driver refused.
+    UNISONO_CUDA = 11,
+    /// A bug in unisono.
+    UNISONO_INTERNAL = 12,
+    /// The work is still running. Answered by unisono_work_status only.
+    UNISONO_IN_PROGRESS = 13,
+}
+
+/// The text of this thread's last failure: one line that says what happened, where, and what to do. Empty if nothing
+/// has failed. Never NULL.
+///
+/// The text belongs to the library and stays valid until the next call that fails on the same thread, or the end of
+/// the thread; calls that succeed leave it alone. For a failure that happened later, on another thread, see
+/// unisono_work_error and unisono_context_error.
+#[unsafe(no_mangle)]
+pub extern "C" fn unisono_last_error() -> *const c_char {
+    LAST_ERROR.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+/// The name of a status as the header spells it, such as "UNISONO_TIMEOUT"; "unknown status" for any other number.
+/// The text is static.
+#[unsafe(no_mangle)]
+pub extern "C" fn unisono_status_name(status: unisono_status_t) -> *const c_char {
+    status_name(status).as_ptr()
+}
+
+fn status_name(status: unisono_status_t) -> &'static CStr {
+    match status {
+        0 => c"UNISONO_OK",
+        1 => c"UNISONO_INVALID_ARGUMENT",
+        2 => c"UNISONO_INVALID_USAGE",
+        3 => c"UNISONO_MISMATCH",
+        4 => c"UNISONO_TIMEOUT",
+        5 => c"UNISONO_PEER_FAILED",
+        6 => c"UNISONO_ABORTED",
+        7 => c"UNISONO_NOT_MEMBER",
+        8 => c"UNISONO_UNSUPPORTED",
+        9 => c"UNISONO_SYSTEM",
+        10 => c"UNISONO_OUT_OF_MEMORY",
+        11 => c"UNISONO_CUDA",
+        12 => c"UNISONO_INTERNAL",
+        13 => c"UNISONO_IN_PROGRESS",
+        _ => c"unknown status",
+    }
+}
+
+thread_local! {
+    static LAST_ERROR: RefCell<CString> = RefCell::default();
+    /// Whether this thread is inside a guard, and where its panic began.
+    static GUARDED: Cell<bool> = const { Cell::new(false) };
+    static PANICKED_AT: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Runs the body of an export: a failure or a panic becomes a status and this thread's last error.
+pub(super) fn guard(body: impl FnOnce() -> Result<()>) -> unisono_status_t {
+    guard_or(|error| error.status() as unisono_status_t, || body().map(|()| Status::Ok as unisono_status_t))
+}
+
+/// As [`guard`], for an export that answers with a value: `otherwise` gives the answer of a failure.
+pub(super) fn guard_or<T>(otherwise: impl FnOnce(&Error) -> T, body: impl FnOnce() -> Result<T>) -> T {
+    prepare_process();
+    let outer = GUARDED.replace(true);
+    // A panic may leave the objects it passed through half changed. Their locks are poisoned then and later calls on
+    // them fail too; nothing here looks inside.
+    let outcome = panic::catch_unwind(AssertUnwindSafe(body));
+    GUARDED.set(outer);
+    let error = match outcome {
+        Ok(Ok(value)) => return value,
+        Ok(Err(error)) => error,
+        Err(payload) => panic_error(payload),
+    };
+    set_last_error(error.text());
+    otherwise(&error)
+}
+
+fn panic_error(payload: Box<dyn Any + Send>) -> Error {
+    let text = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
+        (Some(text), _) => (*text).to_owned(),
+        (_, Some(text)) => text.clone(),
+        _ => "a panic without a text".to_owned(),
+    };
+    // Dropping a payload may panic again, with another payload: that one is leaked.
+    if let Err(again) = panic::catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        std::mem::forget(again);
+    }
+    let at = PANICKED_AT.take();
+    Error::new(Status::Internal, format!("a bug in unisono, please report it: {text} ({at})"))
+}
+
+fn set_last_error(text: &str) {
+    // While the thread ends there is nowhere to keep the text, and nobody left to read it.
+    let _ = LAST_ERROR.try_with(|last| last.replace(c_text(text)));
+}
+
+/// A text for C. A NUL byte cannot be kept and ends nothing early: it is shown as such.
+pub(super) fn c_text(text: &str) -> CString {
+    CString::new(text).unwrap_or_else(|_| CString::new(text.replace('\0', "\\0")).unwrap_or_default())
+}
+
+/// Once for the process: the logger, and a panic hook that keeps quiet about panics that a guard will report.
+fn prepare_process() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        super::log::install();
+        let previous = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if !GUARDED.try_with(Cell::get).unwrap_or(false) {
+                return previous(info);
+            }
+            let at = info.location().map(ToString::to_string).unwrap_or_default();
+            ::log::error!("panic at {at}");
+            let _ = PANICKED_AT.try_with(|place| place.replace(at));
+        }));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::fail;
+
+    fn last_error() -> String {
+        // SAFETY: the pointer is a C string of this thread, which no call changes before the copy is made.
+        unsafe { CStr::from_ptr(unisono_last_error()) }.to_str().unwrap().to_owned()
+    }
+
+    /// The numbers are the ABI: this list is only ever added to.
+    #[test]
+    fn status_numbers_never_change() {
+        use unisono_status::*;
+        let pinned = [
+            (UNISONO_OK, Status::Ok, 0, c"UNISONO_OK"),
+            (UNISONO_INVALID_ARGUMENT, Status::InvalidArgument, 1, c"UNISONO_INVALID_ARGUMENT"),
+            (UNISONO_INVALID_USAGE, Status::InvalidUsage, 2, c"UNISONO_INVALID_USAGE"),
+            (UNISONO_MISMATCH, Status::Mismatch, 3, c"UNISONO_MISMATCH"),
+            (UNISONO_TIMEOUT, Status::Timeout, 4, c"UNISONO_TIMEOUT"),
+            (UNISONO_PEER_FAILED, Status::PeerFailed, 5, c"UNISONO_PEER_FAILED"),
+            (UNISONO_ABORTED, Status::Aborted, 6, c"UNISONO_ABORTED"),
+            (UNISONO_NOT_MEMBER, Status::NotMember, 7, c"UNISONO_NOT_MEMBER"),
+            (UNISONO_UNSUPPORTED, Status::Unsupported, 8, c"UNISONO_UNSUPPORTED"),
+            (UNISONO_SYSTEM, Status::System, 9, c"UNISONO_SYSTEM"),
+            (UNISONO_OUT_OF_MEMORY, Status::OutOfMemory, 10, c"UNISONO_OUT_OF_MEMORY"),
+            (UNISONO_CUDA, Status::Cuda, 11, c"UNISONO_CUDA"),
+            (UNISONO_INTERNAL, Status::Internal, 12, c"UNISONO_INTERNAL"),
+            (UNISONO_IN_PROGRESS, Status::InProgress, 13, c"UNISONO_IN_PROGRESS"),
+        ];
+        for (ours, inner, number, name) in pinned {
+            assert_eq!(ours as i32, number);
+            assert_eq!(inner as i32, number);
+            assert_eq!(status_name(number), name);
+        }
+        assert_eq!(status_name(14), c"unknown status");
+        assert_eq!(status_name(-1), c"unknown status");
+    }
+
+    #[test]
+    fn a_failure_leaves_its_text_and_a_success_leaves_it_alone() {
+        let failed = guard(|| fail!(Timeout, "nothing from rank {} for 30 s", 3));
+        assert_eq!(failed, unisono_status::UNISONO_TIMEOUT as i32);
+        assert_eq!(last_error(), "nothing from rank 3 for 30 s");
+        assert_eq!(guard(|| Ok(())), 0);
+        assert_eq!(last_error(), "nothing from rank 3 for 30 s");
+    }
+
+    #[test]
+    fn the_last_error_belongs_to_the_thread() {
+        guard(|| fail!(System, "here"));
+        let there = std::thread::spawn(last_error).join().unwrap();
+        assert_eq!(there, "");
+        assert_eq!(last_error(), "here");
+    }
+
+    #[test]
+    fn a_panic_becomes_an_internal_error_with_its_text_and_place() {
+        let status = guard(|| panic!("three is {}", 4));
+        assert_eq!(status, unisono_status::UNISONO_INTERNAL as i32);
+        let text = last_error();
+        assert!(text.contains("three is 4"), "{text}");
+        assert!(text.contains("status.rs"), "{text}");
+    }
+
+    #[test]
+    fn a_payload_that_panics_when_dropped_is_contained() {
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                panic!("the payload's own panic");
+            }
+        }
+        let status = guard(|| panic::panic_any(Bomb));
+        assert_eq!(status, unisono_status::UNISONO_INTERNAL as i32);
+    }
+
+    #[test]
+    fn a_nul_in_a_text_is_shown() {
+        guard(|| fail!(System, "a\0b"));
+        assert_eq!(last_error(), "a\\0b");
+    }
+}

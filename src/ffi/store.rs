@@ -1,0 +1,579 @@
+//! Stores: how the ranks of a group find each other.
+
+use std::ffi::{c_char, c_void};
+use std::marker::{PhantomData, PhantomPinned};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::deadline::Deadline;
+use crate::error::{Error, Result, Status, fail};
+use crate::rendezvous::file::FileStore;
+use crate::rendezvous::hash::HashStore;
+use crate::rendezvous::prefix::PrefixStore;
+use crate::rendezvous::secret::SecretKey;
+use crate::rendezvous::store::Store;
+use crate::rendezvous::tcp::TcpStore;
+use crate::rendezvous::tcp_server::ServerHandle;
+
+use super::argument::{Options, list, optional_text, out, required_options, text, timeout, wait_deadline};
+use super::context::UNISONO_DEFAULT_TIMEOUT_MS;
+use super::handle::{Handle, handle};
+use super::status::{c_text, guard, guard_or, unisono_status_t};
+
+/// A store: a small dictionary that all ranks of a group reach, through which they find each other. Ended by
+/// unisono_store_destroy; contexts and prefix stores made from it keep what they need of it. All functions may be
+/// called from any thread.
+pub struct unisono_store_t {
+    _private: [u8; 0],
+    _marker: PhantomData<(*mut u8, PhantomPinned)>,
+}
+
+handle!(unisono_store_t, StoreHandle);
+
+/// A store, and the port of one that has a port.
+pub(super) struct StoreHandle {
+    store: Arc<dyn Store>,
+    port: u32,
+}
+
+impl StoreHandle {
+    pub(super) fn inner(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+}
+
+/// Where a TCP store is. Start from UNISONO_TCP_STORE_OPTIONS_INIT; what is zero or NULL is unset. Read during the call only.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct unisono_tcp_store_options_t {
+    /// sizeof(unisono_tcp_store_options_t), as UNISONO_TCP_STORE_OPTIONS_INIT sets it.
+    pub size: u64,
+    /// Name or address of the host that serves, IPv4 or IPv6; NULL: this host. The process that serves listens on
+    /// this if it is an address, else on all addresses of the host.
+    pub host: *const c_char,
+    /// The port, 1 to 65535. 0 only with `serve`: any free port, which unisono_store_port tells.
+    pub port: u32,
+    /// 1 in the one process that serves the store, usually rank 0's; 0 in the others. The server ends with the last
+    /// handle or context that uses it.
+    pub serve: i32,
+    /// A text that server and clients share; others are turned away. NULL: whoever reaches the port is let in.
+    pub secret: *const c_char,
+    /// Milliseconds to try to connect, since the server may start later; 0: UNISONO_DEFAULT_TIMEOUT_MS.
+    pub timeout_ms: u64,
+}
+
+// SAFETY: repr(C) from `size: u64` on, eight bytes a field (two of four), and integers and pointers are valid as zeros.
+unsafe impl Options for unisono_tcp_store_options_t {
+    const INIT: &'static str = "UNISONO_TCP_STORE_OPTIONS_INIT";
+    const FIRST_SIZE: u64 = 40;
+}
+
+/// Where a callback of a callback store puts its answer; valid during the callback only.
+pub struct unisono_store_reply_t {
+    _private: [u8; 0],
+    _marker: PhantomData<(*mut u8, PhantomPinned)>,
+}
+
+/// A store of the caller's own. Start from UNISONO_STORE_CALLBACKS_INIT and set all functions.
+///
+/// Each function may be called from any thread, several at once. It returns UNISONO_OK, or another status after it gave
+/// the cause to unisono_store_reply_error. Keys are C strings of UTF-8, values are bytes; both are valid during the
+/// callback only. No exception may leave a callback.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct unisono_store_callbacks_t {
+    /// sizeof(unisono_store_callbacks_t), as UNISONO_STORE_CALLBACKS_INIT sets it.
+    pub size: u64,
+    /// Handed to every function.
+    pub user: *mut c_void,
+    /// Writes `value` under `key`.
+    pub set: Option<
+        unsafe extern "C" fn(
+            user: *mut c_void,
+            key: *const c_char,
+            value: *const u8,
+            bytes: u64,
+            reply: *mut unisono_store_reply_t,
+        ) -> unisono_status_t,
+    >,
+    /// Waits until `key` exists, for at most `timeout_ms` (UNISONO_FOREVER: for ever), and gives its value to
+    /// unisono_store_reply_value. UNISONO_TIMEOUT if it does not come.
+    pub get: Option<
+        unsafe extern "C" fn(
+            user: *mut c_void,
+            key: *const c_char,
+            timeout_ms: u64,
+            reply: *mut unisono_store_reply_t,
+        ) -> unisono_status_t,
+    >,
+    /// Gives the value under `key` to unisono_store_reply_value if it exists now; does not call it, and returns
+    /// UNISONO_OK, if not.
+    pub try_get: Option<
+        unsafe extern "C" fn(
+            user: *mut c_void,
+            key: *const c_char,
+            reply: *mut unisono_store_reply_t,
+        ) -> unisono_status_t,
+    >,
+    /// Adds `amount` to the number under `key`, 0 if absent, and writes the sum to `*sum`. Atomic over all ranks.
+    pub add: Option<
+        unsafe extern "C" fn(
+            user: *mut c_void,
+            key: *const c_char,
+            amount: i64,
+            sum: *mut i64,
+            reply: *mut unisono_store_reply_t,
+        ) -> unisono_status_t,
+    >,
+    /// Called once with `user` when nothing uses the store any more; may be NULL.
+    pub release: Option<unsafe extern "C" fn(user: *mut c_void)>,
+    /// What the store is, for errors; NULL: "callback store". Copied.
+    pub description: *const c_char,
+}
+
+// SAFETY: repr(C) from `size: u64` on, eight bytes a field, and integers, pointers and optional functions are valid as zeros.
+unsafe impl Options for unisono_store_callbacks_t {
+    const INIT: &'static str = "UNISONO_STORE_CALLBACKS_INIT";
+    const FIRST_SIZE: u64 = 64;
+}
+
+/// Creates a store in a directory that all ranks reach, of one host or of several through a network file system. The
+/// directory is made if it is missing, and is not removed: a new job needs a new one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_store_create_file(
+    path: *const c_char,
+    store: *mut *mut unisono_store_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or a C string.
+        let path = unsafe { text(path, "path") }?;
+        // SAFETY: the contract of the header: NULL or writable.
+        let place = unsafe { out(store, "store") }?;
+        place.write(into_handle(FileStore::open(path)?));
+        Ok(())
+    })
+}
+
+/// Creates a store in the memory of this process, for groups whose ranks are its threads.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_store_create_hash(store: *mut *mut unisono_store_t) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or writable.
+        let place = unsafe { out(store, "store") }?;
+        place.write(into_handle(HashStore::new()));
+        Ok(())
+    })
+}
+
+/// Creates a store that one process serves over TCP, and connects to it. A server that does not answer is
+/// UNISONO_TIMEOUT, a wrong secret UNISONO_INVALID_USAGE; both texts name the address.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_store_create_tcp(
+    options: *const unisono_tcp_store_options_t,
+    store: *mut *mut unisono_store_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or an options struct.
+        let options = unsafe { required_options(options, "options") }?;
+        // SAFETY: the contract of the header: NULL or writable.
+        let place = unsafe { out(store, "store") }?;
+        // SAFETY: the contract of the header: NULL or C strings, as for the next.
+        let host = unsafe { optional_text(options.host, "options->host") }?;
+        // SAFETY: as above.
+        let secret = unsafe { optional_text(options.secret, "options->secret") }?.map(SecretKey::from_text);
+        let deadline =
+            timeout(options.timeout_ms).unwrap_or(Duration::from_millis(UNISONO_DEFAULT_TIMEOUT_MS));
+        let deadline = Deadline::after(deadline);
+        let port = match u16::try_from(options.port) {
+            Ok(port) if port != 0 || options.serve != 0 => port,
+            _ => fail!(InvalidArgument, "options->port is {}; a port is 1 to 65535", options.port),
+        };
+        let handle = match options.serve {
+            0 => {
+                let store = TcpStore::connect(host.unwrap_or("localhost"), port, secret.as_ref(), deadline)?;
+                StoreHandle { store: Arc::new(store), port: port.into() }
+            }
+            1 => {
+                let store = ServedStore::start(host, port, secret.as_ref(), deadline)?;
+                let port = store.server.port().into();
+                StoreHandle { store: Arc::new(store), port }
+            }
+            other => fail!(InvalidArgument, "options->serve is {other}; it is 1 to serve the store, or 0"),
+        };
+        place.write(Handle::into_handle(handle));
+        Ok(())
+    })
+}
+
+/// Creates a part of another store: its keys are those of `parent` that begin with `prefix`, so that several groups use
+/// one store without meeting. `parent` may be destroyed before it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_store_create_prefix(
+    parent: *const unisono_store_t,
+    prefix: *const c_char,
+    store: *mut *mut unisono_store_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or a store that nobody destroys meanwhile.
+        let parent = unsafe { Handle::borrow(parent, "parent") }?.inner();
+        // SAFETY: the contract of the header: NULL or a C string.
+        let prefix = unsafe { text(prefix, "prefix") }?;
+        // SAFETY: the contract of the header: NULL or writable.
+        let place = unsafe { out(store, "store") }?;
+        place.write(into_handle(PrefixStore::new(parent.clone(), prefix)));
+        Ok(())
+    })
+}
+
+/// Creates a store from functions of the caller's own, so that ranks meet through whatever the program already has.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_store_create_callback(
+    callbacks: *const unisono_store_callbacks_t,
+    store: *mut *mut unisono_store_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or an options struct.
+        let callbacks = unsafe { required_options(callbacks, "callbacks") }?;
+        // SAFETY: the contract of the header: NULL or writable.
+        let place = unsafe { out(store, "store") }?;
+        // SAFETY: the contract of the header: NULL or a C string.
+        let description = unsafe { optional_text(callbacks.description, "callbacks->description") }?;
+        let missing = |name| Error::new(Status::InvalidArgument, format!("callbacks->{name} is NULL"));
+        let store = CallbackStore {
+            set: callbacks.set.ok_or_else(|| missing("set"))?,
+            get: callbacks.get.ok_or_else(|| missing("get"))?,
+            try_get: callbacks.try_get.ok_or_else(|| missing("try_get"))?,
+            add: callbacks.add.ok_or_else(|| missing("add"))?,
+            release: callbacks.release,
+            user: callbacks.user,
+            description: description.unwrap_or("callback store").to_owned(),
+        };
+        place.write(into_handle(store));
+        Ok(())
+    })
+}
+
+/// Gives the value that a `get` or `try_get` callback found. The bytes are copied.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_store_reply_value(
+    reply: *mut unisono_store_reply_t,
+    value: *const u8,
+    bytes: u64,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or so many bytes.
+        let value = unsafe { list(value, bytes, "value") }?;
+        // SAFETY: the contract of the header: NULL or what the callback was given.
+        unsafe { reply_mut(reply) }?.value = Some(value.to_vec());
+        Ok(())
+    })
+}
+
+/// Gives the cause of a callback's failure, in one line. The text is copied.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_store_reply_error(
+    reply: *mut unisono_store_reply_t,
+    cause: *const c_char,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or a C string.
+        let cause = unsafe { text(cause, "cause") }?;
+        // SAFETY: the contract of the header: NULL or what the callback was given.
+        unsafe { reply_mut(reply) }?.cause = cause.to_owned();
+        Ok(())
+    })
+}
+
+/// Writes `bytes` bytes of `value` under `key`, and wakes whoever waits for it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_store_set(
+    store: *const unisono_store_t,
+    key: *const c_char,
+    value: *const c_void,
+    bytes: u64,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or a store that nobody destroys meanwhile.
+        let store = unsafe { Handle::borrow(store, "store") }?.inner();
+        // SAFETY: the contract of the header: NULL or a C string.
+        let key = unsafe { text(key, "key") }?;
+        // SAFETY: the contract of the header: NULL or so many bytes.
+        let value = unsafe { list(value.cast::<u8>(), bytes, "value") }?;
+        store.set(key, value)
+    })
+}
+
+/// Waits until `key` exists, for at most `timeout_ms` milliseconds (UNISONO_FOREVER: for ever), and gives a copy of its
+/// value: `*value` is freed by unisono_free and is never NULL, `*bytes` is its length.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_store_get(
+    store: *const unisono_store_t,
+    key: *const c_char,
+    timeout_ms: u64,
+    value: *mut *mut c_void,
+    bytes: *mut u64,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or a store that nobody destroys meanwhile.
+        let store = unsafe { Handle::borrow(store, "store") }?.inner();
+        // SAFETY: the contract of the header: NULL or a C string.
+        let key = unsafe { text(key, "key") }?;
+        // SAFETY: the contract of the header: NULL or writable, as for the next.
+        let value = unsafe { out(value, "value") }?;
+        // SAFETY: as above.
+        let bytes = unsafe { out(bytes, "bytes") }?;
+        let found = store.get(key, wait_deadline(timeout_ms))?;
+        value.write(hand_out(&found)?);
+        bytes.write(found.len() as u64);
+        Ok(())
+    })
+}
+
+/// As unisono_store_get, without waiting: if `key` does not exist, the status is UNISONO_OK, `*value` NULL and
+/// `*bytes` 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_store_try_get(
+    store: *const unisono_store_t,
+    key: *const c_char,
+    value: *mut *mut c_void,
+    bytes: *mut u64,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or a store that nobody destroys meanwhile.
+        let store = unsafe { Handle::borrow(store, "store") }?.inner();
+        // SAFETY: the contract of the header: NULL or a C string.
+        let key = unsafe { text(key, "key") }?;
+        // SAFETY: the contract of the header: NULL or writable, as for the next.
+        let value = unsafe { out(value, "value") }?;
+        // SAFETY: as above.
+        let bytes = unsafe { out(bytes, "bytes") }?;
+        let (memory, length) = match store.try_get(key)? {
+            Some(found) => (hand_out(&found)?, found.len()),
+            None => (std::ptr::null_mut(), 0),
+        };
+        value.write(memory);
+        bytes.write(length as u64);
+        Ok(())
+    })
+}
+
+/// Adds `amount` to the number under `key`, 0 if absent, and sets `*sum`. Atomic over all ranks. `sum` may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_store_add(
+    store: *const unisono_store_t,
+    key: *const c_char,
+    amount: i64,
+    sum: *mut i64,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or a store that nobody destroys meanwhile.
+        let store = unsafe { Handle::borrow(store, "store") }?.inner();
+        // SAFETY: the contract of the header: NULL or a C string.
+        let key = unsafe { text(key, "key") }?;
+        let total = store.add(key, amount)?;
+        // SAFETY: the contract of the header: NULL or writable.
+        if let Some(place) = unsafe { sum.as_mut() } {
+            *place = total;
+        }
+        Ok(())
+    })
+}
+
+/// The port of a TCP store, also one that the server chose; 0 for other stores and for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_store_port(store: *const unisono_store_t) -> u32 {
+    // SAFETY: the contract of the header: NULL or a store that nobody destroys meanwhile.
+    guard_or(|_| 0, || Ok(unsafe { Handle::borrow(store, "store") }?.port))
+}
+
+/// Ends the handle. Contexts and prefix stores made from it keep what they need. NULL is fine.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_store_destroy(store: *mut unisono_store_t) {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL, or a store that nobody uses any more.
+        drop(unsafe { Handle::take(store) });
+        Ok(())
+    });
+}
+
+fn into_handle(store: impl Store + 'static) -> *mut unisono_store_t {
+    Handle::into_handle(StoreHandle { store: Arc::new(store), port: 0 })
+}
+
+/// A TCP store that this process serves: the server lives as long as anything uses the store.
+struct ServedStore {
+    // Dropped in this order: the client leaves before the server ends.
+    client: TcpStore,
+    server: ServerHandle,
+}
+
+impl ServedStore {
+    /// Serves on `host` if that is an address, else on all addresses of this host.
+    fn start(
+        host: Option<&str>,
+        port: u16,
+        secret: Option<&SecretKey>,
+        deadline: Deadline,
+    ) -> Result<ServedStore> {
+        let server = match host.and_then(|host| host.parse::<IpAddr>().ok()) {
+            Some(address) => ServerHandle::start(SocketAddr::new(address, port), secret)?,
+            None => ServerHandle::start_everywhere(port, secret)?,
+        };
+        let address = server.local_address();
+        let client = TcpStore::connect(&address.ip().to_string(), address.port(), secret, deadline)?;
+        Ok(ServedStore { client, server })
+    }
+}
+
+impl Store for ServedStore {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.client.set(key, value)
+    }
+
+    fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
+        self.client.get(key, deadline)
+    }
+
+    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        self.client.try_get(key)
+    }
+
+    fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        self.client.add(key, amount)
+    }
+
+    fn describe(&self) -> String {
+        self.client.describe()
+    }
+}
+
+/// A copy for C, from `malloc`, so that `unisono_free` needs no length. Never NULL.
+fn hand_out(bytes: &[u8]) -> Result<*mut c_void> {
+    // SAFETY: malloc takes any size.
+    let memory = unsafe { libc::malloc(bytes.len().max(1)) };
+    if memory.is_null() {
+        fail!(OutOfMemory, "no memory for a value of {} bytes", bytes.len());
+    }
+    // SAFETY: the new memory holds at least so many bytes and overlaps nothing.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.cast(), bytes.len()) };
+    Ok(memory)
+}
+
+/// What stands behind a [`unisono_store_reply_t`] while a callback runs.
+#[derive(Default)]
+struct Reply {
+    value: Option<Vec<u8>>,
+    cause: String,
+}
+
+/// # Safety
+/// `reply` is NULL or the [`Reply`] that the running callback was given, used by its thread alone.
+unsafe fn reply_mut<'a>(reply: *mut unisono_store_reply_t) -> Result<&'a mut Reply> {
+    // SAFETY: this function's contract.
+    match unsafe { reply.cast::<Reply>().as_mut() } {
+        Some(reply) => Ok(reply),
+        None => fail!(InvalidArgument, "reply is NULL"),
+    }
+}
+
+type Set =
+    unsafe extern "C" fn(*mut c_void, *const c_char, *const u8, u64, *mut unisono_store_reply_t) -> i32;
+type Get = unsafe extern "C" fn(*mut c_void, *const c_char, u64, *mut unisono_store_reply_t) -> i32;
+type TryGet = unsafe extern "C" fn(*mut c_void, *const c_char, *mut unisono_store_reply_t) -> i32;
+type Add = unsafe extern "C" fn(*mut c_void, *const c_char, i64, *mut i64, *mut unisono_store_reply_t) -> i32;
+
+/// A store whose methods are the caller's functions.
+struct CallbackStore {
+    set: Set,
+    get: Get,
+    try_get: TryGet,
+    add: Add,
+    release: Option<unsafe extern "C" fn(*mut c_void)>,
+    user: *mut c_void,
+    description: String,
+}
+
+// SAFETY: the header says that the functions may be called with `user` from any thread.
+unsafe impl Send for CallbackStore {}
+// SAFETY: as above, several at once.
+unsafe impl Sync for CallbackStore {}
+
+impl CallbackStore {
+    /// Calls one of the functions and turns its status into a result.
+    fn ask(
+        &self,
+        verb: &str,
+        key: &str,
+        function: impl FnOnce(*const c_char, *mut unisono_store_reply_t) -> unisono_status_t,
+    ) -> Result<Reply> {
+        let mut reply = Reply::default();
+        let status = function(c_text(key).as_ptr(), (&raw mut reply).cast());
+        let status = match status {
+            0 => return Ok(reply),
+            status if status == Status::Timeout as i32 => Status::Timeout,
+            _ => Status::System,
+        };
+        let cause = if reply.cause.is_empty() { "the callback gave no cause" } else { &reply.cause };
+        Err(Error::new(
+            status,
+            format!("{}: {verb} of key '{}' failed: {cause}", self.description, key.escape_debug()),
+        ))
+    }
+}
+
+impl Store for CallbackStore {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        // SAFETY: the header's contract for callbacks; the pointers are valid during the call.
+        let set =
+            |key, reply| unsafe { (self.set)(self.user, key, value.as_ptr(), value.len() as u64, reply) };
+        self.ask("set", key, set).map(drop)
+    }
+
+    fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
+        let milliseconds = deadline.remaining().map_or(u64::MAX, milliseconds_rounded_up);
+        // SAFETY: the header's contract for callbacks; the pointers are valid during the call.
+        let get = |key, reply| unsafe { (self.get)(self.user, key, milliseconds, reply) };
+        match self.ask("get", key, get)?.value {
+            Some(value) => Ok(value),
+            None => fail!(
+                System,
+                "{}: get of key '{}' succeeded without a value",
+                self.description,
+                key.escape_debug()
+            ),
+        }
+    }
+
+    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        // SAFETY: the header's contract for callbacks; the pointers are valid during the call.
+        let try_get = |key, reply| unsafe { (self.try_get)(self.user, key, reply) };
+        Ok(self.ask("try_get", key, try_get)?.value)
+    }
+
+    fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        let mut sum = 0;
+        // SAFETY: the header's contract for callbacks; the pointers are valid during the call.
+        let add = |key, reply| unsafe { (self.add)(self.user, key, amount, &mut sum, reply) };
+        self.ask("add", key, add)?;
+        Ok(sum)
+    }
+
+    fn describe(&self) -> String {
+        self.description.clone()
+    }
+}
+
+impl Drop for CallbackStore {
+    fn drop(&mut self) {
+        if let Some(release) = self.release {
+            // SAFETY: the header's contract: once, with `user`, when nothing uses the store any more.
+            unsafe { release(self.user) };
+        }
+    }
+}
+
+/// So that a wait never ends before its deadline, and never becomes "for ever".
+fn milliseconds_rounded_up(left: Duration) -> u64 {
+    u64::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX - 1).min(u64::MAX - 1)
+}

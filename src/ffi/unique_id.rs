@@ -1,0 +1,63 @@
+//! The 128 bytes that are enough for a group to meet.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use crate::rendezvous::id::{ID_BYTES, UniqueId};
+use crate::rendezvous::tcp_server::ServerHandle;
+
+use super::argument::out;
+use super::status::{guard, unisono_status_t};
+
+/// A unique id: one rank makes it, the program carries it to the others by any means, all create their context from it.
+/// It holds an address and a secret: whoever has it can join the group.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct unisono_unique_id_t {
+    /// What it consists of means nothing outside the library.
+    pub bytes: [u8; 128],
+}
+
+/// Makes a unique id. The process that makes it serves the meeting until its own context of that id is destroyed, or the
+/// process ends; it listens on the interface of UNISONO_INTERFACE, or one that the library chooses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_unique_id_create(id: *mut unisono_unique_id_t) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or writable.
+        let place = unsafe { out(id, "id") }?;
+        let (id, server) = UniqueId::create(None)?;
+        let bytes = id.to_bytes();
+        let server = Arc::new(server);
+        let mut served = lock();
+        served.retain(|served| served.server.strong_count() > 0);
+        served.push(Served { bytes, server: Arc::downgrade(&server), unclaimed: Some(server) });
+        place.write(unisono_unique_id_t { bytes });
+        Ok(())
+    })
+}
+
+/// The servers of the ids that this process made, for the contexts that are made from them.
+static SERVED: Mutex<Vec<Served>> = Mutex::new(Vec::new());
+
+struct Served {
+    bytes: [u8; ID_BYTES],
+    server: Weak<ServerHandle>,
+    /// Keeps the server until the first context does.
+    unclaimed: Option<Arc<ServerHandle>>,
+}
+
+/// The server of an id, if this process serves it.
+pub(super) fn server(bytes: &[u8; ID_BYTES]) -> Option<Arc<ServerHandle>> {
+    lock().iter().find(|served| served.bytes == *bytes)?.server.upgrade()
+}
+
+/// That a context keeps the server of this id from now on.
+pub(super) fn claim(bytes: &[u8; ID_BYTES]) {
+    if let Some(served) = lock().iter_mut().find(|served| served.bytes == *bytes) {
+        served.unclaimed = None;
+    }
+}
+
+fn lock() -> MutexGuard<'static, Vec<Served>> {
+    // Nothing that holds the lock can leave the list half changed.
+    SERVED.lock().unwrap_or_else(PoisonError::into_inner)
+}

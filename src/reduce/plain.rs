@@ -1,0 +1,201 @@
+//! Lanes as arrays: plain arithmetic that the compiler vectorises for whatever instruction set is enabled around it.
+
+use super::convert::{E4M3, E5M2, Half, narrow_bf16, widen_bf16};
+use super::kernel::{BitLanes, Bits, FloatLanes, Lanes, Scalar};
+
+macro_rules! lane_by_lane {
+    ($($name:ident),*) => {
+        $(
+            #[inline(always)]
+            unsafe fn $name(mut self, other: Self) -> Self {
+                for (lane, other) in self.iter_mut().zip(other) {
+                    *lane = lane.$name(other);
+                }
+                self
+            }
+        )*
+    };
+}
+
+impl<T: Scalar, const N: usize> Lanes for [T; N] {
+    type Scalar = T;
+    const COUNT: usize = N;
+
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { from.cast::<Self>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, into: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe { into.cast::<Self>().write_unaligned(self) }
+    }
+
+    lane_by_lane!(add, multiply, minimum, maximum);
+
+    #[inline(always)]
+    unsafe fn scale(mut self, scale: f64) -> Self {
+        let scale = T::from_scale(scale);
+        for lane in &mut self {
+            *lane = lane.multiply(scale);
+        }
+        self
+    }
+
+    #[inline(always)]
+    unsafe fn divide(mut self, ranks: u32) -> Self {
+        for lane in &mut self {
+            *lane = lane.divide(ranks);
+        }
+        self
+    }
+
+    #[inline(always)]
+    unsafe fn canonical(mut self) -> Self {
+        for lane in &mut self {
+            *lane = lane.canonical();
+        }
+        self
+    }
+}
+
+impl<T: Bits, const N: usize> BitLanes for [T; N] {
+    lane_by_lane!(and, or, xor);
+}
+
+macro_rules! short_float {
+    ($load:ident, $store:ident, $bits:ty, $widen:path, $narrow:path) => {
+        #[inline(always)]
+        unsafe fn $load(from: *const u8) -> Self {
+            // SAFETY: the caller's promise.
+            let bits = unsafe { from.cast::<[$bits; N]>().read_unaligned() };
+            let mut lanes = [0.0; N];
+            for (lane, bits) in lanes.iter_mut().zip(bits) {
+                *lane = $widen(u32::from(bits));
+            }
+            lanes
+        }
+
+        #[inline(always)]
+        unsafe fn $store(self, into: *mut u8) {
+            let mut bits = [0; N];
+            for (bits, lane) in bits.iter_mut().zip(self) {
+                *bits = $narrow(lane) as $bits;
+            }
+            // SAFETY: the caller's promise.
+            unsafe { into.cast::<[$bits; N]>().write_unaligned(bits) }
+        }
+    };
+}
+
+impl<const N: usize> FloatLanes for [f32; N] {
+    short_float!(load_f16, store_f16, u16, Half::widen, Half::narrow);
+    short_float!(load_bf16, store_bf16, u16, widen_bf16, narrow_bf16);
+    short_float!(load_e4m3, store_e4m3, u8, E4M3::widen, E4M3::narrow);
+    short_float!(load_e5m2, store_e5m2, u8, E5M2::widen, E5M2::narrow);
+}
+
+macro_rules! float_scalar {
+    ($t:ty) => {
+        impl Scalar for $t {
+            #[inline(always)]
+            fn add(self, other: Self) -> Self {
+                self + other
+            }
+            #[inline(always)]
+            fn multiply(self, other: Self) -> Self {
+                self * other
+            }
+            /// −0 is below +0; a NaN on either side gives NaN. Each choice gives its second operand when neither is
+            /// smaller, so the two differ for zeros and NaNs alone: there the bits of both sides meet, which leaves
+            /// the sign of −0 and a NaN a NaN.
+            #[inline(always)]
+            fn minimum(self, other: Self) -> Self {
+                let first = if self < other { self } else { other };
+                let second = if other < self { other } else { self };
+                Self::from_bits(first.to_bits() | second.to_bits())
+            }
+            /// As the minimum, but that the bits two NaNs share need not make a NaN.
+            #[inline(always)]
+            fn maximum(self, other: Self) -> Self {
+                let first = if self > other { self } else { other };
+                let second = if other > self { other } else { self };
+                let either = Self::from_bits(first.to_bits() & second.to_bits());
+                if self.is_nan() | other.is_nan() { Self::NAN } else { either }
+            }
+            #[inline(always)]
+            fn divide(self, ranks: u32) -> Self {
+                self / ranks as $t
+            }
+            #[inline(always)]
+            fn from_scale(scale: f64) -> Self {
+                scale as $t
+            }
+            #[inline(always)]
+            fn canonical(self) -> Self {
+                if self.is_nan() { Self::NAN } else { self }
+            }
+        }
+    };
+}
+float_scalar!(f32);
+float_scalar!(f64);
+
+macro_rules! integer_scalar {
+    ($t:ty, $wide:ty) => {
+        impl Scalar for $t {
+            #[inline(always)]
+            fn add(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+            #[inline(always)]
+            fn multiply(self, other: Self) -> Self {
+                self.wrapping_mul(other)
+            }
+            #[inline(always)]
+            fn minimum(self, other: Self) -> Self {
+                self.min(other)
+            }
+            #[inline(always)]
+            fn maximum(self, other: Self) -> Self {
+                self.max(other)
+            }
+            /// Truncates toward zero. Widened, since `ranks` need not fit in the type.
+            #[inline(always)]
+            fn divide(self, ranks: u32) -> Self {
+                (self as $wide / ranks as $wide) as $t
+            }
+            #[inline(always)]
+            fn from_scale(scale: f64) -> Self {
+                scale as $t
+            }
+            #[inline(always)]
+            fn canonical(self) -> Self {
+                self
+            }
+        }
+
+        impl Bits for $t {
+            #[inline(always)]
+            fn and(self, other: Self) -> Self {
+                self & other
+            }
+            #[inline(always)]
+            fn or(self, other: Self) -> Self {
+                self | other
+            }
+            #[inline(always)]
+            fn xor(self, other: Self) -> Self {
+                self ^ other
+            }
+        }
+    };
+}
+integer_scalar!(i8, i64);
+integer_scalar!(u8, u64);
+integer_scalar!(i32, i64);
+integer_scalar!(u32, u64);
+integer_scalar!(i64, i64);
+integer_scalar!(u64, u64);

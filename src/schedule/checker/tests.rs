@@ -1,0 +1,431 @@
+//! Every algorithm at every size, and the mistakes that the checker has to find.
+
+use super::*;
+use crate::schedule::builder::Builder;
+use crate::schedule::{Algorithm, Kind, Shape, plan};
+
+/// One collective of a whole group.
+struct Case {
+    algorithm: Algorithm,
+    /// As each rank sees it.
+    collectives: Vec<Collective>,
+    in_place: bool,
+    chunk: u64,
+    ranks_per_node: u32,
+}
+
+impl Case {
+    fn shape(&self, rank: Rank) -> Shape {
+        Shape {
+            rank,
+            size: self.collectives.len() as u32,
+            alias: self.in_place.then(|| self.collectives[rank as usize].in_place_alias(rank)),
+            chunk: self.chunk,
+            ranks_per_node: self.ranks_per_node,
+        }
+    }
+
+    fn schedules(&self) -> Vec<Schedule> {
+        (0..self.collectives.len() as Rank)
+            .map(|rank| {
+                plan(self.algorithm, &self.collectives[rank as usize], &self.shape(rank))
+                    .unwrap_or_else(|error| panic!("{self}: {error}"))
+            })
+            .collect()
+    }
+
+    fn check(&self, schedules: &[Schedule]) -> Result<()> {
+        let parts: Vec<_> = (0..)
+            .zip(&self.collectives)
+            .zip(schedules)
+            .map(|((rank, collective), schedule)| Part {
+                collective,
+                alias: self.shape(rank).alias,
+                schedule,
+            })
+            .collect();
+        check(&parts, self.algorithm.canonical(&self.shape(0)))
+    }
+
+    fn prove(&self) {
+        if let Err(error) = self.check(&self.schedules()) {
+            panic!("{self}: {error}");
+        }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Case { algorithm, collectives, in_place, chunk, ranks_per_node } = self;
+        write!(
+            f,
+            "{} of {} ranks: {:?}, in place {in_place}, chunk {chunk}, {ranks_per_node} ranks per node",
+            algorithm.name(),
+            collectives.len(),
+            collectives[0]
+        )
+    }
+}
+
+/// What each rank calls, with counts near `count` for collectives that have a count for each rank.
+fn collectives(
+    kind: Kind,
+    size: u32,
+    count: u64,
+    root: Rank,
+    in_place: bool,
+    uniform: bool,
+) -> Vec<Collective> {
+    // Some ranks have nothing; neighbours differ; in all about `count`.
+    let block = |index: u32| {
+        if uniform {
+            count / 8
+        } else {
+            (u64::from(index) * 7 + count) % (count / 4 + 2) * u64::from(index % 5 != 3)
+        }
+    };
+    let counts: Vec<u64> = (0..size).map(block).collect();
+    (0..size)
+        .map(|rank| match kind {
+            Kind::Allreduce => Collective::Allreduce { count },
+            Kind::Reduce => Collective::Reduce { count, root },
+            Kind::Broadcast => Collective::Broadcast { count, root },
+            Kind::Allgather => Collective::Allgather { counts: counts.clone() },
+            Kind::Gather => Collective::Gather { counts: counts.clone(), root },
+            Kind::Scatter => Collective::Scatter { counts: counts.clone(), root },
+            Kind::ReduceScatter => Collective::ReduceScatter { counts: counts.clone() },
+            Kind::Alltoall => {
+                // In place, two ranks trade blocks of one length.
+                let skew = if in_place { 1 } else { 3 };
+                let pair = |from: u32, to: u32| block((from ^ to) + from * to + from + skew * to);
+                Collective::Alltoall {
+                    send_counts: (0..size).map(|to| pair(rank, to)).collect(),
+                    recv_counts: (0..size).map(|from| pair(from, rank)).collect(),
+                }
+            }
+            Kind::Barrier => Collective::Barrier,
+        })
+        .collect()
+}
+
+/// Proves the algorithm for a collective, at every size and every awkward count; the options (in place, chunk, root,
+/// node) are all tried at small sizes, and take turns at larger ones.
+fn prove(kind: Kind, algorithm: Algorithm) {
+    for size in 1..=64u32 {
+        let n = u64::from(size);
+        let mut counts = vec![0, 1, 2, n - 1, n, n + 1, 2 * n + 3, 1000];
+        counts.dedup();
+        for (turn, &count) in counts.iter().enumerate() {
+            let turn = turn + size as usize;
+            let roots = [0, size - 1, size / 2];
+            let chunks = [0, 7, 1];
+            let nodes = [size, 1, 2, 3, 4, 8, 5];
+            let options = if size <= 9 { 0..6 } else { turn % 6..turn % 6 + 1 };
+            for option in options {
+                // A chunk of one element makes many steps: small sizes are enough for it.
+                let chunk = match chunks[(turn + option) % 3] {
+                    0 => 0,
+                    1 if n * count > 64 => count / 3 + 1,
+                    chunk => chunk.max(count / 12),
+                };
+                let case = Case {
+                    algorithm,
+                    collectives: collectives(
+                        kind,
+                        size,
+                        count,
+                        roots[(option + turn / 2) % 3],
+                        option % 2 == 1,
+                        needs_uniform_counts(kind, algorithm),
+                    ),
+                    in_place: option % 2 == 1,
+                    chunk,
+                    ranks_per_node: nodes[(turn + option) % nodes.len()],
+                };
+                case.prove();
+            }
+        }
+    }
+}
+
+fn needs_uniform_counts(kind: Kind, algorithm: Algorithm) -> bool {
+    (kind, algorithm) == (Kind::Alltoall, Algorithm::Bruck)
+}
+
+macro_rules! prove_each {
+    ($($name:ident: $kind:ident by $algorithm:ident;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                prove(Kind::$kind, Algorithm::$algorithm);
+            }
+        )*
+
+        /// What has a proof above.
+        const PROVED: &[(Kind, Algorithm)] = &[$((Kind::$kind, Algorithm::$algorithm)),*];
+    };
+}
+
+prove_each! {
+    allreduce_one_shot: Allreduce by OneShot;
+    allreduce_two_shot: Allreduce by TwoShot;
+    allreduce_ring: Allreduce by Ring;
+    allreduce_ring_chunked: Allreduce by RingChunked;
+    allreduce_halving_doubling: Allreduce by HalvingDoubling;
+    allreduce_halving_doubling_pipelined: Allreduce by HalvingDoublingPipelined;
+    allreduce_bcube: Allreduce by Bcube;
+    allreduce_recursive_doubling: Allreduce by RecursiveDoubling;
+    allreduce_binomial: Allreduce by Binomial;
+    allreduce_pipelined_tree: Allreduce by PipelinedTree;
+    allreduce_hierarchical: Allreduce by Hierarchical;
+    reduce_binomial: Reduce by Binomial;
+    reduce_linear: Reduce by Linear;
+    reduce_two_shot: Reduce by TwoShot;
+    broadcast_linear: Broadcast by Linear;
+    broadcast_binomial: Broadcast by Binomial;
+    broadcast_chain: Broadcast by Chain;
+    broadcast_pipelined_tree: Broadcast by PipelinedTree;
+    broadcast_scatter_allgather: Broadcast by ScatterAllgather;
+    broadcast_hierarchical: Broadcast by Hierarchical;
+    allgather_linear: Allgather by Linear;
+    allgather_ring: Allgather by Ring;
+    allgather_bruck: Allgather by Bruck;
+    gather_linear: Gather by Linear;
+    gather_binomial: Gather by Binomial;
+    scatter_linear: Scatter by Linear;
+    scatter_binomial: Scatter by Binomial;
+    reduce_scatter_linear: ReduceScatter by Linear;
+    reduce_scatter_halving_doubling: ReduceScatter by HalvingDoubling;
+    reduce_scatter_ring: ReduceScatter by Ring;
+    alltoall_linear: Alltoall by Linear;
+    alltoall_pairwise: Alltoall by Pairwise;
+    alltoall_bruck: Alltoall by Bruck;
+    barrier_dissemination: Barrier by Dissemination;
+    barrier_all_to_one: Barrier by AllToOne;
+}
+
+#[test]
+fn every_algorithm_is_proved_for_everything_that_it_serves() {
+    for kind in Kind::ALL {
+        for algorithm in Algorithm::ALL {
+            if algorithm != Algorithm::Local {
+                assert_eq!(
+                    algorithm.serves(kind),
+                    PROVED.contains(&(kind, algorithm)),
+                    "{} for {}",
+                    algorithm.name(),
+                    kind.name()
+                );
+            }
+        }
+    }
+}
+
+/// A case small enough to break in every place.
+fn small(kind: Kind, algorithm: Algorithm) -> Case {
+    let uniform = needs_uniform_counts(kind, algorithm);
+    // A dissemination of five hears some news twice, one of four does not.
+    let size = if kind == Kind::Barrier { 4 } else { 5 };
+    let collectives = collectives(kind, size, 24, 1, true, uniform);
+    Case { algorithm, collectives, in_place: true, chunk: 3, ranks_per_node: 2 }
+}
+
+/// The schedule with the actions `keep` lets through, its dependencies derived anew.
+fn rebuild(schedule: &Schedule, alias: Option<i64>, keep: impl Fn(usize) -> bool) -> Schedule {
+    let mut b = Builder::new(alias);
+    b.scratch(schedule.scratch);
+    b.partial(schedule.partial);
+    for (index, step) in schedule.steps.iter().enumerate().filter(|&(index, _)| keep(index)) {
+        match step.action {
+            Action::Send { to, from, .. } => {
+                b.send(to, from);
+            }
+            Action::Receive { from, into, .. } => {
+                b.receive(from, into);
+            }
+            Action::ReceiveReduce { from, wire, local, received_left: true, into, .. } => {
+                b.receive_reduce_left(from, wire, local, into);
+            }
+            Action::ReceiveReduce { from, wire, local, received_left: false, into, .. } => {
+                b.receive_reduce_right(from, wire, local, into);
+            }
+            Action::Fold { into, .. } => {
+                let operands: Vec<_> = reads(schedule, &schedule.steps[index].action).collect();
+                b.fold(&operands, into);
+            }
+            Action::Copy { from, into } => b.copy(from, into),
+        }
+    }
+    b.finish()
+}
+
+/// Without the `n`-th entry of the successor list.
+fn without_edge(schedule: &Schedule, n: usize) -> Schedule {
+    let mut broken = schedule.clone();
+    let waiting = broken.successors.remove(n);
+    broken.steps[waiting as usize].waits_for -= 1;
+    for step in &mut broken.steps {
+        step.successors.start -= u32::from(step.successors.start as usize > n);
+        step.successors.end -= u32::from(step.successors.end as usize > n);
+    }
+    broken
+}
+
+#[test]
+fn a_missing_step_is_found_whichever_it_is() {
+    for &(kind, algorithm) in PROVED.iter().filter(|(kind, _)| *kind != Kind::Barrier) {
+        let case = small(kind, algorithm);
+        let schedules = case.schedules();
+        for (rank, schedule) in schedules.iter().enumerate() {
+            for missing in 0..schedule.steps.len() {
+                let mut broken = schedules.clone();
+                broken[rank] = rebuild(schedule, case.shape(rank as Rank).alias, |index| index != missing);
+                let place = Place { rank: rank as Rank, step: missing, schedule };
+                assert!(case.check(&broken).is_err(), "{case}: without {place}");
+            }
+        }
+    }
+}
+
+/// Also says that the builder leaves out what follows from other edges.
+#[test]
+fn a_missing_dependency_is_found_whichever_it_is() {
+    for &(kind, algorithm) in PROVED {
+        // These order more than they must: pairwise exchange its rounds, all-to-one the release of each.
+        if matches!(algorithm, Algorithm::Pairwise | Algorithm::AllToOne) {
+            continue;
+        }
+        let case = small(kind, algorithm);
+        let schedules = case.schedules();
+        for (rank, schedule) in schedules.iter().enumerate() {
+            for edge in 0..schedule.successors.len() {
+                let mut broken = schedules.clone();
+                broken[rank] = without_edge(schedule, edge);
+                assert!(case.check(&broken).is_err(), "{case}: rank {rank} without edge {edge}");
+            }
+        }
+    }
+}
+
+#[test]
+fn swapped_operands_are_found() {
+    for (kind, algorithm) in
+        [(Kind::Allreduce, Algorithm::RecursiveDoubling), (Kind::Allreduce, Algorithm::TwoShot)]
+    {
+        let case = small(kind, algorithm);
+        let mut schedules = case.schedules();
+        let victim = &mut schedules[2];
+        match victim.steps.iter_mut().find_map(|step| match &mut step.action {
+            Action::ReceiveReduce { received_left, .. } => Some(received_left),
+            _ => None,
+        }) {
+            Some(left) => *left = !*left,
+            None => victim.operands.swap(0, 1),
+        }
+        let error = case.check(&schedules).expect_err("the order is wrong");
+        assert!(error.text().contains("promised was"), "{error}");
+    }
+}
+
+/// What the checker says of an allreduce of two elements by two ranks, built by hand.
+fn verdict(alias: Option<i64>, build: impl Fn(&mut Builder, Rank)) -> String {
+    let collective = Collective::Allreduce { count: 2 };
+    let schedules: Vec<_> = (0..2)
+        .map(|rank| {
+            let mut b = Builder::new(alias);
+            build(&mut b, rank);
+            b.finish()
+        })
+        .collect();
+    let parts: Vec<_> =
+        schedules.iter().map(|schedule| Part { collective: &collective, alias, schedule }).collect();
+    check(&parts, true).map_or_else(|error| error.text().to_string(), |()| "proved".to_string())
+}
+
+const INPUT: Span = Span::new(Buffer::Input, 0, 2);
+const OUTPUT: Span = Span::new(Buffer::Output, 0, 2);
+
+#[test]
+fn what_the_hand_builds_right_is_proved() {
+    let verdict = verdict(None, |b, rank| {
+        b.send(1 - rank, INPUT);
+        if rank == 0 {
+            b.receive_reduce_right(1, Representation::Element, INPUT, OUTPUT);
+        } else {
+            b.receive_reduce_left(0, Representation::Element, INPUT, OUTPUT);
+        }
+    });
+    assert_eq!(verdict, "proved");
+}
+
+#[test]
+fn a_deadlock_is_found() {
+    // In place, each waits for its input to be taken before it takes the other's.
+    let verdict = verdict(Some(0), |b, rank| {
+        b.send(1 - rank, INPUT);
+        b.receive(1 - rank, OUTPUT);
+    });
+    assert!(
+        verdict.starts_with("deadlock: rank 0, step 0 (send Input[0..2] to rank 1, slot 0)"),
+        "{verdict}"
+    );
+}
+
+#[test]
+fn messages_that_do_not_fit_are_found() {
+    let length = verdict(None, |b, rank| {
+        b.send(1 - rank, INPUT);
+        b.receive(1 - rank, OUTPUT.part(0, 1 + u64::from(rank)));
+    });
+    assert!(length.contains("length or representation differ"), "{length}");
+    let representation = verdict(None, |b, rank| {
+        b.send(1 - rank, INPUT);
+        let partial = b.partial(2);
+        b.receive(1 - rank, partial);
+    });
+    assert!(representation.contains("length or representation differ"), "{representation}");
+    let lost = verdict(None, |b, rank| {
+        b.send(1 - rank, INPUT);
+    });
+    assert!(lost.contains("rank 1 never receives it"), "{lost}");
+}
+
+#[test]
+fn misuse_of_memory_is_found() {
+    let unwritten = verdict(None, |b, _| {
+        let partial = b.partial(2);
+        b.fold(&[partial], OUTPUT);
+    });
+    assert!(unwritten.contains("reads Partial[0..2], which nothing has written"), "{unwritten}");
+    let outside = verdict(None, |b, _| b.fold(&[INPUT], Span::new(Buffer::Output, 1, 2)));
+    assert!(outside.contains("Output[1..3] is outside of the buffer"), "{outside}");
+    let unwritten_output = verdict(None, |_, _| ());
+    assert!(unwritten_output.contains("Output[0..2] holds nothing"), "{unwritten_output}");
+}
+
+#[test]
+fn wrong_sums_are_found() {
+    let unfinished = verdict(None, |b, _| b.fold(&[INPUT], OUTPUT));
+    assert!(unfinished.contains("stores a result without rank 1"), "{unfinished}");
+    let twice = verdict(None, |b, _| b.fold(&[INPUT, INPUT], OUTPUT));
+    assert!(twice.contains("takes rank 0 twice"), "{twice}");
+    let raw = verdict(None, |b, _| b.copy(INPUT, OUTPUT));
+    assert!(raw.contains("promised was"), "{raw}");
+    let shifted = verdict(None, |b, rank| {
+        b.send(1 - rank, INPUT.part(rank.into(), 1));
+        let raw = b.scratch(1);
+        b.receive(1 - rank, raw);
+        b.fold(&[INPUT.part(rank.into(), 1), raw], OUTPUT.part(0, 1));
+    });
+    assert!(shifted.contains("combines element"), "{shifted}");
+    let finished_twice = verdict(None, |b, rank| {
+        b.send(1 - rank, INPUT);
+        let raw = b.scratch(2);
+        b.receive(1 - rank, raw);
+        let operands = if rank == 0 { [INPUT, raw] } else { [raw, INPUT] };
+        let sum = b.scratch(2);
+        b.fold(&operands, sum);
+        b.fold(&[sum], OUTPUT);
+    });
+    assert!(finished_twice.contains("finishes final(0∘1) a second time"), "{finished_twice}");
+}

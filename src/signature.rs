@@ -1,0 +1,155 @@
+//! What a call is, as far as the ranks must agree on it. Below the engine, which compares signatures, and above which
+//! `collective` gives them their meaning.
+
+#![forbid(unsafe_code)]
+
+use crate::error::{Result, fail};
+use crate::reduce::{DataType, Operator};
+
+/// The operations. The numbers are part of the wire protocol and of the ABI (algorithm objects name them).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+#[allow(missing_docs)]
+pub enum Kind {
+    Allreduce = 0,
+    Reduce = 1,
+    Broadcast = 2,
+    Allgather = 3,
+    Gather = 4,
+    Scatter = 5,
+    ReduceScatter = 6,
+    Alltoall = 7,
+    Barrier = 8,
+    Send = 9,
+    Receive = 10,
+    ReceiveAny = 11,
+}
+
+impl Kind {
+    /// Every operation, in the order of the numbers.
+    pub const ALL: [Kind; 12] = [
+        Kind::Allreduce,
+        Kind::Reduce,
+        Kind::Broadcast,
+        Kind::Allgather,
+        Kind::Gather,
+        Kind::Scatter,
+        Kind::ReduceScatter,
+        Kind::Alltoall,
+        Kind::Barrier,
+        Kind::Send,
+        Kind::Receive,
+        Kind::ReceiveAny,
+    ];
+
+    /// The operation behind a number.
+    pub fn from_number(number: i32) -> Result<Kind> {
+        match usize::try_from(number).ok().and_then(|n| Kind::ALL.get(n)) {
+            Some(&kind) => Ok(kind),
+            None => fail!(
+                InvalidArgument,
+                "operation {number} is unknown; the operations are 0 (allreduce) to 11"
+            ),
+        }
+    }
+
+    /// The name that errors and tables use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Allreduce => "allreduce",
+            Kind::Reduce => "reduce",
+            Kind::Broadcast => "broadcast",
+            Kind::Allgather => "allgather",
+            Kind::Gather => "gather",
+            Kind::Scatter => "scatter",
+            Kind::ReduceScatter => "reduce_scatter",
+            Kind::Alltoall => "alltoall",
+            Kind::Barrier => "barrier",
+            Kind::Send => "send",
+            Kind::Receive => "receive",
+            Kind::ReceiveAny => "receive_any",
+        }
+    }
+
+    /// Whether an operator applies.
+    pub const fn reduces(self) -> bool {
+        matches!(self, Kind::Allreduce | Kind::Reduce | Kind::ReduceScatter)
+    }
+
+    /// Whether a root applies.
+    pub const fn rooted(self) -> bool {
+        matches!(self, Kind::Reduce | Kind::Broadcast | Kind::Gather | Kind::Scatter)
+    }
+
+    /// Whether it is between two ranks only.
+    pub const fn point_to_point(self) -> bool {
+        matches!(self, Kind::Send | Kind::Receive | Kind::ReceiveAny)
+    }
+}
+
+/// What a call is, as far as the ranks must agree on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Signature {
+    /// The operation.
+    pub kind: Kind,
+    /// The type; meaningless for barriers.
+    pub dtype: DataType,
+    /// [`Operator::number`]; 0 where nothing is reduced.
+    pub operator: u8,
+    /// The number of the algorithm when the caller named one, else 0.
+    pub algorithm: u8,
+    /// The root; 0 where there is none.
+    pub root: u32,
+    /// Elements, or a digest of the list of counts, or 0 where ranks may differ.
+    pub count: u64,
+}
+
+impl std::fmt::Display for Signature {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = self.kind.name();
+        let (count, dtype) = (self.count, self.dtype.name());
+        match self.kind {
+            Kind::Barrier => return write!(f, "barrier()"),
+            _ if self.count & COUNT_IS_DIGEST != 0 => {
+                write!(f, "{name}v({dtype}, counts {:08x}", self.count as u32)?
+            }
+            Kind::Alltoall if self.count == 0 => write!(f, "{name}({dtype}")?,
+            Kind::Gather | Kind::Scatter if self.count == 0 => write!(f, "{name}({dtype}")?,
+            _ => write!(f, "{name}({count} × {dtype}")?,
+        }
+        if self.kind.reduces() {
+            write!(f, ", {}", Operator::name_of(self.operator))?;
+        }
+        if self.kind.rooted() {
+            write!(f, ", root {}", self.root)?;
+        }
+        if self.algorithm != 0 {
+            write!(f, ", algorithm {}", self.algorithm)?;
+        }
+        write!(f, ")")
+    }
+}
+
+/// Set in [`Signature::count`] when it is a digest of a list. Real counts of elements never have this bit: memory does
+/// not reach so far.
+pub const COUNT_IS_DIGEST: u64 = 1 << 63;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signature_reads_as_a_call() {
+        let signature = Signature {
+            kind: Kind::Allreduce,
+            dtype: DataType::F32,
+            operator: 0,
+            algorithm: 0,
+            root: 0,
+            count: 1024,
+        };
+        assert_eq!(signature.to_string(), "allreduce(1024 × float32, sum)");
+        let broadcast = Signature { kind: Kind::Broadcast, root: 2, ..signature };
+        assert_eq!(broadcast.to_string(), "broadcast(1024 × float32, root 2)");
+    }
+}

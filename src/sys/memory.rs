@@ -1,0 +1,141 @@
+//! Shared memory that is nameless, and the private memory of other processes.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+use super::{retry, syscall};
+
+/// A memfd of `size` zero bytes that nobody can shrink: once mapped, its pages stay.
+pub fn memfd(name: &std::ffi::CStr, size: usize) -> io::Result<OwnedFd> {
+    // SAFETY: `name` is a C string that outlives the call.
+    let fd = unsafe { syscall!(memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)) }?;
+    // SAFETY: `fd` was just opened and belongs to nobody else.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let length = libc::off_t::try_from(size).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: takes no pointers.
+    retry(|| unsafe { syscall!(ftruncate(fd.as_raw_fd(), length)) })?;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: takes no pointers.
+    unsafe { syscall!(fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals)) }?;
+    Ok(fd)
+}
+
+/// The size of a memfd that somebody passed, provided that it can no longer shrink. Otherwise an access to a mapping
+/// of it could raise SIGBUS at any time.
+pub fn sealed_size(fd: BorrowedFd<'_>) -> io::Result<usize> {
+    // SAFETY: takes no pointers. Fails with EINVAL on what is no memfd.
+    let seals = unsafe { syscall!(fcntl(fd.as_raw_fd(), libc::F_GET_SEALS)) }?;
+    if seals & libc::F_SEAL_SHRINK == 0 {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the memfd is not sealed against shrinking"));
+    }
+    let mut status = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the kernel fills `status`, which is as large as it needs.
+    unsafe { syscall!(fstat(fd.as_raw_fd(), status.as_mut_ptr())) }?;
+    // SAFETY: fstat succeeded, so `status` is filled.
+    let size = unsafe { status.assume_init() }.st_size;
+    usize::try_from(size).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// A shared, writable mapping of a whole memfd. Unmapped on drop.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is an address range, valid in every thread. Who touches which byte when is up to the users of
+// the addresses.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; the methods only compute addresses.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first `len` bytes of `fd`, which has at least that many.
+    pub fn new(fd: BorrowedFd<'_>, len: usize) -> io::Result<Mapping> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs no memory in use.
+        let start =
+            unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping { start, len })
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes. It never is: mmap refuses.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where `offset..offset + len` is, or `None` when that is not inside.
+    pub fn address(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
+        let end = offset.checked_add(len)?;
+        // SAFETY: `offset` is at most the length of the mapping, which is one allocation.
+        (end <= self.len).then(|| unsafe { self.start.add(offset) })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `new` and is unmapped once. Those who hold addresses into it keep it alive.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Copies `into.len()` bytes at `address` of the process `pid`. Partial copies go on; an unmapped page is an error.
+pub fn read_process(pid: u32, address: u64, into: &mut [u8]) -> io::Result<()> {
+    let pid = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut done = 0;
+    while done < into.len() {
+        let rest = &mut into[done..];
+        let from = address.checked_add(done as u64).and_then(|from| usize::try_from(from).ok());
+        let from = from.ok_or(io::ErrorKind::InvalidInput)?;
+        let local = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
+        let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(from), iov_len: rest.len() };
+        // SAFETY: `local` describes a live, writable slice; the kernel checks `remote` against the other process.
+        let count = retry(|| unsafe { syscall!(process_vm_readv(pid, &local, 1, &remote, 1, 0)) })?;
+        match usize::try_from(count) {
+            Ok(count) if count > 0 => done += count,
+            _ => return Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_memfd_keeps_its_size() {
+        let fd = memfd(c"test", 8192).unwrap();
+        assert_eq!(sealed_size(fd.as_fd()).unwrap(), 8192);
+        // SAFETY: takes no pointers.
+        assert!(unsafe { syscall!(ftruncate(fd.as_raw_fd(), 0)) }.is_err());
+        assert!(sealed_size(std::fs::File::open("/proc/self/exe").unwrap().as_fd()).is_err());
+    }
+
+    #[test]
+    fn reading_a_process_stops_at_unmapped_pages() {
+        let source: Vec<u8> = (0..100_000u32).map(|i| i as u8).collect();
+        let mut copy = vec![0; source.len()];
+        let own = std::process::id();
+        // Some sandboxes forbid the call even towards oneself: then there is nothing to test.
+        match read_process(own, source.as_ptr() as u64, &mut copy) {
+            Ok(()) => assert_eq!(copy, source),
+            Err(cause) => {
+                assert!(matches!(cause.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)), "{cause}")
+            }
+        }
+        assert!(read_process(own, 16, &mut copy).is_err());
+        assert!(read_process(own, u64::MAX - 4, &mut copy).is_err());
+    }
+}

@@ -1,0 +1,173 @@
+//! Where a rank can be reached: what it publishes at rendezvous.
+
+#![forbid(unsafe_code)]
+
+use std::fmt::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+
+use super::wire::{Reader, put_text};
+use crate::error::{Error, Result, Status};
+
+const VERSION: u8 = 1;
+
+/// The most TCP listeners that a rank publishes.
+pub const MAX_ADDRESSES: usize = 16;
+
+/// Where a rank can be reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerAddress {
+    /// Its rank.
+    pub rank: u32,
+    /// The same for all ranks of one host: a hash of the kernel's boot id, or of the override in
+    /// [`super::service::Options`].
+    pub host: [u8; 16],
+    /// The host's name, for errors; at most 255 bytes.
+    pub hostname: String,
+    /// The process, for errors: as its own pid namespace counts.
+    pub pid: u32,
+    /// Names its abstract Unix socket: `\0unisono-<hex>`.
+    pub local: [u8; 16],
+    /// Its TCP listeners, at most [`MAX_ADDRESSES`].
+    pub addresses: Vec<SocketAddr>,
+}
+
+impl PeerAddress {
+    /// As bytes, to be published. About 60 of them.
+    ///
+    /// # Panics
+    /// When there are more than [`MAX_ADDRESSES`] addresses.
+    pub fn encode(&self) -> Vec<u8> {
+        assert!(self.addresses.len() <= MAX_ADDRESSES);
+        let mut bytes = vec![VERSION];
+        bytes.extend_from_slice(&self.rank.to_le_bytes());
+        bytes.extend_from_slice(&self.host);
+        put_text(&mut bytes, &self.hostname);
+        bytes.extend_from_slice(&self.pid.to_le_bytes());
+        bytes.extend_from_slice(&self.local);
+        bytes.push(self.addresses.len() as u8);
+        for address in &self.addresses {
+            match address.ip() {
+                IpAddr::V4(ip) => {
+                    bytes.push(4);
+                    bytes.extend_from_slice(&ip.octets());
+                }
+                IpAddr::V6(ip) => {
+                    bytes.push(6);
+                    bytes.extend_from_slice(&ip.octets());
+                    // A link-local address means nothing without its interface. The number is the publisher's; it
+                    // holds on hosts whose interfaces are numbered alike, and those are the ones that use it.
+                    let scope = if let SocketAddr::V6(address) = address { address.scope_id() } else { 0 };
+                    bytes.extend_from_slice(&scope.to_le_bytes());
+                }
+            }
+            bytes.extend_from_slice(&address.port().to_le_bytes());
+        }
+        bytes
+    }
+
+    /// From bytes that anybody may have written.
+    pub fn decode(bytes: &[u8]) -> Result<PeerAddress> {
+        let refuse = || {
+            let text = format!(
+                "{} bytes at the rendezvous are no address of a rank: do all ranks run the same unisono?",
+                bytes.len()
+            );
+            Error::new(Status::System, text)
+        };
+        parse(&mut Reader::new(bytes)).ok_or_else(refuse)
+    }
+
+    /// `rank 3 (host node7, pid 4711)`, for errors.
+    pub fn describe(&self) -> String {
+        format!("rank {} (host {}, pid {})", self.rank, self.hostname, self.pid)
+    }
+
+    /// The name of its Unix socket, with the zero byte that makes it abstract.
+    pub(super) fn local_name(&self) -> String {
+        let mut name = "\0unisono-".to_owned();
+        for byte in self.local {
+            write!(name, "{byte:02x}").expect("writing to a String cannot fail");
+        }
+        name
+    }
+}
+
+fn parse(reader: &mut Reader<'_>) -> Option<PeerAddress> {
+    if reader.u8()? != VERSION {
+        return None;
+    }
+    let rank = reader.u32()?;
+    let host = reader.array()?;
+    let hostname = reader.text()?;
+    let pid = reader.u32()?;
+    let local = reader.array()?;
+    let count = usize::from(reader.u8()?);
+    if count > MAX_ADDRESSES {
+        return None;
+    }
+    let mut addresses = Vec::with_capacity(count);
+    for _ in 0..count {
+        addresses.push(match reader.u8()? {
+            4 => SocketAddr::from((Ipv4Addr::from(reader.array::<4>()?), reader.u16()?)),
+            6 => {
+                let (ip, scope) = (Ipv6Addr::from(reader.array::<16>()?), reader.u32()?);
+                SocketAddrV6::new(ip, reader.u16()?, 0, scope).into()
+            }
+            _ => return None,
+        });
+    }
+    reader.is_done().then_some(PeerAddress { rank, host, hostname, pid, local, addresses })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sample() -> PeerAddress {
+        PeerAddress {
+            rank: 3,
+            host: [7; 16],
+            hostname: "node7".into(),
+            pid: 4711,
+            local: [0xab; 16],
+            addresses: vec!["10.0.0.1:2950".parse().unwrap(), "[fe80::1%3]:80".parse().unwrap()],
+        }
+    }
+
+    #[test]
+    fn survives_the_trip() {
+        let address = sample();
+        assert_eq!(PeerAddress::decode(&address.encode()).unwrap(), address);
+        assert_eq!(address.describe(), "rank 3 (host node7, pid 4711)");
+        assert_eq!(address.local_name(), format!("\0unisono-{}", "ab".repeat(16)));
+    }
+
+    #[test]
+    fn a_cut_or_padded_address_is_refused() {
+        let bytes = sample().encode();
+        for len in 0..bytes.len() {
+            assert!(PeerAddress::decode(&bytes[..len]).is_err());
+        }
+        assert!(PeerAddress::decode(&[&bytes[..], &[0]].concat()).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_cause_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            if let Ok(address) = PeerAddress::decode(&bytes) {
+                prop_assert_eq!(address.encode(), bytes);
+            }
+        }
+
+        #[test]
+        fn no_altered_byte_causes_a_panic(place in 0usize..100, value in any::<u8>()) {
+            let mut bytes = sample().encode();
+            let place = place % bytes.len();
+            bytes[place] = value;
+            if let Ok(address) = PeerAddress::decode(&bytes) {
+                prop_assert_eq!(address.encode(), bytes);
+            }
+        }
+    }
+}

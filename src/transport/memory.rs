@@ -1,0 +1,106 @@
+//! A peer's memory on the same host: its segment, its bell, and its private pages where the kernel allows it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::bell::PeerBell;
+use super::segment::PeerSegment;
+use crate::error::Result;
+use crate::sys::memory::read_process;
+
+/// What a rank can reach of a peer on the same host.
+#[derive(Debug)]
+pub struct PeerMemory {
+    /// The peer's segment.
+    pub segment: Arc<PeerSegment>,
+    /// The peer's doorbell.
+    pub bell: PeerBell,
+    /// The peer's process, as seen from here; 0 when it cannot be seen (another pid namespace).
+    pub pid: u32,
+    /// Whether [`PeerMemory::pull`] works: proved when the link opened.
+    pub can_pull: bool,
+}
+
+impl PeerMemory {
+    /// Maps the segment that a peer passed. It cannot be pulled from until that is proved.
+    pub fn new(segment: OwnedFd, ringer: OwnedFd, pid: u32) -> Result<PeerMemory> {
+        let segment = Arc::new(PeerSegment::map(segment)?);
+        let bell = PeerBell::new(Arc::clone(&segment), ringer);
+        Ok(PeerMemory { segment, bell, pid, can_pull: false })
+    }
+
+    /// Tries to read the peer's private memory: `cookie` is there at `address`, as the peer said over its
+    /// authenticated connection.
+    pub fn prove_pull(&mut self, address: u64, cookie: &[u8]) {
+        let mut seen = vec![0; cookie.len()];
+        // Through the kernel even in our own process: `address` came from outside and may be anything.
+        let answer = read_process(self.pid, address, &mut seen);
+        self.can_pull = self.is_own_process() || (self.pid != 0 && answer.is_ok() && seen == cookie);
+        if !self.can_pull {
+            log::debug!("process {} cannot be read ({answer:?}): messages from it take two copies", self.pid);
+        }
+    }
+
+    /// Copies `into.len()` bytes at `remote_address` of the peer's address space. An error when they are not mapped
+    /// there.
+    ///
+    /// # Safety
+    /// When the peer is this very process, the bytes must be readable, lie outside `into`, and nobody may write them
+    /// meanwhile. In any other process the kernel checks.
+    pub unsafe fn pull(&self, remote_address: u64, into: &mut [u8]) -> io::Result<()> {
+        if !self.is_own_process() {
+            return read_process(self.pid, remote_address, into);
+        }
+        let from = usize::try_from(remote_address).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let from: *const u8 = std::ptr::with_exposed_provenance(from);
+        // SAFETY: the caller promises that the source is readable, quiet and apart from `into`.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    fn is_own_process(&self) -> bool {
+        self.pid == std::process::id()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::bell::Bell;
+    use crate::transport::segment::Segment;
+
+    fn memory_of(pid: u32) -> PeerMemory {
+        let segment = Segment::new(0).unwrap();
+        let bell = Bell::new(Arc::clone(&segment)).unwrap();
+        let ringer = bell.ringer().try_clone_to_owned().unwrap();
+        PeerMemory::new(segment.fd().try_clone_to_owned().unwrap(), ringer, pid).unwrap()
+    }
+
+    #[test]
+    fn own_memory_is_copied() {
+        let mut memory = memory_of(std::process::id());
+        memory.prove_pull(16, b"not there");
+        assert!(memory.can_pull, "a process can always read itself");
+        let source = [1, 2, 3, 4, 5u8];
+        let mut copy = [0; 5];
+        // SAFETY: `source` is alive, unchanging, and not `copy`.
+        unsafe { memory.pull(source.as_ptr().expose_provenance() as u64, &mut copy) }.unwrap();
+        assert_eq!(copy, source);
+    }
+
+    #[test]
+    fn a_wrong_cookie_an_unmapped_page_or_an_unseen_process_proves_nothing() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mut memory = memory_of(child.id());
+        memory.prove_pull(16, b"cookie");
+        assert!(!memory.can_pull);
+        // SAFETY: another process: the kernel checks.
+        assert!(unsafe { memory.pull(16, &mut [0; 4]) }.is_err());
+        let mut memory = memory_of(0);
+        memory.prove_pull(b"cookie".as_ptr() as u64, b"cookie");
+        assert!(!memory.can_pull);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}

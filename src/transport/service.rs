@@ -1,0 +1,309 @@
+//! The background thread of the process: it opens links, watches over peers, and moves work that nobody waits for.
+//!
+//! One thread serves all endpoints of the process; it starts with the first and sleeps in epoll while nothing happens.
+//! It alone owns the connections and their state, so there are no locks around them: everybody else queues commands
+//! ([`reactor`]) and hears back through [`Port`]. What happens on one endpoint's connections is in [`endpoint`], who
+//! may come in in [`accepting`], how links come to be in [`opening`] and [`linking`], what is said on a connection in
+//! [`connection`] and [`setup`].
+
+mod accepting;
+mod connection;
+mod endpoint;
+mod linking;
+mod opening;
+mod reactor;
+mod setup;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::time::Instant;
+
+use self::endpoint::Endpoint;
+use self::reactor::{Command, Service};
+use super::Link;
+use super::address::PeerAddress;
+use super::bell::Bell;
+use super::ring;
+use super::segment::Segment;
+use crate::deadline::Deadline;
+use crate::error::{Error, Result, fail};
+use crate::rendezvous::secret::SecretKey;
+use crate::sys::fork;
+
+/// How an endpoint links to its peers. The default reads nothing from the environment.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Shared memory between ranks of one host.
+    pub shm: bool,
+    /// TCP.
+    pub tcp: bool,
+    /// Reading a peer's private pages (process_vm_readv) where the kernel allows it.
+    pub pull: bool,
+    /// TCP data connections of one link, 1 to 64. The rank that opens the link decides.
+    pub tcp_streams: usize,
+    /// The addresses to listen on and publish; empty: loopback only.
+    pub addresses: Vec<IpAddr>,
+    /// Stands for the host's identity instead of its boot id.
+    pub host: Option<String>,
+    /// Bytes of the ring that one peer writes to; a power of two in [`ring::CAPACITIES`].
+    pub ring_bytes: usize,
+    /// Bytes of the endpoint's segment. Only touched pages take memory.
+    pub segment_bytes: usize,
+}
+
+/// The most TCP data connections of one link.
+pub const MAX_TCP_STREAMS: usize = 64;
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            shm: true,
+            tcp: true,
+            pull: true,
+            tcp_streams: 2,
+            addresses: Vec::new(),
+            host: None,
+            ring_bytes: 256 << 10,
+            segment_bytes: 64 << 20,
+        }
+    }
+}
+
+impl Options {
+    /// The defaults, changed by `UNISONO_TRANSPORT` (`shm`, `tcp` or `shm,tcp`), `UNISONO_CMA` (`0`, `1`),
+    /// `UNISONO_TCP_STREAMS` (1 to 64) and `UNISONO_HOST`. `lookup` answers for the environment.
+    pub fn from_environment(lookup: impl Fn(&str) -> Option<String>) -> Result<Options> {
+        let mut options = Options::default();
+        if let Some(text) = lookup("UNISONO_TRANSPORT") {
+            (options.shm, options.tcp) = (false, false);
+            for name in text.split(',').map(str::trim) {
+                match name {
+                    "shm" => options.shm = true,
+                    "tcp" => options.tcp = true,
+                    _ => fail!(InvalidArgument, "UNISONO_TRANSPORT={text}: use shm, tcp or shm,tcp"),
+                }
+            }
+        }
+        options.pull = match lookup("UNISONO_CMA").as_deref() {
+            None => options.pull,
+            Some("0") => false,
+            Some("1") => true,
+            Some(text) => fail!(InvalidArgument, "UNISONO_CMA={text}: use 0 or 1"),
+        };
+        if let Some(text) = lookup("UNISONO_TCP_STREAMS") {
+            options.tcp_streams = match text.trim().parse() {
+                Ok(count) if (1..=MAX_TCP_STREAMS).contains(&count) => count,
+                _ => fail!(
+                    InvalidArgument,
+                    "UNISONO_TCP_STREAMS={text}: use a number from 1 to {MAX_TCP_STREAMS}"
+                ),
+            };
+        }
+        options.host = lookup("UNISONO_HOST").filter(|text| !text.is_empty());
+        Ok(options)
+    }
+
+    fn check(&self) -> Result<()> {
+        if !self.shm && !self.tcp {
+            fail!(InvalidArgument, "no transport is on: shared memory, TCP or both must be");
+        }
+        if !(1..=MAX_TCP_STREAMS).contains(&self.tcp_streams) {
+            fail!(InvalidArgument, "{} TCP streams for a link: use 1 to {MAX_TCP_STREAMS}", self.tcp_streams);
+        }
+        if !self.ring_bytes.is_power_of_two() || !ring::CAPACITIES.contains(&self.ring_bytes) {
+            let (low, high) = (ring::CAPACITIES.start(), ring::CAPACITIES.end());
+            fail!(
+                InvalidArgument,
+                "a ring of {} bytes: use a power of two from {low} to {high}",
+                self.ring_bytes
+            );
+        }
+        let most = super::address::MAX_ADDRESSES;
+        if self.addresses.len() > most {
+            fail!(InvalidArgument, "{} addresses to listen on: use at most {most}", self.addresses.len());
+        }
+        Ok(())
+    }
+
+    fn addresses(&self) -> &[IpAddr] {
+        const LOOPBACK: [IpAddr; 1] = [IpAddr::V4(Ipv4Addr::LOCALHOST)];
+        if self.addresses.is_empty() { &LOOPBACK } else { &self.addresses }
+    }
+}
+
+/// Who an endpoint is.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Its rank in the job.
+    pub rank: u32,
+    /// The ranks of the job.
+    pub size: u32,
+    /// What authenticates every link.
+    pub secret: SecretKey,
+    /// The same number on all ranks of the job, different for every job.
+    pub job: u64,
+}
+
+/// The longest control message in bytes.
+pub const MAX_CONTROL: usize = 64 * 1024;
+
+/// What the service tells an endpoint. Called on the service thread, no lock of the service held; must not block.
+pub trait Port: Send + Sync {
+    /// A link is open: asked for by [`Registration::open`] or by the peer. At most one for each peer at a time.
+    fn link_opened(&self, peer: u32, link: Link);
+    /// Opening failed. `open` may be called again.
+    fn link_refused(&self, peer: u32, why: Error);
+    /// The peer said goodbye. Its data streams may hold bytes that were not read yet.
+    fn peer_left(&self, peer: u32);
+    /// The control connection ended without a goodbye; the data streams may hold unread bytes. `why` names the host, the pid and whether the process is gone.
+    fn peer_lost(&self, peer: u32, why: Error);
+    /// A control message from the peer's engine.
+    fn control(&self, peer: u32, message: &[u8]);
+    /// Move work that nobody waits for.
+    fn attend(&self) -> Attendance;
+}
+
+/// When an endpoint wants [`Port::attend`] next. A [`Registration::kick`] has it called in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attendance {
+    /// Not before the next kick.
+    Idle,
+    /// At this moment.
+    Again(Instant),
+    /// At this moment, or as soon as the bell's descriptor is readable. `attend` has called
+    /// [`Bell::prepare_park`] and checked again; on the next call it polls the bell.
+    Watch(Instant),
+}
+
+/// An endpoint's presence in the service. Dropping it closes it. Any thread may call any method; in a forked child all
+/// of them do nothing.
+pub struct Registration {
+    shared: Arc<Shared>,
+    service: &'static Service,
+}
+
+/// How long dropping a registration may take: a goodbye is a few bytes.
+const DROP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(500);
+
+impl Registration {
+    /// Listens, starts the service thread if this is the first endpoint, and accepts links from now on.
+    pub fn new(identity: Identity, options: Options, port: Weak<dyn Port>) -> Result<Registration> {
+        options.check()?;
+        if identity.rank >= identity.size {
+            fail!(InvalidArgument, "rank {} of a job of {}", identity.rank, identity.size);
+        }
+        let service = Service::of_this_process()?;
+        let endpoint = Endpoint::new(service.next_id(), identity, options, port)?;
+        let shared = Arc::clone(endpoint.shared());
+        service.add(endpoint);
+        Ok(Registration { shared, service })
+    }
+
+    /// Where this endpoint is reached.
+    pub fn address(&self) -> &PeerAddress {
+        &self.shared.address
+    }
+
+    /// Its segment.
+    pub fn segment(&self) -> &Arc<Segment> {
+        &self.shared.segment
+    }
+
+    /// Its bell.
+    pub fn bell(&self) -> &Arc<Bell> {
+        &self.shared.bell
+    }
+
+    /// Opens the link to `peer`. Answered by [`Port::link_opened`] or [`Port::link_refused`]; nothing happens when it
+    /// is open or opening already.
+    pub fn open(&self, peer: PeerAddress, deadline: Deadline) {
+        self.send(Command::Open { endpoint: self.shared.id, peer, deadline });
+    }
+
+    /// Queues a control message of at most [`MAX_CONTROL`] bytes; dropped when there is no link. Never blocks.
+    ///
+    /// # Panics
+    /// When the message is too long.
+    pub fn send_control(&self, peer: u32, message: &[u8]) {
+        assert!(message.len() <= MAX_CONTROL, "a control message of {} bytes", message.len());
+        self.send(Command::Control { endpoint: self.shared.id, peer, message: message.to_vec() });
+    }
+
+    /// Has [`Port::attend`] called soon: after about 100 µs, so that a caller who waits at once is not disturbed.
+    pub fn kick(&self) {
+        if !self.shared.kicked.swap(true, Ordering::AcqRel) {
+            self.send(Command::Kick { endpoint: self.shared.id });
+        }
+    }
+
+    /// Says goodbye to every peer, flushes and closes. Returns when that is done, at the latest half a second from now
+    /// or at `deadline`. Later calls do nothing. Hold no lock that the methods of [`Port`] take. Called from within
+    /// one of them, it does not wait.
+    pub fn close(&self, deadline: Deadline) {
+        let deadline = deadline.min(Deadline::after(DROP_TIMEOUT));
+        self.send(Command::Close { endpoint: self.shared.id, deadline });
+        if self.service.is_mine() && !reactor::on_service_thread() {
+            self.shared.closed.wait(deadline);
+        }
+    }
+
+    fn send(&self, command: Command) {
+        if self.service.is_mine() {
+            self.service.send(command);
+        } else {
+            log::warn!(
+                "rank {}: its endpoint belongs to the parent of this forked process",
+                self.shared.address.rank
+            );
+        }
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if self.service.generation() == fork::generation() && !self.shared.closed.is_set() {
+            self.close(Deadline::after(DROP_TIMEOUT));
+        }
+    }
+}
+
+/// What a registration and the service thread both see of an endpoint.
+struct Shared {
+    id: u64,
+    address: PeerAddress,
+    segment: Arc<Segment>,
+    bell: Arc<Bell>,
+    /// A kick is on its way: more of them add nothing.
+    kicked: AtomicBool,
+    closed: Latch,
+}
+
+/// Becomes true once and wakes who waits for it.
+#[derive(Default)]
+struct Latch {
+    set: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Latch {
+    fn set(&self) {
+        *self.set.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    fn is_set(&self) -> bool {
+        *self.set.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait(&self, deadline: Deadline) {
+        let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*set && !deadline.expired() {
+            let left = deadline.remaining_capped(DROP_TIMEOUT);
+            set = self.changed.wait_timeout(set, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

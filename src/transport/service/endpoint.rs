@@ -1,0 +1,540 @@
+//! One endpoint on the service thread: its listeners, its connections, the links that are open, its end. How a link
+//! comes to be open is in [`super::opening`].
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use sha2::{Digest, Sha256};
+
+use super::accepting::{HANDSHAKE_TIMEOUT, Listener};
+use super::connection::{Connection, Frame, Kind};
+use super::opening::Opening;
+use super::reactor::{Alarm, Core, Source};
+use super::{Attendance, Identity, Latch, Options, Port, Shared};
+use crate::deadline::Deadline;
+use crate::error::{Error, Result, Status};
+use crate::sys::epoll::{Event, Interest};
+use crate::sys::{process, random};
+use crate::transport::address::PeerAddress;
+use crate::transport::bell::Bell;
+use crate::transport::handshake::{Handshake, Hello, Purpose};
+use crate::transport::segment::Segment;
+use crate::transport::tcp;
+
+/// How long after the end of a connection its process may still be seen to run: the kernel closes descriptors first.
+const VERDICT: Duration = Duration::from_millis(100);
+
+/// One endpoint.
+pub(super) struct Endpoint {
+    pub(super) shared: Arc<Shared>,
+    pub(super) identity: Identity,
+    pub(super) options: Options,
+    port: Weak<dyn Port>,
+    pub(super) listeners: Vec<Listener>,
+    bell_token: Option<u64>,
+    pub(super) conns: HashMap<u64, Conn>,
+    pub(super) half_open: VecDeque<u64>,
+    pub(super) peers: HashMap<u32, Peer>,
+    /// Peers whose state changed and is to be looked at.
+    pub(super) unsettled: Vec<u32>,
+    attend_at: Option<Instant>,
+    closing: bool,
+    over: bool,
+    /// Lies in private memory for as long as the endpoint lives; a peer that can read it can pull.
+    pub(super) cookie: Box<[u8; 16]>,
+}
+
+/// A connection and what it is about.
+pub(super) struct Conn {
+    pub(super) wire: Connection,
+    pub(super) stage: Stage,
+    /// The peer and the purpose if this side connected.
+    pub(super) outgoing: Option<Hello>,
+    /// Over the Unix socket.
+    pub(super) local: bool,
+}
+
+/// How far a connection is.
+pub(super) enum Stage {
+    Connecting,
+    Handshaking(Handshake),
+    /// An authenticated control connection.
+    Control {
+        peer: u32,
+    },
+    /// The last word is said; waits until the peer closes, so that no reset overtakes it.
+    Lingering,
+}
+
+/// What becomes of a connection after an event.
+pub(super) enum Fate {
+    Keep,
+    Drop,
+    /// A data connection is ready: its socket goes to its link.
+    Lane(Hello),
+}
+
+/// A peer, as far as this endpoint has to do with it.
+#[derive(Default)]
+pub(super) struct Peer {
+    pub(super) opening: Opening,
+    pub(super) open: Option<Open>,
+}
+
+/// An open link. Its data streams belong to the engine.
+pub(super) struct Open {
+    pub(super) control: u64,
+    /// `rank 3 (host node7, pid 4711)`.
+    pub(super) who: String,
+    /// Readable once the process has ended.
+    pub(super) process: Option<(u64, OwnedFd)>,
+    /// The control connection has ended; until this moment the process may show that it has ended too.
+    pub(super) ended: Option<(Instant, String)>,
+}
+
+impl Endpoint {
+    /// Listens. Nothing is accepted before [`Endpoint::listen`].
+    pub(super) fn new(
+        id: u64,
+        identity: Identity,
+        options: Options,
+        port: Weak<dyn Port>,
+    ) -> Result<Endpoint> {
+        let segment = Segment::new(options.segment_bytes)?;
+        let bell = Arc::new(Bell::new(Arc::clone(&segment))?);
+        let (mut local, mut cookie) = ([0; 16], Box::new([0; 16]));
+        random::fill(&mut local)?;
+        random::fill(&mut cookie[..])?;
+        let mut address = PeerAddress {
+            rank: identity.rank,
+            host: host_id(options.host.as_deref())?,
+            hostname: process::hostname(),
+            pid: std::process::id(),
+            local,
+            addresses: Vec::new(),
+        };
+        let listeners = Listener::all(&options, &mut address)?;
+        let (kicked, closed) = (AtomicBool::new(false), Latch::default());
+        Ok(Endpoint {
+            shared: Arc::new(Shared { id, address, segment, bell, kicked, closed }),
+            identity,
+            options,
+            port,
+            listeners,
+            bell_token: None,
+            conns: HashMap::new(),
+            half_open: VecDeque::new(),
+            peers: HashMap::new(),
+            unsettled: Vec::new(),
+            attend_at: None,
+            closing: false,
+            over: false,
+            cookie,
+        })
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Whether it has closed and can be dropped.
+    pub(super) fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// Whether goodbyes are being said: nothing new begins.
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing
+    }
+
+    /// Begins to accept.
+    pub(super) fn listen(&mut self, core: &mut Core) {
+        for listener in &mut self.listeners {
+            let source = if listener.local { Source::LocalListener } else { Source::TcpListener };
+            listener.token = core.token(self.shared.id, source);
+        }
+        self.accept_again(core);
+    }
+
+    /// An event of one of its descriptors.
+    pub(super) fn ready(&mut self, core: &mut Core, event: Event, source: Source) {
+        match source {
+            Source::TcpListener | Source::LocalListener => self.accept(core, event.token),
+            Source::Connection => self.conn_ready(core, event.token, event),
+            Source::Process { peer } => self.process_ended(core, peer),
+            Source::Bell => self.attend(core),
+        }
+        self.settle(core);
+    }
+
+    /// A timer of its own.
+    pub(super) fn alarm(&mut self, core: &mut Core, what: Alarm) {
+        match what {
+            Alarm::Attend => {
+                if self.attend_at.is_some_and(|at| at <= Instant::now()) {
+                    self.attend(core);
+                }
+            }
+            Alarm::Accept => self.accept_again(core),
+            Alarm::HalfOpen { token } => {
+                if self.is_half_open(token) || self.is_lingering(token) {
+                    log::debug!("rank {}: a stranger took too long", self.identity.rank);
+                    self.drop_conn(core, token);
+                }
+            }
+            Alarm::Peer { peer } => {
+                self.verdict(core, peer);
+                self.unsettled.push(peer);
+            }
+            Alarm::Close => {
+                if self.closing {
+                    self.finish(core);
+                }
+            }
+        }
+        self.settle(core);
+    }
+
+    /// Has the port attend at `at`, or before if that is agreed already.
+    pub(super) fn attend_at(&mut self, core: &mut Core, at: Instant) {
+        if !self.closing && self.attend_at.is_none_or(|agreed| at < agreed) {
+            self.attend_at = Some(at);
+            core.alarm(at, self.shared.id, Alarm::Attend);
+        }
+    }
+
+    /// Queues a control message.
+    pub(super) fn send_control(&mut self, core: &mut Core, peer: u32, message: &[u8]) {
+        let Some(open) = self.peers.get(&peer).and_then(|peer| peer.open.as_ref()) else { return };
+        if open.ended.is_some() {
+            return;
+        }
+        let (token, rank) = (open.control, self.identity.rank);
+        let Some(conn) = self.conns.get_mut(&token) else { return };
+        if !conn.wire.queue_frame(Kind::Message, message, Vec::new()) {
+            log::warn!("rank {rank}: {} does not read its control messages: one is dropped", open.who);
+        }
+        self.conn_ready(core, token, Event { token, readable: false, writable: true });
+        self.settle(core);
+    }
+
+    /// Says goodbye to everybody. [`Endpoint::is_over`] when all is said, at the latest at `deadline`.
+    pub(super) fn close(&mut self, core: &mut Core, deadline: Deadline) {
+        if std::mem::replace(&mut self.closing, true) {
+            return;
+        }
+        for listener in self.listeners.drain(..) {
+            core.forget(listener.token, listener.socket.as_fd());
+        }
+        let mut leaving = Vec::new();
+        for (_, peer) in self.peers.drain() {
+            if let Some(open) = peer.open {
+                forget_process(core, &open);
+                leaving.extend(open.ended.is_none().then_some(open.control));
+            }
+        }
+        let strangers: Vec<u64> =
+            self.conns.keys().copied().filter(|token| !leaving.contains(token)).collect();
+        for token in strangers {
+            self.drop_conn(core, token);
+        }
+        for token in leaving {
+            self.say_last(core, token, Kind::Goodbye, "");
+        }
+        self.stop_watching_bell(core);
+        let end = Instant::now() + deadline.remaining_capped(super::DROP_TIMEOUT);
+        core.alarm(end, self.shared.id, Alarm::Close);
+        self.over |= self.conns.is_empty();
+    }
+
+    /// Sends a last frame on a control connection and waits for the peer to close.
+    pub(super) fn say_last(&mut self, core: &mut Core, token: u64, kind: Kind, why: &str) {
+        let Some(conn) = self.conns.get_mut(&token) else { return };
+        conn.wire.queue_frame(kind, why.as_bytes(), Vec::new());
+        conn.stage = Stage::Lingering;
+        core.alarm(Instant::now() + HANDSHAKE_TIMEOUT, self.shared.id, Alarm::HalfOpen { token });
+        self.conn_ready(core, token, Event { token, readable: false, writable: true });
+    }
+
+    /// Calls the port if it still exists. A panic of it ends here: other endpoints need the thread.
+    pub(super) fn tell<T>(&self, call: impl FnOnce(&dyn Port) -> T) -> Option<T> {
+        let port = self.port.upgrade()?;
+        let answer = catch_unwind(AssertUnwindSafe(|| call(&*port)));
+        if answer.is_err() {
+            log::error!("rank {}: a panic in unisono's engine on the background thread", self.identity.rank);
+        }
+        answer.ok()
+    }
+
+    fn attend(&mut self, core: &mut Core) {
+        self.attend_at = None;
+        if self.closing {
+            return;
+        }
+        // Before the call: a kick that comes during it is answered by another.
+        self.shared.kicked.store(false, Ordering::Release);
+        match self.tell(|port| port.attend()) {
+            None | Some(Attendance::Idle) => self.stop_watching_bell(core),
+            Some(Attendance::Again(at)) => {
+                self.stop_watching_bell(core);
+                self.attend_at(core, at);
+            }
+            Some(Attendance::Watch(at)) => {
+                self.attend_at(core, at);
+                let token = *self.bell_token.get_or_insert_with(|| core.token(self.shared.id, Source::Bell));
+                // Once: a bell that nobody answers must not keep this thread awake.
+                let interest = Interest { read: true, write: false, once: true };
+                if let Err(cause) = core.watch(token, self.shared.bell.fd(), interest) {
+                    log::error!("rank {}: cannot watch the endpoint's bell: {cause}", self.identity.rank);
+                }
+            }
+        }
+    }
+
+    fn stop_watching_bell(&mut self, core: &mut Core) {
+        if let Some(token) = self.bell_token.take() {
+            core.forget(token, self.shared.bell.fd());
+        }
+    }
+
+    /// Watches a connection for what it waits for and keeps it.
+    pub(super) fn insert(&mut self, core: &mut Core, token: u64, conn: Conn) -> io::Result<()> {
+        let write = conn.wire.has_output() || matches!(conn.stage, Stage::Connecting);
+        let interest = Interest { read: true, write, once: false };
+        if let Err(cause) = core.watch(token, conn.wire.socket().as_fd(), interest) {
+            core.forget(token, conn.wire.socket().as_fd());
+            return Err(cause);
+        }
+        self.conns.insert(token, conn);
+        Ok(())
+    }
+
+    /// Closes a connection without a word.
+    pub(super) fn drop_conn(&mut self, core: &mut Core, token: u64) {
+        if let Some(conn) = self.conns.remove(&token) {
+            core.forget(token, conn.wire.socket().as_fd());
+        }
+        self.over |= self.closing && self.conns.is_empty();
+    }
+
+    /// Moves a connection on.
+    pub(super) fn conn_ready(&mut self, core: &mut Core, token: u64, event: Event) {
+        // Out of the map, so that what it says can change the rest of the endpoint.
+        let Some(mut conn) = self.conns.remove(&token) else { return };
+        let fate = self.advance(core, token, &mut conn, event);
+        let failed = match fate {
+            Ok(Fate::Keep) => {
+                let about = (conn.outgoing, control_peer(&conn));
+                match self.insert(core, token, conn) {
+                    Ok(()) => None,
+                    Err(cause) => Some((about, Error::system("cannot watch a connection", cause))),
+                }
+            }
+            Ok(Fate::Drop) => {
+                core.forget(token, conn.wire.socket().as_fd());
+                None
+            }
+            Ok(Fate::Lane(hello)) => {
+                core.forget(token, conn.wire.socket().as_fd());
+                self.lane_ready(&hello, conn.outgoing.is_some(), conn.wire.into_socket());
+                None
+            }
+            Err(why) => {
+                core.forget(token, conn.wire.socket().as_fd());
+                Some(((conn.outgoing, control_peer(&conn)), why))
+            }
+        };
+        if let Some(((outgoing, peer), why)) = failed {
+            self.conn_failed(core, token, outgoing, peer, why);
+        }
+        self.over |= self.closing && self.conns.is_empty();
+    }
+
+    fn advance(&mut self, core: &mut Core, token: u64, conn: &mut Conn, event: Event) -> Result<Fate> {
+        let io_error = |cause: io::Error| Error::new(Status::PeerFailed, cause.to_string());
+        if matches!(conn.stage, Stage::Connecting) {
+            if !event.writable {
+                return Ok(Fate::Keep);
+            }
+            if let Some(cause) = conn.wire.socket().take_error().map_err(io_error)? {
+                return Err(io_error(cause));
+            }
+            self.greet(conn)?;
+        }
+        conn.wire.flush().map_err(io_error)?;
+        if let Stage::Lingering = conn.stage {
+            return self.linger(conn, event);
+        }
+        if !event.readable {
+            return Ok(Fate::Keep);
+        }
+        while let Stage::Handshaking(handshake) = &mut conn.stage {
+            let message = match conn.wire.take_exactly(handshake.needs()) {
+                Ok(Some(message)) => message,
+                Ok(None) => return Ok(Fate::Keep),
+                Err(cause) if conn.outgoing.is_some() => {
+                    // All that a stranger is told, so all that a rank of another job is.
+                    let hint = "before it proved itself: is it of another job, or is it ending?";
+                    return Err(Error::new(Status::PeerFailed, format!("{cause} {hint}")));
+                }
+                Err(cause) => return Err(io_error(cause)),
+            };
+            let step = handshake.advance(&message)?;
+            conn.wire.queue(step.send);
+            if let Some(hello) = step.done {
+                let control = hello.purpose == Purpose::Control;
+                if !conn.local {
+                    tcp::configure(conn.wire.socket(), control).map_err(io_error)?;
+                }
+                conn.wire.flush().map_err(io_error)?;
+                if !control {
+                    // A proof of 32 bytes fits any fresh socket buffer.
+                    return Ok(if conn.wire.has_output() { Fate::Drop } else { Fate::Lane(hello) });
+                }
+                self.control_ready(core, token, conn, hello)?;
+            }
+            conn.wire.flush().map_err(io_error)?;
+        }
+        while let Stage::Control { peer } = conn.stage {
+            let Some(Frame { kind, payload, fds }) = conn.wire.take_frame()? else { break };
+            let is_open = self.open_on(peer, token).is_some();
+            match kind {
+                Kind::Message if is_open => {
+                    self.tell(|port| port.control(peer, &payload));
+                }
+                Kind::Goodbye if is_open => {
+                    if let Some(open) = self.peers.remove(&peer).and_then(|peer| peer.open) {
+                        forget_process(core, &open);
+                    }
+                    self.tell(|port| port.peer_left(peer));
+                    return Ok(Fate::Drop);
+                }
+                Kind::Refuse => {
+                    return Err(Error::new(Status::PeerFailed, String::from_utf8_lossy(&payload)));
+                }
+                Kind::Goodbye => return Err(Error::new(Status::PeerFailed, "it is closing")),
+                Kind::Setup if !is_open => self.setup_arrived(peer, token, &payload, fds, conn)?,
+                Kind::Setup | Kind::Message => {
+                    return Err(Error::new(Status::PeerFailed, "it sent a control frame out of order"));
+                }
+            }
+        }
+        Ok(Fate::Keep)
+    }
+
+    /// After the last word: sends what is left, says that nothing follows, and waits for the peer to close.
+    fn linger(&self, conn: &mut Conn, event: Event) -> Result<Fate> {
+        if conn.wire.has_output() {
+            return Ok(Fate::Keep);
+        }
+        // Said already, or the peer is gone: both fine.
+        let _ = conn.wire.socket().shutdown(std::net::Shutdown::Write);
+        if event.readable {
+            // What still arrives is for nobody. An error or the end is what this waits for.
+            while conn.wire.take_frame()?.is_some() {}
+        }
+        Ok(Fate::Keep)
+    }
+
+    /// The open link to `peer`, if `token` is its control connection.
+    fn open_on(&mut self, peer: u32, token: u64) -> Option<&mut Open> {
+        self.peers.get_mut(&peer)?.open.as_mut().filter(|open| open.control == token)
+    }
+
+    /// A connection has ended or cannot go on.
+    fn conn_failed(
+        &mut self,
+        core: &mut Core,
+        token: u64,
+        outgoing: Option<Hello>,
+        peer: Option<u32>,
+        why: Error,
+    ) {
+        let rank = self.identity.rank;
+        let id = self.shared.id;
+        if let Some(peer) = peer
+            && let Some(open) = self.open_on(peer, token)
+        {
+            // Whether the process is gone too shows in a moment; without a way to see it, report at once.
+            let wait = if open.process.is_some() { VERDICT } else { Duration::ZERO };
+            let at = Instant::now() + wait;
+            open.ended = Some((at, why.text().to_owned()));
+            core.alarm(at, id, Alarm::Peer { peer });
+            return;
+        }
+        match outgoing.map(|hello| hello.target).or(peer) {
+            Some(peer) => self.opening_failed(core, peer, token, &why),
+            None => log::debug!("rank {rank}: a stranger was turned away: {why}"),
+        }
+    }
+
+    /// The process of a peer has ended. What it said before still counts.
+    fn process_ended(&mut self, core: &mut Core, peer: u32) {
+        let Some(open) = self.peers.get(&peer).and_then(|peer| peer.open.as_ref()) else { return };
+        let token = open.control;
+        self.conn_ready(core, token, Event { token, readable: true, writable: true });
+        if self.open_on(peer, token).is_some() {
+            self.lost(core, peer, "its process has ended");
+        }
+    }
+
+    /// Reports a peer whose control connection ended a while ago.
+    fn verdict(&mut self, core: &mut Core, peer: u32) {
+        let Some(open) = self.peers.get(&peer).and_then(|peer| peer.open.as_ref()) else { return };
+        let Some((at, why)) = open.ended.clone() else { return };
+        if at <= Instant::now() {
+            let still = if open.process.is_some() { "; its process still runs" } else { "" };
+            self.lost(core, peer, &format!("its control connection failed: {why}{still}"));
+        }
+    }
+
+    fn lost(&mut self, core: &mut Core, peer: u32, why: &str) {
+        let Some(open) = self.peers.get_mut(&peer).and_then(|peer| peer.open.take()) else { return };
+        forget_process(core, &open);
+        self.drop_conn(core, open.control);
+        let error = Error::new(Status::PeerFailed, format!("{} is gone without a goodbye: {why}", open.who));
+        self.tell(|port| port.peer_lost(peer, error));
+        self.unsettled.push(peer);
+    }
+
+    /// Closing has taken long enough, or is done.
+    fn finish(&mut self, core: &mut Core) {
+        let tokens: Vec<u64> = self.conns.keys().copied().collect();
+        for token in tokens {
+            self.drop_conn(core, token);
+        }
+        self.over = true;
+    }
+}
+
+fn control_peer(conn: &Conn) -> Option<u32> {
+    if let Stage::Control { peer } = conn.stage { Some(peer) } else { None }
+}
+
+fn forget_process(core: &mut Core, open: &Open) {
+    if let Some((token, fd)) = &open.process {
+        core.forget(*token, fd.as_fd());
+    }
+}
+
+/// The same for all ranks of this host, and not the boot id itself: it goes to other hosts.
+fn host_id(name: Option<&str>) -> Result<[u8; 16]> {
+    let (label, text) = match name {
+        Some(name) => ("name", name.to_owned()),
+        None => {
+            let boot = process::boot_id().map_err(|cause| {
+                Error::system("cannot read /proc/sys/kernel/random/boot_id (set UNISONO_HOST instead)", cause)
+            })?;
+            ("boot", boot)
+        }
+    };
+    let mut hash = Sha256::new();
+    hash.update(format!("unisono host {label}\0{text}"));
+    let digest: [u8; 32] = hash.finalize().into();
+    Ok(*digest.first_chunk().expect("16 of 32 bytes"))
+}

@@ -1,0 +1,595 @@
+//! How a link comes to be open, seen from one endpoint.
+//!
+//! The side that opens tries its candidates in turn: the Unix socket when both are on one host, then each TCP address.
+//! On each: connect, handshake, its setup; over TCP also the data connections. The other side gathers all that and
+//! answers with its own setup: with that it counts the link as open, and the first side does when the answer arrives.
+//!
+//! Both sides may open at once. Then each has an outgoing and an incoming attempt, and exactly one must win: the one
+//! that the lower rank began. A rank therefore does not answer a higher rank while it has an attempt of its own; if that
+//! fails it answers after all. Handlers only note what happened; [`Endpoint::settle`] draws the conclusions.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use socket2::{SockAddr, Socket};
+
+use super::MAX_TCP_STREAMS;
+use super::connection::{Connection, Kind};
+use super::endpoint::{Conn, Endpoint, Open, Stage};
+use super::linking::{Theirs, describe, tcp_link};
+use super::reactor::{Alarm, Core, Source};
+use super::setup::{Data, Setup};
+use crate::deadline::Deadline;
+use crate::error::{Error, Result, Status, fail};
+use crate::sys::epoll::{Event, Interest};
+use crate::sys::fork::Unshared;
+use crate::sys::{process, random, socket};
+use crate::transport::Link;
+use crate::transport::address::PeerAddress;
+use crate::transport::handshake::{Handshake, Hello, Purpose};
+use crate::transport::ring::RingMemory;
+use crate::transport::tcp;
+
+/// How long a peer that has proved itself may take to complete a link.
+const INCOMING_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a candidate may take while there are others to try.
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long to leave a peer alone whose Unix socket has too many connections waiting.
+const BUSY_PAUSE: Duration = Duration::from_millis(5);
+
+/// What is under way towards one peer.
+#[derive(Default)]
+pub(super) struct Opening {
+    /// The engine waits for this link.
+    wanted: Option<Wanted>,
+    outgoing: Option<Outgoing>,
+    incoming: Option<Incoming>,
+}
+
+struct Wanted {
+    address: PeerAddress,
+    deadline: Deadline,
+}
+
+/// A way to reach a peer.
+#[derive(Clone, Copy, Debug)]
+enum Candidate {
+    Local,
+    Tcp(SocketAddr),
+}
+
+/// This side opens.
+struct Outgoing {
+    candidates: VecDeque<Candidate>,
+    /// What became of those tried.
+    failures: Vec<String>,
+    /// Not before this moment: the peer is busy.
+    pause: Option<Instant>,
+    trial: Option<Trial>,
+}
+
+/// One candidate in progress.
+struct Trial {
+    candidate: Candidate,
+    /// Until then the next candidate waits. The last may take as long as the engine allows.
+    until: Option<Instant>,
+    attempt: u64,
+    control: u64,
+    ring: Option<RingMemory>,
+    /// The data connections that are not ready yet.
+    lane_tokens: Vec<u64>,
+    lanes: BTreeMap<u8, Unshared<Socket>>,
+    theirs: Option<Theirs>,
+}
+
+/// The peer opens.
+struct Incoming {
+    attempt: u64,
+    control: u64,
+    until: Instant,
+    lanes: BTreeMap<u8, Unshared<Socket>>,
+    theirs: Option<Theirs>,
+}
+
+impl Outgoing {
+    /// Keeps the ring of the trial in progress from being used for something else.
+    fn retire_ring(&mut self) {
+        if let Some(ring) = self.trial.as_mut().and_then(|trial| trial.ring.as_mut()) {
+            ring.retire();
+        }
+    }
+}
+
+impl Trial {
+    fn is_complete(&self, streams: usize) -> bool {
+        let lanes = if matches!(self.candidate, Candidate::Local) { 0 } else { streams };
+        self.theirs.is_some() && self.lanes.len() == lanes
+    }
+}
+
+impl Incoming {
+    fn is_complete(&self) -> bool {
+        self.theirs.as_ref().is_some_and(|theirs| match theirs.setup.data {
+            Data::Shm { .. } => true,
+            Data::Tcp { lanes } => self.lanes.len() == usize::from(lanes),
+        })
+    }
+}
+
+impl Endpoint {
+    /// Opens the link to a peer, unless it is open or being opened.
+    pub(super) fn open(&mut self, core: &mut Core, address: PeerAddress, deadline: Deadline) {
+        let peer = address.rank;
+        if self.is_closing() {
+            return;
+        }
+        if peer >= self.identity.size || peer == self.identity.rank {
+            let (rank, size) = (self.identity.rank, self.identity.size);
+            let text = format!("rank {rank} cannot open a link to rank {peer} in a job of {size}");
+            self.tell(|port| port.link_refused(peer, Error::new(Status::InvalidArgument, text)));
+            return;
+        }
+        let state = self.peers.entry(peer).or_default();
+        if state.open.is_some() || state.opening.wanted.is_some() {
+            return;
+        }
+        state.opening.wanted = Some(Wanted { address, deadline });
+        if let Some(left) = deadline.remaining() {
+            core.alarm(Instant::now() + left, self.shared.id, Alarm::Peer { peer });
+        }
+        self.unsettled.push(peer);
+        self.settle(core);
+    }
+
+    /// Draws the conclusions from what happened to the links that are being opened.
+    pub(super) fn settle(&mut self, core: &mut Core) {
+        while let Some(peer) = self.unsettled.pop() {
+            if !self.is_closing() {
+                self.settle_peer(core, peer);
+            }
+        }
+    }
+
+    fn settle_peer(&mut self, core: &mut Core, peer: u32) {
+        let (rank, streams) = (self.identity.rank, self.options.tcp_streams);
+        let Some(state) = self.peers.get_mut(&peer) else { return };
+        if state.open.is_some() {
+            state.opening.wanted = None;
+            self.abandon_outgoing(core, peer);
+            self.abandon_incoming(core, peer);
+            return;
+        }
+        let opening = &mut state.opening;
+        let trial = opening.outgoing.as_mut().and_then(|outgoing| outgoing.trial.as_mut());
+        if trial.is_some_and(|trial| trial.is_complete(streams)) {
+            return self.finish_outgoing(core, peer);
+        }
+        if let Some(incoming) = &opening.incoming {
+            if incoming.is_complete() && (opening.outgoing.is_none() || peer < rank) {
+                return self.finish_incoming(core, peer);
+            }
+            if incoming.until <= Instant::now() {
+                log::debug!("rank {rank}: rank {peer} took too long to open its link");
+                self.abandon_incoming(core, peer);
+                return self.settle_peer(core, peer);
+            }
+        }
+        let Some(wanted) = &opening.wanted else {
+            if opening.incoming.is_none() {
+                self.peers.remove(&peer);
+            }
+            return;
+        };
+        if wanted.deadline.expired() {
+            let tried = opening.outgoing.as_ref().map(describe_trials).unwrap_or_default();
+            let text = format!("opening the link to {} took too long{tried}", wanted.address.describe());
+            // The peer may just have answered, and write to the ring until it hears that this side gave up.
+            opening.outgoing.iter_mut().for_each(Outgoing::retire_ring);
+            return self.refuse(core, peer, Error::new(Status::Timeout, text));
+        }
+        match &opening.outgoing {
+            Some(Outgoing { trial: Some(trial), .. }) => {
+                if trial.until.is_some_and(|until| until <= Instant::now()) {
+                    self.give_up_trial(core, peer, &format!("no answer for {TRIAL_TIMEOUT:?}"));
+                    self.try_next(core, peer);
+                }
+            }
+            Some(Outgoing { pause: Some(until), .. }) if *until > Instant::now() => {}
+            Some(_) => self.try_next(core, peer),
+            // Theirs is on its way. If it fails, this side tries.
+            None if opening.incoming.is_some() => {}
+            None => {
+                let address = wanted.address.clone();
+                let outgoing = self.candidates(&address);
+                self.peers.entry(peer).or_default().opening.outgoing = Some(outgoing);
+                self.try_next(core, peer);
+            }
+        }
+    }
+
+    fn candidates(&self, address: &PeerAddress) -> Outgoing {
+        let (mut candidates, mut failures) = (VecDeque::new(), Vec::new());
+        let same_host = address.host == self.shared.address.host;
+        match (self.options.shm, same_host) {
+            (true, true) => candidates.push_back(Candidate::Local),
+            (true, false) => failures.push("shared memory: it is on another host".to_owned()),
+            (false, _) => failures.push("shared memory: switched off".to_owned()),
+        }
+        match (self.options.tcp, address.addresses.is_empty()) {
+            (true, false) => candidates.extend(address.addresses.iter().copied().map(Candidate::Tcp)),
+            (true, true) => failures.push("TCP: it listens nowhere".to_owned()),
+            (false, _) => failures.push("TCP: switched off".to_owned()),
+        }
+        Outgoing { candidates, failures, pause: None, trial: None }
+    }
+
+    /// Tries the next candidate, or gives up.
+    fn try_next(&mut self, core: &mut Core, peer: u32) {
+        loop {
+            let Some(Opening { wanted: Some(wanted), outgoing: Some(outgoing), incoming }) =
+                self.peers.get_mut(&peer).map(|peer| &mut peer.opening)
+            else {
+                return;
+            };
+            outgoing.pause = None;
+            let Some(candidate) = outgoing.candidates.pop_front() else {
+                let text = format!("cannot reach {}{}", wanted.address.describe(), describe_trials(outgoing));
+                if incoming.is_some() {
+                    log::debug!("rank {}: {text}; but it is opening the link itself", self.identity.rank);
+                    self.abandon_outgoing(core, peer);
+                    self.unsettled.push(peer);
+                    return;
+                }
+                return self.refuse(core, peer, Error::new(Status::PeerFailed, text));
+            };
+            let name = wanted.address.local_name();
+            match self.start(core, peer, candidate, &name) {
+                Ok(trial) => {
+                    if let Some(outgoing) = self.outgoing(peer) {
+                        outgoing.trial = Some(trial);
+                    }
+                    return;
+                }
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {
+                    let until = Instant::now() + BUSY_PAUSE;
+                    if let Some(outgoing) = self.outgoing(peer) {
+                        outgoing.candidates.push_front(candidate);
+                        outgoing.pause = Some(until);
+                    }
+                    core.alarm(until, self.shared.id, Alarm::Peer { peer });
+                    return;
+                }
+                Err(cause) => self.note_failure(peer, candidate, &cause.to_string()),
+            }
+        }
+    }
+
+    fn start(&mut self, core: &mut Core, peer: u32, candidate: Candidate, name: &str) -> io::Result<Trial> {
+        let mut attempt = [0; 8];
+        random::fill(&mut attempt).map_err(io::Error::other)?;
+        let attempt = u64::from_le_bytes(attempt);
+        let (socket, local) = match candidate {
+            Candidate::Tcp(address) => (tcp::connect(address)?, false),
+            Candidate::Local => {
+                let socket = tcp::unix_socket()?;
+                socket.connect(&SockAddr::unix(name)?)?;
+                (socket, true)
+            }
+        };
+        let control = self.connect(core, peer, attempt, Purpose::Control, socket, local)?;
+        let (lane_tokens, lanes) = (Vec::new(), BTreeMap::new());
+        let others = self.outgoing(peer).is_some_and(|outgoing| !outgoing.candidates.is_empty());
+        let until = others.then(|| Instant::now() + TRIAL_TIMEOUT);
+        if let Some(until) = until {
+            core.alarm(until, self.shared.id, Alarm::Peer { peer });
+        }
+        Ok(Trial { candidate, until, attempt, control, ring: None, lane_tokens, lanes, theirs: None })
+    }
+
+    /// Has a socket that is connecting watched.
+    fn connect(
+        &mut self,
+        core: &mut Core,
+        peer: u32,
+        attempt: u64,
+        purpose: Purpose,
+        socket: Unshared<Socket>,
+        local: bool,
+    ) -> io::Result<u64> {
+        let hello =
+            Hello { purpose, initiator: self.identity.rank, target: peer, job: self.identity.job, attempt };
+        let token = core.token(self.shared.id, Source::Connection);
+        let wire = Connection::new(socket);
+        self.insert(core, token, Conn { wire, stage: Stage::Connecting, outgoing: Some(hello), local })?;
+        Ok(token)
+    }
+
+    /// A connection that this side began is there: begins the handshake.
+    pub(super) fn greet(&self, conn: &mut Conn) -> Result<()> {
+        let Some(hello) = conn.outgoing else { fail!(Internal, "an accepted connection is connecting") };
+        let mut nonce = [0; 32];
+        random::fill(&mut nonce)?;
+        let (handshake, first) = Handshake::initiate(&self.identity.secret, hello, nonce);
+        conn.wire.queue(first);
+        conn.stage = Stage::Handshaking(handshake);
+        Ok(())
+    }
+
+    /// A control connection has proved itself.
+    pub(super) fn control_ready(
+        &mut self,
+        core: &mut Core,
+        token: u64,
+        conn: &mut Conn,
+        hello: Hello,
+    ) -> Result<()> {
+        if conn.outgoing.is_some() {
+            conn.stage = Stage::Control { peer: hello.target };
+            return self.send_first_setup(core, token, conn, hello);
+        }
+        let peer = hello.initiator;
+        if peer >= self.identity.size || peer == self.identity.rank {
+            fail!(PeerFailed, "it says that it is rank {peer} of a job of {}", self.identity.size);
+        }
+        if self.peers.get(&peer).is_some_and(|peer| peer.open.is_some()) {
+            fail!(PeerFailed, "the link to rank {peer} is open already");
+        }
+        conn.stage = Stage::Control { peer };
+        // One that it began before is given up by now.
+        self.abandon_incoming(core, peer);
+        let until = Instant::now() + INCOMING_TIMEOUT;
+        core.alarm(until, self.shared.id, Alarm::Peer { peer });
+        let incoming =
+            Incoming { attempt: hello.attempt, control: token, until, lanes: BTreeMap::new(), theirs: None };
+        self.peers.entry(peer).or_default().opening.incoming = Some(incoming);
+        Ok(())
+    }
+
+    /// Tells the peer how this side would have the link, and opens its data connections.
+    fn send_first_setup(&mut self, core: &mut Core, token: u64, conn: &mut Conn, hello: Hello) -> Result<()> {
+        let peer = hello.target;
+        let Some(candidate) = self.trial(peer, token).map(|trial| trial.candidate) else {
+            fail!(Internal, "the attempt that this connection is for is over")
+        };
+        match candidate {
+            Candidate::Local => {
+                let ring = self.allocate_ring()?;
+                let (setup, fds) = self.shm_setup(&ring)?;
+                conn.wire.queue_frame(Kind::Setup, &setup.encode(), fds);
+                if let Some(trial) = self.trial(peer, token) {
+                    trial.ring = Some(ring);
+                }
+            }
+            Candidate::Tcp(address) => {
+                let lanes = self.options.tcp_streams as u8;
+                let setup = self.setup(Data::Tcp { lanes });
+                conn.wire.queue_frame(Kind::Setup, &setup.encode(), Vec::new());
+                for lane in 0..lanes {
+                    let refuse = |cause| Error::system("cannot open a data connection", cause);
+                    let socket = tcp::connect(address).map_err(refuse)?;
+                    let purpose = Purpose::Data(lane);
+                    let lane_token =
+                        self.connect(core, peer, hello.attempt, purpose, socket, false).map_err(refuse)?;
+                    if let Some(trial) = self.trial(peer, token) {
+                        trial.lane_tokens.push(lane_token);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The peer's setup has come.
+    pub(super) fn setup_arrived(
+        &mut self,
+        peer: u32,
+        token: u64,
+        payload: &[u8],
+        fds: Vec<OwnedFd>,
+        conn: &Conn,
+    ) -> Result<()> {
+        let Some(setup) = Setup::decode(payload) else { fail!(PeerFailed, "its setup makes no sense") };
+        let fits = match setup.data {
+            Data::Shm { .. } => conn.local && fds.len() == 2,
+            Data::Tcp { lanes } => !conn.local && (1..=MAX_TCP_STREAMS).contains(&usize::from(lanes)),
+        };
+        if !fits {
+            fail!(PeerFailed, "its setup does not fit the connection that it came on");
+        }
+        let pid = if conn.local { socket::peer_pid(conn.wire.socket().as_fd()).ok().flatten() } else { None };
+        let theirs = Some(Theirs { setup, fds, pid });
+        if let Some(trial) = self.trial(peer, token) {
+            trial.theirs = theirs;
+        } else if let Some(Opening { incoming: Some(incoming), .. }) =
+            self.peers.get_mut(&peer).map(|peer| &mut peer.opening)
+            && incoming.control == token
+        {
+            incoming.theirs = theirs;
+        }
+        self.unsettled.push(peer);
+        Ok(())
+    }
+
+    /// A data connection has proved itself. One of an attempt that is over is closed.
+    pub(super) fn lane_ready(&mut self, hello: &Hello, outgoing: bool, socket: Unshared<Socket>) {
+        let peer = if outgoing { hello.target } else { hello.initiator };
+        let (Purpose::Data(lane), Some(state)) = (hello.purpose, self.peers.get_mut(&peer)) else { return };
+        let opening = &mut state.opening;
+        let lanes = if outgoing {
+            let trial = opening.outgoing.as_mut().and_then(|outgoing| outgoing.trial.as_mut());
+            trial.filter(|trial| trial.attempt == hello.attempt).map(|trial| &mut trial.lanes)
+        } else {
+            let incoming = opening.incoming.as_mut();
+            incoming.filter(|incoming| incoming.attempt == hello.attempt).map(|incoming| &mut incoming.lanes)
+        };
+        if let Some(lanes) = lanes {
+            lanes.insert(lane, socket);
+            self.unsettled.push(peer);
+        }
+    }
+
+    /// A connection of a link that is being opened has failed.
+    pub(super) fn opening_failed(&mut self, core: &mut Core, peer: u32, token: u64, why: &Error) {
+        let Some(state) = self.peers.get_mut(&peer) else { return };
+        if state.opening.incoming.as_ref().is_some_and(|incoming| incoming.control == token) {
+            log::debug!("rank {}: rank {peer} gave up opening its link: {why}", self.identity.rank);
+            self.abandon_incoming(core, peer);
+        } else if let Some(Outgoing { trial: Some(trial), .. }) = &state.opening.outgoing
+            && (trial.control == token || trial.lane_tokens.contains(&token))
+        {
+            self.give_up_trial(core, peer, why.text());
+        }
+        self.unsettled.push(peer);
+    }
+
+    /// The candidate in progress does not lead to a link.
+    fn give_up_trial(&mut self, core: &mut Core, peer: u32, why: &str) {
+        let Some(outgoing) = self.outgoing(peer) else { return };
+        outgoing.retire_ring();
+        let Some(trial) = outgoing.trial.take() else { return };
+        let candidate = trial.candidate;
+        self.drop_trial(core, trial);
+        self.note_failure(peer, candidate, why);
+    }
+
+    fn finish_outgoing(&mut self, core: &mut Core, peer: u32) {
+        let Some(trial) = self.outgoing(peer).and_then(|outgoing| outgoing.trial.take()) else { return };
+        let Some(theirs) = trial.theirs else { return };
+        let (who, pid) = (describe(peer, &theirs.setup), theirs.pid);
+        let link = match trial.ring {
+            Some(ring) => self.shm_link(ring, theirs),
+            None => Ok(tcp_link(trial.lanes)),
+        };
+        match link {
+            Ok(link) => self.established(core, peer, trial.control, who, pid, link, None),
+            Err(why) => {
+                // The peer counts the link as open: it must hear that it is not.
+                self.say_last(core, trial.control, Kind::Refuse, why.text());
+                self.refuse(core, peer, why.context(format_args!("cannot open the link to {who}")));
+            }
+        }
+    }
+
+    fn finish_incoming(&mut self, core: &mut Core, peer: u32) {
+        let incoming = self.peers.get_mut(&peer).and_then(|peer| peer.opening.incoming.take());
+        let Some(Incoming { control, lanes, theirs: Some(theirs), .. }) = incoming else { return };
+        let (who, pid) = (describe(peer, &theirs.setup), theirs.pid);
+        let answer = || match theirs.setup.data {
+            Data::Shm { .. } => {
+                let ring = self.allocate_ring()?;
+                let answer = self.shm_setup(&ring)?;
+                Ok((self.shm_link(ring, theirs)?, answer))
+            }
+            Data::Tcp { lanes: count } => {
+                Ok((tcp_link(lanes), (self.setup(Data::Tcp { lanes: count }), Vec::new())))
+            }
+        };
+        match answer() {
+            Ok((link, answer)) => self.established(core, peer, control, who, pid, link, Some(answer)),
+            Err(why) => {
+                log::debug!("rank {}: refuses the link of {who}: {why}", self.identity.rank);
+                self.say_last(core, control, Kind::Refuse, Error::text(&why));
+                self.unsettled.push(peer);
+            }
+        }
+    }
+
+    /// The link is open: says so to the peer if it waits for that, and to the engine.
+    #[allow(clippy::too_many_arguments)]
+    fn established(
+        &mut self,
+        core: &mut Core,
+        peer: u32,
+        control: u64,
+        who: String,
+        pid: Option<u32>,
+        link: Link,
+        answer: Option<(Setup, Vec<OwnedFd>)>,
+    ) {
+        log::debug!("rank {}: link to {who} over {:?}", self.identity.rank, link.kind);
+        let process = pid.filter(|&pid| pid != std::process::id()).and_then(|pid| {
+            let fd = process::pidfd(pid).ok()?;
+            let token = core.token(self.shared.id, Source::Process { peer });
+            core.watch(token, fd.as_fd(), Interest { read: true, ..Interest::default() }).ok()?;
+            Some((token, fd))
+        });
+        let state = self.peers.entry(peer).or_default();
+        state.open = Some(Open { control, who, process, ended: None });
+        state.opening.wanted = None;
+        self.abandon_outgoing(core, peer);
+        self.abandon_incoming(core, peer);
+        if let (Some((setup, fds)), Some(conn)) = (answer, self.conns.get_mut(&control)) {
+            conn.wire.queue_frame(Kind::Setup, &setup.encode(), fds);
+        }
+        self.tell(|port| port.link_opened(peer, link));
+        self.conn_ready(core, control, Event { token: control, readable: false, writable: true });
+    }
+
+    /// Opening has failed for good.
+    fn refuse(&mut self, core: &mut Core, peer: u32, why: Error) {
+        self.abandon_outgoing(core, peer);
+        if let Some(state) = self.peers.get_mut(&peer) {
+            state.opening.wanted = None;
+        }
+        self.unsettled.push(peer);
+        self.tell(|port| port.link_refused(peer, why));
+    }
+
+    fn abandon_outgoing(&mut self, core: &mut Core, peer: u32) {
+        let outgoing = self.peers.get_mut(&peer).and_then(|peer| peer.opening.outgoing.take());
+        if let Some(trial) = outgoing.and_then(|outgoing| outgoing.trial) {
+            self.drop_trial(core, trial);
+        }
+    }
+
+    fn abandon_incoming(&mut self, core: &mut Core, peer: u32) {
+        let incoming = self.peers.get_mut(&peer).and_then(|peer| peer.opening.incoming.take());
+        if let Some(incoming) = incoming {
+            self.drop_conn(core, incoming.control);
+        }
+    }
+
+    fn drop_trial(&mut self, core: &mut Core, trial: Trial) {
+        for token in trial.lane_tokens.into_iter().chain([trial.control]) {
+            self.drop_conn(core, token);
+        }
+    }
+
+    fn note_failure(&mut self, peer: u32, candidate: Candidate, why: &str) {
+        let rank = self.identity.rank;
+        let Some(outgoing) = self.outgoing(peer) else { return };
+        let failure = match candidate {
+            Candidate::Local => format!("shared memory: {why}"),
+            Candidate::Tcp(address) => format!("TCP to {address}: {why}"),
+        };
+        log::debug!("rank {rank}: no link to rank {peer} over {failure}");
+        outgoing.failures.push(failure);
+    }
+
+    fn outgoing(&mut self, peer: u32) -> Option<&mut Outgoing> {
+        self.peers.get_mut(&peer)?.opening.outgoing.as_mut()
+    }
+
+    /// The trial in progress towards `peer`, if `token` is its control connection.
+    fn trial(&mut self, peer: u32, token: u64) -> Option<&mut Trial> {
+        self.outgoing(peer)?.trial.as_mut().filter(|trial| trial.control == token)
+    }
+}
+
+/// `; TCP to 10.0.0.1:5: refused; …`: what was tried so far, and what is being tried.
+fn describe_trials(outgoing: &Outgoing) -> String {
+    let mut text = String::new();
+    for failure in &outgoing.failures {
+        text.push_str("; ");
+        text.push_str(failure);
+    }
+    match outgoing.trial.as_ref().map(|trial| trial.candidate) {
+        Some(Candidate::Local) => text.push_str("; shared memory: no answer yet"),
+        Some(Candidate::Tcp(address)) => text.push_str(&format!("; TCP to {address}: no answer yet")),
+        None => {}
+    }
+    text
+}

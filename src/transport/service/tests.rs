@@ -1,0 +1,688 @@
+//! Endpoints of one process against each other, against strangers, and against processes that die.
+
+use std::fs::File;
+use std::io::{ErrorKind, IoSlice, Read, Seek, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use super::*;
+use crate::error::Status;
+use crate::transport::LinkKind;
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// What a port was told.
+enum Told {
+    Opened(u32, Link),
+    Refused(u32, Error),
+    Left(u32),
+    Lost(u32, Error),
+    Control(u32, Vec<u8>),
+    Attend,
+}
+
+struct Ear {
+    tell: Mutex<Sender<Told>>,
+    attendance: Mutex<Vec<Attendance>>,
+}
+
+impl Ear {
+    fn say(&self, told: Told) {
+        // The test may be over.
+        let _ = self.tell.lock().unwrap().send(told);
+    }
+}
+
+impl Port for Ear {
+    fn link_opened(&self, peer: u32, link: Link) {
+        self.say(Told::Opened(peer, link));
+    }
+    fn link_refused(&self, peer: u32, why: Error) {
+        self.say(Told::Refused(peer, why));
+    }
+    fn peer_left(&self, peer: u32) {
+        self.say(Told::Left(peer));
+    }
+    fn peer_lost(&self, peer: u32, why: Error) {
+        self.say(Told::Lost(peer, why));
+    }
+    fn control(&self, peer: u32, message: &[u8]) {
+        self.say(Told::Control(peer, message.to_vec()));
+    }
+    fn attend(&self) -> Attendance {
+        self.say(Told::Attend);
+        self.attendance.lock().unwrap().pop().unwrap_or(Attendance::Idle)
+    }
+}
+
+/// An endpoint with what its port was told.
+struct Node {
+    registration: Registration,
+    told: Receiver<Told>,
+    ear: Arc<Ear>,
+}
+
+impl Node {
+    fn new(rank: u32, size: u32, secret: u8, options: Options) -> Node {
+        let (tell, told) = channel();
+        let ear = Arc::new(Ear { tell: Mutex::new(tell), attendance: Mutex::default() });
+        let identity = Identity { rank, size, secret: SecretKey::new([secret; 32]), job: 7 };
+        let as_port: Arc<dyn Port> = ear.clone();
+        let registration = Registration::new(identity, options, Arc::downgrade(&as_port)).unwrap();
+        Node { registration, told, ear }
+    }
+
+    fn rank(&self) -> u32 {
+        self.registration.address().rank
+    }
+
+    fn open(&self, other: &PeerAddress) {
+        self.registration.open(other.clone(), Deadline::after(LONG));
+    }
+
+    fn next(&self) -> Told {
+        self.told.recv_timeout(LONG).expect("an answer")
+    }
+
+    fn link(&self, from: u32) -> Link {
+        match self.next() {
+            Told::Opened(peer, link) if peer == from => link,
+            other => panic!("instead of a link to {from}: {}", name(&other)),
+        }
+    }
+
+    fn refusal(&self) -> Error {
+        match self.next() {
+            Told::Refused(_, why) => why,
+            other => panic!("instead of a refusal: {}", name(&other)),
+        }
+    }
+
+    fn silence(&self) {
+        match self.told.recv_timeout(Duration::from_millis(30)) {
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => panic!("the port is gone"),
+            Ok(other) => panic!("told {}", name(&other)),
+        }
+    }
+}
+
+fn name(told: &Told) -> String {
+    match told {
+        Told::Opened(peer, link) => format!("link to {peer} over {:?}", link.kind),
+        Told::Refused(peer, why) => format!("refused {peer}: {why}"),
+        Told::Left(peer) => format!("{peer} left"),
+        Told::Lost(peer, why) => format!("{peer} lost: {why}"),
+        Told::Control(peer, message) => format!("{} bytes from {peer}", message.len()),
+        Told::Attend => "attend".to_owned(),
+    }
+}
+
+fn small() -> Options {
+    Options { segment_bytes: 4 << 20, ring_bytes: 16 << 10, ..Options::default() }
+}
+
+fn over(kind: LinkKind) -> Options {
+    Options { shm: kind == LinkKind::Shm, tcp: kind == LinkKind::Tcp, ..small() }
+}
+
+fn pair(options: Options) -> [Node; 2] {
+    [0, 1].map(|rank| Node::new(rank, 2, 1, options.clone()))
+}
+
+/// Sends a pattern on every stream of `link` in both directions at once and checks what comes.
+fn exchange(mut link: Link, own: u32, other: u32) -> Link {
+    const TOTAL: usize = 300_000;
+    let byte = |rank: u32, lane: usize, place: usize| {
+        (place.wrapping_mul(31 + rank as usize) ^ (place >> 8) ^ lane) as u8
+    };
+    let deadline = Deadline::after(LONG);
+    let mut buffer = [0; 9000];
+    let mut progress = vec![(0, 0); link.streams.len()];
+    while progress.iter().any(|&(sent, got)| sent < TOTAL || got < TOTAL) {
+        assert!(!deadline.expired(), "the streams stand still at {progress:?}");
+        for (lane, (stream, (sent, got))) in link.streams.iter_mut().zip(&mut progress).enumerate() {
+            let end = TOTAL.min(*sent + 1 + (*sent * 7919 + *got) % 8000);
+            let out: Vec<u8> = (*sent..end).map(|place| byte(own, lane, place)).collect();
+            let (front, back) = out.split_at(out.len() / 3);
+            match stream.write(&[IoSlice::new(front), IoSlice::new(back)]) {
+                Ok(count) => *sent += count,
+                Err(cause) => assert_eq!(cause.kind(), ErrorKind::WouldBlock),
+            }
+            // Not beyond the pattern: an empty buffer would look like the end.
+            let most = (TOTAL - *got).min(buffer.len());
+            match stream.read(&mut buffer[..most]) {
+                Ok(count) => {
+                    assert!(count > 0 || most == 0);
+                    for (index, &seen) in buffer[..count].iter().enumerate() {
+                        assert_eq!(seen, byte(other, lane, *got + index));
+                    }
+                    *got += count;
+                }
+                Err(cause) => {
+                    assert_eq!(cause.kind(), ErrorKind::WouldBlock);
+                    thread::yield_now();
+                }
+            }
+        }
+    }
+    link
+}
+
+#[test]
+fn two_ranks_talk_over_either_transport_and_part_in_peace() {
+    for kind in [LinkKind::Shm, LinkKind::Tcp] {
+        let [a, b] = pair(Options { tcp_streams: 3, ..over(kind) });
+        a.open(b.registration.address());
+        a.open(b.registration.address());
+        let (to_b, to_a) = (a.link(1), b.link(0));
+        assert_eq!((to_b.kind, to_a.kind), (kind, kind));
+        assert_eq!(to_b.streams.len(), if kind == LinkKind::Shm { 1 } else { 3 });
+        assert_eq!(to_b.memory.is_some(), kind == LinkKind::Shm);
+        assert!(to_b.memory.iter().all(|memory| memory.can_pull));
+        let (to_b, to_a) = thread::scope(|scope| {
+            let left = scope.spawn(|| exchange(to_b, 0, 1));
+            (exchange(to_a, 1, 0), left.join().unwrap())
+        });
+        for (from, to, number) in [(&a, &b, 0u32), (&b, &a, 1)] {
+            for length in [0, 5, MAX_CONTROL] {
+                from.registration.send_control(1 - number, &vec![9; length]);
+                match to.next() {
+                    Told::Control(peer, message) => assert_eq!((peer, message), (number, vec![9; length])),
+                    other => panic!("{}", name(&other)),
+                }
+            }
+        }
+        a.silence();
+        a.registration.close(Deadline::after(LONG));
+        assert!(matches!(b.next(), Told::Left(0)));
+        b.silence();
+        drop((to_a, to_b));
+    }
+}
+
+#[test]
+fn four_ranks_link_to_each_other_at_once() {
+    for kind in [LinkKind::Shm, LinkKind::Tcp] {
+        let nodes = [0, 1, 2, 3].map(|rank| Node::new(rank, 4, 1, over(kind)));
+        for node in &nodes {
+            for other in nodes.iter().filter(|other| !std::ptr::eq(*other, node)) {
+                node.open(other.registration.address());
+            }
+        }
+        for node in &nodes {
+            let mut peers: Vec<u32> = (0..3)
+                .map(|_| match node.next() {
+                    Told::Opened(peer, link) if link.kind == kind => peer,
+                    other => panic!("{}", name(&other)),
+                })
+                .collect();
+            peers.push(node.registration.address().rank);
+            peers.sort_unstable();
+            assert_eq!(peers, [0, 1, 2, 3]);
+        }
+    }
+}
+
+#[test]
+fn crossing_opens_end_in_one_link() {
+    for kind in [LinkKind::Shm, LinkKind::Tcp] {
+        for round in 0..100 {
+            let [mut a, mut b] = pair(over(kind));
+            if round % 2 == 1 {
+                std::mem::swap(&mut a, &mut b);
+            }
+            let (left, right) = (a.rank(), b.rank());
+            a.open(b.registration.address());
+            // Every offset of the two, from together to one after the other.
+            thread::sleep(Duration::from_micros(round % 10 * 60));
+            b.open(a.registration.address());
+            let (mut to_b, mut to_a) = (a.link(right), b.link(left));
+            // The two ends belong to one link: what goes in here comes out there.
+            for lane in 0..to_b.streams.len() {
+                let text = format!("round {round} lane {lane}");
+                to_b.streams[lane].write(&[IoSlice::new(text.as_bytes())]).unwrap();
+                let (mut bytes, deadline) = ([0; 64], Deadline::after(LONG));
+                let count = loop {
+                    match to_a.streams[lane].read(&mut bytes) {
+                        Ok(count) => break count,
+                        Err(cause) => assert_eq!(cause.kind(), ErrorKind::WouldBlock),
+                    }
+                    assert!(!deadline.expired());
+                    thread::yield_now();
+                };
+                assert_eq!(&bytes[..count], text.as_bytes());
+            }
+            // And nothing is said of a second one.
+            a.registration.send_control(right, b"one");
+            assert!(matches!(b.next(), Told::Control(peer, _) if peer == left));
+            b.registration.send_control(left, b"two");
+            assert!(matches!(a.next(), Told::Control(peer, _) if peer == right));
+        }
+    }
+}
+
+#[test]
+fn shared_memory_falls_back_to_tcp() {
+    // The other has none; the other's socket is not there; the segment has no room for a ring.
+    let a = Node::new(0, 4, 1, small());
+    let without = Node::new(1, 4, 1, Options { shm: false, ..small() });
+    let cramped = Node::new(2, 4, 1, Options { segment_bytes: 0, ..small() });
+    a.open(without.registration.address());
+    assert_eq!(a.link(1).kind, LinkKind::Tcp);
+    assert_eq!(without.link(0).kind, LinkKind::Tcp);
+    a.open(cramped.registration.address());
+    assert_eq!(a.link(2).kind, LinkKind::Tcp);
+    let elsewhere = Node::new(3, 4, 1, Options { host: Some("elsewhere".into()), ..small() });
+    elsewhere.open(cramped.registration.address());
+    assert_eq!(elsewhere.link(2).kind, LinkKind::Tcp);
+    cramped.open(without.registration.address());
+    assert_eq!(without.link(2).kind, LinkKind::Tcp);
+}
+
+#[test]
+fn a_refusal_names_the_peer_and_what_was_tried() {
+    let a = Node::new(0, 3, 1, small());
+    let gone = Node::new(1, 3, 1, small());
+    let address = gone.registration.address().clone();
+    drop(gone);
+    a.open(&address);
+    let why = a.refusal();
+    assert_eq!(why.status(), Status::PeerFailed);
+    for part in [address.describe(), "shared memory".into(), format!("TCP to {}", address.addresses[0])] {
+        assert!(why.text().contains(&part), "{why} lacks {part}");
+    }
+    a.open(&PeerAddress { rank: 0, ..address.clone() });
+    assert_eq!(a.refusal().status(), Status::InvalidArgument);
+    // Again after a refusal is allowed.
+    a.open(&address);
+    assert_eq!(a.refusal().status(), Status::PeerFailed);
+}
+
+#[test]
+fn a_peer_that_does_not_answer_is_a_timeout() {
+    let a = Node::new(0, 2, 1, over(LinkKind::Tcp));
+    // Listens and says nothing.
+    let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut address = a.registration.address().clone();
+    (address.rank, address.addresses) = (1, vec![mute.local_addr().unwrap()]);
+    a.registration.open(address, Deadline::after(Duration::from_millis(50)));
+    let why = a.refusal();
+    assert_eq!(why.status(), Status::Timeout);
+    assert!(why.text().contains("no answer yet"), "{why}");
+}
+
+#[test]
+fn a_wrong_secret_opens_nothing() {
+    for kind in [LinkKind::Shm, LinkKind::Tcp] {
+        let a = Node::new(0, 2, 1, over(kind));
+        let thief = Node::new(1, 2, 2, over(kind));
+        thief.open(a.registration.address());
+        assert!(thief.refusal().text().contains("of another job"));
+        a.open(thief.registration.address());
+        assert_eq!(a.refusal().status(), Status::PeerFailed);
+        a.silence();
+        thief.silence();
+    }
+}
+
+fn tcp_address(node: &Node) -> SocketAddr {
+    node.registration.address().addresses[0]
+}
+
+#[test]
+fn strangers_reach_nothing_and_block_nobody() {
+    let [a, b] = pair(over(LinkKind::Tcp));
+    // Garbage is turned away.
+    let mut garbage = TcpStream::connect(tcp_address(&a)).unwrap();
+    garbage.set_read_timeout(Some(LONG)).unwrap();
+    garbage.write_all(&[0x5a; 500]).unwrap();
+    let answer = garbage.read(&mut [0; 100]);
+    assert!(matches!(answer, Ok(0)) || answer.is_err_and(|cause| cause.kind() == ErrorKind::ConnectionReset));
+    // More silent strangers than there is room for: the oldest go, the rank is reached all the same.
+    let mut crowd: Vec<TcpStream> = Vec::new();
+    for _ in 0..accepting::MAX_HALF_OPEN + 20 {
+        crowd.push(TcpStream::connect(tcp_address(&a)).unwrap());
+    }
+    b.open(a.registration.address());
+    b.link(0);
+    a.link(1);
+    crowd[0].set_read_timeout(Some(LONG)).unwrap();
+    assert_eq!(crowd[0].read(&mut [0; 1]).unwrap(), 0, "the oldest was dropped");
+    a.silence();
+}
+
+#[test]
+fn kicks_and_bells_have_the_port_attend() {
+    let [a, _b] = pair(over(LinkKind::Shm));
+    a.silence();
+    // Kicks add up: the second comes before the first is answered, or right after it.
+    a.registration.kick();
+    assert!(matches!(a.next(), Told::Attend));
+    a.silence();
+    let again = Attendance::Again(Instant::now());
+    a.ear.attendance.lock().unwrap().push(again);
+    a.registration.kick();
+    assert!(matches!(a.next(), Told::Attend));
+    assert!(matches!(a.next(), Told::Attend));
+    a.silence();
+    let watch = Attendance::Watch(Instant::now() + LONG);
+    a.ear.attendance.lock().unwrap().push(watch);
+    a.registration.kick();
+    assert!(matches!(a.next(), Told::Attend));
+    a.silence();
+    a.registration.bell().ring();
+    assert!(matches!(a.next(), Told::Attend));
+    a.silence();
+}
+
+/// Starts this test program as another process that plays `role` as rank 1 towards `address`.
+fn spawn(role: &str, address: &PeerAddress) -> Child {
+    let hex: String = address.encode().iter().map(|byte| format!("{byte:02x}")).collect();
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "transport::service::tests::other_process", "--nocapture"])
+        .env("UNISONO_TEST_ROLE", role)
+        .env("UNISONO_TEST_ADDRESS", hex)
+        .stdout(Stdio::null())
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Not a test by itself: what [`spawn`] runs. It opens a link to rank 0 and then does what its role says.
+#[test]
+fn other_process() {
+    let Ok(role) = std::env::var("UNISONO_TEST_ROLE") else { return };
+    let hex = std::env::var("UNISONO_TEST_ADDRESS").unwrap();
+    let bytes: Vec<u8> =
+        (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect();
+    let address = PeerAddress::decode(&bytes).unwrap();
+    let (how, end) = role.split_once(' ').unwrap();
+    let node = Node::new(1, 2, 1, over(if how == "shm" { LinkKind::Shm } else { LinkKind::Tcp }));
+    node.open(&address);
+    let link = exchange(node.link(0), 1, 0);
+    if let Some(memory) = &link.memory
+        && memory.can_pull
+    {
+        // The parent sends an address of its memory and what is there.
+        let Told::Control(0, message) = node.next() else { panic!("no address") };
+        let (at, expected) = message.split_at(8);
+        let mut seen = vec![0; expected.len()];
+        let at = u64::from_le_bytes(at.try_into().unwrap());
+        // SAFETY: another process: the kernel checks.
+        unsafe { memory.pull(at, &mut seen) }.unwrap();
+        assert_eq!(seen, expected);
+    }
+    node.registration.send_control(0, b"ready");
+    match end {
+        // Exits with everything alive: only atexit says goodbye.
+        "exit" => {
+            std::mem::forget((node, link));
+            std::process::exit(0)
+        }
+        "wait" => wait_for_parent(),
+        // A process of its own that outlives it, as a data loader would, and holds what it inherited.
+        "fork" => {
+            // SAFETY: the child does nothing but what may be done after a fork with threads: it reads and leaves.
+            if unsafe { libc::fork() } == 0 {
+                let mut byte = 0u8;
+                // SAFETY: `byte` is one byte long; _exit runs nothing of the parent's.
+                unsafe {
+                    libc::read(0, (&raw mut byte).cast(), 1);
+                    libc::_exit(0)
+                }
+            }
+            node.registration.send_control(0, b"forked");
+            wait_for_parent();
+        }
+        "idle" => {
+            // What was said last may still be under way in the first of these; a service that wakes by itself at
+            // short intervals passes none.
+            let mut status = service_thread_file("status");
+            let mut is_quiet = || {
+                let before = switches(&mut status);
+                thread::sleep(Duration::from_millis(200));
+                switches(&mut status) == before
+            };
+            assert!((0..20).any(|_| is_quiet()), "an idle service does not wake");
+        }
+        // Out of descriptors, a listener must neither spin nor give up for good.
+        "descriptors" => {
+            let mut stat = service_thread_file("stat");
+            let limit = set_descriptor_limit(None);
+            let lowest_free = File::open("/dev/null").unwrap().as_raw_fd();
+            set_descriptor_limit(Some(lowest_free as u64));
+            node.registration.send_control(0, &node.registration.address().encode());
+            assert!(matches!(node.next(), Told::Control(0, _)), "the parent has connected meanwhile");
+            let before = ticks(&mut stat);
+            thread::sleep(Duration::from_millis(500));
+            assert!(ticks(&mut stat) - before < 10, "the service spins");
+            set_descriptor_limit(Some(limit));
+            node.registration.send_control(0, b"free");
+            wait_for_parent();
+        }
+        _ => panic!("role {role}"),
+    }
+}
+
+/// Until killed, or until the parent is gone.
+fn wait_for_parent() {
+    let _ = std::io::stdin().read(&mut [0; 1]);
+}
+
+/// What the kernel says about the service thread of this process.
+fn service_thread_file(name: &str) -> File {
+    for task in std::fs::read_dir("/proc/self/task").unwrap() {
+        let path = task.unwrap().path();
+        if std::fs::read_to_string(path.join("comm")).unwrap().trim() == "unisono" {
+            return File::open(path.join(name)).unwrap();
+        }
+    }
+    panic!("there is no service thread")
+}
+
+/// How often the thread has gone to sleep or was put to sleep so far.
+fn switches(status: &mut File) -> u64 {
+    let mut text = String::new();
+    status.rewind().unwrap();
+    status.read_to_string(&mut text).unwrap();
+    let counts = text.lines().filter(|line| line.contains("ctxt_switches"));
+    counts.map(|line| line.split_whitespace().last().unwrap().parse::<u64>().unwrap()).sum()
+}
+
+/// Hundredths of a second of processor time that the thread has used so far.
+fn ticks(stat: &mut File) -> u64 {
+    let mut text = String::new();
+    stat.rewind().unwrap();
+    stat.read_to_string(&mut text).unwrap();
+    // Fields 14 and 15; the second is the name, in parentheses.
+    let fields = text.rsplit(')').next().unwrap().split_whitespace().skip(11).take(2);
+    fields.map(|field| field.parse::<u64>().unwrap()).sum()
+}
+
+/// Sets the limit on open descriptors of this process, if one is given; returns what it was.
+fn set_descriptor_limit(to: Option<u64>) -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls only use `limit`, which outlives them.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0);
+        let old = limit.rlim_cur;
+        if let Some(to) = to {
+            limit.rlim_cur = to;
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
+        }
+        old
+    }
+}
+
+/// A child process with a link to `node` that has carried bytes and is ready for its end.
+fn child(node: &Node, role: &str) -> (Child, Link) {
+    let child = spawn(role, node.registration.address());
+    let link = exchange(node.link(1), 0, 1);
+    if link.memory.as_ref().is_some_and(|memory| memory.can_pull) {
+        let secret: Vec<u8> = (0..5000u32).map(|place| (place * 7) as u8).collect();
+        let at = (secret.as_ptr().expose_provenance() as u64).to_le_bytes();
+        node.registration.send_control(1, &[&at, &secret[..]].concat());
+        // `secret` must outlive the child's look.
+        match node.next() {
+            Told::Control(1, message) => assert_eq!(message, b"ready"),
+            other => panic!("{}", name(&other)),
+        }
+    } else {
+        assert!(matches!(node.next(), Told::Control(1, _)));
+    }
+    (child, link)
+}
+
+#[test]
+fn a_killed_process_is_noticed_and_named() {
+    for how in ["shm", "tcp"] {
+        let node = Node::new(0, 2, 1, small());
+        let (mut child, _link) = child(&node, &format!("{how} wait"));
+        child.kill().unwrap();
+        match node.next() {
+            Told::Lost(1, why) => {
+                assert_eq!(why.status(), Status::PeerFailed);
+                assert!(why.text().contains(&format!("pid {}", child.id())), "{why}");
+                assert_eq!(why.text().contains("its process has ended"), how == "shm", "{why}");
+            }
+            other => panic!("{}", name(&other)),
+        }
+        child.wait().unwrap();
+        node.silence();
+    }
+}
+
+#[test]
+fn a_process_that_forked_is_noticed_when_it_dies() {
+    for how in ["shm", "tcp"] {
+        let node = Node::new(0, 2, 1, small());
+        let (mut child, _link) = child(&node, &format!("{how} fork"));
+        assert!(matches!(node.next(), Told::Control(1, message) if message == b"forked"));
+        // Its own child lives on until this end of the pipe closes.
+        let pipe = child.stdin.take();
+        child.kill().unwrap();
+        let told = node.next();
+        assert!(matches!(told, Told::Lost(1, _)), "{}", name(&told));
+        child.wait().unwrap();
+        drop(pipe);
+    }
+}
+
+#[test]
+fn an_idle_service_sleeps() {
+    for how in ["shm", "tcp"] {
+        let node = Node::new(0, 2, 1, small());
+        let (mut child, _link) = child(&node, &format!("{how} idle"));
+        let told = node.next();
+        assert!(matches!(told, Told::Left(1)), "{}", name(&told));
+        assert!(child.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn a_listener_without_descriptors_waits_and_recovers() {
+    let node = Node::new(0, 3, 1, small());
+    let (mut child, _link) = child(&node, "tcp descriptors");
+    let Told::Control(1, address) = node.next() else { panic!("no address") };
+    let address = PeerAddress::decode(&address).unwrap().addresses[0];
+    // The kernel takes them; the child cannot.
+    let mut waiting = [(); 3].map(|()| TcpStream::connect(address).unwrap());
+    node.registration.send_control(1, b"go");
+    assert!(matches!(node.next(), Told::Control(1, message) if message == b"free"));
+    // Accepted now, and turned away for its garbage.
+    waiting[2].set_read_timeout(Some(LONG)).unwrap();
+    waiting[2].write_all(&[0x5a; 100]).unwrap();
+    let answer = waiting[2].read(&mut [0; 100]);
+    assert!(matches!(answer, Ok(0)) || answer.is_err_and(|cause| cause.kind() == ErrorKind::ConnectionReset));
+    drop(child.stdin.take());
+    let told = node.next();
+    assert!(matches!(told, Told::Left(1)), "{}", name(&told));
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_normal_exit_is_a_goodbye() {
+    for how in ["shm", "tcp"] {
+        let node = Node::new(0, 2, 1, small());
+        let (mut child, _link) = child(&node, &format!("{how} exit"));
+        match node.next() {
+            Told::Left(1) => {}
+            other => panic!("{}", name(&other)),
+        }
+        assert!(child.wait().unwrap().success());
+        node.silence();
+    }
+}
+
+#[test]
+fn a_forked_child_leaves_the_parents_endpoint_alone() {
+    let [a, b] = pair(over(LinkKind::Shm));
+    a.open(b.registration.address());
+    let (_to_b, _to_a) = (a.link(1), b.link(0));
+    // SAFETY: the child calls what returns at once in a child, without locks or memory of its own, and leaves.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        a.registration.kick();
+        a.registration.close(Deadline::after(LONG));
+        // SAFETY: drops the child's copy as an unwinding program would; the test never sees it again.
+        unsafe { std::ptr::drop_in_place(&raw const a.registration as *mut Registration) };
+        // SAFETY: ends the child without running anything of the parent's.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` outlives the call; `child` is a child of ours that nobody else reaps.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0);
+    a.silence();
+    b.silence();
+    a.registration.send_control(1, b"still here");
+    assert!(matches!(b.next(), Told::Control(0, _)));
+}
+
+#[test]
+fn options_come_from_the_environment_and_bad_ones_are_named() {
+    let parse = |name: &'static str, value: &'static str| {
+        Options::from_environment(move |asked| (asked == name).then(|| value.to_owned()))
+    };
+    let options = parse("UNISONO_TRANSPORT", "tcp").unwrap();
+    assert!(options.tcp && !options.shm);
+    let options = parse("UNISONO_TRANSPORT", "shm, tcp").unwrap();
+    assert!(options.tcp && options.shm);
+    assert!(!parse("UNISONO_CMA", "0").unwrap().pull);
+    assert_eq!(parse("UNISONO_TCP_STREAMS", "64").unwrap().tcp_streams, 64);
+    assert_eq!(parse("UNISONO_HOST", "a").unwrap().host.as_deref(), Some("a"));
+    for (name, value) in [
+        ("UNISONO_TRANSPORT", ""),
+        ("UNISONO_TRANSPORT", "shm,infiniband"),
+        ("UNISONO_CMA", "yes"),
+        ("UNISONO_TCP_STREAMS", "0"),
+        ("UNISONO_TCP_STREAMS", "65"),
+        ("UNISONO_TCP_STREAMS", "many"),
+    ] {
+        let why = parse(name, value).unwrap_err();
+        assert_eq!(why.status(), Status::InvalidArgument);
+        assert!(why.text().contains(&format!("{name}={value}")), "{why}");
+    }
+    let nothing = Options { shm: false, tcp: false, ..Options::default() };
+    let odd = Options { ring_bytes: 5000, ..Options::default() };
+    for options in [nothing, odd] {
+        let identity = Identity { rank: 0, size: 1, secret: SecretKey::new([0; 32]), job: 0 };
+        let port: Weak<dyn Port> = Weak::<Ear>::new();
+        assert!(Registration::new(identity, options, port).is_err());
+    }
+}
+
+#[test]
+fn a_silent_address_does_not_hide_the_next() {
+    let [a, b] = pair(over(LinkKind::Tcp));
+    let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut address = b.registration.address().clone();
+    address.addresses.insert(0, mute.local_addr().unwrap());
+    a.open(&address);
+    assert_eq!(a.link(1).kind, LinkKind::Tcp);
+}

@@ -1,0 +1,55 @@
+//! The committed header is what cbindgen makes of `src/ffi` today. `UPDATE_HEADERS=1` rewrites it.
+
+use std::path::Path;
+
+#[test]
+fn the_committed_header_is_up_to_date() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("cbindgen.toml is read");
+    let mut builder = cbindgen::Builder::new().with_config(config);
+    let mut sources: Vec<_> = std::fs::read_dir(root.join("src/ffi"))
+        .expect("src/ffi is a directory")
+        .map(|entry| entry.expect("an entry of src/ffi").path())
+        .filter(|path| path.file_name() != Some("mod.rs".as_ref()))
+        .collect();
+    // In the order in which a reader needs them; a noun that this list does not know comes last.
+    let order = [
+        "version",
+        "argument",
+        "status",
+        "datatype",
+        "log",
+        "store",
+        "unique_id",
+        "context",
+        "work",
+        "call",
+        "collective",
+        "point_to_point",
+        "buffer",
+        "sparse",
+        "algorithm",
+    ];
+    sources.sort_by_key(|path| {
+        let noun = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default().to_owned();
+        (order.iter().position(|&known| known == noun).unwrap_or(order.len()), noun)
+    });
+    for source in sources {
+        builder = builder.with_src(source);
+    }
+    let mut generated = Vec::new();
+    builder.generate().expect("cbindgen understands src/ffi").write(&mut generated);
+    let generated = String::from_utf8(generated).expect("cbindgen writes UTF-8");
+
+    let path = root.join("include/unisono.h");
+    if std::env::var_os("UPDATE_HEADERS").is_some() {
+        std::fs::write(&path, &generated).expect("include/unisono.h is written");
+    }
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    let first = generated.lines().zip(committed.lines()).position(|(ours, theirs)| ours != theirs);
+    assert!(
+        generated == committed,
+        "include/unisono.h is out of date (first difference: line {}); run: UPDATE_HEADERS=1 cargo test --test header",
+        first.map_or(generated.lines().count().min(committed.lines().count()), |line| line) + 1
+    );
+}
