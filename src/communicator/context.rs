@@ -482,12 +482,15 @@ struct Step<'a> {
     make: Make<'a>,
 }
 
+/// Makes an operation that does not fit the common cases.
+type Maker<'a> = Box<dyn FnOnce(&Turn) -> Box<dyn Operation> + 'a>;
+
 /// How its operation is made once its number is known.
 enum Make<'a> {
     Run(Arc<Plan>, *const u8, *mut u8),
     Direct(Arc<Direct>, Job, Path),
     Point(Message),
-    Boxed(Box<dyn FnOnce(&Turn) -> Box<dyn Operation> + 'a>),
+    Boxed(Maker<'a>),
 }
 
 /// The direct exchange of a call, when its group has one and the call fits it: ordered, on one buffer, its algorithm

@@ -18,7 +18,10 @@ const KEPT: usize = 256;
 
 /// The plans of one context.
 #[derive(Default)]
-pub struct Plans(Mutex<HashMap<(Signature, Option<i64>, Algorithm), Arc<Plan>>>);
+pub struct Plans(Mutex<HashMap<PlanKey, Arc<Plan>>>);
+
+/// What a plan depends on: the call, whether it is in place, and the algorithm.
+type PlanKey = (Signature, Option<i64>, Algorithm);
 
 impl Plans {
     /// The plan for a call; notes in its signature the algorithm that the caller named.
