@@ -9,7 +9,9 @@ mod environment;
 mod job;
 mod options;
 mod output;
+mod pipes;
 mod sink;
+mod start;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -17,8 +19,9 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::sys::child::{self, Keeper, Signals};
-use job::{Job, Trouble};
+use job::Job;
 use options::Options;
+use start::Trouble;
 
 /// The whole program: reads the command line, runs the job, and answers with the status to exit with.
 pub fn main() -> ExitCode {
