@@ -9,8 +9,9 @@ use super::values;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::communicator::{Call, Context, Options as ContextOptions, Rendezvous};
 use crate::deadline::Deadline;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::reduce::{DataType, Operator};
+use crate::sys;
 
 /// Iterations whose times are kept.
 const MOST_ITERATIONS: u64 = 20_000;
@@ -56,6 +57,13 @@ impl Rank {
                 transports: Some(transport.name().to_owned()),
             })?;
             contexts.push((transport, context));
+        }
+        // Not before: the library asks how many processors there are for the ranks of this host.
+        if options.bind
+            && let Some((_, context)) = contexts.first()
+        {
+            sys::process::bind_to_cpu(context.rank() as usize)
+                .map_err(|cause| Error::system("cannot bind this rank to a processor", cause))?;
         }
         let largest = cases.iter().map(Case::bytes).max().unwrap_or(0) as usize;
         Ok(Rank {

@@ -99,6 +99,10 @@ pub(super) struct Options {
     #[arg(long)]
     pub(super) barrier: bool,
 
+    /// Bind each rank to a processor, as mpirun does when there are enough
+    #[arg(long)]
+    pub(super) bind: bool,
+
     /// Measure everything so many times in turn
     #[arg(long, value_name = "N", default_value = "1")]
     pub(super) rounds: NonZeroU32,
