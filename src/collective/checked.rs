@@ -25,6 +25,8 @@ pub struct Checked {
     pub operator: Option<Operator>,
     /// This rank.
     pub rank: u32,
+    /// Whether counts may differ between ranks in a way that not every rank knows.
+    pub listed: bool,
 }
 
 impl Checked {
@@ -85,6 +87,8 @@ impl Checked {
             dtype: request.dtype,
             operator: kind.reduces().then_some(request.operator),
             rank,
+            listed: !matches!(request.counts, Counts::Uniform(_))
+                && matches!(kind, Kind::Gather | Kind::Scatter | Kind::Alltoall),
         })
     }
 

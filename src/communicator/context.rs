@@ -14,6 +14,7 @@ use crate::collective::checked::{self, Checked};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::deadline::Deadline;
 use crate::engine::bootstrap::{self, MAX_RANKS, Meeting};
+use crate::engine::direct::{Direct, DirectRun, Job, Path};
 use crate::engine::endpoint::lock;
 use crate::engine::executor::{Plan, Run};
 use crate::engine::group::{Group, Turn};
@@ -81,7 +82,7 @@ impl Context {
         }
         let members = (0..size).collect();
         let group = Group::new(endpoint, job, name.clone(), rank, members, options.timeout);
-        Ok(Context::new(name, Place::Group(group), Some(store)))
+        Context::new(name, Place::Group(group), Some(store)).settled()
     }
 
     fn new(name: String, place: Place, store: Option<Arc<dyn Store>>) -> Context {
@@ -194,7 +195,15 @@ impl Context {
         let id = child_id(parent.id(), &name, &members, count);
         let endpoint = parent.endpoint().clone();
         let group = Group::new(endpoint, id, name.clone(), own, members, parent.timeout());
-        Ok(Context::new(name, Place::Group(group), self.0._store.clone()))
+        Context::new(name, Place::Group(group), self.0._store.clone()).settled()
+    }
+
+    /// Sets up what the members of a new group have to set up together.
+    fn settled(self) -> Result<Context> {
+        if let Place::Group(group) = &self.0.place {
+            group.share_memory(|mine| self.exchange(group, mine))?;
+        }
+        Ok(self)
     }
 
     /// Fails everything that is running or to come on this context, on this rank and (within a second) on the others.
@@ -258,6 +267,10 @@ impl Context {
                 // SAFETY: the caller's promise.
                 unsafe { Run::new(group, turn, plan, input, output) }
             }),
+            Make::Direct(direct, job, path) => group.run(class, tag, signature, call.timeout, |turn| {
+                // SAFETY: the caller's promise.
+                unsafe { DirectRun::new(group, turn, direct, job, path) }
+            }),
             Make::Point(message) => group.run(class, tag, signature, call.timeout, |turn| {
                 // SAFETY: the caller's promise.
                 unsafe { Point::new(group, turn, message) }
@@ -287,6 +300,10 @@ impl Context {
                 // SAFETY: the caller's promise.
                 Make::Run(plan, input, output) => unsafe {
                     Box::new(Run::new(group, turn, plan, input, output))
+                },
+                // SAFETY: the caller's promise.
+                Make::Direct(direct, job, path) => unsafe {
+                    Box::new(DirectRun::new(group, turn, direct, job, path))
                 },
                 // SAFETY: the caller's promise.
                 Make::Point(message) => unsafe { Box::new(Point::new(group, turn, message)) },
@@ -361,6 +378,10 @@ impl Context {
                 Make::Boxed(Box::new(move |turn: &Turn| unsafe { Box::new(wide.run(group, turn, plan)) }))
             }
             None => {
+                if let Some(make) = exchange_directly(group, &checked, call, class, buffers)? {
+                    let signature = checked.signature;
+                    return Ok(Next::Step(Step { group, class, tag, signature, make }));
+                }
                 let plan = self.0.plans.plan(&mut checked, call, rank, size)?;
                 if buffers.len() > 1 {
                     let (from, to) = (checked.output.cast_const(), buffers.to_vec());
@@ -464,8 +485,38 @@ struct Step<'a> {
 /// How its operation is made once its number is known.
 enum Make<'a> {
     Run(Arc<Plan>, *const u8, *mut u8),
+    Direct(Arc<Direct>, Job, Path),
     Point(Message),
     Boxed(Box<dyn FnOnce(&Turn) -> Box<dyn Operation> + 'a>),
+}
+
+/// The direct exchange of a call, when its group has one and the call fits it: ordered, on one buffer, its algorithm
+/// left to the library.
+fn exchange_directly<'a>(
+    group: &Group,
+    checked: &Checked,
+    call: &Call,
+    class: Class,
+    buffers: &[*mut u8],
+) -> Result<Option<Make<'a>>> {
+    let Some(direct) = group.direct() else { return Ok(None) };
+    if class != Class::Ordered || buffers.len() > 1 || call.algorithm.unwrap_or(0) != 0 {
+        return Ok(None);
+    }
+    let reducer = match checked.operator {
+        Some(operator) => Some(Reducer::new(checked.dtype, operator, group.size())?),
+        None => None,
+    };
+    let job = Job {
+        collective: checked.collective.clone(),
+        listed: checked.listed,
+        input: checked.input,
+        output: checked.output,
+        in_place: checked.alias.is_some(),
+        dtype: checked.dtype,
+        reducer,
+    };
+    Ok(direct.path(&job).map(|path| Make::Direct(direct.clone(), job, path)))
 }
 
 /// A group of one: the result is the input.

@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::control::Control;
+use super::direct::Retired;
 use super::group::Group;
 use super::messages::{Messages, Mismatch, Trouble};
 use super::operation::Running;
@@ -57,6 +58,8 @@ pub struct Endpoint {
     answers: Mutex<HashMap<u64, String>>,
     next_token: AtomicU64,
     store: OnceLock<Arc<dyn Store>>,
+    shares_memory: bool,
+    retired: Arc<Retired>,
     fork: u32,
 }
 
@@ -106,6 +109,8 @@ impl Endpoint {
             answers: Mutex::default(),
             next_token: AtomicU64::new(1),
             store: OnceLock::new(),
+            shares_memory: options.shm,
+            retired: Arc::default(),
             fork: sys::fork::generation(),
         });
         let port = Arc::downgrade(&endpoint) as Weak<dyn Port>;
@@ -169,6 +174,44 @@ impl Endpoint {
         lock(&self.addresses)
             .get(&peer)
             .is_some_and(|address| address.host == self.registration().address().host)
+    }
+
+    /// Whether this rank links through shared memory where it can.
+    pub fn shares_memory(&self) -> bool {
+        self.shares_memory
+    }
+
+    /// Boards of groups that are gone.
+    pub fn retired(&self) -> &Arc<Retired> {
+        &self.retired
+    }
+
+    /// Opens the links to `peers` and waits until they are there.
+    pub fn open_links(&self, peers: &[u32], deadline: Deadline) -> Result<()> {
+        let mut messages = self.messages();
+        for &peer in peers {
+            messages.want(peer);
+        }
+        drop(messages);
+        self.settle();
+        let answer = self.wait(deadline, Through::Messages, || {
+            let messages = self.messages();
+            if let Some(&peer) = peers.iter().find(|&&peer| messages.gone(peer)) {
+                return Some(Err(peer));
+            }
+            peers.iter().all(|&peer| messages.linked(peer)).then_some(Ok(()))
+        });
+        match answer {
+            Some(Ok(())) => Ok(()),
+            Some(Err(peer)) => fail!(PeerFailed, "{} has left", self.describe(peer)),
+            None => {
+                let messages = self.messages();
+                let missing = peers.iter().copied().find(|&peer| !messages.linked(peer));
+                drop(messages);
+                let missing = missing.map_or_else(String::new, |peer| self.describe(peer));
+                fail!(Timeout, "no link to {missing} in time; look at it, or raise timeout_ms")
+            }
+        }
     }
 
     /// Says how many ranks of this host wait at the same time, so that waiters know whether to make way.
@@ -266,18 +309,19 @@ impl Endpoint {
         let (spin, yielding) = PATIENCE[usize::from(self.crowded.load(Ordering::Relaxed))];
         let mut idle_since: Option<Instant> = None;
         let mut round = 0u32;
+        let mut yields = false;
         loop {
             if let Some(answer) = poll() {
                 self.leave();
                 return Some(answer);
             }
             round = round.wrapping_add(1);
-            if through == Through::Memory && !round.is_multiple_of(64) && idle_since.is_none() {
+            if through == Through::Memory && !round.is_multiple_of(64) && !yields {
                 std::hint::spin_loop();
                 continue;
             }
             if self.progress(round) {
-                idle_since = None;
+                (idle_since, yields) = (None, false);
                 continue;
             }
             let now = Instant::now();
@@ -288,6 +332,7 @@ impl Endpoint {
                     std::hint::spin_loop();
                 }
             } else if idle < spin + yielding {
+                yields = true;
                 sys::process::yield_now();
             } else {
                 if deadline.expired() {

@@ -326,7 +326,10 @@ impl Run {
     }
 
     fn release(&mut self, group: &Group) {
-        group.keep(std::mem::take(&mut self.progress), self.workspace.take());
+        group.keep_progress(std::mem::take(&mut self.progress));
+        if let Some(workspace) = self.workspace.take() {
+            group.keep_workspace(workspace);
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use super::direct::{BOARD_BYTES, Direct, MAX_MEMBERS};
 use super::endpoint::{Endpoint, lock};
 use super::executor::{self, Workspace};
 use super::messages::Mismatch;
@@ -15,6 +16,7 @@ use super::wire::Class;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status};
 use crate::signature::Signature;
+use crate::transport::memory::PeerMemory;
 
 /// Ranks of one endpoint that call together. Ranks are numbered within the group; `members` maps them to the
 /// endpoint's numbering, which links and messages use.
@@ -29,6 +31,7 @@ pub struct Group {
     failure: OnceLock<Error>,
     orders: Mutex<Orders>,
     spare: Mutex<Spare>,
+    direct: OnceLock<Arc<Direct>>,
 }
 
 /// What runs work in, kept between runs.
@@ -106,6 +109,7 @@ impl Group {
             failure: OnceLock::new(),
             orders: Mutex::default(),
             spare: Mutex::default(),
+            direct: OnceLock::new(),
         });
         group.endpoint.enrol(&group);
         group
@@ -338,17 +342,69 @@ impl Group {
         }
     }
 
-    /// Gives both back.
-    pub fn keep(&self, progress: executor::Progress, workspace: Option<Workspace>) {
+    /// Gives lists back.
+    pub fn keep_progress(&self, progress: executor::Progress) {
         let mut spare = lock(&self.spare);
         if spare.progress.len() < KEPT {
             spare.progress.push(progress);
         }
-        if let Some(workspace) = workspace
-            && workspace.bytes() <= KEPT_BYTES
-            && spare.workspaces.len() < KEPT
-        {
+    }
+
+    /// Gives a workspace back.
+    pub fn keep_workspace(&self, workspace: Workspace) {
+        let mut spare = lock(&self.spare);
+        if workspace.bytes() <= KEPT_BYTES && spare.workspaces.len() < KEPT {
             spare.workspaces.push(workspace);
+        }
+    }
+
+    // ---- direct exchange
+
+    /// The members' shared memory, when all are on this host and it could be set up.
+    pub fn direct(&self) -> Option<&Arc<Direct>> {
+        self.direct.get()
+    }
+
+    /// Sets up the direct exchange if the members are all on this host, and can. `exchange` gathers two words from
+    /// every member; every member calls this at the same point.
+    pub fn share_memory(&self, exchange: impl Fn([u64; 2]) -> Result<Vec<[u64; 2]>>) -> Result<()> {
+        let local = self.members.iter().all(|&peer| self.endpoint.is_local(peer));
+        if !local || self.members.len() < 2 || self.members.len() > MAX_MEMBERS {
+            return Ok(());
+        }
+        self.endpoint.retired().sweep();
+        let segment = self.endpoint.registration().segment();
+        let board = if self.endpoint.shares_memory() { segment.allocate(BOARD_BYTES, 4096) } else { None };
+        let offset = board.as_ref().map_or(u64::MAX, |board| board.offset() as u64);
+        let offsets: Vec<u64> = exchange([offset, 0])?.into_iter().map(|[offset, _]| offset).collect();
+        if offsets.contains(&u64::MAX) {
+            return Ok(());
+        }
+        // PROOF: this rank's offset is among them, so it has a board.
+        let Some(board) = board else { return Ok(()) };
+        let others: Vec<u32> =
+            self.members.iter().copied().filter(|&peer| peer != self.endpoint.rank()).collect();
+        self.endpoint.open_links(&others, Deadline::after(self.timeout))?;
+        let peers: Vec<Option<Arc<PeerMemory>>> = {
+            let messages = self.endpoint.messages();
+            self.members.iter().map(|&peer| messages.memory(peer).cloned()).collect()
+        };
+        let reachable = peers.iter().flatten().count() == others.len();
+        let pulls = reachable && peers.iter().flatten().all(|memory| memory.can_pull);
+        let agreed = exchange([u64::from(reachable), u64::from(pulls)])?;
+        if agreed.iter().any(|[reachable, _]| *reachable == 0) {
+            return Ok(());
+        }
+        let pulls = agreed.iter().all(|[_, pulls]| *pulls == 1);
+        let retired = self.endpoint.retired().clone();
+        let direct = Direct::new(self.rank as usize, board, retired, peers, &offsets, pulls);
+        match direct {
+            Some(direct) => {
+                log::debug!("group '{}' exchanges through shared memory, pulls: {pulls}", self.name);
+                let _ = self.direct.set(Arc::new(direct));
+                Ok(())
+            }
+            None => Err(Error::new(Status::Internal, "a member's board lies outside of its segment")),
         }
     }
 

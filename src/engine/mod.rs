@@ -6,6 +6,7 @@
 
 pub mod bootstrap;
 pub mod control;
+pub mod direct;
 pub mod endpoint;
 pub mod executor;
 pub mod group;

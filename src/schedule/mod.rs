@@ -13,6 +13,7 @@ mod algorithms;
 pub mod builder;
 pub mod checker;
 mod collective;
+pub mod cost;
 pub mod ir;
 
 pub use algorithm::{Algorithm, plan};

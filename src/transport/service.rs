@@ -2,9 +2,9 @@
 //!
 //! One thread serves all endpoints of the process; it starts with the first and sleeps in epoll while nothing happens.
 //! It alone owns the connections and their state, so there are no locks around them: everybody else queues commands
-//! ([`reactor`]) and hears back through [`Port`]. What happens on one endpoint's connections is in [`endpoint`], who
-//! may come in in [`accepting`], how links come to be in [`opening`] and [`linking`], what is said on a connection in
-//! [`connection`] and [`setup`].
+//! (`reactor`) and hears back through [`Port`]. What happens on one endpoint's connections is in `endpoint`, who
+//! may come in in `accepting`, how links come to be in `opening` and `linking`, what is said on a connection in
+//! `connection` and `setup`.
 
 mod accepting;
 mod connection;
@@ -150,7 +150,8 @@ pub const MAX_CONTROL: usize = 64 * 1024;
 
 /// What the service tells an endpoint. Called on the service thread, no lock of the service held; must not block.
 pub trait Port: Send + Sync {
-    /// A link is open: asked for by [`Registration::open`] or by the peer. At most one for each peer at a time.
+    /// A link is open: asked for by [`Registration::open`] or by the peer. At most one for each peer at a time. The
+    /// peer may have written to it already and rung the bell in vain: look at its streams before sleeping.
     fn link_opened(&self, peer: u32, link: Link);
     /// Opening failed. `open` may be called again.
     fn link_refused(&self, peer: u32, why: Error);

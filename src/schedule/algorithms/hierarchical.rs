@@ -17,25 +17,39 @@ use crate::schedule::ir::{Buffer, Rank, Representation, Span};
 /// of two ranks (the last node may have any number), or if there is one node; otherwise it is NOT canonical.
 pub(in crate::schedule) fn allreduce(b: &mut Builder, shape: &Shape, count: u64) {
     let nodes = Nodes::new(shape);
+    let node = nodes.of(shape.rank);
+    let members = nodes.members(node);
     // All nodes use the shards of a full one. In a short node a rank may own several.
     let shards = nodes.each;
-    for shard in 0..shards {
-        for piece in shape.pieces(split(count, shards, shard)) {
-            allreduce_piece(b, shape, &nodes, shard, piece);
+    let piece_of = |shard: u32, index: u64| shape.piece(split(count, shards, shard), index);
+    // Who comes next, so that the members do not all turn to the same owner.
+    let distance = |owner: Rank| (owner + nodes.size - shape.rank) % nodes.size;
+    // No shard is longer than the first.
+    for index in 0..shape.pieces(split(count, shards, 0)).count() as u64 {
+        let pieces = |own: bool| {
+            let owned = move |&(owner, ..): &(Rank, u32, Range<u64>)| (owner == shape.rank) == own;
+            let piece = |shard| Some((nodes.owner(node, shard), shard, piece_of(shard, index)?));
+            let mut pieces: Vec<_> = (0..shards).filter_map(piece).filter(owned).collect();
+            // Stable, and by owner: what two ranks exchange keeps the order of the shards.
+            pieces.sort_by_key(|&(owner, ..)| distance(owner));
+            pieces
+        };
+        for (owner, _, piece) in pieces(false) {
+            b.send(owner, Span::of(Buffer::Input, piece));
+        }
+        for (_, shard, piece) in pieces(true) {
+            reduce_owned(b, shape.rank, &nodes, shard, piece);
+        }
+        for (owner, _, piece) in pieces(false) {
+            b.receive(owner, Span::of(Buffer::Output, piece));
         }
     }
 }
 
-/// The owner of the shard in each node brings the piece through all four rounds.
-fn allreduce_piece(b: &mut Builder, shape: &Shape, nodes: &Nodes, shard: u32, piece: Range<u64>) {
-    let node = nodes.of(shape.rank);
-    let (input, output) = (Span::of(Buffer::Input, piece.clone()), Span::of(Buffer::Output, piece.clone()));
-    let owner = nodes.owner(node, shard);
-    if shape.rank != owner {
-        b.send(owner, input);
-        b.receive(owner, output);
-        return;
-    }
+/// The owner of the shard in a node brings a piece through all four rounds.
+fn reduce_owned(b: &mut Builder, owner: Rank, nodes: &Nodes, shard: u32, piece: Range<u64>) {
+    let node = nodes.of(owner);
+    let (input, output) = (Span::of(Buffer::Input, piece.clone()), Span::of(Buffer::Output, piece));
     let members = nodes.members(node);
     let mut operands = vec![input; members.len()];
     for member in members.clone().filter(|&member| member != owner) {
@@ -55,7 +69,8 @@ fn allreduce_piece(b: &mut Builder, shape: &Shape, nodes: &Nodes, shard: u32, pi
         };
         across(b, nodes, node, shard, sum, output);
     }
-    for member in members.filter(|&member| member != owner) {
+    let behind = members.clone().filter(|&member| member > owner);
+    for member in behind.chain(members.start..owner) {
         b.send(member, output);
     }
 }

@@ -74,7 +74,8 @@ pub fn check(parts: &[Part<'_>], canonical: bool) -> Result<()> {
         race::check(rank as Rank, part.schedule, &mut memory)?;
         memories.push(memory);
     }
-    let partners = match_messages(parts)?;
+    let schedules: Vec<_> = parts.iter().map(|part| part.schedule).collect();
+    let partners = match_messages(&schedules)?;
     Execution::new(parts, &partners, symbols, memories).run()
 }
 
@@ -196,13 +197,13 @@ fn check_spans(rank: Rank, part: &Part<'_>) -> Result<()> {
 }
 
 /// For each step of each rank that is a message: the step of the peer that is its other end.
-fn match_messages(parts: &[Part<'_>]) -> Result<Vec<Vec<Option<(Rank, u32)>>>> {
-    let size = parts.len();
+pub(super) fn match_messages(schedules: &[&Schedule]) -> Result<Vec<Vec<Option<(Rank, u32)>>>> {
+    let size = schedules.len();
     let mut sends = vec![Vec::new(); size * size];
     let mut receives = vec![Vec::new(); size * size];
-    let mut partners: Vec<_> = parts.iter().map(|part| vec![None; part.schedule.steps.len()]).collect();
-    for (rank, part) in parts.iter().enumerate() {
-        for (index, step) in part.schedule.steps.iter().enumerate() {
+    let mut partners: Vec<_> = schedules.iter().map(|schedule| vec![None; schedule.steps.len()]).collect();
+    for (rank, &schedule) in schedules.iter().enumerate() {
+        for (index, step) in schedule.steps.iter().enumerate() {
             let (peer, slot, list, pair): (Rank, u32, &mut Vec<Vec<u32>>, _) = match step.action {
                 Action::Send { to, slot, .. } => (to, slot, &mut sends, rank * size + to as usize),
                 Action::Receive { from, slot, .. } | Action::ReceiveReduce { from, slot, .. } => {
@@ -210,7 +211,7 @@ fn match_messages(parts: &[Part<'_>]) -> Result<Vec<Vec<Option<(Rank, u32)>>>> {
                 }
                 Action::Fold { .. } | Action::Copy { .. } => continue,
             };
-            let place = Place { rank: rank as Rank, step: index, schedule: part.schedule };
+            let place = Place { rank: rank as Rank, step: index, schedule };
             if peer as usize >= size || peer as usize == rank {
                 fail!(Internal, "{place}: rank {peer} is no peer");
             }
@@ -224,8 +225,8 @@ fn match_messages(parts: &[Part<'_>]) -> Result<Vec<Vec<Option<(Rank, u32)>>>> {
         let (from, to) = (pair / size, pair % size);
         let (sent, received) = (&sends[pair], &receives[pair]);
         for (&send, &receive) in sent.iter().zip(received) {
-            let source = Place { rank: from as Rank, step: send as usize, schedule: parts[from].schedule };
-            let target = Place { rank: to as Rank, step: receive as usize, schedule: parts[to].schedule };
+            let source = Place { rank: from as Rank, step: send as usize, schedule: schedules[from] };
+            let target = Place { rank: to as Rank, step: receive as usize, schedule: schedules[to] };
             if source.wire() != target.wire() {
                 fail!(Internal, "{source} does not fit {target}: length or representation differ");
             }
@@ -233,11 +234,11 @@ fn match_messages(parts: &[Part<'_>]) -> Result<Vec<Vec<Option<(Rank, u32)>>>> {
             partners[to][receive as usize] = Some((from as Rank, send));
         }
         if let Some(&send) = sent.get(received.len()) {
-            let place = Place { rank: from as Rank, step: send as usize, schedule: parts[from].schedule };
+            let place = Place { rank: from as Rank, step: send as usize, schedule: schedules[from] };
             fail!(Internal, "{place}: rank {to} never receives it");
         }
         if let Some(&receive) = received.get(sent.len()) {
-            let place = Place { rank: to as Rank, step: receive as usize, schedule: parts[to].schedule };
+            let place = Place { rank: to as Rank, step: receive as usize, schedule: schedules[to] };
             fail!(Internal, "{place}: rank {from} never sends it");
         }
     }

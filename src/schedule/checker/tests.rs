@@ -126,7 +126,7 @@ fn prove(kind: Kind, algorithm: Algorithm) {
                 let chunk = match chunks[(turn + option) % 3] {
                     0 => 0,
                     1 if n * count > 64 => count / 3 + 1,
-                    chunk => chunk.max(count / 12),
+                    chunk => chunk.max(count / if size <= 16 { 12 } else { 3 }),
                 };
                 let case = Case {
                     algorithm,

@@ -366,12 +366,16 @@ impl Endpoint {
             }
             self.greet(conn)?;
         }
-        conn.wire.flush().map_err(io_error)?;
-        if let Stage::Lingering = conn.stage {
-            return self.linger(conn, event);
-        }
-        if !event.readable {
-            return Ok(Fate::Keep);
+        let flushed = conn.wire.flush().map_err(io_error);
+        match conn.stage {
+            Stage::Lingering => {
+                flushed?;
+                return self.linger(conn, event);
+            }
+            // A peer that takes nothing any more may have said goodbye before: that counts.
+            Stage::Control { .. } if flushed.is_err() => {}
+            _ if !event.readable => return flushed.map(|()| Fate::Keep),
+            _ => flushed.clone()?,
         }
         while let Stage::Handshaking(handshake) = &mut conn.stage {
             let message = match conn.wire.take_exactly(handshake.needs()) {
@@ -418,13 +422,18 @@ impl Endpoint {
                     return Err(Error::new(Status::PeerFailed, String::from_utf8_lossy(&payload)));
                 }
                 Kind::Goodbye => return Err(Error::new(Status::PeerFailed, "it is closing")),
-                Kind::Setup if !is_open => self.setup_arrived(peer, token, &payload, fds, conn)?,
+                Kind::Setup if !is_open => {
+                    self.setup_arrived(peer, token, &payload, fds, conn)?;
+                    // What follows is for the open link, which it becomes when the endpoint settles. It is still in
+                    // the kernel, so there will be another event.
+                    return Ok(Fate::Keep);
+                }
                 Kind::Setup | Kind::Message => {
                     return Err(Error::new(Status::PeerFailed, "it sent a control frame out of order"));
                 }
             }
         }
-        Ok(Fate::Keep)
+        flushed.map(|()| Fate::Keep)
     }
 
     /// After the last word: sends what is left, says that nothing follows, and waits for the peer to close.

@@ -1,10 +1,8 @@
-//! Endpoints of one process against each other, against strangers, and against processes that die.
+//! Endpoints of one process against each other and against strangers; other processes are in [`processes`].
 
-use std::fs::File;
-use std::io::{ErrorKind, IoSlice, Read, Seek, Write};
+use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsRawFd;
-use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
@@ -12,6 +10,8 @@ use std::time::Duration;
 use super::*;
 use crate::error::Status;
 use crate::transport::LinkKind;
+
+mod processes;
 
 const LONG: Duration = Duration::from_secs(30);
 
@@ -28,6 +28,8 @@ enum Told {
 struct Ear {
     tell: Mutex<Sender<Told>>,
     attendance: Mutex<Vec<Attendance>>,
+    /// Sends a control message as soon as a link opens.
+    greeter: OnceLock<Weak<Registration>>,
 }
 
 impl Ear {
@@ -40,6 +42,9 @@ impl Ear {
 impl Port for Ear {
     fn link_opened(&self, peer: u32, link: Link) {
         self.say(Told::Opened(peer, link));
+        if let Some(registration) = self.greeter.get().and_then(Weak::upgrade) {
+            registration.send_control(peer, b"at once");
+        }
     }
     fn link_refused(&self, peer: u32, why: Error) {
         self.say(Told::Refused(peer, why));
@@ -61,7 +66,7 @@ impl Port for Ear {
 
 /// An endpoint with what its port was told.
 struct Node {
-    registration: Registration,
+    registration: Arc<Registration>,
     told: Receiver<Told>,
     ear: Arc<Ear>,
 }
@@ -69,11 +74,12 @@ struct Node {
 impl Node {
     fn new(rank: u32, size: u32, secret: u8, options: Options) -> Node {
         let (tell, told) = channel();
-        let ear = Arc::new(Ear { tell: Mutex::new(tell), attendance: Mutex::default() });
+        let ear =
+            Arc::new(Ear { tell: Mutex::new(tell), attendance: Mutex::default(), greeter: OnceLock::new() });
         let identity = Identity { rank, size, secret: SecretKey::new([secret; 32]), job: 7 };
         let as_port: Arc<dyn Port> = ear.clone();
         let registration = Registration::new(identity, options, Arc::downgrade(&as_port)).unwrap();
-        Node { registration, told, ear }
+        Node { registration: Arc::new(registration), told, ear }
     }
 
     fn rank(&self) -> u32 {
@@ -267,6 +273,20 @@ fn crossing_opens_end_in_one_link() {
 }
 
 #[test]
+fn a_message_right_behind_the_opening_arrives() {
+    for kind in [LinkKind::Shm, LinkKind::Tcp] {
+        let [a, b] = pair(over(kind));
+        for node in [&a, &b] {
+            node.ear.greeter.set(Arc::downgrade(&node.registration)).unwrap();
+        }
+        a.open(b.registration.address());
+        let _links = (a.link(1), b.link(0));
+        assert!(matches!(a.next(), Told::Control(1, message) if message == b"at once"));
+        assert!(matches!(b.next(), Told::Control(0, message) if message == b"at once"));
+    }
+}
+
+#[test]
 fn shared_memory_falls_back_to_tcp() {
     // The other has none; the other's socket is not there; the segment has no room for a ring.
     let a = Node::new(0, 4, 1, small());
@@ -378,270 +398,6 @@ fn kicks_and_bells_have_the_port_attend() {
     a.registration.bell().ring();
     assert!(matches!(a.next(), Told::Attend));
     a.silence();
-}
-
-/// Starts this test program as another process that plays `role` as rank 1 towards `address`.
-fn spawn(role: &str, address: &PeerAddress) -> Child {
-    let hex: String = address.encode().iter().map(|byte| format!("{byte:02x}")).collect();
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "transport::service::tests::other_process", "--nocapture"])
-        .env("UNISONO_TEST_ROLE", role)
-        .env("UNISONO_TEST_ADDRESS", hex)
-        .stdout(Stdio::null())
-        .stdin(Stdio::piped())
-        .spawn()
-        .unwrap()
-}
-
-/// Not a test by itself: what [`spawn`] runs. It opens a link to rank 0 and then does what its role says.
-#[test]
-fn other_process() {
-    let Ok(role) = std::env::var("UNISONO_TEST_ROLE") else { return };
-    let hex = std::env::var("UNISONO_TEST_ADDRESS").unwrap();
-    let bytes: Vec<u8> =
-        (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect();
-    let address = PeerAddress::decode(&bytes).unwrap();
-    let (how, end) = role.split_once(' ').unwrap();
-    let node = Node::new(1, 2, 1, over(if how == "shm" { LinkKind::Shm } else { LinkKind::Tcp }));
-    node.open(&address);
-    let link = exchange(node.link(0), 1, 0);
-    if let Some(memory) = &link.memory
-        && memory.can_pull
-    {
-        // The parent sends an address of its memory and what is there.
-        let Told::Control(0, message) = node.next() else { panic!("no address") };
-        let (at, expected) = message.split_at(8);
-        let mut seen = vec![0; expected.len()];
-        let at = u64::from_le_bytes(at.try_into().unwrap());
-        // SAFETY: another process: the kernel checks.
-        unsafe { memory.pull(at, &mut seen) }.unwrap();
-        assert_eq!(seen, expected);
-    }
-    node.registration.send_control(0, b"ready");
-    match end {
-        // Exits with everything alive: only atexit says goodbye.
-        "exit" => {
-            std::mem::forget((node, link));
-            std::process::exit(0)
-        }
-        "wait" => wait_for_parent(),
-        // A process of its own that outlives it, as a data loader would, and holds what it inherited.
-        "fork" => {
-            // SAFETY: the child does nothing but what may be done after a fork with threads: it reads and leaves.
-            if unsafe { libc::fork() } == 0 {
-                let mut byte = 0u8;
-                // SAFETY: `byte` is one byte long; _exit runs nothing of the parent's.
-                unsafe {
-                    libc::read(0, (&raw mut byte).cast(), 1);
-                    libc::_exit(0)
-                }
-            }
-            node.registration.send_control(0, b"forked");
-            wait_for_parent();
-        }
-        "idle" => {
-            // What was said last may still be under way in the first of these; a service that wakes by itself at
-            // short intervals passes none.
-            let mut status = service_thread_file("status");
-            let mut is_quiet = || {
-                let before = switches(&mut status);
-                thread::sleep(Duration::from_millis(200));
-                switches(&mut status) == before
-            };
-            assert!((0..20).any(|_| is_quiet()), "an idle service does not wake");
-        }
-        // Out of descriptors, a listener must neither spin nor give up for good.
-        "descriptors" => {
-            let mut stat = service_thread_file("stat");
-            let limit = set_descriptor_limit(None);
-            let lowest_free = File::open("/dev/null").unwrap().as_raw_fd();
-            set_descriptor_limit(Some(lowest_free as u64));
-            node.registration.send_control(0, &node.registration.address().encode());
-            assert!(matches!(node.next(), Told::Control(0, _)), "the parent has connected meanwhile");
-            let before = ticks(&mut stat);
-            thread::sleep(Duration::from_millis(500));
-            assert!(ticks(&mut stat) - before < 10, "the service spins");
-            set_descriptor_limit(Some(limit));
-            node.registration.send_control(0, b"free");
-            wait_for_parent();
-        }
-        _ => panic!("role {role}"),
-    }
-}
-
-/// Until killed, or until the parent is gone.
-fn wait_for_parent() {
-    let _ = std::io::stdin().read(&mut [0; 1]);
-}
-
-/// What the kernel says about the service thread of this process.
-fn service_thread_file(name: &str) -> File {
-    for task in std::fs::read_dir("/proc/self/task").unwrap() {
-        let path = task.unwrap().path();
-        if std::fs::read_to_string(path.join("comm")).unwrap().trim() == "unisono" {
-            return File::open(path.join(name)).unwrap();
-        }
-    }
-    panic!("there is no service thread")
-}
-
-/// How often the thread has gone to sleep or was put to sleep so far.
-fn switches(status: &mut File) -> u64 {
-    let mut text = String::new();
-    status.rewind().unwrap();
-    status.read_to_string(&mut text).unwrap();
-    let counts = text.lines().filter(|line| line.contains("ctxt_switches"));
-    counts.map(|line| line.split_whitespace().last().unwrap().parse::<u64>().unwrap()).sum()
-}
-
-/// Hundredths of a second of processor time that the thread has used so far.
-fn ticks(stat: &mut File) -> u64 {
-    let mut text = String::new();
-    stat.rewind().unwrap();
-    stat.read_to_string(&mut text).unwrap();
-    // Fields 14 and 15; the second is the name, in parentheses.
-    let fields = text.rsplit(')').next().unwrap().split_whitespace().skip(11).take(2);
-    fields.map(|field| field.parse::<u64>().unwrap()).sum()
-}
-
-/// Sets the limit on open descriptors of this process, if one is given; returns what it was.
-fn set_descriptor_limit(to: Option<u64>) -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: both calls only use `limit`, which outlives them.
-    unsafe {
-        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0);
-        let old = limit.rlim_cur;
-        if let Some(to) = to {
-            limit.rlim_cur = to;
-            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
-        }
-        old
-    }
-}
-
-/// A child process with a link to `node` that has carried bytes and is ready for its end.
-fn child(node: &Node, role: &str) -> (Child, Link) {
-    let child = spawn(role, node.registration.address());
-    let link = exchange(node.link(1), 0, 1);
-    if link.memory.as_ref().is_some_and(|memory| memory.can_pull) {
-        let secret: Vec<u8> = (0..5000u32).map(|place| (place * 7) as u8).collect();
-        let at = (secret.as_ptr().expose_provenance() as u64).to_le_bytes();
-        node.registration.send_control(1, &[&at, &secret[..]].concat());
-        // `secret` must outlive the child's look.
-        match node.next() {
-            Told::Control(1, message) => assert_eq!(message, b"ready"),
-            other => panic!("{}", name(&other)),
-        }
-    } else {
-        assert!(matches!(node.next(), Told::Control(1, _)));
-    }
-    (child, link)
-}
-
-#[test]
-fn a_killed_process_is_noticed_and_named() {
-    for how in ["shm", "tcp"] {
-        let node = Node::new(0, 2, 1, small());
-        let (mut child, _link) = child(&node, &format!("{how} wait"));
-        child.kill().unwrap();
-        match node.next() {
-            Told::Lost(1, why) => {
-                assert_eq!(why.status(), Status::PeerFailed);
-                assert!(why.text().contains(&format!("pid {}", child.id())), "{why}");
-                assert_eq!(why.text().contains("its process has ended"), how == "shm", "{why}");
-            }
-            other => panic!("{}", name(&other)),
-        }
-        child.wait().unwrap();
-        node.silence();
-    }
-}
-
-#[test]
-fn a_process_that_forked_is_noticed_when_it_dies() {
-    for how in ["shm", "tcp"] {
-        let node = Node::new(0, 2, 1, small());
-        let (mut child, _link) = child(&node, &format!("{how} fork"));
-        assert!(matches!(node.next(), Told::Control(1, message) if message == b"forked"));
-        // Its own child lives on until this end of the pipe closes.
-        let pipe = child.stdin.take();
-        child.kill().unwrap();
-        let told = node.next();
-        assert!(matches!(told, Told::Lost(1, _)), "{}", name(&told));
-        child.wait().unwrap();
-        drop(pipe);
-    }
-}
-
-#[test]
-fn an_idle_service_sleeps() {
-    for how in ["shm", "tcp"] {
-        let node = Node::new(0, 2, 1, small());
-        let (mut child, _link) = child(&node, &format!("{how} idle"));
-        let told = node.next();
-        assert!(matches!(told, Told::Left(1)), "{}", name(&told));
-        assert!(child.wait().unwrap().success());
-    }
-}
-
-#[test]
-fn a_listener_without_descriptors_waits_and_recovers() {
-    let node = Node::new(0, 3, 1, small());
-    let (mut child, _link) = child(&node, "tcp descriptors");
-    let Told::Control(1, address) = node.next() else { panic!("no address") };
-    let address = PeerAddress::decode(&address).unwrap().addresses[0];
-    // The kernel takes them; the child cannot.
-    let mut waiting = [(); 3].map(|()| TcpStream::connect(address).unwrap());
-    node.registration.send_control(1, b"go");
-    assert!(matches!(node.next(), Told::Control(1, message) if message == b"free"));
-    // Accepted now, and turned away for its garbage.
-    waiting[2].set_read_timeout(Some(LONG)).unwrap();
-    waiting[2].write_all(&[0x5a; 100]).unwrap();
-    let answer = waiting[2].read(&mut [0; 100]);
-    assert!(matches!(answer, Ok(0)) || answer.is_err_and(|cause| cause.kind() == ErrorKind::ConnectionReset));
-    drop(child.stdin.take());
-    let told = node.next();
-    assert!(matches!(told, Told::Left(1)), "{}", name(&told));
-    assert!(child.wait().unwrap().success());
-}
-
-#[test]
-fn a_normal_exit_is_a_goodbye() {
-    for how in ["shm", "tcp"] {
-        let node = Node::new(0, 2, 1, small());
-        let (mut child, _link) = child(&node, &format!("{how} exit"));
-        match node.next() {
-            Told::Left(1) => {}
-            other => panic!("{}", name(&other)),
-        }
-        assert!(child.wait().unwrap().success());
-        node.silence();
-    }
-}
-
-#[test]
-fn a_forked_child_leaves_the_parents_endpoint_alone() {
-    let [a, b] = pair(over(LinkKind::Shm));
-    a.open(b.registration.address());
-    let (_to_b, _to_a) = (a.link(1), b.link(0));
-    // SAFETY: the child calls what returns at once in a child, without locks or memory of its own, and leaves.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        a.registration.kick();
-        a.registration.close(Deadline::after(LONG));
-        // SAFETY: drops the child's copy as an unwinding program would; the test never sees it again.
-        unsafe { std::ptr::drop_in_place(&raw const a.registration as *mut Registration) };
-        // SAFETY: ends the child without running anything of the parent's.
-        unsafe { libc::_exit(0) };
-    }
-    let mut status = 0;
-    // SAFETY: `status` outlives the call; `child` is a child of ours that nobody else reaps.
-    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0);
-    a.silence();
-    b.silence();
-    a.registration.send_control(1, b"still here");
-    assert!(matches!(b.next(), Told::Control(0, _)));
 }
 
 #[test]
