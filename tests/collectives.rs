@@ -184,9 +184,7 @@ fn nobody_leaves_a_barrier_before_all_have_entered() {
                         Call { algorithm: algorithm.map(|algorithm| algorithm as i32), ..Call::default() };
                     for _ in 0..10 {
                         let before = entered.fetch_add(1, Ordering::SeqCst) / size;
-                        Verb::new(Kind::Barrier, 0)
-                            .run_in::<u8>(context, &mut [], &call)
-                            .expect("a barrier");
+                        Verb::new(Kind::Barrier, 0).run_in::<u8>(context, &mut [], &call).expect("a barrier");
                         assert!(entered.load(Ordering::SeqCst) >= (before + 1) * size);
                         barrier(context);
                     }

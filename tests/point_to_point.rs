@@ -80,7 +80,9 @@ fn messages_of_one_tag_keep_their_order_and_tags_do_not_mix() {
                         kept.push(data);
                     }
                 }
-                works.iter().for_each(|work| drop(work.wait(Deadline::after(PATIENCE)).expect("a send")));
+                for work in &works {
+                    work.wait(Deadline::after(PATIENCE)).expect("a send");
+                }
             } else {
                 for tag in [2, 0, 1] {
                     for turn in 0..30u64 {
@@ -191,7 +193,9 @@ fn receives_posted_ahead_take_messages_in_the_order_of_posting() {
                     })
                     .collect();
                 barrier(context);
-                works.iter().for_each(|work| drop(work.wait(Deadline::after(PATIENCE)).expect("a receive")));
+                for work in &works {
+                    work.wait(Deadline::after(PATIENCE)).expect("a receive");
+                }
                 let got: Vec<u8> = buffers.iter().map(|buffer| buffer[0]).collect();
                 assert_eq!(got, (0..20).collect::<Vec<u8>>(), "{transports}");
             }
@@ -228,7 +232,8 @@ fn a_wrong_length_is_a_mismatch_that_names_both_calls() {
                         let error =
                             receive(context, 0, &mut got, &within(20_000)).expect_err("it does not fit");
                         assert_eq!(error.status(), Status::Mismatch, "{error}");
-                        for words in [format!("{sent} × uint8"), format!("{wanted} × uint8"), "rank 0".into()] {
+                        for words in [format!("{sent} × uint8"), format!("{wanted} × uint8"), "rank 0".into()]
+                        {
                             assert!(error.text().contains(&words), "{error} does not say {words}");
                         }
                         assert!(got.iter().all(|&byte| byte == 1), "the buffer is untouched");

@@ -121,7 +121,12 @@ impl Verb {
     }
 
     /// Runs it in place.
-    pub(crate) fn run_in<T: Copy>(&self, context: &Context, data: &mut [T], call: &Call) -> Result<Completion> {
+    pub(crate) fn run_in<T: Copy>(
+        &self,
+        context: &Context,
+        data: &mut [T],
+        call: &Call,
+    ) -> Result<Completion> {
         let address: *mut u8 = data.as_mut_ptr().cast();
         // SAFETY: the slice outlives the call, and the tests make it as long as the call says.
         unsafe { context.run(&self.over(address, address), call) }

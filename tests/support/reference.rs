@@ -175,7 +175,8 @@ impl Case {
             self.expected(rank, size).into_iter().flat_map(|number| number.encode(self.dtype)).collect();
         // One piece of memory: margin, input, margin, output, margin; in place, the two are inside each other.
         let first = MARGIN + self.skew;
-        let alias = self.alias(rank, size).filter(|_| self.in_place).map(|distance| distance * element as i64);
+        let alias =
+            self.alias(rank, size).filter(|_| self.in_place).map(|distance| distance * element as i64);
         let (input_at, output_at, len) = match alias {
             Some(distance) => {
                 let input_at = first + (-distance).max(0) as usize;
@@ -218,7 +219,9 @@ impl Case {
         };
         let output = output_at..output_at + wanted.len();
         match (0..len).find(|at| !output.contains(at) && !scratch.contains(at) && after[*at] != memory[*at]) {
-            Some(at) => Err(format!("byte {at} changed, outside of the output {output:?}; input at {input_at}")),
+            Some(at) => {
+                Err(format!("byte {at} changed, outside of the output {output:?}; input at {input_at}"))
+            }
             None => Ok(()),
         }
     }
