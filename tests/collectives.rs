@@ -1,75 +1,266 @@
-//! Every collective over every transport, ranks as threads, against a plain reference.
+//! Every collective over every transport and with every algorithm that serves it, ranks as threads, against a plain
+//! reference.
 
-use std::sync::Arc;
-use std::time::Duration;
+mod support;
 
-use unisono::collective::request::{Counts, Kind, Request};
-use unisono::communicator::{Call, Context, Options, Rendezvous};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use proptest::prelude::*;
+use support::reference::{Case, Shape};
+use support::{TRANSPORTS, Verb, barrier, ranks};
+use unisono::collective::request::Kind;
+use unisono::communicator::Call;
+use unisono::error::Status;
 use unisono::reduce::{DataType, Operator};
-use unisono::rendezvous::hash::HashStore;
+use unisono::schedule::{Algorithm, Kind as Planned};
 
-/// Runs `body` on `size` ranks, a thread each, in a fresh group over `transports`.
-fn with_ranks<T: Send>(size: u32, transports: &str, body: impl Fn(Context) -> T + Sync) -> Vec<T> {
-    let store = Arc::new(HashStore::new());
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = (0..size)
-            .map(|rank| {
-                let store = store.clone();
-                let body = &body;
-                scope.spawn(move || {
-                    let context = Context::create(Options {
-                        rank,
-                        size,
-                        rendezvous: Rendezvous::Store(store),
-                        name: String::new(),
-                        timeout: Duration::from_secs(30),
-                        interface: None,
-                        transports: Some(transports.into()),
-                    })
-                    .expect("the ranks meet");
-                    body(context)
-                })
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect()
-    })
+const KINDS: [Kind; 8] = [
+    Kind::Allreduce,
+    Kind::Reduce,
+    Kind::Broadcast,
+    Kind::Allgather,
+    Kind::Gather,
+    Kind::Scatter,
+    Kind::ReduceScatter,
+    Kind::Alltoall,
+];
+
+const OPERATORS: [Operator; 8] = [
+    Operator::Sum,
+    Operator::Product,
+    Operator::Min,
+    Operator::Max,
+    Operator::Average,
+    Operator::BitAnd,
+    Operator::BitOr,
+    Operator::BitXor,
+];
+
+/// Over which transports this process tests: the one without process_vm_readv has nothing new to see in TCP.
+fn transports() -> &'static [&'static str] {
+    if std::env::var_os(CMA).is_some() { &TRANSPORTS[..1] } else { &TRANSPORTS }
 }
 
-fn allreduce(context: &Context, data: &mut [f32]) {
-    let request = Request {
-        kind: Kind::Allreduce,
-        input: data.as_ptr().cast(),
-        output: data.as_mut_ptr().cast(),
-        counts: Counts::Uniform(data.len() as u64),
-        dtype: DataType::F32,
-        operator: Operator::Sum,
-        root: 0,
+/// Whether ranks may read each other's memory.
+const CMA: &str = "UNISONO_CMA";
+
+/// Automatic, and every algorithm that serves the operation in a group of more than one.
+fn algorithms(kind: Kind) -> Vec<Option<Algorithm>> {
+    let planned = match kind {
+        Kind::Allreduce => Planned::Allreduce,
+        Kind::Reduce => Planned::Reduce,
+        Kind::Broadcast => Planned::Broadcast,
+        Kind::Allgather => Planned::Allgather,
+        Kind::Gather => Planned::Gather,
+        Kind::Scatter => Planned::Scatter,
+        Kind::ReduceScatter => Planned::ReduceScatter,
+        Kind::Alltoall => Planned::Alltoall,
+        _ => Planned::Barrier,
     };
-    // SAFETY: the slice outlives the call.
-    unsafe { context.run(&request, &Call::default()) }.expect("allreduce");
+    let serving = Algorithm::ALL.into_iter().filter(|&a| a != Algorithm::Local && a.serves(planned));
+    std::iter::once(None).chain(serving.map(Some)).collect()
+}
+
+/// Small counts, of which some do not divide by the ranks.
+fn counts(size: u32) -> Vec<u64> {
+    let size = u64::from(size);
+    let mut counts = vec![0, 1, size - 1, size, size + 1, 1000];
+    counts.sort_unstable();
+    counts.dedup();
+    counts
 }
 
 #[test]
-fn allreduce_sums_over_both_transports() {
-    for transports in ["shm", "tcp"] {
-        for size in 1..=5 {
-            let results = with_ranks(size, transports, |context| {
-                let mut sums = Vec::new();
-                for count in [0, 1, 3, 1000, 100_000] {
-                    let mut data: Vec<f32> = (0..count).map(|i| (i as f32) + context.rank() as f32).collect();
-                    allreduce(&context, &mut data);
-                    sums.push(data);
-                }
-                sums
-            });
-            for result in &results {
-                for sums in result {
-                    for (i, sum) in sums.iter().enumerate() {
-                        let expected = (0..size).map(|rank| i as f32 + rank as f32).sum::<f32>();
-                        assert_eq!(*sum, expected, "{transports}, {size} ranks, element {i}");
+fn every_operation_with_every_algorithm() {
+    for transports in transports() {
+        for size in 1..=8 {
+            let mut cases = Vec::new();
+            for kind in KINDS {
+                for algorithm in algorithms(kind) {
+                    for (turn, count) in counts(size).into_iter().enumerate() {
+                        for in_place in [false, true] {
+                            // All roots come up in turn, not with every count.
+                            let root = (turn as u32 + u32::from(in_place)) % size;
+                            cases.push(Case { algorithm, in_place, root, ..Case::new(kind, count) });
+                        }
                     }
                 }
             }
+            ranks(size, transports, |context| cases.iter().for_each(|case| case.check(context)));
         }
     }
+}
+
+#[test]
+fn every_type_and_operator() {
+    for transports in transports() {
+        for size in [1, 2, 3, 5, 8] {
+            let mut cases = Vec::new();
+            for dtype in DataType::ALL {
+                for kind in KINDS {
+                    let operators = if kind.reduces() { &OPERATORS[..] } else { &OPERATORS[..1] };
+                    for &operator in operators {
+                        let bitwise =
+                            matches!(operator, Operator::BitAnd | Operator::BitOr | Operator::BitXor);
+                        if bitwise && dtype.is_float() {
+                            continue;
+                        }
+                        cases.push(Case { dtype, operator, ..Case::new(kind, 37) });
+                    }
+                }
+            }
+            ranks(size, transports, |context| cases.iter().for_each(|case| case.check(context)));
+        }
+    }
+}
+
+#[test]
+fn large_messages_with_every_algorithm() {
+    // More than an eager message for every rank of four, in bytes and in floats.
+    for transports in transports() {
+        for size in [2, 4, 5] {
+            let mut cases = Vec::new();
+            for kind in KINDS {
+                for (turn, algorithm) in algorithms(kind).into_iter().enumerate() {
+                    let in_place = turn % 2 == 0;
+                    let (dtype, root) = (DataType::U8, turn as u32 % size);
+                    let case = Case { algorithm, in_place, root, dtype, ..Case::new(kind, 100_003) };
+                    cases.push(case.clone());
+                    cases.push(Case { skew: 1, in_place: !in_place, ..case });
+                }
+            }
+            for kind in [Kind::Allreduce, Kind::Broadcast, Kind::Reduce] {
+                // Several pieces of a streamed message, several chunks of a pipeline.
+                cases.push(Case { dtype: DataType::F64, ..Case::new(kind, 300_001) });
+            }
+            ranks(size, transports, |context| cases.iter().for_each(|case| case.check(context)));
+        }
+    }
+}
+
+#[test]
+fn uneven_and_empty_blocks() {
+    let kinds = [Kind::Allgather, Kind::Gather, Kind::Scatter, Kind::ReduceScatter, Kind::Alltoall];
+    for transports in transports() {
+        for size in [1u32, 2, 3, 5, 8] {
+            let mut cases = Vec::new();
+            for kind in kinds {
+                let blocks = if kind == Kind::Alltoall { size * size } else { size };
+                let lists: [&dyn Fn(u32) -> u64; 5] = [
+                    &|i| u64::from(i * 7 % 5),
+                    &|_| 0,
+                    &|i| if i == blocks - 1 { 900 } else { 0 },
+                    &|i| if i % 2 == 0 { 0 } else { u64::from(i) + 1 },
+                    &|i| if i == 0 { 20_000 } else { 3 },
+                ];
+                for (turn, list) in lists.into_iter().enumerate() {
+                    let counts: Vec<u64> = (0..blocks).map(list).collect();
+                    for algorithm in algorithms(kind) {
+                        if kind == Kind::Alltoall && algorithm == Some(Algorithm::Bruck) {
+                            continue;
+                        }
+                        for in_place in [false, true] {
+                            let counts = Shape::Uneven(counts.clone());
+                            let root = turn as u32 % size;
+                            cases.push(Case { counts, algorithm, in_place, root, ..Case::new(kind, 0) });
+                        }
+                    }
+                }
+            }
+            ranks(size, transports, |context| cases.iter().for_each(|case| case.check(context)));
+        }
+    }
+}
+
+#[test]
+fn nobody_leaves_a_barrier_before_all_have_entered() {
+    for transports in transports() {
+        for size in 1..=8 {
+            let entered = AtomicU32::new(0);
+            ranks(size, transports, |context| {
+                for algorithm in algorithms(Kind::Barrier) {
+                    let call =
+                        Call { algorithm: algorithm.map(|algorithm| algorithm as i32), ..Call::default() };
+                    for _ in 0..10 {
+                        let before = entered.fetch_add(1, Ordering::SeqCst) / size;
+                        Verb::new(Kind::Barrier, 0).run_in::<u8>(context, &mut [], &call).expect("a barrier");
+                        assert!(entered.load(Ordering::SeqCst) >= (before + 1) * size);
+                        barrier(context);
+                    }
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_does_no_harm() {
+    ranks(3, "shm", |context| {
+        let mut data = [1.0f32; 8];
+        let refused = |verb: Verb, call: &Call, words: &str| {
+            let error = verb.run_in(context, &mut [1.0f32; 8], call).expect_err(words);
+            assert!(
+                matches!(error.status(), Status::InvalidArgument | Status::Unsupported),
+                "{error:?}, but {words}"
+            );
+            assert!(error.text().contains(words), "{error} does not say {words}");
+        };
+        refused(Verb::new(Kind::Reduce, 8).root(3), &Call::default(), "root 3 is out of range");
+        refused(Verb::new(Kind::Allreduce, u64::MAX), &Call::default(), "exceeds the address space");
+        let pairwise = Call { algorithm: Some(Algorithm::Pairwise as i32), ..Call::default() };
+        refused(Verb::new(Kind::Allreduce, 8), &pairwise, "does not serve allreduce");
+        let unknown = Call { algorithm: Some(999), ..Call::default() };
+        refused(Verb::new(Kind::Allreduce, 8), &unknown, "algorithm 999 is unknown");
+        refused(Verb::new(Kind::Allreduce, 8).operator(Operator::BitXor), &Call::default(), "xor");
+        refused(Verb::new(Kind::Send, 8).root(context.rank()), &Call::default(), "itself");
+        support::sum(context, &mut data);
+        assert_eq!(data, [3.0; 8]);
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_sequence_of_operations_on_one_group(
+        size in 1u32..6,
+        tcp in any::<bool>(),
+        calls in prop::collection::vec((0usize..8, 0u64..40, 0usize..3, any::<[u8; 5]>()), 1..30),
+    ) {
+        let cases: Vec<Case> = calls
+            .into_iter()
+            .map(|(kind, count, scale, [dtype, operator, root, algorithm, place])| {
+                let kind = KINDS[kind];
+                let choice = algorithms(kind);
+                let dtype = DataType::ALL[usize::from(dtype) % 12];
+                let operators = if dtype.is_float() { 5 } else { 8 };
+                Case {
+                    dtype,
+                    operator: OPERATORS[usize::from(operator) % operators],
+                    root: u32::from(root) % size,
+                    algorithm: choice[usize::from(algorithm) % choice.len()],
+                    in_place: place & 1 == 0,
+                    skew: usize::from(place) & 4,
+                    ..Case::new(kind, count * [1, 17, 521][scale])
+                }
+            })
+            .collect();
+        let transports = if tcp { "tcp" } else { "shm" };
+        ranks(size, transports, |context| cases.iter().for_each(|case| case.check(context)));
+    }
+}
+
+/// The environment is the process's, so the tests that take the other path run in a process of their own.
+#[test]
+fn all_of_it_when_peers_cannot_read_each_others_memory() {
+    if std::env::var_os(CMA).is_some() {
+        return;
+    }
+    let program = std::env::current_exe().expect("this program");
+    let tests = ["every_operation_with", "large_messages", "uneven_and_empty"];
+    let output = Command::new(program).args(tests).env(CMA, "0").output().expect("it starts");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("3 passed"), "{said}");
 }

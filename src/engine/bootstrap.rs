@@ -169,7 +169,10 @@ fn exchange(
         let mut messages = endpoint.messages();
         let mail = messages.look(mailbox);
         match mail.failed.take() {
-            Some(error) => Some(Err(error)),
+            Some(failure) => Some(Err(failure.tell(|mismatch| {
+                let what = "the ranks' calls differ: are two jobs of one name in one store?";
+                Error::new(Status::Mismatch, format!("rank {}: {what}", mismatch.peer))
+            }))),
             None => (mail.done.len() == 2).then_some(Ok(())),
         }
     });

@@ -348,8 +348,9 @@ impl Operation for Run {
         loop {
             let mut messages = group.endpoint().messages();
             let mail = messages.look(mailbox);
-            if let Some(error) = mail.failed.take() {
-                return Poll::Ready(Err(error));
+            if let Some(failure) = mail.failed.take() {
+                let explain = |mismatch: &_| group.explain(mismatch, group.endpoint().recorder());
+                return Poll::Ready(Err(failure.tell(explain)));
             }
             if mail.done.is_empty() {
                 if self.left > 0 {

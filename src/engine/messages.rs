@@ -7,14 +7,19 @@
 //! - *pulled*, larger, in shared memory: the sender tells where the bytes are, the receiver copies them out of the
 //!   sender's memory and says [`FrameKind::Done`]; where the kernel forbids that, it says ready instead.
 //!
+//! A sender that gives up a message which it has announced says [`FrameKind::Withdraw`] before it lets go of the bytes.
+//! What was pulled counts only once everything that the sender had said by then has been read.
+//!
 //! Everything here runs under the endpoint's lock. Addresses are kept until the transfer has ended or its mailbox has
 //! been cancelled, never longer.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use super::lane::{Destination, Event, Incoming, Lane, Source, Target, Ticket, Watch};
+use super::pairs::{From, Pairs, Waiting};
 use super::wire::{Class, Frame, FrameKind, Key};
 use crate::error::{Error, Result, Status};
 use crate::signature::Signature;
@@ -43,10 +48,29 @@ pub struct Mailbox {
     /// Steps whose transfer has ended.
     pub done: Vec<u32>,
     /// The first thing that went wrong.
-    pub failed: Option<Error>,
+    pub failed: Option<Failure>,
     /// The rank of the endpoint that a receive from any was served by.
     pub source: Option<u32>,
     live: bool,
+}
+
+/// Why a transfer will not end well.
+#[derive(Clone, Debug)]
+pub enum Failure {
+    /// A failure of the link, or of the system.
+    Error(Error),
+    /// The ranks' calls differ.
+    Mismatch(Mismatch),
+}
+
+impl Failure {
+    /// As an error; `explain` finds the words for calls that differ.
+    pub fn tell(self, explain: impl FnOnce(&Mismatch) -> Error) -> Error {
+        match self {
+            Failure::Error(error) => error,
+            Failure::Mismatch(mismatch) => explain(&mismatch),
+        }
+    }
 }
 
 /// What the ranks' calls disagree about.
@@ -87,9 +111,10 @@ pub struct Messages {
     mailboxes: Vec<Mailbox>,
     free: Vec<u32>,
     currents: HashMap<(u64, u64, Class), Current, BuildHasherDefault<KeyHasher>>,
-    counters: HashMap<(u32, u64, u64, bool), u32, BuildHasherDefault<KeyHasher>>,
-    anyone: Vec<Anyone>,
-    /// Unexpected messages, in the order of their arrival; entries may be gone from `receiving`.
+    pairs: Pairs<Receive>,
+    /// Pulled messages that do not count yet, by sender.
+    pulled: Vec<(u32, Frame)>,
+    /// Unexpected messages of collectives, in the order of their arrival; entries may be gone from `receiving`.
     arrived: VecDeque<(u32, Key)>,
     unexpected_bytes: usize,
     /// Lanes that the bell should watch for something else than it does.
@@ -110,6 +135,8 @@ struct Peer {
     waiting: Vec<(Frame, Source, Option<Ticket>)>,
     /// Transfers posted with this peer that have not ended.
     expected: usize,
+    /// It has left, and all that it had said has been read.
+    drained: bool,
 }
 
 #[derive(Default)]
@@ -163,13 +190,10 @@ struct Current {
     signature: Signature,
 }
 
-struct Anyone {
-    group: u64,
-    tag: u64,
-    members: Arc<[u32]>,
+/// What a receive that waits for its message will do with it.
+struct Receive {
     into: Destination,
     signature: Signature,
-    ticket: Ticket,
 }
 
 impl Messages {
@@ -184,8 +208,8 @@ impl Messages {
             mailboxes: Vec::new(),
             free: Vec::new(),
             currents: HashMap::default(),
-            counters: HashMap::default(),
-            anyone: Vec::new(),
+            pairs: Pairs::default(),
+            pulled: Vec::new(),
             arrived: VecDeque::new(),
             unexpected_bytes: 0,
             restless: Vec::new(),
@@ -235,20 +259,36 @@ impl Messages {
             }
             _ => true,
         });
-        self.sending.retain(|(peer, _), entry| match entry {
-            Sending::Posted { ticket, .. } if ticket.mailbox == mailbox => {
-                peers[*peer as usize].expected -= 1;
+        let mut withdrawn = Vec::new();
+        self.sending.retain(|&(peer, key), entry| match *entry {
+            Sending::Posted { from, signature, ticket, .. } if ticket.mailbox == mailbox => {
+                peers[peer as usize].expected -= 1;
+                let total = from.len as u64;
+                let kind = FrameKind::Withdraw;
+                withdrawn.push((peer, Frame { kind, key, signature, total, offset: 0, length: 0 }));
                 false
             }
             _ => true,
         });
-        self.anyone.retain(|any| any.ticket.mailbox != mailbox);
+        self.pairs.cancel(mailbox, |from| {
+            if let From::Rank(peer) = from {
+                peers[*peer as usize].expected -= 1;
+            }
+        });
         for peer in peers {
             peer.waiting.retain(|(_, _, ticket)| ticket.is_none_or(|ticket| ticket.mailbox != mailbox));
             for lane in &mut peer.lanes {
                 lane.cancel(mailbox);
             }
         }
+        for (peer, frame) in withdrawn {
+            if matches!(self.peers[peer as usize].state, PeerState::Open) {
+                self.control(peer, &frame);
+                self.flush(peer);
+            }
+        }
+        // The caller may change its bytes from here on: whoever sees the change finds the withdrawal.
+        fence(Ordering::SeqCst);
         self.close_mailbox(mailbox);
     }
 
@@ -305,12 +345,18 @@ impl Messages {
         let slot = &mut self.peers[peer as usize];
         if matches!(slot.state, PeerState::Closed | PeerState::Opening | PeerState::Open) {
             slot.state = PeerState::Left;
+            self.progress(peer);
         }
     }
 
-    /// Whether the peer has said goodbye or is lost.
+    /// Whether nothing more comes from the peer.
     pub fn gone(&self, peer: u32) -> bool {
-        matches!(self.peers[peer as usize].state, PeerState::Left | PeerState::Lost(_))
+        let slot = &self.peers[peer as usize];
+        match slot.state {
+            PeerState::Lost(_) => true,
+            PeerState::Left => slot.drained,
+            _ => false,
+        }
     }
 
     /// Whether the link is open.
@@ -404,12 +450,9 @@ impl Messages {
         }
     }
 
-    /// The number of the next send to (or receive from) `peer` with this tag.
-    pub fn next_in_pair(&mut self, peer: u32, group: u64, tag: u64, sending: bool) -> u32 {
-        let counter = self.counters.entry((peer, group, tag, sending)).or_insert(0);
-        let number = *counter;
-        *counter = counter.wrapping_add(1);
-        number
+    /// The number of the next send to `peer` with this tag.
+    pub fn next_in_pair(&mut self, peer: u32, group: u64, tag: u64) -> u32 {
+        self.pairs.number(peer, (group, tag))
     }
 
     // ---- posting
@@ -455,7 +498,20 @@ impl Messages {
                 return;
             };
             if let Some(mismatch) = posted.check(peer, key, early.signature(), early.total()) {
+                let Some(Receiving::Early(early)) = self.receiving.remove(&(peer, key)) else { return };
+                match early {
+                    Early::Begun(..) => {}
+                    Early::Eager(_, bytes) => self.unexpected_bytes -= bytes.len(),
+                    Early::Request { .. } => self.refuse(peer, &posted, key),
+                }
                 self.mismatch(ticket, mismatch);
+                return;
+            }
+            if let (PeerState::Lost(why), Early::Begun(..) | Early::Request { .. }) =
+                (&self.peers[peer as usize].state, &early)
+            {
+                let why = why.clone();
+                self.fail(ticket, why);
                 return;
             }
             match early {
@@ -478,18 +534,8 @@ impl Messages {
             }
             return;
         }
-        match &self.peers[peer as usize].state {
-            PeerState::Lost(why) => {
-                let why = why.clone();
-                self.fail(ticket, why);
-                return;
-            }
-            PeerState::Left if self.peers[peer as usize].lanes.iter().all(Lane::closed) => {
-                self.fail(ticket, left(peer));
-                return;
-            }
-            PeerState::Closed => self.want(peer),
-            _ => {}
+        if !self.can_come(peer, ticket) {
+            return;
         }
         let announces = posted.announces(&key);
         let ready = posted.ready(key);
@@ -501,38 +547,52 @@ impl Messages {
         }
     }
 
-    /// Receives one message with this tag from whichever of `members` (ranks of the endpoint) sent first.
-    pub fn receive_any(
+    /// Receives the next message of a send with this tag.
+    pub fn receive_next(
         &mut self,
-        group: u64,
-        tag: u64,
-        members: Arc<[u32]>,
+        (group, tag): (u64, u64),
+        from: From,
         signature: Signature,
         into: Destination,
         ticket: Ticket,
     ) {
-        self.prune_arrived();
-        let found = self.arrived.iter().copied().find(|(peer, key)| {
-            key.class == Class::PointToPoint
-                && key.group == group
-                && key.tag == tag
-                && members.contains(peer)
-                && key.sequence == self.counters.get(&(*peer, group, tag, false)).copied().unwrap_or(0)
-        });
-        match found {
-            Some((peer, key)) => {
-                self.next_in_pair(peer, group, tag, false);
-                self.mailboxes[ticket.mailbox as usize].source = Some(peer);
-                self.receive(peer, key, signature, into, ticket);
+        if let Some((peer, sequence)) = self.pairs.take(&from, (group, tag)) {
+            let key = Key { group, tag, sequence, slot: 0, class: Class::PointToPoint };
+            self.mailboxes[ticket.mailbox as usize].source = Some(peer);
+            self.receive(peer, key, signature, into, ticket);
+            return;
+        }
+        match &from {
+            From::Rank(peer) => {
+                if !self.can_come(*peer, ticket) {
+                    return;
+                }
+                self.peers[*peer as usize].expected += 1;
             }
-            None => {
+            From::Any(members) => {
                 if members.iter().all(|&peer| peer == self.rank || self.gone(peer)) {
                     self.fail(ticket, Error::new(Status::PeerFailed, "every rank that could send has left"));
                     return;
                 }
-                self.anyone.push(Anyone { group, tag, members, into, signature, ticket });
             }
         }
+        let receive = Receive { into, signature };
+        self.pairs.wait((group, tag), Waiting { from, ticket, receive });
+    }
+
+    /// Whether a message that is not here yet can still come from `peer`; fails the ticket if not.
+    fn can_come(&mut self, peer: u32, ticket: Ticket) -> bool {
+        let slot = &self.peers[peer as usize];
+        let why = match &slot.state {
+            PeerState::Lost(why) => why.clone(),
+            PeerState::Left if slot.drained => left(peer),
+            _ => {
+                self.want(peer);
+                return true;
+            }
+        };
+        self.fail(ticket, why);
+        false
     }
 
     // ---- moving
@@ -547,8 +607,14 @@ impl Messages {
         if self.peers[peer as usize].lanes.iter().any(|lane| lane.backlog() > 0) {
             moved |= self.flush(peer);
         }
-        if matches!(self.peers[peer as usize].state, PeerState::Left) && !moved {
-            self.strand(peer);
+        let slot = &mut self.peers[peer as usize];
+        if matches!(slot.state, PeerState::Left) && !moved {
+            // A goodbye may overtake data on other connections; their end comes behind the data. What is in shared
+            // memory was there before the goodbye.
+            slot.drained = slot.lanes.iter().all(|lane| lane.closed() || lane.stream().poll_fd().is_none());
+            if slot.drained {
+                self.strand(peer);
+            }
         }
         moved
     }
@@ -572,7 +638,7 @@ impl Messages {
                 }
             };
             match event {
-                Event::Idle | Event::Closed => return moved,
+                Event::Idle | Event::Closed => return moved | (lane == 0 && self.count_pulled(peer)),
                 Event::Frame(frame) => {
                     moved = true;
                     if let Err(why) = self.arrive(peer, lane, frame) {
@@ -599,6 +665,17 @@ impl Messages {
                     self.mailboxes[ticket.mailbox as usize].done.push(ticket.step);
                 }
             }
+            FrameKind::Refuse => {
+                if let Some(Sending::Posted { from, signature, ticket, .. }) =
+                    self.sending.remove(&(peer, frame.key))
+                {
+                    self.peers[peer as usize].expected -= 1;
+                    let bytes = Some((frame.total, from.len as u64)).filter(|(theirs, ours)| theirs != ours);
+                    let (key, theirs, ours) = (frame.key, frame.signature, Some(signature));
+                    self.mismatch(ticket, Mismatch { peer, key, theirs, ours, bytes });
+                }
+            }
+            FrameKind::Withdraw => self.withdrawn(peer, frame.key),
             FrameKind::Data => {
                 let target = match self.receiving.get(&(peer, frame.key)) {
                     Some(Receiving::Posted(posted)) if posted.into.len as u64 == frame.total => {
@@ -624,19 +701,20 @@ impl Messages {
                 format!("a message of {} bytes came unasked", frame.total),
             ));
         }
-        if !self.receiving.contains_key(&key) {
-            self.offer_to_anyone(peer, &frame);
+        if frame.key.class == Class::PointToPoint && !self.receiving.contains_key(&key) {
+            self.offer(peer, &frame);
         }
         match self.receiving.get(&key) {
             Some(Receiving::Posted(posted)) => {
                 if let Some(mismatch) = posted.check(peer, frame.key, frame.signature, frame.total) {
-                    let ticket = posted.ticket;
-                    self.receiving.remove(&key);
+                    let Some(Receiving::Posted(posted)) = self.receiving.remove(&key) else { return Ok(()) };
                     self.peers[peer as usize].expected -= 1;
-                    self.mismatch(ticket, mismatch);
                     if eager {
                         self.peers[peer as usize].lanes[lane].begin(frame, Target::Discard);
+                    } else {
+                        self.refuse(peer, &posted, frame.key);
                     }
+                    self.mismatch(posted.ticket, mismatch);
                 } else if eager {
                     let target = Target::User(posted.into);
                     self.peers[peer as usize].lanes[lane].begin(frame, target);
@@ -646,11 +724,13 @@ impl Messages {
             }
             Some(_) => return Err(Error::new(Status::Internal, "a message came twice")),
             None => {
-                self.check_call(peer, &frame);
-                if self.arrived.len() > 1024 && self.arrived.len() > 2 * self.receiving.len() {
-                    self.prune_arrived();
+                if frame.key.class != Class::PointToPoint {
+                    self.check_call(peer, &frame);
+                    if self.arrived.len() > 1024 && self.arrived.len() > 2 * self.receiving.len() {
+                        self.prune_arrived();
+                    }
+                    self.arrived.push_back(key);
                 }
-                self.arrived.push_back(key);
                 let early = if eager {
                     self.unexpected_bytes += frame.length as usize;
                     let heap = Vec::with_capacity(frame.length as usize);
@@ -730,10 +810,53 @@ impl Messages {
             }
             done += count;
         }
-        self.receiving.remove(&key);
-        self.peers[peer as usize].expected -= 1;
-        self.mailboxes[ticket.mailbox as usize].done.push(ticket.step);
-        self.control(peer, &Frame { kind: FrameKind::Done, offset: 0, ..frame });
+        fence(Ordering::SeqCst);
+        self.pulled.push((peer, frame));
+    }
+
+    /// Everything that `peer` has said so far has been read: what was pulled from it before counts. Whether there was
+    /// anything.
+    fn count_pulled(&mut self, peer: u32) -> bool {
+        if self.pulled.iter().all(|(from, _)| *from != peer) {
+            return false;
+        }
+        let (ours, others): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.pulled).into_iter().partition(|(from, _)| *from == peer);
+        self.pulled = others;
+        for (_, frame) in ours {
+            // Gone if the receiver has given up meanwhile: the sender is told nevertheless that its bytes are free.
+            if let Some(Receiving::Posted(posted)) = self.receiving.remove(&(peer, frame.key)) {
+                self.peers[peer as usize].expected -= 1;
+                self.mailboxes[posted.ticket.mailbox as usize].done.push(posted.ticket.step);
+            }
+            self.control(peer, &Frame { kind: FrameKind::Done, offset: 0, ..frame });
+        }
+        self.flush(peer);
+        true
+    }
+
+    /// The sender gives up a message that it has announced.
+    fn withdrawn(&mut self, peer: u32, key: Key) {
+        self.pulled.retain(|(from, frame)| (*from, frame.key) != (peer, key));
+        match self.receiving.get(&(peer, key)) {
+            Some(Receiving::Early(Early::Request { .. })) => {
+                self.receiving.remove(&(peer, key));
+                self.pairs.withdraw(peer, (key.group, key.tag), key.sequence);
+            }
+            // The entry stays until its owner lets go: pieces of the message may still be on their way in.
+            Some(Receiving::Posted(posted)) => {
+                let ticket = posted.ticket;
+                let what = format!("rank {peer} gave up in the middle of a message: timed out, or cancelled");
+                self.fail(ticket, Error::new(Status::PeerFailed, what));
+            }
+            _ => {}
+        }
+    }
+
+    /// Tells the sender of an announced message that the receiver's call is another.
+    fn refuse(&mut self, peer: u32, posted: &Posted, key: Key) {
+        let frame = Frame { kind: FrameKind::Refuse, ..posted.ready(key) };
+        self.control(peer, &frame);
         self.flush(peer);
     }
 
@@ -841,23 +964,15 @@ impl Messages {
         self.peers[peer as usize].kind == Some(LinkKind::Shm)
     }
 
-    /// If somebody waits for a message from anyone, this one may be it.
-    fn offer_to_anyone(&mut self, peer: u32, frame: &Frame) {
+    /// If a receive waits for a message like this one, it gets it.
+    fn offer(&mut self, peer: u32, frame: &Frame) {
         let key = frame.key;
-        if key.class != Class::PointToPoint || self.anyone.is_empty() {
-            return;
-        }
-        let turn = self.counters.get(&(peer, key.group, key.tag, false)).copied().unwrap_or(0);
-        let found = self
-            .anyone
-            .iter()
-            .position(|any| any.group == key.group && any.tag == key.tag && any.members.contains(&peer));
-        if let Some(index) = found.filter(|_| key.sequence == turn) {
-            let any = self.anyone.remove(index);
-            self.next_in_pair(peer, key.group, key.tag, false);
-            self.mailboxes[any.ticket.mailbox as usize].source = Some(peer);
-            let posted = Posted { into: any.into, signature: any.signature, ticket: any.ticket, received: 0 };
-            self.receiving.insert((peer, key), Receiving::Posted(posted));
+        let Some(waiting) = self.pairs.arrive(peer, (key.group, key.tag), key.sequence) else { return };
+        let Waiting { from, ticket, receive: Receive { into, signature } } = waiting;
+        self.mailboxes[ticket.mailbox as usize].source = Some(peer);
+        self.receiving
+            .insert((peer, key), Receiving::Posted(Posted { into, signature, ticket, received: 0 }));
+        if let From::Any(_) = from {
             self.peers[peer as usize].expected += 1;
         }
     }
@@ -881,11 +996,17 @@ impl Messages {
     }
 
     fn mismatch(&mut self, ticket: Ticket, mismatch: Mismatch) {
-        self.fail(ticket, Error::new(Status::Mismatch, "the ranks' calls differ"));
-        self.troubles.push(Trouble::Mismatch(mismatch));
+        if mismatch.key.class != Class::PointToPoint {
+            self.troubles.push(Trouble::Mismatch(mismatch.clone()));
+        }
+        self.fail_for(ticket, Failure::Mismatch(mismatch));
     }
 
     fn fail(&mut self, ticket: Ticket, why: Error) {
+        self.fail_for(ticket, Failure::Error(why));
+    }
+
+    fn fail_for(&mut self, ticket: Ticket, why: Failure) {
         let mailbox = &mut self.mailboxes[ticket.mailbox as usize];
         if mailbox.live && mailbox.failed.is_none() {
             mailbox.failed = Some(why);
@@ -901,7 +1022,7 @@ impl Messages {
     fn strand(&mut self, peer: u32) {
         let slot = &self.peers[peer as usize];
         let backlog = slot.lanes.iter().any(|lane| lane.backlog() > 0);
-        if slot.expected > 0 || backlog || !slot.waiting.is_empty() || !self.anyone.is_empty() {
+        if slot.expected > 0 || backlog || !slot.waiting.is_empty() || self.pairs.waiting().next().is_some() {
             self.fail_with(peer, &left(peer));
         }
     }
@@ -921,11 +1042,13 @@ impl Messages {
         let slot = &self.peers[peer as usize];
         tickets.extend(slot.waiting.iter().filter_map(|(_, _, ticket)| *ticket));
         tickets.extend(slot.lanes.iter().flat_map(Lane::tickets));
-        for any in &self.anyone {
-            if any.members.iter().all(|&member| member == self.rank || self.gone(member)) {
-                tickets.push(any.ticket);
-            }
-        }
+        tickets.extend(self.pairs.waiting().filter_map(|waiting| {
+            let in_vain = match &waiting.from {
+                From::Rank(rank) => *rank == peer,
+                From::Any(ranks) => ranks.iter().all(|&rank| rank == self.rank || self.gone(rank)),
+            };
+            in_vain.then_some(waiting.ticket)
+        }));
         for ticket in tickets {
             self.fail(ticket, why.clone());
         }

@@ -13,6 +13,7 @@ pub mod group;
 pub mod lane;
 pub mod messages;
 pub mod operation;
+pub mod pairs;
 pub mod point;
 pub mod recorder;
 pub mod wire;

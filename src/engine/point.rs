@@ -5,6 +5,7 @@ use std::task::Poll;
 use super::group::{Group, Turn};
 use super::lane::{Destination, Source, Ticket};
 use super::operation::{Completion, Operation};
+use super::pairs::From;
 use super::wire::{Class, Key};
 use crate::error::Result;
 use crate::signature::Signature;
@@ -52,25 +53,20 @@ impl Point {
         let ticket = Ticket { mailbox, step: 0 };
         let signature = turn.signature;
         let peer = |rank: u32| group.members()[rank as usize];
-        let key = |sequence| Key {
-            group: group.id(),
-            tag: turn.tag,
-            sequence,
-            slot: 0,
-            class: Class::PointToPoint,
-        };
+        let channel = (group.id(), turn.tag);
         match message {
             Message::Send { to, from } => {
-                let sequence = messages.next_in_pair(peer(to), group.id(), turn.tag, true);
-                messages.send(peer(to), key(sequence), signature, from, ticket);
+                let sequence = messages.next_in_pair(peer(to), group.id(), turn.tag);
+                let (group, tag) = channel;
+                let key = Key { group, tag, sequence, slot: 0, class: Class::PointToPoint };
+                messages.send(peer(to), key, signature, from, ticket);
             }
             Message::Receive { from, into } => {
-                let sequence = messages.next_in_pair(peer(from), group.id(), turn.tag, false);
-                messages.receive(peer(from), key(sequence), signature, into, ticket);
+                messages.receive_next(channel, From::Rank(peer(from)), signature, into, ticket);
             }
             Message::ReceiveAny { into } => {
-                let members = group.members().clone();
-                messages.receive_any(group.id(), turn.tag, members, signature, into, ticket);
+                let from = From::Any(group.members().clone());
+                messages.receive_next(channel, from, signature, into, ticket);
             }
         }
         drop(messages);
@@ -84,7 +80,8 @@ impl Operation for Point {
         let Some(mailbox) = self.mailbox else { return Poll::Ready(Ok(Completion::default())) };
         let mut messages = group.endpoint().messages();
         let mail = messages.look(mailbox);
-        if let Some(error) = mail.failed.take() {
+        if let Some(failure) = mail.failed.take() {
+            let error = failure.tell(|mismatch| group.explain(mismatch, group.endpoint().recorder()));
             log::debug!("{} with tag {} failed: {error}", self.signature, self.tag);
             return Poll::Ready(Err(error));
         }

@@ -56,6 +56,10 @@ pub enum FrameKind {
     Data = 3,
     /// The receiver has pulled the message.
     Done = 4,
+    /// The receiver's call is another than the sender's of a large message: it will not be taken.
+    Refuse = 5,
+    /// The sender gives up a large message that it has announced.
+    Withdraw = 6,
 }
 
 /// What precedes every message.
@@ -108,6 +112,8 @@ impl Frame {
             2 => FrameKind::Ready,
             3 => FrameKind::Data,
             4 => FrameKind::Done,
+            5 => FrameKind::Refuse,
+            6 => FrameKind::Withdraw,
             other => fail!(Internal, "a frame of unknown kind {other} arrived"),
         };
         let class = match bytes[1] {
@@ -140,7 +146,11 @@ impl Frame {
             FrameKind::Data => {
                 frame.offset.checked_add(u64::from(frame.length)).is_some_and(|end| end <= frame.total)
             }
-            FrameKind::Request | FrameKind::Ready | FrameKind::Done => frame.length == 0,
+            FrameKind::Request
+            | FrameKind::Ready
+            | FrameKind::Done
+            | FrameKind::Refuse
+            | FrameKind::Withdraw => frame.length == 0,
         };
         if !fits {
             fail!(Internal, "a frame whose lengths contradict each other arrived");
@@ -183,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn hostile_bytes_are_refused_or_consistent(bytes in proptest::array::uniform32(any::<u8>()), kind in 0u8..6) {
+        fn hostile_bytes_are_refused_or_consistent(bytes in proptest::array::uniform32(any::<u8>()), kind in 0u8..8) {
             let mut frame = [0u8; FRAME_BYTES];
             frame[..32].copy_from_slice(&bytes);
             frame[32..].copy_from_slice(&bytes);
