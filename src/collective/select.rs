@@ -104,8 +104,8 @@ mod tests {
 
     #[test]
     fn short_reductions_take_few_rounds_and_long_ones_few_bytes() {
-        assert_eq!(choice(Kind::Allreduce, 16, 2), Algorithm::OneShot);
-        assert_eq!(choice(Kind::Allreduce, 1 << 24, 4), Algorithm::TwoShot);
+        assert_eq!(choice(Kind::Allreduce, 16, 4), Algorithm::OneShot);
+        assert_eq!(choice(Kind::Allreduce, 1 << 16, 4), Algorithm::TwoShot);
         assert_eq!(choice(Kind::Allreduce, 16, 4096), Algorithm::RecursiveDoubling);
     }
 
