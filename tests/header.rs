@@ -41,6 +41,17 @@ fn the_committed_header_is_up_to_date() {
     builder.generate().expect("cbindgen understands src/ffi").write(&mut generated);
     let generated = String::from_utf8(generated).expect("cbindgen writes UTF-8");
 
+    let mut declared: Vec<&str> = generated
+        .lines()
+        .filter(|line| !line.starts_with([' ', '/', '#']))
+        .filter_map(|line| line.split_once('('))
+        .filter_map(|(before, _)| before.rsplit([' ', '*']).next())
+        .filter(|name| name.starts_with("unisono_"))
+        .collect();
+    declared.sort_unstable();
+    let exports = std::fs::read_to_string(root.join("c_tests/exports/libunisono.txt")).expect("the list of exports");
+    assert_eq!(declared, exports.lines().collect::<Vec<_>>(), "the header and c_tests/exports/libunisono.txt differ");
+
     let path = root.join("include/unisono.h");
     if std::env::var_os("UPDATE_HEADERS").is_some() {
         std::fs::write(&path, &generated).expect("include/unisono.h is written");

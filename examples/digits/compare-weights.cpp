@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr double kBound = 1e-3;
+constexpr double kBound = 1e-4;
 
 std::vector<double> read(const char *path) {
     std::ifstream file(path);

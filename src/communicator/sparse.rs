@@ -187,15 +187,15 @@ fn coalesce(input: &Input<'_>, shape: &Shape, reducer: &Reducer) -> Result<Eleme
 
 /// All ranks' elements into one tensor.
 fn combine(all: &Elements, shape: &Shape, reducer: &Reducer, size: u32) -> Result<Sparse> {
-    let index = |&(rank, element): &(u32, usize)| all.index(shape.dims, rank as usize, element);
-    let mut order: Vec<(u32, usize)> = (0..size)
+    let index = |&(rank, element): &Present| all.index(shape.dims, rank as usize, element);
+    let mut order: Vec<Present> = (0..size)
         .zip(&all.ranks)
         .flat_map(|(rank, elements)| elements.clone().map(move |e| (rank, e)))
         .collect();
     // Stable, so the ranks of one index stay in order; and made of sorted runs, which this sort merges.
     order.sort_by(|a, b| index(a).cmp(index(b)));
 
-    let groups: Vec<&[(u32, usize)]> =
+    let groups: Vec<&[Present]> =
         order.chunk_by(|a, b| index(a).cmp(index(b)) == Ordering::Equal).collect();
     let mut values = Values::zeroed(groups.len(), shape.block, shape.dtype.size())?;
     let mut tree = Tree { reducer, all, shape, scratch: Vec::new() };
@@ -212,6 +212,9 @@ fn combine(all: &Elements, shape: &Shape, reducer: &Reducer, size: u32) -> Resul
     Ok(Sparse { dims: shape.dims as u32, nnz: groups.len(), indices, values })
 }
 
+/// An element that a rank has: the rank, and its place among all elements.
+type Present = (u32, usize);
+
 /// The canonical tree over all ranks, for one element at a time.
 struct Tree<'a> {
     reducer: &'a Reducer,
@@ -223,7 +226,7 @@ struct Tree<'a> {
 
 impl Tree<'_> {
     /// Combines the operands of one element, ordered by rank, into `out`, which holds `block` elements.
-    fn combine(&mut self, operands: &[(u32, usize)], size: u32, out: &mut [u8]) -> Result<()> {
+    fn combine(&mut self, operands: &[Present], size: u32, out: &mut [u8]) -> Result<()> {
         let mut list = Vec::with_capacity(2);
         match self.halves(operands, 0, size) {
             Some((left, right, middle)) => {
@@ -240,7 +243,7 @@ impl Tree<'_> {
 
     /// The tree over the `count` ranks from `first` on, of which `operands`, at least one, have the element. Slot
     /// `slot` of the scratch and those above it are free.
-    fn partial(&mut self, operands: &[(u32, usize)], first: u32, count: u32, slot: usize) -> Result<Operand> {
+    fn partial(&mut self, operands: &[Present], first: u32, count: u32, slot: usize) -> Result<Operand> {
         if let [(_, single)] = operands {
             return Ok(self.operand(*single));
         }
@@ -265,10 +268,10 @@ impl Tree<'_> {
     /// parts. `None` if a fold of the list is that tree already.
     fn halves<'o>(
         &self,
-        operands: &'o [(u32, usize)],
+        operands: &'o [Present],
         mut first: u32,
         mut count: u32,
-    ) -> Option<(&'o [(u32, usize)], &'o [(u32, usize)], u32)> {
+    ) -> Option<(&'o [Present], &'o [Present], u32)> {
         loop {
             // One operand, or all there can be.
             if operands.len() == 1 || operands.len() == count as usize {

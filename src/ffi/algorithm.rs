@@ -51,26 +51,47 @@ pub type unisono_algorithm_kind_t = i32;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum unisono_algorithm_kind {
-    /// The library chooses.
+    /// The library chooses: always one of those that keep the canonical order.
     UNISONO_ALGORITHM_AUTOMATIC = 0,
     /// No message: the group of one.
     UNISONO_ALGORITHM_LOCAL = 1,
-    /// Everybody sends everything to everybody.
+    /// Everybody sends everything to everybody: the least latency.
     UNISONO_ALGORITHM_ONE_SHOT = 2,
-    /// Everybody reduces its part, then all gather.
+    /// Everybody reduces its part, then all gather: the fewest bytes in two rounds.
     UNISONO_ALGORITHM_TWO_SHOT = 3,
-    /// Recursive doubling.
+    /// Round the ring. Reductions are in the order of the ring, not the canonical one: their bits differ from those of the
+    /// other algorithms, and from one number of elements to another.
+    UNISONO_ALGORITHM_RING = 4,
+    /// Round the ring, in pieces. The order of reductions is that of the ring.
+    UNISONO_ALGORITHM_RING_CHUNKED = 5,
+    /// Halves of the vector over doubling distances, and back.
+    UNISONO_ALGORITHM_HALVING_DOUBLING = 6,
+    /// The same, in pieces.
+    UNISONO_ALGORITHM_HALVING_DOUBLING_PIPELINED = 7,
+    /// Four ranks along each edge of a cube.
+    UNISONO_ALGORITHM_BCUBE = 8,
+    /// The whole vector over doubling distances.
     UNISONO_ALGORITHM_RECURSIVE_DOUBLING = 9,
     /// A binomial tree.
     UNISONO_ALGORITHM_BINOMIAL = 10,
+    /// A tree with at most two children, in pieces.
+    UNISONO_ALGORITHM_PIPELINED_TREE = 11,
     /// Everything directly, at once.
     UNISONO_ALGORITHM_LINEAR = 12,
+    /// From rank to rank, in pieces.
+    UNISONO_ALGORITHM_CHAIN = 13,
+    /// A part to each, then all gather.
+    UNISONO_ALGORITHM_SCATTER_ALLGATHER = 14,
+    /// Many small blocks in few messages.
+    UNISONO_ALGORITHM_BRUCK = 15,
     /// One partner at a time.
     UNISONO_ALGORITHM_PAIRWISE = 16,
-    /// Rounds of doubling distance.
+    /// News over doubling distances.
     UNISONO_ALGORITHM_DISSEMINATION = 17,
     /// To rank 0 and back.
     UNISONO_ALGORITHM_ALL_TO_ONE = 18,
+    /// Inside the hosts, across them, inside again.
+    UNISONO_ALGORITHM_HIERARCHICAL = 19,
 }
 
 /// An algorithm object: one collective over fixed buffers, checked and prepared once, run many times. Ended by
@@ -243,4 +264,62 @@ fn collective(number: unisono_collective_t) -> Result<Kind> {
             "options->collective {number} is unknown; the collectives are 0 (allreduce) to 8 (barrier)"
         ),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::Algorithm;
+
+    #[test]
+    fn algorithm_numbers_never_change() {
+        use unisono_algorithm_kind::*;
+        let pinned = [
+            (UNISONO_ALGORITHM_LOCAL, Algorithm::Local, 1),
+            (UNISONO_ALGORITHM_ONE_SHOT, Algorithm::OneShot, 2),
+            (UNISONO_ALGORITHM_TWO_SHOT, Algorithm::TwoShot, 3),
+            (UNISONO_ALGORITHM_RING, Algorithm::Ring, 4),
+            (UNISONO_ALGORITHM_RING_CHUNKED, Algorithm::RingChunked, 5),
+            (UNISONO_ALGORITHM_HALVING_DOUBLING, Algorithm::HalvingDoubling, 6),
+            (UNISONO_ALGORITHM_HALVING_DOUBLING_PIPELINED, Algorithm::HalvingDoublingPipelined, 7),
+            (UNISONO_ALGORITHM_BCUBE, Algorithm::Bcube, 8),
+            (UNISONO_ALGORITHM_RECURSIVE_DOUBLING, Algorithm::RecursiveDoubling, 9),
+            (UNISONO_ALGORITHM_BINOMIAL, Algorithm::Binomial, 10),
+            (UNISONO_ALGORITHM_PIPELINED_TREE, Algorithm::PipelinedTree, 11),
+            (UNISONO_ALGORITHM_LINEAR, Algorithm::Linear, 12),
+            (UNISONO_ALGORITHM_CHAIN, Algorithm::Chain, 13),
+            (UNISONO_ALGORITHM_SCATTER_ALLGATHER, Algorithm::ScatterAllgather, 14),
+            (UNISONO_ALGORITHM_BRUCK, Algorithm::Bruck, 15),
+            (UNISONO_ALGORITHM_PAIRWISE, Algorithm::Pairwise, 16),
+            (UNISONO_ALGORITHM_DISSEMINATION, Algorithm::Dissemination, 17),
+            (UNISONO_ALGORITHM_ALL_TO_ONE, Algorithm::AllToOne, 18),
+            (UNISONO_ALGORITHM_HIERARCHICAL, Algorithm::Hierarchical, 19),
+        ];
+        assert_eq!(UNISONO_ALGORITHM_AUTOMATIC as i32, 0);
+        assert_eq!(pinned.len(), Algorithm::ALL.len());
+        for (ours, inner, number) in pinned {
+            assert_eq!((ours as i32, inner as i32), (number, number));
+        }
+    }
+
+    #[test]
+    fn collective_numbers_never_change() {
+        use unisono_collective::*;
+        let pinned = [
+            (UNISONO_ALLREDUCE, Kind::Allreduce, 0),
+            (UNISONO_REDUCE, Kind::Reduce, 1),
+            (UNISONO_BROADCAST, Kind::Broadcast, 2),
+            (UNISONO_ALLGATHER, Kind::Allgather, 3),
+            (UNISONO_GATHER, Kind::Gather, 4),
+            (UNISONO_SCATTER, Kind::Scatter, 5),
+            (UNISONO_REDUCE_SCATTER, Kind::ReduceScatter, 6),
+            (UNISONO_ALLTOALL, Kind::Alltoall, 7),
+            (UNISONO_BARRIER, Kind::Barrier, 8),
+        ];
+        for (ours, inner, number) in pinned {
+            assert_eq!((ours as i32, inner as i32), (number, number));
+            assert_eq!(collective(number).unwrap(), inner);
+        }
+        assert!(collective(9).is_err() && collective(-1).is_err());
+    }
 }

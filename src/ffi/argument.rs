@@ -139,6 +139,8 @@ pub(super) enum Extent<'a> {
     Whole(u64),
     /// `count` for each of so many ranks.
     Each(u64, u32),
+    /// The entry of one rank, in the argument of this name.
+    Entry(&'a str, usize, u64),
     /// A count for each rank, in the argument of this name.
     List(&'a str, &'a [u64]),
 }
@@ -147,7 +149,7 @@ impl Extent<'_> {
     /// The size in bytes; more than memory can hold is an error that names the numbers.
     pub(super) fn bytes(self, dtype: DataType) -> Result<usize> {
         let count: u128 = match self {
-            Extent::Whole(count) => count.into(),
+            Extent::Whole(count) | Extent::Entry(_, _, count) => count.into(),
             Extent::Each(count, ranks) => u128::from(count) * u128::from(ranks),
             Extent::List(_, counts) => counts.iter().map(|&count| u128::from(count)).sum(),
         };
@@ -181,6 +183,7 @@ impl fmt::Display for Extent<'_> {
         match self {
             Extent::Whole(count) => write!(f, "count is {count}"),
             Extent::Each(count, ranks) => write!(f, "count is {count} for each of {ranks} ranks"),
+            Extent::Entry(name, rank, count) => write!(f, "{name}[{rank}] is {count}"),
             Extent::List(name, counts) => {
                 let sum: u128 = counts.iter().map(|&count| u128::from(count)).sum();
                 write!(f, "{name} add up to {sum}")

@@ -14,13 +14,13 @@ use super::work::{Launch, unisono_work_t};
 
 /// Combines `count` elements of every rank and gives the result to every rank.
 ///
-/// `send` and `recv` hold `count` elements each. In place: send == recv. `count`, `dtype` and `op` are the same on every
+/// `sendbuf` and `recvbuf` hold `count` elements each. In place: sendbuf == recvbuf. `count`, `dtype` and `op` are the same on every
 /// rank.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_allreduce(
     ctx: *const unisono_context_t,
-    send: *const c_void,
-    recv: *mut c_void,
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
     count: u64,
     dtype: unisono_dtype_t,
     op: unisono_op_t,
@@ -32,8 +32,8 @@ pub unsafe extern "C" fn unisono_allreduce(
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
         let operator = operator(op, launch.options())?;
-        let input = Extent::Whole(count).buffer(send, dtype, "send")?;
-        let output = Extent::Whole(count).buffer(recv, dtype, "recv")?;
+        let input = Extent::Whole(count).buffer(sendbuf, dtype, "sendbuf")?;
+        let output = Extent::Whole(count).buffer(recvbuf, dtype, "recvbuf")?;
         let counts = Counts::Uniform(count);
         // SAFETY: the buffers hold what the header asks for, until the work completes.
         unsafe {
@@ -44,13 +44,13 @@ pub unsafe extern "C" fn unisono_allreduce(
 
 /// Combines `count` elements of every rank and gives the result to `root`.
 ///
-/// `send` holds `count` elements. `recv` holds as many on the root and is ignored elsewhere. In place: send == recv on the
+/// `sendbuf` holds `count` elements. `recvbuf` holds as many on the root and is ignored elsewhere. In place: sendbuf == recvbuf on the
 /// root. `count`, `dtype`, `op` and `root` are the same on every rank.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_reduce(
     ctx: *const unisono_context_t,
-    send: *const c_void,
-    recv: *mut c_void,
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
     count: u64,
     dtype: unisono_dtype_t,
     op: unisono_op_t,
@@ -64,8 +64,8 @@ pub unsafe extern "C" fn unisono_reduce(
         let dtype = DataType::from_number(dtype)?;
         let operator = operator(op, launch.options())?;
         launch.check_rank(root, "root")?;
-        let input = Extent::Whole(count).buffer(send, dtype, "send")?;
-        let output = launch.on(root, || Extent::Whole(count).buffer(recv, dtype, "recv"))?;
+        let input = Extent::Whole(count).buffer(sendbuf, dtype, "sendbuf")?;
+        let output = launch.on(root, || Extent::Whole(count).buffer(recvbuf, dtype, "recvbuf"))?;
         let counts = Counts::Uniform(count);
         // SAFETY: the buffers hold what the header asks for, until the work completes.
         unsafe { launch.run(Request { kind: Kind::Reduce, input, output, counts, dtype, operator, root }) }
@@ -101,13 +101,13 @@ pub unsafe extern "C" fn unisono_broadcast(
 
 /// Gives the blocks of all ranks, `count` elements each, in rank order, to every rank.
 ///
-/// `send` holds `count` elements, `recv` `count` × size. In place: send == recv + rank × `count` elements. `count` and
+/// `sendbuf` holds `count` elements, `recvbuf` `count` × size. In place: sendbuf == recvbuf + rank × `count` elements. `count` and
 /// `dtype` are the same on every rank.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_allgather(
     ctx: *const unisono_context_t,
-    send: *const c_void,
-    recv: *mut c_void,
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
     count: u64,
     dtype: unisono_dtype_t,
     call: *const unisono_call_t,
@@ -117,8 +117,8 @@ pub unsafe extern "C" fn unisono_allgather(
         // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
-        let input = Extent::Whole(count).buffer(send, dtype, "send")?;
-        let output = Extent::Each(count, launch.size()).buffer(recv, dtype, "recv")?;
+        let input = Extent::Whole(count).buffer(sendbuf, dtype, "sendbuf")?;
+        let output = Extent::Each(count, launch.size()).buffer(recvbuf, dtype, "recvbuf")?;
         let counts = Counts::Uniform(count);
         let operator = Operator::Sum;
         // SAFETY: the buffers hold what the header asks for, until the work completes.
@@ -130,13 +130,13 @@ pub unsafe extern "C" fn unisono_allgather(
 
 /// As unisono_allgather, with blocks of `counts[rank]` elements.
 ///
-/// `counts` has an entry for each rank, the same on every rank; it is read during the call only. `send` holds
-/// `counts[rank]` elements, `recv` their sum. In place: send == recv + the sum of the counts of lower ranks.
+/// `counts` has an entry for each rank, the same on every rank; it is read during the call only. `sendbuf` holds
+/// `counts[rank]` elements, `recvbuf` their sum. In place: sendbuf == recvbuf + the sum of the counts of lower ranks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_allgatherv(
     ctx: *const unisono_context_t,
-    send: *const c_void,
-    recv: *mut c_void,
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
     counts: *const u64,
     dtype: unisono_dtype_t,
     call: *const unisono_call_t,
@@ -148,8 +148,9 @@ pub unsafe extern "C" fn unisono_allgatherv(
         let dtype = DataType::from_number(dtype)?;
         // SAFETY: as above, a count for each rank.
         let counts = unsafe { list(counts, launch.size().into(), "counts") }?;
-        let input = Extent::Whole(counts[launch.rank()]).buffer(send, dtype, "send")?;
-        let output = Extent::List("counts", counts).buffer(recv, dtype, "recv")?;
+        let input = Extent::Entry("counts", launch.rank(), counts[launch.rank()])
+            .buffer(sendbuf, dtype, "sendbuf")?;
+        let output = Extent::List("counts", counts).buffer(recvbuf, dtype, "recvbuf")?;
         let counts = Counts::Blocks(counts.to_vec());
         let operator = Operator::Sum;
         // SAFETY: the buffers hold what the header asks for, until the work completes.
@@ -161,13 +162,13 @@ pub unsafe extern "C" fn unisono_allgatherv(
 
 /// Gives the blocks of all ranks, `count` elements each, in rank order, to `root`.
 ///
-/// `send` holds `count` elements. `recv` holds `count` × size on the root and is ignored elsewhere. In place: send ==
-/// recv + root × `count` elements on the root. `count`, `dtype` and `root` are the same on every rank.
+/// `sendbuf` holds `count` elements. `recvbuf` holds `count` × size on the root and is ignored elsewhere. In place: sendbuf ==
+/// recvbuf + root × `count` elements on the root. `count`, `dtype` and `root` are the same on every rank.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_gather(
     ctx: *const unisono_context_t,
-    send: *const c_void,
-    recv: *mut c_void,
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
     count: u64,
     dtype: unisono_dtype_t,
     root: u32,
@@ -179,8 +180,9 @@ pub unsafe extern "C" fn unisono_gather(
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
         launch.check_rank(root, "root")?;
-        let input = Extent::Whole(count).buffer(send, dtype, "send")?;
-        let output = launch.on(root, || Extent::Each(count, launch.size()).buffer(recv, dtype, "recv"))?;
+        let input = Extent::Whole(count).buffer(sendbuf, dtype, "sendbuf")?;
+        let output =
+            launch.on(root, || Extent::Each(count, launch.size()).buffer(recvbuf, dtype, "recvbuf"))?;
         let counts = Counts::Uniform(count);
         let operator = Operator::Sum;
         // SAFETY: the buffers hold what the header asks for, until the work completes.
@@ -191,13 +193,13 @@ pub unsafe extern "C" fn unisono_gather(
 /// As unisono_gather, with blocks of `counts[rank]` elements.
 ///
 /// `counts` has an entry for each rank; ranks other than the root need only their own entry to be true. `counts` is read
-/// during the call only. `send` holds `counts[rank]` elements, `recv` their sum, on the root. In place: send == recv +
+/// during the call only. `sendbuf` holds `counts[rank]` elements, `recvbuf` their sum, on the root. In place: sendbuf == recvbuf +
 /// the sum of the counts of lower ranks, on the root.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_gatherv(
     ctx: *const unisono_context_t,
-    send: *const c_void,
-    recv: *mut c_void,
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
     counts: *const u64,
     dtype: unisono_dtype_t,
     root: u32,
@@ -211,8 +213,9 @@ pub unsafe extern "C" fn unisono_gatherv(
         launch.check_rank(root, "root")?;
         // SAFETY: as above, a count for each rank.
         let counts = unsafe { list(counts, launch.size().into(), "counts") }?;
-        let input = Extent::Whole(counts[launch.rank()]).buffer(send, dtype, "send")?;
-        let output = launch.on(root, || Extent::List("counts", counts).buffer(recv, dtype, "recv"))?;
+        let input = Extent::Entry("counts", launch.rank(), counts[launch.rank()])
+            .buffer(sendbuf, dtype, "sendbuf")?;
+        let output = launch.on(root, || Extent::List("counts", counts).buffer(recvbuf, dtype, "recvbuf"))?;
         let counts = Counts::Blocks(counts.to_vec());
         let operator = Operator::Sum;
         // SAFETY: the buffers hold what the header asks for, until the work completes.
@@ -222,13 +225,13 @@ pub unsafe extern "C" fn unisono_gatherv(
 
 /// Gives each rank its block, `count` elements, of `root`'s buffer.
 ///
-/// `send` holds `count` × size elements on the root, in rank order, and is ignored elsewhere. `recv` holds `count`. In
-/// place: recv == send + root × `count` elements on the root. `count`, `dtype` and `root` are the same on every rank.
+/// `sendbuf` holds `count` × size elements on the root, in rank order, and is ignored elsewhere. `recvbuf` holds `count`. In
+/// place: recvbuf == sendbuf + root × `count` elements on the root. `count`, `dtype` and `root` are the same on every rank.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_scatter(
     ctx: *const unisono_context_t,
-    send: *const c_void,
-    recv: *mut c_void,
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
     count: u64,
     dtype: unisono_dtype_t,
     root: u32,
@@ -240,8 +243,9 @@ pub unsafe extern "C" fn unisono_scatter(
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
         launch.check_rank(root, "root")?;
-        let input = launch.on(root, || Extent::Each(count, launch.size()).buffer(send, dtype, "send"))?;
-        let output = Extent::Whole(count).buffer(recv, dtype, "recv")?;
+        let input =
+            launch.on(root, || Extent::Each(count, launch.size()).buffer(sendbuf, dtype, "sendbuf"))?;
+        let output = Extent::Whole(count).buffer(recvbuf, dtype, "recvbuf")?;
         let counts = Counts::Uniform(count);
         let operator = Operator::Sum;
         // SAFETY: the buffers hold what the header asks for, until the work completes.
@@ -252,13 +256,13 @@ pub unsafe extern "C" fn unisono_scatter(
 /// As unisono_scatter, with blocks of `counts[rank]` elements.
 ///
 /// `counts` has an entry for each rank; ranks other than the root need only their own entry to be true. `counts` is read
-/// during the call only. `send` holds their sum, on the root; `recv` holds `counts[rank]` elements. In place: recv ==
-/// send + the sum of the counts of lower ranks, on the root.
+/// during the call only. `sendbuf` holds their sum, on the root; `recvbuf` holds `counts[rank]` elements. In place: recvbuf ==
+/// sendbuf + the sum of the counts of lower ranks, on the root.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_scatterv(
     ctx: *const unisono_context_t,
-    send: *const c_void,
-    recv: *mut c_void,
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
     counts: *const u64,
     dtype: unisono_dtype_t,
     root: u32,
@@ -272,8 +276,9 @@ pub unsafe extern "C" fn unisono_scatterv(
         launch.check_rank(root, "root")?;
         // SAFETY: as above, a count for each rank.
         let counts = unsafe { list(counts, launch.size().into(), "counts") }?;
-        let input = launch.on(root, || Extent::List("counts", counts).buffer(send, dtype, "send"))?;
-        let output = Extent::Whole(counts[launch.rank()]).buffer(recv, dtype, "recv")?;
+        let input = launch.on(root, || Extent::List("counts", counts).buffer(sendbuf, dtype, "sendbuf"))?;
+        let output = Extent::Entry("counts", launch.rank(), counts[launch.rank()])
+            .buffer(recvbuf, dtype, "recvbuf")?;
         let counts = Counts::Blocks(counts.to_vec());
         let operator = Operator::Sum;
         // SAFETY: the buffers hold what the header asks for, until the work completes.
@@ -283,13 +288,13 @@ pub unsafe extern "C" fn unisono_scatterv(
 
 /// Combines size blocks of `count` elements of every rank and gives each rank the block of its number.
 ///
-/// `send` holds `count` × size elements, `recv` `count`. In place: recv == send + rank × `count` elements; the other
-/// blocks of `send` keep their values. `count`, `dtype` and `op` are the same on every rank.
+/// `sendbuf` holds `count` × size elements, `recvbuf` `count`. In place: recvbuf == sendbuf + rank × `count` elements; the other
+/// blocks of `sendbuf` keep their values. `count`, `dtype` and `op` are the same on every rank.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_reduce_scatter(
     ctx: *const unisono_context_t,
-    send: *const c_void,
-    recv: *mut c_void,
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
     count: u64,
     dtype: unisono_dtype_t,
     op: unisono_op_t,
@@ -301,8 +306,8 @@ pub unsafe extern "C" fn unisono_reduce_scatter(
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
         let operator = operator(op, launch.options())?;
-        let input = Extent::Each(count, launch.size()).buffer(send, dtype, "send")?;
-        let output = Extent::Whole(count).buffer(recv, dtype, "recv")?;
+        let input = Extent::Each(count, launch.size()).buffer(sendbuf, dtype, "sendbuf")?;
+        let output = Extent::Whole(count).buffer(recvbuf, dtype, "recvbuf")?;
         let counts = Counts::Uniform(count);
         // SAFETY: the buffers hold what the header asks for, until the work completes.
         unsafe {
@@ -313,13 +318,13 @@ pub unsafe extern "C" fn unisono_reduce_scatter(
 
 /// As unisono_reduce_scatter, with blocks of `counts[rank]` elements.
 ///
-/// `counts` has an entry for each rank, the same on every rank; it is read during the call only. `send` holds their sum,
-/// `recv` `counts[rank]`. In place: recv == send + the sum of the counts of lower ranks.
+/// `counts` has an entry for each rank, the same on every rank; it is read during the call only. `sendbuf` holds their sum,
+/// `recvbuf` `counts[rank]`. In place: recvbuf == sendbuf + the sum of the counts of lower ranks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_reduce_scatterv(
     ctx: *const unisono_context_t,
-    send: *const c_void,
-    recv: *mut c_void,
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
     counts: *const u64,
     dtype: unisono_dtype_t,
     op: unisono_op_t,
@@ -333,8 +338,9 @@ pub unsafe extern "C" fn unisono_reduce_scatterv(
         let operator = operator(op, launch.options())?;
         // SAFETY: as above, a count for each rank.
         let counts = unsafe { list(counts, launch.size().into(), "counts") }?;
-        let input = Extent::List("counts", counts).buffer(send, dtype, "send")?;
-        let output = Extent::Whole(counts[launch.rank()]).buffer(recv, dtype, "recv")?;
+        let input = Extent::List("counts", counts).buffer(sendbuf, dtype, "sendbuf")?;
+        let output = Extent::Entry("counts", launch.rank(), counts[launch.rank()])
+            .buffer(recvbuf, dtype, "recvbuf")?;
         let counts = Counts::Blocks(counts.to_vec());
         // SAFETY: the buffers hold what the header asks for, until the work completes.
         unsafe {
@@ -343,15 +349,15 @@ pub unsafe extern "C" fn unisono_reduce_scatterv(
     })
 }
 
-/// Sends block r of `send` to rank r, and receives rank r's block for this rank as block r of `recv`.
+/// Sends block r of `sendbuf` to rank r, and receives rank r's block for this rank as block r of `recvbuf`.
 ///
-/// `send` and `recv` hold `count` × size elements each. In place: send == recv. `count` and `dtype` are the same on every
+/// `sendbuf` and `recvbuf` hold `count` × size elements each. In place: sendbuf == recvbuf. `count` and `dtype` are the same on every
 /// rank.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_alltoall(
     ctx: *const unisono_context_t,
-    send: *const c_void,
-    recv: *mut c_void,
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
     count: u64,
     dtype: unisono_dtype_t,
     call: *const unisono_call_t,
@@ -361,8 +367,8 @@ pub unsafe extern "C" fn unisono_alltoall(
         // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
         let dtype = DataType::from_number(dtype)?;
-        let input = Extent::Each(count, launch.size()).buffer(send, dtype, "send")?;
-        let output = Extent::Each(count, launch.size()).buffer(recv, dtype, "recv")?;
+        let input = Extent::Each(count, launch.size()).buffer(sendbuf, dtype, "sendbuf")?;
+        let output = Extent::Each(count, launch.size()).buffer(recvbuf, dtype, "recvbuf")?;
         let counts = Counts::Uniform(count);
         let operator = Operator::Sum;
         // SAFETY: the buffers hold what the header asks for, until the work completes.
@@ -379,8 +385,8 @@ pub unsafe extern "C" fn unisono_alltoall(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_alltoallv(
     ctx: *const unisono_context_t,
-    send: *const c_void,
-    recv: *mut c_void,
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
     send_counts: *const u64,
     recv_counts: *const u64,
     dtype: unisono_dtype_t,
@@ -395,8 +401,8 @@ pub unsafe extern "C" fn unisono_alltoallv(
         let send_counts = unsafe { list(send_counts, launch.size().into(), "send_counts") }?;
         // SAFETY: as above, a count for each rank.
         let recv_counts = unsafe { list(recv_counts, launch.size().into(), "recv_counts") }?;
-        let input = Extent::List("send_counts", send_counts).buffer(send, dtype, "send")?;
-        let output = Extent::List("recv_counts", recv_counts).buffer(recv, dtype, "recv")?;
+        let input = Extent::List("send_counts", send_counts).buffer(sendbuf, dtype, "sendbuf")?;
+        let output = Extent::List("recv_counts", recv_counts).buffer(recvbuf, dtype, "recvbuf")?;
         let counts = Counts::Exchange { send: send_counts.to_vec(), receive: recv_counts.to_vec() };
         let operator = Operator::Sum;
         // SAFETY: the buffers hold what the header asks for, until the work completes.

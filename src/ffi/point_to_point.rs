@@ -19,12 +19,12 @@ pub const UNISONO_NO_RANK: u32 = u32::MAX;
 /// Sends `count` elements to rank `to`.
 ///
 /// It meets a unisono_receive there with the same tag, count and type; messages from one rank to another with the same
-/// tag arrive in the order of the calls. Completes when `send` may be written again, which may be before the message
+/// tag arrive in the order of the calls. Completes when `sendbuf` may be written again, which may be before the message
 /// was received.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_send(
     ctx: *const unisono_context_t,
-    send: *const c_void,
+    sendbuf: *const c_void,
     count: u64,
     dtype: unisono_dtype_t,
     to: u32,
@@ -38,7 +38,7 @@ pub unsafe extern "C" fn unisono_send(
         launch.check_rank(to, "to")?;
         let request = Request {
             kind: Kind::Send,
-            input: Extent::Whole(count).buffer(send, dtype, "send")?,
+            input: Extent::Whole(count).buffer(sendbuf, dtype, "sendbuf")?,
             output: std::ptr::null_mut(),
             counts: Counts::Uniform(count),
             dtype,
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn unisono_send(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_receive(
     ctx: *const unisono_context_t,
-    recv: *mut c_void,
+    recvbuf: *mut c_void,
     count: u64,
     dtype: unisono_dtype_t,
     from: u32,
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn unisono_receive(
         let request = Request {
             kind: Kind::Receive,
             input: std::ptr::null(),
-            output: Extent::Whole(count).buffer(recv, dtype, "recv")?,
+            output: Extent::Whole(count).buffer(recvbuf, dtype, "recvbuf")?,
             counts: Counts::Uniform(count),
             dtype,
             operator: Operator::Sum,
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn unisono_receive(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_receive_any(
     ctx: *const unisono_context_t,
-    recv: *mut c_void,
+    recvbuf: *mut c_void,
     count: u64,
     dtype: unisono_dtype_t,
     source: *mut u32,
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn unisono_receive_any(
         let request = Request {
             kind: Kind::ReceiveAny,
             input: std::ptr::null(),
-            output: Extent::Whole(count).buffer(recv, dtype, "recv")?,
+            output: Extent::Whole(count).buffer(recvbuf, dtype, "recvbuf")?,
             counts: Counts::Uniform(count),
             dtype,
             operator: Operator::Sum,

@@ -509,10 +509,17 @@ impl CallbackStore {
     ) -> Result<Reply> {
         let mut reply = Reply::default();
         let status = function(c_text(key).as_ptr(), (&raw mut reply).cast());
+        // What a store may mean; anything else is an ordinary failure of it.
+        let known = [
+            Status::InvalidArgument,
+            Status::InvalidUsage,
+            Status::Timeout,
+            Status::Aborted,
+            Status::OutOfMemory,
+        ];
         let status = match status {
             0 => return Ok(reply),
-            status if status == Status::Timeout as i32 => Status::Timeout,
-            _ => Status::System,
+            status => known.into_iter().find(|&known| known as i32 == status).unwrap_or(Status::System),
         };
         let cause = if reply.cause.is_empty() { "the callback gave no cause" } else { &reply.cause };
         Err(Error::new(

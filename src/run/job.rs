@@ -1,20 +1,19 @@
 //! A job: its ranks from start to end.
 
-use std::fmt;
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, TcpListener};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::process::Child;
+use std::time::Duration;
 
 use super::board::Board;
 use super::ending;
 use super::environment::Environment;
 use super::options::Options;
 use super::output::Lines;
+use super::pipes::{Input, Pipe};
 use super::sink::Sink;
+use super::start::{self, Trouble};
 use crate::deadline::Deadline;
 use crate::sys::child::{self, Ends, Exit, Keeper, Readiness, Signals};
 
@@ -39,15 +38,6 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 const AFTERMATH: Duration = Duration::from_secs(1);
 /// How long an unfinished line must rest before a terminal shows it.
 const REST: Duration = Duration::from_millis(100);
-/// The most that a pipe can hold (fs.pipe-max-size for users).
-const PIPE: usize = 1 << 20;
-
-/// What went wrong with the launcher itself, and its exit status.
-#[derive(Debug)]
-pub(super) struct Trouble {
-    text: String,
-    pub(super) status: u8,
-}
 
 /// What the job came to.
 pub(super) struct Verdict {
@@ -93,22 +83,6 @@ struct Rank {
     pipes: [Option<Pipe>; 2],
 }
 
-struct Pipe {
-    file: File,
-    /// When something came last.
-    last: Instant,
-    /// What may still be read from it when the job is over.
-    allowance: usize,
-}
-
-/// Standard input on its way to rank 0.
-struct Input {
-    from: File,
-    to: ChildStdin,
-    buffer: Vec<u8>,
-    sent: usize,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
     /// No rank has failed.
@@ -141,7 +115,7 @@ impl Job {
     pub(super) fn start(options: &Options, signals: Signals, keeper: Keeper) -> Result<Job, Trouble> {
         let board = Board::open()?;
         let environment =
-            Environment { size: options.ranks(), id: board.id(), master_port: master_port(options)? };
+            Environment { size: options.ranks(), id: board.id(), master_port: start::master_port(options)? };
         if let Some(folder) = &options.output_dir {
             let cause =
                 |cause| Trouble::new(format!("cannot create the folder {}: {cause}", folder.display()));
@@ -151,14 +125,14 @@ impl Job {
         let mut ranks = Vec::with_capacity(options.ranks());
         let mut input = None;
         for rank in 0..options.ranks() {
-            let started = start_rank(options, &environment, rank, &signals, &keeper).and_then(|mut child| {
-                if let Some(to) = child.stdin.take() {
-                    let from = File::from(io::stdin().as_fd().try_clone_to_owned()?);
-                    input = Some(Input { from, to, buffer: Vec::new(), sent: 0 });
-                }
-                ends.watch(&child, rank)?;
-                Ok(Rank::new(child))
-            });
+            let started =
+                start::rank(options, &environment, rank, &signals, &keeper).and_then(|mut child| {
+                    if let Some(to) = child.stdin.take() {
+                        input = Some(Input::new(&io::stdin(), to)?);
+                    }
+                    ends.watch(&child, rank)?;
+                    Ok(Rank::new(child))
+                });
             match started {
                 Ok(rank) => ranks.push(rank),
                 Err(trouble) => {
@@ -255,14 +229,11 @@ impl Job {
             Event::Sink(stream) => (self.sinks[stream].as_fd(), Readiness::Write),
             Event::Output(rank, stream) => {
                 let pipe = self.ranks[rank].pipes[stream].as_ref().expect("events lists open pipes only");
-                (pipe.file.as_fd(), Readiness::Read)
+                (pipe.as_fd(), Readiness::Read)
             }
             Event::Input => {
                 let input = self.input.as_ref().expect("events lists an open input only");
-                match input.buffer.is_empty() {
-                    true => (input.from.as_fd(), Readiness::Read),
-                    false => (input.to.as_fd(), Readiness::Write),
-                }
+                input.wait_for()
             }
         }
     }
@@ -283,7 +254,7 @@ impl Job {
         for (rank, state) in self.ranks.iter().enumerate() {
             for (sink, pipe) in self.sinks.iter().zip(&state.pipes) {
                 if let Some(pipe) = pipe.as_ref().filter(|_| sink.prompts(rank)) {
-                    next = next.min(Deadline::after(REST.saturating_sub(pipe.last.elapsed())));
+                    next = next.min(Deadline::after(REST.saturating_sub(pipe.rested())));
                 }
             }
         }
@@ -294,7 +265,7 @@ impl Job {
     fn mind_the_clock(&mut self) -> Result<(), Trouble> {
         for (rank, state) in self.ranks.iter().enumerate() {
             for (sink, pipe) in self.sinks.iter_mut().zip(&state.pipes) {
-                if pipe.as_ref().is_some_and(|pipe| sink.prompts(rank) && pipe.last.elapsed() >= REST) {
+                if pipe.as_ref().is_some_and(|pipe| sink.prompts(rank) && pipe.rested() >= REST) {
                     sink.flush(rank);
                 }
             }
@@ -336,25 +307,13 @@ impl Job {
     fn read(&mut self, rank: usize, stream: usize) -> Result<(), Trouble> {
         let Some(pipe) = &mut self.ranks[rank].pipes[stream] else { return Ok(()) };
         let mut buffer = [0; 64 << 10];
-        match pipe.file.read(&mut buffer) {
-            Ok(count) if count > 0 => {
-                pipe.last = Instant::now();
-                self.sinks[stream].feed(rank, &buffer[..count]);
-                if self.phase == Phase::Emptying {
-                    pipe.allowance = pipe.allowance.saturating_sub(count);
-                    if pipe.allowance == 0 {
-                        self.close(rank, stream);
-                    }
-                }
-                Ok(())
-            }
-            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(()),
-            Err(error) => Err(error.into()),
-            Ok(_) => {
-                self.close(rank, stream);
-                Ok(())
-            }
+        let Some(count) = pipe.read(&mut buffer)? else { return Ok(()) };
+        let exhausted = self.phase == Phase::Emptying && pipe.exhausts(count);
+        self.sinks[stream].feed(rank, &buffer[..count]);
+        if count == 0 || exhausted {
+            self.close(rank, stream);
         }
+        Ok(())
     }
 
     fn close(&mut self, rank: usize, stream: usize) {
@@ -410,7 +369,7 @@ impl Job {
         for stream in 0..2 {
             while let Some(pipe) = &self.ranks[rank].pipes[stream] {
                 let now = Deadline::after(Duration::ZERO);
-                let ready = child::poll(&[(pipe.file.as_fd(), Readiness::Read)], now)?;
+                let ready = child::poll(&[(pipe.as_fd(), Readiness::Read)], now)?;
                 if !ready[0] || !self.sinks[stream].has_room() {
                     break;
                 }
@@ -527,106 +486,6 @@ impl Rank {
         let stderr = child.stderr.take().map(|pipe| Pipe::new(pipe.into()));
         Rank { child, exit: None, pipes: [stdout, stderr] }
     }
-}
-
-impl Pipe {
-    fn new(fd: OwnedFd) -> Pipe {
-        Pipe { file: fd.into(), last: Instant::now(), allowance: PIPE }
-    }
-}
-
-impl Input {
-    /// Reads or writes once, whichever was waited for. `false` at the end of the input.
-    fn step(&mut self) -> io::Result<bool> {
-        if self.buffer.is_empty() {
-            self.buffer.resize(PIPE, 0);
-            let count = self.from.read(&mut self.buffer)?;
-            self.buffer.truncate(count);
-            return Ok(count > 0);
-        }
-        // As much as a pipe that is ready takes without blocking.
-        let end = self.buffer.len().min(self.sent + 4096);
-        self.sent += self.to.write(&self.buffer[self.sent..end])?;
-        if self.sent == self.buffer.len() {
-            self.buffer.clear();
-            self.sent = 0;
-        }
-        Ok(true)
-    }
-}
-
-impl Trouble {
-    pub(super) fn new(text: impl Into<String>) -> Trouble {
-        Trouble { text: text.into(), status: 125 }
-    }
-}
-
-impl fmt::Display for Trouble {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
-impl From<io::Error> for Trouble {
-    fn from(cause: io::Error) -> Trouble {
-        Trouble::new(cause.to_string())
-    }
-}
-
-impl From<crate::error::Error> for Trouble {
-    fn from(cause: crate::error::Error) -> Trouble {
-        Trouble::new(cause.text())
-    }
-}
-
-fn start_rank(
-    options: &Options,
-    environment: &Environment,
-    rank: usize,
-    signals: &Signals,
-    keeper: &Keeper,
-) -> Result<Child, Trouble> {
-    let mut command = Command::new(&options.command[0]);
-    command.args(&options.command[1..]).envs(environment.of_rank(rank));
-    command.stdin(if rank == 0 && options.stdin { Stdio::piped() } else { Stdio::null() });
-    match &options.output_dir {
-        None => command.stdout(Stdio::piped()).stderr(Stdio::piped()),
-        Some(folder) => {
-            let (out, err) = (format!("{rank}.out"), format!("{rank}.err"));
-            command.stdout(create(&folder.join(out))?).stderr(create(&folder.join(err))?)
-        }
-    };
-    child::spawn_tied(&mut command, signals, keeper).map_err(|cause| cannot_run(options, rank, &cause))
-}
-
-fn create(path: &Path) -> Result<File, Trouble> {
-    File::create(path).map_err(|cause| Trouble::new(format!("cannot create {}: {cause}", path.display())))
-}
-
-fn cannot_run(options: &Options, rank: usize, cause: &io::Error) -> Trouble {
-    let program = Path::new(&options.command[0]);
-    let name = program.display();
-    let has_slash =
-        program.components().count() > 1 || program.is_absolute() || name.to_string().contains('/');
-    let (status, text) = match cause.kind() {
-        ErrorKind::NotFound if !has_slash => (127, format!("program '{name}' not found in PATH")),
-        ErrorKind::NotFound if program.exists() => {
-            (127, format!("program '{name}' cannot be run: the interpreter that it names does not exist"))
-        }
-        ErrorKind::NotFound => (127, format!("program '{name}' not found")),
-        ErrorKind::PermissionDenied => {
-            (126, format!("program '{name}' cannot be run: no permission to execute it"))
-        }
-        _ => (125, format!("rank {rank} of {} cannot be started: {cause}", options.ranks())),
-    };
-    Trouble { text, status }
-}
-
-/// A port that was free a moment ago: the program that is told of it opens it itself.
-fn master_port(options: &Options) -> Result<u16, Trouble> {
-    let free = || Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port());
-    let cause = |cause: io::Error| Trouble::new(format!("no free TCP port on 127.0.0.1: {cause}"));
-    options.master_port.map_or_else(|| free().map_err(cause), Ok)
 }
 
 /// `all 4 ranks`, `rank 2`, `ranks 0, 1, 3`.

@@ -9,15 +9,18 @@ mod environment;
 mod job;
 mod options;
 mod output;
+mod pipes;
 mod sink;
+mod start;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
 use crate::sys::child::{self, Keeper, Signals};
-use job::{Job, Trouble};
+use job::Job;
 use options::Options;
+use start::Trouble;
 
 /// The whole program: reads the command line, runs the job, and answers with the status to exit with.
 pub fn main() -> ExitCode {

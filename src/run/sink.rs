@@ -45,12 +45,14 @@ impl Sink {
 
     /// Shows a rank's unfinished line: it ends there.
     pub(super) fn flush(&mut self, rank: usize) {
-        self.lines.flush(rank, &mut self.pending);
+        if !self.closed {
+            self.lines.flush(rank, &mut self.pending);
+        }
     }
 
     /// Whether a rank's unfinished line should be shown to the person at the terminal: a prompt, a progress bar.
     pub(super) fn prompts(&self, rank: usize) -> bool {
-        self.terminal && self.lines.holds(rank)
+        self.terminal && !self.closed && self.lines.holds(rank)
     }
 
     /// A line of the launcher's own.

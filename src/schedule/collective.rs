@@ -385,9 +385,9 @@ mod tests {
     fn pieces_cover_a_range_once_and_stay_few() {
         let cut = |range, chunk| pieces(range, chunk).collect::<Vec<_>>();
         assert_eq!(cut(5..5, 2), []);
-        assert_eq!(cut(5..12, 0), [5..12]);
+        assert_eq!(cut(5..7, 0), vec![Range { start: 5, end: 7 }]);
         assert_eq!(cut(5..12, 3), [5..8, 8..11, 11..12]);
-        assert_eq!(cut(0..7, u64::MAX), [0..7]);
+        assert_eq!(cut(0..7, u64::MAX), vec![Range { start: 0, end: 7 }]);
         let many = cut(0..1 << 40, 1);
         assert!(many.len() as u64 <= MAX_PIECES);
         assert_eq!(many.last().map(|piece| piece.end), Some(1 << 40));

@@ -18,7 +18,6 @@ use crate::schedule::ir::{Buffer, Rank, Representation, Span};
 pub(in crate::schedule) fn allreduce(b: &mut Builder, shape: &Shape, count: u64) {
     let nodes = Nodes::new(shape);
     let node = nodes.of(shape.rank);
-    let members = nodes.members(node);
     // All nodes use the shards of a full one. In a short node a rank may own several.
     let shards = nodes.each;
     let piece_of = |shard: u32, index: u64| shape.piece(split(count, shards, shard), index);

@@ -5,13 +5,13 @@ use std::collections::VecDeque;
 use crate::error::{Result, fail};
 use crate::schedule::checker::memory::{Cell, Memory, Promise, Run};
 use crate::schedule::checker::symbols::{Symbol, Symbols};
-use crate::schedule::checker::{Part, Place, Text, reads};
+use crate::schedule::checker::{Part, Partners, Place, Text, reads};
 use crate::schedule::collective::Collective;
 use crate::schedule::ir::{Action, Buffer, Rank, Representation, Span};
 
 pub(super) struct Execution<'a> {
     parts: &'a [Part<'a>],
-    partners: &'a [Vec<Option<(Rank, u32)>>],
+    partners: &'a [Partners],
     symbols: Symbols,
     memories: Vec<Memory>,
     /// For each rank and step.
@@ -32,7 +32,7 @@ enum State {
 impl<'a> Execution<'a> {
     pub(super) fn new(
         parts: &'a [Part<'a>],
-        partners: &'a [Vec<Option<(Rank, u32)>>],
+        partners: &'a [Partners],
         symbols: Symbols,
         memories: Vec<Memory>,
     ) -> Execution<'a> {

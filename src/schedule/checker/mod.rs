@@ -196,8 +196,11 @@ fn check_spans(rank: Rank, part: &Part<'_>) -> Result<()> {
     Ok(())
 }
 
+/// For each step of a rank that is a message: the peer, and its step that is the other end.
+pub(super) type Partners = Vec<Option<(Rank, u32)>>;
+
 /// For each step of each rank that is a message: the step of the peer that is its other end.
-pub(super) fn match_messages(schedules: &[&Schedule]) -> Result<Vec<Vec<Option<(Rank, u32)>>>> {
+pub(super) fn match_messages(schedules: &[&Schedule]) -> Result<Vec<Partners>> {
     let size = schedules.len();
     let mut sends = vec![Vec::new(); size * size];
     let mut receives = vec![Vec::new(); size * size];

@@ -117,6 +117,10 @@ fn prove(kind: Kind, algorithm: Algorithm) {
         counts.dedup();
         for (turn, &count) in counts.iter().enumerate() {
             let turn = turn + size as usize;
+            // The work grows with the square of the size: the largest ones take turns with the counts too.
+            if size > 32 && turn.is_multiple_of(2) {
+                continue;
+            }
             let roots = [0, size - 1, size / 2];
             let chunks = [0, 7, 1];
             let nodes = [size, 1, 2, 3, 4, 8, 5];
@@ -428,4 +432,16 @@ fn wrong_sums_are_found() {
         b.fold(&[sum], OUTPUT);
     });
     assert!(finished_twice.contains("finishes final(0∘1) a second time"), "{finished_twice}");
+}
+
+#[test]
+fn a_ring_is_not_canonical() {
+    let case = small(Kind::Allreduce, Algorithm::Ring);
+    let schedules = case.schedules();
+    let parts: Vec<_> = schedules
+        .iter()
+        .zip(&case.collectives)
+        .map(|(schedule, collective)| Part { collective, alias: Some(0), schedule })
+        .collect();
+    assert!(check(&parts, true).is_err_and(|error| error.text().contains("promised was")));
 }

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 use crate::error::{Result, fail};
-use crate::schedule::checker::match_messages;
+use crate::schedule::checker::{Partners, match_messages};
 use crate::schedule::cost::{Model, Widths};
 use crate::schedule::ir::{Action, Rank, Representation, Schedule, Span};
 
@@ -45,7 +45,7 @@ pub(super) fn simulate(
 struct Simulation<'a> {
     model: &'a Model,
     schedules: &'a [&'a Schedule],
-    partners: Vec<Vec<Option<(Rank, u32)>>>,
+    partners: Vec<Partners>,
     ranks_per_node: u32,
     widths: Widths,
     events: BinaryHeap<Event>,

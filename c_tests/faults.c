@@ -1,0 +1,144 @@
+/* Trouble: ranks that call different things, die, abort, never come. Each survivor gets a status and a text that names the
+ * cause, in bounded time. */
+
+#include "harness.h"
+
+static int32_t x[1024];
+
+static void different_counts(unisono_context_t *ctx, void *arg) {
+    (void)arg;
+    uint64_t count = unisono_context_rank(ctx) == 1 ? 10 : 1024;
+    CHECK_STATUS(UNISONO_MISMATCH, unisono_allreduce(ctx, x, x, count, UNISONO_INT32, UNISONO_SUM, NULL, NULL));
+    CHECK_TEXT(unisono_last_error(), "1024");
+    CHECK_TEXT(unisono_last_error(), "10 ");
+    CHECK_TEXT(unisono_last_error(), "rank 1");
+    CHECK_TEXT(unisono_last_error(), "allreduce");
+    /* The context has failed, and says so. */
+    CHECK(unisono_context_status(ctx) == UNISONO_MISMATCH);
+    CHECK_TEXT(unisono_context_error(ctx), "1024");
+    CHECK_STATUS(UNISONO_MISMATCH, unisono_barrier(ctx, NULL, NULL));
+}
+
+static void different_operations(unisono_context_t *ctx, void *arg) {
+    (void)arg;
+    if (unisono_context_rank(ctx) == 0) {
+        CHECK_STATUS(UNISONO_MISMATCH, unisono_allreduce(ctx, x, x, 64, UNISONO_INT32, UNISONO_SUM, NULL, NULL));
+    } else {
+        CHECK_STATUS(UNISONO_MISMATCH, unisono_broadcast(ctx, x, 64, UNISONO_INT32, 0, NULL, NULL));
+    }
+    CHECK_TEXT(unisono_last_error(), "allreduce");
+    CHECK_TEXT(unisono_last_error(), "broadcast");
+}
+
+static void different_types(unisono_context_t *ctx, void *arg) {
+    (void)arg;
+    int dtype = unisono_context_rank(ctx) == 2 ? UNISONO_FLOAT32 : UNISONO_INT32;
+    CHECK_STATUS(UNISONO_MISMATCH, unisono_allreduce(ctx, x, x, 64, dtype, UNISONO_SUM, NULL, NULL));
+    CHECK_TEXT(unisono_last_error(), "float32");
+    CHECK_TEXT(unisono_last_error(), "int32");
+}
+
+static void different_roots(unisono_context_t *ctx, void *arg) {
+    (void)arg;
+    uint32_t root = unisono_context_rank(ctx) == 2 ? 1 : 0;
+    unisono_status_t status = unisono_broadcast(ctx, x, 64, UNISONO_INT32, root, NULL, NULL);
+    if (status == UNISONO_OK) {
+        /* Who met only ranks that agree has done its part, and hears of the others in its next call. */
+        status = unisono_barrier(ctx, NULL, NULL);
+    }
+    CHECK_STATUS(UNISONO_MISMATCH, status);
+    CHECK_TEXT(unisono_last_error(), "root 0");
+    CHECK_TEXT(unisono_last_error(), "root 1");
+}
+
+/* Rank 2 dies while the others are in an allreduce: they know within a second. */
+static void a_death(unisono_context_t *ctx, void *arg) {
+    (void)arg;
+    static float large[1 << 20];
+    CHECK_OK(unisono_barrier(ctx, NULL, NULL));
+    if (unisono_context_rank(ctx) == 2) {
+        sleep_ms(300);
+        kill(getpid(), SIGKILL);
+    }
+    unisono_status_t status = unisono_allreduce(ctx, large, large, 1 << 20, UNISONO_FLOAT32, UNISONO_SUM, NULL, NULL);
+    double after = seconds_now();
+    CHECK_STATUS(UNISONO_PEER_FAILED, status);
+    CHECK_TEXT(unisono_last_error(), "rank 2");
+    CHECK_TEXT(unisono_last_error(), "allreduce");
+    /* Further calls fail at once, for the same reason. */
+    CHECK_STATUS(UNISONO_PEER_FAILED, unisono_barrier(ctx, NULL, NULL));
+    CHECK(seconds_now() - after < 1.0);
+    CHECK(unisono_context_status(ctx) == UNISONO_PEER_FAILED);
+}
+
+static void an_abort(unisono_context_t *ctx, void *arg) {
+    (void)arg;
+    if (unisono_context_rank(ctx) == 0) {
+        sleep_ms(200);
+        CHECK_OK(unisono_context_abort(ctx));
+        CHECK_STATUS(UNISONO_ABORTED, unisono_barrier(ctx, NULL, NULL));
+    } else {
+        CHECK_STATUS(UNISONO_ABORTED, unisono_barrier(ctx, NULL, NULL));
+    }
+    CHECK_TEXT(unisono_last_error(), "rank 0");
+}
+
+/* Rank 1 does not come: the deadline of the call ends it, and the text says whom it waited for. */
+static void a_deadline(unisono_context_t *ctx, void *arg) {
+    (void)arg;
+    unisono_call_t call = UNISONO_CALL_INIT;
+    call.timeout_ms = 300;
+    if (unisono_context_rank(ctx) == 1) {
+        sleep_ms(1500);
+        return;
+    }
+    double start = seconds_now();
+    CHECK_STATUS(UNISONO_TIMEOUT, unisono_allreduce(ctx, x, x, 4, UNISONO_INT32, UNISONO_SUM, &call, NULL));
+    CHECK(seconds_now() - start >= 0.25);
+    CHECK_TEXT(unisono_last_error(), "rank 1");
+    CHECK_TEXT(unisono_last_error(), "allreduce");
+}
+
+/* A rank that never starts. */
+static void a_missing_rank(void) {
+    char directory[4096];
+    make_directory(directory, sizeof directory);
+    unisono_store_t *store = NULL;
+    CHECK_OK(unisono_store_create_file(directory, &store));
+    unisono_context_options_t options = UNISONO_CONTEXT_OPTIONS_INIT;
+    options.rank = 0;
+    options.rank_count = 2;
+    options.store = store;
+    options.timeout_ms = 500;
+    unisono_context_t *ctx = NULL;
+    CHECK_STATUS(UNISONO_TIMEOUT, unisono_context_create(&options, &ctx));
+    CHECK_TEXT(unisono_last_error(), "1");
+    CHECK(ctx == NULL);
+    unisono_store_destroy(store);
+    remove_directory(directory);
+}
+
+int main(void) {
+    run_ranks(3, 60, different_counts, NULL);
+    run_ranks(3, 60, different_operations, NULL);
+    run_ranks(3, 60, different_types, NULL);
+    run_ranks(3, 60, different_roots, NULL);
+    run_ranks(3, 60, an_abort, NULL);
+    run_ranks(2, 60, a_deadline, NULL);
+
+    int ended[3];
+    run_ranks_with(3, 60, a_death, NULL, ended);
+    for (int rank = 0; rank < 2; rank++) {
+        if (!WIFEXITED(ended[rank]) || WEXITSTATUS(ended[rank]) != 0) {
+            fprintf(stderr, "survivor %d ended with status 0x%x\n", rank, (unsigned)ended[rank]);
+            return 1;
+        }
+    }
+    if (!WIFSIGNALED(ended[2])) {
+        fprintf(stderr, "rank 2 was to be killed\n");
+        return 1;
+    }
+    /* Last, since it leaves this process with the library's threads, and groups are forked. */
+    a_missing_rank();
+    return 0;
+}
