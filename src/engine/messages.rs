@@ -18,7 +18,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use super::lane::{Destination, Event, Incoming, Lane, Source, Target, Ticket, Watch};
+use super::lane::{self, Destination, Event, Incoming, Lane, Source, Target, Ticket, Watch};
 use super::pairs::{From, Pairs, Waiting};
 use super::wire::{Class, Frame, FrameKind, Key};
 use crate::error::{Error, Result, Status};
@@ -802,6 +802,10 @@ impl Messages {
                 memory.pull(frame.offset.wrapping_add(done as u64), rest)
             };
             if let Err(error) = pulled {
+                // A process that has just died: the service says so in a moment, and in better words.
+                if error.raw_os_error() == Some(libc::ESRCH) {
+                    return;
+                }
                 self.receiving.remove(&key);
                 self.peers[peer as usize].expected -= 1;
                 let what = format!("{} bytes could not be read from the memory of rank {peer}", into.len);
@@ -944,7 +948,7 @@ impl Messages {
             });
             match result {
                 Ok(progress) => moved |= progress,
-                Err(error) => broken = Some(Error::system("a data stream broke", error)),
+                Err(error) => broken = Some(lane::broke(&error)),
             }
         }
         self.note_watches(peer);
