@@ -102,6 +102,16 @@ static inline unisono_context_t *join(const char *directory, uint32_t rank, uint
     options.timeout_ms = 60000;
     unisono_context_t *ctx = NULL;
     CHECK_OK(unisono_context_create(&options, &ctx));
+    /* All have created theirs before the first goes on: one that fails at once would fail the others' creation. */
+    int64_t joined = 0;
+    CHECK_OK(unisono_store_add(store, "test-joined", 1, &joined));
+    if (joined == (int64_t)size) {
+        CHECK_OK(unisono_store_set(store, "test-all-joined", "", 0));
+    }
+    void *value = NULL;
+    uint64_t bytes = 0;
+    CHECK_OK(unisono_store_get(store, "test-all-joined", 60000, &value, &bytes));
+    unisono_free(value);
     unisono_store_destroy(store);
     return ctx;
 }

@@ -195,26 +195,47 @@ typedef enum unisono_collective {
 /// The values of unisono_algorithm_kind_t. The numbers never change. An algorithm that does not serve an operation is
 /// UNISONO_INVALID_ARGUMENT, and the text names those that do.
 typedef enum unisono_algorithm_kind {
-    /// The library chooses.
+    /// The library chooses: always one of those that keep the canonical order.
     UNISONO_ALGORITHM_AUTOMATIC = 0,
     /// No message: the group of one.
     UNISONO_ALGORITHM_LOCAL = 1,
-    /// Everybody sends everything to everybody.
+    /// Everybody sends everything to everybody: the least latency.
     UNISONO_ALGORITHM_ONE_SHOT = 2,
-    /// Everybody reduces its part, then all gather.
+    /// Everybody reduces its part, then all gather: the fewest bytes in two rounds.
     UNISONO_ALGORITHM_TWO_SHOT = 3,
-    /// Recursive doubling.
+    /// Round the ring. Reductions are in the order of the ring, not the canonical one: their bits differ from those of the
+    /// other algorithms, and from one number of elements to another.
+    UNISONO_ALGORITHM_RING = 4,
+    /// Round the ring, in pieces. The order of reductions is that of the ring.
+    UNISONO_ALGORITHM_RING_CHUNKED = 5,
+    /// Halves of the vector over doubling distances, and back.
+    UNISONO_ALGORITHM_HALVING_DOUBLING = 6,
+    /// The same, in pieces.
+    UNISONO_ALGORITHM_HALVING_DOUBLING_PIPELINED = 7,
+    /// Four ranks along each edge of a cube.
+    UNISONO_ALGORITHM_BCUBE = 8,
+    /// The whole vector over doubling distances.
     UNISONO_ALGORITHM_RECURSIVE_DOUBLING = 9,
     /// A binomial tree.
     UNISONO_ALGORITHM_BINOMIAL = 10,
+    /// A tree with at most two children, in pieces.
+    UNISONO_ALGORITHM_PIPELINED_TREE = 11,
     /// Everything directly, at once.
     UNISONO_ALGORITHM_LINEAR = 12,
+    /// From rank to rank, in pieces.
+    UNISONO_ALGORITHM_CHAIN = 13,
+    /// A part to each, then all gather.
+    UNISONO_ALGORITHM_SCATTER_ALLGATHER = 14,
+    /// Many small blocks in few messages.
+    UNISONO_ALGORITHM_BRUCK = 15,
     /// One partner at a time.
     UNISONO_ALGORITHM_PAIRWISE = 16,
-    /// Rounds of doubling distance.
+    /// News over doubling distances.
     UNISONO_ALGORITHM_DISSEMINATION = 17,
     /// To rank 0 and back.
     UNISONO_ALGORITHM_ALL_TO_ONE = 18,
+    /// Inside the hosts, across them, inside again.
+    UNISONO_ALGORITHM_HIERARCHICAL = 19,
 } unisono_algorithm_kind;
 
 /// The values of unisono_log_level_t: each includes those before it. The numbers never change.
@@ -279,7 +300,8 @@ typedef void (*unisono_log_function_t)(void *user, unisono_log_level_t level, co
 typedef struct unisono_tcp_store_options_t {
     /// sizeof(unisono_tcp_store_options_t), as UNISONO_TCP_STORE_OPTIONS_INIT sets it.
     uint64_t size;
-    /// Name or address of the host that serves, IPv4 or IPv6; NULL: this host.
+    /// Name or address of the host that serves, IPv4 or IPv6; NULL: this host. The process that serves listens on
+    /// this if it is an address, else on all addresses of the host.
     const char *host;
     /// The port, 1 to 65535. 0 only with `serve`: any free port, which unisono_store_port tells.
     uint32_t port;
@@ -646,11 +668,11 @@ void unisono_work_destroy(struct unisono_work_t *work);
 
 /// Combines `count` elements of every rank and gives the result to every rank.
 ///
-/// `send` and `recv` hold `count` elements each. In place: send == recv. `count`, `dtype` and `op` are the same on every
+/// `sendbuf` and `recvbuf` hold `count` elements each. In place: sendbuf == recvbuf. `count`, `dtype` and `op` are the same on every
 /// rank.
 unisono_status_t unisono_allreduce(const struct unisono_context_t *ctx,
-                                   const void *send,
-                                   void *recv,
+                                   const void *sendbuf,
+                                   void *recvbuf,
                                    uint64_t count,
                                    unisono_dtype_t dtype,
                                    unisono_op_t op,
@@ -659,11 +681,11 @@ unisono_status_t unisono_allreduce(const struct unisono_context_t *ctx,
 
 /// Combines `count` elements of every rank and gives the result to `root`.
 ///
-/// `send` holds `count` elements. `recv` holds as many on the root and is ignored elsewhere. In place: send == recv on the
+/// `sendbuf` holds `count` elements. `recvbuf` holds as many on the root and is ignored elsewhere. In place: sendbuf == recvbuf on the
 /// root. `count`, `dtype`, `op` and `root` are the same on every rank.
 unisono_status_t unisono_reduce(const struct unisono_context_t *ctx,
-                                const void *send,
-                                void *recv,
+                                const void *sendbuf,
+                                void *recvbuf,
                                 uint64_t count,
                                 unisono_dtype_t dtype,
                                 unisono_op_t op,
@@ -684,11 +706,11 @@ unisono_status_t unisono_broadcast(const struct unisono_context_t *ctx,
 
 /// Gives the blocks of all ranks, `count` elements each, in rank order, to every rank.
 ///
-/// `send` holds `count` elements, `recv` `count` × size. In place: send == recv + rank × `count` elements. `count` and
+/// `sendbuf` holds `count` elements, `recvbuf` `count` × size. In place: sendbuf == recvbuf + rank × `count` elements. `count` and
 /// `dtype` are the same on every rank.
 unisono_status_t unisono_allgather(const struct unisono_context_t *ctx,
-                                   const void *send,
-                                   void *recv,
+                                   const void *sendbuf,
+                                   void *recvbuf,
                                    uint64_t count,
                                    unisono_dtype_t dtype,
                                    const struct unisono_call_t *call,
@@ -696,11 +718,11 @@ unisono_status_t unisono_allgather(const struct unisono_context_t *ctx,
 
 /// As unisono_allgather, with blocks of `counts[rank]` elements.
 ///
-/// `counts` has an entry for each rank, the same on every rank; it is read during the call only. `send` holds
-/// `counts[rank]` elements, `recv` their sum. In place: send == recv + the sum of the counts of lower ranks.
+/// `counts` has an entry for each rank, the same on every rank; it is read during the call only. `sendbuf` holds
+/// `counts[rank]` elements, `recvbuf` their sum. In place: sendbuf == recvbuf + the sum of the counts of lower ranks.
 unisono_status_t unisono_allgatherv(const struct unisono_context_t *ctx,
-                                    const void *send,
-                                    void *recv,
+                                    const void *sendbuf,
+                                    void *recvbuf,
                                     const uint64_t *counts,
                                     unisono_dtype_t dtype,
                                     const struct unisono_call_t *call,
@@ -708,11 +730,11 @@ unisono_status_t unisono_allgatherv(const struct unisono_context_t *ctx,
 
 /// Gives the blocks of all ranks, `count` elements each, in rank order, to `root`.
 ///
-/// `send` holds `count` elements. `recv` holds `count` × size on the root and is ignored elsewhere. In place: send ==
-/// recv + root × `count` elements on the root. `count`, `dtype` and `root` are the same on every rank.
+/// `sendbuf` holds `count` elements. `recvbuf` holds `count` × size on the root and is ignored elsewhere. In place: sendbuf ==
+/// recvbuf + root × `count` elements on the root. `count`, `dtype` and `root` are the same on every rank.
 unisono_status_t unisono_gather(const struct unisono_context_t *ctx,
-                                const void *send,
-                                void *recv,
+                                const void *sendbuf,
+                                void *recvbuf,
                                 uint64_t count,
                                 unisono_dtype_t dtype,
                                 uint32_t root,
@@ -722,11 +744,11 @@ unisono_status_t unisono_gather(const struct unisono_context_t *ctx,
 /// As unisono_gather, with blocks of `counts[rank]` elements.
 ///
 /// `counts` has an entry for each rank; ranks other than the root need only their own entry to be true. `counts` is read
-/// during the call only. `send` holds `counts[rank]` elements, `recv` their sum, on the root. In place: send == recv +
+/// during the call only. `sendbuf` holds `counts[rank]` elements, `recvbuf` their sum, on the root. In place: sendbuf == recvbuf +
 /// the sum of the counts of lower ranks, on the root.
 unisono_status_t unisono_gatherv(const struct unisono_context_t *ctx,
-                                 const void *send,
-                                 void *recv,
+                                 const void *sendbuf,
+                                 void *recvbuf,
                                  const uint64_t *counts,
                                  unisono_dtype_t dtype,
                                  uint32_t root,
@@ -735,11 +757,11 @@ unisono_status_t unisono_gatherv(const struct unisono_context_t *ctx,
 
 /// Gives each rank its block, `count` elements, of `root`'s buffer.
 ///
-/// `send` holds `count` × size elements on the root, in rank order, and is ignored elsewhere. `recv` holds `count`. In
-/// place: recv == send + root × `count` elements on the root. `count`, `dtype` and `root` are the same on every rank.
+/// `sendbuf` holds `count` × size elements on the root, in rank order, and is ignored elsewhere. `recvbuf` holds `count`. In
+/// place: recvbuf == sendbuf + root × `count` elements on the root. `count`, `dtype` and `root` are the same on every rank.
 unisono_status_t unisono_scatter(const struct unisono_context_t *ctx,
-                                 const void *send,
-                                 void *recv,
+                                 const void *sendbuf,
+                                 void *recvbuf,
                                  uint64_t count,
                                  unisono_dtype_t dtype,
                                  uint32_t root,
@@ -749,11 +771,11 @@ unisono_status_t unisono_scatter(const struct unisono_context_t *ctx,
 /// As unisono_scatter, with blocks of `counts[rank]` elements.
 ///
 /// `counts` has an entry for each rank; ranks other than the root need only their own entry to be true. `counts` is read
-/// during the call only. `send` holds their sum, on the root; `recv` holds `counts[rank]` elements. In place: recv ==
-/// send + the sum of the counts of lower ranks, on the root.
+/// during the call only. `sendbuf` holds their sum, on the root; `recvbuf` holds `counts[rank]` elements. In place: recvbuf ==
+/// sendbuf + the sum of the counts of lower ranks, on the root.
 unisono_status_t unisono_scatterv(const struct unisono_context_t *ctx,
-                                  const void *send,
-                                  void *recv,
+                                  const void *sendbuf,
+                                  void *recvbuf,
                                   const uint64_t *counts,
                                   unisono_dtype_t dtype,
                                   uint32_t root,
@@ -762,11 +784,11 @@ unisono_status_t unisono_scatterv(const struct unisono_context_t *ctx,
 
 /// Combines size blocks of `count` elements of every rank and gives each rank the block of its number.
 ///
-/// `send` holds `count` × size elements, `recv` `count`. In place: recv == send + rank × `count` elements; the other
-/// blocks of `send` keep their values. `count`, `dtype` and `op` are the same on every rank.
+/// `sendbuf` holds `count` × size elements, `recvbuf` `count`. In place: recvbuf == sendbuf + rank × `count` elements; the other
+/// blocks of `sendbuf` keep their values. `count`, `dtype` and `op` are the same on every rank.
 unisono_status_t unisono_reduce_scatter(const struct unisono_context_t *ctx,
-                                        const void *send,
-                                        void *recv,
+                                        const void *sendbuf,
+                                        void *recvbuf,
                                         uint64_t count,
                                         unisono_dtype_t dtype,
                                         unisono_op_t op,
@@ -775,24 +797,24 @@ unisono_status_t unisono_reduce_scatter(const struct unisono_context_t *ctx,
 
 /// As unisono_reduce_scatter, with blocks of `counts[rank]` elements.
 ///
-/// `counts` has an entry for each rank, the same on every rank; it is read during the call only. `send` holds their sum,
-/// `recv` `counts[rank]`. In place: recv == send + the sum of the counts of lower ranks.
+/// `counts` has an entry for each rank, the same on every rank; it is read during the call only. `sendbuf` holds their sum,
+/// `recvbuf` `counts[rank]`. In place: recvbuf == sendbuf + the sum of the counts of lower ranks.
 unisono_status_t unisono_reduce_scatterv(const struct unisono_context_t *ctx,
-                                         const void *send,
-                                         void *recv,
+                                         const void *sendbuf,
+                                         void *recvbuf,
                                          const uint64_t *counts,
                                          unisono_dtype_t dtype,
                                          unisono_op_t op,
                                          const struct unisono_call_t *call,
                                          struct unisono_work_t **work);
 
-/// Sends block r of `send` to rank r, and receives rank r's block for this rank as block r of `recv`.
+/// Sends block r of `sendbuf` to rank r, and receives rank r's block for this rank as block r of `recvbuf`.
 ///
-/// `send` and `recv` hold `count` × size elements each. In place: send == recv. `count` and `dtype` are the same on every
+/// `sendbuf` and `recvbuf` hold `count` × size elements each. In place: sendbuf == recvbuf. `count` and `dtype` are the same on every
 /// rank.
 unisono_status_t unisono_alltoall(const struct unisono_context_t *ctx,
-                                  const void *send,
-                                  void *recv,
+                                  const void *sendbuf,
+                                  void *recvbuf,
                                   uint64_t count,
                                   unisono_dtype_t dtype,
                                   const struct unisono_call_t *call,
@@ -803,8 +825,8 @@ unisono_status_t unisono_alltoall(const struct unisono_context_t *ctx,
 /// Both lists have an entry for each rank and are read during the call only; `send_counts[r]` here equals
 /// `recv_counts[rank]` on rank r. Blocks lie one after the other, in rank order. There is no in-place form.
 unisono_status_t unisono_alltoallv(const struct unisono_context_t *ctx,
-                                   const void *send,
-                                   void *recv,
+                                   const void *sendbuf,
+                                   void *recvbuf,
                                    const uint64_t *send_counts,
                                    const uint64_t *recv_counts,
                                    unisono_dtype_t dtype,
@@ -819,10 +841,10 @@ unisono_status_t unisono_barrier(const struct unisono_context_t *ctx,
 /// Sends `count` elements to rank `to`.
 ///
 /// It meets a unisono_receive there with the same tag, count and type; messages from one rank to another with the same
-/// tag arrive in the order of the calls. Completes when `send` may be written again, which may be before the message
+/// tag arrive in the order of the calls. Completes when `sendbuf` may be written again, which may be before the message
 /// was received.
 unisono_status_t unisono_send(const struct unisono_context_t *ctx,
-                              const void *send,
+                              const void *sendbuf,
                               uint64_t count,
                               unisono_dtype_t dtype,
                               uint32_t to,
@@ -831,7 +853,7 @@ unisono_status_t unisono_send(const struct unisono_context_t *ctx,
 
 /// Receives `count` elements from rank `from`: the next message of this tag that is for this rank.
 unisono_status_t unisono_receive(const struct unisono_context_t *ctx,
-                                 void *recv,
+                                 void *recvbuf,
                                  uint64_t count,
                                  unisono_dtype_t dtype,
                                  uint32_t from,
@@ -843,7 +865,7 @@ unisono_status_t unisono_receive(const struct unisono_context_t *ctx,
 /// Without `work`, `*source` is set to the rank that sent; `source` may be NULL. With `work`, `source` is NULL and
 /// unisono_work_source tells the rank once the work is complete.
 unisono_status_t unisono_receive_any(const struct unisono_context_t *ctx,
-                                     void *recv,
+                                     void *recvbuf,
                                      uint64_t count,
                                      unisono_dtype_t dtype,
                                      uint32_t *source,
@@ -869,6 +891,8 @@ unisono_status_t unisono_buffer_send(const struct unisono_buffer_t *buffer,
 
 /// Starts to receive `count` elements, to `offset` bytes into the buffer, from whichever of the `from_count` ranks in
 /// `from` sends first with this tag; NULL and 0: from any rank. unisono_buffer_wait_receive waits.
+///
+/// In this version the list has one rank, or all others; UNISONO_UNSUPPORTED for a part of them.
 unisono_status_t unisono_buffer_receive(const struct unisono_buffer_t *buffer,
                                         uint64_t offset,
                                         uint64_t count,

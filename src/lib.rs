@@ -3,6 +3,7 @@
 //! `include/unisono.h` is the public face; the Rust modules below are its implementation and may change at any time.
 //! ARCHITECTURE.md tells how they fit together.
 
+pub mod bench;
 pub mod collective;
 pub mod communicator;
 pub mod deadline;

@@ -1,1 +1,5 @@
-fn main() {}
+//! `unisono-bench`: see `unisono::bench`.
+
+fn main() -> std::process::ExitCode {
+    unisono::bench::main()
+}

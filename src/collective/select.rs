@@ -1,51 +1,128 @@
-//! Which algorithm a call gets when its caller names none. Depends on what all ranks agree on, and nothing else.
+//! Which algorithm a call gets when its caller names none: the cheapest by the cost model, among those that keep the
+//! canonical order. Depends on what all ranks agree on, and nothing else, or ranks would choose differently.
 
-use crate::schedule::Algorithm;
-use crate::schedule::Collective;
+#![forbid(unsafe_code)]
 
-/// Up to this many ranks everybody may talk to everybody at once.
-const FEW: u32 = 16;
+use super::checked::Checked;
+use crate::schedule::cost::{Link, Model, Question, Widths};
+use crate::schedule::{Algorithm, Collective, Shape};
 
-/// Up to this many bytes latency decides.
-const SHORT: u64 = 8 * 1024;
+/// Ranks linked by TCP, fitted from `unisono-bench` over loopback on two cores: what one link of a cluster costs
+/// differs, but the proportions that decide (a message against a byte) are alike within a factor of two.
+pub const MODEL: Model = Model {
+    inside: Link { latency: 8e-6, byte_time: 0.35e-9 },
+    across: Link { latency: 20e-6, byte_time: 0.8e-9 },
+    links_per_node: 1,
+    step_time: 1.5e-6,
+    combine_time: 0.05e-9,
+    copy_time: 0.1e-9,
+};
 
-/// The algorithm for `collective` with elements of `element` bytes over `size` ranks linked by messages. Reductions
-/// keep the canonical order.
-pub fn automatic(collective: &Collective, element: u64, size: u32) -> Algorithm {
-    if size == 1 {
+/// Above this many ranks nobody opens links to everybody for a small saving.
+const MESH: u32 = 64;
+
+/// The algorithm for a call over `size` ranks linked by messages.
+pub fn automatic(checked: &Checked, shape: &Shape) -> Algorithm {
+    if shape.size == 1 {
         return Algorithm::Local;
     }
-    let few = size <= FEW;
-    match collective {
-        Collective::Allreduce { count } if count * element <= SHORT => {
-            if size <= 4 {
-                Algorithm::OneShot
-            } else {
-                Algorithm::RecursiveDoubling
-            }
-        }
-        Collective::Allreduce { .. } => Algorithm::TwoShot,
-        Collective::Reduce { count, .. } if count * element <= SHORT => {
-            if size <= 4 {
-                Algorithm::Linear
-            } else {
-                Algorithm::Binomial
-            }
-        }
-        Collective::Reduce { .. } => Algorithm::TwoShot,
-        Collective::Broadcast { .. } if size <= 4 => Algorithm::Linear,
-        Collective::Broadcast { .. } => Algorithm::Binomial,
-        Collective::Allgather { .. } => Algorithm::Linear,
-        Collective::Gather { .. } | Collective::Scatter { .. } if few => Algorithm::Linear,
-        Collective::Gather { .. } | Collective::Scatter { .. } => Algorithm::Binomial,
-        Collective::ReduceScatter { .. } => Algorithm::Linear,
-        Collective::Alltoall { .. } if few => Algorithm::Linear,
-        Collective::Alltoall { .. } => Algorithm::Pairwise,
-        Collective::Barrier => Algorithm::Dissemination,
+    if checked.listed {
+        // Only direct messages work without knowing the other ranks' counts.
+        return match checked.collective {
+            Collective::Alltoall { .. } if shape.size > MESH => Algorithm::Pairwise,
+            _ => Algorithm::Linear,
+        };
     }
+    let kind = checked.collective.kind();
+    let count = match &checked.collective {
+        Collective::Allreduce { count }
+        | Collective::Reduce { count, .. }
+        | Collective::Broadcast { count, .. } => *count,
+        Collective::Allgather { counts }
+        | Collective::Gather { counts, .. }
+        | Collective::Scatter { counts, .. }
+        | Collective::ReduceScatter { counts } => counts.iter().copied().max().unwrap_or(0),
+        Collective::Alltoall { send_counts, .. } => send_counts.first().copied().unwrap_or(0),
+        Collective::Barrier => 0,
+    };
+    let element = checked.dtype.size() as u64;
+    let accumulator = checked.dtype.accumulator().size() as u64;
+    let question = Question {
+        kind,
+        size: shape.size,
+        count,
+        chunk: shape.chunk,
+        ranks_per_node: shape.ranks_per_node,
+        widths: Widths { element, accumulator },
+    };
+    let reduces = checked.operator.is_some();
+    let candidates = Algorithm::ALL.into_iter().filter(|algorithm| {
+        let meshed = matches!(
+            algorithm,
+            Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Linear | Algorithm::Pairwise
+        );
+        algorithm.serves(kind)
+            && *algorithm != Algorithm::Local
+            && (!reduces || algorithm.canonical(shape))
+            && (!meshed || shape.size <= MESH || !has_sparse_form(&checked.collective))
+    });
+    // Every collective is served by some algorithm that keeps the order.
+    MODEL.cheapest(candidates, &question).map_or(Algorithm::Linear, |(algorithm, _)| algorithm)
+}
+
+/// Whether some algorithm for it needs links to few others only.
+fn has_sparse_form(collective: &Collective) -> bool {
+    !matches!(collective, Collective::Alltoall { .. })
 }
 
 /// Elements of one pipelined piece.
 pub fn chunk(element: u64) -> u64 {
     (256 * 1024) / element
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::request::{Counts, Request};
+    use crate::reduce::{DataType, Operator};
+    use crate::signature::Kind;
+
+    fn choice(kind: Kind, count: u64, size: u32) -> Algorithm {
+        let at = std::ptr::without_provenance_mut(1 << 40);
+        let request = Request {
+            kind,
+            input: std::ptr::without_provenance(1 << 45),
+            output: at,
+            counts: Counts::Uniform(count),
+            dtype: DataType::F32,
+            operator: Operator::Sum,
+            root: 0,
+        };
+        let checked = Checked::new(&request, 0, size).expect("a sound call");
+        automatic(&checked, &Shape { chunk: chunk(4), ..Shape::new(0, size) })
+    }
+
+    #[test]
+    fn short_reductions_take_few_rounds_and_long_ones_few_bytes() {
+        assert_eq!(choice(Kind::Allreduce, 16, 4), Algorithm::OneShot);
+        assert_eq!(choice(Kind::Allreduce, 1 << 16, 4), Algorithm::TwoShot);
+        assert_eq!(choice(Kind::Allreduce, 16, 4096), Algorithm::RecursiveDoubling);
+    }
+
+    #[test]
+    fn every_collective_gets_an_algorithm_that_serves_it_and_keeps_the_order() {
+        for kind in Kind::ALL.into_iter().filter(|kind| !kind.point_to_point()) {
+            for size in [2, 3, 8, 64, 65, 4096] {
+                for count in [0, 1, 1000, 1 << 20] {
+                    let algorithm = choice(kind, count, size);
+                    let schedule_kind = crate::schedule::Kind::ALL
+                        .into_iter()
+                        .find(|other| other.name() == kind.name())
+                        .expect("every collective has schedules");
+                    assert!(algorithm.serves(schedule_kind), "{algorithm:?} for {kind:?}");
+                    assert!(!kind.reduces() || algorithm.canonical(&Shape::new(0, size)));
+                }
+            }
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use super::plans::{self, Plans};
+use super::plans::Plans;
 use super::prepared::Copied;
 use super::wide::Wide;
 use super::work::Work;
@@ -319,8 +319,8 @@ impl Context {
         if let Some(operator) = checked.operator {
             Reducer::new(checked.dtype, operator, 1)?;
         }
-        self.0.plans.plan(&mut checked, call, self.rank(), self.size())?;
-        Ok(plans::choose(&checked, call, self.size())?.name())
+        let (_, algorithm) = self.0.plans.plan(&mut checked, call, self.rank(), self.size())?;
+        Ok(algorithm.name())
     }
 
     /// Checks a call and finds out what is to be done for it. What needs nobody else is done here.
@@ -372,7 +372,7 @@ impl Context {
         let make = match wide {
             Some(wide) => {
                 let mut rest = wide.rest(&checked);
-                let plan = self.0.plans.plan(&mut rest, call, rank, size)?;
+                let (plan, _) = self.0.plans.plan(&mut rest, call, rank, size)?;
                 checked.signature.algorithm = rest.signature.algorithm;
                 // SAFETY: the caller's promise.
                 Make::Boxed(Box::new(move |turn: &Turn| unsafe { Box::new(wide.run(group, turn, plan)) }))
@@ -382,7 +382,7 @@ impl Context {
                     let signature = checked.signature;
                     return Ok(Next::Step(Step { group, class, tag, signature, make }));
                 }
-                let plan = self.0.plans.plan(&mut checked, call, rank, size)?;
+                let (plan, _) = self.0.plans.plan(&mut checked, call, rank, size)?;
                 if buffers.len() > 1 {
                     let (from, to) = (checked.output.cast_const(), buffers.to_vec());
                     let (input, output) = (checked.input, checked.output);
@@ -458,7 +458,7 @@ impl Context {
             root: 0,
         };
         let mut checked = Checked::new(&request, group.rank(), group.size())?;
-        let plan = self.0.plans.plan(&mut checked, &Call::default(), group.rank(), group.size())?;
+        let (plan, _) = self.0.plans.plan(&mut checked, &Call::default(), group.rank(), group.size())?;
         group.run(Class::Internal, 0, checked.signature, None, |turn| {
             // SAFETY: `mine` and `all` outlive the run, and have the lengths that the request says.
             unsafe { Run::new(group, turn, plan, checked.input, checked.output) }
@@ -482,12 +482,15 @@ struct Step<'a> {
     make: Make<'a>,
 }
 
+/// Makes an operation that does not fit the common cases.
+type Maker<'a> = Box<dyn FnOnce(&Turn) -> Box<dyn Operation> + 'a>;
+
 /// How its operation is made once its number is known.
 enum Make<'a> {
     Run(Arc<Plan>, *const u8, *mut u8),
     Direct(Arc<Direct>, Job, Path),
     Point(Message),
-    Boxed(Box<dyn FnOnce(&Turn) -> Box<dyn Operation> + 'a>),
+    Boxed(Maker<'a>),
 }
 
 /// The direct exchange of a call, when its group has one and the call fits it: ordered, on one buffer, its algorithm

@@ -11,32 +11,45 @@ use crate::engine::executor::Plan;
 use crate::error::Result;
 use crate::reduce::Operator;
 use crate::schedule::{Algorithm, Shape, plan};
-use crate::signature::{COUNT_IS_DIGEST, Kind, Signature};
+use crate::signature::{COUNT_IS_DIGEST, Signature};
 
 /// How many plans a context keeps. Programs repeat few kinds of call; one that does not pays for planning.
 const KEPT: usize = 256;
 
 /// The plans of one context.
 #[derive(Default)]
-pub struct Plans(Mutex<HashMap<(Signature, Option<i64>, Algorithm), Arc<Plan>>>);
+pub struct Plans(Mutex<HashMap<PlanKey, Planned>>);
+
+/// What a plan depends on: the call, with the algorithm if it names one, and whether it is in place.
+type PlanKey = (Signature, Option<i64>);
+
+/// A plan and the algorithm that it is of.
+type Planned = (Arc<Plan>, Algorithm);
 
 impl Plans {
     /// The plan for a call; notes in its signature the algorithm that the caller named.
-    pub fn plan(&self, checked: &mut Checked, call: &Call, rank: u32, size: u32) -> Result<Arc<Plan>> {
-        let element = checked.dtype.size() as u64;
-        let algorithm = choose(checked, call, size)?;
-        checked.signature.algorithm = call.algorithm.unwrap_or(0) as u8;
-        let key = (checked.signature, checked.alias, algorithm);
-        let lists = checked.signature.count & COUNT_IS_DIGEST != 0;
-        let rooted_lists = matches!(checked.signature.kind, Kind::Gather | Kind::Scatter | Kind::Alltoall)
-            && checked.signature.count == 0;
+    pub fn plan(&self, checked: &mut Checked, call: &Call, rank: u32, size: u32) -> Result<Planned> {
+        let named = call.algorithm.unwrap_or(0);
+        checked.signature.algorithm = named as u8;
+        let key = (checked.signature, checked.alias);
         // The caller's function is not part of the signature, nor are lists of counts.
-        let kept = !lists && !rooted_lists && !matches!(checked.operator, Some(Operator::Custom(_)));
-        if kept && let Some(plan) = lock(&self.0).get(&key) {
-            return Ok(plan.clone());
+        let kept = checked.signature.count & COUNT_IS_DIGEST == 0
+            && !checked.listed
+            && !matches!(checked.operator, Some(Operator::Custom(_)));
+        if kept && let Some(planned) = lock(&self.0).get(&key) {
+            return Ok(planned.clone());
         }
-        let shape =
-            Shape { rank, size, alias: checked.alias, chunk: select::chunk(element), ranks_per_node: size };
+        let shape = Shape {
+            rank,
+            size,
+            alias: checked.alias,
+            chunk: select::chunk(checked.dtype.size() as u64),
+            ranks_per_node: size,
+        };
+        let algorithm = match named {
+            0 => select::automatic(checked, &shape),
+            number => Algorithm::from_number(number)?,
+        };
         let schedule = plan(algorithm, &checked.collective, &shape)?;
         let plan = Arc::new(Plan::new(schedule, checked.dtype, checked.operator, size)?);
         if kept {
@@ -44,16 +57,8 @@ impl Plans {
             if plans.len() >= KEPT {
                 plans.clear();
             }
-            plans.insert(key, plan.clone());
+            plans.insert(key, (plan.clone(), algorithm));
         }
-        Ok(plan)
-    }
-}
-
-/// The algorithm that a call gets.
-pub fn choose(checked: &Checked, call: &Call, size: u32) -> Result<Algorithm> {
-    match call.algorithm {
-        None | Some(0) => Ok(select::automatic(&checked.collective, checked.dtype.size() as u64, size)),
-        Some(number) => Algorithm::from_number(number),
+        Ok((plan, algorithm))
     }
 }

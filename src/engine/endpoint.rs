@@ -487,8 +487,8 @@ impl Endpoint {
             match trouble {
                 Trouble::Mismatch(mismatch) => self.differ(&mismatch),
                 Trouble::Broken { peer, why } => {
-                    let place = self.describe(peer);
-                    self.lose(peer, why.context(format!("the link to {place}")));
+                    let text = format!("the link to {} broke: {why}", self.describe(peer));
+                    self.lose(peer, Error::new(Status::PeerFailed, text));
                 }
             }
         }

@@ -27,6 +27,8 @@ use crate::error::{Result, fail};
 pub struct Reducer {
     dtype: DataType,
     ranks: u32,
+    /// Whether the kernel folds [`WIDEST`] operands at once.
+    wide: bool,
     work: Work,
 }
 
@@ -72,7 +74,8 @@ impl Reducer {
                 )
             }
         };
-        Ok(Reducer { dtype, ranks, work })
+        let wide = matches!(operator, Operator::Sum | Operator::Average);
+        Ok(Reducer { dtype, ranks, wide, work })
     }
 
     /// Bytes of one element.
@@ -114,7 +117,7 @@ impl Reducer {
         // SAFETY: the caller's promise; `at_level` chose a kernel that this processor can run.
         unsafe {
             match self.work {
-                Work::Kernel(kernel) if is_direct(operands.len()) => {
+                Work::Kernel(kernel) if self.is_direct(operands.len()) => {
                     kernel(&Call { operands, out, representation, count, ranks: self.ranks });
                 }
                 Work::Kernel(kernel) => {
@@ -151,7 +154,7 @@ impl Reducer {
         count: usize,
     ) {
         let ranks = self.ranks;
-        if is_direct(operands.len()) {
+        if self.is_direct(operands.len()) {
             let mut here = [operands[0]; WIDEST];
             for (here, operand) in here.iter_mut().zip(operands) {
                 *here = self.advance(operand, at);
@@ -215,6 +218,11 @@ impl Reducer {
         }
     }
 
+    /// Whether one kernel call folds this many operands.
+    fn is_direct(&self, operands: usize) -> bool {
+        operands <= 2 || (operands == WIDEST && self.wide)
+    }
+
     fn size(&self, representation: Representation) -> usize {
         match representation {
             Representation::Element => self.element_size(),
@@ -236,11 +244,6 @@ impl fmt::Debug for Reducer {
             .field("ranks", &self.ranks)
             .finish_non_exhaustive()
     }
-}
-
-/// Whether one kernel call folds this many operands.
-fn is_direct(operands: usize) -> bool {
-    matches!(operands, 1..=4 | WIDEST)
 }
 
 /// How many of `operands`, at least two, the left half of the canonical tree has.

@@ -11,7 +11,7 @@ use super::{Operand, Representation};
 
 /// What a kernel works on; see [`super::Reducer::fold`].
 pub(super) struct Call<'a> {
-    /// 1, 2, 3, 4 or 8 of them.
+    /// One, two, or (where the operator is [`Combine::WIDE`]) [`WIDEST`] of them.
     pub(super) operands: &'a [Operand],
     pub(super) out: *mut u8,
     pub(super) representation: Representation,
@@ -26,8 +26,9 @@ pub(super) struct Call<'a> {
 /// The processor has the instruction set, and the pointers are valid as [`super::Reducer::fold`] wants them.
 pub(super) type Kernel = unsafe fn(&Call<'_>);
 
-/// The number of operands that kernels exist for, the largest last.
-pub(super) const WIDEST: usize = 8;
+/// The most operands of one kernel call. More are folded by way of blocks in the first-level cache; kernels for more,
+/// or for all operators, were no faster by what they cost in size and in time to compile.
+pub(super) const WIDEST: usize = 4;
 
 /// One accumulator.
 pub(super) trait Scalar: Copy {
@@ -145,15 +146,17 @@ pub(super) trait Combine<L: Lanes> {
     const SCALES: bool = false;
     /// Whether the final step divides by the number of ranks.
     const DIVIDES: bool = false;
+    /// Whether there is a loop for [`WIDEST`] operands at once.
+    const WIDE: bool = false;
     unsafe fn combine(left: L, right: L) -> L;
 }
 
 macro_rules! combine {
-    ($name:ident, $lanes:ident, $method:ident $(, $flag:ident)?) => {
+    ($name:ident, $lanes:ident, $method:ident $(, $flag:ident)*) => {
         pub(super) struct $name;
 
         impl<L: $lanes> Combine<L> for $name {
-            $(const $flag: bool = true;)?
+            $(const $flag: bool = true;)*
             #[inline(always)]
             unsafe fn combine(left: L, right: L) -> L {
                 // SAFETY: the caller's promise.
@@ -162,8 +165,8 @@ macro_rules! combine {
         }
     };
 }
-combine!(Sum, Lanes, add);
-combine!(Mean, Lanes, add, DIVIDES);
+combine!(Sum, Lanes, add, WIDE);
+combine!(Mean, Lanes, add, DIVIDES, WIDE);
 combine!(ScaledSum, Lanes, add, SCALES);
 combine!(Product, Lanes, multiply);
 combine!(Minimum, Lanes, minimum);
@@ -183,11 +186,7 @@ pub(super) unsafe fn fold<L: Lanes, C: Codec<L>, O: Combine<L>>(call: &Call<'_>)
         match call.operands {
             [a] => fold_array::<L, C, O, 1>(&[*a], call),
             [a, b] => fold_array::<L, C, O, 2>(&[*a, *b], call),
-            [a, b, c] => fold_array::<L, C, O, 3>(&[*a, *b, *c], call),
-            [a, b, c, d] => fold_array::<L, C, O, 4>(&[*a, *b, *c, *d], call),
-            [a, b, c, d, e, f, g, h] => {
-                fold_array::<L, C, O, WIDEST>(&[*a, *b, *c, *d, *e, *f, *g, *h], call)
-            }
+            [a, b, c, d] if O::WIDE => fold_array::<L, C, O, WIDEST>(&[*a, *b, *c, *d], call),
             other => unreachable!("no kernel folds {} operands", other.len()),
         }
     }
@@ -269,16 +268,7 @@ unsafe fn tree<L: Lanes, C: Codec<L>, O: Combine<L>, const K: usize>(
             return ab;
         }
         let c = load::<L, C, O>(&operands[2], at);
-        if K == 3 {
-            return O::combine(ab, c);
-        }
-        let abcd = O::combine(ab, O::combine(c, load::<L, C, O>(&operands[3], at)));
-        if K == 4 {
-            return abcd;
-        }
-        let ef = O::combine(load::<L, C, O>(&operands[4], at), load::<L, C, O>(&operands[5], at));
-        let gh = O::combine(load::<L, C, O>(&operands[6], at), load::<L, C, O>(&operands[7], at));
-        O::combine(abcd, O::combine(ef, gh))
+        O::combine(ab, O::combine(c, load::<L, C, O>(&operands[3], at)))
     }
 }
 

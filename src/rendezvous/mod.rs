@@ -2,7 +2,6 @@
 
 #[cfg(test)]
 mod battery;
-pub mod callback;
 pub mod environment;
 pub mod file;
 pub mod hash;

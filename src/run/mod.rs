@@ -13,6 +13,7 @@ mod pipes;
 mod sink;
 mod start;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -24,7 +25,12 @@ use start::Trouble;
 
 /// The whole program: reads the command line, runs the job, and answers with the status to exit with.
 pub fn main() -> ExitCode {
-    let options = Options::parse();
+    launch(std::env::args_os())
+}
+
+/// The same for a command line given (the program's own name first). Call it before the process has a second thread.
+pub fn launch(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let options = Options::parse_from(arguments);
     // Both before any thread exists: threads inherit the mask, and the keeper is a fork.
     let started = Signals::take(&job::SIGNALS)
         .and_then(|signals| Ok((signals, Keeper::start(options.ranks())?)))

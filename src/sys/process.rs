@@ -34,6 +34,23 @@ pub fn usable_cpus() -> usize {
     }
 }
 
+/// Has the calling thread run only on one of the processors that it may use: on number `index`, counted round.
+pub fn bind_to_cpu(index: usize) -> io::Result<()> {
+    // SAFETY: a cpu_set_t is plain bits, for which zero is valid.
+    let mut usable: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: as for `usable`.
+    let mut one: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes at most the size given into `usable`.
+    unsafe { syscall!(sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut usable)) }?;
+    // SAFETY: numbers below CPU_SETSIZE are inside of the set.
+    let is_usable = |cpu: &usize| unsafe { libc::CPU_ISSET(*cpu, &usable) };
+    let cpus: Vec<usize> = (0..libc::CPU_SETSIZE as usize).filter(is_usable).collect();
+    // SAFETY: as above; the kernel has answered with at least one processor, or refused.
+    unsafe { libc::CPU_SET(cpus[index % cpus.len()], &mut one) };
+    // SAFETY: reads the size given from `one`.
+    unsafe { syscall!(sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &one)) }.map(drop)
+}
+
 /// A text that the kernel made at boot: the same for all processes of this host, containers included.
 pub fn boot_id() -> io::Result<String> {
     Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())

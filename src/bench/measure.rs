@@ -1,0 +1,318 @@
+//! One rank at work: buffers, warming up, timing, and what the ranks agree on in between.
+
+use std::time::{Duration, Instant};
+
+use super::case::Case;
+use super::operation;
+use super::options::{CallStyle, Choice, Options, Place, Transport};
+use super::values;
+use crate::collective::request::{Counts, Kind, Request};
+use crate::communicator::{Call, Context, Options as ContextOptions, Rendezvous};
+use crate::deadline::Deadline;
+use crate::error::{Error, Result};
+use crate::reduce::{DataType, Operator};
+use crate::sys;
+
+/// Iterations whose times are kept.
+const MOST_ITERATIONS: u64 = 20_000;
+/// Below this percentiles mean little, however slow the operation.
+const LEAST_ITERATIONS: u64 = 5;
+
+/// The times of one case in one round, on all ranks: microseconds, the largest over the ranks for each iteration.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Sample {
+    pub(super) iterations: u64,
+    pub(super) p50: f64,
+    pub(super) p99: f64,
+    pub(super) min: f64,
+    /// Wrong elements on all ranks, if that was looked at.
+    pub(super) errors: Option<u64>,
+}
+
+/// One rank of the benchmark.
+pub(super) struct Rank {
+    contexts: Vec<(Transport, Context)>,
+    buffers: Buffers,
+    iterations: Option<u64>,
+    warmup: Option<u32>,
+    budget: Duration,
+    barrier: bool,
+}
+
+impl Rank {
+    /// Meets the others, once for each transport, and makes room for the largest case.
+    pub(super) fn join(options: &Options, cases: &[Case]) -> Result<Rank> {
+        let mut contexts = Vec::new();
+        for &transport in &options.transports {
+            if contexts.iter().any(|(known, _)| *known == transport) {
+                continue;
+            }
+            let context = Context::create(ContextOptions {
+                rank: 0,
+                size: 0,
+                rendezvous: Rendezvous::Environment,
+                name: format!("unisono-bench {}", transport.name()),
+                timeout: options.timeout,
+                interface: None,
+                transports: Some(transport.name().to_owned()),
+            })?;
+            contexts.push((transport, context));
+        }
+        // Not before: the library asks how many processors there are for the ranks of this host.
+        if options.bind
+            && let Some((_, context)) = contexts.first()
+        {
+            sys::process::bind_to_cpu(context.rank() as usize)
+                .map_err(|cause| Error::system("cannot bind this rank to a processor", cause))?;
+        }
+        let largest = cases.iter().map(Case::bytes).max().unwrap_or(0) as usize;
+        Ok(Rank {
+            contexts,
+            buffers: Buffers { input: Buffer::new(largest), output: Buffer::new(largest) },
+            iterations: options.iterations.map(|iterations| u64::from(iterations.get())),
+            warmup: options.warmup,
+            budget: options.budget,
+            barrier: options.barrier,
+        })
+    }
+
+    /// Whether this is rank 0, which prints.
+    pub(super) fn leads(&self) -> bool {
+        self.contexts.first().is_none_or(|(_, context)| context.rank() == 0)
+    }
+
+    /// Waits for the others for at most `timeout`.
+    pub(super) fn meet(&self, timeout: Duration) -> Result<()> {
+        for (_, context) in self.contexts.iter().take(1) {
+            barrier(context, Some(timeout))?;
+        }
+        Ok(())
+    }
+
+    /// Measures one case. Every rank calls this with the same.
+    pub(super) fn measure(&mut self, case: &Case, check: bool) -> Result<Sample> {
+        let context = self.context(case);
+        let errors = if check { Some(self.check(case, &context)?) } else { None };
+        let estimate = self.warm_up(case, &context)?;
+        let fitting = self.budget.as_nanos() as u64 / estimate.max(1);
+        let iterations = self.iterations.unwrap_or(fitting.clamp(LEAST_ITERATIONS, MOST_ITERATIONS));
+        let mut times = Vec::with_capacity(iterations as usize);
+        let call = self.buffers.prepare(case, context.rank());
+        barrier(&context, None)?;
+        for _ in 0..iterations {
+            if self.barrier {
+                barrier(&context, None)?;
+            }
+            let start = Instant::now();
+            call.run(&context)?;
+            times.push(start.elapsed().as_nanos() as u64);
+        }
+        combine(&context, Operator::Max, &mut times)?;
+        times.sort_unstable();
+        let at = |part: f64| times[((times.len() - 1) as f64 * part).round() as usize] as f64 / 1000.0;
+        Ok(Sample { iterations, p50: at(0.5), p99: at(0.99), min: at(0.0), errors })
+    }
+
+    fn context(&self, case: &Case) -> Context {
+        let found = self.contexts.iter().find(|(transport, _)| *transport == case.transport);
+        found.unwrap_or(&self.contexts[0]).1.clone()
+    }
+
+    /// Runs once and looks at the result. Answers how many elements are wrong on all ranks.
+    fn check(&mut self, case: &Case, context: &Context) -> Result<u64> {
+        let rank = context.rank();
+        let ((from, sent), (into, received)) = extents(case, rank);
+        // What is not written must not look as if it was.
+        self.buffers.output.bytes(0, case.bytes() as usize).fill(0xa5);
+        match case.place {
+            Place::Out => values::fill(case, rank, self.buffers.input.bytes(from, sent)),
+            Place::In => values::fill(case, rank, self.buffers.output.bytes(from, sent)),
+        }
+        self.buffers.prepare(case, rank).run(context)?;
+        let mut errors = [values::wrong(case, rank, self.buffers.output.bytes(into, received))];
+        combine(context, Operator::Sum, &mut errors)?;
+        Ok(errors[0])
+    }
+
+    /// Runs until a fifth of the budget is spent, or as often as asked. Answers about how many nanoseconds one takes.
+    fn warm_up(&mut self, case: &Case, context: &Context) -> Result<u64> {
+        let call = self.buffers.prepare(case, context.rank());
+        let mut runs = self.warmup.map_or(1, u64::from);
+        let mut spent = 0;
+        loop {
+            barrier(context, None)?;
+            let start = Instant::now();
+            for _ in 0..runs {
+                call.run(context)?;
+            }
+            let mut time = [start.elapsed().as_nanos() as u64];
+            combine(context, Operator::Max, &mut time)?;
+            spent += time[0];
+            if self.warmup.is_some() || u128::from(spent) * 5 >= self.budget.as_nanos() {
+                return Ok(time[0] / runs.max(1));
+            }
+            runs *= 2;
+        }
+    }
+}
+
+/// What a rank sends from and receives into. In place, both is `output`.
+struct Buffers {
+    input: Buffer,
+    output: Buffer,
+}
+
+impl Buffers {
+    /// The call of `rank`.
+    fn prepare(&mut self, case: &Case, rank: u32) -> Prepared<'_> {
+        let ((from, _), (into, _)) = extents(case, rank);
+        let output = self.output.address(into);
+        let input = match case.place {
+            Place::Out => self.input.address(from),
+            Place::In => self.output.address(from),
+        };
+        let request = Request {
+            kind: case.kind,
+            input,
+            output,
+            counts: Counts::Uniform(case.count()),
+            dtype: case.dtype,
+            operator: case.operator_or_sum(),
+            root: case.root_or_first(),
+        };
+        let algorithm = match case.algorithm {
+            Choice::Automatic => None,
+            Choice::Named(algorithm) => Some(algorithm as i32),
+        };
+        let call = Call { algorithm, ..Call::default() };
+        Prepared { request, call, style: case.call, _buffers: self }
+    }
+}
+
+/// A call whose buffers are held for it.
+struct Prepared<'a> {
+    request: Request,
+    call: Call,
+    style: CallStyle,
+    _buffers: &'a mut Buffers,
+}
+
+impl Prepared<'_> {
+    /// Runs once, to completion.
+    fn run(&self, context: &Context) -> Result<()> {
+        if self.request.kind == Kind::Send {
+            return self.exchange(context);
+        }
+        // SAFETY: the buffers hold the largest case, are borrowed for as long as `self` lives, and no operation outlives
+        // this function: it waits for the end of what it starts.
+        unsafe {
+            match self.style {
+                CallStyle::Blocking => context.run(&self.request, &self.call)?,
+                // The operation's own deadline ends the wait.
+                CallStyle::Work => context.start(&self.request, &self.call)?.wait(Deadline::NEVER)?,
+            };
+        }
+        Ok(())
+    }
+
+    /// Sends to the next rank and receives from the one before.
+    fn exchange(&self, context: &Context) -> Result<()> {
+        let (rank, size) = (context.rank(), context.size());
+        if size == 1 {
+            return Ok(());
+        }
+        let receive = Request { kind: Kind::Receive, root: (rank + size - 1) % size, ..self.request.clone() };
+        let send = Request { root: (rank + 1) % size, ..self.request.clone() };
+        // SAFETY: as in `run`; the receive is waited for whatever becomes of the send.
+        unsafe {
+            let receive = context.start(&receive, &self.call)?;
+            let sent = match self.style {
+                CallStyle::Blocking => context.run(&send, &self.call),
+                CallStyle::Work => {
+                    context.start(&send, &self.call).and_then(|send| send.wait(Deadline::NEVER))
+                }
+            };
+            receive.wait(Deadline::NEVER).and(sent)?;
+        }
+        Ok(())
+    }
+}
+
+/// A buffer that begins at a page, as those of the peers do.
+struct Buffer {
+    memory: Vec<u8>,
+    start: usize,
+}
+
+impl Buffer {
+    const PAGE: usize = 4096;
+
+    /// At least `len` bytes, all of them touched.
+    fn new(len: usize) -> Buffer {
+        let memory = vec![1; len + 2 * Buffer::PAGE];
+        let start = memory.as_ptr().align_offset(Buffer::PAGE);
+        Buffer { memory, start }
+    }
+
+    fn bytes(&mut self, from: usize, len: usize) -> &mut [u8] {
+        &mut self.memory[self.start + from..][..len]
+    }
+
+    fn address(&mut self, from: usize) -> *mut u8 {
+        self.memory[self.start + from..].as_mut_ptr()
+    }
+}
+
+/// Start and length in bytes of the input and of the output of `rank`, each in its buffer, in place both in one.
+fn extents(case: &Case, rank: u32) -> ((usize, usize), (usize, usize)) {
+    let element = case.dtype.size() as u64;
+    let (from, into) = match case.place {
+        Place::Out => (0, 0),
+        Place::In => case.starts_in_place(rank),
+    };
+    let (one, all) = (case.count() * element, case.bytes());
+    let here = case.root == Some(rank);
+    let (sent, received) = match case.kind {
+        Kind::Broadcast => (if here { all } else { 0 }, all),
+        Kind::Reduce => (all, if here { all } else { 0 }),
+        Kind::Gather => (one, if here { all } else { 0 }),
+        Kind::Scatter => (if here { all } else { 0 }, one),
+        Kind::Allgather => (one, all),
+        Kind::ReduceScatter => (all, one),
+        kind => {
+            debug_assert!(!operation::in_blocks(kind) || kind == Kind::Alltoall);
+            (all, all)
+        }
+    };
+    (((from * element) as usize, sent as usize), ((into * element) as usize, received as usize))
+}
+
+fn barrier(context: &Context, timeout: Option<Duration>) -> Result<()> {
+    let request = Request {
+        kind: Kind::Barrier,
+        input: std::ptr::null(),
+        output: std::ptr::null_mut(),
+        counts: Counts::Uniform(0),
+        dtype: DataType::U8,
+        operator: Operator::Sum,
+        root: 0,
+    };
+    // SAFETY: a barrier accesses nothing.
+    unsafe { context.run(&request, &Call { timeout, ..Call::default() }) }.map(drop)
+}
+
+/// Combines the numbers of all ranks.
+fn combine(context: &Context, operator: Operator, numbers: &mut [u64]) -> Result<()> {
+    let address = numbers.as_mut_ptr().cast::<u8>();
+    let request = Request {
+        kind: Kind::Allreduce,
+        input: address,
+        output: address,
+        counts: Counts::Uniform(numbers.len() as u64),
+        dtype: DataType::U64,
+        operator,
+        root: 0,
+    };
+    // SAFETY: the slice has that many numbers and is borrowed until the call returns.
+    unsafe { context.run(&request, &Call::default()) }.map(drop)
+}

@@ -1,0 +1,140 @@
+//! Other programs, measured in the same run.
+
+#![forbid(unsafe_code)]
+
+use std::io::{Read, Result as IoResult};
+use std::os::fd::AsFd;
+use std::process::{Command as Process, Stdio};
+use std::time::Duration;
+
+use super::operation;
+use super::options::Command;
+use crate::deadline::Deadline;
+use crate::error::{Error, Result, fail};
+use crate::rendezvous::environment::Launcher;
+use crate::signature::Kind;
+use crate::sys::child::{self, Ends, Readiness};
+
+/// One time that a peer reports.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Peer {
+    pub(super) kind: Kind,
+    pub(super) bytes: u64,
+    /// Microseconds.
+    pub(super) p50: f64,
+    /// Microseconds.
+    pub(super) p99: f64,
+}
+
+impl Peer {
+    /// Runs the program once, to its end, and reads what it reports.
+    pub(super) fn run(command: &Command, timeout: Duration) -> Result<Vec<Peer>> {
+        let deadline = Deadline::after(timeout);
+        let mut shell = Process::new("sh");
+        shell.arg("-c").arg(&command.command).stdin(Stdio::null()).stdout(Stdio::piped());
+        // It may be a job with ranks of its own, and is no rank of ours.
+        for name in std::env::vars_os().map(|(name, _)| name) {
+            if name.to_str().is_some_and(belongs_to_a_rank) {
+                shell.env_remove(name);
+            }
+        }
+        let system = |cause| Error::system(format!("peer '{}' cannot be run", command.name), cause);
+        let mut child = shell.spawn().map_err(system)?;
+        let ended = wait(&mut child, deadline);
+        if !matches!(ended, Ok(Some(_))) {
+            // What it has started belongs to this rank's process group, which our launcher clears away.
+            let _ = child.kill();
+        }
+        let status = child.wait().map_err(system)?;
+        let Some(text) = ended.map_err(system)? else {
+            fail!(
+                Timeout,
+                "peer '{}' has not ended within {timeout:?}; give it more by --timeout",
+                command.name
+            )
+        };
+        if !status.success() {
+            fail!(InvalidUsage, "peer '{}' failed ({status}): {}", command.name, command.command);
+        }
+        let lines = text.lines().filter(|line| !line.trim().is_empty());
+        lines
+            .map(|line| Peer::parse(line).map_err(|error| error.context(format!("peer '{}'", command.name))))
+            .collect()
+    }
+
+    fn parse(line: &str) -> Result<Peer> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [name, bytes, p50, p99] = words[..] else {
+            fail!(InvalidUsage, "'{line}' is not \"operation bytes p50_us p99_us\"");
+        };
+        let time = |text: &str| text.parse().ok().filter(|time: &f64| time.is_finite() && *time > 0.0);
+        match (operation::from_name(name), bytes.parse(), time(p50), time(p99)) {
+            (Some(kind), Ok(bytes), Some(p50), Some(p99)) => Ok(Peer { kind, bytes, p50, p99 }),
+            _ => fail!(InvalidUsage, "'{line}' is not \"operation bytes p50_us p99_us\""),
+        }
+    }
+}
+
+/// What the child writes until its end; none if the deadline comes first.
+fn wait(child: &mut std::process::Child, deadline: Deadline) -> IoResult<Option<String>> {
+    let mut ends = Ends::new()?;
+    ends.watch(child, 0)?;
+    let mut text = Vec::new();
+    if let Some(mut stdout) = child.stdout.take() {
+        let mut piece = [0; 4096];
+        loop {
+            if !child::poll(&[(stdout.as_fd(), Readiness::Read)], deadline)?[0] {
+                return Ok(None);
+            }
+            match stdout.read(&mut piece)? {
+                0 => break,
+                len => text.extend_from_slice(&piece[..len]),
+            }
+        }
+    }
+    let ended = child::poll(&[(ends.as_fd(), Readiness::Read)], deadline)?[0];
+    Ok(ended.then(|| String::from_utf8_lossy(&text).into_owned()))
+}
+
+fn belongs_to_a_rank(name: &str) -> bool {
+    let ours = ["UNISONO_RANK", "UNISONO_SIZE", "UNISONO_ID", "UNISONO_LOCAL_RANK", "UNISONO_LOCAL_SIZE"];
+    let theirs = ["WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
+    let launchers = [Launcher::Torchrun, Launcher::OpenMpi, Launcher::Mpich, Launcher::Slurm]
+        .map(Launcher::rank_variable);
+    ours.contains(&name)
+        || theirs.contains(&name)
+        || launchers.contains(&name)
+        || ["OMPI_", "PMI_", "PMIX_"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(command: &str) -> Result<Vec<Peer>> {
+        let command = Command { name: "stub".into(), command: command.into() };
+        Peer::run(&command, Duration::from_secs(60))
+    }
+
+    #[test]
+    fn what_a_peer_prints_is_read() {
+        let peers = run("echo allreduce 1024 3.5 7; echo; echo barrier 0 1 2").expect("it is in order");
+        assert_eq!(peers[0], Peer { kind: Kind::Allreduce, bytes: 1024, p50: 3.5, p99: 7.0 });
+        assert_eq!((peers.len(), peers[1].kind), (2, Kind::Barrier));
+    }
+
+    #[test]
+    fn a_peer_that_fails_or_babbles_is_named() {
+        let told = |command| run(command).expect_err("it is not in order").to_string();
+        assert!(told("exit 3").contains("peer 'stub' failed"));
+        assert!(told("echo hello").contains("peer 'stub': 'hello' is not"));
+        assert!(told("echo allreduce 8 -1 1").contains("allreduce 8 -1 1"));
+    }
+
+    #[test]
+    fn a_peer_that_does_not_end_is_ended() {
+        let command = Command { name: "sleeper".into(), command: "exec sleep 100".into() };
+        let error = Peer::run(&command, Duration::from_millis(100)).expect_err("it sleeps");
+        assert!(error.text().contains("'sleeper' has not ended"), "{error}");
+    }
+}

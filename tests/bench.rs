@@ -1,0 +1,205 @@
+//! `unisono-bench` as its users meet it: real ranks, both transports, its table and its file.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// A folder for one test, gone when the test ends.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("unisono-bench-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("the folder for temporary files can be written to");
+        Folder(path)
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.0.join(name).to_str().expect("names here are text").to_owned()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn bench(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_unisono-bench"));
+    command.args(arguments).env_remove("UNISONO_RANK");
+    command.output().expect("the benchmark can be run")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs with `--json` and gives the parsed file and the table.
+fn measured(name: &str, arguments: &[&str]) -> (Value, String) {
+    let folder = Folder::new(name);
+    let file = folder.file("out.json");
+    let output = bench(&[arguments, &["--json", &file]].concat());
+    let complaint = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{complaint}");
+    let json = std::fs::read_to_string(&file).expect("the file was written");
+    (serde_json::from_str(&json).expect("it is JSON"), text(&output.stdout))
+}
+
+fn results(json: &Value) -> &Vec<Value> {
+    json["results"].as_array().expect("there is a list of results")
+}
+
+#[test]
+fn every_operation_over_both_transports_is_right() {
+    let arguments = [
+        "all",
+        "--ranks",
+        "2",
+        "--sizes",
+        "0,4,3000,100K",
+        "-d",
+        "float32,bfloat16,int8",
+        "-r",
+        "0,1",
+        "-t",
+        "shm,tcp",
+        "--calls",
+        "blocking,work",
+        "--places",
+        "in,out",
+        "-n",
+        "2",
+        "-w",
+        "1",
+    ];
+    let (json, table) = measured("all", &arguments);
+    let results = results(&json);
+    for operation in [
+        "allreduce",
+        "reduce",
+        "broadcast",
+        "allgather",
+        "gather",
+        "scatter",
+        "reduce_scatter",
+        "alltoall",
+        "barrier",
+        "sendrecv",
+    ] {
+        for transport in ["shm", "tcp"] {
+            let found = results
+                .iter()
+                .filter(|result| result["operation"] == operation && result["transport"] == transport);
+            assert!(found.count() >= 2, "{operation} over {transport}");
+        }
+    }
+    for result in results {
+        assert_eq!(result["errors"], 0, "{result}");
+        let time = |name: &str| result[name].as_f64().expect("it is a number");
+        assert!(time("min_us") <= time("p50_us") && time("p50_us") <= time("p99_us"), "{result}");
+    }
+    assert_eq!(table.lines().filter(|line| !line.starts_with('#')).count(), 1 + results.len());
+}
+
+#[test]
+fn operators_and_algorithms_are_checked_on_three_ranks() {
+    let arguments = [
+        "allreduce",
+        "reduce_scatter",
+        "--ranks",
+        "3",
+        "--sizes",
+        "1000",
+        "-d",
+        "float8e4m3,float16,int32,uint64",
+        "-o",
+        "sum,product,min,max,average,premulsum,and,or,xor",
+        "-a",
+        "auto,ring,halving-doubling",
+        "-t",
+        "tcp",
+        "-n",
+        "1",
+        "-w",
+        "0",
+    ];
+    let (json, _) = measured("operators", &arguments);
+    // Floats have no bitwise operators.
+    assert_eq!(results(&json).len(), 2 * (2 * 6 + 2 * 9) * 3);
+    assert!(results(&json).iter().all(|result| result["errors"] == 0));
+    let sum = &results(&json)[0];
+    let bandwidth = |name: &str| sum[name].as_f64().expect("it is a number");
+    let factor = bandwidth("bus_bandwidth_gb_s") / bandwidth("algorithm_bandwidth_gb_s");
+    assert!((factor - 4.0 / 3.0).abs() < 1e-9, "{factor}");
+}
+
+#[test]
+fn peers_are_run_once_per_round_and_compared() {
+    let folder = Folder::new("peer");
+    let runs = folder.file("runs");
+    let peer = format!(
+        "stub=echo ${{UNISONO_RANK-none}} >> {runs}; echo allreduce 64 1e9 2e9; echo barrier 0 0.001 0.001"
+    );
+    let arguments = [
+        "allreduce",
+        "barrier",
+        "--ranks",
+        "2",
+        "--sizes",
+        "64,128",
+        "-n",
+        "3",
+        "--rounds",
+        "2",
+        "--barrier",
+        "--peer",
+        &peer,
+    ];
+    let (json, table) = measured("peers", &arguments);
+    assert_eq!(std::fs::read_to_string(&runs).expect("the peer ran"), "none\nnone\n");
+    let peers: Vec<_> = results(&json).iter().map(|result| &result["peers"]["stub"]).collect();
+    assert_eq!(peers[0]["p50_us"], 1e9);
+    assert_eq!(peers[0]["p50_us_of_rounds"].as_array().map(Vec::len), Some(2));
+    assert!(peers[0]["ratio"].as_f64() > Some(1.0), "{table}");
+    assert!(peers[1].is_null(), "it has no 128 bytes");
+    assert!(peers[2]["ratio"].as_f64() < Some(1.0), "{table}");
+    assert_eq!(results(&json)[0]["iterations"], 6);
+    assert!(table.lines().any(|line| line.ends_with("-       -")), "{table}");
+}
+
+#[test]
+fn a_peer_that_fails_ends_the_run_with_its_name() {
+    let arguments = ["--ranks", "2", "--sizes", "8", "-n", "1", "--peer", "broken=exit 7"];
+    let output = bench(&arguments);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("peer 'broken' failed"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn the_command_line_is_held_to_what_exists() {
+    let told = |arguments: &[&str]| {
+        let output = bench(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        text(&output.stderr)
+    };
+    assert!(told(&["--ranks", "2", "-d", "float33"]).contains("bfloat16"));
+    assert!(told(&["--ranks", "2", "barrier", "-a", "bruck"]).contains("nothing to measure"));
+    assert!(told(&["--ranks", "2", "broadcast", "-r", "2", "--sizes", "8"]).contains("root 2"));
+    assert!(told(&[]).contains("--ranks"));
+}
+
+#[test]
+fn schedules_are_proved_on_demand() {
+    let output = bench(&["--check-schedules", "--ranks", "5"]);
+    let table = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{table}");
+    for line in ["allreduce      halving-doubling ", "barrier        dissemination ", "alltoall       bruck "]
+    {
+        assert!(
+            table.lines().any(|given| given.starts_with(line) && given.ends_with("proved")),
+            "{line}: {table}"
+        );
+    }
+}
