@@ -3,6 +3,8 @@
 //! A test file that uses this has one test named `rank`, which calls [`enter`] and returns when the process was not
 //! started by [`Job::start`].
 
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -71,6 +73,8 @@ pub(crate) struct Report {
 pub(crate) struct Job {
     children: Vec<Child>,
     reports: Receiver<Report>,
+    /// What nobody has asked for yet.
+    early: RefCell<VecDeque<Report>>,
     directory: PathBuf,
     what: String,
 }
@@ -86,7 +90,7 @@ impl Job {
         let children =
             (0..size).map(|rank| start(scenario, rank, size, transports, &directory, &tell)).collect();
         let what = format!("{scenario} over {transports}");
-        Job { children, reports, directory, what }
+        Job { children, reports, early: RefCell::default(), directory, what }
     }
 
     /// The process of a rank.
@@ -102,8 +106,7 @@ impl Job {
         assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
     }
 
-    /// The next report of anybody.
-    pub(crate) fn next(&self) -> Report {
+    fn next(&self) -> Report {
         self.reports
             .recv_timeout(2 * PATIENCE)
             .unwrap_or_else(|_| panic!("{}: nothing is reported any more", self.what))
@@ -112,23 +115,26 @@ impl Job {
     /// Waits until each of `ranks` has reported a line that begins with `start`. The lines, without it.
     pub(crate) fn await_all(&self, ranks: &[u32], start: &str) -> Vec<Report> {
         let mut found: Vec<Report> = Vec::new();
+        let mut early = std::mem::take(&mut *self.early.borrow_mut());
         while found.len() < ranks.len() {
-            let mut report = self.next();
-            let Some(rest) = report.line.strip_prefix(start) else {
-                assert!(
-                    !report.line.starts_with("panic"),
-                    "{}: rank {}: {}",
-                    self.what,
-                    report.rank,
-                    report.line
-                );
-                continue;
-            };
-            if ranks.contains(&report.rank) && found.iter().all(|other| other.rank != report.rank) {
-                report.line = rest.trim().to_owned();
-                found.push(report);
+            let mut report = early.pop_front().unwrap_or_else(|| self.next());
+            assert!(
+                !report.line.starts_with("panic"),
+                "{}: rank {}: {}",
+                self.what,
+                report.rank,
+                report.line
+            );
+            let wanted = ranks.contains(&report.rank) && found.iter().all(|other| other.rank != report.rank);
+            match report.line.strip_prefix(start).filter(|_| wanted) {
+                Some(rest) => {
+                    report.line = rest.trim().to_owned();
+                    found.push(report);
+                }
+                None => self.early.borrow_mut().push_back(report),
             }
         }
+        self.early.borrow_mut().extend(early);
         found.sort_by_key(|report| report.rank);
         found
     }
