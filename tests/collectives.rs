@@ -73,8 +73,11 @@ fn counts(size: u32) -> Vec<u64> {
 
 #[test]
 fn every_operation_with_every_algorithm() {
-    for transports in transports() {
+    for &transports in transports() {
         for size in 1..=8 {
+            if transports == "tcp" && ![2, 3, 5, 8].contains(&size) {
+                continue;
+            }
             let mut cases = Vec::new();
             for kind in KINDS {
                 for algorithm in algorithms(kind) {
@@ -94,7 +97,7 @@ fn every_operation_with_every_algorithm() {
 
 #[test]
 fn every_type_and_operator() {
-    for transports in transports() {
+    for &transports in transports() {
         for size in [1, 2, 3, 5, 8] {
             let mut cases = Vec::new();
             for dtype in DataType::ALL {
@@ -118,7 +121,7 @@ fn every_type_and_operator() {
 #[test]
 fn large_messages_with_every_algorithm() {
     // More than an eager message for every rank of four, in bytes and in floats.
-    for transports in transports() {
+    for &transports in transports() {
         for size in [2, 4, 5] {
             let mut cases = Vec::new();
             for kind in KINDS {
@@ -142,7 +145,7 @@ fn large_messages_with_every_algorithm() {
 #[test]
 fn uneven_and_empty_blocks() {
     let kinds = [Kind::Allgather, Kind::Gather, Kind::Scatter, Kind::ReduceScatter, Kind::Alltoall];
-    for transports in transports() {
+    for &transports in transports() {
         for size in [1u32, 2, 3, 5, 8] {
             let mut cases = Vec::new();
             for kind in kinds {
@@ -175,7 +178,7 @@ fn uneven_and_empty_blocks() {
 
 #[test]
 fn nobody_leaves_a_barrier_before_all_have_entered() {
-    for transports in transports() {
+    for &transports in transports() {
         for size in 1..=8 {
             let entered = AtomicU32::new(0);
             ranks(size, transports, |context| {

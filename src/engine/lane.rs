@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
 use super::wire::{FRAME_BYTES, Frame, Key};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Status};
 use crate::transport::Stream;
 
 /// Who is told when a transfer has ended: a step of the operation that owns a mailbox.
@@ -268,7 +268,7 @@ impl Lane {
                         Ok(_) => continue,
                         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Event::Idle),
                         Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                        Err(error) => return Err(Error::system("a data stream broke", error)),
+                        Err(error) => return Err(broke(&error)),
                     }
                 }
             } else if let Some(header) = self.buffer[self.start..self.end].first_chunk::<FRAME_BYTES>() {
@@ -281,9 +281,14 @@ impl Lane {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Event::Idle),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(Error::system("a data stream broke", error)),
+                Err(error) => return Err(broke(&error)),
             }
         }
+    }
+
+    /// Whether a part of the message with this key is coming in.
+    pub fn is_receiving(&self, key: Key) -> bool {
+        self.incoming.as_ref().is_some_and(|incoming| incoming.frame.key == key)
     }
 
     /// Says where the payload of the frame that [`Lane::read`] told goes.
@@ -335,6 +340,14 @@ impl Lane {
         self.closed = true;
         Event::Closed
     }
+}
+
+/// A stream that cannot go on: whatever the system says of it, the peer or the way to it has failed.
+pub(super) fn broke(why: &io::Error) -> Error {
+    Error::new(
+        Status::PeerFailed,
+        format!("a data stream broke: {why}; its process or the network has failed"),
+    )
 }
 
 impl Incoming {

@@ -18,7 +18,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use super::lane::{Destination, Event, Incoming, Lane, Source, Target, Ticket, Watch};
+use super::lane::{self, Destination, Event, Incoming, Lane, Source, Target, Ticket, Watch};
 use super::pairs::{From, Pairs, Waiting};
 use super::wire::{Class, Frame, FrameKind, Key};
 use crate::error::{Error, Result, Status};
@@ -163,6 +163,8 @@ struct Posted {
     signature: Signature,
     ticket: Ticket,
     received: usize,
+    /// A receive of the caller: whose messages it takes.
+    from: Option<From>,
 }
 
 enum Early {
@@ -491,7 +493,11 @@ impl Messages {
 
     /// Receives exactly `into.len` bytes. The ticket's mailbox is told when they are there.
     pub fn receive(&mut self, peer: u32, key: Key, signature: Signature, into: Destination, ticket: Ticket) {
-        let posted = Posted { into, signature, ticket, received: 0 };
+        self.post(peer, key, Posted { into, signature, ticket, received: 0, from: None });
+    }
+
+    fn post(&mut self, peer: u32, key: Key, posted: Posted) {
+        let ticket = posted.ticket;
         if let Some(entry) = self.receiving.get_mut(&(peer, key)) {
             let Receiving::Early(early) = entry else {
                 self.fail(ticket, Error::new(Status::Internal, "a message was asked for twice"));
@@ -559,7 +565,7 @@ impl Messages {
         if let Some((peer, sequence)) = self.pairs.take(&from, (group, tag)) {
             let key = Key { group, tag, sequence, slot: 0, class: Class::PointToPoint };
             self.mailboxes[ticket.mailbox as usize].source = Some(peer);
-            self.receive(peer, key, signature, into, ticket);
+            self.post(peer, key, Posted { into, signature, ticket, received: 0, from: Some(from) });
             return;
         }
         match &from {
@@ -802,6 +808,10 @@ impl Messages {
                 memory.pull(frame.offset.wrapping_add(done as u64), rest)
             };
             if let Err(error) = pulled {
+                // A process that has just died: the service says so in a moment, and in better words.
+                if error.raw_os_error() == Some(libc::ESRCH) {
+                    return;
+                }
                 self.receiving.remove(&key);
                 self.peers[peer as usize].expected -= 1;
                 let what = format!("{} bytes could not be read from the memory of rank {peer}", into.len);
@@ -843,14 +853,39 @@ impl Messages {
                 self.receiving.remove(&(peer, key));
                 self.pairs.withdraw(peer, (key.group, key.tag), key.sequence);
             }
-            // The entry stays until its owner lets go: pieces of the message may still be on their way in.
             Some(Receiving::Posted(posted)) => {
+                let lanes = &self.peers[peer as usize].lanes;
+                let begun = posted.received > 0 || lanes.iter().any(|lane| lane.is_receiving(key));
+                if !begun && posted.from.is_some() {
+                    self.await_another(peer, key);
+                    return;
+                }
+                // The entry stays until its owner lets go: more of the message may be on its way in.
                 let ticket = posted.ticket;
                 let what = format!("rank {peer} gave up in the middle of a message: timed out, or cancelled");
                 self.fail(ticket, Error::new(Status::PeerFailed, what));
             }
             _ => {}
         }
+    }
+
+    /// The message that a receive was to get is withdrawn before any of it came: it takes the next one.
+    fn await_another(&mut self, peer: u32, key: Key) {
+        let Some(Receiving::Posted(posted)) = self.receiving.remove(&(peer, key)) else { return };
+        let Posted { into, signature, ticket, from: Some(from), .. } = posted else { return };
+        let (channel, slot) = ((key.group, key.tag), &mut self.peers[peer as usize]);
+        if let Some((peer, sequence)) = self.pairs.take(&from, channel) {
+            slot.expected -= 1;
+            self.mailboxes[ticket.mailbox as usize].source = Some(peer);
+            let key = Key { sequence, ..key };
+            self.post(peer, key, Posted { into, signature, ticket, received: 0, from: Some(from) });
+            return;
+        }
+        if let From::Any(_) = from {
+            slot.expected -= 1;
+        }
+        let receive = Receive { into, signature };
+        self.pairs.wait_again(channel, Waiting { from, ticket, receive });
     }
 
     /// Tells the sender of an announced message that the receiver's call is another.
@@ -944,7 +979,7 @@ impl Messages {
             });
             match result {
                 Ok(progress) => moved |= progress,
-                Err(error) => broken = Some(Error::system("a data stream broke", error)),
+                Err(error) => broken = Some(lane::broke(&error)),
             }
         }
         self.note_watches(peer);
@@ -970,11 +1005,11 @@ impl Messages {
         let Some(waiting) = self.pairs.arrive(peer, (key.group, key.tag), key.sequence) else { return };
         let Waiting { from, ticket, receive: Receive { into, signature } } = waiting;
         self.mailboxes[ticket.mailbox as usize].source = Some(peer);
-        self.receiving
-            .insert((peer, key), Receiving::Posted(Posted { into, signature, ticket, received: 0 }));
         if let From::Any(_) = from {
             self.peers[peer as usize].expected += 1;
         }
+        let posted = Posted { into, signature, ticket, received: 0, from: Some(from) };
+        self.receiving.insert((peer, key), Receiving::Posted(posted));
     }
 
     /// A message nobody has asked for: is it of the call that this rank makes, or of one to come?

@@ -81,6 +81,11 @@ impl<T> Pairs<T> {
         self.waiting.entry(channel).or_default().push_back(waiting);
     }
 
+    /// A receive whose message was withdrawn waits again, before all others.
+    pub fn wait_again(&mut self, channel: Channel, waiting: Waiting<T>) {
+        self.waiting.entry(channel).or_default().push_front(waiting);
+    }
+
     /// A message has come: the receive that takes it. Without one, the message is kept for [`Pairs::take`].
     pub fn arrive(&mut self, peer: u32, channel: Channel, number: u32) -> Option<Waiting<T>> {
         let claimed = self.waiting.get_mut(&channel).and_then(|receives| {
