@@ -16,3 +16,6 @@ pub mod operation;
 pub mod point;
 pub mod recorder;
 pub mod wire;
+
+#[cfg(test)]
+mod tests;
