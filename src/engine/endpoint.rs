@@ -39,9 +39,6 @@ const NAP: Duration = Duration::from_millis(500);
 /// Up to this many TCP peers are read directly while spinning; beyond, the kernel is asked which are ready.
 const DIRECT_READS: usize = 3;
 
-/// How long others are asked what they are doing after a timeout.
-const INQUIRY: Duration = Duration::from_millis(300);
-
 /// A rank's presence in a job.
 pub struct Endpoint {
     rank: u32,
@@ -56,7 +53,8 @@ pub struct Endpoint {
     running_count: AtomicUsize,
     crowded: AtomicBool,
     sleepers: Sleepers,
-    answers: Mutex<HashMap<u64, String>>,
+    /// What was asked, and what was answered.
+    answers: Mutex<HashMap<u64, Option<String>>>,
     next_token: AtomicU64,
     store: OnceLock<Arc<dyn Store>>,
     shares_memory: bool,
@@ -311,10 +309,9 @@ impl Endpoint {
         let mut idle_since: Option<Instant> = None;
         let mut round = 0u32;
         let mut yields = false;
-        loop {
+        let answer = loop {
             if let Some(answer) = poll() {
-                self.leave();
-                return Some(answer);
+                break Some(answer);
             }
             round = round.wrapping_add(1);
             if through == Through::Memory && !round.is_multiple_of(64) && !yields {
@@ -323,6 +320,10 @@ impl Endpoint {
             }
             if self.progress(round) {
                 (idle_since, yields) = (None, false);
+                // What others send may never cease: the deadline holds all the same.
+                if round.is_multiple_of(64) && deadline.expired() {
+                    break poll();
+                }
                 continue;
             }
             let now = Instant::now();
@@ -337,20 +338,21 @@ impl Endpoint {
                 sys::process::yield_now();
             } else {
                 if deadline.expired() {
-                    return None;
+                    break poll();
                 }
                 if let Some(answer) = self.sleep(bell, deadline, &mut poll) {
-                    self.leave();
-                    return Some(answer);
+                    break Some(answer);
                 }
                 // Something rang: be attentive again, but not for long.
                 idle_since = Some(Instant::now() - spin);
                 continue;
             }
             if round.is_multiple_of(64) && deadline.expired() {
-                return None;
+                break poll();
             }
-        }
+        };
+        self.leave();
+        answer
     }
 
     /// Sleeps until something may have changed. An answer that came at the last moment is returned.
@@ -535,28 +537,29 @@ impl Endpoint {
         None
     }
 
-    /// Asks `peers` what they did last in `group`; what they say, or that they do not answer.
-    pub fn inquire(&self, group: &Group, peers: &[u32]) -> Vec<(u32, Option<String>)> {
-        let asked: Vec<(u32, u64)> = peers
-            .iter()
-            .map(|&peer| {
+    /// Asks `peers` what they did last in `group`; a token for each. The answers come through the service thread.
+    pub fn ask(&self, group: &Group, peers: impl Iterator<Item = u32>) -> Vec<u64> {
+        peers
+            .map(|peer| {
                 let token = self.next_token.fetch_add(1, Ordering::Relaxed);
+                lock(&self.answers).insert(token, None);
                 let query = Control::Query { group: group.id(), token };
                 self.registration().send_control(peer, &query.encode());
-                (peer, token)
+                token
             })
-            .collect();
-        let until = Deadline::after(INQUIRY);
-        loop {
-            let answers = lock(&self.answers);
-            if until.expired() || asked.iter().all(|(_, token)| answers.contains_key(token)) {
-                break;
-            }
-            drop(answers);
-            std::thread::sleep(Duration::from_millis(2));
-        }
+            .collect()
+    }
+
+    /// Whether there is an answer for every token.
+    pub fn have_answered(&self, tokens: &[u64]) -> bool {
+        let answers = lock(&self.answers);
+        tokens.iter().all(|token| answers.get(token).is_none_or(Option::is_some))
+    }
+
+    /// What they say, or `None` for those who have not answered. Ends the question.
+    pub fn answers(&self, tokens: &[u64]) -> Vec<Option<String>> {
         let mut answers = lock(&self.answers);
-        asked.into_iter().map(|(peer, token)| (peer, answers.remove(&token))).collect()
+        tokens.iter().map(|token| answers.remove(token).flatten()).collect()
     }
 }
 
@@ -599,7 +602,10 @@ impl Port for Endpoint {
                 self.registration().send_control(peer, &Control::Answer { token, text }.encode());
             }
             Some(Control::Answer { token, text }) => {
-                lock(&self.answers).insert(token, text);
+                if let Some(answer) = lock(&self.answers).get_mut(&token) {
+                    *answer = Some(text);
+                }
+                self.wake();
             }
             None => log::warn!("{} sent a control message of another version", self.describe(peer)),
         }

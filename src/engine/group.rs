@@ -65,6 +65,32 @@ pub struct Turn {
     slot: Slot,
 }
 
+/// A question to the ranks that an overdue call waits for.
+pub struct Inquiry {
+    waits_for: Vec<u32>,
+    /// One for each rank that was asked, from the first on.
+    tokens: Vec<u64>,
+    until: Deadline,
+}
+
+/// How long they have to answer.
+const INQUIRY: Duration = Duration::from_millis(300);
+
+/// How many are asked.
+const MAX_ASKED: usize = 8;
+
+impl Inquiry {
+    /// Nobody is asked.
+    fn none() -> Inquiry {
+        Inquiry { waits_for: Vec::new(), tokens: Vec::new(), until: Deadline::NEVER }
+    }
+
+    /// When the answers are due.
+    pub fn until(&self) -> Deadline {
+        self.until
+    }
+}
+
 #[derive(Default)]
 struct Orders {
     ordered: Order,
@@ -198,7 +224,9 @@ impl Group {
             let running = Running::new(self.clone(), turn, Box::new(make(&turn)));
             orders.of(class, tag).queue.push_back(running.clone());
             drop(orders);
-            return running.wait(Deadline::NEVER).unwrap_or_else(|| Err(self.overdue(&turn, &[])));
+            return running
+                .wait(Deadline::NEVER)
+                .unwrap_or_else(|| Err(self.overdue(&turn, &Inquiry::none())));
         }
         drop(orders);
         self.begin(&turn);
@@ -209,8 +237,11 @@ impl Group {
                 Poll::Pending => self.failure().map(Err),
             });
         let result = answer.unwrap_or_else(|| {
-            let waits_for = operation.waits_for(self);
-            Err(self.overdue(&turn, &waits_for))
+            let inquiry = self.ask(operation.waits_for(self));
+            while !self.answered(&inquiry) {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            Err(self.overdue(&turn, &inquiry))
         });
         if result.is_err() {
             operation.abandon(self);
@@ -432,24 +463,35 @@ impl Group {
         }
     }
 
+    /// Asks the ranks that a call waits for what they are doing.
+    pub fn ask(&self, waits_for: Vec<u32>) -> Inquiry {
+        let asked = waits_for.iter().take(MAX_ASKED).map(|&rank| self.members[rank as usize]);
+        let tokens = self.endpoint.ask(self, asked);
+        Inquiry { waits_for, tokens, until: Deadline::after(INQUIRY) }
+    }
+
+    /// Whether all have answered, or have had their time.
+    pub fn answered(&self, inquiry: &Inquiry) -> bool {
+        self.endpoint.have_answered(&inquiry.tokens) || inquiry.until.expired()
+    }
+
     /// Why a call has not ended in time.
-    pub fn overdue(&self, turn: &Turn, waits_for: &[u32]) -> Error {
+    pub fn overdue(&self, turn: &Turn, inquiry: &Inquiry) -> Error {
         let waited = turn.called.elapsed().as_secs_f64();
+        let waits_for = &inquiry.waits_for;
         let Some(&first) = waits_for.first() else {
             return Error::new(Status::Timeout, format!("not done after {waited:.1} s; raise timeout_ms"));
         };
-        let asked = &waits_for[..waits_for.len().min(8)];
-        let peers: Vec<u32> = asked.iter().map(|&rank| self.members[rank as usize]).collect();
-        let answers = self.endpoint.inquire(self, &peers);
-        let told: Vec<String> = asked
+        let answers = self.endpoint.answers(&inquiry.tokens);
+        let told: Vec<String> = waits_for
             .iter()
             .zip(answers)
-            .map(|(&rank, (_, answer))| {
+            .map(|(&rank, answer)| {
                 let says = answer.unwrap_or_else(|| "it does not answer (stopped, or out of reach)".into());
                 format!("nothing from {} for {waited:.1} s; {says}", self.describe_rank(rank))
             })
             .collect();
-        let more = match waits_for.len() - asked.len() {
+        let more = match waits_for.len() - inquiry.tokens.len() {
             0 => String::new(),
             more => format!("; and {more} more"),
         };

@@ -17,3 +17,6 @@ pub mod pairs;
 pub mod point;
 pub mod recorder;
 pub mod wire;
+
+#[cfg(test)]
+mod tests;

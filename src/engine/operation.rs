@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
 use super::endpoint::{Through, lock};
-use super::group::{Group, Turn};
+use super::group::{Group, Inquiry, Turn};
 use super::wire::Class;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status};
@@ -59,11 +59,18 @@ pub type Callback = Box<dyn FnOnce(Result<Completion>) + Send>;
 pub struct Running {
     group: Arc<Group>,
     call: Turn,
-    operation: Mutex<Option<Box<dyn Operation>>>,
+    stage: Mutex<Stage>,
     /// Whether its turn has come.
     active: AtomicBool,
     done: AtomicBool,
     ending: Mutex<Ending>,
+}
+
+enum Stage {
+    Running(Box<dyn Operation>),
+    /// Its deadline has passed; the others are asked what they are doing.
+    Overdue(Inquiry),
+    Over,
 }
 
 #[derive(Default)]
@@ -78,7 +85,7 @@ impl Running {
         Arc::new(Running {
             group,
             call,
-            operation: Mutex::new(Some(operation)),
+            stage: Mutex::new(Stage::Running(operation)),
             active: AtomicBool::new(false),
             done: AtomicBool::new(false),
             ending: Mutex::default(),
@@ -90,7 +97,7 @@ impl Running {
         Arc::new(Running {
             group,
             call,
-            operation: Mutex::new(None),
+            stage: Mutex::new(Stage::Over),
             active: AtomicBool::new(true),
             done: AtomicBool::new(true),
             ending: Mutex::new(Ending { result: Some(result), callbacks: Vec::new() }),
@@ -107,9 +114,12 @@ impl Running {
         self.call.class == Class::PointToPoint
     }
 
-    /// When it gives up.
+    /// When somebody has to look at it next, if nothing comes for it.
     pub fn deadline(&self) -> Deadline {
-        self.call.deadline
+        match self.stage.try_lock().as_deref() {
+            Ok(Stage::Overdue(inquiry)) => inquiry.until(),
+            _ => self.call.deadline,
+        }
     }
 
     /// Its turn has come.
@@ -127,36 +137,48 @@ impl Running {
         if !self.active.load(Ordering::Acquire) {
             return false;
         }
-        let Ok(mut slot) = self.operation.try_lock() else { return false };
-        let Some(operation) = slot.as_mut() else { return true };
-        let result = match operation.advance(&self.group) {
-            Poll::Ready(result) => result,
-            Poll::Pending => match self.group.failure() {
-                Some(error) => {
-                    operation.abandon(&self.group);
-                    Err(error)
+        let Ok(mut stage) = self.stage.try_lock() else { return false };
+        let result = match &mut *stage {
+            Stage::Over => return true,
+            // Asking takes a while, and this may be the thread that the answers come through: it does not wait for them.
+            Stage::Overdue(inquiry) if !self.group.answered(inquiry) => return false,
+            Stage::Overdue(inquiry) => Err(self.group.overdue(&self.call, inquiry)),
+            Stage::Running(operation) => {
+                let result = match operation.advance(&self.group) {
+                    Poll::Ready(result) => Some(result),
+                    Poll::Pending => self.group.failure().map(Err),
+                };
+                match result {
+                    Some(Ok(completion)) => Ok(completion),
+                    Some(Err(error)) => {
+                        operation.abandon(&self.group);
+                        Err(error)
+                    }
+                    None if self.call.deadline.expired() => {
+                        let waits_for = operation.waits_for(&self.group);
+                        operation.abandon(&self.group);
+                        *stage = Stage::Overdue(self.group.ask(waits_for));
+                        return false;
+                    }
+                    None => return false,
                 }
-                None if self.call.deadline.expired() => {
-                    let waits_for = operation.waits_for(&self.group);
-                    operation.abandon(&self.group);
-                    Err(self.group.overdue(&self.call, &waits_for))
-                }
-                None => return false,
-            },
+            }
         };
-        *slot = None;
-        drop(slot);
+        *stage = Stage::Over;
+        drop(stage);
         self.finish(result);
         true
     }
 
-    /// Ends it with `Aborted` before its time.
+    /// Ends it with `Aborted` before its time. Whether it was running.
     pub fn cancel(&self) -> bool {
-        let mut slot = lock(&self.operation);
-        let Some(mut operation) = slot.take() else { return false };
+        let mut stage = lock(&self.stage);
+        let Stage::Running(operation) = &mut *stage else { return false };
         operation.abandon(&self.group);
-        drop(slot);
+        *stage = Stage::Over;
+        drop(stage);
         self.finish(Err(Error::new(Status::Aborted, "cancelled by its caller")));
+        self.group.endpoint().wake();
         true
     }
 
@@ -194,6 +216,9 @@ impl Running {
 
     /// Waits in this thread, moving everything. `None` when `deadline` has passed before the operation ended.
     pub fn wait(&self, deadline: Deadline) -> Option<Result<Completion>> {
+        if let Err(error) = self.group.endpoint().check_fork() {
+            return Some(Err(error));
+        }
         self.group.endpoint().wait(deadline, Through::Messages, || {
             self.advance();
             self.result()
