@@ -73,6 +73,7 @@ impl Point {
                 messages.receive_any(group.id(), turn.tag, members, signature, into, ticket);
             }
         }
+        messages.write_out();
         drop(messages);
         group.endpoint().settle();
         Point { message, tag: turn.tag, signature, mailbox: Some(mailbox) }
