@@ -10,12 +10,23 @@ use support::{
 use unisono::collective::request::Kind;
 use unisono::communicator::Call;
 use unisono::deadline::Deadline;
-use unisono::engine::messages::EAGER_BYTES;
+use unisono::engine::messages::{EAGER_SHM_BYTES, EAGER_TCP_BYTES};
 use unisono::error::Status;
 use unisono::reduce::DataType;
 
-const SIZES: [usize; 9] =
-    [0, 1, 63, 4096, EAGER_BYTES - 1, EAGER_BYTES, EAGER_BYTES + 1, 1 << 20, (5 << 20) + 3];
+const SIZES: [usize; 11] = [
+    0,
+    1,
+    63,
+    4096,
+    EAGER_SHM_BYTES - 1,
+    EAGER_SHM_BYTES,
+    EAGER_SHM_BYTES + 1,
+    EAGER_TCP_BYTES,
+    EAGER_TCP_BYTES + 1,
+    1 << 20,
+    (5 << 20) + 3,
+];
 
 fn bytes(kind: Kind, count: usize, peer: u32) -> Verb {
     Verb::new(kind, count as u64).dtype(DataType::U8).root(peer)
@@ -122,7 +133,7 @@ fn ten_thousand_small_messages_wait_for_their_receiver() {
 #[test]
 fn receive_from_any_takes_every_message_once_and_says_from_whom() {
     for transports in TRANSPORTS {
-        for len in [8, EAGER_BYTES + 8] {
+        for len in [8, EAGER_TCP_BYTES + 8] {
             ranks(4, transports, |context| {
                 if context.rank() == 0 {
                     let mut turns = [0u32; 4];
@@ -207,7 +218,7 @@ fn receives_posted_ahead_take_messages_in_the_order_of_posting() {
 #[test]
 fn a_wrong_length_is_a_mismatch_that_names_both_calls() {
     for transports in TRANSPORTS {
-        for (sent, wanted) in [(8, 4), (4, 8), (200_000, 100_000), (100_000, 8), (8, 100_000)] {
+        for (sent, wanted) in [(8, 4), (4, 8), (600_000, 300_000), (300_000, 8), (8, 300_000)] {
             for receiver_first in [false, true] {
                 ranks(2, transports, |context| {
                     if context.rank() == 0 {
@@ -218,7 +229,7 @@ fn a_wrong_length_is_a_mismatch_that_names_both_calls() {
                         let began = Instant::now();
                         let result = send(context, 1, &data, &within(20_000));
                         // A short message is gone before anybody can refuse it.
-                        if sent > EAGER_BYTES {
+                        if sent > EAGER_TCP_BYTES {
                             let error = result.expect_err("nobody takes it");
                             assert_eq!(error.status(), Status::Mismatch, "{error}");
                             assert!(error.text().contains(&format!("{wanted} × uint8")), "{error}");

@@ -11,7 +11,7 @@ use crate::communicator::{Call, Context, Options as ContextOptions, Rendezvous};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::reduce::{DataType, Operator};
-use crate::sys;
+use crate::sys::process::CpuBinding;
 
 /// Iterations whose times are kept.
 const MOST_ITERATIONS: u64 = 20_000;
@@ -37,6 +37,8 @@ pub(super) struct Rank {
     warmup: Option<u32>,
     budget: Duration,
     barrier: bool,
+    bind: bool,
+    binding: Option<CpuBinding>,
 }
 
 impl Rank {
@@ -58,13 +60,6 @@ impl Rank {
             })?;
             contexts.push((transport, context));
         }
-        // Not before: the library asks how many processors there are for the ranks of this host.
-        if options.bind
-            && let Some((_, context)) = contexts.first()
-        {
-            sys::process::bind_to_cpu(context.rank() as usize)
-                .map_err(|cause| Error::system("cannot bind this rank to a processor", cause))?;
-        }
         let largest = cases.iter().map(Case::bytes).max().unwrap_or(0) as usize;
         Ok(Rank {
             contexts,
@@ -73,12 +68,20 @@ impl Rank {
             warmup: options.warmup,
             budget: options.budget,
             barrier: options.barrier,
+            bind: options.bind,
+            // Not yet: the library asks how many processors there are for the ranks of this host.
+            binding: None,
         })
     }
 
     /// Whether this is rank 0, which prints.
     pub(super) fn leads(&self) -> bool {
         self.contexts.first().is_none_or(|(_, context)| context.rank() == 0)
+    }
+
+    /// Has this rank run on any processor again until it measures: other programs would inherit its binding.
+    pub(super) fn unbind(&mut self) {
+        self.binding = None;
     }
 
     /// Waits for the others for at most `timeout`.
@@ -92,6 +95,11 @@ impl Rank {
     /// Measures one case. Every rank calls this with the same.
     pub(super) fn measure(&mut self, case: &Case, check: bool) -> Result<Sample> {
         let context = self.context(case);
+        if self.bind && self.binding.is_none() {
+            let bound = CpuBinding::new(context.rank() as usize);
+            self.binding =
+                Some(bound.map_err(|cause| Error::system("cannot bind this rank to a processor", cause))?);
+        }
         let errors = if check { Some(self.check(case, &context)?) } else { None };
         let estimate = self.warm_up(case, &context)?;
         let fitting = self.budget.as_nanos() as u64 / estimate.max(1);

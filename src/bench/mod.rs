@@ -127,6 +127,7 @@ fn measure_all(options: &Options) -> Result<bool> {
 
 /// Runs the other programs one after the other, while our ranks sleep.
 fn run_peers(options: &Options, rank: &mut Rank, report: &mut Report) -> Result<()> {
+    rank.unbind();
     if rank.leads() {
         for (index, peer) in options.peers.iter().enumerate() {
             report.add_peer(index, Peer::run(peer, options.timeout)?);

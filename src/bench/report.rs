@@ -60,7 +60,7 @@ impl<'a> Report<'a> {
         );
         println!("# times in µs: of each iteration the slowest rank's; bandwidths in GB/s, of p50");
         let mut head = format!(
-            "{:<14} {:>11} {:>10} {:<10} {:<9} {:>4} {:<4} {:<18} {:<8} {:<5} {:>10} {:>10} {:>10} {:>7} {:>7} {:>6}",
+            "{:<14} {:>11} {:>10} {:<10} {:<9} {:>4} {:<4} {:<26} {:<8} {:<5} {:>10} {:>10} {:>10} {:>7} {:>7} {:>6}",
             "operation",
             "size",
             "count",
@@ -115,7 +115,7 @@ impl<'a> Report<'a> {
         let case = &row.case;
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
         let mut line = format!(
-            "{:<14} {:>11} {:>10} {:<10} {:<9} {:>4} {:<4} {:<18} {:<8} {:<5} {:>10.2} {:>10.2} {:>10.2} {:>7.3} {:>7.3} {:>6}",
+            "{:<14} {:>11} {:>10} {:<10} {:<9} {:>4} {:<4} {:<26} {:<8} {:<5} {:>10.2} {:>10.2} {:>10.2} {:>7.3} {:>7.3} {:>6}",
             operation::name(case.kind),
             case.bytes(),
             case.count(),

@@ -163,6 +163,7 @@ fn exchange(
     messages.receive(from, key, signature, into, Ticket { mailbox, step: 0 });
     let source = Source { address: send.as_ptr(), len: send.len() };
     messages.send(to, key, signature, source, Ticket { mailbox, step: 1 });
+    messages.write_out();
     drop(messages);
     endpoint.settle();
     let answer = endpoint.wait(deadline, Through::Messages, || {

@@ -460,7 +460,7 @@ impl Endpoint {
         let mut messages = self.messages();
         let mut moved = false;
         for (token, _) in events {
-            moved |= messages.progress((token >> 8) as u32);
+            moved |= messages.serve((token >> 8) as u32);
         }
         drop(messages);
         self.settle();

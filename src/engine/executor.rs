@@ -2,11 +2,12 @@
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::task::Poll;
 
 use super::group::{Group, Turn};
 use super::lane::{Destination, Source, Ticket};
+use super::messages::Messages;
 use super::operation::{Completion, Operation};
 use super::wire::Key;
 use crate::error::{Error, Result, Status};
@@ -251,7 +252,7 @@ impl Run {
                         messages.receive(peer(from), key, self.signature, destination, ticket);
                     }
                     Action::Fold { first, count, into } => {
-                        drop(messages.take());
+                        write_out(&mut messages);
                         let spans = &plan.schedule.operands[first as usize..(first + count) as usize];
                         self.progress.operands.clear();
                         for &span in spans {
@@ -263,7 +264,7 @@ impl Run {
                         self.complete(&plan, index);
                     }
                     Action::Copy { from, into } => {
-                        drop(messages.take());
+                        write_out(&mut messages);
                         let (source, target) = (self.address(from).cast_const(), self.address(into));
                         let len = self.bytes(from);
                         if len > 0 && !std::ptr::eq(source, target) {
@@ -276,6 +277,7 @@ impl Run {
                     }
                 }
             }
+            write_out(&mut messages);
             // The list that `complete` filled is the one to run next; the old one's memory is kept.
             let mut spare = ready;
             spare.clear();
@@ -330,6 +332,13 @@ impl Run {
         if let Some(workspace) = self.workspace.take() {
             group.keep_workspace(workspace);
         }
+    }
+}
+
+/// Has what was posted written, and lets go of the lock.
+fn write_out(messages: &mut Option<MutexGuard<'_, Messages>>) {
+    if let Some(mut messages) = messages.take() {
+        messages.write_out();
     }
 }
 

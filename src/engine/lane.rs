@@ -51,6 +51,19 @@ struct Outgoing {
     piece: Option<Key>,
 }
 
+impl Outgoing {
+    /// What has not been written: of the header, and of the payload.
+    fn rest(&self) -> [&[u8]; 2] {
+        let payload = self.payload.bytes();
+        [&self.header[self.written.min(FRAME_BYTES)..], &payload[self.written.saturating_sub(FRAME_BYTES)..]]
+    }
+
+    /// Bytes that have not been written.
+    fn left(&self) -> usize {
+        FRAME_BYTES + self.payload.bytes().len() - self.written
+    }
+}
+
 enum Payload {
     Borrowed(Source),
     /// What was left of a cancelled message: the peer was promised these bytes.
@@ -128,10 +141,23 @@ pub struct Lane {
     closed: bool,
     /// Whether the last write did not fit.
     blocked: bool,
+    /// The last read took everything that was there: another would only ask in vain. Holds until that was told once.
+    drained: bool,
+    /// How much to read when the next frame is waited for.
+    ahead: usize,
 }
+
+/// Frames written in one system call.
+const GATHERED: usize = 8;
 
 /// Bytes read ahead from a stream that costs a system call a read.
 const READ_AHEAD: usize = 64 * 1024;
+
+/// The same when frames are large: then the payload is to be read straight to where it goes, not through the buffer.
+const READ_BEFORE_LARGE: usize = 4 * 1024;
+
+/// A frame with this much payload is large: the next one is taken to be too.
+const LARGE: usize = 64 * 1024;
 
 /// A payload of which at least this much is missing is read straight to where it goes.
 const DIRECT: usize = 16 * 1024;
@@ -152,6 +178,8 @@ impl Lane {
             incoming: None,
             closed: false,
             blocked: false,
+            drained: false,
+            ahead: if reads_ahead { READ_AHEAD } else { FRAME_BYTES },
         }
     }
 
@@ -213,22 +241,32 @@ impl Lane {
     pub fn flush(&mut self, mut done: impl FnMut(Ticket, Option<Key>)) -> io::Result<bool> {
         let mut moved = false;
         self.blocked = false;
-        while let Some(front) = self.outgoing.front_mut() {
-            let payload = front.payload.bytes();
-            let total = FRAME_BYTES + payload.len();
-            let header = &front.header[front.written.min(FRAME_BYTES)..];
-            let rest = &payload[front.written.saturating_sub(FRAME_BYTES)..];
-            match self.stream.write(&[IoSlice::new(header), IoSlice::new(rest)]) {
-                Ok(count) => {
-                    moved |= count > 0;
-                    front.written += count;
-                    if front.written < total {
-                        continue;
+        while !self.outgoing.is_empty() {
+            let mut parts = [IoSlice::new(&[]); 2 * GATHERED];
+            let mut used = 0;
+            for out in self.outgoing.iter().take(GATHERED) {
+                for part in out.rest() {
+                    if !part.is_empty() {
+                        parts[used] = IoSlice::new(part);
+                        used += 1;
                     }
-                    let (ticket, piece) = (front.ticket, front.piece);
-                    self.outgoing.pop_front();
-                    if let Some(ticket) = ticket {
-                        done(ticket, piece);
+                }
+            }
+            match self.stream.write(&parts[..used]) {
+                Ok(mut count) => {
+                    moved |= count > 0;
+                    while let Some(front) = self.outgoing.front_mut() {
+                        let left = front.left();
+                        if count < left {
+                            front.written += count;
+                            break;
+                        }
+                        count -= left;
+                        let (ticket, piece) = (front.ticket, front.piece);
+                        self.outgoing.pop_front();
+                        if let Some(ticket) = ticket {
+                            done(ticket, piece);
+                        }
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -262,10 +300,16 @@ impl Lane {
                     self.start += count;
                     continue;
                 }
+                if std::mem::take(&mut self.drained) {
+                    return Ok(Event::Idle);
+                }
                 if !self.reads_ahead || missing >= DIRECT {
                     match incoming.read_from(&mut *self.stream, missing, &mut self.buffer) {
                         Ok(0) => return Ok(self.close()),
-                        Ok(_) => continue,
+                        Ok(count) => {
+                            self.drained = self.reads_ahead && count < missing;
+                            continue;
+                        }
                         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Event::Idle),
                         Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                         Err(error) => return Err(broke(&error)),
@@ -275,6 +319,9 @@ impl Lane {
                 let frame = Frame::decode(header)?;
                 self.start += FRAME_BYTES;
                 return Ok(Event::Frame(frame));
+            }
+            if std::mem::take(&mut self.drained) {
+                return Ok(Event::Idle);
             }
             match self.fill() {
                 Ok(0) => return Ok(self.close()),
@@ -293,6 +340,9 @@ impl Lane {
 
     /// Says where the payload of the frame that [`Lane::read`] told goes.
     pub fn begin(&mut self, frame: Frame, target: Target) {
+        if self.reads_ahead {
+            self.ahead = if frame.length as usize >= LARGE { READ_BEFORE_LARGE } else { READ_AHEAD };
+        }
         self.incoming = Some(Incoming { frame, target, filled: 0 });
     }
 
@@ -331,8 +381,11 @@ impl Lane {
             self.end -= self.start;
             self.start = 0;
         }
-        let count = self.stream.read(&mut self.buffer[self.end..])?;
+        // Behind a payload that has begun, the next header comes along.
+        let until = if self.incoming.is_some() { self.buffer.len() } else { self.ahead };
+        let count = self.stream.read(&mut self.buffer[self.end..until])?;
         self.end += count;
+        self.drained = self.reads_ahead && self.end < until;
         Ok(count)
     }
 

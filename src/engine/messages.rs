@@ -1,7 +1,7 @@
 //! Keyed transfers between this rank and every other: posted, matched, moved.
 //!
 //! Three ways a message travels, chosen alike on both sides from its length and the kind of link:
-//! - *eager*, up to [`EAGER_BYTES`]: frame and bytes at once; kept on the heap when nobody has asked yet;
+//! - *eager*, up to [`EAGER_SHM_BYTES`] or [`EAGER_TCP_BYTES`]: frame and bytes at once; kept on the heap when nobody has asked yet;
 //! - *streamed*, larger, over TCP: the receiver says [`FrameKind::Ready`] as soon as it has the buffer (for a
 //!   collective, without being asked), and the bytes come in pieces over all lanes, straight into the buffer;
 //! - *pulled*, larger, in shared memory: the sender tells where the bytes are, the receiver copies them out of the
@@ -27,8 +27,12 @@ use crate::transport::bell::Bell;
 use crate::transport::memory::PeerMemory;
 use crate::transport::{Link, LinkKind};
 
-/// The longest message that is sent before the receiver has asked for it.
-pub const EAGER_BYTES: usize = 64 * 1024;
+/// The longest message that is sent through shared memory before the receiver has asked for it: a longer one is better
+/// copied once than twice.
+pub const EAGER_SHM_BYTES: usize = 64 * 1024;
+
+/// The same over TCP: what asking costs is lost in the time that a longer one takes.
+pub const EAGER_TCP_BYTES: usize = 256 * 1024;
 
 /// A large message is cut into pieces of this many bytes, dealt out over the lanes of the link.
 const PIECE_BYTES: usize = 512 * 1024;
@@ -119,6 +123,8 @@ pub struct Messages {
     unexpected_bytes: usize,
     /// Lanes that the bell should watch for something else than it does.
     restless: Vec<(u32, u32)>,
+    /// Peers for whom something is queued that [`Messages::write_out`] has to write.
+    unwritten: Vec<u32>,
     /// Peers whose link somebody needs; the endpoint opens them.
     pub wanted: Vec<u32>,
     /// What went wrong; the endpoint acts on it.
@@ -137,6 +143,30 @@ struct Peer {
     expected: usize,
     /// It has left, and all that it had said has been read.
     drained: bool,
+    /// Receives among them whose pieces come over several lanes.
+    spread: usize,
+}
+
+impl Peer {
+    /// The longest message that is sent to it unasked, when it is linked.
+    fn eager_bytes(&self) -> usize {
+        match self.kind {
+            Some(LinkKind::Shm) => EAGER_SHM_BYTES,
+            _ => EAGER_TCP_BYTES,
+        }
+    }
+
+    /// A receive of `len` bytes has been posted.
+    fn receives(&mut self, len: usize) {
+        self.expected += 1;
+        self.spread += usize::from(len > PIECE_BYTES);
+    }
+
+    /// It has ended.
+    fn received(&mut self, len: usize) {
+        self.expected -= 1;
+        self.spread -= usize::from(len > PIECE_BYTES);
+    }
 }
 
 #[derive(Default)]
@@ -215,6 +245,7 @@ impl Messages {
             arrived: VecDeque::new(),
             unexpected_bytes: 0,
             restless: Vec::new(),
+            unwritten: Vec::new(),
             wanted: Vec::new(),
             troubles: Vec::new(),
         }
@@ -253,7 +284,7 @@ impl Messages {
         self.receiving.retain(|(peer, key), entry| match entry {
             Receiving::Posted(posted) | Receiving::Claimed(posted) if posted.ticket.mailbox == mailbox => {
                 let peer = &mut peers[*peer as usize];
-                peer.expected -= 1;
+                peer.received(posted.into.len);
                 for lane in &mut peer.lanes {
                     lane.discard(|frame| frame.key == *key);
                 }
@@ -459,25 +490,20 @@ impl Messages {
 
     // ---- posting
 
-    /// Sends. The ticket's mailbox is told when the bytes may be changed again.
+    /// Sends, once [`Messages::write_out`] is called. The ticket's mailbox is told when the bytes may be changed again.
     pub fn send(&mut self, peer: u32, key: Key, signature: Signature, from: Source, ticket: Ticket) {
-        let mut frame = Frame {
-            kind: FrameKind::Eager,
+        let frame = Frame {
+            kind: FrameKind::Request,
             key,
             signature,
             total: from.len as u64,
-            offset: 0,
-            length: from.len as u32,
+            offset: from.address as u64,
+            length: 0,
         };
-        if from.len > EAGER_BYTES {
-            frame.kind = FrameKind::Request;
-            frame.offset = from.address as u64;
-            frame.length = 0;
-        }
         match &self.peers[peer as usize].state {
             PeerState::Open => {
                 self.dispatch(peer, frame, from, Some(ticket));
-                self.flush(peer);
+                self.note_unwritten(peer);
             }
             PeerState::Closed | PeerState::Opening => {
                 self.peers[peer as usize].waiting.push((frame, from, Some(ticket)));
@@ -497,6 +523,7 @@ impl Messages {
     }
 
     fn post(&mut self, peer: u32, key: Key, posted: Posted) {
+        let len = posted.into.len;
         let ticket = posted.ticket;
         if let Some(entry) = self.receiving.get_mut(&(peer, key)) {
             let Receiving::Early(early) = entry else {
@@ -523,7 +550,7 @@ impl Messages {
             match early {
                 Early::Begun(..) => {
                     *entry = Receiving::Claimed(posted);
-                    self.peers[peer as usize].expected += 1;
+                    self.peers[peer as usize].receives(len);
                 }
                 Early::Eager(_, bytes) => {
                     deliver(bytes, &posted);
@@ -534,7 +561,7 @@ impl Messages {
                 Early::Request { frame } => {
                     let frame = *frame;
                     self.receiving.insert((peer, key), Receiving::Posted(posted));
-                    self.peers[peer as usize].expected += 1;
+                    self.peers[peer as usize].receives(len);
                     self.accept(peer, frame);
                 }
             }
@@ -546,10 +573,24 @@ impl Messages {
         let announces = posted.announces(&key);
         let ready = posted.ready(key);
         self.receiving.insert((peer, key), Receiving::Posted(posted));
-        self.peers[peer as usize].expected += 1;
+        self.peers[peer as usize].receives(len);
         if announces && self.linked(peer) && !self.pulls(peer) {
             self.control(peer, &ready);
+            self.note_unwritten(peer);
+        }
+    }
+
+    /// Writes what has been posted: call it after the last of several sends and receives. What one peer is to get goes
+    /// out together.
+    pub fn write_out(&mut self) {
+        while let Some(peer) = self.unwritten.pop() {
             self.flush(peer);
+        }
+    }
+
+    fn note_unwritten(&mut self, peer: u32) {
+        if !self.unwritten.contains(&peer) {
+            self.unwritten.push(peer);
         }
     }
 
@@ -603,10 +644,22 @@ impl Messages {
 
     // ---- moving
 
-    /// Reads and writes what it can on the lanes of `peer`. Whether anything moved.
+    /// Reads and writes what it can on the lanes of `peer` that are in use. Whether anything moved.
     pub fn progress(&mut self, peer: u32) -> bool {
+        let slot = &self.peers[peer as usize];
+        // Nothing but the pieces of large messages comes over other lanes than the first.
+        let lanes = if slot.spread > 0 { slot.lanes.len() } else { slot.lanes.len().min(1) };
+        self.progress_lanes(peer, lanes)
+    }
+
+    /// The same for all lanes, for a peer that the kernel says is ready.
+    pub fn serve(&mut self, peer: u32) -> bool {
+        self.progress_lanes(peer, self.peers[peer as usize].lanes.len())
+    }
+
+    fn progress_lanes(&mut self, peer: u32, lanes: usize) -> bool {
         let mut moved = false;
-        for lane in 0..self.peers[peer as usize].lanes.len() {
+        for lane in 0..lanes {
             moved |= self.read_lane(peer, lane);
         }
         self.note_watches(peer);
@@ -701,7 +754,7 @@ impl Messages {
     fn message(&mut self, peer: u32, lane: usize, frame: Frame) -> Result<()> {
         let key = (peer, frame.key);
         let eager = frame.kind == FrameKind::Eager;
-        if eager && frame.total > EAGER_BYTES as u64 {
+        if eager && frame.total > self.peers[peer as usize].eager_bytes() as u64 {
             return Err(Error::new(
                 Status::Internal,
                 format!("a message of {} bytes came unasked", frame.total),
@@ -714,7 +767,7 @@ impl Messages {
             Some(Receiving::Posted(posted)) => {
                 if let Some(mismatch) = posted.check(peer, frame.key, frame.signature, frame.total) {
                     let Some(Receiving::Posted(posted)) = self.receiving.remove(&key) else { return Ok(()) };
-                    self.peers[peer as usize].expected -= 1;
+                    self.peers[peer as usize].received(posted.into.len);
                     if eager {
                         self.peers[peer as usize].lanes[lane].begin(frame, Target::Discard);
                     } else {
@@ -759,7 +812,7 @@ impl Messages {
                 Some(Receiving::Claimed(posted)) => {
                     deliver(&bytes, &posted);
                     self.unexpected_bytes -= bytes.len();
-                    self.peers[peer as usize].expected -= 1;
+                    self.peers[peer as usize].received(posted.into.len);
                     self.mailboxes[posted.ticket.mailbox as usize].done.push(posted.ticket.step);
                 }
                 Some(Receiving::Early(_)) => {
@@ -773,9 +826,9 @@ impl Messages {
                 if let Some(Receiving::Posted(posted)) = self.receiving.get_mut(&key) {
                     posted.received += incoming.frame.length as usize;
                     if posted.received == posted.into.len {
-                        let ticket = posted.ticket;
+                        let (ticket, len) = (posted.ticket, posted.into.len);
                         self.receiving.remove(&key);
-                        self.peers[peer as usize].expected -= 1;
+                        self.peers[peer as usize].received(len);
                         self.mailboxes[ticket.mailbox as usize].done.push(ticket.step);
                     }
                 }
@@ -813,7 +866,7 @@ impl Messages {
                     return;
                 }
                 self.receiving.remove(&key);
-                self.peers[peer as usize].expected -= 1;
+                self.peers[peer as usize].received(into.len);
                 let what = format!("{} bytes could not be read from the memory of rank {peer}", into.len);
                 self.fail(ticket, Error::system(what, error));
                 return;
@@ -836,7 +889,7 @@ impl Messages {
         for (_, frame) in ours {
             // Gone if the receiver has given up meanwhile: the sender is told nevertheless that its bytes are free.
             if let Some(Receiving::Posted(posted)) = self.receiving.remove(&(peer, frame.key)) {
-                self.peers[peer as usize].expected -= 1;
+                self.peers[peer as usize].received(posted.into.len);
                 self.mailboxes[posted.ticket.mailbox as usize].done.push(posted.ticket.step);
             }
             self.control(peer, &Frame { kind: FrameKind::Done, offset: 0, ..frame });
@@ -875,14 +928,15 @@ impl Messages {
         let Posted { into, signature, ticket, from: Some(from), .. } = posted else { return };
         let (channel, slot) = ((key.group, key.tag), &mut self.peers[peer as usize]);
         if let Some((peer, sequence)) = self.pairs.take(&from, channel) {
-            slot.expected -= 1;
+            slot.received(into.len);
             self.mailboxes[ticket.mailbox as usize].source = Some(peer);
             let key = Key { sequence, ..key };
             self.post(peer, key, Posted { into, signature, ticket, received: 0, from: Some(from) });
             return;
         }
-        if let From::Any(_) = from {
-            slot.expected -= 1;
+        match from {
+            From::Any(_) => slot.received(into.len),
+            From::Rank(_) => slot.spread -= usize::from(into.len > PIECE_BYTES),
         }
         let receive = Receive { into, signature };
         self.pairs.wait_again(channel, Waiting { from, ticket, receive });
@@ -936,14 +990,15 @@ impl Messages {
         self.sending.insert((peer, key), Sending::Posted { from, signature, ticket, pieces });
     }
 
-    /// Hands a send to an open link.
+    /// Hands a send to an open link. The frame is that of an announcement.
     fn dispatch(&mut self, peer: u32, frame: Frame, from: Source, ticket: Option<Ticket>) {
         let Some(ticket) = ticket else { return };
-        if frame.kind == FrameKind::Eager {
-            self.peers[peer as usize].lanes[0].push(&frame, from, Some(ticket));
+        let slot = &mut self.peers[peer as usize];
+        if from.len <= slot.eager_bytes() {
+            let frame = Frame { kind: FrameKind::Eager, offset: 0, length: from.len as u32, ..frame };
+            slot.lanes[0].push(&frame, from, Some(ticket));
             return;
         }
-        let slot = &mut self.peers[peer as usize];
         slot.expected += 1;
         let announced = slot.kind == Some(LinkKind::Shm) || frame.key.class == Class::PointToPoint;
         let early = self.sending.insert(
@@ -1005,8 +1060,11 @@ impl Messages {
         let Some(waiting) = self.pairs.arrive(peer, (key.group, key.tag), key.sequence) else { return };
         let Waiting { from, ticket, receive: Receive { into, signature } } = waiting;
         self.mailboxes[ticket.mailbox as usize].source = Some(peer);
-        if let From::Any(_) = from {
-            self.peers[peer as usize].expected += 1;
+        let slot = &mut self.peers[peer as usize];
+        match from {
+            From::Any(_) => slot.receives(into.len),
+            // Counted as expected since it was posted.
+            From::Rank(_) => slot.spread += usize::from(into.len > PIECE_BYTES),
         }
         let posted = Posted { into, signature, ticket, received: 0, from: Some(from) };
         self.receiving.insert((peer, key), Receiving::Posted(posted));
@@ -1104,7 +1162,7 @@ impl Posted {
     /// Whether the receiver of this tells the sender unasked that it is ready. (Over TCP; in shared memory the sender
     /// asks.)
     fn announces(&self, key: &Key) -> bool {
-        self.into.len > EAGER_BYTES && key.class != Class::PointToPoint
+        self.into.len > EAGER_TCP_BYTES && key.class != Class::PointToPoint
     }
 
     fn ready(&self, key: Key) -> Frame {

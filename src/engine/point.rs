@@ -69,6 +69,7 @@ impl Point {
                 messages.receive_next(channel, from, signature, into, ticket);
             }
         }
+        messages.write_out();
         drop(messages);
         group.endpoint().settle();
         Point { message, tag: turn.tag, signature, mailbox: Some(mailbox) }

@@ -34,21 +34,35 @@ pub fn usable_cpus() -> usize {
     }
 }
 
-/// Has the calling thread run only on one of the processors that it may use: on number `index`, counted round.
-pub fn bind_to_cpu(index: usize) -> io::Result<()> {
-    // SAFETY: a cpu_set_t is plain bits, for which zero is valid.
-    let mut usable: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: as for `usable`.
-    let mut one: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes at most the size given into `usable`.
-    unsafe { syscall!(sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut usable)) }?;
-    // SAFETY: numbers below CPU_SETSIZE are inside of the set.
-    let is_usable = |cpu: &usize| unsafe { libc::CPU_ISSET(*cpu, &usable) };
-    let cpus: Vec<usize> = (0..libc::CPU_SETSIZE as usize).filter(is_usable).collect();
-    // SAFETY: as above; the kernel has answered with at least one processor, or refused.
-    unsafe { libc::CPU_SET(cpus[index % cpus.len()], &mut one) };
-    // SAFETY: reads the size given from `one`.
-    unsafe { syscall!(sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &one)) }.map(drop)
+/// Keeps the calling thread on one processor; where it could run before, it may again when this is dropped there.
+#[derive(Debug)]
+pub struct CpuBinding {
+    before: libc::cpu_set_t,
+}
+
+impl CpuBinding {
+    /// To number `index`, counted round, of the processors that the thread may use.
+    pub fn new(index: usize) -> io::Result<CpuBinding> {
+        // SAFETY: a cpu_set_t is plain bits, for which zero is valid.
+        let (mut before, mut one): (libc::cpu_set_t, libc::cpu_set_t) = unsafe { std::mem::zeroed() };
+        // SAFETY: the kernel writes at most the size given into `before`.
+        unsafe { syscall!(sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut before)) }?;
+        // SAFETY: numbers below CPU_SETSIZE are inside of the set.
+        let usable = |cpu: &usize| unsafe { libc::CPU_ISSET(*cpu, &before) };
+        let usable: Vec<usize> = (0..libc::CPU_SETSIZE as usize).filter(usable).collect();
+        // SAFETY: as above; a thread that runs has a processor to run on, so the list is not empty.
+        unsafe { libc::CPU_SET(usable[index % usable.len()], &mut one) };
+        // SAFETY: the kernel reads the size given from `one`.
+        unsafe { syscall!(sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &one)) }?;
+        Ok(CpuBinding { before })
+    }
+}
+
+impl Drop for CpuBinding {
+    fn drop(&mut self) {
+        // SAFETY: the kernel reads the size given from `before`, which it has filled. Nothing is lost if it refuses.
+        let _ = unsafe { syscall!(sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &self.before)) };
+    }
 }
 
 /// A text that the kernel made at boot: the same for all processes of this host, containers included.
