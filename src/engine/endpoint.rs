@@ -4,7 +4,7 @@
 //! that nobody waits for. It spins briefly, yields for a while, then sleeps on the bell. The service thread of the
 //! process steps in only for operations that nobody waits for.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -24,6 +24,9 @@ use crate::transport::Link;
 use crate::transport::address::PeerAddress;
 use crate::transport::bell::Bell;
 use crate::transport::service::{Attendance, Identity, Options, Port, Registration};
+
+/// How many failures of groups that are not here are kept.
+const REMEMBERED: usize = 256;
 
 /// How long a waiter spins before it yields, and yields before it sleeps: when every rank of the host has a core to
 /// itself, and when it has not.
@@ -50,6 +53,8 @@ pub struct Endpoint {
     groups: Mutex<Groups>,
     running: Mutex<Vec<Arc<Running>>>,
     running_count: AtomicUsize,
+    /// Whether any peer has left or is lost.
+    lost_any: AtomicBool,
     crowded: AtomicBool,
     sleepers: Sleepers,
     /// What was asked, and what was answered.
@@ -64,8 +69,10 @@ pub struct Endpoint {
 #[derive(Default)]
 struct Groups {
     live: HashMap<u64, Weak<Group>>,
-    /// Failures of groups that this rank has not made yet.
-    early: HashMap<u64, Error>,
+    /// Failures of groups that this rank has not made yet, or has no more. The oldest give way.
+    early: VecDeque<(u64, Error)>,
+    /// Failed groups that are gone here, whose members may not have heard of it. The oldest give way.
+    ended: VecDeque<(u64, Arc<[u32]>, Error)>,
     /// Peers that are dead: groups made later must not wait for them.
     lost: HashMap<u32, Error>,
 }
@@ -102,6 +109,7 @@ impl Endpoint {
             groups: Mutex::default(),
             running: Mutex::default(),
             running_count: AtomicUsize::new(0),
+            lost_any: AtomicBool::new(false),
             crowded: AtomicBool::new(false),
             sleepers: Sleepers::default(),
             answers: Mutex::default(),
@@ -179,6 +187,11 @@ impl Endpoint {
         self.shares_memory
     }
 
+    /// Whether any peer has left or is lost, this job long.
+    pub fn has_lost_any(&self) -> bool {
+        self.lost_any.load(Ordering::Relaxed)
+    }
+
     /// Boards of groups that are gone.
     pub fn retired(&self) -> &Arc<Retired> {
         &self.retired
@@ -234,17 +247,43 @@ impl Endpoint {
     pub fn enrol(&self, group: &Arc<Group>) {
         let mut groups = lock(&self.groups);
         groups.live.insert(group.id(), Arc::downgrade(group));
-        let early = groups.early.remove(&group.id());
+        let early = groups.early.iter().position(|(id, _)| *id == group.id());
+        let early = early.and_then(|index| groups.early.remove(index)).map(|(_, error)| error);
         let lost = group.members().iter().find_map(|peer| groups.lost.get(peer)).cloned();
         drop(groups);
         if let Some(error) = early.or(lost) {
-            group.latch(error);
+            group.fail(error);
         }
     }
 
-    /// Forgets a group.
-    pub fn dismiss(&self, id: u64) {
-        lock(&self.groups).live.remove(&id);
+    /// Forgets a group, but not at once that it failed.
+    pub fn dismiss(&self, group: &Group) {
+        let mut groups = lock(&self.groups);
+        groups.live.remove(&group.id());
+        if let Some(error) = group.failure() {
+            remember(&mut groups.ended, (group.id(), group.members().clone(), error));
+        }
+    }
+
+    /// Tells a peer whose link has just opened of the failures that it could not hear of before.
+    fn report(&self, peer: u32) {
+        let groups = lock(&self.groups);
+        let live: Vec<_> = groups.live.values().filter_map(Weak::upgrade).collect();
+        let mut failures: Vec<(u64, Error)> = groups
+            .ended
+            .iter()
+            .filter(|(_, members, _)| members.contains(&peer))
+            .map(|(id, _, error)| (*id, error.clone()))
+            .collect();
+        drop(groups);
+        for group in live {
+            if let (Some(_), Some(error)) = (group.rank_of(peer), group.failure()) {
+                failures.push((group.id(), error));
+            }
+        }
+        for (group, error) in failures {
+            self.registration().send_control(peer, &Control::Failure { group, error }.encode());
+        }
     }
 
     fn group(&self, id: u64) -> Option<Arc<Group>> {
@@ -267,7 +306,9 @@ impl Endpoint {
 
     /// Has the library move an operation.
     pub fn adopt(&self, running: Arc<Running>) {
-        lock(&self.running).push(running);
+        let mut list = lock(&self.running);
+        list.push(running);
+        // Under the lock: nobody takes it off the list before it is counted.
         self.running_count.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -511,13 +552,18 @@ impl Endpoint {
             Error::new(Status::PeerFailed, format!("{} {cause}", self.describe(peer)))
         });
         self.messages().link_lost(peer, why.clone());
+        self.lost_any.store(true, Ordering::Relaxed);
         let mut groups = lock(&self.groups);
         groups.lost.entry(peer).or_insert_with(|| why.clone());
         let affected: Vec<_> = groups.live.values().filter_map(Weak::upgrade).collect();
         drop(groups);
         for group in affected {
-            if group.members().contains(&peer) {
-                group.fail(why.clone());
+            if let Some(rank) = group.rank_of(peer) {
+                // The cause speaks of ranks as the job counts them.
+                let same = rank == peer;
+                let alias =
+                    || why.context(format!("rank {rank} of '{}' is rank {peer} of the job", group.name()));
+                group.fail(if same { why.clone() } else { alias() });
             }
         }
         self.wake();
@@ -565,6 +611,7 @@ impl Endpoint {
 impl Port for Endpoint {
     fn link_opened(&self, peer: u32, link: Link) {
         self.messages().link_opened(peer, link);
+        self.report(peer);
         self.settle();
         self.wake();
     }
@@ -575,6 +622,7 @@ impl Port for Endpoint {
 
     fn peer_left(&self, peer: u32) {
         self.messages().peer_left(peer);
+        self.lost_any.store(true, Ordering::Relaxed);
         self.wake();
     }
 
@@ -587,9 +635,9 @@ impl Port for Endpoint {
             Some(Control::Failure { group, error }) => match self.group(group) {
                 Some(group) => group.fail(error),
                 None => {
-                    let mut groups = lock(&self.groups);
-                    if groups.early.len() < 1024 {
-                        groups.early.insert(group, error);
+                    let early = &mut lock(&self.groups).early;
+                    if early.iter().all(|(id, _)| *id != group) {
+                        remember(early, (group, error));
                     }
                 }
             },
@@ -629,6 +677,13 @@ impl Port for Endpoint {
         let next = lock(&self.running).iter().filter_map(|running| running.deadline().remaining()).min();
         Attendance::Watch(soon + next.unwrap_or(NAP).min(NAP))
     }
+}
+
+fn remember<T>(list: &mut VecDeque<T>, item: T) {
+    if list.len() == REMEMBERED {
+        list.pop_front();
+    }
+    list.push_back(item);
 }
 
 /// Locks, also after a panic elsewhere: what the locks guard is kept consistent between statements that can panic.

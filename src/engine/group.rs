@@ -534,6 +534,9 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        self.endpoint.dismiss(self.id);
+        // In a forked child the locks may be held by threads that do not exist.
+        if self.endpoint.check_fork().is_ok() {
+            self.endpoint.dismiss(self);
+        }
     }
 }
