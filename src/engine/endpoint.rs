@@ -43,6 +43,7 @@ const DIRECT_READS: usize = 3;
 
 /// A rank's presence in a job.
 pub struct Endpoint {
+    this: Weak<Endpoint>,
     rank: u32,
     size: u32,
     registration: OnceLock<Registration>,
@@ -98,7 +99,8 @@ pub enum Through {
 impl Endpoint {
     /// Listens and is reachable; knows no peer yet.
     pub fn new(identity: Identity, options: Options) -> Result<Arc<Endpoint>> {
-        let endpoint = Arc::new(Endpoint {
+        let endpoint = Arc::new_cyclic(|this| Endpoint {
+            this: this.clone(),
             rank: identity.rank,
             size: identity.size,
             registration: OnceLock::new(),
@@ -214,7 +216,10 @@ impl Endpoint {
         });
         match answer {
             Some(Ok(())) => Ok(()),
-            Some(Err(peer)) => fail!(PeerFailed, "{} has left", self.describe(peer)),
+            Some(Err(peer)) => match lock(&self.groups).lost.get(&peer) {
+                Some(why) => Err(why.clone()),
+                None => fail!(PeerFailed, "{} has left", self.describe(peer)),
+            },
             None => {
                 let messages = self.messages();
                 let missing = peers.iter().copied().find(|&peer| !messages.linked(peer));
@@ -547,10 +552,25 @@ impl Endpoint {
         }
     }
 
+    /// A peer is lost. Where a launcher may know how it ended, it is asked first, on a thread of its own: that takes a
+    /// while, and this may be the service thread, or one that waits for something else.
     fn lose(&self, peer: u32, why: Error) {
-        let why = self.exit_cause(peer).map_or(why.clone(), |cause| {
-            Error::new(Status::PeerFailed, format!("{} {cause}", self.describe(peer)))
+        let this = self.store.get().and_then(|_| self.this.upgrade());
+        let asked = this.is_some_and(|this| {
+            let why = why.clone();
+            let ask = move || {
+                let told = this.exit_cause(peer);
+                let text = told.map(|cause| format!("{} {cause}", this.describe(peer)));
+                this.lost(peer, text.map_or(why, |text| Error::new(Status::PeerFailed, text)));
+            };
+            std::thread::Builder::new().name("unisono-exit".into()).spawn(ask).is_ok()
         });
+        if !asked {
+            self.lost(peer, why);
+        }
+    }
+
+    fn lost(&self, peer: u32, why: Error) {
         self.messages().link_lost(peer, why.clone());
         self.lost_any.store(true, Ordering::Relaxed);
         let mut groups = lock(&self.groups);
