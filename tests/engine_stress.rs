@@ -101,7 +101,7 @@ fn a_forked_child_that_ends_its_handles_leaves_the_links_alone() {
         safe fn _exit(code: c_int) -> !;
     }
     with_ranks(2, |context| {
-        let by_messages = Call { algorithm: Some(1), ..Call::default() };
+        let by_messages = Call { algorithm: Some(9), ..Call::default() };
         let calls = [Call::default(), by_messages];
         for call in &calls {
             sum(&context, &mut [1], call);
