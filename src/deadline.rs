@@ -12,7 +12,12 @@ impl Deadline {
 
     /// `after` from now; a duration too long to be a moment is never.
     pub fn after(after: Duration) -> Deadline {
-        Deadline(Instant::now().checked_add(after))
+        Deadline::since(Instant::now(), after)
+    }
+
+    /// `after` from `start`; a duration too long to be a moment is never.
+    pub fn since(start: Instant, after: Duration) -> Deadline {
+        Deadline(start.checked_add(after))
     }
 
     /// Whether the moment has passed.

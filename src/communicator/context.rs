@@ -372,13 +372,31 @@ impl Context {
         let make = match wide {
             Some(wide) => {
                 let mut rest = wide.rest(&checked);
+                if let Some((direct, job, path)) = exchange_directly(group, &rest, call, class)? {
+                    let make = move |turn: &Turn| -> Box<dyn Operation> {
+                        // SAFETY: the caller's promise; the workspaces live beside the run, as long as it does.
+                        unsafe { Box::new(wide.around(DirectRun::new(group, turn, direct, job, path))) }
+                    };
+                    let (signature, make) = (checked.signature, Make::Boxed(Box::new(make)));
+                    return Ok(Next::Step(Step { group, class, tag, signature, make }));
+                }
                 let (plan, _) = self.0.plans.plan(&mut rest, call, rank, size)?;
                 checked.signature.algorithm = rest.signature.algorithm;
                 // SAFETY: the caller's promise.
                 Make::Boxed(Box::new(move |turn: &Turn| unsafe { Box::new(wide.run(group, turn, plan)) }))
             }
             None => {
-                if let Some(make) = exchange_directly(group, &checked, call, class, buffers)? {
+                if let Some((direct, job, path)) = exchange_directly(group, &checked, call, class)? {
+                    let make = if buffers.len() > 1 {
+                        let (from, to) = (checked.output.cast_const(), buffers.to_vec());
+                        Make::Boxed(Box::new(move |turn: &Turn| -> Box<dyn Operation> {
+                            // SAFETY: the caller's promise.
+                            let operation = unsafe { DirectRun::new(group, turn, direct, job, path) };
+                            Box::new(Copied { operation, from, to, bytes })
+                        }))
+                    } else {
+                        Make::Direct(direct, job, path)
+                    };
                     let signature = checked.signature;
                     return Ok(Next::Step(Step { group, class, tag, signature, make }));
                 }
@@ -493,17 +511,16 @@ enum Make<'a> {
     Boxed(Maker<'a>),
 }
 
-/// The direct exchange of a call, when its group has one and the call fits it: ordered, on one buffer, its algorithm
-/// left to the library.
-fn exchange_directly<'a>(
+/// The direct exchange of a call, when its group has one and the call fits it: ordered, its algorithm left to the
+/// library. How many buffers a rank has does not matter: ranks may have different numbers.
+fn exchange_directly(
     group: &Group,
     checked: &Checked,
     call: &Call,
     class: Class,
-    buffers: &[*mut u8],
-) -> Result<Option<Make<'a>>> {
+) -> Result<Option<(Arc<Direct>, Job, Path)>> {
     let Some(direct) = group.direct() else { return Ok(None) };
-    if class != Class::Ordered || buffers.len() > 1 || call.algorithm.unwrap_or(0) != 0 {
+    if class != Class::Ordered || call.algorithm.unwrap_or(0) != 0 {
         return Ok(None);
     }
     let reducer = match checked.operator {
@@ -519,7 +536,7 @@ fn exchange_directly<'a>(
         dtype: checked.dtype,
         reducer,
     };
-    Ok(direct.path(&job).map(|path| Make::Direct(direct.clone(), job, path)))
+    Ok(direct.path(&job).map(|path| (direct.clone(), job, path)))
 }
 
 /// A group of one: the result is the input.

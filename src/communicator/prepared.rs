@@ -6,6 +6,7 @@ use super::context::Context;
 use super::work::Work;
 use super::{Call, Completion};
 use crate::collective::request::{Counts, Kind, Request};
+use crate::engine::endpoint::Through;
 use crate::engine::group::Group;
 use crate::engine::operation::Operation;
 use crate::error::{Result, fail};
@@ -169,5 +170,9 @@ impl<O: Operation> Operation for Copied<O> {
 
     fn waits_for(&self, group: &Group) -> Vec<u32> {
         self.operation.waits_for(group)
+    }
+
+    fn through(&self) -> Through {
+        self.operation.through()
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use crate::collective::checked::Checked;
+use crate::engine::endpoint::Through;
 use crate::engine::executor::{Plan, Run, Workspace};
 use crate::engine::group::{Group, Turn};
 use crate::engine::operation::{Completion, Operation};
@@ -72,10 +73,18 @@ impl Wide {
     ///
     /// # Safety
     /// The outputs stay valid until the operation has ended or is abandoned.
-    pub unsafe fn run(self, group: &Group, turn: &Turn, plan: Arc<Plan>) -> WideRun {
+    pub unsafe fn run(self, group: &Group, turn: &Turn, plan: Arc<Plan>) -> WideRun<Run> {
         // SAFETY: the workspaces live beside the run, as long as it does.
-        let run = unsafe { Run::new(group, turn, plan, self.input.address(), self.output.address()) };
-        WideRun { run, wide: self }
+        let operation = unsafe { Run::new(group, turn, plan, self.input.address(), self.output.address()) };
+        WideRun { operation, wide: self }
+    }
+
+    /// The operation, when `operation` does what [`Wide::rest`] says.
+    ///
+    /// # Safety
+    /// As [`Wide::run`].
+    pub unsafe fn around<O>(self, operation: O) -> WideRun<O> {
+        WideRun { operation, wide: self }
     }
 
     /// Rounds the result into the outputs.
@@ -102,14 +111,14 @@ impl Wide {
 }
 
 /// A wide reduction under way.
-pub struct WideRun {
-    run: Run,
+pub struct WideRun<O> {
+    operation: O,
     wide: Wide,
 }
 
-impl Operation for WideRun {
+impl<O: Operation> Operation for WideRun<O> {
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
-        let answer = self.run.advance(group);
+        let answer = self.operation.advance(group);
         if let Poll::Ready(Ok(_)) = &answer {
             // SAFETY: `Wide::run`'s promise; the run has filled the output workspace.
             unsafe { self.wide.finish(&self.wide.output) };
@@ -118,10 +127,14 @@ impl Operation for WideRun {
     }
 
     fn abandon(&mut self, group: &Group) {
-        self.run.abandon(group);
+        self.operation.abandon(group);
     }
 
     fn waits_for(&self, group: &Group) -> Vec<u32> {
-        self.run.waits_for(group)
+        self.operation.waits_for(group)
+    }
+
+    fn through(&self) -> Through {
+        self.operation.through()
     }
 }

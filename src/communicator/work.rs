@@ -44,7 +44,11 @@ impl Work {
         match &self.0 {
             State::Ended(result) => Some(result.clone()),
             State::Running(running) => {
-                running.group().endpoint().progress(0);
+                let endpoint = running.group().endpoint();
+                if let Err(error) = endpoint.check_fork() {
+                    return Some(Err(error));
+                }
+                endpoint.progress(0);
                 running.result()
             }
         }

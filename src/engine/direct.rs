@@ -10,12 +10,18 @@
 //!   reduces its shard, then all gather the shards. Marks say how far a rank has come; nobody leaves while others may
 //!   still read from it.
 //!
+//! A rank that gives up a call withdraws before it lets go of its memory, for good: its group has failed. What was read
+//! of its private memory counts only if it had not withdrawn by then; whoever finds that it has waits for the news of the failure.
+//! Ranks of one process read each other's memory without the kernel's protection, so there the one that gives up also waits
+//! until nobody reads.
+//!
 //! Posts and slots exist twice, for odd and even calls. A rank may enter call `e` when all others have entered `e − 1`,
 //! hence have ended `e − 2` and read what it had posted there.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
+use std::time::Duration;
 
 use super::endpoint::{Through, lock};
 use super::executor::Workspace;
@@ -23,10 +29,12 @@ use super::group::{Group, Turn};
 use super::messages::Mismatch;
 use super::operation::{Completion, Operation};
 use super::wire::Key;
+use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status};
 use crate::reduce::{DataType, Operand, Reducer, Representation};
 use crate::schedule::Collective;
 use crate::signature::{Kind, Signature};
+use crate::sys;
 use crate::transport::memory::PeerMemory;
 use crate::transport::segment::Region;
 
@@ -52,7 +60,10 @@ const PULL_BYTES: usize = 4 * 1024 * 1024;
 const SHARD_ELEMENTS: u64 = 64;
 
 /// Fruitless looks between two checks whether the awaited rank has left.
-const PATIENCE: u32 = 64;
+const PATIENCE: u32 = 8;
+
+/// How long a rank of the same process may take to read what it has begun to read.
+const READ: Duration = Duration::from_secs(1);
 
 /// What a member posts for one call. Word 0 is the number of the call, stored last.
 #[repr(C, align(64))]
@@ -70,13 +81,17 @@ struct Post {
 #[repr(C, align(64))]
 struct Board {
     posts: [Post; 2],
-    mark: Mark,
+    mark: Word,
+    /// Not 0 once the owner has given up a call.
+    withdrawn: Word,
+    /// Not 0 while the owner reads another member's private memory.
+    reading: Word,
     /// Set by each other member when it needs this board no more.
     goodbyes: [AtomicU8; MAX_MEMBERS],
 }
 
 #[repr(C, align(64))]
-struct Mark(AtomicU64);
+struct Word(AtomicU64);
 
 /// The members of a group, all on this host, as they see each other's boards.
 pub struct Direct {
@@ -89,7 +104,8 @@ pub struct Direct {
     peers: Vec<Option<Arc<PeerMemory>>>,
     /// Whether every member can read every other's private memory.
     pulls: bool,
-    /// Calls made so far. Only the call whose turn it is touches this.
+    fork: u32,
+    /// Calls that have begun so far. Only the call whose turn it is touches this.
     calls: AtomicU64,
     /// The last call that every member is known to have entered. Likewise.
     entered: AtomicU64,
@@ -148,7 +164,8 @@ impl Direct {
             });
         }
         let (calls, entered) = (AtomicU64::new(0), AtomicU64::new(0));
-        Some(Direct { rank, own: Some(own), retired, boards, peers, pulls, calls, entered })
+        let fork = sys::fork::generation();
+        Some(Direct { rank, own: Some(own), retired, boards, peers, pulls, fork, calls, entered })
     }
 
     /// How a call is exchanged; `None`: not at all, messages do it. The same answer on every member.
@@ -215,25 +232,61 @@ impl Direct {
         self.post(member, call).call.load(Ordering::Acquire) >= call
     }
 
+    fn has_withdrawn(&self, member: usize) -> bool {
+        self.board(member).withdrawn.0.load(Ordering::SeqCst) != 0
+    }
+
+    /// This rank's memory is about to be its caller's again: what others read from here on does not count.
+    fn withdraw(&self) {
+        self.board(self.rank).withdrawn.0.store(1, Ordering::SeqCst);
+        // Whoever reads what the caller writes from here on finds the withdrawal afterwards.
+        fence(Ordering::SeqCst);
+        let until = Deadline::after(READ);
+        for (member, memory) in self.peers.iter().enumerate() {
+            let here = memory.as_ref().is_some_and(|memory| memory.pid == std::process::id());
+            while here && self.board(member).reading.0.load(Ordering::SeqCst) != 0 && !until.expired() {
+                sys::process::yield_now();
+            }
+        }
+    }
+
     /// Reads from the private memory of `member`.
     ///
     /// # Safety
-    /// The member has posted the address for a call that it has not left, and does not write there meanwhile.
-    unsafe fn pull(&self, member: usize, address: u64, into: *mut u8, len: usize) -> Result<()> {
+    /// The member has posted the address for a call that it has not left, and does not write there unless it withdraws.
+    unsafe fn pull(&self, member: usize, address: u64, into: *mut u8, len: usize) -> Result<(), Stop> {
+        let reading = &self.board(self.rank).reading.0;
+        // Against `withdraw`: either this sees the withdrawal, or the member sees this read.
+        reading.store(1, Ordering::SeqCst);
+        // SAFETY: the caller's promise.
+        let result = unsafe { self.pull_parts(member, address, into, len) };
+        reading.store(0, Ordering::Release);
+        fence(Ordering::Acquire);
+        if self.has_withdrawn(member) { Err(Stop::Withdrawn(member)) } else { result }
+    }
+
+    /// # Safety
+    /// As [`Direct::pull`].
+    unsafe fn pull_parts(&self, member: usize, address: u64, into: *mut u8, len: usize) -> Result<(), Stop> {
         let Some(memory) = &self.peers[member] else { return Ok(()) };
         let mut done = 0;
         while done < len {
+            if self.has_withdrawn(member) {
+                return Err(Stop::Withdrawn(member));
+            }
             let count = PULL_BYTES.min(len - done);
             // SAFETY: the destination is this rank's, of `len` bytes; the source is promised by the caller.
             let result = unsafe {
                 let rest = std::slice::from_raw_parts_mut(into.add(done), count);
                 memory.pull(address.wrapping_add(done as u64), rest)
             };
-            result.map_err(|error| {
-                Error::system(
+            result.map_err(|cause| match cause.raw_os_error() {
+                // The process is gone. How it ended is about to be told.
+                Some(libc::ESRCH) => Stop::Withdrawn(member),
+                _ => Stop::Failed(Error::system(
                     format!("{count} bytes at {address:#x} could not be read from rank {member}'s memory"),
-                    error,
-                )
+                    cause,
+                )),
             })?;
             done += count;
         }
@@ -249,6 +302,13 @@ impl std::fmt::Debug for Direct {
 
 impl Drop for Direct {
     fn drop(&mut self) {
+        if self.fork != sys::fork::generation() {
+            // The boards are the parent's, who has not left.
+            if let Some(own) = &mut self.own {
+                own.retire();
+            }
+            return;
+        }
         for member in 0..self.size() {
             if member != self.rank {
                 self.board(member).goodbyes[self.rank].store(1, Ordering::Release);
@@ -308,6 +368,19 @@ impl Post {
     }
 }
 
+/// Why a call does not go on.
+enum Stop {
+    /// This member has given up, or is gone: the news are on their way.
+    Withdrawn(usize),
+    Failed(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Stop {
+        Stop::Failed(error)
+    }
+}
+
 /// How far a call has come here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
@@ -321,6 +394,8 @@ enum Stage {
     Gather,
     /// Waiting until nobody reads from this rank any more.
     Leave,
+    /// A member has given up: waiting to hear why.
+    Forsaken,
 }
 
 /// One call under way.
@@ -330,11 +405,14 @@ pub struct DirectRun {
     path: Path,
     key: Key,
     signature: Signature,
+    /// Its number among the direct calls; 0 until its turn has come.
     call: u64,
     stage: Stage,
     /// The member that is looked at next in the current stage.
     next: usize,
     looks: u32,
+    /// The awaited member, once it is seen to have left. What it did before is there at the next look.
+    leaver: Option<usize>,
     workspace: Option<Workspace>,
 }
 
@@ -347,12 +425,11 @@ impl DirectRun {
     /// # Safety
     /// The job's buffers stay valid until the run has ended or is abandoned.
     pub unsafe fn new(group: &Group, turn: &Turn, direct: Arc<Direct>, job: Job, path: Path) -> DirectRun {
-        let call = direct.calls.fetch_add(1, Ordering::Relaxed) + 1;
         let key =
             Key { group: group.id(), tag: turn.tag, sequence: turn.sequence, slot: 0, class: turn.class };
         let signature = turn.signature;
-        let (stage, next, looks) = (Stage::Enter, 0, 0);
-        DirectRun { direct, job, path, key, signature, call, stage, next, looks, workspace: None }
+        let (call, stage, next, looks, leaver) = (0, Stage::Enter, 0, 0, None);
+        DirectRun { direct, job, path, key, signature, call, stage, next, looks, leaver, workspace: None }
     }
 
     fn root(&self) -> Option<usize> {
@@ -372,7 +449,7 @@ impl DirectRun {
             return false;
         }
         match (self.root(), self.stage) {
-            (None, _) => true,
+            (None, _) | (_, Stage::Forsaken) => true,
             (Some(_), Stage::Enter) => true,
             // The root hears from all, so that a call with another root is noticed there.
             (Some(root), Stage::Arrive) if self.path == Path::Short || !self.shares_work() => {
@@ -408,6 +485,7 @@ impl DirectRun {
         self.stage = stage;
         self.next = 0;
         self.looks = 0;
+        self.leaver = None;
     }
 
     fn bytes(&self, elements: u64) -> usize {
@@ -517,8 +595,12 @@ impl DirectRun {
             if !self.depends_on(member) {
                 continue;
             }
-            let theirs = self.direct.post(member, self.call).signature();
-            if theirs == Some(self.signature) {
+            let post = self.direct.post(member, self.call);
+            let (theirs, bytes) = (post.signature(), post.bytes.load(Ordering::Relaxed));
+            let own = self.bytes(self.job.collective.input_len(self.direct.rank as u32)) as u64;
+            // Accumulators of several buffers are longer than the elements of one.
+            let bytes = (self.signature.kind.reduces() && bytes != own).then_some((bytes, own));
+            if theirs == Some(self.signature) && bytes.is_none() {
                 continue;
             }
             let Some(theirs) = theirs else {
@@ -528,21 +610,25 @@ impl DirectRun {
                 ));
             };
             let peer = group.members()[member];
-            let mismatch = Mismatch { peer, key: self.key, theirs, ours: Some(self.signature), bytes: None };
+            let bytes = bytes.filter(|_| theirs == self.signature);
+            let mismatch = Mismatch { peer, key: self.key, theirs, ours: Some(self.signature), bytes };
             return Err(group.explain(&mismatch, group.endpoint().recorder()));
         }
         Ok(())
     }
 
     /// Reads what the others have posted. Whether there is more to do ([`Stage::Gather`]).
-    fn work(&mut self) -> Result<bool> {
+    fn work(&mut self) -> Result<bool, Stop> {
         match self.path {
-            Path::Short => self.work_short().map(|()| false),
+            Path::Short => {
+                self.work_short();
+                Ok(false)
+            }
             Path::Long => self.work_long(),
         }
     }
 
-    fn work_short(&mut self) -> Result<()> {
+    fn work_short(&mut self) {
         let (rank, size) = (self.direct.rank, self.direct.size());
         let (input, output) = (self.job.input, self.job.output);
         let call = self.call;
@@ -565,7 +651,7 @@ impl DirectRun {
             }
             Collective::Allgather { counts } | Collective::Gather { counts, .. } => {
                 if self.root().is_some_and(|root| root != rank) {
-                    return Ok(());
+                    return;
                 }
                 let mut to = output;
                 for (member, &count) in counts.iter().enumerate() {
@@ -591,7 +677,6 @@ impl DirectRun {
                 }
             }
         }
-        Ok(())
     }
 
     /// Copies `len` bytes from this rank's input or a slot to this rank's output, unless they are there.
@@ -624,7 +709,7 @@ impl DirectRun {
         }
     }
 
-    fn work_long(&mut self) -> Result<bool> {
+    fn work_long(&mut self) -> Result<bool, Stop> {
         let (rank, size) = (self.direct.rank, self.direct.size());
         let (input, output) = (self.job.input, self.job.output);
         let collective = std::mem::replace(&mut self.job.collective, Collective::Barrier);
@@ -673,6 +758,7 @@ impl DirectRun {
                     let (start, sent) =
                         if self.job.listed { self.table(root) } else { (mine as u64, len as u64) };
                     self.expect(root, sent, len)
+                        .map_err(Stop::Failed)
                         .and_then(|()| self.take(root, start, output, len))
                         .map(|()| false)
                 }
@@ -707,7 +793,7 @@ impl DirectRun {
     }
 
     /// Reads a block from every other rank; `listed`: lengths are checked against what they posted.
-    fn take_blocks(&self, counts: &[u64], listed: bool) -> Result<bool> {
+    fn take_blocks(&self, counts: &[u64], listed: bool) -> Result<bool, Stop> {
         let mut to = self.job.output;
         for (member, &count) in counts.iter().enumerate() {
             let len = self.bytes(count);
@@ -739,7 +825,7 @@ impl DirectRun {
     }
 
     /// Reads `len` bytes from byte `start` of what `member` posted as its input.
-    fn take(&self, member: usize, start: u64, to: *mut u8, len: usize) -> Result<()> {
+    fn take(&self, member: usize, start: u64, to: *mut u8, len: usize) -> Result<(), Stop> {
         let from = self.direct.post(member, self.call).input.load(Ordering::Relaxed);
         // SAFETY: the member has entered this call and leaves it only after this rank's mark; it does not write its input in
         // between. `to` is inside this rank's output.
@@ -747,9 +833,9 @@ impl DirectRun {
     }
 
     /// Combines `len` elements from element `start` of everybody's input into `to`, block by block.
-    fn fold_private(&self, start: u64, len: u64, to: *mut u8) -> Result<()> {
+    fn fold_private(&self, start: u64, len: u64, to: *mut u8) -> Result<(), Stop> {
         let (Some(reducer), Some(workspace)) = (&self.job.reducer, &self.workspace) else {
-            return Err(Error::new(Status::Internal, "a reduction without its operator"));
+            return Err(Error::new(Status::Internal, "a reduction without its operator").into());
         };
         let (rank, size) = (self.direct.rank, self.direct.size());
         let blocks = workspace.address().wrapping_add(workspace.bytes() - self.blocks());
@@ -781,7 +867,7 @@ impl DirectRun {
     }
 
     /// Reads the shards of the others as they become ready. Whether all are here.
-    fn gather(&mut self) -> Result<bool> {
+    fn gather(&mut self) -> Result<bool, Stop> {
         let count = match self.job.collective {
             Collective::Allreduce { count } | Collective::Reduce { count, .. } => count,
             _ => return Ok(true),
@@ -808,6 +894,11 @@ impl DirectRun {
         Ok(true)
     }
 
+    fn forsake(&mut self, member: usize) {
+        self.step(Stage::Forsaken);
+        self.next = member;
+    }
+
     /// Which mark of the others this rank waits for before it leaves, and which it sets itself when its work is done.
     fn last_phase(&self) -> u64 {
         if self.shares_work() { 2 } else { 1 }
@@ -823,14 +914,14 @@ impl DirectRun {
     /// Nothing yet. Now and then, looks whether the awaited rank has left for good.
     fn pending(&mut self, group: &Group) -> Poll<Result<Completion>> {
         self.looks += 1;
-        if self.looks.is_multiple_of(PATIENCE) {
+        if self.looks.is_multiple_of(PATIENCE) && group.endpoint().has_lost_any() {
             let member = match self.stage {
                 Stage::Gather => (self.direct.rank + self.next) % self.direct.size(),
                 _ => self.next,
             };
             if let Some(&peer) = group.members().get(member)
                 && group.endpoint().messages().gone(peer)
-                && self.looks > PATIENCE
+                && self.leaver.replace(member) == Some(member)
             {
                 let who = group.describe_rank(member as u32);
                 return Poll::Ready(Err(Error::new(
@@ -851,6 +942,9 @@ impl Operation for DirectRun {
         loop {
             match self.stage {
                 Stage::Enter => {
+                    if self.call == 0 {
+                        self.call = self.direct.calls.fetch_add(1, Ordering::Relaxed) + 1;
+                    }
                     let before = self.call - 1;
                     if self.direct.entered.load(Ordering::Relaxed) < before {
                         if !self.all(|direct, member| direct.has_entered(member, before)) {
@@ -877,7 +971,11 @@ impl Operation for DirectRun {
                 Stage::Work => {
                     let more = match self.work() {
                         Ok(more) => more,
-                        Err(error) => return Poll::Ready(Err(error)),
+                        Err(Stop::Withdrawn(member)) => {
+                            self.forsake(member);
+                            continue;
+                        }
+                        Err(Stop::Failed(error)) => return Poll::Ready(Err(error)),
                     };
                     if self.path == Path::Short {
                         return self.ended(group);
@@ -889,11 +987,17 @@ impl Operation for DirectRun {
                     match self.gather() {
                         Ok(true) => {}
                         Ok(false) => return self.pending(group),
-                        Err(error) => return Poll::Ready(Err(error)),
+                        Err(Stop::Withdrawn(member)) => {
+                            self.forsake(member);
+                            continue;
+                        }
+                        Err(Stop::Failed(error)) => return Poll::Ready(Err(error)),
                     }
                     self.direct.mark(self.call, 2);
                     self.step(Stage::Leave);
                 }
+                // The failure of the group ends it.
+                Stage::Forsaken => return self.pending(group),
                 Stage::Leave => {
                     let (call, phase) = (self.call, self.last_phase());
                     if !self.all(|direct, member| direct.has_marked(member, call, phase)) {
@@ -906,6 +1010,9 @@ impl Operation for DirectRun {
     }
 
     fn abandon(&mut self, group: &Group) {
+        if self.path == Path::Long && self.call > 0 && self.stage != Stage::Enter {
+            self.direct.withdraw();
+        }
         if let Some(workspace) = self.workspace.take() {
             group.keep_workspace(workspace);
         }
@@ -913,7 +1020,8 @@ impl Operation for DirectRun {
 
     fn waits_for(&self, _group: &Group) -> Vec<u32> {
         let there = |member: usize| match self.stage {
-            Stage::Enter => self.direct.has_entered(member, self.call - 1),
+            Stage::Forsaken => member != self.next,
+            Stage::Enter => self.direct.has_entered(member, self.call.saturating_sub(1)),
             Stage::Arrive | Stage::Work => self.direct.has_entered(member, self.call),
             Stage::Gather => self.direct.has_marked(member, self.call, 1),
             Stage::Leave => self.direct.has_marked(member, self.call, self.last_phase()),

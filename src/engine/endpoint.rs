@@ -4,7 +4,7 @@
 //! that nobody waits for. It spins briefly, yields for a while, then sleeps on the bell. The service thread of the
 //! process steps in only for operations that nobody waits for.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -25,6 +25,9 @@ use crate::transport::address::PeerAddress;
 use crate::transport::bell::Bell;
 use crate::transport::service::{Attendance, Identity, Options, Port, Registration};
 
+/// How many failures of groups that are not here are kept.
+const REMEMBERED: usize = 256;
+
 /// How long a waiter spins before it yields, and yields before it sleeps: when every rank of the host has a core to
 /// itself, and when it has not. Yielding costs a fraction of a microsecond when nobody else is ready, so it is hardly
 /// slower than spinning; and when the awaited rank shares the processor, each microsecond of spinning is lost.
@@ -41,6 +44,7 @@ const DIRECT_READS: usize = 3;
 
 /// A rank's presence in a job.
 pub struct Endpoint {
+    this: Weak<Endpoint>,
     rank: u32,
     size: u32,
     registration: OnceLock<Registration>,
@@ -51,6 +55,8 @@ pub struct Endpoint {
     groups: Mutex<Groups>,
     running: Mutex<Vec<Arc<Running>>>,
     running_count: AtomicUsize,
+    /// Whether any peer has left or is lost.
+    lost_any: AtomicBool,
     crowded: AtomicBool,
     sleepers: Sleepers,
     /// What was asked, and what was answered.
@@ -65,8 +71,10 @@ pub struct Endpoint {
 #[derive(Default)]
 struct Groups {
     live: HashMap<u64, Weak<Group>>,
-    /// Failures of groups that this rank has not made yet.
-    early: HashMap<u64, Error>,
+    /// Failures of groups that this rank has not made yet, or has no more. The oldest give way.
+    early: VecDeque<(u64, Error)>,
+    /// Failed groups that are gone here, whose members may not have heard of it. The oldest give way.
+    ended: VecDeque<(u64, Arc<[u32]>, Error)>,
     /// Peers that are dead: groups made later must not wait for them.
     lost: HashMap<u32, Error>,
 }
@@ -92,7 +100,8 @@ pub enum Through {
 impl Endpoint {
     /// Listens and is reachable; knows no peer yet.
     pub fn new(identity: Identity, options: Options) -> Result<Arc<Endpoint>> {
-        let endpoint = Arc::new(Endpoint {
+        let endpoint = Arc::new_cyclic(|this| Endpoint {
+            this: this.clone(),
             rank: identity.rank,
             size: identity.size,
             registration: OnceLock::new(),
@@ -103,6 +112,7 @@ impl Endpoint {
             groups: Mutex::default(),
             running: Mutex::default(),
             running_count: AtomicUsize::new(0),
+            lost_any: AtomicBool::new(false),
             crowded: AtomicBool::new(false),
             sleepers: Sleepers::default(),
             answers: Mutex::default(),
@@ -180,6 +190,11 @@ impl Endpoint {
         self.shares_memory
     }
 
+    /// Whether any peer has left or is lost, this job long.
+    pub fn has_lost_any(&self) -> bool {
+        self.lost_any.load(Ordering::Relaxed)
+    }
+
     /// Boards of groups that are gone.
     pub fn retired(&self) -> &Arc<Retired> {
         &self.retired
@@ -202,7 +217,10 @@ impl Endpoint {
         });
         match answer {
             Some(Ok(())) => Ok(()),
-            Some(Err(peer)) => fail!(PeerFailed, "{} has left", self.describe(peer)),
+            Some(Err(peer)) => match lock(&self.groups).lost.get(&peer) {
+                Some(why) => Err(why.clone()),
+                None => fail!(PeerFailed, "{} has left", self.describe(peer)),
+            },
             None => {
                 let messages = self.messages();
                 let missing = peers.iter().copied().find(|&peer| !messages.linked(peer));
@@ -235,17 +253,43 @@ impl Endpoint {
     pub fn enrol(&self, group: &Arc<Group>) {
         let mut groups = lock(&self.groups);
         groups.live.insert(group.id(), Arc::downgrade(group));
-        let early = groups.early.remove(&group.id());
+        let early = groups.early.iter().position(|(id, _)| *id == group.id());
+        let early = early.and_then(|index| groups.early.remove(index)).map(|(_, error)| error);
         let lost = group.members().iter().find_map(|peer| groups.lost.get(peer)).cloned();
         drop(groups);
         if let Some(error) = early.or(lost) {
-            group.latch(error);
+            group.fail(error);
         }
     }
 
-    /// Forgets a group.
-    pub fn dismiss(&self, id: u64) {
-        lock(&self.groups).live.remove(&id);
+    /// Forgets a group, but not at once that it failed.
+    pub fn dismiss(&self, group: &Group) {
+        let mut groups = lock(&self.groups);
+        groups.live.remove(&group.id());
+        if let Some(error) = group.failure() {
+            remember(&mut groups.ended, (group.id(), group.members().clone(), error));
+        }
+    }
+
+    /// Tells a peer whose link has just opened of the failures that it could not hear of before.
+    fn report(&self, peer: u32) {
+        let groups = lock(&self.groups);
+        let live: Vec<_> = groups.live.values().filter_map(Weak::upgrade).collect();
+        let mut failures: Vec<(u64, Error)> = groups
+            .ended
+            .iter()
+            .filter(|(_, members, _)| members.contains(&peer))
+            .map(|(id, _, error)| (*id, error.clone()))
+            .collect();
+        drop(groups);
+        for group in live {
+            if let (Some(_), Some(error)) = (group.rank_of(peer), group.failure()) {
+                failures.push((group.id(), error));
+            }
+        }
+        for (group, error) in failures {
+            self.registration().send_control(peer, &Control::Failure { group, error }.encode());
+        }
     }
 
     fn group(&self, id: u64) -> Option<Arc<Group>> {
@@ -268,7 +312,9 @@ impl Endpoint {
 
     /// Has the library move an operation.
     pub fn adopt(&self, running: Arc<Running>) {
-        lock(&self.running).push(running);
+        let mut list = lock(&self.running);
+        list.push(running);
+        // Under the lock: nobody takes it off the list before it is counted.
         self.running_count.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -507,18 +553,38 @@ impl Endpoint {
         }
     }
 
+    /// A peer is lost. Where a launcher may know how it ended, it is asked first, on a thread of its own: that takes a
+    /// while, and this may be the service thread, or one that waits for something else.
     fn lose(&self, peer: u32, why: Error) {
-        let why = self.exit_cause(peer).map_or(why.clone(), |cause| {
-            Error::new(Status::PeerFailed, format!("{} {cause}", self.describe(peer)))
+        let this = self.store.get().and_then(|_| self.this.upgrade());
+        let asked = this.is_some_and(|this| {
+            let why = why.clone();
+            let ask = move || {
+                let told = this.exit_cause(peer);
+                let text = told.map(|cause| format!("{} {cause}", this.describe(peer)));
+                this.lost(peer, text.map_or(why, |text| Error::new(Status::PeerFailed, text)));
+            };
+            std::thread::Builder::new().name("unisono-exit".into()).spawn(ask).is_ok()
         });
+        if !asked {
+            self.lost(peer, why);
+        }
+    }
+
+    fn lost(&self, peer: u32, why: Error) {
         self.messages().link_lost(peer, why.clone());
+        self.lost_any.store(true, Ordering::Relaxed);
         let mut groups = lock(&self.groups);
         groups.lost.entry(peer).or_insert_with(|| why.clone());
         let affected: Vec<_> = groups.live.values().filter_map(Weak::upgrade).collect();
         drop(groups);
         for group in affected {
-            if group.members().contains(&peer) {
-                group.fail(why.clone());
+            if let Some(rank) = group.rank_of(peer) {
+                // The cause speaks of ranks as the job counts them.
+                let same = rank == peer;
+                let alias =
+                    || why.context(format!("rank {rank} of '{}' is rank {peer} of the job", group.name()));
+                group.fail(if same { why.clone() } else { alias() });
             }
         }
         self.wake();
@@ -566,6 +632,7 @@ impl Endpoint {
 impl Port for Endpoint {
     fn link_opened(&self, peer: u32, link: Link) {
         self.messages().link_opened(peer, link);
+        self.report(peer);
         self.settle();
         self.wake();
     }
@@ -576,6 +643,7 @@ impl Port for Endpoint {
 
     fn peer_left(&self, peer: u32) {
         self.messages().peer_left(peer);
+        self.lost_any.store(true, Ordering::Relaxed);
         self.wake();
     }
 
@@ -588,9 +656,9 @@ impl Port for Endpoint {
             Some(Control::Failure { group, error }) => match self.group(group) {
                 Some(group) => group.fail(error),
                 None => {
-                    let mut groups = lock(&self.groups);
-                    if groups.early.len() < 1024 {
-                        groups.early.insert(group, error);
+                    let early = &mut lock(&self.groups).early;
+                    if early.iter().all(|(id, _)| *id != group) {
+                        remember(early, (group, error));
                     }
                 }
             },
@@ -630,6 +698,13 @@ impl Port for Endpoint {
         let next = lock(&self.running).iter().filter_map(|running| running.deadline().remaining()).min();
         Attendance::Watch(soon + next.unwrap_or(NAP).min(NAP))
     }
+}
+
+fn remember<T>(list: &mut VecDeque<T>, item: T) {
+    if list.len() == REMEMBERED {
+        list.pop_front();
+    }
+    list.push_back(item);
 }
 
 /// Locks, also after a panic elsewhere: what the locks guard is kept consistent between statements that can panic.

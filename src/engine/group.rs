@@ -217,7 +217,7 @@ impl Group {
         timeout: Option<Duration>,
         make: impl FnOnce(&Turn) -> O,
     ) -> Result<Completion> {
-        self.check()?;
+        self.check(&signature)?;
         let mut orders = lock(&self.orders);
         let (turn, free) = self.take_turn(&mut orders, class, tag, signature, timeout);
         if !free {
@@ -258,7 +258,7 @@ impl Group {
         timeout: Option<Duration>,
         make: impl FnOnce(&Turn) -> O,
     ) -> Result<Arc<Running>> {
-        self.check()?;
+        self.check(&signature)?;
         let mut orders = lock(&self.orders);
         let (turn, free) = self.take_turn(&mut orders, class, tag, signature, timeout);
         let running = Running::new(self.clone(), turn, Box::new(make(&turn)));
@@ -275,12 +275,13 @@ impl Group {
         Ok(running)
     }
 
-    fn check(&self) -> Result<()> {
+    fn check(&self, signature: &Signature) -> Result<()> {
         self.endpoint.check_fork()?;
-        match self.failure() {
-            Some(error) => Err(error.context(format!("group '{}' has failed before", self.name))),
-            None => Ok(()),
-        }
+        let Some(error) = self.failure() else { return Ok(()) };
+        let here = self.endpoint.hostname(self.endpoint.rank());
+        let (name, rank, size) = (signature.kind.name(), self.rank, self.size());
+        let place = format!("{name} of '{}' (rank {rank} of {size} on {here})", self.name);
+        Err(error.context(format!("{place} is refused, the group has failed before")))
     }
 
     fn take_turn(
@@ -296,14 +297,15 @@ impl Group {
         order.next = order.next.wrapping_add(1);
         // Sends and receives are ordered by their pair and tag alone.
         let free = class == Class::PointToPoint || !std::mem::replace(&mut order.busy, true);
+        let called = Instant::now();
         let turn = Turn {
             class,
             tag,
             sequence,
             signature,
-            deadline: Deadline::after(timeout.unwrap_or(self.timeout)),
-            called: Instant::now(),
-            slot: self.endpoint.recorder().begin(self.id, class, sequence, signature),
+            deadline: Deadline::since(called, timeout.unwrap_or(self.timeout)),
+            called,
+            slot: self.endpoint.recorder().begin(self.id, class, sequence, signature, called),
         };
         (turn, free)
     }
@@ -534,6 +536,9 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        self.endpoint.dismiss(self.id);
+        // In a forked child the locks may be held by threads that do not exist.
+        if self.endpoint.check_fork().is_ok() {
+            self.endpoint.dismiss(self);
+        }
     }
 }

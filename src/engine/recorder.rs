@@ -2,8 +2,8 @@
 //! when its process is stopped. Writing an entry is a few relaxed stores.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::wire::Class;
 use crate::reduce::DataType;
@@ -51,16 +51,26 @@ pub struct Slot(u64);
 pub struct Recorder {
     segment: Arc<Segment>,
     next: AtomicU64,
+    /// One moment on two clocks: the monotonic one, and nanoseconds since 1970. Calls read the clock once.
+    epoch: (Instant, u64),
 }
 
 impl Recorder {
     /// A recorder over the segment's area for it.
     pub fn new(segment: Arc<Segment>) -> Recorder {
-        Recorder { segment, next: AtomicU64::new(0) }
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        Recorder { segment, next: AtomicU64::new(0), epoch: (Instant::now(), wall) }
     }
 
-    /// Records the start of a call.
-    pub fn begin(&self, group: u64, class: Class, sequence: u32, signature: Signature) -> Slot {
+    /// Records a call that was made at `called`.
+    pub fn begin(
+        &self,
+        group: u64,
+        class: Class,
+        sequence: u32,
+        signature: Signature,
+        called: Instant,
+    ) -> Slot {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let words = self.entry(number);
         let packed = u64::from(signature.kind as u8)
@@ -70,11 +80,14 @@ impl Recorder {
             | u64::from(class as u8) << 32;
         // Word 0 is written last and cleared first: a reader skips an entry that is being written.
         words[0].store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
         words[1].store(group, Ordering::Relaxed);
         words[2].store(packed, Ordering::Relaxed);
         words[3].store(u64::from(signature.root) | u64::from(sequence) << 32, Ordering::Relaxed);
         words[4].store(signature.count, Ordering::Relaxed);
-        words[5].store(coarse_now(), Ordering::Relaxed);
+        let (start, wall) = self.epoch;
+        let began = wall + called.saturating_duration_since(start).as_nanos() as u64;
+        words[5].store(began, Ordering::Relaxed);
         words[6].store(Progress::Running as u64, Ordering::Relaxed);
         words[0].store(number + 1, Ordering::Release);
         Slot(number)
@@ -116,7 +129,7 @@ fn decode(words: &[AtomicU64; WORDS], expected: u64) -> Option<Entry> {
     }
     let word = |index: usize| words[index].load(Ordering::Relaxed);
     let packed = word(2);
-    Some(Entry {
+    let entry = Entry {
         group: word(1),
         signature: Signature {
             kind: Kind::from_number((packed & 0xff) as i32).ok()?,
@@ -139,11 +152,10 @@ fn decode(words: &[AtomicU64; WORDS], expected: u64) -> Option<Entry> {
             _ => Progress::Failed,
         },
         began: word(5),
-    })
-}
-
-fn coarse_now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+    };
+    // Overwritten while it was read: then it is another call's, or half of two.
+    fence(Ordering::Acquire);
+    (words[0].load(Ordering::Relaxed) == expected).then_some(entry)
 }
 
 impl std::fmt::Display for Entry {

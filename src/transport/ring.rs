@@ -23,6 +23,7 @@ use super::Stream;
 use super::memory::PeerMemory;
 use super::segment::{Region, Segment};
 use crate::error::{Result, fail};
+use crate::sys::fork;
 
 /// The head line, the tail line, and then the bytes.
 const DATA_AT: usize = 256;
@@ -80,6 +81,7 @@ pub struct Ring {
     outgoing: NonNull<u8>,
     outgoing_capacity: usize,
     peer: Arc<PeerMemory>,
+    fork: u32,
     /// Bytes consumed, and bytes known to be published.
     head: u64,
     seen_tail: u64,
@@ -104,7 +106,9 @@ impl Ring {
             fail!(System, "the peer's ring at {offset} with {capacity} bytes is not inside its segment")
         };
         let outgoing_capacity = capacity;
-        Ok(Ring { incoming, outgoing, outgoing_capacity, peer, head: 0, seen_tail: 0, tail: 0, seen_head: 0 })
+        let (head, seen_tail, tail, seen_head) = (0, 0, 0, 0);
+        let fork = fork::generation();
+        Ok(Ring { incoming, outgoing, outgoing_capacity, peer, fork, head, seen_tail, tail, seen_head })
     }
 
     /// How many bytes can be read now.
@@ -265,6 +269,11 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
+        if self.fork != fork::generation() {
+            // In a forked child: the parent's link stays open.
+            self.incoming.retire();
+            return;
+        }
         reader_line(self.incoming.region.address()).closed.store(1, Ordering::Release);
         writer_line(self.outgoing).closed.store(1, Ordering::Release);
         self.peer.bell.ring_if_parked();
