@@ -7,8 +7,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use support::processes::{Job, Seat, enter, report};
@@ -323,7 +323,9 @@ fn calls_that_differ_are_a_mismatch_on_every_rank() {
                     if odd == 0 && other.root == 2 || other.root >= size {
                         continue;
                     }
+                    let all_here = Barrier::new(size as usize);
                     ranks(size, transports, |context| {
+                        all_here.wait();
                         let verb = if context.rank() == odd { &other } else { &usual };
                         let (input, mut output) = (vec![1.0f32; 400_001], vec![7.0f32; 400_001]);
                         let began = Instant::now();
