@@ -89,6 +89,9 @@ impl Plan {
     }
 }
 
+/// Stands in [`Progress::waits`] for a step that has ended.
+const ENDED: u32 = u32::MAX;
+
 /// Parts of a workspace begin at multiples of this many bytes.
 const ALIGNMENT: usize = 64;
 
@@ -317,6 +320,7 @@ impl Run {
 
     fn complete(&mut self, plan: &Plan, index: u32) {
         self.left -= 1;
+        self.progress.waits[index as usize] = ENDED;
         let successors = plan.schedule.steps[index as usize].successors.clone();
         for &next in &plan.schedule.successors[successors.start as usize..successors.end as usize] {
             let waits = &mut self.progress.waits[next as usize];

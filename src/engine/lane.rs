@@ -389,8 +389,13 @@ impl Lane {
         Ok(count)
     }
 
-    fn close(&mut self) -> Event {
+    /// Reads nothing more.
+    pub fn shut(&mut self) {
         self.closed = true;
+    }
+
+    fn close(&mut self) -> Event {
+        self.shut();
         Event::Closed
     }
 }

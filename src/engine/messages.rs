@@ -1107,8 +1107,13 @@ impl Messages {
     }
 
     fn broken(&mut self, peer: u32, why: Error) {
-        self.link_lost(peer, why.clone());
-        self.troubles.push(Trouble::Broken { peer, why });
+        let slot = &mut self.peers[peer as usize];
+        let working = slot.lanes.iter().any(|lane| !lane.closed());
+        slot.lanes.iter_mut().for_each(Lane::shut);
+        // The endpoint knows how to call the peer, and loses the link. Of one that has left, nothing else was to come.
+        if working && matches!(slot.state, PeerState::Open) {
+            self.troubles.push(Trouble::Broken { peer, why });
+        }
     }
 
     /// The peer has left and nothing more comes from it: whoever still waits for it waits in vain.
