@@ -323,6 +323,14 @@ impl Endpoint {
         self.registration().kick();
     }
 
+    /// An operation has ended: nobody moves it any more.
+    pub fn disown(&self, running: &Running) {
+        let mut list = lock(&self.running);
+        let before = list.len();
+        list.retain(|other| !std::ptr::eq(&**other, running));
+        self.running_count.fetch_sub(before - list.len(), Ordering::Relaxed);
+    }
+
     fn advance_running(&self) -> bool {
         if self.running_count.load(Ordering::Relaxed) == 0 {
             return false;
@@ -332,10 +340,7 @@ impl Endpoint {
         for running in candidates {
             if running.advance() {
                 moved = true;
-                let mut list = lock(&self.running);
-                let before = list.len();
-                list.retain(|other| !Arc::ptr_eq(other, &running));
-                self.running_count.fetch_sub(before - list.len(), Ordering::Relaxed);
+                self.disown(&running);
             }
         }
         moved

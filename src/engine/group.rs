@@ -222,6 +222,7 @@ impl Group {
         let (turn, free) = self.take_turn(&mut orders, class, tag, signature, timeout);
         if !free {
             let running = Running::new(self.clone(), turn, Box::new(make(&turn)));
+            self.endpoint.adopt(running.clone());
             orders.of(class, tag).queue.push_back(running.clone());
             drop(orders);
             return running
@@ -262,8 +263,11 @@ impl Group {
         let mut orders = lock(&self.orders);
         let (turn, free) = self.take_turn(&mut orders, class, tag, signature, timeout);
         let running = Running::new(self.clone(), turn, Box::new(make(&turn)));
+        self.endpoint.adopt(running.clone());
         if !free {
             orders.of(class, tag).queue.push_back(running.clone());
+            drop(orders);
+            self.endpoint.kick();
             return Ok(running);
         }
         drop(orders);
@@ -499,6 +503,14 @@ impl Group {
         };
         let advice = format!("Look at rank {first}, or raise timeout_ms");
         Error::new(Status::Timeout, format!("{}{more}. {advice}", told.join("; ")))
+    }
+
+    /// Why a call whose turn has not come in time gives up.
+    pub fn stuck(&self, turn: &Turn) -> Error {
+        let waited = turn.called.elapsed().as_secs_f64();
+        let (name, number) = (turn.signature.kind.name(), turn.sequence);
+        let text = format!("{name} #{number} waited {waited:.1} s for the calls before it, which still run");
+        Error::new(Status::Timeout, format!("{text}. Look at those, or raise timeout_ms"))
     }
 
     /// What the ranks' calls disagree about.

@@ -123,10 +123,9 @@ impl Running {
     }
 
     /// Its turn has come.
-    pub fn activate(self: &Arc<Self>) {
+    pub fn activate(&self) {
         self.group.begin(&self.call);
         self.active.store(true, Ordering::Release);
-        self.group.endpoint().adopt(self.clone());
     }
 
     /// Moves it. Whether it has ended, now or before.
@@ -135,6 +134,10 @@ impl Running {
             return true;
         }
         if !self.active.load(Ordering::Acquire) {
+            if self.call.deadline.expired() && self.group.failure().is_none() {
+                // What runs before it ends with the group's failure, and then this has its turn to end.
+                self.group.fail(self.group.stuck(&self.call));
+            }
             return false;
         }
         let Ok(mut stage) = self.stage.try_lock() else { return false };
@@ -178,6 +181,7 @@ impl Running {
         *stage = Stage::Over;
         drop(stage);
         self.finish(Err(Error::new(Status::Aborted, "cancelled by its caller")));
+        self.group.endpoint().disown(self);
         self.group.endpoint().wake();
         true
     }
