@@ -647,8 +647,9 @@ impl Messages {
     /// Reads and writes what it can on the lanes of `peer` that are in use. Whether anything moved.
     pub fn progress(&mut self, peer: u32) -> bool {
         let slot = &self.peers[peer as usize];
-        // Nothing but the pieces of large messages comes over other lanes than the first.
-        let lanes = if slot.spread > 0 { slot.lanes.len() } else { slot.lanes.len().min(1) };
+        // Nothing but the pieces of large messages, and the end, comes over other lanes than the first.
+        let all = slot.spread > 0 || matches!(slot.state, PeerState::Left);
+        let lanes = if all { slot.lanes.len() } else { slot.lanes.len().min(1) };
         self.progress_lanes(peer, lanes)
     }
 
