@@ -10,10 +10,10 @@ use crate::schedule::{Algorithm, Collective, Shape};
 /// Ranks linked by TCP, fitted from `unisono-bench` over loopback on two cores: what one link of a cluster costs
 /// differs, but the proportions that decide (a message against a byte) are alike within a factor of two.
 pub const MODEL: Model = Model {
-    inside: Link { latency: 8e-6, byte_time: 0.35e-9 },
+    inside: Link { latency: 6e-6, byte_time: 0.35e-9 },
     across: Link { latency: 20e-6, byte_time: 0.8e-9 },
     links_per_node: 1,
-    step_time: 1.5e-6,
+    step_time: 4e-6,
     combine_time: 0.05e-9,
     copy_time: 0.1e-9,
 };
@@ -105,8 +105,8 @@ mod tests {
 
     #[test]
     fn short_reductions_take_few_rounds_and_long_ones_few_bytes() {
-        assert_eq!(choice(Kind::Allreduce, 16, 4), Algorithm::OneShot);
-        assert_eq!(choice(Kind::Allreduce, 1 << 16, 4), Algorithm::TwoShot);
+        assert_eq!(choice(Kind::Allreduce, 16, 4), Algorithm::RecursiveDoubling);
+        assert_eq!(choice(Kind::Allreduce, 1 << 18, 4), Algorithm::TwoShot);
         assert_eq!(choice(Kind::Allreduce, 16, 4096), Algorithm::RecursiveDoubling);
     }
 

@@ -28,13 +28,24 @@ use crate::transport::service::{Attendance, Identity, Options, Port, Registratio
 /// How many failures of groups that are not here are kept.
 const REMEMBERED: usize = 256;
 
-/// How long a waiter spins before it yields, and yields before it sleeps: when every rank of the host has a core to
-/// itself, and when it has not. Yielding costs a fraction of a microsecond when nobody else is ready, so it is hardly
-/// slower than spinning; and when the awaited rank shares the processor, each microsecond of spinning is lost.
-const PATIENCE: [(Duration, Duration); 2] = [
-    (Duration::from_micros(2), Duration::from_micros(80)),
-    (Duration::from_nanos(300), Duration::from_micros(80)),
-];
+/// How long a waiter is attentive before it sleeps. Yielding costs a fraction of a microsecond when nobody else is
+/// ready, so it is hardly slower than spinning; and when the awaited rank shares the processor, each microsecond of
+/// spinning is lost.
+struct Patience {
+    /// Looks at shared memory between two looks at everything else.
+    burst: u32,
+    /// Spins for so long, then yields,
+    spin: Duration,
+    /// for so long.
+    yielding: Duration,
+}
+
+/// Every rank of the host has a processor to itself.
+const ROOMY: Patience =
+    Patience { burst: 64, spin: Duration::from_micros(2), yielding: Duration::from_micros(80) };
+
+/// Ranks share processors.
+const CROWDED: Patience = Patience { burst: 4, spin: Duration::ZERO, yielding: Duration::from_micros(80) };
 
 /// A sleeper looks up at least this often: a guard against a lost wake-up, not a way of working.
 const NAP: Duration = Duration::from_millis(500);
@@ -356,7 +367,8 @@ impl Endpoint {
         mut poll: impl FnMut() -> Option<T>,
     ) -> Option<T> {
         let bell = self.bell.get().expect("set by `new`");
-        let (spin, yielding) = PATIENCE[usize::from(self.crowded.load(Ordering::Relaxed))];
+        let Patience { burst, spin, yielding } =
+            if self.crowded.load(Ordering::Relaxed) { CROWDED } else { ROOMY };
         let mut idle_since: Option<Instant> = None;
         let mut round = 0u32;
         let mut yields = false;
@@ -365,7 +377,7 @@ impl Endpoint {
                 break Some(answer);
             }
             round = round.wrapping_add(1);
-            if through == Through::Memory && !round.is_multiple_of(64) && !yields {
+            if through == Through::Memory && !round.is_multiple_of(burst) && !yields {
                 std::hint::spin_loop();
                 continue;
             }
