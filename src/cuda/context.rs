@@ -122,6 +122,7 @@ impl fmt::Debug for Devices {
 }
 
 /// A device's primary context is current on this thread; dropping it makes current what was before.
+#[derive(Debug)]
 #[must_use]
 pub struct Entered<'a> {
     driver: &'a dyn Driver,
@@ -139,6 +140,7 @@ impl Drop for Entered<'_> {
 }
 
 /// This thread's capture mode is relaxed; dropping it restores what it was.
+#[derive(Debug)]
 #[must_use]
 pub struct Relaxed<'a> {
     driver: &'a dyn Driver,

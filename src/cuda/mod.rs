@@ -14,3 +14,8 @@ pub mod libcuda;
 pub mod local;
 pub mod memory;
 pub mod stream;
+
+#[cfg(test)]
+mod double;
+#[cfg(test)]
+mod tests;

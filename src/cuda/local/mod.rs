@@ -7,6 +7,8 @@
 mod broadcast;
 mod program;
 mod reduce;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::sync::Arc;

@@ -177,12 +177,15 @@ impl Reduction {
         let operands: Vec<Operand> = (0..n).map(|index| self.leaf(index)).collect();
         let target = self.builder.pointers.addresses[self.root];
         // Shares begin at multiples of 128 bytes from the pointer on, whatever the type.
-        let share = self.count.div_ceil(n).next_multiple_of(128 / self.dtype.size());
+        let unit = 128 / self.dtype.size();
+        let units = self.count.div_ceil(unit);
+        let count = self.count;
+        let bound = |index: usize| (units * index / n * unit).min(count);
         // Everybody reads from everybody: each begins when all are there, and ends when all are done.
         self.meet()?;
         for index in 0..n {
-            let begin = (index * share).min(self.count);
-            let count = share.min(self.count - begin);
+            let begin = bound(index);
+            let count = bound(index + 1) - begin;
             if count > 0 {
                 let offset = (begin * self.dtype.size()) as u64;
                 let part =
