@@ -4,13 +4,16 @@
 //! at a missing symbol, and its result type is a closed enum, where a code that it has not heard of is undefined
 //! behaviour. Here every function returns a plain integer, and every symbol is there before the first call.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+mod symbols;
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys;
 use once_cell::sync::OnceCell;
+use symbols::Calls;
 
 use super::driver::{
     Capture, CaptureMode, ContextHandle, Driver, EventHandle, FunctionHandle, Grid, HostFunction, Location,
@@ -33,6 +36,8 @@ static ABSENT_AT: AtomicU64 = AtomicU64::new(0);
 /// The driver's functions.
 pub struct Libcuda {
     calls: Calls,
+    /// A context to ask about pointers with, on threads that have none.
+    fallback: OnceCell<ContextHandle>,
 }
 
 impl Libcuda {
@@ -88,7 +93,7 @@ impl Libcuda {
             fail!(Cuda, "device memory was given, but no CUDA driver could be loaded ({cause}).");
         }
         // SAFETY: an open library, which stays open.
-        Ok(Arc::new(Libcuda { calls: unsafe { Calls::resolve(library) }? }))
+        Ok(Arc::new(Libcuda { calls: unsafe { Calls::resolve(library) }?, fallback: OnceCell::new() }))
     }
 
     /// Makes an error of any result but success.
@@ -220,14 +225,13 @@ impl Driver for Libcuda {
         let result = match ask() {
             // No context is current on this thread, which says nothing about the pointer.
             INVALID_CONTEXT => {
-                let context = self.retain_context(0)?;
-                // SAFETY: retained above, until after the pop; both are undone below.
+                // Never released: making one takes long.
+                let context = *self.fallback.get_or_try_init(|| self.retain_context(0))?;
+                // SAFETY: retained, pushed and popped here.
                 unsafe {
-                    let pushed = self.push_context(context);
+                    self.push_context(context)?;
                     let result = ask();
-                    let popped = pushed.and_then(|()| self.pop_context());
-                    self.release_context(0)?;
-                    popped?;
+                    self.pop_context()?;
                     result
                 }
             }
@@ -523,103 +527,6 @@ fn libraries_ever_loaded() -> u64 {
     // SAFETY: `first` writes the u64 that it is given.
     unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut count).cast()) };
     count
-}
-
-/// The functions by the names of their symbols. Numbers that the driver answers are integers here, never enums.
-macro_rules! calls {
-    ($($name:ident($($argument:ty),* $(,)?);)*) => {
-        #[allow(non_snake_case)]
-        struct Calls {
-            $($name: unsafe extern "C" fn($($argument),*) -> c_int,)*
-        }
-
-        impl Calls {
-            /// # Safety
-            /// `library` is libcuda, open for as long as the process lives.
-            unsafe fn resolve(library: *mut c_void) -> Result<Calls> {
-                Ok(Calls {
-                    $($name: {
-                        let name = concat!(stringify!($name), "\0");
-                        // SAFETY: the name ends with a zero byte.
-                        let symbol = unsafe { libc::dlsym(library, name.as_ptr().cast()) };
-                        if symbol.is_null() {
-                            fail!(
-                                Cuda,
-                                "the CUDA driver has no {}: it is too old; install driver 525 (CUDA 12.0) or newer",
-                                stringify!($name)
-                            );
-                        }
-                        // SAFETY: a symbol of this name has this signature; a CUresult is an int.
-                        unsafe {
-                            std::mem::transmute::<
-                                *mut c_void,
-                                unsafe extern "C" fn($($argument),*) -> c_int,
-                            >(symbol)
-                        }
-                    },)*
-                })
-            }
-        }
-    };
-}
-
-calls! {
-    cuInit(c_uint);
-    cuGetErrorName(c_int, *mut *const c_char);
-    cuGetErrorString(c_int, *mut *const c_char);
-    cuDeviceGetCount(*mut c_int);
-    cuDeviceCanAccessPeer(*mut c_int, sys::CUdevice, sys::CUdevice);
-    cuDevicePrimaryCtxRetain(*mut sys::CUcontext, sys::CUdevice);
-    cuDevicePrimaryCtxRelease_v2(sys::CUdevice);
-    cuCtxPushCurrent_v2(sys::CUcontext);
-    cuCtxPopCurrent_v2(*mut sys::CUcontext);
-    cuCtxGetDevice(*mut sys::CUdevice);
-    cuCtxEnablePeerAccess(sys::CUcontext, c_uint);
-    cuThreadExchangeStreamCaptureMode(*mut c_uint);
-    cuPointerGetAttributes(c_uint, *mut c_uint, *mut *mut c_void, sys::CUdeviceptr);
-    cuStreamCreate(*mut sys::CUstream, c_uint);
-    cuStreamDestroy_v2(sys::CUstream);
-    cuStreamGetCtx(sys::CUstream, *mut sys::CUcontext);
-    cuStreamGetCaptureInfo_v2(
-        sys::CUstream,
-        *mut c_uint,
-        *mut c_ulonglong,
-        *mut sys::CUgraph,
-        *mut *const sys::CUgraphNode,
-        *mut usize,
-    );
-    cuStreamWaitEvent(sys::CUstream, sys::CUevent, c_uint);
-    cuStreamWriteValue32_v2(sys::CUstream, sys::CUdeviceptr, c_uint, c_uint);
-    cuStreamWaitValue32_v2(sys::CUstream, sys::CUdeviceptr, c_uint, c_uint);
-    cuEventCreate(*mut sys::CUevent, c_uint);
-    cuEventDestroy_v2(sys::CUevent);
-    cuEventRecord(sys::CUevent, sys::CUstream);
-    cuEventQuery(sys::CUevent);
-    cuEventSynchronize(sys::CUevent);
-    cuMemAlloc_v2(*mut sys::CUdeviceptr, usize);
-    cuMemFree_v2(sys::CUdeviceptr);
-    cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
-    cuMemFreeHost(*mut c_void);
-    cuMemcpyHtoDAsync_v2(sys::CUdeviceptr, *const c_void, usize, sys::CUstream);
-    cuMemcpyDtoHAsync_v2(*mut c_void, sys::CUdeviceptr, usize, sys::CUstream);
-    cuMemcpyDtoDAsync_v2(sys::CUdeviceptr, sys::CUdeviceptr, usize, sys::CUstream);
-    cuMemcpyPeerAsync(sys::CUdeviceptr, sys::CUcontext, sys::CUdeviceptr, sys::CUcontext, usize, sys::CUstream);
-    cuLaunchHostFunc(sys::CUstream, HostFunction, *mut c_void);
-    cuModuleLoadData(*mut sys::CUmodule, *const c_void);
-    cuModuleGetFunction(*mut sys::CUfunction, sys::CUmodule, *const c_char);
-    cuLaunchKernel(
-        sys::CUfunction,
-        c_uint,
-        c_uint,
-        c_uint,
-        c_uint,
-        c_uint,
-        c_uint,
-        c_uint,
-        sys::CUstream,
-        *mut *mut c_void,
-        *mut *mut c_void,
-    );
 }
 
 #[cfg(test)]
