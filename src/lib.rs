@@ -6,6 +6,7 @@
 pub mod bench;
 pub mod collective;
 pub mod communicator;
+pub mod cuda;
 pub mod deadline;
 pub mod engine;
 pub mod error;

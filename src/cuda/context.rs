@@ -1,0 +1,157 @@
+//! The devices of this process: their primary contexts, and which of them reach which.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use once_cell::sync::OnceCell;
+
+use super::driver::{CaptureMode, ContextHandle, Driver, Location};
+use super::libcuda::Libcuda;
+use crate::error::{Result, fail};
+
+/// The devices of this process. Primary contexts are retained at first use, once for each device, until this is
+/// dropped. All methods from any thread.
+pub struct Devices {
+    driver: Arc<dyn Driver>,
+    contexts: Box<[OnceCell<ContextHandle>]>,
+    /// Whether `device` reaches `peer`, at `device * count + peer`.
+    reach: Box<[OnceCell<bool>]>,
+}
+
+impl Devices {
+    /// Those of this machine's driver, the same for everybody. Without a driver: `Status::Cuda`.
+    pub fn open() -> Result<Arc<Devices>> {
+        static DEVICES: OnceCell<Arc<Devices>> = OnceCell::new();
+        DEVICES.get_or_try_init(|| Devices::over(Libcuda::open()?)).cloned()
+    }
+
+    /// Those of a driver.
+    pub fn over(driver: Arc<dyn Driver>) -> Result<Arc<Devices>> {
+        let count = driver.device_count()? as usize;
+        Ok(Arc::new(Devices {
+            driver,
+            contexts: (0..count).map(|_| OnceCell::new()).collect(),
+            reach: (0..count * count).map(|_| OnceCell::new()).collect(),
+        }))
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u32 {
+        // It came from a u32.
+        self.contexts.len() as u32
+    }
+
+    /// The driver that they belong to.
+    pub fn driver(&self) -> &dyn Driver {
+        &*self.driver
+    }
+
+    /// The primary context of a device.
+    pub fn context(&self, device: u32) -> Result<ContextHandle> {
+        let Some(context) = self.contexts.get(device as usize) else {
+            fail!(InvalidArgument, "device {device} does not exist; there are {}", self.count())
+        };
+        context
+            .get_or_try_init(|| {
+                let _relaxed = self.relax()?;
+                self.driver.retain_context(device)
+            })
+            .copied()
+    }
+
+    /// Makes a device's primary context current on this thread until the answer is dropped.
+    pub fn enter(&self, device: u32) -> Result<Entered<'_>> {
+        let context = self.context(device)?;
+        // SAFETY: retained until `self` is dropped, which the answer does not outlive.
+        unsafe { self.driver.push_context(context) }?;
+        Ok(Entered { driver: &*self.driver, thread: PhantomData })
+    }
+
+    /// Allows this thread calls that captures forbid, until the answer is dropped: what is done in between has nothing
+    /// to do with what anybody captures.
+    pub fn relax(&self) -> Result<Relaxed<'_>> {
+        let before = self.driver.exchange_capture_mode(CaptureMode::Relaxed)?;
+        Ok(Relaxed { driver: &*self.driver, before, thread: PhantomData })
+    }
+
+    /// Whether `device` reaches memory of `peer` directly; makes it so where it can be, once for each pair.
+    pub fn reaches(&self, device: u32, peer: u32) -> Result<bool> {
+        let (own, other) = (self.context(device)?, self.context(peer)?);
+        if own == other {
+            return Ok(true);
+        }
+        // Both exist, or they would have no contexts.
+        let pair = &self.reach[device as usize * self.contexts.len() + peer as usize];
+        pair.get_or_try_init(|| {
+            if !self.driver.can_access_peer(device, peer)? {
+                return Ok(false);
+            }
+            let _relaxed = self.relax()?;
+            let _entered = self.enter(device)?;
+            // SAFETY: a retained context.
+            unsafe { self.driver.enable_peer_access(other) }?;
+            Ok(true)
+        })
+        .copied()
+    }
+
+    /// What CUDA knows of an address; `None` for memory that it has not heard of.
+    pub fn locate(&self, address: u64) -> Result<Option<Location>> {
+        self.driver.locate(address)
+    }
+}
+
+impl Drop for Devices {
+    fn drop(&mut self) {
+        for (device, context) in self.contexts.iter().enumerate() {
+            if context.get().is_some() {
+                // SAFETY: retained once, by `context`. The device came from a u32.
+                if let Err(error) = unsafe { self.driver.release_context(device as u32) } {
+                    log::warn!("{error}");
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Devices").field("count", &self.count()).field("driver", &self.driver).finish()
+    }
+}
+
+/// A device's primary context is current on this thread; dropping it makes current what was before.
+#[derive(Debug)]
+#[must_use]
+pub struct Entered<'a> {
+    driver: &'a dyn Driver,
+    /// What is current is a thread's own.
+    thread: PhantomData<*const ()>,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        // SAFETY: pushed by `enter` on this thread, and guards are dropped in turn.
+        if let Err(error) = unsafe { self.driver.pop_context() } {
+            log::error!("the caller's context could not be restored: {error}");
+        }
+    }
+}
+
+/// This thread's capture mode is relaxed; dropping it restores what it was.
+#[derive(Debug)]
+#[must_use]
+pub struct Relaxed<'a> {
+    driver: &'a dyn Driver,
+    before: CaptureMode,
+    thread: PhantomData<*const ()>,
+}
+
+impl Drop for Relaxed<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.driver.exchange_capture_mode(self.before) {
+            log::error!("the caller's capture mode could not be restored: {error}");
+        }
+    }
+}

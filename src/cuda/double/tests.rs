@@ -1,0 +1,156 @@
+use super::*;
+use crate::cuda::event::Event;
+use crate::cuda::stream::Stream;
+
+/// Two streams of device 0, and four bytes of memory that hold 0 when all that was given is done.
+fn two(order: Order) -> (Arc<Double>, Arc<Devices>, [Stream; 2], u64) {
+    let double = Double::new(2, order);
+    let devices = Devices::over(double.clone()).unwrap();
+    let memory = double.memory(0, 4);
+    // SAFETY: the double trusts no handles.
+    let stream = || unsafe { Stream::borrow(&devices, 0, double.stream(0)).unwrap() };
+    let streams = [stream(), stream()];
+    double.fill(streams[0].handle(), 0, memory, &[0; 4]);
+    streams[0].synchronize(crate::deadline::Deadline::NEVER).unwrap();
+    (double, devices, streams, memory)
+}
+
+/// What is in the memory after stream 0 wrote 1 and stream 1 wrote 2, with `between` called after the first.
+fn written(order: Order, between: impl Fn(&Arc<Devices>, &[Stream; 2])) -> u8 {
+    let (double, devices, streams, memory) = two(order);
+    double.fill(streams[0].handle(), 0, memory, &[1]);
+    between(&devices, &streams);
+    double.fill(streams[1].handle(), 0, memory, &[2]);
+    double.drain();
+    assert_eq!(double.complaints(), Vec::<String>::new());
+    double.peek(memory, 1)[0]
+}
+
+fn order_by_event(devices: &Arc<Devices>, streams: &[Stream; 2]) {
+    let event = Event::new(devices, 0).unwrap();
+    event.record(&streams[0]).unwrap();
+    streams[1].wait(&event).unwrap();
+}
+
+#[test]
+fn unordered_streams_run_either_way_round() {
+    let outcomes = |between: fn(&Arc<Devices>, &[Stream; 2])| {
+        let mut outcomes: Vec<u8> = Order::all(2).into_iter().map(|order| written(order, between)).collect();
+        outcomes.sort_unstable();
+        outcomes.dedup();
+        outcomes
+    };
+    assert_eq!(outcomes(|_, _| {}), [1, 2]);
+    assert_eq!(outcomes(order_by_event), [2]);
+    // An event that was never recorded orders nothing.
+    assert_eq!(
+        outcomes(|devices, streams| streams[1].wait(&Event::new(devices, 0).unwrap()).unwrap()),
+        [1, 2]
+    );
+}
+
+#[test]
+fn a_wait_means_what_was_recorded_when_it_was_called() {
+    for order in Order::all(2) {
+        let (double, devices, streams, memory) = two(order);
+        let event = Event::new(&devices, 0).unwrap();
+        event.record(&streams[0]).unwrap();
+        streams[1].wait(&event).unwrap();
+        // Recorded again behind a wait for stream 1: were it this that counts, both would wait for ever.
+        // SAFETY: the memory lives until the double is dropped.
+        unsafe { streams[0].wait_value(memory, 5).unwrap() };
+        event.record(&streams[0]).unwrap();
+        // SAFETY: as above.
+        unsafe { streams[1].write_value(memory, 5).unwrap() };
+        double.drain();
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn streams_that_wait_for_ever_are_found() {
+    let (double, _devices, streams, memory) = two(Order::RoundRobin);
+    // SAFETY: the memory lives until the double is dropped.
+    unsafe { streams[0].wait_value(memory, 5).unwrap() };
+    double.drain();
+    assert_eq!(double.complaints(), ["1 tasks wait for each other for ever"]);
+}
+
+#[test]
+fn the_legacy_stream_is_ordered_with_blocking_streams_only() {
+    for order in Order::all(3) {
+        let double = Double::new(1, order);
+        let devices = Devices::over(double.clone()).unwrap();
+        let memory = double.memory(0, 1);
+        let blocking = Stream::new(&devices, 0, true).unwrap();
+        for (stream, value) in [(blocking.handle(), 1), (StreamHandle::LEGACY, 2), (blocking.handle(), 3)] {
+            let before: &[u8] = if value == 1 { &[RUBBISH_NOW] } else { &[value - 1] };
+            double.expect(stream, 0, memory, before, "order");
+            double.fill(stream, 0, memory, &[value]);
+        }
+        double.drain();
+        assert_eq!(double.complaints(), Vec::<String>::new());
+        assert_eq!(double.peek(memory, 1), [3]);
+    }
+}
+
+/// What new memory holds.
+const RUBBISH_NOW: u8 = 0xdb;
+
+#[test]
+fn misuse_is_complained_about() {
+    let (double, devices, streams, memory) = two(Order::RoundRobin);
+    let buffer = super::super::memory::DeviceBuffer::new(&devices, 0, 4).unwrap();
+    // SAFETY: it is the test that this is wrong; the double checks.
+    unsafe { streams[0].copy_to_peer(memory, 0, buffer.address(), 4).unwrap() };
+    drop(buffer);
+    let complaints = double.complaints();
+    assert!(complaints[0].ends_with("is freed while a stream is to use it"), "{complaints:?}");
+    double.drain();
+    assert!(double.complaints()[0].ends_with("is no live memory"));
+
+    // Memory of another device, as if it were this one's.
+    let far = double.memory(1, 4);
+    // SAFETY: as above.
+    unsafe { streams[0].copy_to_peer(far, 0, memory, 4).unwrap() };
+    double.drain();
+    assert!(double.complaints()[0].contains("copied as of Some(0), but it is of Some(Some(1))"));
+}
+
+#[test]
+fn captured_streams_are_joined_and_apart() {
+    let (double, devices, streams, memory) = two(Order::RoundRobin);
+    let handle = streams[0].handle();
+    let event = Event::new(&devices, 0).unwrap();
+
+    // A stream outside cannot be waited for.
+    event.record(&streams[1]).unwrap();
+    double.begin_capture(handle, 0);
+    assert!(streams[0].wait(&event).unwrap_err().text().contains("CAPTURE_ISOLATION"));
+    assert!(double.end_capture(handle, 0).unwrap_err().text().contains("CAPTURE_INVALIDATED"));
+
+    // A stream that joined has to come back.
+    double.begin_capture(handle, 0);
+    order_by_event(&devices, &streams);
+    double.fill(streams[1].handle(), 0, memory, &[7]);
+    assert!(double.end_capture(handle, 0).unwrap_err().text().contains("CAPTURE_UNJOINED"));
+
+    // What is forbidden in a capture breaks it, unless the thread's mode is relaxed, as it is for all of ours.
+    double.begin_capture(handle, 0);
+    assert!(streams[0].capture().unwrap() != Capture::None);
+    drop(super::super::memory::DeviceBuffer::new(&devices, 0, 4).unwrap());
+    drop(Stream::new(&devices, 1, true).unwrap());
+    assert!(event.query().is_ok());
+    double.fill(handle, 0, memory, &[9]);
+    let graph = double.end_capture(handle, 0).unwrap();
+    assert_eq!(double.peek(memory, 1), [0]);
+    double.launch_graph(&graph, handle, 0);
+    double.drain();
+    assert_eq!(double.peek(memory, 1), [9]);
+    double.begin_capture(handle, 0);
+    {
+        let _entered = devices.enter(0).unwrap();
+        assert!(double.allocate_device(4).unwrap_err().text().contains("CAPTURE_UNSUPPORTED"));
+    }
+    assert!(double.end_capture(handle, 0).is_err());
+}

@@ -1,0 +1,215 @@
+//! The face of the CUDA driver: the calls that the library needs, and no more.
+
+use std::ffi::{CStr, c_void};
+use std::fmt;
+
+use crate::error::Result;
+
+/// A context (`CUcontext`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ContextHandle(pub usize);
+
+/// A stream (`CUstream`, `cudaStream_t`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StreamHandle(pub usize);
+
+impl StreamHandle {
+    /// NULL: the legacy default stream.
+    pub const NULL: StreamHandle = StreamHandle(0);
+    /// `CU_STREAM_LEGACY`.
+    pub const LEGACY: StreamHandle = StreamHandle(1);
+    /// `CU_STREAM_PER_THREAD`.
+    pub const PER_THREAD: StreamHandle = StreamHandle(2);
+
+    /// Whether it stands for a default stream: it belongs to whichever device is current, and is never destroyed.
+    pub fn is_default(self) -> bool {
+        self.0 <= StreamHandle::PER_THREAD.0
+    }
+
+    /// Whether it is the legacy default stream, which waits for every blocking stream of its device, cannot be
+    /// captured, and must not be used while one of those is.
+    pub fn is_legacy(self) -> bool {
+        self.0 <= StreamHandle::LEGACY.0
+    }
+}
+
+/// An event (`CUevent`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EventHandle(pub usize);
+
+/// A loaded module (`CUmodule`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ModuleHandle(pub usize);
+
+/// A kernel of a loaded module (`CUfunction`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FunctionHandle(pub usize);
+
+/// What kind of memory CUDA says an address is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// Host memory that CUDA pinned or registered.
+    Host,
+    /// Memory of a device.
+    Device,
+    /// Managed memory, which moves between the two.
+    Managed,
+}
+
+/// What CUDA knows of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// What kind of memory it is.
+    pub memory: Memory,
+    /// The device that it belongs to, or where it was allocated.
+    pub device: u32,
+    /// The first byte of its allocation.
+    pub base: u64,
+    /// Bytes of its allocation.
+    pub bytes: u64,
+    /// A number that no other allocation of this process has had or will have: addresses come back after a free, this
+    /// does not.
+    pub buffer: u64,
+}
+
+/// Whether a stream is being captured into a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capture {
+    /// What it is given runs.
+    None,
+    /// What it is given is recorded, by the capture of this number.
+    Active(u64),
+    /// Something forbidden was done; the capture will end with an error.
+    Invalidated,
+}
+
+/// What driver calls a thread may make while streams are captured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CaptureMode {
+    /// None that are unsafe, while anybody captures in this mode.
+    Global,
+    /// None that are unsafe, while this thread captures.
+    ThreadLocal,
+    /// All.
+    Relaxed,
+}
+
+/// The size of a kernel launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Blocks.
+    pub blocks: u32,
+    /// Threads of each block.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory of each block.
+    pub shared: u32,
+}
+
+/// A function that a stream calls on a thread of the driver. It makes no CUDA calls and does not unwind.
+pub type HostFunction = unsafe extern "C" fn(user: *mut c_void);
+
+/// The driver calls. Every failure is `Status::Cuda`, with the name of the call and what the driver said.
+///
+/// All methods may be called from any thread. Those that say *current* act on the calling thread's current context. A
+/// stream or an event is used with a context of its own device current.
+///
+/// # Safety of the methods
+/// Handles given to `unsafe` methods are alive. Memory given to what a stream executes stays valid, and its contents
+/// are raced with by nobody, until the stream has executed it.
+#[allow(clippy::missing_safety_doc)] // One contract for all of them, above.
+pub trait Driver: fmt::Debug + Send + Sync {
+    /// How many devices there are.
+    fn device_count(&self) -> Result<u32>;
+    /// The primary context of a device, retained once more.
+    fn retain_context(&self, device: u32) -> Result<ContextHandle>;
+    /// Gives one retained reference back.
+    unsafe fn release_context(&self, device: u32) -> Result<()>;
+    /// Makes a context current, above the one that was.
+    unsafe fn push_context(&self, context: ContextHandle) -> Result<()>;
+    /// Makes current again what was before the last push.
+    unsafe fn pop_context(&self) -> Result<()>;
+    /// Whether kernels of `device` can reach memory of `peer`.
+    fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool>;
+    /// Lets the current context reach memory of `peer`. Doing it again changes nothing.
+    unsafe fn enable_peer_access(&self, peer: ContextHandle) -> Result<()>;
+    /// Exchanges the thread's capture mode; answers the one before.
+    fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
+    /// What CUDA knows of an address; `None` for memory that it has not heard of. Any number may be asked about.
+    fn locate(&self, address: u64) -> Result<Option<Location>>;
+
+    /// A new stream of the current context. `blocking`: it and the legacy default stream wait for each other.
+    fn create_stream(&self, blocking: bool) -> Result<StreamHandle>;
+    /// Destroys a stream, once it has executed what it was given.
+    unsafe fn destroy_stream(&self, stream: StreamHandle) -> Result<()>;
+    /// The device of a stream which is not a default stream.
+    unsafe fn stream_device(&self, stream: StreamHandle) -> Result<u32>;
+    /// Whether a stream is being captured.
+    unsafe fn stream_capture(&self, stream: StreamHandle) -> Result<Capture>;
+
+    /// A new event of the current context, without timing.
+    fn create_event(&self) -> Result<EventHandle>;
+    /// Destroys an event; a stream that waits for it goes on waiting.
+    unsafe fn destroy_event(&self, event: EventHandle) -> Result<()>;
+    /// From now on the event means: what the stream has been given so far.
+    unsafe fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<()>;
+    /// What the stream is given after this waits for what the event means now.
+    unsafe fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
+    /// Whether what the event means is complete.
+    unsafe fn query_event(&self, event: EventHandle) -> Result<bool>;
+    /// Waits on the host until what the event means is complete.
+    unsafe fn synchronize_event(&self, event: EventHandle) -> Result<()>;
+
+    /// Memory of the current context's device. May wait for the device and its peers.
+    fn allocate_device(&self, bytes: usize) -> Result<u64>;
+    /// Frees device memory. May wait for the device and its peers.
+    unsafe fn free_device(&self, address: u64) -> Result<()>;
+    /// Pinned host memory that every context may copy from and to.
+    fn allocate_host(&self, bytes: usize) -> Result<*mut u8>;
+    /// Frees pinned host memory. May wait for the devices.
+    unsafe fn free_host(&self, address: *mut u8) -> Result<()>;
+
+    /// Copies from the host to the current device.
+    unsafe fn copy_to_device(
+        &self,
+        to: u64,
+        from: *const u8,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<()>;
+    /// Copies from the current device to the host.
+    unsafe fn copy_to_host(&self, to: *mut u8, from: u64, bytes: usize, stream: StreamHandle) -> Result<()>;
+    /// Copies within a device.
+    unsafe fn copy_on_device(&self, to: u64, from: u64, bytes: usize, stream: StreamHandle) -> Result<()>;
+    /// Copies between two devices, each given with its context.
+    unsafe fn copy_to_peer(
+        &self,
+        to: (u64, ContextHandle),
+        from: (u64, ContextHandle),
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<()>;
+    /// Writes a 32-bit value once everything before it is done and visible.
+    unsafe fn write_value(&self, stream: StreamHandle, address: u64, value: u32) -> Result<()>;
+    /// Waits until the 32-bit value at `address` is `value` or further on, with wrap: `(found − value) as i32 >= 0`.
+    unsafe fn wait_value(&self, stream: StreamHandle, address: u64, value: u32) -> Result<()>;
+    /// Calls `function(user)` on the host when everything before it is done.
+    unsafe fn launch_host(
+        &self,
+        stream: StreamHandle,
+        function: HostFunction,
+        user: *mut c_void,
+    ) -> Result<()>;
+
+    /// Loads a cubin or PTX image (which ends with a zero byte if PTX) into the current context.
+    unsafe fn load_module(&self, image: &[u8]) -> Result<ModuleHandle>;
+    /// A kernel of a module by its name.
+    unsafe fn function(&self, module: ModuleHandle, name: &CStr) -> Result<FunctionHandle>;
+    /// Launches a kernel. `parameters` holds the address of each of its parameters.
+    unsafe fn launch(
+        &self,
+        function: FunctionHandle,
+        grid: Grid,
+        stream: StreamHandle,
+        parameters: &mut [*mut c_void],
+    ) -> Result<()>;
+}

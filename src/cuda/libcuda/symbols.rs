@@ -1,0 +1,105 @@
+//! libcuda's symbols, with the signatures of CUDA 12.0.
+
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+
+use cudarc::driver::sys;
+
+use crate::cuda::driver::HostFunction;
+use crate::error::{Result, fail};
+
+/// The functions by the names of their symbols. Numbers that the driver answers are integers here, never enums.
+macro_rules! calls {
+    ($($name:ident($($argument:ty),* $(,)?);)*) => {
+        #[allow(non_snake_case)]
+        pub(super) struct Calls {
+            $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
+        }
+
+        impl Calls {
+            /// # Safety
+            /// `library` is libcuda, open for as long as the process lives.
+            pub(super) unsafe fn resolve(library: *mut c_void) -> Result<Calls> {
+                Ok(Calls {
+                    $($name: {
+                        let name = concat!(stringify!($name), "\0");
+                        // SAFETY: the name ends with a zero byte.
+                        let symbol = unsafe { libc::dlsym(library, name.as_ptr().cast()) };
+                        if symbol.is_null() {
+                            fail!(
+                                Cuda,
+                                "the CUDA driver has no {}: it is too old; install driver 525 (CUDA 12.0) or newer",
+                                stringify!($name)
+                            );
+                        }
+                        // SAFETY: a symbol of this name has this signature; a CUresult is an int.
+                        unsafe {
+                            std::mem::transmute::<
+                                *mut c_void,
+                                unsafe extern "C" fn($($argument),*) -> c_int,
+                            >(symbol)
+                        }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+calls! {
+    cuInit(c_uint);
+    cuGetErrorName(c_int, *mut *const c_char);
+    cuGetErrorString(c_int, *mut *const c_char);
+    cuDeviceGetCount(*mut c_int);
+    cuDeviceCanAccessPeer(*mut c_int, sys::CUdevice, sys::CUdevice);
+    cuDevicePrimaryCtxRetain(*mut sys::CUcontext, sys::CUdevice);
+    cuDevicePrimaryCtxRelease_v2(sys::CUdevice);
+    cuCtxPushCurrent_v2(sys::CUcontext);
+    cuCtxPopCurrent_v2(*mut sys::CUcontext);
+    cuCtxGetDevice(*mut sys::CUdevice);
+    cuCtxEnablePeerAccess(sys::CUcontext, c_uint);
+    cuThreadExchangeStreamCaptureMode(*mut c_uint);
+    cuPointerGetAttributes(c_uint, *mut c_uint, *mut *mut c_void, sys::CUdeviceptr);
+    cuStreamCreate(*mut sys::CUstream, c_uint);
+    cuStreamDestroy_v2(sys::CUstream);
+    cuStreamGetCtx(sys::CUstream, *mut sys::CUcontext);
+    cuStreamGetCaptureInfo_v2(
+        sys::CUstream,
+        *mut c_uint,
+        *mut c_ulonglong,
+        *mut sys::CUgraph,
+        *mut *const sys::CUgraphNode,
+        *mut usize,
+    );
+    cuStreamWaitEvent(sys::CUstream, sys::CUevent, c_uint);
+    cuStreamWriteValue32_v2(sys::CUstream, sys::CUdeviceptr, c_uint, c_uint);
+    cuStreamWaitValue32_v2(sys::CUstream, sys::CUdeviceptr, c_uint, c_uint);
+    cuEventCreate(*mut sys::CUevent, c_uint);
+    cuEventDestroy_v2(sys::CUevent);
+    cuEventRecord(sys::CUevent, sys::CUstream);
+    cuEventQuery(sys::CUevent);
+    cuEventSynchronize(sys::CUevent);
+    cuMemAlloc_v2(*mut sys::CUdeviceptr, usize);
+    cuMemFree_v2(sys::CUdeviceptr);
+    cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+    cuMemFreeHost(*mut c_void);
+    cuMemcpyHtoDAsync_v2(sys::CUdeviceptr, *const c_void, usize, sys::CUstream);
+    cuMemcpyDtoHAsync_v2(*mut c_void, sys::CUdeviceptr, usize, sys::CUstream);
+    cuMemcpyDtoDAsync_v2(sys::CUdeviceptr, sys::CUdeviceptr, usize, sys::CUstream);
+    cuMemcpyPeerAsync(sys::CUdeviceptr, sys::CUcontext, sys::CUdeviceptr, sys::CUcontext, usize, sys::CUstream);
+    cuLaunchHostFunc(sys::CUstream, HostFunction, *mut c_void);
+    cuModuleLoadData(*mut sys::CUmodule, *const c_void);
+    cuModuleGetFunction(*mut sys::CUfunction, sys::CUmodule, *const c_char);
+    cuLaunchKernel(
+        sys::CUfunction,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        sys::CUstream,
+        *mut *mut c_void,
+        *mut *mut c_void,
+    );
+}

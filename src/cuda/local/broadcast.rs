@@ -1,0 +1,110 @@
+//! Broadcast from one pointer of a process to its others.
+
+use super::Pointers;
+use super::program::{Builder, Program};
+use crate::deadline::Deadline;
+use crate::error::Result;
+
+/// How the bytes spread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BroadcastAlgorithm {
+    /// A binary tree of whole copies, ⌈log₂ n⌉ deep. Least calls; every link of a path waits for the one before.
+    Tree,
+    /// A chain in chunks: each device forwards a chunk while it receives the next. Most bandwidth.
+    Chain {
+        /// Bytes of a chunk.
+        chunk: usize,
+    },
+}
+
+impl BroadcastAlgorithm {
+    /// A chain whose chunks are large enough that enqueueing keeps up with copying, and, where there is enough to
+    /// copy, 32 in number: with n devices the chain takes 1 + (n − 2)/32 times as long as one copy.
+    pub fn chain(bytes: usize) -> BroadcastAlgorithm {
+        const SMALLEST: usize = 4 << 20;
+        BroadcastAlgorithm::Chain { chunk: bytes.div_ceil(32).next_multiple_of(256).max(SMALLEST) }
+    }
+}
+
+/// A prepared broadcast. One run at a time, which `&mut` sees to; it may be used from any thread.
+#[derive(Debug)]
+pub struct LocalBroadcast {
+    program: Program,
+}
+
+impl LocalBroadcast {
+    /// Prepares the broadcast of pointer `root`'s bytes to all others.
+    pub fn new(pointers: Pointers, root: usize, algorithm: BroadcastAlgorithm) -> Result<LocalBroadcast> {
+        pointers.check_root(root)?;
+        let mut builder = Builder::new(pointers);
+        match algorithm {
+            _ if builder.pointers.bytes() == 0 => {}
+            BroadcastAlgorithm::Tree => tree(&mut builder, root)?,
+            BroadcastAlgorithm::Chain { chunk } => chain(&mut builder, root, chunk.max(1))?,
+        }
+        Ok(LocalBroadcast { program: builder.finish(None)? })
+    }
+
+    /// Enqueues the broadcast and returns. It begins when each stream has done what it was given before; what a
+    /// stream is given afterwards finds its pointer complete, and may overwrite it.
+    ///
+    /// Streams in a capture are all in the same one; then the broadcast becomes part of the graph. This lives for as
+    /// long as the graph is launched.
+    pub fn run(&mut self) -> Result<()> {
+        self.program.run()
+    }
+
+    /// Waits on the host until every stream has done what it was given. Only callers without streams need it.
+    pub fn wait(&mut self, deadline: Deadline) -> Result<()> {
+        self.program.finish(deadline)
+    }
+}
+
+/// Pointers are counted from the root, around. In the step of size s (the largest power of two below n first, then
+/// halved down to 1) every holder j, a multiple of 2s, copies to j + s. For n that is no power of two, targets
+/// beyond the last pointer are left out: nobody else would have had anything from them in that step.
+fn tree(builder: &mut Builder, root: usize) -> Result<()> {
+    let n = builder.pointers.len();
+    let at = |position: usize| (root + position) % n;
+    let mut size = n.next_power_of_two() / 2;
+    while size > 0 {
+        for holder in (0..n - size).step_by(2 * size) {
+            let (from, to) = (at(holder), at(holder + size));
+            // Whatever still uses the target's memory comes first.
+            builder.order(to, from)?;
+            let (source, target) = (builder.pointers.addresses[from], builder.pointers.addresses[to]);
+            if builder.transfer((from, source), (to, target), builder.pointers.bytes())? {
+                // The target may pass it on in the next step, and its user may read it after that.
+                builder.order(from, to)?;
+            }
+        }
+        size /= 2;
+    }
+    Ok(())
+}
+
+/// Pointers are counted from the root, around; each copies every chunk to the next.
+fn chain(builder: &mut Builder, root: usize, chunk: usize) -> Result<()> {
+    let n = builder.pointers.len();
+    let bytes = builder.pointers.bytes();
+    let at = |position: usize| (root + position) % n;
+    for hop in 1..n {
+        // Whatever still uses the target's memory comes first.
+        builder.order(at(hop), at(hop - 1))?;
+    }
+    for offset in (0..bytes).step_by(chunk) {
+        let part = chunk.min(bytes - offset);
+        for hop in 1..n {
+            let (from, to) = (at(hop - 1), at(hop));
+            let source = builder.pointers.addresses[from] + offset as u64;
+            let target = builder.pointers.addresses[to] + offset as u64;
+            let direct = builder.transfer((from, source), (to, target), part)?;
+            // The last of the chain forwards nothing: for it the last chunk's event stands for all.
+            let needed = hop + 1 < n || offset + part == bytes;
+            if direct && needed {
+                builder.order(from, to)?;
+            }
+        }
+    }
+    Ok(())
+}

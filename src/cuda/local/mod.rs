@@ -1,0 +1,200 @@
+//! Operations across several device pointers of one process: peer copies and kernels, ordered by events alone.
+//!
+//! An operation is prepared once for its pointers and streams ([`program::Program`]): events, scratch memory and the
+//! list of driver calls. Running it enqueues and returns: it allocates nothing, never waits on the host, and may be
+//! captured into a graph. Running it again is ordered after the last run by the streams themselves.
+
+mod broadcast;
+mod program;
+mod reduce;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::context::Devices;
+use super::driver::{Memory, StreamHandle};
+use super::stream::Stream;
+use crate::error::{Error, Result, Status, fail};
+use crate::reduce::{DataType, Operator, Representation};
+
+pub use broadcast::{BroadcastAlgorithm, LocalBroadcast};
+pub use reduce::{LocalReduce, ReduceAlgorithm};
+
+/// Bytes of one of the two pinned pieces through which memory goes between devices that do not reach each other.
+const PIECE: usize = 4 << 20;
+
+/// Device memory of one pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The first byte.
+    pub address: u64,
+    /// Its size.
+    pub bytes: usize,
+}
+
+/// The device pointers of an operation, each with its device and its stream. Devices and streams may repeat.
+#[derive(Debug)]
+pub struct Pointers {
+    devices: Arc<Devices>,
+    addresses: Vec<u64>,
+    streams: Vec<Stream>,
+    bytes: usize,
+    piece: usize,
+}
+
+impl Pointers {
+    /// Finds each span's device, and checks that it is device memory, as large as the others, and on the device of its
+    /// stream. `streams` has one for each span, or none at all: then each gets a stream of our own, which waits for
+    /// what the legacy default stream of its device was given before.
+    ///
+    /// # Safety
+    /// The memory and the streams stay valid for as long as what is prepared from this lives and what it enqueued is
+    /// not done.
+    pub unsafe fn new(devices: &Arc<Devices>, spans: &[Span], streams: &[StreamHandle]) -> Result<Pointers> {
+        let Some(first) = spans.first() else { fail!(InvalidArgument, "no device pointers were given") };
+        if !streams.is_empty() && streams.len() != spans.len() {
+            fail!(
+                InvalidArgument,
+                "{} streams were given for {} device pointers; give one for each, or none",
+                streams.len(),
+                spans.len()
+            );
+        }
+        let mut pointers = Pointers {
+            devices: devices.clone(),
+            addresses: Vec::with_capacity(spans.len()),
+            streams: Vec::with_capacity(spans.len()),
+            bytes: first.bytes,
+            piece: PIECE,
+        };
+        for (index, span) in spans.iter().enumerate() {
+            if span.bytes != first.bytes {
+                fail!(
+                    InvalidArgument,
+                    "pointers[{index}] has {} bytes, but pointers[0] has {}",
+                    span.bytes,
+                    first.bytes
+                );
+            }
+            let device =
+                device_of(devices, span).map_err(|e| e.context(format_args!("pointers[{index}]")))?;
+            let stream = match streams.get(index) {
+                // SAFETY: the caller's promise.
+                Some(&handle) => unsafe { Stream::borrow(devices, device, handle) },
+                None => Stream::new(devices, device, true),
+            };
+            pointers.addresses.push(span.address);
+            pointers.streams.push(stream.map_err(|e| e.context(format_args!("streams[{index}]")))?);
+        }
+        Ok(pointers)
+    }
+
+    /// Changes the size of the pieces in which memory goes through the host, where it has to; 4 MiB unless told.
+    pub fn with_piece(self, bytes: usize) -> Pointers {
+        Pointers { piece: bytes.max(1), ..self }
+    }
+
+    /// How many pointers there are; at least one.
+    pub fn len(&self) -> usize {
+        self.addresses.len()
+    }
+
+    /// Whether there are none. There never are: [`Pointers::new`] refuses.
+    pub fn is_empty(&self) -> bool {
+        self.addresses.is_empty()
+    }
+
+    /// Bytes of each.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The device of a pointer.
+    fn device(&self, index: usize) -> u32 {
+        self.streams[index].device()
+    }
+
+    /// Refuses a root that is not one of them.
+    fn check_root(&self, root: usize) -> Result<()> {
+        if root < self.len() {
+            return Ok(());
+        }
+        fail!(InvalidArgument, "root pointer {root} does not exist; there are {}", self.len())
+    }
+}
+
+/// The device of a span that lies in one allocation of device memory.
+fn device_of(devices: &Devices, span: &Span) -> Result<u32> {
+    let address = span.address;
+    let Some(location) = devices.locate(address)? else {
+        fail!(
+            InvalidArgument,
+            "{address:#x} is no memory that CUDA knows: a host pointer where a device pointer is due, or freed memory"
+        )
+    };
+    if location.memory == Memory::Host {
+        fail!(InvalidArgument, "{address:#x} is pinned host memory, but a device pointer is due");
+    }
+    let room = location.base.saturating_add(location.bytes).saturating_sub(address);
+    if room < span.bytes as u64 {
+        fail!(
+            InvalidArgument,
+            "{address:#x} has {room} bytes left in its allocation, but {} are needed",
+            span.bytes
+        );
+    }
+    Ok(location.device)
+}
+
+/// What a reduction kernel reads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Operand {
+    /// Device memory that the launching device reaches, aligned to its positions.
+    pub address: u64,
+    /// What its positions hold.
+    pub representation: Representation,
+    /// As in [`crate::reduce::Operand`].
+    pub scale: f64,
+}
+
+/// One fold on a device: `out[i] = operands[0][i] ∘ operands[1][i] ∘ …` in the canonical order.
+#[derive(Clone, Copy, Debug)]
+pub struct Fold<'a> {
+    /// The stream that executes it; its device is current.
+    pub stream: &'a Stream,
+    /// Type of the elements.
+    pub dtype: DataType,
+    /// How they are combined.
+    pub operator: Operator,
+    /// What an average divides by.
+    pub ranks: u32,
+    /// What is combined; at least one. `out` may be one of them, with the same size of a position.
+    pub operands: &'a [Operand],
+    /// Device memory that the launching device reaches.
+    pub out: u64,
+    /// What `out` holds afterwards; storing elements applies the operator's final step.
+    pub representation: Representation,
+    /// Positions.
+    pub count: usize,
+}
+
+/// The kernels that fold.
+pub trait Kernels: fmt::Debug + Send + Sync {
+    /// Loads what folds of this type and operator need on `device`, so that a launch loads nothing. Refuses what it
+    /// has no kernel for.
+    fn prepare(&self, devices: &Devices, device: u32, dtype: DataType, operator: Operator) -> Result<()>;
+
+    /// Enqueues a fold of what was prepared. Neither allocates nor synchronises.
+    ///
+    /// # Safety
+    /// As [`Stream`] says of the memory.
+    unsafe fn fold(&self, devices: &Devices, fold: &Fold<'_>) -> Result<()>;
+}
+
+/// The error of bytes that are no whole number of elements.
+fn ragged(bytes: usize, dtype: DataType) -> Error {
+    let text = format!("{bytes} bytes are no whole number of {} elements", dtype.name());
+    Error::new(Status::InvalidArgument, text)
+}

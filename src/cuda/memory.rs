@@ -1,0 +1,107 @@
+//! Memory of our own: on a device, and on the host where devices copy from and to.
+
+use std::sync::Arc;
+
+use super::context::Devices;
+use crate::error::Result;
+
+/// Device memory, freed on drop. Whoever gave it to a stream keeps it until the stream is done with it.
+#[derive(Debug)]
+pub struct DeviceBuffer {
+    devices: Arc<Devices>,
+    device: u32,
+    address: u64,
+    bytes: usize,
+}
+
+impl DeviceBuffer {
+    /// `bytes` bytes of `device`, at least one, with any contents. May wait for the device: not while kernels of ours
+    /// wait for each other.
+    pub fn new(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<DeviceBuffer> {
+        let address = {
+            let _relaxed = devices.relax()?;
+            let _entered = devices.enter(device)?;
+            let allocated = devices.driver().allocate_device(bytes.max(1));
+            allocated.map_err(|error| error.context(format_args!("device {device}")))?
+        };
+        Ok(DeviceBuffer { devices: devices.clone(), device, address, bytes })
+    }
+
+    /// The device.
+    pub fn device(&self) -> u32 {
+        self.device
+    }
+
+    /// The first byte.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        let freed = self.devices.relax().and_then(|_relaxed| {
+            let _entered = self.devices.enter(self.device)?;
+            // SAFETY: ours, and nobody uses it after this.
+            unsafe { self.devices.driver().free_device(self.address) }
+        });
+        if let Err(error) = freed {
+            log::warn!("{error}");
+        }
+    }
+}
+
+/// Pinned host memory, freed on drop. Every device copies from and to it. Whoever gave it to a stream keeps it until
+/// the stream is done with it.
+#[derive(Debug)]
+pub struct PinnedBuffer {
+    devices: Arc<Devices>,
+    device: u32,
+    address: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: it is an address range, valid in every thread; who touches which byte when is up to its users.
+unsafe impl Send for PinnedBuffer {}
+// SAFETY: as above; the methods only tell the address.
+unsafe impl Sync for PinnedBuffer {}
+
+impl PinnedBuffer {
+    /// `bytes` bytes, at least one, with any contents. `device` is any that will use it.
+    pub fn new(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<PinnedBuffer> {
+        let address = {
+            let _relaxed = devices.relax()?;
+            let _entered = devices.enter(device)?;
+            devices.driver().allocate_host(bytes.max(1))?
+        };
+        Ok(PinnedBuffer { devices: devices.clone(), device, address, bytes })
+    }
+
+    /// The first byte.
+    pub fn address(&self) -> *mut u8 {
+        self.address
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for PinnedBuffer {
+    fn drop(&mut self) {
+        let freed = self.devices.relax().and_then(|_relaxed| {
+            let _entered = self.devices.enter(self.device)?;
+            // SAFETY: ours, and nobody uses it after this.
+            unsafe { self.devices.driver().free_host(self.address) }
+        });
+        if let Err(error) = freed {
+            log::warn!("{error}");
+        }
+    }
+}

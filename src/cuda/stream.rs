@@ -1,0 +1,174 @@
+//! Streams: queues of work of one device, the caller's or our own.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::context::Devices;
+use super::driver::{Capture, HostFunction, StreamHandle};
+use super::event::Event;
+use crate::deadline::Deadline;
+use crate::error::{Result, fail};
+
+/// A stream of one device. An owned one is destroyed on drop; a borrowed one stays its owner's.
+///
+/// The methods that enqueue return at once. They are unsafe where the stream will touch memory: that stays valid, and
+/// nobody races with the stream for its contents, until the stream has done it.
+#[derive(Debug)]
+pub struct Stream {
+    devices: Arc<Devices>,
+    device: u32,
+    handle: StreamHandle,
+    owned: bool,
+}
+
+impl Stream {
+    /// A stream of our own. `blocking`: it waits for what the legacy default stream was given before, and the legacy
+    /// stream for it, as for any stream that a plain program makes.
+    pub fn new(devices: &Arc<Devices>, device: u32, blocking: bool) -> Result<Stream> {
+        let handle = {
+            let _relaxed = devices.relax()?;
+            let _entered = devices.enter(device)?;
+            devices.driver().create_stream(blocking)?
+        };
+        Ok(Stream { devices: devices.clone(), device, handle, owned: true })
+    }
+
+    /// The caller's stream, which is on `device`. A default stream's handle means the default stream of `device`.
+    ///
+    /// # Safety
+    /// It is a stream, and lives until this is dropped.
+    pub unsafe fn borrow(devices: &Arc<Devices>, device: u32, handle: StreamHandle) -> Result<Stream> {
+        if !handle.is_default() {
+            // SAFETY: the caller's promise.
+            let found = unsafe { devices.driver().stream_device(handle) }?;
+            if found != device {
+                fail!(InvalidArgument, "the memory is on device {device}, but its stream on device {found}");
+            }
+        }
+        // A context now rather than at the first use, which may be in a capture.
+        devices.context(device)?;
+        Ok(Stream { devices: devices.clone(), device, handle, owned: false })
+    }
+
+    /// Its device.
+    pub fn device(&self) -> u32 {
+        self.device
+    }
+
+    /// Its handle, valid for as long as this lives.
+    pub fn handle(&self) -> StreamHandle {
+        self.handle
+    }
+
+    /// Whether both are the same queue of work.
+    pub fn is(&self, other: &Stream) -> bool {
+        let handle = |stream: &Stream| match stream.handle {
+            StreamHandle::NULL => StreamHandle::LEGACY,
+            handle => handle,
+        };
+        handle(self) == handle(other) && self.device == other.device
+    }
+
+    /// Whether it is being captured. The legacy default stream never is.
+    pub fn capture(&self) -> Result<Capture> {
+        if self.handle.is_legacy() {
+            return Ok(Capture::None);
+        }
+        let _entered = self.devices.enter(self.device)?;
+        // SAFETY: it lives.
+        unsafe { self.devices.driver().stream_capture(self.handle) }
+    }
+
+    /// What it is given after this waits for what `event` means now.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        let _entered = self.devices.enter(self.device)?;
+        // SAFETY: both live.
+        unsafe { self.devices.driver().wait_event(self.handle, event.handle()) }
+    }
+
+    /// Waits on the host until it has done everything that it has been given.
+    pub fn synchronize(&self, deadline: Deadline) -> Result<()> {
+        let event = Event::new(&self.devices, self.device)?;
+        event.record(self)?;
+        event.synchronize(deadline)
+    }
+
+    /// Copies from pinned host memory to its device.
+    ///
+    /// # Safety
+    /// As the type says.
+    pub unsafe fn copy_to_device(&self, to: u64, from: *const u8, bytes: usize) -> Result<()> {
+        let _entered = self.devices.enter(self.device)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.devices.driver().copy_to_device(to, from, bytes, self.handle) }
+    }
+
+    /// Copies from its device to pinned host memory.
+    ///
+    /// # Safety
+    /// As the type says.
+    pub unsafe fn copy_to_host(&self, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
+        let _entered = self.devices.enter(self.device)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.devices.driver().copy_to_host(to, from, bytes, self.handle) }
+    }
+
+    /// Copies from its device to the same or another, directly where [`Devices::reaches`] has made that possible.
+    ///
+    /// # Safety
+    /// As the type says.
+    pub unsafe fn copy_to_peer(&self, to: u64, device: u32, from: u64, bytes: usize) -> Result<()> {
+        let (own, peer) = (self.devices.context(self.device)?, self.devices.context(device)?);
+        let _entered = self.devices.enter(self.device)?;
+        let driver = self.devices.driver();
+        // SAFETY: the caller's promise; the contexts are retained.
+        unsafe {
+            if own == peer {
+                driver.copy_on_device(to, from, bytes, self.handle)
+            } else {
+                driver.copy_to_peer((to, peer), (from, own), bytes, self.handle)
+            }
+        }
+    }
+
+    /// Writes a 32-bit value to device memory, or to pinned host memory, after everything before it.
+    ///
+    /// # Safety
+    /// As the type says; `address` is a multiple of 4.
+    pub unsafe fn write_value(&self, address: u64, value: u32) -> Result<()> {
+        let _entered = self.devices.enter(self.device)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.devices.driver().write_value(self.handle, address, value) }
+    }
+
+    /// Waits until the 32-bit value at `address` is `value` or further on, with wrap.
+    ///
+    /// # Safety
+    /// As the type says; `address` is a multiple of 4, and somebody will write the value.
+    pub unsafe fn wait_value(&self, address: u64, value: u32) -> Result<()> {
+        let _entered = self.devices.enter(self.device)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.devices.driver().wait_value(self.handle, address, value) }
+    }
+
+    /// Calls `function(user)` on a thread of the driver, after everything before it.
+    ///
+    /// # Safety
+    /// As the type says; the function may be called with `user` on any thread, makes no CUDA calls, does not unwind.
+    pub unsafe fn launch_host(&self, function: HostFunction, user: *mut c_void) -> Result<()> {
+        let _entered = self.devices.enter(self.device)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.devices.driver().launch_host(self.handle, function, user) }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.owned {
+            // SAFETY: ours, and nobody uses it after this.
+            if let Err(error) = unsafe { self.devices.driver().destroy_stream(self.handle) } {
+                log::warn!("{error}");
+            }
+        }
+    }
+}

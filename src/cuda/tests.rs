@@ -1,0 +1,125 @@
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use super::context::Devices;
+use super::double::{Double, Order};
+use super::driver::{CaptureMode, Memory, StreamHandle};
+use super::event::Event;
+use super::memory::{DeviceBuffer, PinnedBuffer};
+use super::stream::Stream;
+use crate::deadline::Deadline;
+use crate::error::Status;
+
+fn open(order: Order) -> (Arc<Double>, Arc<Devices>) {
+    let double = Double::new(2, order);
+    let devices = Devices::over(double.clone()).unwrap();
+    (double, devices)
+}
+
+#[test]
+fn contexts_and_modes_are_put_back() {
+    let (double, devices) = open(Order::Eager);
+    assert_eq!(double.thread(), (vec![], CaptureMode::Global));
+    {
+        let _one = devices.enter(1).unwrap();
+        let _relaxed = devices.relax().unwrap();
+        let _zero = devices.enter(0).unwrap();
+        let (contexts, mode) = double.thread();
+        assert_eq!(contexts, [devices.context(1).unwrap(), devices.context(0).unwrap()]);
+        assert_eq!(mode, CaptureMode::Relaxed);
+    }
+    assert_eq!(double.thread(), (vec![], CaptureMode::Global));
+    let error = devices.enter(2).unwrap_err();
+    assert_eq!(
+        (error.status(), error.text()),
+        (Status::InvalidArgument, "device 2 does not exist; there are 2")
+    );
+}
+
+#[test]
+fn bytes_go_to_a_peer_and_back() {
+    for order in Order::all(2) {
+        let (double, devices) = open(order);
+        let streams = [0, 1].map(|device| Stream::new(&devices, device, false).unwrap());
+        let buffers = [0, 1].map(|device| DeviceBuffer::new(&devices, device, 8).unwrap());
+        let pinned = PinnedBuffer::new(&devices, 0, 16).unwrap();
+        // Asked twice, enabled once: the double complains about a second time.
+        assert!(devices.reaches(0, 1).unwrap() && devices.reaches(0, 1).unwrap());
+        let back = pinned.address().wrapping_add(8);
+        // SAFETY: the buffers outlive the streams' work, which is waited for below.
+        unsafe {
+            pinned.address().copy_from(b"unisono!".as_ptr(), 8);
+            streams[0].copy_to_device(buffers[0].address(), pinned.address(), 8).unwrap();
+            streams[0].copy_to_peer(buffers[1].address(), 1, buffers[0].address(), 8).unwrap();
+            let event = Event::new(&devices, 0).unwrap();
+            event.record(&streams[0]).unwrap();
+            streams[1].wait(&event).unwrap();
+            streams[1].copy_to_host(back, buffers[1].address(), 8).unwrap();
+        }
+        streams[1].synchronize(Deadline::after(Duration::from_secs(20))).unwrap();
+        // SAFETY: the stream has written it.
+        assert_eq!(unsafe { std::slice::from_raw_parts(back, 8) }, b"unisono!");
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn waiting_for_a_device_ends_at_the_deadline() {
+    let (double, devices) = open(Order::RoundRobin);
+    let stream = Stream::new(&devices, 1, false).unwrap();
+    let flag = DeviceBuffer::new(&devices, 1, 4).unwrap();
+    double.fill(stream.handle(), 1, flag.address(), &[0; 4]);
+    // SAFETY: the flag outlives the wait, which ends below.
+    unsafe { stream.wait_value(flag.address(), 1).unwrap() };
+    let error = stream.synchronize(Deadline::after(Duration::from_millis(5))).unwrap_err();
+    assert_eq!(error.status(), Status::Timeout);
+    assert!(error.text().starts_with("device 1 has not finished what it was given after "), "{error}");
+    let other = Stream::new(&devices, 1, false).unwrap();
+    // SAFETY: as above.
+    unsafe { other.write_value(flag.address(), 1).unwrap() };
+    stream.synchronize(Deadline::after(Duration::from_secs(20))).unwrap();
+}
+
+#[test]
+fn a_host_function_runs_in_its_place() {
+    unsafe extern "C" fn count(user: *mut c_void) {
+        // SAFETY: the counter below, which outlives the stream's work.
+        unsafe { &*user.cast::<AtomicU32>() }.fetch_add(1, Ordering::Relaxed);
+    }
+    let (double, devices) = open(Order::RoundRobin);
+    let stream = Stream::new(&devices, 0, false).unwrap();
+    let counter = AtomicU32::new(0);
+    // SAFETY: the counter outlives the stream's work, which is waited for below.
+    unsafe { stream.launch_host(count, (&raw const counter).cast_mut().cast()).unwrap() };
+    assert_eq!(counter.load(Ordering::Relaxed), 0);
+    stream.synchronize(Deadline::NEVER).unwrap();
+    assert_eq!(counter.load(Ordering::Relaxed), 1);
+    assert_eq!(double.synchronizations(), 1);
+}
+
+#[test]
+fn memory_is_located() {
+    let (_double, devices) = open(Order::Eager);
+    let buffer = DeviceBuffer::new(&devices, 1, 64).unwrap();
+    let pinned = PinnedBuffer::new(&devices, 0, 64).unwrap();
+    let inside = devices.locate(buffer.address() + 63).unwrap().unwrap();
+    assert_eq!((inside.memory, inside.device, inside.base), (Memory::Device, 1, buffer.address()));
+    assert_eq!(devices.locate(pinned.address().addr() as u64).unwrap().unwrap().memory, Memory::Host);
+    assert_eq!(devices.locate((&raw const buffer).addr() as u64).unwrap(), None);
+    let address = buffer.address();
+    drop(buffer);
+    assert_eq!(devices.locate(address).unwrap(), None);
+}
+
+#[test]
+fn default_streams_are_of_the_device_they_are_used_with() {
+    let (_double, devices) = open(Order::Eager);
+    // SAFETY: default streams always exist.
+    let borrow = |device, handle| unsafe { Stream::borrow(&devices, device, handle).unwrap() };
+    let [null, legacy] = [StreamHandle::NULL, StreamHandle::LEGACY].map(|handle| borrow(0, handle));
+    assert!(null.is(&legacy));
+    assert!(!null.is(&borrow(1, StreamHandle::NULL)));
+    assert!(!null.is(&borrow(0, StreamHandle::PER_THREAD)));
+}
