@@ -5,6 +5,7 @@
 
 pub mod collective;
 pub mod communicator;
+pub mod cuda;
 pub mod deadline;
 pub mod engine;
 pub mod error;
