@@ -218,10 +218,13 @@ struct Real {
         return a == a && b == b ? either : bit_cast<Value>(QUIET);
     }
 
+    // Divides by one number again and again. By a power of two it multiplies, which rounds the same quotient.
     struct Divider {
-        Value by;
-        BOTH explicit Divider(u32 ranks) : by(static_cast<Value>(ranks)) {}
-        BOTH Value operator()(Value value) const { return value / by; }
+        Value by, inverse;
+        bool multiplies;
+        BOTH explicit Divider(u32 ranks)
+            : by(static_cast<Value>(ranks)), inverse(1 / by), multiplies((ranks & (ranks - 1)) == 0) {}
+        BOTH Value operator()(Value value) const { return multiplies ? value * inverse : value / by; }
     };
 };
 

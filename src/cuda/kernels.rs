@@ -104,6 +104,7 @@ impl Launch {
     }
 
     /// A grid for this launch of at most `blocks` blocks: one small block for small counts.
+    /// Two blocks for each of the device's multiprocessors run at the memory's speed.
     pub fn grid(&self, dtype: DataType, blocks: u32) -> Grid {
         // A bound on the bytes of one operand; what it is exactly does not matter.
         let bytes = usize::try_from(self.count).unwrap_or(usize::MAX).saturating_mul(dtype.size());
