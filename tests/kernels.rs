@@ -200,7 +200,7 @@ fn check_type(dtype: DataType) {
                             let bytes = elements(dtype, count, &mut noise);
                             let scale = [1.0, -0.5, 3.25, 2.0, -1e12][i % 5];
                             let mut element = Buffer::new(&bytes, 0, Representation::Element, scale);
-                            if !mixed || noise.next() % 2 == 0 {
+                            if !mixed || noise.next().is_multiple_of(2) {
                                 return Buffer {
                                     ..Buffer::new(
                                         &bytes,
@@ -223,7 +223,7 @@ fn check_type(dtype: DataType) {
                     };
                     let wanted = reduce(dtype, operator, ranks, &operands, representation, count);
                     let size = held(dtype, representation).size();
-                    let in_place = (noise.next() % 2 == 0)
+                    let in_place = (noise.next().is_multiple_of(2))
                         .then(|| noise.next() as usize % k)
                         .filter(|&i| held(dtype, operands[i].representation).size() == size);
                     let mut fresh =
