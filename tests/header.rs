@@ -49,13 +49,8 @@ fn the_committed_header_is_up_to_date() {
         .filter(|name| name.starts_with("unisono_"))
         .collect();
     declared.sort_unstable();
-    let exports =
-        std::fs::read_to_string(root.join("c_tests/exports/libunisono.txt")).expect("the list of exports");
-    assert_eq!(
-        declared,
-        exports.lines().collect::<Vec<_>>(),
-        "the header and c_tests/exports/libunisono.txt differ"
-    );
+    let exports = std::fs::read_to_string(root.join("c_tests/exports/libunisono.txt")).expect("the list of exports");
+    assert_eq!(declared, exports.lines().collect::<Vec<_>>(), "the header and c_tests/exports/libunisono.txt differ");
 
     let path = root.join("include/unisono.h");
     if std::env::var_os("UPDATE_HEADERS").is_some() {

@@ -195,7 +195,8 @@ fn combine(all: &Elements, shape: &Shape, reducer: &Reducer, size: u32) -> Resul
     // Stable, so the ranks of one index stay in order; and made of sorted runs, which this sort merges.
     order.sort_by(|a, b| index(a).cmp(index(b)));
 
-    let groups: Vec<&[Present]> = order.chunk_by(|a, b| index(a).cmp(index(b)) == Ordering::Equal).collect();
+    let groups: Vec<&[Present]> =
+        order.chunk_by(|a, b| index(a).cmp(index(b)) == Ordering::Equal).collect();
     let mut values = Values::zeroed(groups.len(), shape.block, shape.dtype.size())?;
     let mut tree = Tree { reducer, all, shape, scratch: Vec::new() };
     for (group, out) in groups.iter().zip(values.chunks_mut(shape.block * shape.dtype.size())) {
