@@ -1,0 +1,241 @@
+//! The compiled kernels of local reductions: which one folds what, with which parameter, on which grid.
+//!
+//! A kernel folds device operands as [`crate::reduce::Reducer::fold`] folds host operands, bit for bit. `kernels/` holds
+//! the sources, `scripts/kernels` compiles them into the file that is embedded here. Nothing here calls the driver: the
+//! caller loads [`IMAGE`], looks [`kernel`] up in it, and launches it with a [`Launch`] as its only parameter. Load the
+//! module and the functions before a kernel of the process spins on the device: loading can wait for it.
+#![forbid(unsafe_code)]
+
+use std::ffi::{CStr, c_void};
+
+use crate::reduce::{DataType, Operand, Operator, Representation};
+
+/// What `cuModuleLoadData` takes: machine code for compute capabilities 9.x and 10.x, and PTX, which the driver compiles
+/// for any other from 8.0 up. That takes seconds the first time.
+pub const IMAGE: &[u8] = include_bytes!("../../kernels/fold.fatbin");
+
+/// The lowest compute capability that [`IMAGE`] has code for: major, minor.
+pub const LOWEST_CAPABILITY: (i32, i32) = (8, 0);
+
+/// The most operands that one launch folds. Up to 8 run at the memory's speed, more at a fraction of it.
+pub const MAX_OPERANDS: usize = 32;
+
+/// Threads of a block, at most.
+const THREADS: u32 = 256;
+
+/// What a thread should find to do: two vectors of an operand.
+const BYTES_OF_A_THREAD: usize = 32;
+
+/// The grid of a launch. Every grid gives the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Blocks, at least one.
+    pub blocks: u32,
+    /// Threads of a block: a multiple of 32.
+    pub threads: u32,
+}
+
+/// The one parameter of every kernel, by value. `Arguments` of `kernels/fold.cuh` is the same.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Launch {
+    out: *mut u8,
+    count: u64,
+    operands: u32,
+    wide: u32,
+    out_wide: u32,
+    ranks: u32,
+    scaled: u32,
+    reserved: u32,
+    operand: [*const u8; MAX_OPERANDS],
+    scale: [u64; MAX_OPERANDS],
+}
+
+impl Launch {
+    /// Combines `count` positions of `operands`, in the canonical order, into `out`, which holds `representation`:
+    /// exactly as [`crate::reduce::Reducer::fold`] would with a group of `ranks`, the addresses being the device's.
+    ///
+    /// More operands than [`MAX_OPERANDS`] take several launches: subtrees of the canonical tree into accumulators, which
+    /// are operands of the last.
+    ///
+    /// # Panics
+    /// If there are no operands, or too many.
+    pub fn new(
+        dtype: DataType,
+        operator: &Operator,
+        ranks: u32,
+        operands: &[Operand],
+        out: *mut u8,
+        representation: Representation,
+        count: usize,
+    ) -> Launch {
+        assert!(
+            (1..=MAX_OPERANDS).contains(&operands.len()),
+            "a launch folds 1 to {MAX_OPERANDS} operands, not {}",
+            operands.len()
+        );
+        // Bitwise kernels work on bytes.
+        let positions = if is_bitwise(operator) { count * dtype.size() } else { count };
+        let is_element = representation == Representation::Element;
+        let mut launch = Launch {
+            out,
+            count: positions as u64,
+            operands: operands.len() as u32,
+            wide: 0,
+            out_wide: u32::from(!is_element),
+            ranks: if is_element && *operator == Operator::Average { ranks } else { 0 },
+            scaled: 0,
+            reserved: 0,
+            operand: [std::ptr::null(); MAX_OPERANDS],
+            scale: [0; MAX_OPERANDS],
+        };
+        for (i, operand) in operands.iter().enumerate() {
+            launch.operand[i] = operand.address;
+            match operand.representation {
+                Representation::Accumulator => launch.wide |= 1 << i,
+                Representation::Element if matches!(operator, Operator::PreMulSum(_)) => {
+                    launch.scaled |= 1 << i;
+                    launch.scale[i] = scalar(dtype, operand.scale);
+                }
+                Representation::Element => {}
+            }
+        }
+        launch
+    }
+
+    /// A grid for this launch of at most `blocks` blocks: one small block for small counts.
+    /// Two blocks for each of the device's multiprocessors run at the memory's speed.
+    pub fn grid(&self, dtype: DataType, blocks: u32) -> Grid {
+        // A bound on the bytes of one operand; what it is exactly does not matter.
+        let bytes = usize::try_from(self.count).unwrap_or(usize::MAX).saturating_mul(dtype.size());
+        let threads = bytes.div_ceil(BYTES_OF_A_THREAD).max(1);
+        if threads <= THREADS as usize {
+            return Grid { blocks: 1, threads: (threads as u32).next_multiple_of(32) };
+        }
+        let wanted = u32::try_from(threads.div_ceil(THREADS as usize)).unwrap_or(u32::MAX);
+        Grid { blocks: wanted.min(blocks).max(1), threads: THREADS }
+    }
+
+    /// For the array of parameters that `cuLaunchKernel` takes: good as long as `self` stays where it is.
+    pub fn parameter(&mut self) -> *mut c_void {
+        std::ptr::from_mut(self).cast()
+    }
+}
+
+/// The name of the kernel for a type and an operator. None for a caller's own function, and for bitwise operators on
+/// floats.
+///
+/// Several share one. Where the sign makes no difference, that is the unsigned type's; where nothing but the bits does, the
+/// bytes'. A sum of floats also divides and scales, as [`Launch`] says; for integers, a division costs too much to be
+/// carried along.
+pub fn kernel(dtype: DataType, operator: &Operator) -> Option<&'static CStr> {
+    let is_float = dtype.is_float();
+    Some(match operator {
+        Operator::Sum | Operator::PreMulSum(_) => sum(dtype),
+        Operator::Average if is_float => sum(dtype),
+        Operator::Average => average(dtype)?,
+        Operator::Product => product(dtype),
+        Operator::Min => min(dtype),
+        Operator::Max => max(dtype),
+        Operator::BitAnd if !is_float => c"unisono_fold_And_U8",
+        Operator::BitOr if !is_float => c"unisono_fold_Or_U8",
+        Operator::BitXor if !is_float => c"unisono_fold_Xor_U8",
+        Operator::BitAnd | Operator::BitOr | Operator::BitXor | Operator::Custom(_) => return None,
+    })
+}
+
+const fn sum(dtype: DataType) -> &'static CStr {
+    match dtype {
+        DataType::I8 | DataType::U8 => c"unisono_fold_Sum_U8",
+        DataType::I32 | DataType::U32 => c"unisono_fold_Sum_U32",
+        DataType::I64 | DataType::U64 => c"unisono_fold_Sum_U64",
+        DataType::F16 => c"unisono_fold_Sum_F16",
+        DataType::F32 => c"unisono_fold_Sum_F32",
+        DataType::F64 => c"unisono_fold_Sum_F64",
+        DataType::Bf16 => c"unisono_fold_Sum_Bf16",
+        DataType::F8E4M3 => c"unisono_fold_Sum_F8E4M3",
+        DataType::F8E5M2 => c"unisono_fold_Sum_F8E5M2",
+    }
+}
+
+const fn product(dtype: DataType) -> &'static CStr {
+    match dtype {
+        DataType::I8 | DataType::U8 => c"unisono_fold_Product_U8",
+        DataType::I32 | DataType::U32 => c"unisono_fold_Product_U32",
+        DataType::I64 | DataType::U64 => c"unisono_fold_Product_U64",
+        DataType::F16 => c"unisono_fold_Product_F16",
+        DataType::F32 => c"unisono_fold_Product_F32",
+        DataType::F64 => c"unisono_fold_Product_F64",
+        DataType::Bf16 => c"unisono_fold_Product_Bf16",
+        DataType::F8E4M3 => c"unisono_fold_Product_F8E4M3",
+        DataType::F8E5M2 => c"unisono_fold_Product_F8E5M2",
+    }
+}
+
+const fn min(dtype: DataType) -> &'static CStr {
+    match dtype {
+        DataType::I8 => c"unisono_fold_Min_I8",
+        DataType::U8 => c"unisono_fold_Min_U8",
+        DataType::I32 => c"unisono_fold_Min_I32",
+        DataType::U32 => c"unisono_fold_Min_U32",
+        DataType::I64 => c"unisono_fold_Min_I64",
+        DataType::U64 => c"unisono_fold_Min_U64",
+        DataType::F16 => c"unisono_fold_Min_F16",
+        DataType::F32 => c"unisono_fold_Min_F32",
+        DataType::F64 => c"unisono_fold_Min_F64",
+        DataType::Bf16 => c"unisono_fold_Min_Bf16",
+        DataType::F8E4M3 => c"unisono_fold_Min_F8E4M3",
+        DataType::F8E5M2 => c"unisono_fold_Min_F8E5M2",
+    }
+}
+
+const fn max(dtype: DataType) -> &'static CStr {
+    match dtype {
+        DataType::I8 => c"unisono_fold_Max_I8",
+        DataType::U8 => c"unisono_fold_Max_U8",
+        DataType::I32 => c"unisono_fold_Max_I32",
+        DataType::U32 => c"unisono_fold_Max_U32",
+        DataType::I64 => c"unisono_fold_Max_I64",
+        DataType::U64 => c"unisono_fold_Max_U64",
+        DataType::F16 => c"unisono_fold_Max_F16",
+        DataType::F32 => c"unisono_fold_Max_F32",
+        DataType::F64 => c"unisono_fold_Max_F64",
+        DataType::Bf16 => c"unisono_fold_Max_Bf16",
+        DataType::F8E4M3 => c"unisono_fold_Max_F8E4M3",
+        DataType::F8E5M2 => c"unisono_fold_Max_F8E5M2",
+    }
+}
+
+/// Integers only.
+const fn average(dtype: DataType) -> Option<&'static CStr> {
+    Some(match dtype {
+        DataType::I8 => c"unisono_fold_Average_I8",
+        DataType::U8 => c"unisono_fold_Average_U8",
+        DataType::I32 => c"unisono_fold_Average_I32",
+        DataType::U32 => c"unisono_fold_Average_U32",
+        DataType::I64 => c"unisono_fold_Average_I64",
+        DataType::U64 => c"unisono_fold_Average_U64",
+        _ => return None,
+    })
+}
+
+/// The scalar of a pre-multiplied sum, as an accumulator in the low bytes: rounded to a float, truncated and saturated to
+/// an integer.
+fn scalar(dtype: DataType, scale: f64) -> u64 {
+    match dtype {
+        DataType::I8 => u64::from(scale as i8 as u8),
+        DataType::U8 => u64::from(scale as u8),
+        DataType::I32 => u64::from(scale as i32 as u32),
+        DataType::U32 => u64::from(scale as u32),
+        DataType::I64 => scale as i64 as u64,
+        DataType::U64 => scale as u64,
+        DataType::F64 => scale.to_bits(),
+        DataType::F32 | DataType::F16 | DataType::Bf16 | DataType::F8E4M3 | DataType::F8E5M2 => {
+            u64::from((scale as f32).to_bits())
+        }
+    }
+}
+
+const fn is_bitwise(operator: &Operator) -> bool {
+    matches!(operator, Operator::BitAnd | Operator::BitOr | Operator::BitXor)
+}
