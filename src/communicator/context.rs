@@ -12,6 +12,8 @@ use super::work::Work;
 use super::{Call, Completion, Options, Rendezvous};
 use crate::collective::checked::{self, Checked};
 use crate::collective::request::{Counts, Kind, Request};
+use crate::cuda::driver::Memory;
+use crate::cuda::libcuda::Libcuda;
 use crate::deadline::Deadline;
 use crate::engine::bootstrap::{self, MAX_RANKS, Meeting};
 use crate::engine::direct::{Direct, DirectRun, Job, Path};
@@ -336,6 +338,7 @@ impl Context {
         }
         let (rank, size) = (self.rank(), self.size());
         let mut checked = Checked::new(request, rank, size)?;
+        refuse_device_memory(&checked)?;
         let (class, tag) = match call.tag {
             Some(tag) => (Class::Tagged, tag),
             None => (Class::Ordered, 0),
@@ -483,6 +486,28 @@ impl Context {
         })?;
         Ok(all)
     }
+}
+
+/// Calls on device memory are not served yet: an error now instead of a fault in the first copy. Where no CUDA driver is
+/// in the process there is no device memory, and this costs next to nothing.
+fn refuse_device_memory(checked: &Checked) -> Result<()> {
+    let buffers = [
+        ("sendbuf", checked.input, checked.input_len()),
+        ("recvbuf", checked.output.cast_const(), checked.output_len()),
+    ];
+    for (name, address, len) in buffers {
+        if len > 0
+            && let Some(location) = Libcuda::locate_if_loaded(address.addr() as u64)?
+            && location.memory == Memory::Device
+        {
+            let device = location.device;
+            fail!(
+                Unsupported,
+                "{name} is memory of GPU {device}; collectives take host memory so far, copy it first"
+            );
+        }
+    }
+    Ok(())
 }
 
 /// What is to be done for a call.
