@@ -1,0 +1,328 @@
+//! Boards: what the members of a group on one host see of each other.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::{Job, Path};
+use crate::deadline::Deadline;
+use crate::engine::endpoint::lock;
+use crate::error::{Error, Result};
+use crate::reduce::DataType;
+use crate::schedule::Collective;
+use crate::signature::{Kind, Signature};
+use crate::sys;
+use crate::transport::memory::PeerMemory;
+use crate::transport::segment::Region;
+
+/// Bytes of one slot.
+const SLOT_BYTES: usize = 64 * 1024;
+
+/// Where the slots begin in a board.
+const SLOTS_AT: usize = 4096;
+
+/// Bytes of a member's board.
+pub const BOARD_BYTES: usize = SLOTS_AT + 2 * SLOT_BYTES;
+
+/// The most members that exchange directly.
+pub const MAX_MEMBERS: usize = 64;
+
+/// Bytes gathered between two looks at everything else.
+const PULL_BYTES: usize = 4 * 1024 * 1024;
+
+/// How long a rank of the same process may take to read what it has begun to read.
+const READ: Duration = Duration::from_secs(1);
+
+/// What a member posts for one call. Word 0 is the number of the call, stored last.
+#[repr(C, align(64))]
+pub(super) struct Post {
+    pub(super) call: AtomicU64,
+    pub(super) what: AtomicU64,
+    pub(super) root: AtomicU64,
+    pub(super) count: AtomicU64,
+    pub(super) input: AtomicU64,
+    pub(super) output: AtomicU64,
+    pub(super) bytes: AtomicU64,
+}
+
+/// The first bytes of a board.
+#[repr(C, align(64))]
+struct Board {
+    posts: [Post; 2],
+    mark: Word,
+    /// Not 0 once the owner has given up a call.
+    withdrawn: Word,
+    /// Not 0 while the owner reads another member's private memory.
+    reading: Word,
+    /// Set by each other member when it needs this board no more.
+    goodbyes: [AtomicU8; MAX_MEMBERS],
+}
+
+#[repr(C, align(64))]
+struct Word(AtomicU64);
+
+/// The members of a group, all on this host, as they see each other's boards.
+pub struct Direct {
+    pub(super) rank: usize,
+    pub(super) own: Option<Region>,
+    pub(super) retired: Arc<Retired>,
+    /// Where each member's board is mapped here; this rank's own among them.
+    pub(super) boards: Vec<*mut u8>,
+    /// Every member's memory but this rank's.
+    pub(super) peers: Vec<Option<Arc<PeerMemory>>>,
+    /// Whether every member can read every other's private memory.
+    pub(super) pulls: bool,
+    pub(super) fork: u32,
+    /// Calls that have begun so far. Only the call whose turn it is touches this.
+    pub(super) calls: AtomicU64,
+    /// The last call that every member is known to have entered. Likewise.
+    pub(super) entered: AtomicU64,
+}
+
+// SAFETY: the boards live in segments that `own` and `peers` keep mapped; they are accessed as atomics and, under the
+// protocol of posts, as bytes that nobody writes meanwhile.
+unsafe impl Send for Direct {}
+// SAFETY: as above.
+unsafe impl Sync for Direct {}
+
+impl Direct {
+    /// `offsets` are where the members' boards lie in their segments. `None` when one of them is not reachable.
+    pub fn new(
+        rank: usize,
+        own: Region,
+        retired: Arc<Retired>,
+        peers: Vec<Option<Arc<PeerMemory>>>,
+        offsets: &[u64],
+        pulls: bool,
+    ) -> Option<Direct> {
+        let mut boards = Vec::with_capacity(peers.len());
+        for (index, (peer, &offset)) in peers.iter().zip(offsets).enumerate() {
+            boards.push(match peer {
+                _ if index == rank => own.address().as_ptr(),
+                Some(memory) => memory.segment.address(usize::try_from(offset).ok()?, BOARD_BYTES)?.as_ptr(),
+                None => return None,
+            });
+        }
+        let (calls, entered) = (AtomicU64::new(0), AtomicU64::new(0));
+        let fork = sys::fork::generation();
+        Some(Direct { rank, own: Some(own), retired, boards, peers, pulls, fork, calls, entered })
+    }
+
+    /// How a call is exchanged; `None`: not at all, messages do it. The same answer on every member.
+    pub fn path(&self, job: &Job) -> Option<Path> {
+        let element = job.dtype.size() as u64;
+        let size = self.size() as u64;
+        let contribution = match &job.collective {
+            _ if job.listed => u64::MAX,
+            Collective::Allreduce { count } | Collective::Reduce { count, .. } => {
+                // Everybody reads everything: with more ranks, sharing the work pays earlier.
+                count * (size.max(2) / 2)
+            }
+            Collective::Broadcast { count, .. } => *count,
+            Collective::Allgather { counts } => counts.iter().copied().max().unwrap_or(0),
+            Collective::Gather { counts, .. } => counts[0],
+            Collective::Scatter { counts, .. } | Collective::ReduceScatter { counts } => counts.iter().sum(),
+            Collective::Alltoall { send_counts, .. } => send_counts.iter().sum(),
+            Collective::Barrier => 0,
+        };
+        if contribution.saturating_mul(element) <= SLOT_BYTES as u64 {
+            return Some(Path::Short);
+        }
+        self.pulls.then_some(Path::Long)
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.boards.len()
+    }
+
+    fn board(&self, member: usize) -> &Board {
+        // SAFETY: a board is BOARD_BYTES of mapped, zero-initialised shared memory, aligned to a page, that lives as long as
+        // `self`; `Board` consists of atomics.
+        unsafe { &*self.boards[member].cast::<Board>() }
+    }
+
+    pub(super) fn post(&self, member: usize, call: u64) -> &Post {
+        &self.board(member).posts[(call & 1) as usize]
+    }
+
+    /// The slot of `member` for `call`.
+    pub(super) fn slot(&self, member: usize, call: u64) -> *mut u8 {
+        self.boards[member].wrapping_add(SLOTS_AT + (call & 1) as usize * SLOT_BYTES)
+    }
+
+    pub(super) fn ring(&self) {
+        for memory in self.peers.iter().flatten() {
+            memory.bell.ring_if_parked();
+        }
+    }
+
+    /// Says that this rank has come to `phase` of `call`.
+    pub(super) fn mark(&self, call: u64, phase: u64) {
+        self.board(self.rank).mark.0.store(call * 4 + phase, Ordering::Release);
+        self.ring();
+    }
+
+    pub(super) fn has_marked(&self, member: usize, call: u64, phase: u64) -> bool {
+        self.board(member).mark.0.load(Ordering::Acquire) >= call * 4 + phase
+    }
+
+    /// Whether `member` has entered `call`.
+    pub(super) fn has_entered(&self, member: usize, call: u64) -> bool {
+        // A member that has posted a later call of the same parity has entered this one, too.
+        self.post(member, call).call.load(Ordering::Acquire) >= call
+    }
+
+    pub(super) fn has_withdrawn(&self, member: usize) -> bool {
+        self.board(member).withdrawn.0.load(Ordering::SeqCst) != 0
+    }
+
+    /// This rank's memory is about to be its caller's again: what others read from here on does not count.
+    pub(super) fn withdraw(&self) {
+        self.board(self.rank).withdrawn.0.store(1, Ordering::SeqCst);
+        // Whoever reads what the caller writes from here on finds the withdrawal afterwards.
+        fence(Ordering::SeqCst);
+        let until = Deadline::after(READ);
+        for (member, memory) in self.peers.iter().enumerate() {
+            let here = memory.as_ref().is_some_and(|memory| memory.pid == std::process::id());
+            while here && self.board(member).reading.0.load(Ordering::SeqCst) != 0 && !until.expired() {
+                sys::process::yield_now();
+            }
+        }
+    }
+
+    /// Reads from the private memory of `member`.
+    ///
+    /// # Safety
+    /// The member has posted the address for a call that it has not left, and does not write there unless it withdraws.
+    pub(super) unsafe fn pull(
+        &self,
+        member: usize,
+        address: u64,
+        into: *mut u8,
+        len: usize,
+    ) -> Result<(), Stop> {
+        let reading = &self.board(self.rank).reading.0;
+        // Against `withdraw`: either this sees the withdrawal, or the member sees this read.
+        reading.store(1, Ordering::SeqCst);
+        // SAFETY: the caller's promise.
+        let result = unsafe { self.pull_parts(member, address, into, len) };
+        reading.store(0, Ordering::Release);
+        fence(Ordering::Acquire);
+        if self.has_withdrawn(member) { Err(Stop::Withdrawn(member)) } else { result }
+    }
+
+    /// # Safety
+    /// As [`Direct::pull`].
+    unsafe fn pull_parts(&self, member: usize, address: u64, into: *mut u8, len: usize) -> Result<(), Stop> {
+        let Some(memory) = &self.peers[member] else { return Ok(()) };
+        let mut done = 0;
+        while done < len {
+            if self.has_withdrawn(member) {
+                return Err(Stop::Withdrawn(member));
+            }
+            let count = PULL_BYTES.min(len - done);
+            // SAFETY: the destination is this rank's, of `len` bytes; the source is promised by the caller.
+            let result = unsafe {
+                let rest = std::slice::from_raw_parts_mut(into.add(done), count);
+                memory.pull(address.wrapping_add(done as u64), rest)
+            };
+            result.map_err(|cause| match cause.raw_os_error() {
+                // The process is gone. How it ended is about to be told.
+                Some(libc::ESRCH) => Stop::Withdrawn(member),
+                _ => Stop::Failed(Error::system(
+                    format!("{count} bytes at {address:#x} could not be read from rank {member}'s memory"),
+                    cause,
+                )),
+            })?;
+            done += count;
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Direct {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Direct(rank {} of {})", self.rank, self.size())
+    }
+}
+
+impl Drop for Direct {
+    fn drop(&mut self) {
+        if self.fork != sys::fork::generation() {
+            // The boards are the parent's, who has not left.
+            if let Some(own) = &mut self.own {
+                own.retire();
+            }
+            return;
+        }
+        for member in 0..self.size() {
+            if member != self.rank {
+                self.board(member).goodbyes[self.rank].store(1, Ordering::Release);
+            }
+        }
+        if let Some(own) = self.own.take() {
+            self.retired.add(own, self.rank, self.size());
+        }
+    }
+}
+
+/// Boards of groups that are gone, each kept until every member has said goodbye to it: a member that is slow may
+/// still read from it.
+#[derive(Default)]
+pub struct Retired(Mutex<Vec<(Region, usize, usize)>>);
+
+impl Retired {
+    pub(super) fn add(&self, board: Region, rank: usize, size: usize) {
+        lock(&self.0).push((board, rank, size));
+    }
+
+    /// Gives back the boards that nobody reads any more.
+    pub fn sweep(&self) {
+        lock(&self.0).retain(|(region, rank, size)| {
+            // SAFETY: a board is BOARD_BYTES of mapped shared memory that consists of atomics here.
+            let board = unsafe { &*region.address().as_ptr().cast::<Board>() };
+            (0..*size).any(|member| member != *rank && board.goodbyes[member].load(Ordering::Acquire) == 0)
+        });
+    }
+}
+
+impl Post {
+    pub(super) fn write(&self, call: u64, signature: &Signature, input: u64, output: u64, bytes: u64) {
+        let what = u64::from(signature.kind as u8)
+            | u64::from(signature.dtype as u8) << 8
+            | u64::from(signature.operator) << 16
+            | u64::from(signature.algorithm) << 24;
+        self.what.store(what, Ordering::Relaxed);
+        self.root.store(u64::from(signature.root), Ordering::Relaxed);
+        self.count.store(signature.count, Ordering::Relaxed);
+        self.input.store(input, Ordering::Relaxed);
+        self.output.store(output, Ordering::Relaxed);
+        self.bytes.store(bytes, Ordering::Relaxed);
+        self.call.store(call, Ordering::Release);
+    }
+
+    pub(super) fn signature(&self) -> Option<Signature> {
+        let what = self.what.load(Ordering::Relaxed);
+        Some(Signature {
+            kind: Kind::from_number((what & 0xff) as i32).ok()?,
+            dtype: DataType::from_number((what >> 8 & 0xff) as i32).ok()?,
+            operator: (what >> 16) as u8,
+            algorithm: (what >> 24) as u8,
+            root: self.root.load(Ordering::Relaxed) as u32,
+            count: self.count.load(Ordering::Relaxed),
+        })
+    }
+}
+
+/// Why a call does not go on.
+pub(super) enum Stop {
+    /// This member has given up, or is gone: the news are on their way.
+    Withdrawn(usize),
+    Failed(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Stop {
+        Stop::Failed(error)
+    }
+}

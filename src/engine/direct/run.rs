@@ -1,0 +1,401 @@
+//! One call of a direct exchange, from its post to its end.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+
+use super::board::{Direct, Stop};
+use super::{Job, Path};
+use crate::engine::endpoint::Through;
+use crate::engine::executor::Workspace;
+use crate::engine::group::{Group, Turn};
+use crate::engine::messages::Mismatch;
+use crate::engine::operation::{Completion, Operation};
+use crate::engine::wire::Key;
+use crate::error::{Error, Result, Status};
+use crate::schedule::Collective;
+use crate::signature::Signature;
+
+/// Bytes of each operand that are read and combined at a time: they stay in the second-level cache.
+pub(super) const BLOCK_BYTES: usize = 64 * 1024;
+
+/// Shards begin at multiples of this many elements.
+const SHARD_ELEMENTS: u64 = 64;
+
+/// Fruitless looks between two checks whether the awaited rank has left.
+const PATIENCE: u32 = 8;
+/// How far a call has come here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Waiting until the post of two calls ago is no more needed.
+    Enter,
+    /// Posted; waiting for the posts of those that this rank depends on.
+    Arrive,
+    /// Reading.
+    Work,
+    /// Long reductions: reading the others' shards as they become ready.
+    Gather,
+    /// Waiting until nobody reads from this rank any more.
+    Leave,
+    /// A member has given up: waiting to hear why.
+    Forsaken,
+}
+
+/// One call under way.
+pub struct DirectRun {
+    pub(super) direct: Arc<Direct>,
+    pub(super) job: Job,
+    pub(super) path: Path,
+    pub(super) key: Key,
+    pub(super) signature: Signature,
+    /// Its number among the direct calls; 0 until its turn has come.
+    pub(super) call: u64,
+    stage: Stage,
+    /// The member that is looked at next in the current stage.
+    pub(super) next: usize,
+    pub(super) looks: u32,
+    /// The awaited member, once it is seen to have left. What it did before is there at the next look.
+    pub(super) leaver: Option<usize>,
+    pub(super) workspace: Option<Workspace>,
+}
+
+// SAFETY: the job's pointers are the caller's, promised to be usable from the library's threads.
+unsafe impl Send for DirectRun {}
+
+impl DirectRun {
+    /// A run for `turn`. Direct calls of one group run one after the other.
+    ///
+    /// # Safety
+    /// The job's buffers stay valid until the run has ended or is abandoned.
+    pub unsafe fn new(group: &Group, turn: &Turn, direct: Arc<Direct>, job: Job, path: Path) -> DirectRun {
+        let key =
+            Key { group: group.id(), tag: turn.tag, sequence: turn.sequence, slot: 0, class: turn.class };
+        let signature = turn.signature;
+        let (call, stage, next, looks, leaver) = (0, Stage::Enter, 0, 0, None);
+        DirectRun { direct, job, path, key, signature, call, stage, next, looks, leaver, workspace: None }
+    }
+
+    pub(super) fn root(&self) -> Option<usize> {
+        match self.job.collective {
+            Collective::Reduce { root, .. }
+            | Collective::Broadcast { root, .. }
+            | Collective::Gather { root, .. }
+            | Collective::Scatter { root, .. } => Some(root as usize),
+            _ => None,
+        }
+    }
+
+    /// Whether this rank waits for `member` to have entered, marked `Gather`'s shard, or left.
+    pub(super) fn depends_on(&self, member: usize) -> bool {
+        let rank = self.direct.rank;
+        if member == rank {
+            return false;
+        }
+        match (self.root(), self.stage) {
+            (None, _) | (_, Stage::Forsaken) => true,
+            (Some(_), Stage::Enter) => true,
+            // The root hears from all, so that a call with another root is noticed there.
+            (Some(root), Stage::Arrive) if self.path == Path::Short || !self.shares_work() => {
+                rank == root || member == root
+            }
+            (Some(_), Stage::Arrive) => true,
+            (Some(root), Stage::Gather) => rank == root,
+            (Some(root), Stage::Leave | Stage::Work) => match self.job.collective {
+                Collective::Reduce { .. } => true,
+                Collective::Gather { .. } => member == root,
+                _ => rank == root,
+            },
+        }
+    }
+
+    /// Whether every rank reduces a shard.
+    fn shares_work(&self) -> bool {
+        matches!(self.job.collective, Collective::Allreduce { .. } | Collective::Reduce { .. })
+    }
+
+    /// Goes through the members from `next` on; stops at the first that is not `there`.
+    fn all(&mut self, there: impl Fn(&Direct, usize) -> bool) -> bool {
+        while self.next < self.direct.size() {
+            if self.depends_on(self.next) && !there(&self.direct, self.next) {
+                return false;
+            }
+            self.next += 1;
+        }
+        true
+    }
+
+    fn step(&mut self, stage: Stage) {
+        self.stage = stage;
+        self.next = 0;
+        self.looks = 0;
+        self.leaver = None;
+    }
+
+    pub(super) fn bytes(&self, elements: u64) -> usize {
+        elements as usize * self.job.dtype.size()
+    }
+
+    /// Shard `index` of a long reduction of `count` elements: first element and length.
+    pub(super) fn shard(&self, count: u64, index: usize) -> (u64, u64) {
+        let members = self.direct.size() as u64;
+        let each = count.div_ceil(members).next_multiple_of(SHARD_ELEMENTS);
+        let start = (each * index as u64).min(count);
+        (start, each.min(count - start))
+    }
+
+    // ---- the stages
+
+    /// Puts down what others will read, and posts.
+    fn enter(&mut self, group: &Group) {
+        let rank = self.direct.rank as u32;
+        let contribution = self.bytes(self.job.collective.input_len(rank));
+        let (mut input, mut output) = (self.job.input as u64, self.job.output as u64);
+        match self.path {
+            Path::Short => {
+                let contributes = match self.root() {
+                    Some(root) => match self.job.collective {
+                        Collective::Broadcast { .. } | Collective::Scatter { .. } => root == self.direct.rank,
+                        _ => root != self.direct.rank,
+                    },
+                    None => true,
+                };
+                if contributes && contribution > 0 {
+                    let slot = self.direct.slot(self.direct.rank, self.call);
+                    // SAFETY: `Direct::path` chose the slots because every contribution fits; the input holds
+                    // `contribution` bytes; nobody reads the slot of this parity any more (`Stage::Enter`).
+                    unsafe { std::ptr::copy_nonoverlapping(self.job.input, slot, contribution) };
+                }
+            }
+            Path::Long => {
+                match &self.job.collective {
+                    // The shard that is reduced here for the root; and the blocks that are combined.
+                    Collective::Reduce { count, root } => {
+                        let (_, len) = self.shard(*count, self.direct.rank);
+                        let shard = self.bytes(len).next_multiple_of(64);
+                        let workspace = group.workspace(shard + self.blocks());
+                        if rank != *root {
+                            output = workspace.address() as u64;
+                        }
+                        self.workspace = Some(workspace);
+                    }
+                    Collective::Allreduce { .. } | Collective::ReduceScatter { .. } => {
+                        self.workspace = Some(group.workspace(self.blocks()));
+                    }
+                    // What others will read would be overwritten here.
+                    Collective::Alltoall { .. } if self.job.in_place => {
+                        let workspace = group.workspace(contribution);
+                        // SAFETY: both hold `contribution` bytes.
+                        unsafe {
+                            std::ptr::copy_nonoverlapping(self.job.input, workspace.address(), contribution);
+                        }
+                        input = workspace.address() as u64;
+                        self.workspace = Some(workspace);
+                    }
+                    _ => {}
+                }
+                if self.job.listed {
+                    self.write_table();
+                }
+            }
+        }
+        let post = self.direct.post(self.direct.rank, self.call);
+        post.write(self.call, &self.signature, input, output, contribution as u64);
+        self.direct.ring();
+    }
+
+    /// Bytes of the blocks that a long reduction combines at a time.
+    pub(super) fn blocks(&self) -> usize {
+        BLOCK_BYTES * (self.direct.size() - 1)
+    }
+
+    /// Where each rank finds its block in this rank's input, and how long it is.
+    fn write_table(&self) {
+        let counts = match &self.job.collective {
+            Collective::Scatter { counts, root } if *root as usize == self.direct.rank => counts,
+            Collective::Alltoall { send_counts, .. } => send_counts,
+            _ => return,
+        };
+        let table = self.direct.slot(self.direct.rank, self.call).cast::<[u64; 2]>();
+        let mut start = 0;
+        for (index, &count) in counts.iter().enumerate() {
+            let entry = [self.bytes(start) as u64, self.bytes(count) as u64];
+            // SAFETY: a table of MAX_MEMBERS entries fits a slot, which is aligned to a page.
+            unsafe { table.add(index).write(entry) };
+            start += count;
+        }
+    }
+
+    pub(super) fn table(&self, member: usize) -> (u64, u64) {
+        let table = self.direct.slot(member, self.call).cast::<[u64; 2]>();
+        // SAFETY: the member has written its table before it posted, and `rank` is below MAX_MEMBERS.
+        let [start, len] = unsafe { table.add(self.direct.rank).read() };
+        (start, len)
+    }
+
+    /// Compares the posts of those that this rank depends on with its own call.
+    fn compare(&self, group: &Group) -> Result<()> {
+        for member in 0..self.direct.size() {
+            if !self.depends_on(member) {
+                continue;
+            }
+            let post = self.direct.post(member, self.call);
+            let (theirs, bytes) = (post.signature(), post.bytes.load(Ordering::Relaxed));
+            let own = self.bytes(self.job.collective.input_len(self.direct.rank as u32)) as u64;
+            // Accumulators of several buffers are longer than the elements of one.
+            let bytes = (self.signature.kind.reduces() && bytes != own).then_some((bytes, own));
+            if theirs == Some(self.signature) && bytes.is_none() {
+                continue;
+            }
+            let Some(theirs) = theirs else {
+                return Err(Error::new(
+                    Status::Internal,
+                    format!("rank {member} has posted something unknown"),
+                ));
+            };
+            let peer = group.members()[member];
+            let bytes = bytes.filter(|_| theirs == self.signature);
+            let mismatch = Mismatch { peer, key: self.key, theirs, ours: Some(self.signature), bytes };
+            return Err(group.explain(&mismatch, group.endpoint().recorder()));
+        }
+        Ok(())
+    }
+
+    fn forsake(&mut self, member: usize) {
+        self.step(Stage::Forsaken);
+        self.next = member;
+    }
+
+    /// Which mark of the others this rank waits for before it leaves, and which it sets itself when its work is done.
+    fn last_phase(&self) -> u64 {
+        if self.shares_work() { 2 } else { 1 }
+    }
+
+    fn ended(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        if let Some(workspace) = self.workspace.take() {
+            group.keep_workspace(workspace);
+        }
+        Poll::Ready(Ok(Completion::default()))
+    }
+
+    /// Nothing yet. Now and then, looks whether the awaited rank has left for good.
+    fn pending(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        self.looks += 1;
+        if self.looks.is_multiple_of(PATIENCE) && group.endpoint().has_lost_any() {
+            let member = match self.stage {
+                Stage::Gather => (self.direct.rank + self.next) % self.direct.size(),
+                _ => self.next,
+            };
+            if let Some(&peer) = group.members().get(member)
+                && group.endpoint().messages().gone(peer)
+                && self.leaver.replace(member) == Some(member)
+            {
+                let who = group.describe_rank(member as u32);
+                return Poll::Ready(Err(Error::new(
+                    Status::PeerFailed,
+                    format!("{who} has left: it destroyed its context, or its process ended"),
+                )));
+            }
+        }
+        Poll::Pending
+    }
+}
+
+impl Operation for DirectRun {
+    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        loop {
+            match self.stage {
+                Stage::Enter => {
+                    if self.call == 0 {
+                        self.call = self.direct.calls.fetch_add(1, Ordering::Relaxed) + 1;
+                    }
+                    let before = self.call - 1;
+                    if self.direct.entered.load(Ordering::Relaxed) < before {
+                        if !self.all(|direct, member| direct.has_entered(member, before)) {
+                            return self.pending(group);
+                        }
+                        self.direct.entered.store(before, Ordering::Relaxed);
+                    }
+                    self.enter(group);
+                    self.step(Stage::Arrive);
+                }
+                Stage::Arrive => {
+                    let call = self.call;
+                    if !self.all(|direct, member| direct.has_entered(member, call)) {
+                        return self.pending(group);
+                    }
+                    if let Err(error) = self.compare(group) {
+                        return Poll::Ready(Err(error));
+                    }
+                    if self.root().is_none() {
+                        self.direct.entered.store(call, Ordering::Relaxed);
+                    }
+                    self.step(Stage::Work);
+                }
+                Stage::Work => {
+                    let more = match self.work() {
+                        Ok(more) => more,
+                        Err(Stop::Withdrawn(member)) => {
+                            self.forsake(member);
+                            continue;
+                        }
+                        Err(Stop::Failed(error)) => return Poll::Ready(Err(error)),
+                    };
+                    if self.path == Path::Short {
+                        return self.ended(group);
+                    }
+                    self.direct.mark(self.call, 1);
+                    self.step(if more { Stage::Gather } else { Stage::Leave });
+                }
+                Stage::Gather => {
+                    match self.gather() {
+                        Ok(true) => {}
+                        Ok(false) => return self.pending(group),
+                        Err(Stop::Withdrawn(member)) => {
+                            self.forsake(member);
+                            continue;
+                        }
+                        Err(Stop::Failed(error)) => return Poll::Ready(Err(error)),
+                    }
+                    self.direct.mark(self.call, 2);
+                    self.step(Stage::Leave);
+                }
+                // The failure of the group ends it.
+                Stage::Forsaken => return self.pending(group),
+                Stage::Leave => {
+                    let (call, phase) = (self.call, self.last_phase());
+                    if !self.all(|direct, member| direct.has_marked(member, call, phase)) {
+                        return self.pending(group);
+                    }
+                    return self.ended(group);
+                }
+            }
+        }
+    }
+
+    fn abandon(&mut self, group: &Group) {
+        if self.path == Path::Long && self.call > 0 && self.stage != Stage::Enter {
+            self.direct.withdraw();
+        }
+        if let Some(workspace) = self.workspace.take() {
+            group.keep_workspace(workspace);
+        }
+    }
+
+    fn waits_for(&self, _group: &Group) -> Vec<u32> {
+        let there = |member: usize| match self.stage {
+            Stage::Forsaken => member != self.next,
+            Stage::Enter => self.direct.has_entered(member, self.call.saturating_sub(1)),
+            Stage::Arrive | Stage::Work => self.direct.has_entered(member, self.call),
+            Stage::Gather => self.direct.has_marked(member, self.call, 1),
+            Stage::Leave => self.direct.has_marked(member, self.call, self.last_phase()),
+        };
+        (0..self.direct.size())
+            .filter(|&member| self.depends_on(member) && !there(member))
+            .map(|m| m as u32)
+            .collect()
+    }
+
+    fn through(&self) -> Through {
+        Through::Memory
+    }
+}

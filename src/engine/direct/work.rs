@@ -1,0 +1,292 @@
+//! What a call of a direct exchange reads, and where it puts it.
+
+use std::sync::atomic::Ordering;
+
+use super::Path;
+use super::board::{MAX_MEMBERS, Stop};
+use super::run::{BLOCK_BYTES, DirectRun};
+use crate::error::{Error, Result, Status};
+use crate::reduce::{Operand, Representation};
+use crate::schedule::Collective;
+
+const EMPTY: Operand =
+    Operand { address: std::ptr::null(), representation: Representation::Element, scale: 1.0 };
+
+impl DirectRun {
+    /// Reads what the others have posted. Whether there is more to do ([`Stage::Gather`]).
+    pub(super) fn work(&mut self) -> Result<bool, Stop> {
+        match self.path {
+            Path::Short => {
+                self.work_short();
+                Ok(false)
+            }
+            Path::Long => self.work_long(),
+        }
+    }
+
+    pub(super) fn work_short(&mut self) {
+        let (rank, size) = (self.direct.rank, self.direct.size());
+        let (input, output) = (self.job.input, self.job.output);
+        let call = self.call;
+        match &self.job.collective {
+            Collective::Barrier => {}
+            Collective::Allreduce { count } => self.fold_slots(0, *count),
+            Collective::Reduce { count, root } => {
+                if rank == *root as usize {
+                    self.fold_slots(0, *count);
+                }
+            }
+            Collective::ReduceScatter { counts } => {
+                let start = counts[..rank].iter().sum();
+                self.fold_slots(start, counts[rank]);
+            }
+            Collective::Broadcast { count, root } => {
+                let root = *root as usize;
+                let from = if rank == root { input } else { self.direct.slot(root, call).cast_const() };
+                self.copy(from, output, self.bytes(*count));
+            }
+            Collective::Allgather { counts } | Collective::Gather { counts, .. } => {
+                if self.root().is_some_and(|root| root != rank) {
+                    return;
+                }
+                let mut to = output;
+                for (member, &count) in counts.iter().enumerate() {
+                    let len = self.bytes(count);
+                    let from =
+                        if member == rank { input } else { self.direct.slot(member, call).cast_const() };
+                    self.copy(from, to, len);
+                    to = to.wrapping_add(len);
+                }
+            }
+            Collective::Scatter { counts, root } => {
+                let (root, start) = (*root as usize, self.bytes(counts[..rank].iter().sum()));
+                let base = if rank == root { input } else { self.direct.slot(root, call).cast_const() };
+                self.copy(base.wrapping_add(start), output, self.bytes(counts[rank]));
+            }
+            Collective::Alltoall { send_counts, .. } => {
+                let block = self.bytes(send_counts[rank]);
+                for member in 0..size {
+                    let to = output.wrapping_add(member * block);
+                    // In place, this rank's own input is already being overwritten: its slot holds it, too.
+                    let from = self.direct.slot(member, call).wrapping_add(rank * block);
+                    self.copy(from, to, block);
+                }
+            }
+        }
+    }
+
+    /// Copies `len` bytes from this rank's input or a slot to this rank's output, unless they are there.
+    pub(super) fn copy(&self, from: *const u8, to: *mut u8, len: usize) {
+        if len > 0 && !std::ptr::eq(from, to) {
+            // SAFETY: lengths come from the call's own counts, for which the caller's buffers are valid, and which
+            // fit the slots (`Direct::path`). Input and output are the same (excluded) or apart.
+            unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
+        }
+    }
+
+    /// Combines `count` elements from element `start` of all contributions into the output.
+    pub(super) fn fold_slots(&self, start: u64, count: u64) {
+        let Some(reducer) = &self.job.reducer else { return };
+        let offset = self.bytes(start);
+        let mut operands = [EMPTY; MAX_MEMBERS];
+        let size = self.direct.size();
+        for (member, operand) in operands[..size].iter_mut().enumerate() {
+            let base = if member == self.direct.rank {
+                self.job.input
+            } else {
+                self.direct.slot(member, self.call).cast_const()
+            };
+            operand.address = base.wrapping_add(offset);
+        }
+        // SAFETY: contributions hold `start + count` elements and fit the slots; nobody writes the slots before all have
+        // entered the next call; the output is this rank's, its own input or apart from all operands.
+        unsafe {
+            reducer.fold(&operands[..size], self.job.output, Representation::Element, count as usize);
+        }
+    }
+
+    pub(super) fn work_long(&mut self) -> Result<bool, Stop> {
+        let (rank, size) = (self.direct.rank, self.direct.size());
+        let (input, output) = (self.job.input, self.job.output);
+        let collective = std::mem::replace(&mut self.job.collective, Collective::Barrier);
+        let result = match &collective {
+            Collective::Barrier => Ok(false),
+            Collective::Allreduce { count } => {
+                let (start, len) = self.shard(*count, rank);
+                self.fold_private(start, len, output.wrapping_add(self.bytes(start))).map(|()| true)
+            }
+            Collective::Reduce { count, root } => {
+                let (start, len) = self.shard(*count, rank);
+                let to = match &self.workspace {
+                    Some(workspace) if rank != *root as usize => workspace.address(),
+                    _ => output.wrapping_add(self.bytes(start)),
+                };
+                self.fold_private(start, len, to).map(|()| true)
+            }
+            Collective::ReduceScatter { counts } => {
+                let start = counts[..rank].iter().sum();
+                self.fold_private(start, counts[rank], output).map(|()| false)
+            }
+            Collective::Broadcast { count, root } => {
+                let len = self.bytes(*count);
+                if rank == *root as usize {
+                    self.copy(input, output, len);
+                    Ok(false)
+                } else {
+                    self.take(*root as usize, 0, output, len).map(|()| false)
+                }
+            }
+            Collective::Allgather { counts } => self.take_blocks(counts, false),
+            Collective::Gather { counts, root } => {
+                if rank == *root as usize {
+                    self.take_blocks(counts, self.job.listed)
+                } else {
+                    Ok(false)
+                }
+            }
+            Collective::Scatter { counts, root } => {
+                let (root, len) = (*root as usize, self.bytes(counts[rank]));
+                let mine = self.bytes(counts[..rank].iter().sum());
+                if rank == root {
+                    self.copy(input.wrapping_add(mine), output, len);
+                    Ok(false)
+                } else {
+                    let (start, sent) =
+                        if self.job.listed { self.table(root) } else { (mine as u64, len as u64) };
+                    self.expect(root, sent, len)
+                        .map_err(Stop::Failed)
+                        .and_then(|()| self.take(root, start, output, len))
+                        .map(|()| false)
+                }
+            }
+            Collective::Alltoall { send_counts, recv_counts } => {
+                let mut to = output;
+                let own: u64 = send_counts[..rank].iter().sum();
+                (0..size)
+                    .try_for_each(|member| {
+                        let len = self.bytes(recv_counts[member]);
+                        let target = to;
+                        to = to.wrapping_add(len);
+                        if member == rank {
+                            // In place it is where it belongs.
+                            if !self.job.in_place {
+                                self.copy(input.wrapping_add(self.bytes(own)), target, len);
+                            }
+                            return Ok(());
+                        }
+                        let (start, sent) = match self.job.listed {
+                            true => self.table(member),
+                            false => ((rank * len) as u64, len as u64),
+                        };
+                        self.expect(member, sent, len)?;
+                        self.take(member, start, target, len)
+                    })
+                    .map(|()| false)
+            }
+        };
+        self.job.collective = collective;
+        result
+    }
+
+    /// Reads a block from every other rank; `listed`: lengths are checked against what they posted.
+    pub(super) fn take_blocks(&self, counts: &[u64], listed: bool) -> Result<bool, Stop> {
+        let mut to = self.job.output;
+        for (member, &count) in counts.iter().enumerate() {
+            let len = self.bytes(count);
+            if member == self.direct.rank {
+                self.copy(self.job.input, to, len);
+            } else {
+                if listed {
+                    let posted = self.direct.post(member, self.call).bytes.load(Ordering::Relaxed);
+                    self.expect(member, posted, len)?;
+                }
+                self.take(member, 0, to, len)?;
+            }
+            to = to.wrapping_add(len);
+        }
+        Ok(false)
+    }
+
+    /// A rank sends as much as this one expects, or the call fails.
+    pub(super) fn expect(&self, member: usize, sent: u64, expected: usize) -> Result<()> {
+        if sent == expected as u64 {
+            return Ok(());
+        }
+        let name = self.signature.kind.name();
+        let text = format!(
+            "rank {member} gives {sent} bytes to {name} where rank {} expects {expected}",
+            self.direct.rank
+        );
+        Err(Error::new(Status::Mismatch, text))
+    }
+
+    /// Reads `len` bytes from byte `start` of what `member` posted as its input.
+    pub(super) fn take(&self, member: usize, start: u64, to: *mut u8, len: usize) -> Result<(), Stop> {
+        let from = self.direct.post(member, self.call).input.load(Ordering::Relaxed);
+        // SAFETY: the member has entered this call and leaves it only after this rank's mark; it does not write its input in
+        // between. `to` is inside this rank's output.
+        unsafe { self.direct.pull(member, from.wrapping_add(start), to, len) }
+    }
+
+    /// Combines `len` elements from element `start` of everybody's input into `to`, block by block.
+    pub(super) fn fold_private(&self, start: u64, len: u64, to: *mut u8) -> Result<(), Stop> {
+        let (Some(reducer), Some(workspace)) = (&self.job.reducer, &self.workspace) else {
+            return Err(Error::new(Status::Internal, "a reduction without its operator").into());
+        };
+        let (rank, size) = (self.direct.rank, self.direct.size());
+        let blocks = workspace.address().wrapping_add(workspace.bytes() - self.blocks());
+        let per_block = (BLOCK_BYTES / self.job.dtype.size()) as u64;
+        let mut operands = [EMPTY; MAX_MEMBERS];
+        let mut done = 0;
+        while done < len {
+            let count = per_block.min(len - done);
+            let (offset, bytes) = (self.bytes(start + done), self.bytes(count));
+            let mut block = blocks;
+            for member in 0..size {
+                if member == rank {
+                    operands[member].address = self.job.input.wrapping_add(offset);
+                    continue;
+                }
+                self.take(member, offset as u64, block, bytes)?;
+                operands[member].address = block.cast_const();
+                block = block.wrapping_add(BLOCK_BYTES);
+            }
+            // SAFETY: the blocks hold `bytes` bytes each; `to` holds `len` elements and is apart from the operands, or is
+            // this rank's own input at the same place.
+            unsafe {
+                let to = to.wrapping_add(self.bytes(done));
+                reducer.fold(&operands[..size], to, Representation::Element, count as usize);
+            }
+            done += count;
+        }
+        Ok(())
+    }
+
+    /// Reads the shards of the others as they become ready. Whether all are here.
+    pub(super) fn gather(&mut self) -> Result<bool, Stop> {
+        let count = match self.job.collective {
+            Collective::Allreduce { count } | Collective::Reduce { count, .. } => count,
+            _ => return Ok(true),
+        };
+        let (rank, size) = (self.direct.rank, self.direct.size());
+        let in_workspace = self.root().is_some();
+        while self.next < size {
+            // Everybody begins with another one, so that not all read from the same rank at once.
+            let member = (rank + self.next) % size;
+            if self.depends_on(member) {
+                if !self.direct.has_marked(member, self.call, 1) {
+                    return Ok(false);
+                }
+                let (start, len) = self.shard(count, member);
+                let offset = self.bytes(start);
+                let posted = self.direct.post(member, self.call).output.load(Ordering::Relaxed);
+                let from = if in_workspace { posted } else { posted.wrapping_add(offset as u64) };
+                let to = self.job.output.wrapping_add(offset);
+                // SAFETY: the member has marked its shard as done and leaves after this rank's mark.
+                unsafe { self.direct.pull(member, from, to, self.bytes(len)) }?;
+            }
+            self.next += 1;
+        }
+        Ok(true)
+    }
+}
