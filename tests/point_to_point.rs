@@ -194,7 +194,7 @@ fn receives_posted_ahead_take_messages_in_the_order_of_posting() {
                     send(context, 1, &[turn], &Call::default()).expect("a send");
                 }
             } else {
-                let mut buffers = vec![[255u8]; 20];
+                let mut buffers = [[255u8]; 20];
                 let works: Vec<_> = buffers
                     .iter_mut()
                     .enumerate()

@@ -45,8 +45,11 @@ pub(crate) fn report(line: impl std::fmt::Display) {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).expect("the test listens");
 }
 
+/// What a rank does in a process of its own, by name.
+pub(crate) type Scenario = (&'static str, fn(&Seat));
+
 /// Runs the scenario that this process was started for, if it was started for one.
-pub(crate) fn enter(scenarios: &[(&str, fn(&Seat))]) {
+pub(crate) fn enter(scenarios: &[Scenario]) {
     let Ok(name) = std::env::var(SCENARIO) else { return };
     let variable = |name| std::env::var(name).unwrap_or_else(|_| panic!("{name} is set"));
     let number = |name| variable(name).parse().unwrap_or_else(|_| panic!("{name} is a number"));

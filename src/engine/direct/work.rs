@@ -242,13 +242,13 @@ impl DirectRun {
             let count = per_block.min(len - done);
             let (offset, bytes) = (self.bytes(start + done), self.bytes(count));
             let mut block = blocks;
-            for member in 0..size {
+            for (member, operand) in operands[..size].iter_mut().enumerate() {
                 if member == rank {
-                    operands[member].address = self.job.input.wrapping_add(offset);
+                    operand.address = self.job.input.wrapping_add(offset);
                     continue;
                 }
                 self.take(member, offset as u64, block, bytes)?;
-                operands[member].address = block.cast_const();
+                operand.address = block.cast_const();
                 block = block.wrapping_add(BLOCK_BYTES);
             }
             // SAFETY: the blocks hold `bytes` bytes each; `to` holds `len` elements and is apart from the operands, or is
