@@ -40,7 +40,8 @@ const PIECE_BYTES: usize = 512 * 1024;
 /// Bytes pulled between two looks at everything else.
 const PULL_BYTES: usize = 4 * 1024 * 1024;
 
-/// Messages that arrive before anybody asked may take this much memory in all; then their streams are left unread.
+/// Messages that arrive before anybody asked may take this much memory in all; then the streams of peers that nobody
+/// waits for are left unread.
 const UNEXPECTED_BYTES: usize = 256 * 1024 * 1024;
 
 /// Frames handled on one lane before the next lane has its turn.
@@ -121,6 +122,10 @@ pub struct Messages {
     /// Unexpected messages of collectives, in the order of their arrival; entries may be gone from `receiving`.
     arrived: VecDeque<(u32, Key)>,
     unexpected_bytes: usize,
+    /// [`UNEXPECTED_BYTES`]
+    unexpected_limit: usize,
+    /// Peers whose lanes are left unread.
+    held: Vec<u32>,
     /// Lanes that the bell should watch for something else than it does.
     restless: Vec<(u32, u32)>,
     /// Peers for whom something is queued that [`Messages::write_out`] has to write.
@@ -244,6 +249,8 @@ impl Messages {
             pulled: Vec::new(),
             arrived: VecDeque::new(),
             unexpected_bytes: 0,
+            unexpected_limit: UNEXPECTED_BYTES,
+            held: Vec::new(),
             restless: Vec::new(),
             unwritten: Vec::new(),
             wanted: Vec::new(),
@@ -417,8 +424,10 @@ impl Messages {
         self.open.iter().filter(|&&peer| !self.polls(peer)).count()
     }
 
-    /// Has `bell` watch what the lanes need: readable always, writable while something waits for room.
+    /// Has `bell` watch what the lanes need: readable unless they are left unread, writable while something waits for
+    /// room.
     pub fn watch(&mut self, bell: &Bell) {
+        self.release();
         for (peer, index) in std::mem::take(&mut self.restless) {
             let Some(lane) = self.peers[peer as usize].lanes.get_mut(index as usize) else { continue };
             let wanted = lane.watch();
@@ -434,6 +443,40 @@ impl Messages {
             match result {
                 Ok(()) => lane.watched = wanted,
                 Err(error) => log::error!("a stream cannot be watched: {error}"),
+            }
+        }
+    }
+
+    /// Whether what `peer` sends is read now. What a transfer waits for may come behind any number of messages that
+    /// nobody has asked for, so where one waits, the limit does not count. (One that writes counts too: its peer may
+    /// be reading only as fast as we do.) What is left of a peer that has gone is bounded by the system's buffers.
+    fn reads(&self, peer: u32) -> bool {
+        let slot = &self.peers[peer as usize];
+        self.unexpected_bytes <= self.unexpected_limit
+            || slot.expected > 0
+            || !matches!(slot.state, PeerState::Open)
+            || slot.lanes.iter().any(|lane| lane.backlog() > 0)
+            || self.pulled.iter().any(|(from, _)| *from == peer)
+            || self.pairs.waiting().any(|waiting| waiting.from.accepts(peer))
+    }
+
+    /// Leaves the lanes of `peer` unread and unwatched: what waits there would wake every sleeper at once.
+    fn hold(&mut self, peer: u32) {
+        if !self.held.contains(&peer) {
+            log::debug!("rank {}: what comes from rank {peer} waits until somebody asks for it", self.rank);
+            self.held.push(peer);
+            self.peers[peer as usize].lanes.iter_mut().for_each(|lane| lane.held = true);
+        }
+    }
+
+    /// Ends [`Messages::hold`] where it has lost its reason.
+    fn release(&mut self) {
+        for peer in std::mem::take(&mut self.held) {
+            if self.reads(peer) {
+                self.peers[peer as usize].lanes.iter_mut().for_each(|lane| lane.held = false);
+                self.note_watches(peer);
+            } else {
+                self.held.push(peer);
             }
         }
     }
@@ -686,7 +729,8 @@ impl Messages {
     fn read_lane(&mut self, peer: u32, lane: usize) -> bool {
         let mut moved = false;
         for _ in 0..TURN {
-            if self.unexpected_bytes > UNEXPECTED_BYTES {
+            if !self.reads(peer) {
+                self.hold(peer);
                 return moved;
             }
             let event = match self.peers[peer as usize].lanes[lane].read() {
@@ -1150,6 +1194,18 @@ impl Messages {
         for ticket in tickets {
             self.fail(ticket, why.clone());
         }
+    }
+
+    /// Lowers the limit of what may arrive before anybody asked.
+    #[cfg(test)]
+    pub fn limit_unexpected(&mut self, bytes: usize) {
+        self.unexpected_limit = bytes;
+    }
+
+    /// Bytes that have arrived before anybody asked.
+    #[cfg(test)]
+    pub fn unexpected_bytes(&self) -> usize {
+        self.unexpected_bytes
     }
 
     /// Drops entries whose message has been taken.

@@ -21,7 +21,8 @@ pub enum From {
 }
 
 impl From {
-    fn accepts(&self, peer: u32) -> bool {
+    /// Whether it takes messages of `peer`.
+    pub fn accepts(&self, peer: u32) -> bool {
         match self {
             From::Rank(rank) => *rank == peer,
             From::Any(ranks) => ranks.contains(&peer),
