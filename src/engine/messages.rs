@@ -526,6 +526,26 @@ impl Messages {
         }
     }
 
+    /// A group is gone from this rank: what has come for it and was not asked for, and what is known of its calls, is
+    /// given up. Transfers under way stay; their owner ends them.
+    pub fn forget(&mut self, group: u64) {
+        self.currents.retain(|(other, ..), _| *other != group);
+        self.pairs.forget(group);
+        let unexpected_bytes = &mut self.unexpected_bytes;
+        self.receiving.retain(|(_, key), entry| match entry {
+            Receiving::Early(early) if key.group == group => {
+                // What is still coming in is counted until it is complete, and dropped then.
+                if let Early::Eager(_, bytes) = early {
+                    *unexpected_bytes -= bytes.len();
+                }
+                false
+            }
+            _ => true,
+        });
+        self.sending.retain(|(_, key), entry| key.group != group || !matches!(entry, Sending::Ready(_)));
+        self.arrived.retain(|(_, key)| key.group != group);
+    }
+
     /// The number of the next send to `peer` with this tag.
     pub fn next_in_pair(&mut self, peer: u32, group: u64, tag: u64) -> u32 {
         self.pairs.number(peer, (group, tag))
@@ -1206,6 +1226,13 @@ impl Messages {
     #[cfg(test)]
     pub fn unexpected_bytes(&self) -> usize {
         self.unexpected_bytes
+    }
+
+    /// Entries of all tables.
+    #[cfg(test)]
+    pub fn entries(&self) -> usize {
+        let calls = self.currents.len() + self.arrived.len() + self.pairs.entries();
+        calls + self.receiving.len() + self.sending.len() + self.pulled.len()
     }
 
     /// Drops entries whose message has been taken.

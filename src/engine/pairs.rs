@@ -125,6 +125,18 @@ impl<T> Pairs<T> {
         });
     }
 
+    /// A group is gone: the numbers of its messages and the messages that nobody has taken go with it.
+    pub fn forget(&mut self, group: u64) {
+        self.sent.retain(|(_, channel), _| channel.0 != group);
+        self.unclaimed.retain(|channel, _| channel.0 != group);
+    }
+
+    /// Entries of all tables.
+    #[cfg(test)]
+    pub fn entries(&self) -> usize {
+        self.sent.len() + self.waiting.len() + self.unclaimed.len()
+    }
+
     /// The receives that wait.
     pub fn waiting(&self) -> impl Iterator<Item = &Waiting<T>> {
         self.waiting.values().flatten()

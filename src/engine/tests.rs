@@ -302,3 +302,29 @@ fn what_a_call_waits_for_is_read_though_it_comes_behind_what_nobody_asked_for() 
         drain(&groups, &messages, &sends);
     }
 }
+
+#[test]
+fn groups_that_are_gone_leave_nothing_behind() {
+    let groups = linked_pair(true);
+    let entries = || [0, 1].map(|rank| groups[rank].endpoint().messages().entries());
+    for id in 1000..2000 {
+        let children = [0, 1].map(|rank| {
+            let endpoint = groups[rank].endpoint().clone();
+            Group::new(endpoint, id, "child".into(), rank as u32, [0, 1].into(), Duration::from_secs(20))
+        });
+        // A call, a message that nobody asks for, and one that is announced only.
+        for child in &children {
+            let _ = turn(child, BARRIER);
+        }
+        done(&send(&children[1], 1, &[7; 16]));
+        let large = [7; super::messages::EAGER_SHM_BYTES + 1];
+        let announced = send(&children[1], 2, &large);
+        while groups[0].endpoint().progress(0) {}
+        assert_eq!(groups[0].endpoint().messages().unexpected_bytes(), 16);
+        announced.cancel();
+        drop((announced, children));
+        assert_eq!(groups[0].endpoint().messages().unexpected_bytes(), 0);
+    }
+    while groups[0].endpoint().progress(0) {}
+    assert_eq!(entries(), [0, 0]);
+}
