@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::direct::{BOARD_BYTES, Direct, MAX_MEMBERS};
 use super::endpoint::{Endpoint, lock};
 use super::executor::{self, Workspace};
-use super::messages::Mismatch;
+use super::messages::{Failure, Mismatch};
 use super::operation::{Completion, Operation, Running};
 use super::recorder::{Progress, Recorder, Slot};
 use super::wire::Class;
@@ -466,6 +466,30 @@ impl Group {
         match text.split_once(" (") {
             Some((_, place)) => format!("rank {rank} ({place}"),
             None => format!("rank {rank}"),
+        }
+    }
+
+    /// The loss of a peer, as the endpoint tells it: in its own numbering, not ours.
+    pub fn lost(&self, peer: u32, why: Error) -> Error {
+        match self.rank_of(peer) {
+            Some(rank) if rank != peer => {
+                why.context(format!("rank {rank} of '{}' is rank {peer} of the job", self.name))
+            }
+            _ => why,
+        }
+    }
+
+    /// Why a transfer failed.
+    pub fn tell(&self, failure: Failure) -> Error {
+        match failure {
+            Failure::Error(error) => error,
+            Failure::Lost(peer, why) => self.lost(peer, why),
+            Failure::Peer { peer, status, what } => {
+                let name = self.rank_of(peer).map(|rank| self.describe_rank(rank));
+                let name = name.unwrap_or_else(|| self.endpoint.describe(peer));
+                Error::new(status, format!("{name} {what}"))
+            }
+            Failure::Mismatch(mismatch) => self.explain(&mismatch, self.endpoint.recorder()),
         }
     }
 

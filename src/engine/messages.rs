@@ -62,20 +62,21 @@ pub struct Mailbox {
 /// Why a transfer will not end well.
 #[derive(Clone, Debug)]
 pub enum Failure {
-    /// A failure of the link, or of the system.
+    /// A failure that is no one peer's.
     Error(Error),
+    /// Something of one peer. The owner of the mailbox knows how to call it.
+    Peer {
+        /// As the endpoint counts.
+        peer: u32,
+        /// What kind of failure.
+        status: Status,
+        /// What happened: goes on after the peer's name.
+        what: String,
+    },
+    /// A peer, as the endpoint counts, is lost; the error speaks of it as the endpoint does.
+    Lost(u32, Error),
     /// The ranks' calls differ.
     Mismatch(Mismatch),
-}
-
-impl Failure {
-    /// As an error; `explain` finds the words for calls that differ.
-    pub fn tell(self, explain: impl FnOnce(&Mismatch) -> Error) -> Error {
-        match self {
-            Failure::Error(error) => error,
-            Failure::Mismatch(mismatch) => explain(&mismatch),
-        }
-    }
 }
 
 /// What the ranks' calls disagree about.
@@ -117,8 +118,8 @@ pub struct Messages {
     free: Vec<u32>,
     currents: HashMap<(u64, u64, Class), Current, BuildHasherDefault<KeyHasher>>,
     pairs: Pairs<Receive>,
-    /// Pulled messages that do not count yet, by sender.
-    pulled: Vec<(u32, Frame)>,
+    /// Pulled messages that do not count yet.
+    pulled: Vec<Pulled>,
     /// Unexpected messages of collectives, in the order of their arrival; entries may be gone from `receiving`.
     arrived: VecDeque<(u32, Key)>,
     unexpected_bytes: usize,
@@ -225,6 +226,14 @@ enum Sending {
 struct Current {
     sequence: u32,
     signature: Signature,
+}
+
+/// A message that has been pulled.
+struct Pulled {
+    peer: u32,
+    frame: Frame,
+    /// What the kernel said, if the bytes could not be read. No failure yet: the sender may have withdrawn them.
+    refused: Option<std::io::Error>,
 }
 
 /// What a receive that waits for its message will do with it.
@@ -377,7 +386,7 @@ impl Messages {
         }
         slot.state = PeerState::Lost(why.clone());
         self.open.retain(|&open| open != peer);
-        self.fail_with(peer, &why);
+        self.fail_with(peer, &Failure::Lost(peer, why));
     }
 
     /// The peer has said goodbye: what it sent before still arrives, nothing else will.
@@ -456,7 +465,7 @@ impl Messages {
             || slot.expected > 0
             || !matches!(slot.state, PeerState::Open)
             || slot.lanes.iter().any(|lane| lane.backlog() > 0)
-            || self.pulled.iter().any(|(from, _)| *from == peer)
+            || self.pulled.iter().any(|pulled| pulled.peer == peer)
             || self.pairs.waiting().any(|waiting| waiting.from.accepts(peer))
     }
 
@@ -574,7 +583,7 @@ impl Messages {
             }
             PeerState::Left => self.fail(ticket, left(peer)),
             PeerState::Lost(why) => {
-                let why = why.clone();
+                let why = Failure::Lost(peer, why.clone());
                 self.fail(ticket, why);
             }
         }
@@ -590,7 +599,8 @@ impl Messages {
         let ticket = posted.ticket;
         if let Some(entry) = self.receiving.get_mut(&(peer, key)) {
             let Receiving::Early(early) = entry else {
-                self.fail(ticket, Error::new(Status::Internal, "a message was asked for twice"));
+                let why = Error::new(Status::Internal, "a message was asked for twice");
+                self.fail(ticket, Failure::Error(why));
                 return;
             };
             if let Some(mismatch) = posted.check(peer, key, early.signature(), early.total()) {
@@ -606,7 +616,7 @@ impl Messages {
             if let (PeerState::Lost(why), Early::Begun(..) | Early::Request { .. }) =
                 (&self.peers[peer as usize].state, &early)
             {
-                let why = why.clone();
+                let why = Failure::Lost(peer, why.clone());
                 self.fail(ticket, why);
                 return;
             }
@@ -681,7 +691,8 @@ impl Messages {
             }
             From::Any(members) => {
                 if members.iter().all(|&peer| peer == self.rank || self.gone(peer)) {
-                    self.fail(ticket, Error::new(Status::PeerFailed, "every rank that could send has left"));
+                    let why = Error::new(Status::PeerFailed, "every rank that could send has left");
+                    self.fail(ticket, Failure::Error(why));
                     return;
                 }
             }
@@ -694,7 +705,7 @@ impl Messages {
     fn can_come(&mut self, peer: u32, ticket: Ticket) -> bool {
         let slot = &self.peers[peer as usize];
         let why = match &slot.state {
-            PeerState::Lost(why) => why.clone(),
+            PeerState::Lost(why) => Failure::Lost(peer, why.clone()),
             PeerState::Left if slot.drained => left(peer),
             _ => {
                 self.want(peer);
@@ -904,8 +915,9 @@ impl Messages {
     fn accept(&mut self, peer: u32, frame: Frame) {
         let key = (peer, frame.key);
         let Some(Receiving::Posted(posted)) = self.receiving.get(&key) else { return };
-        let (into, ticket) = (posted.into, posted.ticket);
-        let memory = self.peers[peer as usize].memory.clone().filter(|memory| memory.can_pull);
+        let into = posted.into;
+        // Also in our own process the kernel reads: the sender may give up and unmap its bytes at any time.
+        let memory = self.peers[peer as usize].memory.clone().filter(|memory| memory.can_read);
         let Some(memory) = memory else {
             if !posted.announces(&frame.key) || self.peers[peer as usize].kind == Some(LinkKind::Shm) {
                 let ready = posted.ready(frame.key);
@@ -914,47 +926,49 @@ impl Messages {
             }
             return;
         };
-        let mut done = 0;
+        let (mut done, mut refused) = (0, None);
         while done < into.len {
             let count = PULL_BYTES.min(into.len - done);
             // SAFETY: `done + count` is at most the length of the posted buffer, which stays valid until its ticket
-            // is told or cancelled; neither happens while this runs under the endpoint's lock. The sender keeps its
-            // bytes unchanged until it hears that we are done.
-            let pulled = unsafe {
-                let rest = std::slice::from_raw_parts_mut(into.address.add(done), count);
-                memory.pull(frame.offset.wrapping_add(done as u64), rest)
-            };
-            if let Err(error) = pulled {
+            // is told or cancelled; neither happens while this runs under the endpoint's lock.
+            let rest = unsafe { std::slice::from_raw_parts_mut(into.address.add(done), count) };
+            if let Err(error) = memory.read(frame.offset.wrapping_add(done as u64), rest) {
                 // A process that has just died: the service says so in a moment, and in better words.
                 if error.raw_os_error() == Some(libc::ESRCH) {
                     return;
                 }
-                self.receiving.remove(&key);
-                self.peers[peer as usize].received(into.len);
-                let what = format!("{} bytes could not be read from the memory of rank {peer}", into.len);
-                self.fail(ticket, Error::system(what, error));
-                return;
+                refused = Some(error);
+                break;
             }
             done += count;
         }
         fence(Ordering::SeqCst);
-        self.pulled.push((peer, frame));
+        self.pulled.push(Pulled { peer, frame, refused });
     }
 
     /// Everything that `peer` has said so far has been read: what was pulled from it before counts. Whether there was
     /// anything.
     fn count_pulled(&mut self, peer: u32) -> bool {
-        if self.pulled.iter().all(|(from, _)| *from != peer) {
+        if self.pulled.iter().all(|pulled| pulled.peer != peer) {
             return false;
         }
         let (ours, others): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.pulled).into_iter().partition(|(from, _)| *from == peer);
+            std::mem::take(&mut self.pulled).into_iter().partition(|pulled| pulled.peer == peer);
         self.pulled = others;
-        for (_, frame) in ours {
+        for Pulled { frame, refused, .. } in ours {
             // Gone if the receiver has given up meanwhile: the sender is told nevertheless that its bytes are free.
             if let Some(Receiving::Posted(posted)) = self.receiving.remove(&(peer, frame.key)) {
                 self.peers[peer as usize].received(posted.into.len);
-                self.mailboxes[posted.ticket.mailbox as usize].done.push(posted.ticket.step);
+                match refused {
+                    Some(cause) => {
+                        let bytes = posted.into.len;
+                        let what =
+                            format!("has {bytes} bytes that could not be read from its memory: {cause}");
+                        self.fail(posted.ticket, Failure::Peer { peer, status: Status::System, what });
+                        continue;
+                    }
+                    None => self.mailboxes[posted.ticket.mailbox as usize].done.push(posted.ticket.step),
+                }
             }
             self.control(peer, &Frame { kind: FrameKind::Done, offset: 0, ..frame });
         }
@@ -964,7 +978,7 @@ impl Messages {
 
     /// The sender gives up a message that it has announced.
     fn withdrawn(&mut self, peer: u32, key: Key) {
-        self.pulled.retain(|(from, frame)| (*from, frame.key) != (peer, key));
+        self.pulled.retain(|pulled| (pulled.peer, pulled.frame.key) != (peer, key));
         match self.receiving.get(&(peer, key)) {
             Some(Receiving::Early(Early::Request { .. })) => {
                 self.receiving.remove(&(peer, key));
@@ -979,8 +993,8 @@ impl Messages {
                 }
                 // The entry stays until its owner lets go: more of the message may be on its way in.
                 let ticket = posted.ticket;
-                let what = format!("rank {peer} gave up in the middle of a message: timed out, or cancelled");
-                self.fail(ticket, Error::new(Status::PeerFailed, what));
+                let what = "gave up in the middle of a message: timed out, or cancelled".into();
+                self.fail(ticket, Failure::Peer { peer, status: Status::PeerFailed, what });
             }
             _ => {}
         }
@@ -1156,14 +1170,10 @@ impl Messages {
         if mismatch.key.class != Class::PointToPoint {
             self.troubles.push(Trouble::Mismatch(mismatch.clone()));
         }
-        self.fail_for(ticket, Failure::Mismatch(mismatch));
+        self.fail(ticket, Failure::Mismatch(mismatch));
     }
 
-    fn fail(&mut self, ticket: Ticket, why: Error) {
-        self.fail_for(ticket, Failure::Error(why));
-    }
-
-    fn fail_for(&mut self, ticket: Ticket, why: Failure) {
+    fn fail(&mut self, ticket: Ticket, why: Failure) {
         let mailbox = &mut self.mailboxes[ticket.mailbox as usize];
         if mailbox.live && mailbox.failed.is_none() {
             mailbox.failed = Some(why);
@@ -1189,7 +1199,7 @@ impl Messages {
         }
     }
 
-    fn fail_with(&mut self, peer: u32, why: &Error) {
+    fn fail_with(&mut self, peer: u32, why: &Failure) {
         let mut tickets = Vec::new();
         for ((from, _), entry) in &self.receiving {
             if let (true, Receiving::Posted(posted) | Receiving::Claimed(posted)) = (*from == peer, entry) {
@@ -1323,11 +1333,9 @@ fn deliver(bytes: &[u8], posted: &Posted) {
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), posted.into.address, bytes.len()) };
 }
 
-fn left(peer: u32) -> Error {
-    Error::new(
-        Status::PeerFailed,
-        format!("rank {peer} has left: it destroyed its context, or its process ended"),
-    )
+fn left(peer: u32) -> Failure {
+    let what = "has left: it destroyed its context, or its process ended".into();
+    Failure::Peer { peer, status: Status::PeerFailed, what }
 }
 
 /// Mixes the few words of a key. Keys come from authenticated peers, so it need not resist floods.

@@ -328,3 +328,43 @@ fn groups_that_are_gone_leave_nothing_behind() {
     while groups[0].endpoint().progress(0) {}
     assert_eq!(entries(), [0, 0]);
 }
+
+#[test]
+fn a_message_whose_sender_of_the_same_process_unmapped_it_is_skipped() {
+    let groups = linked_pair(true);
+    let len = LARGE;
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping, of nothing that is there.
+    let mapped = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
+    assert_ne!(mapped, libc::MAP_FAILED);
+    let source = Source { address: mapped.cast(), len };
+    let given_up = post(&groups[1], 1, len, Message::Send { to: 0, from: source });
+    assert!(given_up.cancel());
+    // SAFETY: mapped above; nobody in this test uses it any more, and the library has let go of it.
+    assert_eq!(unsafe { libc::munmap(mapped, len) }, 0);
+    let mut came = vec![0; len];
+    let receive = receive(&groups[0], 1, &mut came);
+    let bytes = vec![9; len];
+    done(&send(&groups[1], 1, &bytes));
+    done(&receive);
+    assert!(came == bytes);
+}
+
+#[test]
+fn failures_of_peers_speak_as_the_group_counts() {
+    let [first, second] = linked_pair(true);
+    let child = |parent: &Arc<Group>, rank, members| {
+        let endpoint = parent.endpoint().clone();
+        Group::new(endpoint, 77, "child".into(), rank, members, Duration::from_secs(20))
+    };
+    // Rank 1 of the job is rank 0 here.
+    let ours = child(&first, 1, [1, 0].into());
+    let mut bytes = [0; 8];
+    let into = Destination { address: bytes.as_mut_ptr(), len: bytes.len() };
+    let waiting = post(&ours, 1, bytes.len(), Message::Receive { from: 0, into });
+    drop(second);
+    let error =
+        waiting.wait(Deadline::after(Duration::from_secs(20))).expect("in time").expect_err("it left");
+    assert_eq!(error.status(), Status::PeerFailed);
+    assert!(error.text().contains("rank 0 (") && error.text().contains("has left"), "{error}");
+}
