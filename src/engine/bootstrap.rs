@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::endpoint::{Endpoint, Through};
 use super::lane::{Destination, Source, Ticket};
+use super::messages::Failure;
 use super::wire::{Class, Key};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
@@ -170,10 +171,14 @@ fn exchange(
         let mut messages = endpoint.messages();
         let mail = messages.look(mailbox);
         match mail.failed.take() {
-            Some(failure) => Some(Err(failure.tell(|mismatch| {
+            Some(Failure::Error(error) | Failure::Lost(_, error)) => Some(Err(error)),
+            Some(Failure::Peer { peer, status, what }) => {
+                Some(Err(Error::new(status, format!("rank {peer} {what}"))))
+            }
+            Some(Failure::Mismatch(mismatch)) => {
                 let what = "the ranks' calls differ: are two jobs of one name in one store?";
-                Error::new(Status::Mismatch, format!("rank {}: {what}", mismatch.peer))
-            }))),
+                Some(Err(Error::new(Status::Mismatch, format!("rank {}: {what}", mismatch.peer))))
+            }
             None => (mail.done.len() == 2).then_some(Ok(())),
         }
     });

@@ -596,12 +596,8 @@ impl Endpoint {
         let affected: Vec<_> = groups.live.values().filter_map(Weak::upgrade).collect();
         drop(groups);
         for group in affected {
-            if let Some(rank) = group.rank_of(peer) {
-                // The cause speaks of ranks as the job counts them.
-                let same = rank == peer;
-                let alias =
-                    || why.context(format!("rank {rank} of '{}' is rank {peer} of the job", group.name()));
-                group.fail(if same { why.clone() } else { alias() });
+            if group.rank_of(peer).is_some() {
+                group.fail(group.lost(peer, why.clone()));
             }
         }
         self.wake();

@@ -362,8 +362,7 @@ impl Operation for Run {
             let mut messages = group.endpoint().messages();
             let mail = messages.look(mailbox);
             if let Some(failure) = mail.failed.take() {
-                let explain = |mismatch: &_| group.explain(mismatch, group.endpoint().recorder());
-                return Poll::Ready(Err(failure.tell(explain)));
+                return Poll::Ready(Err(group.tell(failure)));
             }
             if mail.done.is_empty() {
                 if self.left > 0 {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::direct::{BOARD_BYTES, Direct, MAX_MEMBERS};
 use super::endpoint::{Endpoint, lock};
 use super::executor::{self, Workspace};
-use super::messages::Mismatch;
+use super::messages::{Failure, Mismatch};
 use super::operation::{Completion, Operation, Running};
 use super::recorder::{Progress, Recorder, Slot};
 use super::wire::Class;
@@ -469,6 +469,30 @@ impl Group {
         }
     }
 
+    /// The loss of a peer, as the endpoint tells it: in its own numbering, not ours.
+    pub fn lost(&self, peer: u32, why: Error) -> Error {
+        match self.rank_of(peer) {
+            Some(rank) if rank != peer => {
+                why.context(format!("rank {rank} of '{}' is rank {peer} of the job", self.name))
+            }
+            _ => why,
+        }
+    }
+
+    /// Why a transfer failed.
+    pub fn tell(&self, failure: Failure) -> Error {
+        match failure {
+            Failure::Error(error) => error,
+            Failure::Lost(peer, why) => self.lost(peer, why),
+            Failure::Peer { peer, status, what } => {
+                let name = self.rank_of(peer).map(|rank| self.describe_rank(rank));
+                let name = name.unwrap_or_else(|| self.endpoint.describe(peer));
+                Error::new(status, format!("{name} {what}"))
+            }
+            Failure::Mismatch(mismatch) => self.explain(&mismatch, self.endpoint.recorder()),
+        }
+    }
+
     /// Asks the ranks that a call waits for what they are doing.
     pub fn ask(&self, waits_for: Vec<u32>) -> Inquiry {
         let asked = waits_for.iter().take(MAX_ASKED).map(|&rank| self.members[rank as usize]);
@@ -551,6 +575,7 @@ impl Drop for Group {
         // In a forked child the locks may be held by threads that do not exist.
         if self.endpoint.check_fork().is_ok() {
             self.endpoint.dismiss(self);
+            self.endpoint.messages().forget(self.id);
         }
     }
 }

@@ -117,7 +117,7 @@ pub enum Event {
 /// What the bell watches a lane's descriptor for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watch {
-    /// Nothing: it is closed, or has no descriptor.
+    /// Nothing: it is closed, or is left unread, or has no descriptor.
     Nothing,
     /// Data and the end; room too when frames wait for it.
     Reading {
@@ -130,6 +130,8 @@ pub enum Watch {
 pub struct Lane {
     /// What the bell was told.
     pub watched: Watch,
+    /// Whether it is left unread for now.
+    pub held: bool,
     stream: Box<dyn Stream>,
     outgoing: VecDeque<Outgoing>,
     /// Bytes read ahead. Streams that cost a system call a read are read in large pieces.
@@ -169,6 +171,7 @@ impl Lane {
         let buffer = vec![0; if reads_ahead { READ_AHEAD } else { FRAME_BYTES }].into_boxed_slice();
         Lane {
             watched: Watch::Nothing,
+            held: false,
             stream,
             outgoing: VecDeque::new(),
             buffer,
@@ -190,7 +193,7 @@ impl Lane {
 
     /// What the bell should watch it for.
     pub fn watch(&self) -> Watch {
-        match (self.reads_ahead, self.closed, self.blocked) {
+        match (self.reads_ahead, self.closed || self.held, self.blocked) {
             (false, ..) | (_, true, false) => Watch::Nothing,
             (.., blocked) => Watch::Reading { blocked },
         }

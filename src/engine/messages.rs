@@ -40,7 +40,8 @@ const PIECE_BYTES: usize = 512 * 1024;
 /// Bytes pulled between two looks at everything else.
 const PULL_BYTES: usize = 4 * 1024 * 1024;
 
-/// Messages that arrive before anybody asked may take this much memory in all; then their streams are left unread.
+/// Messages that arrive before anybody asked may take this much memory in all; then the streams of peers that nobody
+/// waits for are left unread.
 const UNEXPECTED_BYTES: usize = 256 * 1024 * 1024;
 
 /// Frames handled on one lane before the next lane has its turn.
@@ -61,20 +62,21 @@ pub struct Mailbox {
 /// Why a transfer will not end well.
 #[derive(Clone, Debug)]
 pub enum Failure {
-    /// A failure of the link, or of the system.
+    /// A failure that is no one peer's.
     Error(Error),
+    /// Something of one peer. The owner of the mailbox knows how to call it.
+    Peer {
+        /// As the endpoint counts.
+        peer: u32,
+        /// What kind of failure.
+        status: Status,
+        /// What happened: goes on after the peer's name.
+        what: String,
+    },
+    /// A peer, as the endpoint counts, is lost; the error speaks of it as the endpoint does.
+    Lost(u32, Error),
     /// The ranks' calls differ.
     Mismatch(Mismatch),
-}
-
-impl Failure {
-    /// As an error; `explain` finds the words for calls that differ.
-    pub fn tell(self, explain: impl FnOnce(&Mismatch) -> Error) -> Error {
-        match self {
-            Failure::Error(error) => error,
-            Failure::Mismatch(mismatch) => explain(&mismatch),
-        }
-    }
 }
 
 /// What the ranks' calls disagree about.
@@ -116,11 +118,15 @@ pub struct Messages {
     free: Vec<u32>,
     currents: HashMap<(u64, u64, Class), Current, BuildHasherDefault<KeyHasher>>,
     pairs: Pairs<Receive>,
-    /// Pulled messages that do not count yet, by sender.
-    pulled: Vec<(u32, Frame)>,
+    /// Pulled messages that do not count yet.
+    pulled: Vec<Pulled>,
     /// Unexpected messages of collectives, in the order of their arrival; entries may be gone from `receiving`.
     arrived: VecDeque<(u32, Key)>,
     unexpected_bytes: usize,
+    /// [`UNEXPECTED_BYTES`]
+    unexpected_limit: usize,
+    /// Peers whose lanes are left unread.
+    held: Vec<u32>,
     /// Lanes that the bell should watch for something else than it does.
     restless: Vec<(u32, u32)>,
     /// Peers for whom something is queued that [`Messages::write_out`] has to write.
@@ -222,6 +228,14 @@ struct Current {
     signature: Signature,
 }
 
+/// A message that has been pulled.
+struct Pulled {
+    peer: u32,
+    frame: Frame,
+    /// What the kernel said, if the bytes could not be read. No failure yet: the sender may have withdrawn them.
+    refused: Option<std::io::Error>,
+}
+
 /// What a receive that waits for its message will do with it.
 struct Receive {
     into: Destination,
@@ -244,6 +258,8 @@ impl Messages {
             pulled: Vec::new(),
             arrived: VecDeque::new(),
             unexpected_bytes: 0,
+            unexpected_limit: UNEXPECTED_BYTES,
+            held: Vec::new(),
             restless: Vec::new(),
             unwritten: Vec::new(),
             wanted: Vec::new(),
@@ -370,7 +386,7 @@ impl Messages {
         }
         slot.state = PeerState::Lost(why.clone());
         self.open.retain(|&open| open != peer);
-        self.fail_with(peer, &why);
+        self.fail_with(peer, &Failure::Lost(peer, why));
     }
 
     /// The peer has said goodbye: what it sent before still arrives, nothing else will.
@@ -417,8 +433,10 @@ impl Messages {
         self.open.iter().filter(|&&peer| !self.polls(peer)).count()
     }
 
-    /// Has `bell` watch what the lanes need: readable always, writable while something waits for room.
+    /// Has `bell` watch what the lanes need: readable unless they are left unread, writable while something waits for
+    /// room.
     pub fn watch(&mut self, bell: &Bell) {
+        self.release();
         for (peer, index) in std::mem::take(&mut self.restless) {
             let Some(lane) = self.peers[peer as usize].lanes.get_mut(index as usize) else { continue };
             let wanted = lane.watch();
@@ -434,6 +452,40 @@ impl Messages {
             match result {
                 Ok(()) => lane.watched = wanted,
                 Err(error) => log::error!("a stream cannot be watched: {error}"),
+            }
+        }
+    }
+
+    /// Whether what `peer` sends is read now. What a transfer waits for may come behind any number of messages that
+    /// nobody has asked for, so where one waits, the limit does not count. (One that writes counts too: its peer may
+    /// be reading only as fast as we do.) What is left of a peer that has gone is bounded by the system's buffers.
+    fn reads(&self, peer: u32) -> bool {
+        let slot = &self.peers[peer as usize];
+        self.unexpected_bytes <= self.unexpected_limit
+            || slot.expected > 0
+            || !matches!(slot.state, PeerState::Open)
+            || slot.lanes.iter().any(|lane| lane.backlog() > 0)
+            || self.pulled.iter().any(|pulled| pulled.peer == peer)
+            || self.pairs.waiting().any(|waiting| waiting.from.accepts(peer))
+    }
+
+    /// Leaves the lanes of `peer` unread and unwatched: what waits there would wake every sleeper at once.
+    fn hold(&mut self, peer: u32) {
+        if !self.held.contains(&peer) {
+            log::debug!("rank {}: what comes from rank {peer} waits until somebody asks for it", self.rank);
+            self.held.push(peer);
+            self.peers[peer as usize].lanes.iter_mut().for_each(|lane| lane.held = true);
+        }
+    }
+
+    /// Ends [`Messages::hold`] where it has lost its reason.
+    fn release(&mut self) {
+        for peer in std::mem::take(&mut self.held) {
+            if self.reads(peer) {
+                self.peers[peer as usize].lanes.iter_mut().for_each(|lane| lane.held = false);
+                self.note_watches(peer);
+            } else {
+                self.held.push(peer);
             }
         }
     }
@@ -483,6 +535,26 @@ impl Messages {
         }
     }
 
+    /// A group is gone from this rank: what has come for it and was not asked for, and what is known of its calls, is
+    /// given up. Transfers under way stay; their owner ends them.
+    pub fn forget(&mut self, group: u64) {
+        self.currents.retain(|(other, ..), _| *other != group);
+        self.pairs.forget(group);
+        let unexpected_bytes = &mut self.unexpected_bytes;
+        self.receiving.retain(|(_, key), entry| match entry {
+            Receiving::Early(early) if key.group == group => {
+                // What is still coming in is counted until it is complete, and dropped then.
+                if let Early::Eager(_, bytes) = early {
+                    *unexpected_bytes -= bytes.len();
+                }
+                false
+            }
+            _ => true,
+        });
+        self.sending.retain(|(_, key), entry| key.group != group || !matches!(entry, Sending::Ready(_)));
+        self.arrived.retain(|(_, key)| key.group != group);
+    }
+
     /// The number of the next send to `peer` with this tag.
     pub fn next_in_pair(&mut self, peer: u32, group: u64, tag: u64) -> u32 {
         self.pairs.number(peer, (group, tag))
@@ -511,7 +583,7 @@ impl Messages {
             }
             PeerState::Left => self.fail(ticket, left(peer)),
             PeerState::Lost(why) => {
-                let why = why.clone();
+                let why = Failure::Lost(peer, why.clone());
                 self.fail(ticket, why);
             }
         }
@@ -527,7 +599,8 @@ impl Messages {
         let ticket = posted.ticket;
         if let Some(entry) = self.receiving.get_mut(&(peer, key)) {
             let Receiving::Early(early) = entry else {
-                self.fail(ticket, Error::new(Status::Internal, "a message was asked for twice"));
+                let why = Error::new(Status::Internal, "a message was asked for twice");
+                self.fail(ticket, Failure::Error(why));
                 return;
             };
             if let Some(mismatch) = posted.check(peer, key, early.signature(), early.total()) {
@@ -543,7 +616,7 @@ impl Messages {
             if let (PeerState::Lost(why), Early::Begun(..) | Early::Request { .. }) =
                 (&self.peers[peer as usize].state, &early)
             {
-                let why = why.clone();
+                let why = Failure::Lost(peer, why.clone());
                 self.fail(ticket, why);
                 return;
             }
@@ -618,7 +691,8 @@ impl Messages {
             }
             From::Any(members) => {
                 if members.iter().all(|&peer| peer == self.rank || self.gone(peer)) {
-                    self.fail(ticket, Error::new(Status::PeerFailed, "every rank that could send has left"));
+                    let why = Error::new(Status::PeerFailed, "every rank that could send has left");
+                    self.fail(ticket, Failure::Error(why));
                     return;
                 }
             }
@@ -631,7 +705,7 @@ impl Messages {
     fn can_come(&mut self, peer: u32, ticket: Ticket) -> bool {
         let slot = &self.peers[peer as usize];
         let why = match &slot.state {
-            PeerState::Lost(why) => why.clone(),
+            PeerState::Lost(why) => Failure::Lost(peer, why.clone()),
             PeerState::Left if slot.drained => left(peer),
             _ => {
                 self.want(peer);
@@ -687,7 +761,8 @@ impl Messages {
     fn read_lane(&mut self, peer: u32, lane: usize) -> bool {
         let mut moved = false;
         for _ in 0..TURN {
-            if self.unexpected_bytes > UNEXPECTED_BYTES {
+            if !self.reads(peer) {
+                self.hold(peer);
                 return moved;
             }
             let event = match self.peers[peer as usize].lanes[lane].read() {
@@ -841,8 +916,9 @@ impl Messages {
     fn accept(&mut self, peer: u32, frame: Frame) {
         let key = (peer, frame.key);
         let Some(Receiving::Posted(posted)) = self.receiving.get(&key) else { return };
-        let (into, ticket) = (posted.into, posted.ticket);
-        let memory = self.peers[peer as usize].memory.clone().filter(|memory| memory.can_pull);
+        let into = posted.into;
+        // Also in our own process the kernel reads: the sender may give up and unmap its bytes at any time.
+        let memory = self.peers[peer as usize].memory.clone().filter(|memory| memory.can_read);
         let Some(memory) = memory else {
             if !posted.announces(&frame.key) || self.peers[peer as usize].kind == Some(LinkKind::Shm) {
                 let ready = posted.ready(frame.key);
@@ -851,47 +927,49 @@ impl Messages {
             }
             return;
         };
-        let mut done = 0;
+        let (mut done, mut refused) = (0, None);
         while done < into.len {
             let count = PULL_BYTES.min(into.len - done);
             // SAFETY: `done + count` is at most the length of the posted buffer, which stays valid until its ticket
-            // is told or cancelled; neither happens while this runs under the endpoint's lock. The sender keeps its
-            // bytes unchanged until it hears that we are done.
-            let pulled = unsafe {
-                let rest = std::slice::from_raw_parts_mut(into.address.add(done), count);
-                memory.pull(frame.offset.wrapping_add(done as u64), rest)
-            };
-            if let Err(error) = pulled {
+            // is told or cancelled; neither happens while this runs under the endpoint's lock.
+            let rest = unsafe { std::slice::from_raw_parts_mut(into.address.add(done), count) };
+            if let Err(error) = memory.read(frame.offset.wrapping_add(done as u64), rest) {
                 // A process that has just died: the service says so in a moment, and in better words.
                 if error.raw_os_error() == Some(libc::ESRCH) {
                     return;
                 }
-                self.receiving.remove(&key);
-                self.peers[peer as usize].received(into.len);
-                let what = format!("{} bytes could not be read from the memory of rank {peer}", into.len);
-                self.fail(ticket, Error::system(what, error));
-                return;
+                refused = Some(error);
+                break;
             }
             done += count;
         }
         fence(Ordering::SeqCst);
-        self.pulled.push((peer, frame));
+        self.pulled.push(Pulled { peer, frame, refused });
     }
 
     /// Everything that `peer` has said so far has been read: what was pulled from it before counts. Whether there was
     /// anything.
     fn count_pulled(&mut self, peer: u32) -> bool {
-        if self.pulled.iter().all(|(from, _)| *from != peer) {
+        if self.pulled.iter().all(|pulled| pulled.peer != peer) {
             return false;
         }
         let (ours, others): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.pulled).into_iter().partition(|(from, _)| *from == peer);
+            std::mem::take(&mut self.pulled).into_iter().partition(|pulled| pulled.peer == peer);
         self.pulled = others;
-        for (_, frame) in ours {
+        for Pulled { frame, refused, .. } in ours {
             // Gone if the receiver has given up meanwhile: the sender is told nevertheless that its bytes are free.
             if let Some(Receiving::Posted(posted)) = self.receiving.remove(&(peer, frame.key)) {
                 self.peers[peer as usize].received(posted.into.len);
-                self.mailboxes[posted.ticket.mailbox as usize].done.push(posted.ticket.step);
+                match refused {
+                    Some(cause) => {
+                        let bytes = posted.into.len;
+                        let what =
+                            format!("has {bytes} bytes that could not be read from its memory: {cause}");
+                        self.fail(posted.ticket, Failure::Peer { peer, status: Status::System, what });
+                        continue;
+                    }
+                    None => self.mailboxes[posted.ticket.mailbox as usize].done.push(posted.ticket.step),
+                }
             }
             self.control(peer, &Frame { kind: FrameKind::Done, offset: 0, ..frame });
         }
@@ -901,7 +979,7 @@ impl Messages {
 
     /// The sender gives up a message that it has announced.
     fn withdrawn(&mut self, peer: u32, key: Key) {
-        self.pulled.retain(|(from, frame)| (*from, frame.key) != (peer, key));
+        self.pulled.retain(|pulled| (pulled.peer, pulled.frame.key) != (peer, key));
         match self.receiving.get(&(peer, key)) {
             Some(Receiving::Early(Early::Request { .. })) => {
                 self.receiving.remove(&(peer, key));
@@ -916,8 +994,8 @@ impl Messages {
                 }
                 // The entry stays until its owner lets go: more of the message may be on its way in.
                 let ticket = posted.ticket;
-                let what = format!("rank {peer} gave up in the middle of a message: timed out, or cancelled");
-                self.fail(ticket, Error::new(Status::PeerFailed, what));
+                let what = "gave up in the middle of a message: timed out, or cancelled".into();
+                self.fail(ticket, Failure::Peer { peer, status: Status::PeerFailed, what });
             }
             _ => {}
         }
@@ -1093,14 +1171,10 @@ impl Messages {
         if mismatch.key.class != Class::PointToPoint {
             self.troubles.push(Trouble::Mismatch(mismatch.clone()));
         }
-        self.fail_for(ticket, Failure::Mismatch(mismatch));
+        self.fail(ticket, Failure::Mismatch(mismatch));
     }
 
-    fn fail(&mut self, ticket: Ticket, why: Error) {
-        self.fail_for(ticket, Failure::Error(why));
-    }
-
-    fn fail_for(&mut self, ticket: Ticket, why: Failure) {
+    fn fail(&mut self, ticket: Ticket, why: Failure) {
         let mailbox = &mut self.mailboxes[ticket.mailbox as usize];
         if mailbox.live && mailbox.failed.is_none() {
             mailbox.failed = Some(why);
@@ -1126,7 +1200,7 @@ impl Messages {
         }
     }
 
-    fn fail_with(&mut self, peer: u32, why: &Error) {
+    fn fail_with(&mut self, peer: u32, why: &Failure) {
         let mut tickets = Vec::new();
         for ((from, _), entry) in &self.receiving {
             if let (true, Receiving::Posted(posted) | Receiving::Claimed(posted)) = (*from == peer, entry) {
@@ -1151,6 +1225,25 @@ impl Messages {
         for ticket in tickets {
             self.fail(ticket, why.clone());
         }
+    }
+
+    /// Lowers the limit of what may arrive before anybody asked.
+    #[cfg(test)]
+    pub fn limit_unexpected(&mut self, bytes: usize) {
+        self.unexpected_limit = bytes;
+    }
+
+    /// Bytes that have arrived before anybody asked.
+    #[cfg(test)]
+    pub fn unexpected_bytes(&self) -> usize {
+        self.unexpected_bytes
+    }
+
+    /// Entries of all tables.
+    #[cfg(test)]
+    pub fn entries(&self) -> usize {
+        let calls = self.currents.len() + self.arrived.len() + self.pairs.entries();
+        calls + self.receiving.len() + self.sending.len() + self.pulled.len()
     }
 
     /// Drops entries whose message has been taken.
@@ -1241,11 +1334,9 @@ fn deliver(bytes: &[u8], posted: &Posted) {
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), posted.into.address, bytes.len()) };
 }
 
-fn left(peer: u32) -> Error {
-    Error::new(
-        Status::PeerFailed,
-        format!("rank {peer} has left: it destroyed its context, or its process ended"),
-    )
+fn left(peer: u32) -> Failure {
+    let what = "has left: it destroyed its context, or its process ended".into();
+    Failure::Peer { peer, status: Status::PeerFailed, what }
 }
 
 /// Mixes the few words of a key. Keys come from authenticated peers, so it need not resist floods.

@@ -21,7 +21,8 @@ pub enum From {
 }
 
 impl From {
-    fn accepts(&self, peer: u32) -> bool {
+    /// Whether it takes messages of `peer`.
+    pub fn accepts(&self, peer: u32) -> bool {
         match self {
             From::Rank(rank) => *rank == peer,
             From::Any(ranks) => ranks.contains(&peer),
@@ -122,6 +123,18 @@ impl<T> Pairs<T> {
             });
             !receives.is_empty()
         });
+    }
+
+    /// A group is gone: the numbers of its messages and the messages that nobody has taken go with it.
+    pub fn forget(&mut self, group: u64) {
+        self.sent.retain(|(_, channel), _| channel.0 != group);
+        self.unclaimed.retain(|channel, _| channel.0 != group);
+    }
+
+    /// Entries of all tables.
+    #[cfg(test)]
+    pub fn entries(&self) -> usize {
+        self.sent.len() + self.waiting.len() + self.unclaimed.len()
     }
 
     /// The receives that wait.

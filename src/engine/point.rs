@@ -82,7 +82,7 @@ impl Operation for Point {
         let mut messages = group.endpoint().messages();
         let mail = messages.look(mailbox);
         if let Some(failure) = mail.failed.take() {
-            let error = failure.tell(|mismatch| group.explain(mismatch, group.endpoint().recorder()));
+            let error = group.tell(failure);
             log::debug!("{} with tag {} failed: {error}", self.signature, self.tag);
             return Poll::Ready(Err(error));
         }

@@ -9,7 +9,9 @@ use super::bootstrap::{Meeting, meet};
 use super::direct::{DirectRun, Job, Path};
 use super::endpoint::Through;
 use super::group::{Group, Turn};
+use super::lane::{Destination, Source};
 use super::operation::{Completion, Operation, Running};
+use super::point::{Message, Point};
 use super::wire::Class;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status};
@@ -209,4 +211,160 @@ fn a_group_that_failed_before_it_was_made_fails_on_all_its_members() {
     };
     let late = child(&second, 1);
     assert_eq!(failed(&late).expect("it heard").text(), "enough");
+}
+
+/// Ranks with an open link.
+fn linked_pair(shm: bool) -> [Arc<Group>; 2] {
+    let groups = pair(shm);
+    groups[0].endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
+    groups[1].endpoint().open_links(&[0], Deadline::after(Duration::from_secs(20))).expect("a link");
+    groups
+}
+
+/// Starts a message with `tag` of `len` bytes.
+fn post(group: &Arc<Group>, tag: u64, len: usize, message: Message) -> Arc<Running> {
+    let kind = if matches!(message, Message::Send { .. }) { Kind::Send } else { Kind::Receive };
+    let signature = Signature { kind, count: len as u64, ..BARRIER };
+    // SAFETY: the tests keep the memory until the message has ended or is cancelled.
+    let make = |turn: &Turn| unsafe { Point::new(group, turn, message) };
+    group.start(Class::PointToPoint, tag, signature, None, make).expect("it starts")
+}
+
+/// Starts a send to the other rank of a pair.
+fn send(group: &Arc<Group>, tag: u64, bytes: &[u8]) -> Arc<Running> {
+    let from = Source { address: bytes.as_ptr(), len: bytes.len() };
+    post(group, tag, bytes.len(), Message::Send { to: 1 - group.rank(), from })
+}
+
+/// Starts a receive from the other rank of a pair.
+fn receive(group: &Arc<Group>, tag: u64, bytes: &mut [u8]) -> Arc<Running> {
+    let into = Destination { address: bytes.as_mut_ptr(), len: bytes.len() };
+    post(group, tag, bytes.len(), Message::Receive { from: 1 - group.rank(), into })
+}
+
+fn done(running: &Running) {
+    running.wait(Deadline::after(Duration::from_secs(20))).expect("in time").expect("it succeeds");
+}
+
+const FLOOD: usize = 128;
+const LIMIT: usize = 1 << 20;
+
+/// Rank 1 sends rank 0 more than it has room for, with tag 1: the messages and the sends.
+fn flood(groups: &[Arc<Group>; 2]) -> (Vec<Vec<u8>>, Vec<Arc<Running>>) {
+    groups[0].endpoint().messages().limit_unexpected(LIMIT);
+    let messages: Vec<Vec<u8>> = (0..FLOOD).map(|i| vec![i as u8; 64 * 1024]).collect();
+    let sends = messages.iter().map(|message| send(&groups[1], 1, message)).collect();
+    let full = || (groups[0].endpoint().messages().unexpected_bytes() > LIMIT).then_some(());
+    let wait = Deadline::after(Duration::from_secs(20));
+    groups[0].endpoint().wait(wait, Through::Messages, full).expect("it fills up");
+    (messages, sends)
+}
+
+/// Rank 0 takes them.
+fn drain(groups: &[Arc<Group>; 2], messages: &[Vec<u8>], sends: &[Arc<Running>]) {
+    for message in messages {
+        let mut came = vec![0; message.len()];
+        done(&receive(&groups[0], 1, &mut came));
+        assert!(came == *message, "another message");
+    }
+    sends.iter().for_each(|send| done(send));
+    assert_eq!(groups[0].endpoint().messages().unexpected_bytes(), 0);
+}
+
+#[test]
+fn what_nobody_asked_for_stays_outside_and_wakes_nobody() {
+    for shm in [true, false] {
+        let groups = linked_pair(shm);
+        let endpoint = groups[0].endpoint();
+        let (messages, sends) = flood(&groups);
+        while endpoint.progress(0) {}
+        let kept = endpoint.messages().unexpected_bytes();
+        assert!(kept <= LIMIT + messages[0].len(), "{kept} bytes are kept");
+        let mut events = Vec::new();
+        endpoint.registration().bell().poll(&mut events).expect("the bell works");
+        assert!(events.is_empty(), "a sleeper is woken for what it does not read: {events:?}");
+        drain(&groups, &messages, &sends);
+    }
+}
+
+#[test]
+fn what_a_call_waits_for_is_read_though_it_comes_behind_what_nobody_asked_for() {
+    for shm in [true, false] {
+        let groups = linked_pair(shm);
+        let (messages, sends) = flood(&groups);
+        // Rank 1's answer that it has the large message, or wants it, comes behind the flood.
+        let (mut small, mut large) = ([0; 8], vec![0; LARGE]);
+        let (word, source) = ([3; 8], vec![5; LARGE]);
+        let sent = [send(&groups[1], 2, &word), send(&groups[0], 3, &source)];
+        let took = [receive(&groups[1], 3, &mut large), receive(&groups[0], 2, &mut small)];
+        sent.iter().chain(&took).for_each(|running| done(running));
+        assert!(small == word && large == source);
+        drain(&groups, &messages, &sends);
+    }
+}
+
+#[test]
+fn groups_that_are_gone_leave_nothing_behind() {
+    let groups = linked_pair(true);
+    let entries = || [0, 1].map(|rank| groups[rank].endpoint().messages().entries());
+    for id in 1000..2000 {
+        let children = [0, 1].map(|rank| {
+            let endpoint = groups[rank].endpoint().clone();
+            Group::new(endpoint, id, "child".into(), rank as u32, [0, 1].into(), Duration::from_secs(20))
+        });
+        // A call, a message that nobody asks for, and one that is announced only.
+        for child in &children {
+            let _ = turn(child, BARRIER);
+        }
+        done(&send(&children[1], 1, &[7; 16]));
+        let large = [7; super::messages::EAGER_SHM_BYTES + 1];
+        let announced = send(&children[1], 2, &large);
+        while groups[0].endpoint().progress(0) {}
+        assert_eq!(groups[0].endpoint().messages().unexpected_bytes(), 16);
+        announced.cancel();
+        drop((announced, children));
+        assert_eq!(groups[0].endpoint().messages().unexpected_bytes(), 0);
+    }
+    while groups[0].endpoint().progress(0) {}
+    assert_eq!(entries(), [0, 0]);
+}
+
+#[test]
+fn a_message_whose_sender_of_the_same_process_unmapped_it_is_skipped() {
+    let groups = linked_pair(true);
+    let len = LARGE;
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping, of nothing that is there.
+    let mapped = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
+    assert_ne!(mapped, libc::MAP_FAILED);
+    let source = Source { address: mapped.cast(), len };
+    let given_up = post(&groups[1], 1, len, Message::Send { to: 0, from: source });
+    assert!(given_up.cancel());
+    // SAFETY: mapped above; nobody in this test uses it any more, and the library has let go of it.
+    assert_eq!(unsafe { libc::munmap(mapped, len) }, 0);
+    let mut came = vec![0; len];
+    let receive = receive(&groups[0], 1, &mut came);
+    let bytes = vec![9; len];
+    done(&send(&groups[1], 1, &bytes));
+    done(&receive);
+    assert!(came == bytes);
+}
+
+#[test]
+fn failures_of_peers_speak_as_the_group_counts() {
+    let [first, second] = linked_pair(true);
+    let child = |parent: &Arc<Group>, rank, members| {
+        let endpoint = parent.endpoint().clone();
+        Group::new(endpoint, 77, "child".into(), rank, members, Duration::from_secs(20))
+    };
+    // Rank 1 of the job is rank 0 here.
+    let ours = child(&first, 1, [1, 0].into());
+    let mut bytes = [0; 8];
+    let into = Destination { address: bytes.as_mut_ptr(), len: bytes.len() };
+    let waiting = post(&ours, 1, bytes.len(), Message::Receive { from: 0, into });
+    drop(second);
+    let error =
+        waiting.wait(Deadline::after(Duration::from_secs(20))).expect("in time").expect_err("it left");
+    assert_eq!(error.status(), Status::PeerFailed);
+    assert!(error.text().contains("rank 0 (") && error.text().contains("has left"), "{error}");
 }

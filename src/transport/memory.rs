@@ -20,6 +20,8 @@ pub struct PeerMemory {
     pub pid: u32,
     /// Whether [`PeerMemory::pull`] works: proved when the link opened.
     pub can_pull: bool,
+    /// Whether [`PeerMemory::read`] works: proved when the link opened.
+    pub can_read: bool,
 }
 
 impl PeerMemory {
@@ -27,7 +29,7 @@ impl PeerMemory {
     pub fn new(segment: OwnedFd, ringer: OwnedFd, pid: u32) -> Result<PeerMemory> {
         let segment = Arc::new(PeerSegment::map(segment)?);
         let bell = PeerBell::new(Arc::clone(&segment), ringer);
-        Ok(PeerMemory { segment, bell, pid, can_pull: false })
+        Ok(PeerMemory { segment, bell, pid, can_pull: false, can_read: false })
     }
 
     /// Tries to read the peer's private memory: `cookie` is there at `address`, as the peer said over its
@@ -36,7 +38,8 @@ impl PeerMemory {
         let mut seen = vec![0; cookie.len()];
         // Through the kernel even in our own process: `address` came from outside and may be anything.
         let answer = read_process(self.pid, address, &mut seen);
-        self.can_pull = self.is_own_process() || (self.pid != 0 && answer.is_ok() && seen == cookie);
+        self.can_read = self.pid != 0 && answer.is_ok() && seen == cookie;
+        self.can_pull = self.is_own_process() || self.can_read;
         if !self.can_pull {
             log::debug!("process {} cannot be read ({answer:?}): messages from it take two copies", self.pid);
         }
@@ -57,6 +60,12 @@ impl PeerMemory {
         // SAFETY: the caller promises that the source is readable, quiet and apart from `into`.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
         Ok(())
+    }
+
+    /// As [`PeerMemory::pull`], through the kernel even in our own process: the bytes may change or be unmapped
+    /// meanwhile, which gives other bytes or an error.
+    pub fn read(&self, remote_address: u64, into: &mut [u8]) -> io::Result<()> {
+        read_process(self.pid, remote_address, into)
     }
 
     fn is_own_process(&self) -> bool {
@@ -82,6 +91,7 @@ mod tests {
         let mut memory = memory_of(std::process::id());
         memory.prove_pull(16, b"not there");
         assert!(memory.can_pull, "a process can always read itself");
+        assert!(!memory.can_read, "not proved");
         let source = [1, 2, 3, 4, 5u8];
         let mut copy = [0; 5];
         // SAFETY: `source` is alive, unchanging, and not `copy`.
