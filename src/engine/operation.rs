@@ -53,7 +53,8 @@ impl Operation for Box<dyn Operation> {
     }
 }
 
-/// What is called when an operation has ended.
+/// What is called when an operation has ended. It must not wait for another operation: it may run on the service
+/// thread, through which answers come, or in a thread that others rely on to be woken. It may start operations.
 pub type Callback = Box<dyn FnOnce(Result<Completion>) + Send>;
 
 /// An operation that the library moves, whether or not anybody waits.
