@@ -100,7 +100,7 @@ pub struct Signature {
     pub algorithm: u8,
     /// The root; 0 where there is none.
     pub root: u32,
-    /// Elements, or a digest of the list of counts, or 0 where ranks may differ.
+    /// Elements, or a digest of the list of counts, or [`COUNT_IS_DIGEST`] alone where the ranks' lists may differ.
     pub count: u64,
 }
 
@@ -110,11 +110,11 @@ impl std::fmt::Display for Signature {
         let (count, dtype) = (self.count, self.dtype.name());
         match self.kind {
             Kind::Barrier => return write!(f, "barrier()"),
+            // The lists differ from rank to rank.
+            _ if self.count == COUNT_IS_DIGEST => write!(f, "{name}v({dtype}")?,
             _ if self.count & COUNT_IS_DIGEST != 0 => {
                 write!(f, "{name}v({dtype}, counts {:08x}", self.count as u32)?
             }
-            Kind::Alltoall if self.count == 0 => write!(f, "{name}({dtype}")?,
-            Kind::Gather | Kind::Scatter if self.count == 0 => write!(f, "{name}({dtype}")?,
             _ => write!(f, "{name}({count} × {dtype}")?,
         }
         if self.kind.reduces() {

@@ -125,7 +125,7 @@ fn collective(request: &Request, rank: u32, size: u32) -> Result<(Collective, u6
     };
     // The root alone knows all counts: a list has no part in the signature, messages check their own lengths.
     let rooted = |(counts, count): (Vec<u64>, u64)| {
-        let count = if matches!(request.counts, Counts::Uniform(_)) { count } else { 0 };
+        let count = if matches!(request.counts, Counts::Uniform(_)) { count } else { COUNT_IS_DIGEST };
         (counts, count)
     };
     Ok(match request.kind {
@@ -176,7 +176,10 @@ fn collective(request: &Request, rank: u32, size: u32) -> Result<(Collective, u6
                         receive[own]
                     );
                 }
-                (Collective::Alltoall { send_counts: send.clone(), recv_counts: receive.clone() }, 0)
+                (
+                    Collective::Alltoall { send_counts: send.clone(), recv_counts: receive.clone() },
+                    COUNT_IS_DIGEST,
+                )
             }
             _ => {
                 let (counts, count) = blocks()?;
@@ -277,6 +280,22 @@ mod tests {
         call = request(Kind::Allreduce, Counts::Uniform(4));
         call.output = call.input.wrapping_add(8).cast_mut();
         assert!(refusal(&call).contains("overlap"));
+    }
+
+    #[test]
+    fn a_list_is_not_a_count_even_of_nothing() {
+        for (kind, lists) in [
+            (Kind::Alltoall, Counts::Exchange { send: vec![0; 4], receive: vec![0; 4] }),
+            (Kind::Gather, Counts::Blocks(vec![0; 4])),
+            (Kind::Scatter, Counts::Blocks(vec![0; 4])),
+        ] {
+            let [listed, uniform] = [lists, Counts::Uniform(0)]
+                .map(|counts| Checked::new(&request(kind, counts), 1, 4).expect("nothing is read").signature);
+            assert_ne!(listed, uniform);
+            let names = [listed.to_string(), uniform.to_string()];
+            assert!(names[0].starts_with(&format!("{}v(float32", kind.name())), "{names:?}");
+            assert!(names[1].starts_with(&format!("{}(0 × float32", kind.name())), "{names:?}");
+        }
     }
 
     #[test]

@@ -61,9 +61,10 @@ pub fn automatic(checked: &Checked, shape: &Shape) -> Algorithm {
             algorithm,
             Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Linear | Algorithm::Pairwise
         );
-        // Bcube prices like two-shot, but moves its shards whole: measured 1.4 times as long at 16 MiB over loopback.
+        // Bcube and pipelined halving-doubling price like two-shot, but took 1.4 and 1.6 times as long at 16 MiB and
+        // 4 ranks over loopback: the model knows no processors that ranks share.
         algorithm.serves(kind)
-            && !matches!(algorithm, Algorithm::Local | Algorithm::Bcube)
+            && !matches!(algorithm, Algorithm::Local | Algorithm::Bcube | Algorithm::HalvingDoublingPipelined)
             && (!reduces || algorithm.canonical(shape))
             && (!meshed || shape.size <= MESH || !has_sparse_form(&checked.collective))
     });

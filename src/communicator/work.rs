@@ -55,6 +55,7 @@ impl Work {
     }
 
     /// Calls `then` once with the result: at once if it is there, else from the thread that completes the operation.
+    /// That may be one of the library's or one that others rely on: `then` may start operations, but must not wait for any.
     pub fn on_complete(&self, then: Callback) {
         match &self.0 {
             State::Ended(result) => then(result.clone()),

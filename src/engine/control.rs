@@ -2,7 +2,9 @@
 
 #![forbid(unsafe_code)]
 
+use super::wire::{Frame, FrameKind, Key};
 use crate::error::{Error, Status};
+use crate::signature::Signature;
 
 /// A control message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +29,13 @@ pub enum Control {
         token: u64,
         /// The call, for a person.
         text: String,
+    },
+    /// I wait for you in this call. Is it yours too?
+    Call {
+        /// The call; its slot means nothing.
+        key: Key,
+        /// What was called.
+        signature: Signature,
     },
 }
 
@@ -55,6 +64,14 @@ impl Control {
                 bytes.extend_from_slice(&token.to_le_bytes());
                 text
             }
+            Control::Call { key, signature } => {
+                bytes.push(4);
+                let (key, signature) = (*key, *signature);
+                let frame =
+                    Frame { kind: FrameKind::Request, key, signature, total: 0, offset: 0, length: 0 };
+                bytes.extend_from_slice(&frame.encode());
+                ""
+            }
         };
         let end = (0..=text.len().min(TEXT_BYTES)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
         bytes.extend_from_slice(&text.as_bytes()[..end]);
@@ -78,6 +95,10 @@ impl Control {
                 Some(Control::Query { group: word, token })
             }
             3 => Some(Control::Answer { token: word, text: String::from_utf8_lossy(rest).into_owned() }),
+            4 => {
+                let Frame { key, signature, .. } = Frame::decode(bytes[1..].first_chunk()?).ok()?;
+                Some(Control::Call { key, signature })
+            }
             _ => None,
         }
     }
@@ -105,15 +126,28 @@ fn status_from(number: u8) -> Option<Status> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::wire::Class;
     use super::*;
+    use crate::reduce::DataType;
+    use crate::signature::Kind;
     use proptest::prelude::*;
 
     #[test]
     fn messages_survive_the_wire() {
+        let key = Key { group: 5, tag: 8, sequence: 3, slot: 0, class: Class::Tagged };
+        let signature = Signature {
+            kind: Kind::Reduce,
+            dtype: DataType::F64,
+            operator: 1,
+            algorithm: 2,
+            root: 4,
+            count: 9,
+        };
         for message in [
             Control::Failure { group: 9, error: Error::new(Status::Timeout, "nothing from rank 3") },
             Control::Query { group: 1, token: 2 },
             Control::Answer { token: 7, text: "barrier() #3, done".into() },
+            Control::Call { key, signature },
         ] {
             assert_eq!(Control::decode(&message.encode()), Some(message));
         }

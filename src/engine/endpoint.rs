@@ -688,6 +688,11 @@ impl Port for Endpoint {
                 }
                 self.wake();
             }
+            Some(Control::Call { key, signature }) => {
+                if let Some(group) = self.group(key.group) {
+                    group.hear(peer, key, signature);
+                }
+            }
             None => log::warn!("{} sent a control message of another version", self.describe(peer)),
         }
     }

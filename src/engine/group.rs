@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use super::control::Control;
 use super::direct::{BOARD_BYTES, Direct, MAX_MEMBERS};
 use super::endpoint::{Endpoint, lock};
 use super::executor::{self, Workspace};
 use super::messages::{Failure, Mismatch};
 use super::operation::{Completion, Operation, Running};
 use super::recorder::{Progress, Recorder, Slot};
-use super::wire::Class;
+use super::wire::{Class, Key};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status};
 use crate::signature::Signature;
@@ -65,6 +66,17 @@ pub struct Turn {
     slot: Slot,
 }
 
+impl Turn {
+    /// When a call that is under way since `began` compares itself with those of the ranks that it waits for. Sends and
+    /// receives have nothing to compare before they meet.
+    pub fn compare_at(&self, began: Instant) -> Deadline {
+        match self.class {
+            Class::PointToPoint => Deadline::NEVER,
+            _ => Deadline::since(began, COMPARE_AFTER),
+        }
+    }
+}
+
 /// A question to the ranks that an overdue call waits for.
 pub struct Inquiry {
     waits_for: Vec<u32>,
@@ -78,6 +90,10 @@ const INQUIRY: Duration = Duration::from_millis(300);
 
 /// How many are asked.
 const MAX_ASKED: usize = 8;
+
+/// A call that has waited this long tells those that it waits for what it is: ranks that only wait for each other
+/// exchange nothing else that could be compared.
+const COMPARE_AFTER: Duration = Duration::from_millis(250);
 
 impl Inquiry {
     /// Nobody is asked.
@@ -232,13 +248,13 @@ impl Group {
         drop(orders);
         self.begin(&turn);
         let mut operation = make(&turn);
-        let answer =
-            self.endpoint.wait(turn.deadline, operation.through(), || match operation.advance(self) {
-                Poll::Ready(result) => Some(result),
-                Poll::Pending => self.failure().map(Err),
-            });
+        let mut answer = self.follow(&mut operation, turn.deadline.min(turn.compare_at(turn.called)));
+        if answer.is_none() && !turn.deadline.expired() {
+            self.compare(&turn, &operation.waits_for(self));
+            answer = self.follow(&mut operation, turn.deadline);
+        }
         let result = answer.unwrap_or_else(|| {
-            let inquiry = self.ask(operation.waits_for(self));
+            let inquiry = self.ask(&turn, operation.waits_for(self));
             while !self.answered(&inquiry) {
                 std::thread::sleep(Duration::from_millis(2));
             }
@@ -248,6 +264,15 @@ impl Group {
             operation.abandon(self);
         }
         self.conclude(&turn, result)
+    }
+
+    /// Moves an operation in this thread until it ends or `until` has come.
+    fn follow<O: Operation>(&self, operation: &mut O, until: Deadline) -> Option<Result<Completion>> {
+        let through = operation.through();
+        self.endpoint.wait(until, through, || match operation.advance(self) {
+            Poll::Ready(result) => Some(result),
+            Poll::Pending => self.failure().map(Err),
+        })
     }
 
     /// Starts an operation; the library moves it.
@@ -302,6 +327,7 @@ impl Group {
         // Sends and receives are ordered by their pair and tag alone.
         let free = class == Class::PointToPoint || !std::mem::replace(&mut order.busy, true);
         let called = Instant::now();
+        let key = Key { group: self.id, tag, sequence, slot: 0, class };
         let turn = Turn {
             class,
             tag,
@@ -309,7 +335,7 @@ impl Group {
             signature,
             deadline: Deadline::since(called, timeout.unwrap_or(self.timeout)),
             called,
-            slot: self.endpoint.recorder().begin(self.id, class, sequence, signature, called),
+            slot: self.endpoint.recorder().begin(key, signature, called),
         };
         (turn, free)
     }
@@ -493,8 +519,34 @@ impl Group {
         }
     }
 
-    /// Asks the ranks that a call waits for what they are doing.
-    pub fn ask(&self, waits_for: Vec<u32>) -> Inquiry {
+    /// Tells the ranks that a call waits for what it is. One that has called something else fails the group.
+    pub fn compare(&self, turn: &Turn, waits_for: &[u32]) {
+        if turn.class == Class::PointToPoint {
+            return;
+        }
+        let (tag, sequence, class) = (turn.tag, turn.sequence, turn.class);
+        let key = Key { group: self.id, tag, sequence, slot: 0, class };
+        let message = Control::Call { key, signature: turn.signature }.encode();
+        for &rank in waits_for.iter().take(MAX_ASKED) {
+            self.endpoint.registration().send_control(self.members[rank as usize], &message);
+        }
+    }
+
+    /// A rank waits for this one in a call: fails the group if this rank's call of that number is another.
+    pub fn hear(&self, peer: u32, key: Key, theirs: Signature) {
+        if key.class == Class::PointToPoint || self.rank_of(peer).is_none() {
+            return;
+        }
+        let recorder = self.endpoint.recorder();
+        // Not called yet, or too long ago: what comes of it is found by messages, or when this rank waits.
+        let Some(ours) = recorder.call(key).filter(|ours| *ours != theirs) else { return };
+        self.fail(self.explain(&Mismatch { peer, key, theirs, ours: Some(ours), bytes: None }, recorder));
+    }
+
+    /// Asks the ranks that a call waits for what they are doing. They compare calls before they answer, so that a
+    /// mismatch is known when the answers are.
+    pub fn ask(&self, turn: &Turn, waits_for: Vec<u32>) -> Inquiry {
+        self.compare(turn, &waits_for);
         let asked = waits_for.iter().take(MAX_ASKED).map(|&rank| self.members[rank as usize]);
         let tokens = self.endpoint.ask(self, asked);
         Inquiry { waits_for, tokens, until: Deadline::after(INQUIRY) }
@@ -542,14 +594,7 @@ impl Group {
         let peer = self.rank_of(mismatch.peer).unwrap_or(mismatch.peer);
         let number = mismatch.key.sequence;
         let theirs = mismatch.theirs;
-        let ours = mismatch.ours.or_else(|| {
-            let same = |entry: &super::recorder::Entry| {
-                entry.group == self.id
-                    && entry.class == mismatch.key.class
-                    && entry.sequence == mismatch.key.sequence
-            };
-            recorder.find(same).map(|entry| entry.signature)
-        });
+        let ours = mismatch.ours.or_else(|| recorder.call(mismatch.key));
         let head = match mismatch.key.class {
             Class::PointToPoint => format!("send and receive with tag {} differ", mismatch.key.tag),
             Class::Tagged => {

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
+use std::time::Instant;
 
 use super::endpoint::{Through, lock};
 use super::group::{Group, Inquiry, Turn};
@@ -52,7 +53,8 @@ impl Operation for Box<dyn Operation> {
     }
 }
 
-/// What is called when an operation has ended.
+/// What is called when an operation has ended. It must not wait for another operation: it may run on the service
+/// thread, through which answers come, or in a thread that others rely on to be woken. It may start operations.
 pub type Callback = Box<dyn FnOnce(Result<Completion>) + Send>;
 
 /// An operation that the library moves, whether or not anybody waits.
@@ -67,7 +69,11 @@ pub struct Running {
 }
 
 enum Stage {
-    Running(Box<dyn Operation>),
+    Running {
+        operation: Box<dyn Operation>,
+        /// When it compares itself with the calls of those that it waits for: once, some time after its turn has come.
+        compare_at: Deadline,
+    },
     /// Its deadline has passed; the others are asked what they are doing.
     Overdue(Inquiry),
     Over,
@@ -85,7 +91,7 @@ impl Running {
         Arc::new(Running {
             group,
             call,
-            stage: Mutex::new(Stage::Running(operation)),
+            stage: Mutex::new(Stage::Running { operation, compare_at: Deadline::NEVER }),
             active: AtomicBool::new(false),
             done: AtomicBool::new(false),
             ending: Mutex::default(),
@@ -118,6 +124,7 @@ impl Running {
     pub fn deadline(&self) -> Deadline {
         match self.stage.try_lock().as_deref() {
             Ok(Stage::Overdue(inquiry)) => inquiry.until(),
+            Ok(Stage::Running { compare_at, .. }) => self.call.deadline.min(*compare_at),
             _ => self.call.deadline,
         }
     }
@@ -125,6 +132,9 @@ impl Running {
     /// Its turn has come.
     pub fn activate(&self) {
         self.group.begin(&self.call);
+        if let Stage::Running { compare_at, .. } = &mut *lock(&self.stage) {
+            *compare_at = self.call.compare_at(Instant::now());
+        }
         self.active.store(true, Ordering::Release);
     }
 
@@ -146,7 +156,7 @@ impl Running {
             // Asking takes a while, and this may be the thread that the answers come through: it does not wait for them.
             Stage::Overdue(inquiry) if !self.group.answered(inquiry) => return false,
             Stage::Overdue(inquiry) => Err(self.group.overdue(&self.call, inquiry)),
-            Stage::Running(operation) => {
+            Stage::Running { operation, compare_at } => {
                 let result = match operation.advance(&self.group) {
                     Poll::Ready(result) => Some(result),
                     Poll::Pending => self.group.failure().map(Err),
@@ -160,10 +170,16 @@ impl Running {
                     None if self.call.deadline.expired() => {
                         let waits_for = operation.waits_for(&self.group);
                         operation.abandon(&self.group);
-                        *stage = Stage::Overdue(self.group.ask(waits_for));
+                        *stage = Stage::Overdue(self.group.ask(&self.call, waits_for));
                         return false;
                     }
-                    None => return false,
+                    None => {
+                        if compare_at.expired() {
+                            *compare_at = Deadline::NEVER;
+                            self.group.compare(&self.call, &operation.waits_for(&self.group));
+                        }
+                        return false;
+                    }
                 }
             }
         };
@@ -176,7 +192,7 @@ impl Running {
     /// Ends it with `Aborted` before its time. Whether it was running.
     pub fn cancel(&self) -> bool {
         let mut stage = lock(&self.stage);
-        let Stage::Running(operation) = &mut *stage else { return false };
+        let Stage::Running { operation, .. } = &mut *stage else { return false };
         operation.abandon(&self.group);
         *stage = Stage::Over;
         drop(stage);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use super::wire::Class;
+use super::wire::{Class, Key};
 use crate::reduce::DataType;
 use crate::signature::Kind;
 use crate::signature::Signature;
@@ -33,6 +33,8 @@ pub struct Entry {
     pub group: u64,
     /// What was called.
     pub signature: Signature,
+    /// The caller's tag, or 0.
+    pub tag: u64,
     /// Its number among those of its class and tag.
     pub sequence: u32,
     /// Which family the number belongs to.
@@ -62,33 +64,27 @@ impl Recorder {
         Recorder { segment, next: AtomicU64::new(0), epoch: (Instant::now(), wall) }
     }
 
-    /// Records a call that was made at `called`.
-    pub fn begin(
-        &self,
-        group: u64,
-        class: Class,
-        sequence: u32,
-        signature: Signature,
-        called: Instant,
-    ) -> Slot {
+    /// Records the call that `key` names, made at `called`.
+    pub fn begin(&self, key: Key, signature: Signature, called: Instant) -> Slot {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let words = self.entry(number);
         let packed = u64::from(signature.kind as u8)
             | u64::from(signature.dtype as u8) << 8
             | u64::from(signature.operator) << 16
             | u64::from(signature.algorithm) << 24
-            | u64::from(class as u8) << 32;
+            | u64::from(key.class as u8) << 32;
         // Word 0 is written last and cleared first: a reader skips an entry that is being written.
         words[0].store(0, Ordering::Relaxed);
         fence(Ordering::Release);
-        words[1].store(group, Ordering::Relaxed);
+        words[1].store(key.group, Ordering::Relaxed);
         words[2].store(packed, Ordering::Relaxed);
-        words[3].store(u64::from(signature.root) | u64::from(sequence) << 32, Ordering::Relaxed);
+        words[3].store(u64::from(signature.root) | u64::from(key.sequence) << 32, Ordering::Relaxed);
         words[4].store(signature.count, Ordering::Relaxed);
         let (start, wall) = self.epoch;
         let began = wall + called.saturating_duration_since(start).as_nanos() as u64;
         words[5].store(began, Ordering::Relaxed);
         words[6].store(Progress::Running as u64, Ordering::Relaxed);
+        words[7].store(key.tag, Ordering::Relaxed);
         words[0].store(number + 1, Ordering::Release);
         Slot(number)
     }
@@ -104,6 +100,15 @@ impl Recorder {
     /// The last call of this rank in `group`.
     pub fn last(&self, group: u64) -> Option<Entry> {
         self.find(|entry| entry.group == group)
+    }
+
+    /// What this rank called, or will call in its turn, under the name `key`. Sends and receives have no such names.
+    pub fn call(&self, key: Key) -> Option<Signature> {
+        let same = |entry: &Entry| {
+            (entry.group, entry.class, entry.tag, entry.sequence)
+                == (key.group, key.class, key.tag, key.sequence)
+        };
+        self.find(same).map(|entry| entry.signature)
     }
 
     /// The last call that `wanted` accepts.
@@ -139,6 +144,7 @@ fn decode(words: &[AtomicU64; WORDS], expected: u64) -> Option<Entry> {
             root: word(3) as u32,
             count: word(4),
         },
+        tag: word(7),
         sequence: (word(3) >> 32) as u32,
         class: match packed >> 32 & 0xff {
             0 => Class::Ordered,

@@ -99,7 +99,9 @@ fn an_operation_that_fails_lets_go_of_its_buffers() {
 fn an_overdue_operation_that_nobody_waits_for_tells_what_the_others_do() {
     let [group, other] = pair(true);
     group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
-    let _ = turn(&other, Signature { kind: Kind::Allgather, count: 7, ..BARRIER });
+    for group in [&group, &other] {
+        let _ = turn(group, Signature { kind: Kind::Allgather, count: 7, ..BARRIER });
+    }
     let timeout = Some(Duration::from_millis(50));
     let stuck = Scripted(None, Arc::default());
     let running = group.start(Class::Ordered, 0, BARRIER, timeout, |_| stuck).expect("it starts");
@@ -108,6 +110,21 @@ fn an_overdue_operation_that_nobody_waits_for_tells_what_the_others_do() {
     let error = told.recv_timeout(Duration::from_secs(20)).expect("it ends").expect_err("nobody came");
     assert_eq!(error.status(), Status::Timeout);
     assert!(error.text().contains("its last call is allgather(7 × uint8) #0, done"), "{error}");
+}
+
+#[test]
+fn calls_that_nobody_waits_for_are_compared_though_nothing_is_sent() {
+    let [group, other] = pair(true);
+    group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
+    let _ = turn(&other, Signature { kind: Kind::Allgather, count: 7, ..BARRIER });
+    let stuck = Scripted(None, Arc::default());
+    let running = group.start(Class::Ordered, 0, BARRIER, None, |_| stuck).expect("it starts");
+    let (tell, told) = mpsc::channel();
+    running.on_complete(Box::new(move |result| tell.send(result).expect("the test waits")));
+    let error = told.recv_timeout(Duration::from_secs(20)).expect("it ends").expect_err("the calls differ");
+    assert_eq!(error.status(), Status::Mismatch);
+    assert!(error.text().contains("rank 0 called barrier()"), "{error}");
+    assert!(error.text().contains("rank 1 called allgather(7 × uint8)"), "{error}");
 }
 
 /// As [`pair`], exchanging directly.
