@@ -542,7 +542,7 @@ impl Endpoint {
                 Trouble::Mismatch(mismatch) => self.differ(&mismatch),
                 Trouble::Broken { peer, why } => {
                     let text = format!("the link to {} broke: {why}", self.describe(peer));
-                    self.lose(peer, Error::new(Status::PeerFailed, text));
+                    self.registration().doubt(peer, Error::new(Status::PeerFailed, text));
                 }
             }
         }
