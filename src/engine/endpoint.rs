@@ -579,6 +579,12 @@ impl Endpoint {
     fn lost(&self, peer: u32, why: Error) {
         self.messages().link_lost(peer, why.clone());
         self.lost_any.store(true, Ordering::Relaxed);
+    /// Ends a link that is of no use here, so that the peer learns of it.
+    fn hang_up(&self, peer: u32, why: &Error) {
+        let text = format!("rank {} has given up this link: {}", self.rank, why.text());
+        self.registration().hang_up(peer, &Error::new(Status::PeerFailed, text));
+    }
+
         let mut groups = lock(&self.groups);
         groups.lost.entry(peer).or_insert_with(|| why.clone());
         let affected: Vec<_> = groups.live.values().filter_map(Weak::upgrade).collect();
@@ -595,6 +601,8 @@ impl Endpoint {
         self.wake();
     }
 
+        // The peer may have opened its side, or think it still has one.
+        self.hang_up(peer, &why);
     /// How the launcher says that a rank ended, if it tells.
     fn exit_cause(&self, peer: u32) -> Option<String> {
         let store = self.store.get()?;
@@ -636,7 +644,10 @@ impl Endpoint {
 
 impl Port for Endpoint {
     fn link_opened(&self, peer: u32, link: Link) {
-        self.messages().link_opened(peer, link);
+        let mut messages = self.messages();
+        messages.link_opened(peer, link);
+        let gone = messages.gone(peer);
+        drop(messages);
         self.report(peer);
         self.settle();
         self.wake();
@@ -649,6 +660,12 @@ impl Port for Endpoint {
     fn peer_left(&self, peer: u32) {
         self.messages().peer_left(peer);
         self.lost_any.store(true, Ordering::Relaxed);
+        if gone {
+            // Given up before the peer had opened its side: it must not wait.
+            let why = lock(&self.groups).lost.get(&peer).cloned();
+            self.hang_up(peer, &why.unwrap_or_else(|| Error::new(Status::PeerFailed, "it was too late")));
+            return;
+        }
         self.wake();
     }
 
