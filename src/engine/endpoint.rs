@@ -39,6 +39,9 @@ const PATIENCE: [(Duration, Duration); 2] = [
 /// A sleeper looks up at least this often: a guard against a lost wake-up, not a way of working.
 const NAP: Duration = Duration::from_millis(500);
 
+/// A rank that is asked what it does tells what the kernel has refused it in this time.
+const RECENT: Duration = Duration::from_secs(60);
+
 /// Up to this many TCP peers are read directly while spinning; beyond, the kernel is asked which are ready.
 const DIRECT_READS: usize = 3;
 
@@ -576,15 +579,15 @@ impl Endpoint {
         }
     }
 
-    fn lost(&self, peer: u32, why: Error) {
-        self.messages().link_lost(peer, why.clone());
-        self.lost_any.store(true, Ordering::Relaxed);
     /// Ends a link that is of no use here, so that the peer learns of it.
     fn hang_up(&self, peer: u32, why: &Error) {
         let text = format!("rank {} has given up this link: {}", self.rank, why.text());
         self.registration().hang_up(peer, &Error::new(Status::PeerFailed, text));
     }
 
+    fn lost(&self, peer: u32, why: Error) {
+        self.messages().link_lost(peer, why.clone());
+        self.lost_any.store(true, Ordering::Relaxed);
         let mut groups = lock(&self.groups);
         groups.lost.entry(peer).or_insert_with(|| why.clone());
         let affected: Vec<_> = groups.live.values().filter_map(Weak::upgrade).collect();
@@ -598,11 +601,11 @@ impl Endpoint {
                 group.fail(if same { why.clone() } else { alias() });
             }
         }
+        // The peer may have opened its side, or think it still has one.
+        self.hang_up(peer, &why);
         self.wake();
     }
 
-        // The peer may have opened its side, or think it still has one.
-        self.hang_up(peer, &why);
     /// How the launcher says that a rank ended, if it tells.
     fn exit_cause(&self, peer: u32) -> Option<String> {
         let store = self.store.get()?;
@@ -629,6 +632,14 @@ impl Endpoint {
             .collect()
     }
 
+    /// `text`, and what the kernel has refused this rank lately: it may be why nothing comes.
+    pub fn with_refusal(&self, text: String, within: Duration) -> String {
+        match self.registration().refusal(within) {
+            Some(refusal) => format!("{text}; {refusal}"),
+            None => text,
+        }
+    }
+
     /// Whether there is an answer for every token.
     pub fn have_answered(&self, tokens: &[u64]) -> bool {
         let answers = lock(&self.answers);
@@ -649,6 +660,12 @@ impl Port for Endpoint {
         let gone = messages.gone(peer);
         drop(messages);
         self.report(peer);
+        if gone {
+            // Given up before the peer had opened its side: it must not wait.
+            let why = lock(&self.groups).lost.get(&peer).cloned();
+            self.hang_up(peer, &why.unwrap_or_else(|| Error::new(Status::PeerFailed, "it was too late")));
+            return;
+        }
         self.settle();
         self.wake();
     }
@@ -660,12 +677,6 @@ impl Port for Endpoint {
     fn peer_left(&self, peer: u32) {
         self.messages().peer_left(peer);
         self.lost_any.store(true, Ordering::Relaxed);
-        if gone {
-            // Given up before the peer had opened its side: it must not wait.
-            let why = lock(&self.groups).lost.get(&peer).cloned();
-            self.hang_up(peer, &why.unwrap_or_else(|| Error::new(Status::PeerFailed, "it was too late")));
-            return;
-        }
         self.wake();
     }
 
@@ -689,6 +700,7 @@ impl Port for Endpoint {
                     Some(entry) => format!("its last call is {entry}"),
                     None => "it has called nothing yet".to_string(),
                 };
+                let text = self.with_refusal(text, RECENT);
                 self.registration().send_control(peer, &Control::Answer { token, text }.encode());
             }
             Some(Control::Answer { token, text }) => {
