@@ -4,6 +4,7 @@
 //! round by Bruck's allgather over authenticated links, in ⌈log₂ n⌉ rounds. Nobody opens a full mesh.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::endpoint::{Endpoint, Through};
 use super::lane::{Destination, Source, Ticket};
@@ -47,6 +48,7 @@ pub struct Meeting<'a> {
 /// Gives the endpoint and the number that tells this job from every other.
 pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
     let Meeting { rank, size, name, store, secret, options, deadline } = meeting;
+    let began = Instant::now();
     let arrival = store.add(&format!("{name}/arrivals"), 1)?;
     let generation = (arrival - 1) / i64::from(size);
     let prefix = format!("{name}/{generation}");
@@ -64,6 +66,16 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
     record(&own, &mut table[..RECORD_BYTES])?;
     endpoint.learn(own);
 
+    let failed = |error: &Error, from: u32| {
+        let text = match error.status() {
+            Status::Timeout => format!(
+                "rank {rank} of {size} waits for rank {from}, or for one behind it, to join '{name}' through the {}; it has not",
+                store.describe()
+            ),
+            _ => format!("rank {rank} of {size} joins '{name}': {}", error.text()),
+        };
+        Error::new(error.status(), endpoint.with_refusal(text, began.elapsed()))
+    };
     // Blocks lie in the order rank, rank + 1, …: each round doubles how many of them are known here.
     let mut known = 1;
     while known < size {
@@ -74,18 +86,9 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
         let (have, missing) = table.split_at_mut(known as usize * RECORD_BYTES);
         let bytes = count as usize * RECORD_BYTES;
         let key = Key { group: job, tag: 0, sequence: known, slot: 0, class: Class::Internal };
-        exchange(&endpoint, key, (to, &have[..bytes]), (from, &mut missing[..bytes]), deadline).map_err(
-            |error| match error.status() {
-                Status::Timeout => Error::new(
-                    Status::Timeout,
-                    format!(
-                        "rank {rank} of {size} waits for rank {from}, or for one behind it, to join '{name}' through the {}; it has not",
-                        store.describe()
-                    ),
-                ),
-                _ => error.context(format!("rank {rank} of {size} joins '{name}'")),
-            },
-        )?;
+        let (have, missing) = (&have[..bytes], &mut missing[..bytes]);
+        exchange(&endpoint, key, (to, have), (from, missing), deadline)
+            .map_err(|error| failed(&error, from))?;
         known += count;
     }
     let mut distance = 1;
@@ -93,7 +96,7 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
         let (to, from) = ((rank + size - distance) % size, (rank + distance) % size);
         let key = Key { group: job, tag: 1, sequence: distance, slot: 0, class: Class::Internal };
         exchange(&endpoint, key, (to, &[0]), (from, &mut [0]), deadline)
-            .map_err(|error| error.context(format!("rank {rank} of {size} joins '{name}'")))?;
+            .map_err(|error| failed(&error, from))?;
         distance *= 2;
     }
     let mut neighbours = 0;

@@ -50,6 +50,9 @@ const CROWDED: Patience = Patience { burst: 4, spin: Duration::ZERO, yielding: D
 /// A sleeper looks up at least this often: a guard against a lost wake-up, not a way of working.
 const NAP: Duration = Duration::from_millis(500);
 
+/// A rank that is asked what it does tells what the kernel has refused it in this time.
+const RECENT: Duration = Duration::from_secs(60);
+
 /// Up to this many TCP peers are read directly while spinning; beyond, the kernel is asked which are ready.
 const DIRECT_READS: usize = 3;
 
@@ -554,7 +557,7 @@ impl Endpoint {
                 Trouble::Mismatch(mismatch) => self.differ(&mismatch),
                 Trouble::Broken { peer, why } => {
                     let text = format!("the link to {} broke: {why}", self.describe(peer));
-                    self.lose(peer, Error::new(Status::PeerFailed, text));
+                    self.registration().doubt(peer, Error::new(Status::PeerFailed, text));
                 }
             }
         }
@@ -588,6 +591,12 @@ impl Endpoint {
         }
     }
 
+    /// Ends a link that is of no use here, so that the peer learns of it.
+    fn hang_up(&self, peer: u32, why: &Error) {
+        let text = format!("rank {} has given up this link: {}", self.rank, why.text());
+        self.registration().hang_up(peer, &Error::new(Status::PeerFailed, text));
+    }
+
     fn lost(&self, peer: u32, why: Error) {
         self.messages().link_lost(peer, why.clone());
         self.lost_any.store(true, Ordering::Relaxed);
@@ -600,6 +609,8 @@ impl Endpoint {
                 group.fail(group.lost(peer, why.clone()));
             }
         }
+        // The peer may have opened its side, or think it still has one.
+        self.hang_up(peer, &why);
         self.wake();
     }
 
@@ -629,6 +640,14 @@ impl Endpoint {
             .collect()
     }
 
+    /// `text`, and what the kernel has refused this rank lately: it may be why nothing comes.
+    pub fn with_refusal(&self, text: String, within: Duration) -> String {
+        match self.registration().refusal(within) {
+            Some(refusal) => format!("{text}; {refusal}"),
+            None => text,
+        }
+    }
+
     /// Whether there is an answer for every token.
     pub fn have_answered(&self, tokens: &[u64]) -> bool {
         let answers = lock(&self.answers);
@@ -644,8 +663,17 @@ impl Endpoint {
 
 impl Port for Endpoint {
     fn link_opened(&self, peer: u32, link: Link) {
-        self.messages().link_opened(peer, link);
+        let mut messages = self.messages();
+        messages.link_opened(peer, link);
+        let gone = messages.gone(peer);
+        drop(messages);
         self.report(peer);
+        if gone {
+            // Given up before the peer had opened its side: it must not wait.
+            let why = lock(&self.groups).lost.get(&peer).cloned();
+            self.hang_up(peer, &why.unwrap_or_else(|| Error::new(Status::PeerFailed, "it was too late")));
+            return;
+        }
         self.settle();
         self.wake();
     }
@@ -680,6 +708,7 @@ impl Port for Endpoint {
                     Some(entry) => format!("its last call is {entry}"),
                     None => "it has called nothing yet".to_string(),
                 };
+                let text = self.with_refusal(text, RECENT);
                 self.registration().send_control(peer, &Control::Answer { token, text }.encode());
             }
             Some(Control::Answer { token, text }) => {

@@ -562,7 +562,8 @@ impl Group {
         let waited = turn.called.elapsed().as_secs_f64();
         let waits_for = &inquiry.waits_for;
         let Some(&first) = waits_for.first() else {
-            return Error::new(Status::Timeout, format!("not done after {waited:.1} s; raise timeout_ms"));
+            let text = format!("not done after {waited:.1} s; raise timeout_ms");
+            return Error::new(Status::Timeout, self.endpoint.with_refusal(text, turn.called.elapsed()));
         };
         let answers = self.endpoint.answers(&inquiry.tokens);
         let told: Vec<String> = waits_for
@@ -578,7 +579,8 @@ impl Group {
             more => format!("; and {more} more"),
         };
         let advice = format!("Look at rank {first}, or raise timeout_ms");
-        Error::new(Status::Timeout, format!("{}{more}. {advice}", told.join("; ")))
+        let told = self.endpoint.with_refusal(format!("{}{more}", told.join("; ")), turn.called.elapsed());
+        Error::new(Status::Timeout, format!("{told}. {advice}"))
     }
 
     /// Why a call whose turn has not come in time gives up.

@@ -17,7 +17,7 @@ mod setup;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use self::endpoint::Endpoint;
 use self::reactor::{Command, Service};
@@ -185,7 +185,7 @@ pub struct Registration {
 }
 
 /// How long dropping a registration may take: a goodbye is a few bytes.
-const DROP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(500);
+const DROP_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl Registration {
     /// Listens, starts the service thread if this is the first endpoint, and accepts links from now on.
@@ -229,6 +229,24 @@ impl Registration {
     pub fn send_control(&self, peer: u32, message: &[u8]) {
         assert!(message.len() <= MAX_CONTROL, "a control message of {} bytes", message.len());
         self.send(Command::Control { endpoint: self.shared.id, peer, message: message.to_vec() });
+    }
+
+    /// The engine cannot use the link's data streams any more, because of `why`. Whatever the control connection says
+    /// in the next moment (a goodbye, a control message with the cause, the end of the process) goes before;
+    /// [`Port::peer_lost`] follows with `why` if nothing else ends the link. Nothing happens when there is none.
+    pub fn doubt(&self, peer: u32, why: Error) {
+        self.send(Command::Doubt { endpoint: self.shared.id, peer, why });
+    }
+
+    /// Ends the link to `peer` and tells it why, if there is one. The port is not told.
+    pub fn hang_up(&self, peer: u32, why: &Error) {
+        self.send(Command::HangUp { endpoint: self.shared.id, peer, why: why.text().to_owned() });
+    }
+
+    /// What the kernel last refused while this endpoint accepted connections, if that was less than `within` ago.
+    pub fn refusal(&self, within: Duration) -> Option<String> {
+        let refusal = self.shared.refusal.lock().unwrap_or_else(PoisonError::into_inner);
+        refusal.as_ref().filter(|(at, _)| at.elapsed() < within).map(|(_, text)| text.clone())
     }
 
     /// Has [`Port::attend`] called soon: after about 100 µs, so that a caller who waits at once is not disturbed.
@@ -278,6 +296,8 @@ struct Shared {
     /// A kick is on its way: more of them add nothing.
     kicked: AtomicBool,
     closed: Latch,
+    /// What the kernel last refused, and when.
+    refusal: Mutex<Option<(Instant, String)>>,
 }
 
 /// Becomes true once and wakes who waits for it.

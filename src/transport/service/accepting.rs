@@ -5,6 +5,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use socket2::{SockAddr, Socket};
@@ -85,10 +86,9 @@ impl Endpoint {
                         io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
                     ) => {}
                 Err(cause) => {
-                    log::warn!(
-                        "rank {}: cannot accept connections ({cause}), trying again in {ACCEPT_PAUSE:?}",
-                        self.identity.rank
-                    );
+                    let text = format!("rank {} cannot accept connections: {cause}", self.identity.rank);
+                    log::warn!("{text}; trying again in {ACCEPT_PAUSE:?}");
+                    self.note_refusal(text);
                     for listener in &self.listeners {
                         core.pause(listener.socket.as_fd());
                     }
@@ -97,6 +97,12 @@ impl Endpoint {
                 }
             }
         }
+    }
+
+    /// Keeps what the kernel refused, for those who wait for a link in vain.
+    fn note_refusal(&self, text: String) {
+        let mut refusal = self.shared.refusal.lock().unwrap_or_else(PoisonError::into_inner);
+        *refusal = Some((Instant::now(), text));
     }
 
     /// A stranger has connected.
@@ -112,7 +118,9 @@ impl Endpoint {
         let conn = Conn { wire: Connection::new(socket), stage, outgoing: None, local };
         let token = core.token(self.shared.id, Source::Connection);
         if let Err(cause) = self.insert(core, token, conn) {
-            log::warn!("rank {}: cannot watch a connection: {cause}", self.identity.rank);
+            let text = format!("rank {} cannot watch a connection: {cause}", self.identity.rank);
+            log::warn!("{text}");
+            self.note_refusal(text);
             return;
         }
         core.alarm(Instant::now() + HANDSHAKE_TIMEOUT, self.shared.id, Alarm::HalfOpen { token });

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
@@ -95,6 +95,8 @@ pub(super) struct Open {
     pub(super) process: Option<(u64, OwnedFd)>,
     /// The control connection has ended; until this moment the process may show that it has ended too.
     pub(super) ended: Option<(Instant, String)>,
+    /// The data streams are broken, the control connection is not; until this moment it may say why.
+    pub(super) doubt: Option<(Instant, Error)>,
 }
 
 impl Endpoint {
@@ -121,7 +123,15 @@ impl Endpoint {
         let listeners = Listener::all(&options, &mut address)?;
         let (kicked, closed) = (AtomicBool::new(false), Latch::default());
         Ok(Endpoint {
-            shared: Arc::new(Shared { id, address, segment, bell, kicked, closed }),
+            shared: Arc::new(Shared {
+                id,
+                address,
+                segment,
+                bell,
+                kicked,
+                closed,
+                refusal: Mutex::default(),
+            }),
             identity,
             options,
             port,
@@ -189,6 +199,7 @@ impl Endpoint {
             }
             Alarm::Peer { peer } => {
                 self.verdict(core, peer);
+                self.end_doubt(core, peer);
                 self.unsettled.push(peer);
             }
             Alarm::Close => {
@@ -220,6 +231,38 @@ impl Endpoint {
             log::warn!("rank {rank}: {} does not read its control messages: one is dropped", open.who);
         }
         self.conn_ready(core, token, Event { token, readable: false, writable: true });
+        self.settle(core);
+    }
+
+    /// The data streams of a link are broken. A reset overtakes what the control connection still brings: that is the
+    /// cause, and the reset is only its effect.
+    pub(super) fn doubt(&mut self, core: &mut Core, peer: u32, why: Error) {
+        // When it has ended while the command was on its way, the port has been told.
+        let Some(open) = self.peers.get_mut(&peer).and_then(|peer| peer.open.as_mut()) else { return };
+        let at = Instant::now() + VERDICT;
+        open.doubt.get_or_insert((at, why));
+        core.alarm(at, self.shared.id, Alarm::Peer { peer });
+    }
+
+    fn end_doubt(&mut self, core: &mut Core, peer: u32) {
+        let Some(open) = self.peers.get_mut(&peer).and_then(|peer| peer.open.as_mut()) else { return };
+        // Where the control connection has ended too, its verdict comes.
+        if open.ended.is_some() || open.doubt.as_ref().is_none_or(|(at, _)| *at > Instant::now()) {
+            return;
+        }
+        let Some((_, why)) = open.doubt.take() else { return };
+        self.hang_up(core, peer, why.text());
+        self.tell(|port| port.peer_lost(peer, why));
+    }
+
+    /// Ends an open link with a last word, so that the peer does not wait for this rank.
+    pub(super) fn hang_up(&mut self, core: &mut Core, peer: u32, why: &str) {
+        let Some(open) = self.peers.get_mut(&peer).and_then(|peer| peer.open.take()) else { return };
+        forget_process(core, &open);
+        if open.ended.is_none() {
+            self.say_last(core, open.control, Kind::Refuse, why);
+        }
+        self.unsettled.push(peer);
         self.settle(core);
     }
 

@@ -517,7 +517,7 @@ impl Endpoint {
             Some((token, fd))
         });
         let state = self.peers.entry(peer).or_default();
-        state.open = Some(Open { control, who, process, ended: None });
+        state.open = Some(Open { control, who, process, ended: None, doubt: None });
         state.opening.wanted = None;
         self.abandon_outgoing(core, peer);
         self.abandon_incoming(core, peer);

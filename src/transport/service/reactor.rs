@@ -39,6 +39,8 @@ pub(super) enum Command {
     Add(Box<Endpoint>),
     Open { endpoint: u64, peer: PeerAddress, deadline: Deadline },
     Control { endpoint: u64, peer: u32, message: Vec<u8> },
+    Doubt { endpoint: u64, peer: u32, why: Error },
+    HangUp { endpoint: u64, peer: u32, why: String },
     Kick { endpoint: u64 },
     Close { endpoint: u64, deadline: Deadline },
 }
@@ -300,6 +302,12 @@ impl Reactor {
                 }
                 Command::Control { endpoint, peer, message } => {
                     self.with(endpoint, |endpoint, core| endpoint.send_control(core, peer, &message));
+                }
+                Command::Doubt { endpoint, peer, why } => {
+                    self.with(endpoint, |endpoint, core| endpoint.doubt(core, peer, why));
+                }
+                Command::HangUp { endpoint, peer, why } => {
+                    self.with(endpoint, |endpoint, core| endpoint.hang_up(core, peer, &why));
                 }
                 Command::Kick { endpoint } => {
                     self.with(endpoint, |endpoint, core| endpoint.attend_at(core, Instant::now() + GRACE));

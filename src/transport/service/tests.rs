@@ -212,6 +212,58 @@ fn two_ranks_talk_over_either_transport_and_part_in_peace() {
 }
 
 #[test]
+fn what_the_control_connection_says_goes_before_a_doubt() {
+    let [a, b] = pair(over(LinkKind::Tcp));
+    a.open(b.registration.address());
+    let (_to_b, _to_a) = (a.link(1), b.link(0));
+    b.registration.send_control(0, b"the cause");
+    a.registration.doubt(1, Error::new(Status::PeerFailed, "a stream was reset"));
+    b.registration.close(Deadline::after(LONG));
+    assert!(matches!(a.next(), Told::Control(1, message) if message == b"the cause"));
+    match a.next() {
+        Told::Left(1) => {}
+        other => panic!("{}", name(&other)),
+    }
+    a.silence();
+}
+
+#[test]
+fn a_doubt_that_nothing_answers_ends_the_link_on_both_sides() {
+    for kind in [LinkKind::Shm, LinkKind::Tcp] {
+        let [a, b] = pair(over(kind));
+        a.open(b.registration.address());
+        let (_to_b, _to_a) = (a.link(1), b.link(0));
+        a.registration.doubt(1, Error::new(Status::PeerFailed, "a stream was reset"));
+        for (node, other) in [(&a, 1), (&b, 0)] {
+            match node.next() {
+                Told::Lost(peer, why) if peer == other => {
+                    assert!(why.text().contains("a stream was reset"), "{why}");
+                }
+                told => panic!("{}", name(&told)),
+            }
+            node.silence();
+        }
+        a.registration.doubt(1, Error::new(Status::PeerFailed, "there is none"));
+        a.silence();
+    }
+}
+
+#[test]
+fn who_is_hung_up_on_learns_why() {
+    for kind in [LinkKind::Shm, LinkKind::Tcp] {
+        let [a, b] = pair(over(kind));
+        a.open(b.registration.address());
+        let (_to_b, _to_a) = (a.link(1), b.link(0));
+        a.registration.hang_up(1, &Error::new(Status::PeerFailed, "it came too late"));
+        match b.next() {
+            Told::Lost(0, why) => assert!(why.text().contains("it came too late"), "{why}"),
+            told => panic!("{}", name(&told)),
+        }
+        a.silence();
+    }
+}
+
+#[test]
 fn four_ranks_link_to_each_other_at_once() {
     for kind in [LinkKind::Shm, LinkKind::Tcp] {
         let nodes = [0, 1, 2, 3].map(|rank| Node::new(rank, 4, 1, over(kind)));
