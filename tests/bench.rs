@@ -203,3 +203,32 @@ fn schedules_are_proved_on_demand() {
         );
     }
 }
+
+#[test]
+fn ranks_that_are_told_to_be_on_two_hosts_are_right() {
+    // Two ranks to a host: what `unisono-run` starts says which host it takes itself for.
+    let script = r#"UNISONO_HOST=host$((UNISONO_RANK / 2)) exec "$0" "$@""#;
+    let output = Command::new(env!("CARGO_BIN_EXE_unisono-run"))
+        .args(["-n", "4", "--no-prefix", "--timeout", "60", "--", "sh", "-c", script])
+        .arg(env!("CARGO_BIN_EXE_unisono-bench"))
+        .args([
+            "allreduce",
+            "broadcast",
+            "--sizes",
+            "4,3000,1M",
+            "-t",
+            "tcp",
+            "-a",
+            "auto,hierarchical",
+            "-n",
+            "3",
+            "-w",
+            "1",
+        ])
+        .output()
+        .expect("the launcher can be run");
+    let (table, complaint) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{complaint}");
+    let rows = table.lines().filter(|line| line.contains("float32")).count();
+    assert_eq!(rows, 2 * 3 * 2, "{table}");
+}

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use super::plans::Plans;
+use super::plans::{Plans, Seat};
 use super::prepared::Copied;
 use super::wide::Wide;
 use super::work::Work;
@@ -111,6 +111,16 @@ impl Context {
         match &self.0.place {
             Place::Solo => 1,
             Place::Group(group) => group.size(),
+        }
+    }
+
+    fn seat(&self) -> Seat {
+        match &self.0.place {
+            Place::Solo => Seat { rank: 0, size: 1, ranks_per_node: 1 },
+            Place::Group(group) => {
+                let (rank, size, ranks_per_node) = (group.rank(), group.size(), group.ranks_per_node());
+                Seat { rank, size, ranks_per_node }
+            }
         }
     }
 
@@ -321,7 +331,7 @@ impl Context {
         if let Some(operator) = checked.operator {
             Reducer::new(checked.dtype, operator, 1)?;
         }
-        let (_, algorithm) = self.0.plans.plan(&mut checked, call, self.rank(), self.size())?;
+        let (_, algorithm) = self.0.plans.plan(&mut checked, call, self.seat())?;
         Ok(algorithm.name())
     }
 
@@ -383,7 +393,7 @@ impl Context {
                     let (signature, make) = (checked.signature, Make::Boxed(Box::new(make)));
                     return Ok(Next::Step(Step { group, class, tag, signature, make }));
                 }
-                let (plan, _) = self.0.plans.plan(&mut rest, call, rank, size)?;
+                let (plan, _) = self.0.plans.plan(&mut rest, call, self.seat())?;
                 checked.signature.algorithm = rest.signature.algorithm;
                 // SAFETY: the caller's promise.
                 Make::Boxed(Box::new(move |turn: &Turn| unsafe { Box::new(wide.run(group, turn, plan)) }))
@@ -403,7 +413,7 @@ impl Context {
                     let signature = checked.signature;
                     return Ok(Next::Step(Step { group, class, tag, signature, make }));
                 }
-                let (plan, _) = self.0.plans.plan(&mut checked, call, rank, size)?;
+                let (plan, _) = self.0.plans.plan(&mut checked, call, self.seat())?;
                 if buffers.len() > 1 {
                     let (from, to) = (checked.output.cast_const(), buffers.to_vec());
                     let (input, output) = (checked.input, checked.output);
@@ -479,7 +489,7 @@ impl Context {
             root: 0,
         };
         let mut checked = Checked::new(&request, group.rank(), group.size())?;
-        let (plan, _) = self.0.plans.plan(&mut checked, &Call::default(), group.rank(), group.size())?;
+        let (plan, _) = self.0.plans.plan(&mut checked, &Call::default(), self.seat())?;
         group.run(Class::Internal, 0, checked.signature, None, |turn| {
             // SAFETY: `mine` and `all` outlive the run, and have the lengths that the request says.
             unsafe { Run::new(group, turn, plan, checked.input, checked.output) }

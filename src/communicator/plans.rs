@@ -26,9 +26,21 @@ type PlanKey = (Signature, Option<i64>);
 /// A plan and the algorithm that it is of.
 type Planned = (Arc<Plan>, Algorithm);
 
+/// Where a rank sits in its group.
+#[derive(Clone, Copy, Debug)]
+pub struct Seat {
+    /// Its number.
+    pub rank: u32,
+    /// How many ranks.
+    pub size: u32,
+    /// How many of them share a host, if they are numbered host by host; else all.
+    pub ranks_per_node: u32,
+}
+
 impl Plans {
     /// The plan for a call; notes in its signature the algorithm that the caller named.
-    pub fn plan(&self, checked: &mut Checked, call: &Call, rank: u32, size: u32) -> Result<Planned> {
+    pub fn plan(&self, checked: &mut Checked, call: &Call, seat: Seat) -> Result<Planned> {
+        let Seat { rank, size, ranks_per_node } = seat;
         let named = call.algorithm.unwrap_or(0);
         checked.signature.algorithm = named as u8;
         let key = (checked.signature, checked.alias);
@@ -44,7 +56,7 @@ impl Plans {
             size,
             alias: checked.alias,
             chunk: select::chunk(checked.dtype.size() as u64),
-            ranks_per_node: size,
+            ranks_per_node,
         };
         let algorithm = match named {
             0 => select::automatic(checked, &shape),

@@ -192,6 +192,11 @@ impl Endpoint {
         lock(&self.addresses).get(&peer).map_or_else(|| "?".into(), |address| address.hostname.clone())
     }
 
+    /// What tells the host of `peer` from others, if its address is known.
+    pub fn host(&self, peer: u32) -> Option<[u8; 16]> {
+        lock(&self.addresses).get(&peer).map(|address| address.host)
+    }
+
     /// Whether `peer` runs on this host, as its address says.
     pub fn is_local(&self, peer: u32) -> bool {
         lock(&self.addresses)

@@ -1,6 +1,7 @@
 //! The ranks that call together: their numbering, the order of their operations, and their first failure.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::Hash;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Poll;
@@ -26,6 +27,7 @@ pub struct Group {
     name: String,
     rank: u32,
     members: Arc<[u32]>,
+    ranks_per_node: u32,
     timeout: Duration,
     endpoint: Arc<Endpoint>,
     failed: AtomicBool,
@@ -140,10 +142,12 @@ impl Group {
         timeout: Duration,
     ) -> Arc<Group> {
         debug_assert_eq!(members[rank as usize], endpoint.rank());
+        let hosts: Vec<_> = members.iter().map(|&member| endpoint.host(member)).collect();
         let group = Arc::new(Group {
             id,
             name,
             rank,
+            ranks_per_node: ranks_per_node(&hosts),
             members,
             timeout,
             endpoint,
@@ -175,6 +179,11 @@ impl Group {
     /// How many ranks.
     pub fn size(&self) -> u32 {
         self.members.len() as u32
+    }
+
+    /// How many ranks share a host, if they are numbered host by host, equally many to a host but for the last; else all.
+    pub fn ranks_per_node(&self) -> u32 {
+        self.ranks_per_node
     }
 
     /// The members as the endpoint numbers them, in this group's order.
@@ -623,6 +632,31 @@ impl Drop for Group {
         if self.endpoint.check_fork().is_ok() {
             self.endpoint.dismiss(self);
             self.endpoint.messages().forget(self.id);
+        }
+    }
+}
+
+/// See [`Group::ranks_per_node`]. The same on all ranks, which know the same hosts.
+fn ranks_per_node<H: Eq + Hash>(hosts: &[H]) -> u32 {
+    let first = hosts.iter().take_while(|&host| *host == hosts[0]).count().max(1);
+    let mut seen = HashSet::new();
+    let regular =
+        hosts.chunks(first).all(|node| seen.insert(&node[0]) && node.iter().all(|host| *host == node[0]));
+    if regular { first as u32 } else { hosts.len() as u32 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ranks_per_node;
+
+    #[test]
+    fn nodes_are_found_where_ranks_are_numbered_host_by_host() {
+        assert_eq!(ranks_per_node(b"aaaa"), 4);
+        assert_eq!(ranks_per_node(b"aabbcc"), 2);
+        assert_eq!(ranks_per_node(b"aaabbbcc"), 3, "the last may have fewer");
+        assert_eq!(ranks_per_node(b"abc"), 1);
+        for irregular in [b"abab", b"abba", b"abbb"] {
+            assert_eq!(ranks_per_node(irregular), 4, "{irregular:?}");
         }
     }
 }
