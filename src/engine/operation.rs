@@ -197,13 +197,14 @@ impl Running {
         *stage = Stage::Over;
         drop(stage);
         self.finish(Err(Error::new(Status::Aborted, "cancelled by its caller")));
-        self.group.endpoint().disown(self);
         self.group.endpoint().wake();
         true
     }
 
     fn finish(&self, result: Result<Completion>) {
         let result = self.group.conclude(&self.call, result);
+        // The endpoint's list holds this, and this holds the endpoint: the circle ends here, whoever moved it last.
+        self.group.endpoint().disown(self);
         let mut ending = lock(&self.ending);
         ending.result = Some(result.clone());
         let callbacks = std::mem::take(&mut ending.callbacks);
