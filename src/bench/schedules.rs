@@ -7,7 +7,7 @@ use super::operation;
 use super::options::{Choice, Options};
 use crate::error::{Result, fail};
 use crate::schedule::checker::{Part, check as prove};
-use crate::schedule::{Algorithm, Collective, Schedule, Shape, plan};
+use crate::schedule::{Agreement, Algorithm, Collective, Schedule, Shape, plan};
 use crate::signature::Kind;
 
 /// Elements of a pipelined piece: small, so that small counts have several.
@@ -92,6 +92,7 @@ fn prove_one(
         alias: in_place.then(|| collective.in_place_alias(rank)),
         chunk: CHUNK,
         ranks_per_node: 2,
+        agreement: Agreement::Awaited,
     };
     let schedules: Vec<Schedule> =
         (0..size).map(|rank| plan(algorithm, &collective, &shape(rank))).collect::<Result<_>>()?;

@@ -5,7 +5,7 @@
 
 use super::checked::Checked;
 use crate::schedule::cost::{Link, Model, Question, Widths};
-use crate::schedule::{Algorithm, Collective, Shape};
+use crate::schedule::{Agreement, Algorithm, Collective, Shape};
 
 /// Ranks linked by TCP, fitted from `unisono-bench` over loopback on two cores: what one link of a cluster costs
 /// differs, but the proportions that decide (a message against a byte) are alike within a factor of two.
@@ -78,6 +78,44 @@ pub fn automatic(checked: &Checked, shape: &Shape) -> Algorithm {
     });
     // Every collective is served by some algorithm that keeps the order.
     MODEL.cheapest(candidates, &question).map_or(Algorithm::Linear, |(algorithm, _)| algorithm)
+}
+
+/// An output of up to this many bytes that others' blocks are moved to is held back until all of it is there.
+pub const HELD_BYTES: u64 = 256 * 1024;
+
+/// What keeps the output of a call that fails as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caution {
+    /// The output is written at once, at the end.
+    pub holds_output: bool,
+    /// Whether the ranks tell each other first what they have called. The same on all ranks.
+    pub agreement: Agreement,
+}
+
+/// How a call by messages sees to it that nothing is written before the calls are known to agree. Reductions need
+/// nothing: what they write is made of all ranks' inputs. What is short is held back, which costs a copy; before what is
+/// long the ranks tell each other, which costs the time of a short message.
+pub fn caution(checked: &Checked) -> Caution {
+    let element = checked.dtype.size() as u64;
+    let own = checked.output_len() as u64 * element;
+    let all = match &checked.collective {
+        Collective::Allgather { counts } | Collective::Gather { counts, .. } => counts.iter().sum(),
+        Collective::Alltoall { recv_counts, .. } => recv_counts.iter().sum(),
+        Collective::Broadcast { .. } | Collective::Scatter { .. } => 0,
+        _ => return Caution { holds_output: false, agreement: Agreement::Unsaid },
+    };
+    // In place, the root of a broadcast or a scatter has its part already.
+    let gives = matches!(&checked.collective, Collective::Broadcast { root, .. } | Collective::Scatter { root, .. }
+        if *root == checked.rank && checked.alias.is_some());
+    let holds_output = own > 0 && own <= HELD_BYTES && !gives;
+    // With lists that differ from rank to rank, one rank's output may be long where another's is short.
+    let told = checked.listed && !matches!(checked.collective, Collective::Scatter { .. });
+    let agreement = match (told || all * element > HELD_BYTES, holds_output) {
+        (false, _) => Agreement::Unsaid,
+        (true, true) => Agreement::Told,
+        (true, false) => Agreement::Awaited,
+    };
+    Caution { holds_output, agreement }
 }
 
 /// Whether some algorithm for it needs links to few others only.

@@ -51,19 +51,30 @@ impl Plans {
         if kept && let Some(planned) = lock(&self.0).get(&key) {
             return Ok(planned.clone());
         }
-        let shape = Shape {
+        let caution = select::caution(checked);
+        let mut shape = Shape {
             rank,
             size,
             alias: checked.alias,
             chunk: select::chunk(checked.dtype.size() as u64),
             ranks_per_node,
+            agreement: caution.agreement,
         };
+        checked.collective.check(&shape)?;
+        if caution.holds_output {
+            // Until the end, the output is elsewhere.
+            shape.alias = None;
+        }
         let algorithm = match named {
             0 => select::automatic(checked, &shape),
             number => Algorithm::from_number(number)?,
         };
         let schedule = plan(algorithm, &checked.collective, &shape)?;
-        let plan = Arc::new(Plan::new(schedule, checked.dtype, checked.operator, size)?);
+        let mut plan = Plan::new(schedule, checked.dtype, checked.operator, size)?;
+        if caution.holds_output {
+            plan = plan.hold_output(checked.output_len() as u64);
+        }
+        let plan = Arc::new(plan);
         if kept {
             let mut plans = lock(&self.0);
             if plans.len() >= KEPT {

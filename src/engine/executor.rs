@@ -26,6 +26,8 @@ pub struct Plan {
     partial: usize,
     /// For each step that receives and combines, where in the workspace it receives to.
     staging: Vec<usize>,
+    /// Where in the workspace the output is held back until all steps have ended, and its elements.
+    held: Option<(usize, u64)>,
     workspace: usize,
     initial: Vec<u32>,
     widest: usize,
@@ -75,10 +77,19 @@ impl Plan {
             scratch,
             partial,
             staging,
+            held: None,
             workspace,
             initial,
             widest,
         })
+    }
+
+    /// Holds the output of `elements` elements back: it is written at once when all steps have ended, so that a call that
+    /// fails leaves it as it was. The schedule must be one for an output apart from the input, and write all of it.
+    pub fn hold_output(mut self, elements: u64) -> Plan {
+        self.held = Some((self.workspace, elements));
+        self.workspace += elements as usize * self.element;
+        self
     }
 
     fn size(&self, representation: Representation) -> usize {
@@ -209,7 +220,10 @@ impl Run {
         let offset = span.start as usize * self.plan.size(span.representation());
         let base = match span.buffer {
             Buffer::Input => self.input.cast_mut(),
-            Buffer::Output => self.output,
+            Buffer::Output => match self.plan.held {
+                Some((held, _)) => workspace.wrapping_add(held),
+                None => self.output,
+            },
             Buffer::Scratch => workspace.wrapping_add(self.plan.scratch),
             Buffer::Partial => workspace.wrapping_add(self.plan.partial),
         };
@@ -331,6 +345,14 @@ impl Run {
         }
     }
 
+    /// All steps have ended: what was held back goes to the caller.
+    fn hand_over(&self) {
+        let (Some((held, elements)), Some(workspace)) = (self.plan.held, &self.workspace) else { return };
+        let from = workspace.address().wrapping_add(held);
+        // SAFETY: the workspace holds that many elements from there on (`Plan::hold_output`), the caller's output too.
+        unsafe { std::ptr::copy_nonoverlapping(from, self.output, elements as usize * self.plan.element) };
+    }
+
     fn release(&mut self, group: &Group) {
         group.keep_progress(std::mem::take(&mut self.progress));
         if let Some(workspace) = self.workspace.take() {
@@ -371,6 +393,7 @@ impl Operation for Run {
                 messages.close_mailbox(mailbox);
                 drop(messages);
                 self.mailbox = None;
+                self.hand_over();
                 self.release(group);
                 return Poll::Ready(Ok(Completion::default()));
             }

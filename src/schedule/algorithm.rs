@@ -2,7 +2,7 @@
 
 use crate::error::{Result, fail};
 use crate::schedule::algorithms::{
-    bcube, binomial, bruck, chain, dissemination, halving_doubling, hierarchical, linear, local, one_shot,
+    agreement, bcube, binomial, bruck, chain, dissemination, halving_doubling, hierarchical, linear, local, one_shot,
     pairwise, pipelined_tree, recursive_doubling, ring, scatter_allgather, two_shot,
 };
 use crate::schedule::builder::Builder;
@@ -76,6 +76,7 @@ pub fn plan(algorithm: Algorithm, collective: &Collective, shape: &Shape) -> Res
         local(b, collective);
         return Ok(builder.finish());
     }
+    agreement::precede(b, shape, algorithm, collective);
     match (collective, algorithm) {
         (&Collective::Allreduce { count }, Algorithm::OneShot) => one_shot::allreduce(b, shape, count),
         (&Collective::Allreduce { count }, Algorithm::TwoShot) => two_shot::allreduce(b, shape, count),

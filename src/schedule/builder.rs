@@ -27,6 +27,8 @@ pub struct Builder {
     ends: Vec<usize>,
     /// What every step from here on waits for, besides the conflicts of its spans.
     fence: Vec<StepIndex>,
+    /// What every step that writes the Output waits for, besides.
+    guard: Vec<StepIndex>,
     /// The waits of the step being added.
     pending: Vec<StepIndex>,
     /// Steps whose waits are still to be looked at.
@@ -53,6 +55,7 @@ impl Builder {
             waits: Vec::new(),
             ends: Vec::new(),
             fence: Vec::new(),
+            guard: Vec::new(),
             pending: Vec::new(),
             queue: Vec::new(),
             marks: Vec::new(),
@@ -148,6 +151,11 @@ impl Builder {
         self.fence.extend(steps);
     }
 
+    /// From here on every step that writes the Output also waits for `steps`.
+    pub fn guard_output(&mut self, steps: impl IntoIterator<Item = StepIndex>) {
+        self.guard.extend(steps);
+    }
+
     /// The schedule.
     pub fn finish(self) -> Schedule {
         let steps = self.actions.len();
@@ -215,6 +223,9 @@ impl Builder {
     fn push(&mut self, action: Action) -> StepIndex {
         let step = self.actions.len() as StepIndex;
         self.pending.extend_from_slice(&self.fence);
+        if action.writes().is_some_and(|into| into.buffer == Buffer::Output) {
+            self.pending.extend_from_slice(&self.guard);
+        }
         self.pending.sort_unstable();
         self.pending.dedup();
         self.marks.push(step);

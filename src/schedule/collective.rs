@@ -99,6 +99,22 @@ pub struct Shape {
     pub chunk: u64,
     /// Ranks are numbered node by node, this many to a node; the last may have fewer. Hierarchical algorithms ask.
     pub ranks_per_node: u32,
+    /// Whether the ranks tell each other what they have called before anybody's Output is written.
+    pub agreement: Agreement,
+}
+
+/// What a rank of an operation that only moves data (allgather, gather, alltoall) hears of the others' calls before it
+/// writes its Output. Their blocks say it too, but some blocks come before others. In a reduction no final result exists
+/// before all have agreed, and a broadcast or scatter gives a rank nothing but the root's; these do not ask.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Agreement {
+    /// Nothing but their blocks. The same on all ranks.
+    #[default]
+    Unsaid,
+    /// The ranks tell each other, and this rank writes its Output when it likes. Others may wait.
+    Told,
+    /// The ranks tell each other, and this rank writes its Output when it has heard from all. Others need not wait.
+    Awaited,
 }
 
 impl Collective {
@@ -157,7 +173,7 @@ impl Collective {
     }
 
     /// Refuses what no algorithm could do in this group.
-    pub(super) fn check(&self, shape: &Shape) -> Result<()> {
+    pub fn check(&self, shape: &Shape) -> Result<()> {
         let Shape { rank, size, .. } = *shape;
         if size == 0 || size > MAX_RANKS {
             fail!(InvalidArgument, "a group has 1 to {MAX_RANKS} ranks, not {size}");
@@ -241,7 +257,7 @@ impl Kind {
 impl Shape {
     /// A group on one node, out of place, without pipelining.
     pub fn new(rank: Rank, size: u32) -> Shape {
-        Shape { rank, size, alias: None, chunk: 0, ranks_per_node: size }
+        Shape { rank, size, alias: None, chunk: 0, ranks_per_node: size, agreement: Agreement::Unsaid }
     }
 
     /// The rank `distance` ahead, round the group.

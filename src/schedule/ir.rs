@@ -130,6 +130,19 @@ pub enum Action {
     },
 }
 
+impl Action {
+    /// The span that it writes.
+    pub fn writes(&self) -> Option<Span> {
+        match self {
+            Action::Send { .. } => None,
+            Action::Receive { into, .. }
+            | Action::ReceiveReduce { into, .. }
+            | Action::Fold { into, .. }
+            | Action::Copy { into, .. } => Some(*into),
+        }
+    }
+}
+
 /// A step and how many steps must complete before it starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {

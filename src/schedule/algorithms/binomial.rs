@@ -7,7 +7,7 @@
 //! What only moves data (broadcast, gather, scatter) runs over ranks relabelled from the root on.
 
 use crate::schedule::algorithms::{input_blocks, output_blocks, representation_of};
-use crate::schedule::builder::Builder;
+use crate::schedule::builder::{Builder, StepIndex};
 use crate::schedule::collective::{Blocks, Shape};
 use crate::schedule::ir::{Buffer, Rank, Span};
 
@@ -66,6 +66,19 @@ pub(in crate::schedule) fn gather(b: &mut Builder, shape: &Shape, counts: &[u64]
     for span in tree.as_root_cuts(counts, collected) {
         b.send(tree.parent(), span);
     }
+}
+
+/// Every inner rank hears from its subtree and tells its parent. When the steps that it gives back have ended, the root
+/// has heard of all.
+pub(in crate::schedule) fn collect(b: &mut Builder, shape: &Shape, root: Rank) -> Vec<StepIndex> {
+    let tree = Tree::new(shape, root);
+    let heard: Vec<_> = tree.children().map(|(child, _)| b.await_signal(child)).collect();
+    if tree.label != 0 {
+        b.fence(heard.iter().copied());
+        b.signal(tree.parent());
+        b.fence([]);
+    }
+    heard
 }
 
 /// The mirror image of gather.

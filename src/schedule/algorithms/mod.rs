@@ -4,6 +4,7 @@
 //! results only, since storing there applies the operator's final step. `n` is the number of ranks, `c` the elements
 //! of the vector, a *round* a message that waits for another.
 
+pub(super) mod agreement;
 pub(super) mod bcube;
 pub(super) mod binomial;
 pub(super) mod bruck;

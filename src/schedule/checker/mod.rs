@@ -144,19 +144,8 @@ fn reads<'a>(schedule: &'a Schedule, action: &'a Action) -> impl Iterator<Item =
     one.into_iter().chain(many.iter().copied())
 }
 
-/// The span that an action writes.
-fn writes(action: &Action) -> Option<Span> {
-    match action {
-        Action::Send { .. } => None,
-        Action::Receive { into, .. }
-        | Action::ReceiveReduce { into, .. }
-        | Action::Fold { into, .. }
-        | Action::Copy { into, .. } => Some(*into),
-    }
-}
-
 fn touched<'a>(schedule: &'a Schedule, action: &'a Action) -> impl Iterator<Item = Span> + use<'a> {
-    reads(schedule, action).chain(writes(action))
+    reads(schedule, action).chain(action.writes())
 }
 
 /// Lengths, buffers and ranks of each step by themselves.
@@ -176,7 +165,7 @@ fn check_spans(rank: Rank, part: &Part<'_>) -> Result<()> {
                 fail!(Internal, "{place}: {} is outside of the buffer, which has {len}", Text(span));
             }
         }
-        if let Some(into) = writes(&step.action) {
+        if let Some(into) = step.action.writes() {
             if into.buffer == Buffer::Input {
                 fail!(Internal, "{place}: writes the input");
             }

@@ -2,7 +2,7 @@
 
 use crate::error::{Result, fail};
 use crate::schedule::checker::memory::{Cell, Memory};
-use crate::schedule::checker::{Place, Text, reads, writes};
+use crate::schedule::checker::{Place, Text, reads};
 use crate::schedule::ir::{Action, Rank, Schedule, Span};
 
 /// Finds a conflict of two steps where neither waits for the other, or a dependency that leads back.
@@ -24,7 +24,7 @@ pub(super) fn check(rank: Rank, schedule: &Schedule, memory: &mut Memory) -> Res
                 cell.readers.push(this);
             }
         }
-        if let Some(span) = writes(&step.action) {
+        if let Some(span) = step.action.writes() {
             for (_, cell) in memory.cells(span) {
                 // Its readers were found to come after its writer.
                 let Cell { writer, readers, .. } = cell;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::schedule::builder::Builder;
-use crate::schedule::{Algorithm, Kind, Shape, plan};
+use crate::schedule::{Agreement, Algorithm, Kind, Shape, plan};
 
 /// One collective of a whole group.
 struct Case {
@@ -12,6 +12,7 @@ struct Case {
     in_place: bool,
     chunk: u64,
     ranks_per_node: u32,
+    agreement: Agreement,
 }
 
 impl Case {
@@ -22,6 +23,7 @@ impl Case {
             alias: self.in_place.then(|| self.collectives[rank as usize].in_place_alias(rank)),
             chunk: self.chunk,
             ranks_per_node: self.ranks_per_node,
+            agreement: self.agreement,
         }
     }
 
@@ -56,10 +58,10 @@ impl Case {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Case { algorithm, collectives, in_place, chunk, ranks_per_node } = self;
+        let Case { algorithm, collectives, in_place, chunk, ranks_per_node, agreement } = self;
         write!(
             f,
-            "{} of {} ranks: {:?}, in place {in_place}, chunk {chunk}, {ranks_per_node} ranks per node",
+            "{} of {} ranks: {:?}, in place {in_place}, chunk {chunk}, {ranks_per_node} ranks per node, {agreement:?}",
             algorithm.name(),
             collectives.len(),
             collectives[0]
@@ -124,6 +126,7 @@ fn prove(kind: Kind, algorithm: Algorithm) {
             let roots = [0, size - 1, size / 2];
             let chunks = [0, 7, 1];
             let nodes = [size, 1, 2, 3, 4, 8, 5];
+            let agreements = [Agreement::Unsaid, Agreement::Awaited];
             let options = if size <= 9 { 0..6 } else { turn % 6..turn % 6 + 1 };
             for option in options {
                 // A chunk of one element makes many steps: small sizes are enough for it.
@@ -145,6 +148,7 @@ fn prove(kind: Kind, algorithm: Algorithm) {
                     in_place: option % 2 == 1,
                     chunk,
                     ranks_per_node: nodes[(turn + option) % nodes.len()],
+                    agreement: agreements[(turn + option / 2) % 2],
                 };
                 case.prove();
             }
@@ -231,7 +235,8 @@ fn small(kind: Kind, algorithm: Algorithm) -> Case {
     // A dissemination of five hears some news twice, one of four does not.
     let size = if kind == Kind::Barrier { 4 } else { 5 };
     let collectives = collectives(kind, size, 24, 1, true, uniform);
-    Case { algorithm, collectives, in_place: true, chunk: 3, ranks_per_node: 2 }
+    let agreement = Agreement::Unsaid;
+    Case { algorithm, collectives, in_place: true, chunk: 3, ranks_per_node: 2, agreement }
 }
 
 /// The schedule with the actions `keep` lets through, its dependencies derived anew.
@@ -306,6 +311,61 @@ fn a_missing_dependency_is_found_whichever_it_is() {
                 let mut broken = schedules.clone();
                 broken[rank] = without_edge(schedule, edge);
                 assert!(case.check(&broken).is_err(), "{case}: rank {rank} without edge {edge}");
+            }
+        }
+    }
+}
+
+/// Of every step, the ranks whose call is known to be the same before it begins: by way of messages, each of which says
+/// what its rank has called.
+fn heard_before(schedules: &[Schedule]) -> Vec<Vec<u64>> {
+    let partners = match_messages(&schedules.iter().collect::<Vec<_>>()).expect("the messages meet");
+    let mut before: Vec<Vec<u64>> =
+        (0..).zip(schedules).map(|(rank, schedule)| vec![1 << rank; schedule.steps.len()]).collect();
+    loop {
+        let known = before.clone();
+        for (rank, schedule) in schedules.iter().enumerate() {
+            for (index, step) in schedule.steps.iter().enumerate() {
+                let mut after = known[rank][index];
+                if let Some((from, send)) = partners[rank][index]
+                    && step.action.writes().is_some()
+                {
+                    after |= known[from as usize][send as usize];
+                }
+                let successors = step.successors.start as usize..step.successors.end as usize;
+                for &next in &schedule.successors[successors] {
+                    before[rank][next as usize] |= after;
+                }
+            }
+        }
+        if before == known {
+            return before;
+        }
+    }
+}
+
+#[test]
+fn who_awaits_agreement_writes_no_output_before_it_has_heard_of_all() {
+    let moves = |kind| matches!(kind, Kind::Allgather | Kind::Gather | Kind::Alltoall);
+    for &(kind, algorithm) in PROVED.iter().filter(|(kind, _)| moves(*kind)) {
+        for size in (2..=13).chain([64]) {
+            let uniform = needs_uniform_counts(kind, algorithm);
+            let collectives = collectives(kind, size, 100, size / 3, size % 2 == 0, uniform);
+            let in_place = size % 2 == 0;
+            let (chunk, ranks_per_node) = (0, size);
+            let case =
+                Case { algorithm, collectives, in_place, chunk, ranks_per_node, agreement: Agreement::Awaited };
+            let schedules = case.schedules();
+            let all = u64::MAX >> (64 - size);
+            for (rank, (schedule, heard)) in schedules.iter().zip(heard_before(&schedules)).enumerate() {
+                for (step, heard) in heard.into_iter().enumerate() {
+                    let output = |into: Span| into.buffer == Buffer::Output;
+                    let place = Place { rank: rank as Rank, step, schedule };
+                    assert!(
+                        !schedule.steps[step].action.writes().is_some_and(output) || heard == all,
+                        "{case}: {place} has heard of {heard:b} only"
+                    );
+                }
             }
         }
     }

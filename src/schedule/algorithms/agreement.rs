@@ -1,0 +1,48 @@
+//! What comes before an operation that only moves data, so that no Output is written before all ranks that it is made of
+//! are known to have called the same: messages without content. Each carries its rank's call, as every message does, and
+//! a rank whose call is another takes none. They go over links that the algorithm uses anyway, or, where those would
+//! take too many rounds, over doubling distances.
+
+use crate::schedule::algorithm::Algorithm;
+use crate::schedule::algorithms::{binomial, dissemination};
+use crate::schedule::builder::{Builder, StepIndex};
+use crate::schedule::collective::{Agreement, Collective, Shape};
+use crate::schedule::ir::Rank;
+
+/// What is added in front of `algorithm`'s steps, as `shape.agreement` asks.
+pub(in crate::schedule) fn precede(
+    b: &mut Builder,
+    shape: &Shape,
+    algorithm: Algorithm,
+    collective: &Collective,
+) {
+    if shape.agreement == Agreement::Unsaid {
+        return;
+    }
+    let meshed = matches!(algorithm, Algorithm::Linear | Algorithm::Pairwise);
+    let heard = match *collective {
+        Collective::Allgather { .. } | Collective::Alltoall { .. } if meshed => all_to_all(b, shape),
+        Collective::Allgather { .. } | Collective::Alltoall { .. } => dissemination::spread(b, shape),
+        Collective::Gather { root, .. } if meshed => all_to_one(b, shape, root),
+        Collective::Gather { root, .. } => binomial::collect(b, shape, root),
+        _ => return,
+    };
+    if shape.agreement == Agreement::Awaited {
+        b.guard_output(heard);
+    }
+}
+
+fn all_to_all(b: &mut Builder, shape: &Shape) -> Vec<StepIndex> {
+    for distance in 1..shape.size {
+        b.signal(shape.ahead(distance));
+    }
+    (1..shape.size).map(|distance| b.await_signal(shape.behind(distance))).collect()
+}
+
+fn all_to_one(b: &mut Builder, shape: &Shape, root: Rank) -> Vec<StepIndex> {
+    if shape.rank != root {
+        b.signal(root);
+        return Vec::new();
+    }
+    (1..shape.size).map(|distance| b.await_signal(shape.behind(distance))).collect()
+}
