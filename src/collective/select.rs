@@ -80,10 +80,7 @@ pub fn automatic(checked: &Checked, shape: &Shape) -> Algorithm {
     MODEL.cheapest(candidates, &question).map_or(Algorithm::Linear, |(algorithm, _)| algorithm)
 }
 
-/// An output of up to this many bytes that others' blocks are moved to is held back until all of it is there.
-pub const HELD_BYTES: u64 = 256 * 1024;
-
-/// What keeps the output of a call that fails as it was.
+/// What keeps the output of a call as it was, if the ranks' calls differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caution {
     /// The output is written at once, at the end.
@@ -92,25 +89,39 @@ pub struct Caution {
     pub agreement: Agreement,
 }
 
+/// The longest output that is held back, in bytes, where blocks come from several ranks. Longer blocks than a quarter of
+/// it are asked for, and so can wait; shorter ones come unasked, and would be copied too if they had to wait.
+const HELD_BYTES: u64 = 1024 * 1024;
+
+/// The same where all comes from one rank, and of two ranks: then nothing has to wait but the own block, and not long.
+const HELD_OF_ONE_BYTES: u64 = 16 * 1024;
+
 /// How a call by messages sees to it that nothing is written before the calls are known to agree. Reductions need
 /// nothing: what they write is made of all ranks' inputs. What is short is held back, which costs a copy; before what is
 /// long the ranks tell each other, which costs the time of a short message.
 pub fn caution(checked: &Checked) -> Caution {
     let element = checked.dtype.size() as u64;
     let own = checked.output_len() as u64 * element;
-    let all = match &checked.collective {
-        Collective::Allgather { counts } | Collective::Gather { counts, .. } => counts.iter().sum(),
-        Collective::Alltoall { recv_counts, .. } => recv_counts.iter().sum(),
-        Collective::Broadcast { .. } | Collective::Scatter { .. } => 0,
-        _ => return Caution { holds_output: false, agreement: Agreement::Unsaid },
+    let (limit, all) = match &checked.collective {
+        Collective::Allgather { counts: blocks }
+        | Collective::Gather { counts: blocks, .. }
+        | Collective::Alltoall { recv_counts: blocks, .. } => {
+            let limit = if blocks.len() > 2 { HELD_BYTES } else { HELD_OF_ONE_BYTES };
+            (limit, blocks.iter().sum())
+        }
+        // In place, the root has its part already.
+        Collective::Broadcast { root, .. } | Collective::Scatter { root, .. }
+            if *root == checked.rank && checked.alias.is_some() =>
+        {
+            (0, 0)
+        }
+        Collective::Broadcast { .. } | Collective::Scatter { .. } => (HELD_OF_ONE_BYTES, 0),
+        _ => (0, 0),
     };
-    // In place, the root of a broadcast or a scatter has its part already.
-    let gives = matches!(&checked.collective, Collective::Broadcast { root, .. } | Collective::Scatter { root, .. }
-        if *root == checked.rank && checked.alias.is_some());
-    let holds_output = own > 0 && own <= HELD_BYTES && !gives;
+    let holds_output = own > 0 && own <= limit;
     // With lists that differ from rank to rank, one rank's output may be long where another's is short.
-    let told = checked.listed && !matches!(checked.collective, Collective::Scatter { .. });
-    let agreement = match (told || all * element > HELD_BYTES, holds_output) {
+    let listed = checked.listed && !matches!(checked.collective, Collective::Scatter { .. });
+    let agreement = match (listed || all * element > limit, holds_output) {
         (false, _) => Agreement::Unsaid,
         (true, true) => Agreement::Told,
         (true, false) => Agreement::Awaited,

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
+use super::shelf::Parcel;
 use super::wire::{FRAME_BYTES, Frame, Key};
 use crate::error::{Error, Result, Status};
 use crate::transport::Stream;
@@ -87,7 +88,7 @@ pub enum Target {
     /// To the caller's buffer, at this point of it.
     User(Destination),
     /// Nobody has asked yet.
-    Heap(Vec<u8>),
+    Kept(Parcel),
     /// Nobody wants it any more.
     Discard,
 }
@@ -422,7 +423,9 @@ impl Incoming {
                     std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.address.add(self.filled), bytes.len());
                 }
             }
-            Target::Heap(heap) => heap.extend_from_slice(bytes),
+            Target::Kept(parcel) => {
+                parcel.bytes_mut()[self.filled..self.filled + bytes.len()].copy_from_slice(bytes);
+            }
             Target::Discard => {}
         }
         self.filled += bytes.len();
@@ -435,12 +438,8 @@ impl Incoming {
                 let rest = unsafe { std::slice::from_raw_parts_mut(to.address.add(self.filled), missing) };
                 stream.read(rest)?
             }
-            Target::Heap(heap) => {
-                let have = heap.len();
-                heap.resize(have + missing, 0);
-                let read = stream.read(&mut heap[have..]);
-                heap.truncate(have + *read.as_ref().unwrap_or(&0));
-                read?
+            Target::Kept(parcel) => {
+                stream.read(&mut parcel.bytes_mut()[self.filled..self.filled + missing])?
             }
             Target::Discard => {
                 let len = missing.min(spare.len());

@@ -20,6 +20,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::lane::{self, Destination, Event, Incoming, Lane, Source, Target, Ticket, Watch};
 use super::pairs::{From, Pairs, Waiting};
+use super::shelf::{Parcel, Shelf};
 use super::wire::{Class, Frame, FrameKind, Key};
 use crate::error::{Error, Result, Status};
 use crate::signature::Signature;
@@ -123,6 +124,7 @@ pub struct Messages {
     /// Unexpected messages of collectives, in the order of their arrival; entries may be gone from `receiving`.
     arrived: VecDeque<(u32, Key)>,
     unexpected_bytes: usize,
+    shelf: Shelf,
     /// [`UNEXPECTED_BYTES`]
     unexpected_limit: usize,
     /// Peers whose lanes are left unread.
@@ -206,7 +208,7 @@ struct Posted {
 enum Early {
     /// Coming in.
     Begun(Signature, u64),
-    Eager(Signature, Vec<u8>),
+    Eager(Signature, Parcel),
     Request {
         frame: Frame,
     },
@@ -258,6 +260,7 @@ impl Messages {
             pulled: Vec::new(),
             arrived: VecDeque::new(),
             unexpected_bytes: 0,
+            shelf: Shelf::default(),
             unexpected_limit: UNEXPECTED_BYTES,
             held: Vec::new(),
             restless: Vec::new(),
@@ -544,8 +547,8 @@ impl Messages {
         self.receiving.retain(|(_, key), entry| match entry {
             Receiving::Early(early) if key.group == group => {
                 // What is still coming in is counted until it is complete, and dropped then.
-                if let Early::Eager(_, bytes) = early {
-                    *unexpected_bytes -= bytes.len();
+                if let Early::Eager(_, parcel) = early {
+                    *unexpected_bytes -= parcel.bytes().len();
                 }
                 false
             }
@@ -607,7 +610,7 @@ impl Messages {
                 let Some(Receiving::Early(early)) = self.receiving.remove(&(peer, key)) else { return };
                 match early {
                     Early::Begun(..) => {}
-                    Early::Eager(_, bytes) => self.unexpected_bytes -= bytes.len(),
+                    Early::Eager(_, parcel) => self.unexpected_bytes -= parcel.bytes().len(),
                     Early::Request { .. } => self.refuse(peer, &posted, key),
                 }
                 self.mismatch(ticket, mismatch);
@@ -625,9 +628,10 @@ impl Messages {
                     *entry = Receiving::Claimed(posted);
                     self.peers[peer as usize].receives(len);
                 }
-                Early::Eager(_, bytes) => {
-                    deliver(bytes, &posted);
-                    self.unexpected_bytes -= bytes.len();
+                Early::Eager(_, parcel) => {
+                    deliver(parcel.bytes(), &posted);
+                    self.unexpected_bytes -= parcel.bytes().len();
+                    self.shelf.give_back(std::mem::take(parcel));
                     self.receiving.remove(&(peer, key));
                     self.mailboxes[ticket.mailbox as usize].done.push(ticket.step);
                 }
@@ -868,8 +872,8 @@ impl Messages {
                 }
                 let early = if eager {
                     self.unexpected_bytes += frame.length as usize;
-                    let heap = Vec::with_capacity(frame.length as usize);
-                    self.peers[peer as usize].lanes[lane].begin(frame, Target::Heap(heap));
+                    let parcel = self.shelf.take(frame.length as usize);
+                    self.peers[peer as usize].lanes[lane].begin(frame, Target::Kept(parcel));
                     Early::Begun(frame.signature, frame.total)
                 } else {
                     Early::Request { frame }
@@ -884,19 +888,23 @@ impl Messages {
         let key = (peer, incoming.frame.key);
         match incoming.target {
             Target::Discard => {}
-            Target::Heap(bytes) => match self.receiving.remove(&key) {
+            Target::Kept(parcel) => match self.receiving.remove(&key) {
                 Some(Receiving::Claimed(posted)) => {
-                    deliver(&bytes, &posted);
-                    self.unexpected_bytes -= bytes.len();
+                    deliver(parcel.bytes(), &posted);
+                    self.unexpected_bytes -= parcel.bytes().len();
+                    self.shelf.give_back(parcel);
                     self.peers[peer as usize].received(posted.into.len);
                     self.mailboxes[posted.ticket.mailbox as usize].done.push(posted.ticket.step);
                 }
                 Some(Receiving::Early(_)) => {
-                    let early = Early::Eager(incoming.frame.signature, bytes);
+                    let early = Early::Eager(incoming.frame.signature, parcel);
                     self.receiving.insert(key, Receiving::Early(early));
                 }
                 // Its receiver claimed it and gave up.
-                _ => self.unexpected_bytes -= bytes.len(),
+                _ => {
+                    self.unexpected_bytes -= parcel.bytes().len();
+                    self.shelf.give_back(parcel);
+                }
             },
             Target::User(_) => {
                 if let Some(Receiving::Posted(posted)) = self.receiving.get_mut(&key) {
@@ -1287,7 +1295,7 @@ impl Early {
     fn total(&self) -> u64 {
         match self {
             Early::Begun(_, total) => *total,
-            Early::Eager(_, bytes) => bytes.len() as u64,
+            Early::Eager(_, parcel) => parcel.bytes().len() as u64,
             Early::Request { frame } => frame.total,
         }
     }

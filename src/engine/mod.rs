@@ -16,6 +16,7 @@ pub mod operation;
 pub mod pairs;
 pub mod point;
 pub mod recorder;
+pub mod shelf;
 pub mod wire;
 
 #[cfg(test)]

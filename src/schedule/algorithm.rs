@@ -2,8 +2,8 @@
 
 use crate::error::{Result, fail};
 use crate::schedule::algorithms::{
-    agreement, bcube, binomial, bruck, chain, dissemination, halving_doubling, hierarchical, linear, local, one_shot,
-    pairwise, pipelined_tree, recursive_doubling, ring, scatter_allgather, two_shot,
+    agreement, bcube, binomial, bruck, chain, dissemination, halving_doubling, hierarchical, linear, local,
+    one_shot, pairwise, pipelined_tree, recursive_doubling, ring, scatter_allgather, two_shot,
 };
 use crate::schedule::builder::Builder;
 use crate::schedule::collective::{Collective, Kind, Shape};

@@ -29,6 +29,8 @@ pub struct Builder {
     fence: Vec<StepIndex>,
     /// What every step that writes the Output waits for, besides.
     guard: Vec<StepIndex>,
+    /// Except what receives into it.
+    receives_unguarded: bool,
     /// The waits of the step being added.
     pending: Vec<StepIndex>,
     /// Steps whose waits are still to be looked at.
@@ -56,6 +58,7 @@ impl Builder {
             ends: Vec::new(),
             fence: Vec::new(),
             guard: Vec::new(),
+            receives_unguarded: false,
             pending: Vec::new(),
             queue: Vec::new(),
             marks: Vec::new(),
@@ -151,9 +154,11 @@ impl Builder {
         self.fence.extend(steps);
     }
 
-    /// From here on every step that writes the Output also waits for `steps`.
-    pub fn guard_output(&mut self, steps: impl IntoIterator<Item = StepIndex>) {
+    /// From here on every step that writes the Output also waits for `steps`; or, if not `receives`, every one but what
+    /// receives into it.
+    pub fn guard_output(&mut self, steps: impl IntoIterator<Item = StepIndex>, receives: bool) {
         self.guard.extend(steps);
+        self.receives_unguarded = !receives;
     }
 
     /// The schedule.
@@ -223,7 +228,9 @@ impl Builder {
     fn push(&mut self, action: Action) -> StepIndex {
         let step = self.actions.len() as StepIndex;
         self.pending.extend_from_slice(&self.fence);
-        if action.writes().is_some_and(|into| into.buffer == Buffer::Output) {
+        let receives = matches!(action, Action::Receive { .. });
+        let output = action.writes().is_some_and(|into| into.buffer == Buffer::Output);
+        if output && !(receives && self.receives_unguarded) {
             self.pending.extend_from_slice(&self.guard);
         }
         self.pending.sort_unstable();

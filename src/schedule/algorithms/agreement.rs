@@ -28,7 +28,8 @@ pub(in crate::schedule) fn precede(
         _ => return,
     };
     if shape.agreement == Agreement::Awaited {
-        b.guard_output(heard);
+        // Of two ranks, a block says all that the other would say before it.
+        b.guard_output(heard, shape.size > 2);
     }
 }
 

@@ -21,7 +21,8 @@ pub(in crate::schedule) fn allreduce_in_pieces(b: &mut Builder, shape: &Shape, c
     let part = |owner: Rank| split(count, shape.size, owner);
     let own = part(shape.rank);
     reduce(b, shape, |owner| Span::of(Buffer::Input, part(owner)), Span::of(Buffer::Output, own));
-    gather(b, shape, |owner| Span::of(Buffer::Output, part(owner)));
+    let output = |owner| Span::of(Buffer::Output, part(owner));
+    gather(b, shape, output(shape.rank), output);
 }
 
 /// `n - 1` rounds, everybody else's blocks out and in once.
@@ -34,8 +35,9 @@ pub(in crate::schedule) fn reduce_scatter(b: &mut Builder, shape: &Shape, counts
 /// `n - 1` rounds, every block past every rank once.
 pub(in crate::schedule) fn allgather(b: &mut Builder, shape: &Shape, counts: &[u64]) {
     let output = output_blocks(counts);
-    b.copy(Span::new(Buffer::Input, 0, counts[shape.rank as usize]), output.of(shape.rank));
-    gather(b, shape, |owner| output.of(owner));
+    let own = Span::new(Buffer::Input, 0, counts[shape.rank as usize]);
+    gather(b, shape, own, |owner| output.of(owner));
+    b.copy(own, output.of(shape.rank));
 }
 
 /// Combines the part of each rank on its way round to it. The own part ends in `result`.
@@ -58,11 +60,12 @@ fn reduce(b: &mut Builder, shape: &Shape, input: impl Fn(Rank) -> Span, result: 
     }
 }
 
-/// Passes the finished part of each rank round.
-fn gather(b: &mut Builder, shape: &Shape, output: impl Fn(Rank) -> Span) {
+/// Passes the finished part of each rank round, from `own` of this one.
+fn gather(b: &mut Builder, shape: &Shape, own: Span, output: impl Fn(Rank) -> Span) {
     let (next, previous) = (shape.ahead(1), shape.behind(1));
     for round in 0..shape.size - 1 {
-        let (sent, received) = (output(shape.behind(round)), output(shape.behind(round + 1)));
+        let sent = if round == 0 { own } else { output(shape.behind(round)) };
+        let received = output(shape.behind(round + 1));
         for piece in shape.pieces(0..sent.len) {
             b.send(next, sent.part(piece.start, piece.end - piece.start));
         }

@@ -1,0 +1,85 @@
+//! Memory for messages that come before anybody asks for them.
+
+#![forbid(unsafe_code)]
+
+/// The bytes of one message.
+#[derive(Debug, Default)]
+pub struct Parcel {
+    memory: Box<[u8]>,
+    len: usize,
+}
+
+impl Parcel {
+    /// All of it.
+    pub fn bytes(&self) -> &[u8] {
+        &self.memory[..self.len]
+    }
+
+    /// All of it, to be filled. What is not filled yet may be another message's.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.memory[..self.len]
+    }
+}
+
+/// Keeps the memory of large parcels for the next ones: what the allocator hands out afresh costs a fault a page, more
+/// than moving the bytes.
+#[derive(Debug, Default)]
+pub struct Shelf(Vec<Box<[u8]>>);
+
+/// Smaller parcels are left to the allocator.
+const LARGE: usize = 16 * 1024;
+
+/// The most memory that is kept.
+const KEPT_BYTES: usize = 4 * 1024 * 1024;
+
+impl Shelf {
+    /// A parcel of `len` bytes.
+    pub fn take(&mut self, len: usize) -> Parcel {
+        let fit = if len < LARGE { None } else { self.0.iter().position(|memory| memory.len() >= len) };
+        let memory = match fit {
+            Some(index) => self.0.swap_remove(index),
+            None => vec![0; len].into_boxed_slice(),
+        };
+        Parcel { memory, len }
+    }
+
+    /// A parcel that is needed no more.
+    pub fn give_back(&mut self, parcel: Parcel) {
+        let len = parcel.memory.len();
+        if (LARGE..=KEPT_BYTES).contains(&len) {
+            // Those that have lain longest go first: what is asked for now is like what came last.
+            while self.0.iter().map(|memory| memory.len()).sum::<usize>() + len > KEPT_BYTES {
+                self.0.remove(0);
+            }
+            self.0.push(parcel.memory);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parcel_has_its_length_whatever_memory_it_gets() {
+        let mut shelf = Shelf::default();
+        let long = shelf.take(3 * LARGE);
+        shelf.give_back(long);
+        for len in [0, 10, LARGE, 2 * LARGE, 5 * LARGE] {
+            let mut parcel = shelf.take(len);
+            assert_eq!((parcel.bytes().len(), parcel.bytes_mut().len()), (len, len));
+            shelf.give_back(parcel);
+        }
+    }
+
+    #[test]
+    fn little_is_kept() {
+        let mut shelf = Shelf::default();
+        for _ in 0..100 {
+            let parcel = Parcel { memory: vec![0; KEPT_BYTES / 3].into(), len: 1 };
+            shelf.give_back(parcel);
+        }
+        shelf.give_back(Parcel { memory: vec![0; KEPT_BYTES + 1].into(), len: 1 });
+        assert_eq!(shelf.0.len(), 3);
+    }
+}
