@@ -1,0 +1,161 @@
+//! What comes in, and where it goes.
+
+use super::Messages;
+use super::failure::Mismatch;
+use super::streamed::PIECE_BYTES;
+use super::transfer::{Early, Posted, Receive, Receiving, Sending, deliver};
+use crate::engine::lane::{Incoming, Target};
+use crate::engine::pairs::{From, Waiting};
+use crate::engine::wire::{Class, Frame, FrameKind, Key};
+use crate::error::{Error, Result, Status};
+
+impl Messages {
+    /// A frame has come; if a payload follows, says where it goes.
+    pub(super) fn arrive(&mut self, peer: u32, lane: usize, frame: Frame) -> Result<()> {
+        match frame.kind {
+            FrameKind::Ready => self.peer_is_ready(peer, frame),
+            FrameKind::Done => {
+                if let Some(Sending::Posted { ticket, .. }) = self.sending.remove(&(peer, frame.key)) {
+                    self.peers[peer as usize].expected -= 1;
+                    self.mailboxes[ticket.mailbox as usize].done.push(ticket.step);
+                }
+            }
+            FrameKind::Refuse => {
+                if let Some(Sending::Posted { from, signature, ticket, .. }) =
+                    self.sending.remove(&(peer, frame.key))
+                {
+                    self.peers[peer as usize].expected -= 1;
+                    let bytes = Some((frame.total, from.len as u64)).filter(|(theirs, ours)| theirs != ours);
+                    let (key, theirs, ours) = (frame.key, frame.signature, Some(signature));
+                    self.mismatch(ticket, Mismatch { peer, key, theirs, ours, bytes });
+                }
+            }
+            FrameKind::Withdraw => self.withdrawn(peer, frame.key),
+            FrameKind::Data => {
+                let target = match self.receiving.get(&(peer, frame.key)) {
+                    Some(Receiving::Posted(posted)) if posted.into.len as u64 == frame.total => {
+                        // SAFETY: the frame's end is at most its total, which is the length of the buffer.
+                        Target::User(unsafe { posted.into.part(frame.offset as usize, frame.length) })
+                    }
+                    _ => Target::Discard,
+                };
+                self.peers[peer as usize].lanes[lane].begin(frame, target);
+            }
+            FrameKind::Eager | FrameKind::Request => return self.message(peer, lane, frame),
+        }
+        Ok(())
+    }
+
+    /// A message has come, or the announcement of one.
+    pub(super) fn message(&mut self, peer: u32, lane: usize, frame: Frame) -> Result<()> {
+        let key = (peer, frame.key);
+        let eager = frame.kind == FrameKind::Eager;
+        if eager && frame.total > self.peers[peer as usize].eager_bytes() as u64 {
+            return Err(Error::new(
+                Status::Internal,
+                format!("a message of {} bytes came unasked", frame.total),
+            ));
+        }
+        if frame.key.class == Class::PointToPoint && !self.receiving.contains_key(&key) {
+            self.offer(peer, &frame);
+        }
+        match self.receiving.get(&key) {
+            Some(Receiving::Posted(posted)) => {
+                if let Some(mismatch) = posted.check(peer, frame.key, frame.signature, frame.total) {
+                    let Some(Receiving::Posted(posted)) = self.receiving.remove(&key) else { return Ok(()) };
+                    self.peers[peer as usize].received(posted.into.len);
+                    if eager {
+                        self.peers[peer as usize].lanes[lane].begin(frame, Target::Discard);
+                    } else {
+                        self.refuse(peer, &posted, frame.key);
+                    }
+                    self.mismatch(posted.ticket, mismatch);
+                } else if eager {
+                    let target = Target::User(posted.into);
+                    self.peers[peer as usize].lanes[lane].begin(frame, target);
+                } else {
+                    self.accept(peer, frame);
+                }
+            }
+            Some(_) => return Err(Error::new(Status::Internal, "a message came twice")),
+            None => {
+                if frame.key.class != Class::PointToPoint {
+                    self.check_call(peer, &frame);
+                    if self.arrived.len() > 1024 && self.arrived.len() > 2 * self.receiving.len() {
+                        self.prune_arrived();
+                    }
+                    self.arrived.push_back(key);
+                }
+                let early = if eager {
+                    self.unexpected_bytes += frame.length as usize;
+                    let parcel = self.shelf.take(frame.length as usize);
+                    self.peers[peer as usize].lanes[lane].begin(frame, Target::Kept(parcel));
+                    Early::Begun(frame.signature, frame.total)
+                } else {
+                    Early::Request { frame }
+                };
+                self.receiving.insert(key, Receiving::Early(early));
+            }
+        }
+        Ok(())
+    }
+
+    /// If a receive waits for a message like this one, it gets it.
+    fn offer(&mut self, peer: u32, frame: &Frame) {
+        let key = frame.key;
+        let Some(waiting) = self.pairs.arrive(peer, (key.group, key.tag), key.sequence) else { return };
+        let Waiting { from, ticket, receive: Receive { into, signature } } = waiting;
+        self.mailboxes[ticket.mailbox as usize].source = Some(peer);
+        let slot = &mut self.peers[peer as usize];
+        match from {
+            From::Any(_) => slot.receives(into.len),
+            // Counted as expected since it was posted.
+            From::Rank(_) => slot.spread += usize::from(into.len > PIECE_BYTES),
+        }
+        let posted = Posted { into, signature, ticket, received: 0, from: Some(from) };
+        self.receiving.insert((peer, key), Receiving::Posted(posted));
+    }
+
+    /// Tells the sender of an announced message that the receiver's call is another.
+    pub(super) fn refuse(&mut self, peer: u32, posted: &Posted, key: Key) {
+        let frame = Frame { kind: FrameKind::Refuse, ..posted.ready(key) };
+        self.control(peer, &frame);
+        self.flush(peer);
+    }
+
+    pub(super) fn completed(&mut self, peer: u32, incoming: Incoming) {
+        let key = (peer, incoming.frame.key);
+        match incoming.target {
+            Target::Discard => {}
+            Target::Kept(parcel) => match self.receiving.remove(&key) {
+                Some(Receiving::Claimed(posted)) => {
+                    deliver(parcel.bytes(), &posted);
+                    self.unexpected_bytes -= parcel.bytes().len();
+                    self.shelf.give_back(parcel);
+                    self.peers[peer as usize].received(posted.into.len);
+                    self.mailboxes[posted.ticket.mailbox as usize].done.push(posted.ticket.step);
+                }
+                Some(Receiving::Early(_)) => {
+                    let early = Early::Eager(incoming.frame.signature, parcel);
+                    self.receiving.insert(key, Receiving::Early(early));
+                }
+                // Its receiver claimed it and gave up.
+                _ => {
+                    self.unexpected_bytes -= parcel.bytes().len();
+                    self.shelf.give_back(parcel);
+                }
+            },
+            Target::User(_) => {
+                if let Some(Receiving::Posted(posted)) = self.receiving.get_mut(&key) {
+                    posted.received += incoming.frame.length as usize;
+                    if posted.received == posted.into.len {
+                        let (ticket, len) = (posted.ticket, posted.into.len);
+                        self.receiving.remove(&key);
+                        self.peers[peer as usize].received(len);
+                        self.mailboxes[ticket.mailbox as usize].done.push(ticket.step);
+                    }
+                }
+            }
+        }
+    }
+}

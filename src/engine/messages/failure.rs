@@ -1,0 +1,144 @@
+//! Why transfers do not end well, and who is told.
+
+use super::Messages;
+use super::peer::PeerState;
+use super::transfer::{Receiving, Sending};
+use crate::engine::lane::{Lane, Ticket};
+use crate::engine::pairs::From;
+use crate::engine::wire::{Class, Key};
+use crate::error::{Error, Status};
+use crate::signature::Signature;
+
+/// Why a transfer will not end well.
+#[derive(Clone, Debug)]
+pub enum Failure {
+    /// A failure that is no one peer's.
+    Error(Error),
+    /// Something of one peer. The owner of the mailbox knows how to call it.
+    Peer {
+        /// As the endpoint counts.
+        peer: u32,
+        /// What kind of failure.
+        status: Status,
+        /// What happened: goes on after the peer's name.
+        what: String,
+    },
+    /// A peer, as the endpoint counts, is lost; the error speaks of it as the endpoint does.
+    Lost(u32, Error),
+    /// The ranks' calls differ.
+    Mismatch(Mismatch),
+}
+
+/// What the ranks' calls disagree about.
+#[derive(Clone, Debug)]
+pub struct Mismatch {
+    /// The other rank, as the endpoint counts.
+    pub peer: u32,
+    /// What the message was for.
+    pub key: Key,
+    /// The other rank's call.
+    pub theirs: Signature,
+    /// Our call, if the disagreement is about calls.
+    pub ours: Option<Signature>,
+    /// Bytes that came, and bytes that were expected, if it is about lengths.
+    pub bytes: Option<(u64, u64)>,
+}
+
+/// What went wrong with a peer or a group, for the endpoint to act on.
+pub enum Trouble {
+    /// Ranks have called different things.
+    Mismatch(Mismatch),
+    /// The link to this peer is of no more use.
+    Broken {
+        /// As the endpoint counts.
+        peer: u32,
+        /// What happened.
+        why: Error,
+    },
+}
+
+impl Messages {
+    pub(super) fn mismatch(&mut self, ticket: Ticket, mismatch: Mismatch) {
+        if mismatch.key.class != Class::PointToPoint {
+            self.troubles.push(Trouble::Mismatch(mismatch.clone()));
+        }
+        self.fail(ticket, Failure::Mismatch(mismatch));
+    }
+
+    pub(super) fn fail(&mut self, ticket: Ticket, why: Failure) {
+        let mailbox = &mut self.mailboxes[ticket.mailbox as usize];
+        if mailbox.live && mailbox.failed.is_none() {
+            mailbox.failed = Some(why);
+        }
+    }
+
+    pub(super) fn broken(&mut self, peer: u32, why: Error) {
+        let slot = &mut self.peers[peer as usize];
+        let working = slot.lanes.iter().any(|lane| !lane.closed());
+        slot.lanes.iter_mut().for_each(Lane::shut);
+        // The endpoint knows how to call the peer, and loses the link. Of one that has left, nothing else was to come.
+        if working && matches!(slot.state, PeerState::Open) {
+            self.troubles.push(Trouble::Broken { peer, why });
+        }
+    }
+
+    /// The peer has left and nothing more comes from it: whoever still waits for it waits in vain.
+    pub(super) fn strand(&mut self, peer: u32) {
+        let slot = &self.peers[peer as usize];
+        let backlog = slot.lanes.iter().any(|lane| lane.backlog() > 0);
+        if slot.expected > 0 || backlog || !slot.waiting.is_empty() || self.pairs.waiting().next().is_some() {
+            self.fail_with(peer, &left(peer));
+        }
+    }
+
+    pub(super) fn fail_with(&mut self, peer: u32, why: &Failure) {
+        let mut tickets = Vec::new();
+        for ((from, _), entry) in &self.receiving {
+            if let (true, Receiving::Posted(posted) | Receiving::Claimed(posted)) = (*from == peer, entry) {
+                tickets.push(posted.ticket);
+            }
+        }
+        for ((to, _), entry) in &self.sending {
+            if let (true, Sending::Posted { ticket, .. }) = (*to == peer, entry) {
+                tickets.push(*ticket);
+            }
+        }
+        let slot = &self.peers[peer as usize];
+        tickets.extend(slot.waiting.iter().filter_map(|(_, _, ticket)| *ticket));
+        tickets.extend(slot.lanes.iter().flat_map(Lane::tickets));
+        tickets.extend(self.pairs.waiting().filter_map(|waiting| {
+            let in_vain = match &waiting.from {
+                From::Rank(rank) => *rank == peer,
+                From::Any(ranks) => ranks.iter().all(|&rank| rank == self.rank || self.gone(rank)),
+            };
+            in_vain.then_some(waiting.ticket)
+        }));
+        for ticket in tickets {
+            self.fail(ticket, why.clone());
+        }
+    }
+}
+
+pub(super) fn check(
+    peer: u32,
+    key: Key,
+    theirs: Signature,
+    ours: Signature,
+    total: u64,
+    len: usize,
+) -> Option<Mismatch> {
+    let same = match key.class {
+        Class::PointToPoint => theirs.dtype == ours.dtype && theirs.count == ours.count,
+        _ => theirs == ours,
+    };
+    if !same {
+        return Some(Mismatch { peer, key, theirs, ours: Some(ours), bytes: None });
+    }
+    let bytes = Some((total, len as u64));
+    (total != len as u64).then_some(Mismatch { peer, key, theirs, ours: Some(ours), bytes })
+}
+
+pub(super) fn left(peer: u32) -> Failure {
+    let what = "has left: it destroyed its context, or its process ended".into();
+    Failure::Peer { peer, status: Status::PeerFailed, what }
+}

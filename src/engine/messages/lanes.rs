@@ -1,0 +1,188 @@
+//! Reading and writing the lanes, and when they are left unread.
+
+use super::Messages;
+use super::peer::PeerState;
+use super::transfer::Sending;
+use crate::engine::lane::{self, Event, Watch};
+use crate::engine::wire::Frame;
+use crate::transport::bell::Bell;
+
+/// Frames handled on one lane before the next lane has its turn.
+const TURN: usize = 64;
+
+impl Messages {
+    /// Reads and writes what it can on the lanes of `peer` that are in use. Whether anything moved.
+    pub fn progress(&mut self, peer: u32) -> bool {
+        let slot = &self.peers[peer as usize];
+        // Nothing but the pieces of large messages, and the end, comes over other lanes than the first.
+        let all = slot.spread > 0 || matches!(slot.state, PeerState::Left);
+        let lanes = if all { slot.lanes.len() } else { slot.lanes.len().min(1) };
+        self.progress_lanes(peer, lanes)
+    }
+
+    /// The same for all lanes, for a peer that the kernel says is ready.
+    pub fn serve(&mut self, peer: u32) -> bool {
+        self.progress_lanes(peer, self.peers[peer as usize].lanes.len())
+    }
+
+    fn progress_lanes(&mut self, peer: u32, lanes: usize) -> bool {
+        let mut moved = false;
+        for lane in 0..lanes {
+            moved |= self.read_lane(peer, lane);
+        }
+        self.note_watches(peer);
+        if self.peers[peer as usize].lanes.iter().any(|lane| lane.backlog() > 0) {
+            moved |= self.flush(peer);
+        }
+        let slot = &mut self.peers[peer as usize];
+        if matches!(slot.state, PeerState::Left) && !moved {
+            // A goodbye may overtake data on other connections; their end comes behind the data. What is in shared
+            // memory was there before the goodbye.
+            slot.drained = slot.lanes.iter().all(|lane| lane.closed() || lane.stream().poll_fd().is_none());
+            if slot.drained {
+                self.strand(peer);
+            }
+        }
+        moved
+    }
+
+    /// Transfers posted with `peer` that have not ended.
+    pub fn expected(&self, peer: u32) -> usize {
+        self.peers[peer as usize].expected
+    }
+
+    fn read_lane(&mut self, peer: u32, lane: usize) -> bool {
+        let mut moved = false;
+        for _ in 0..TURN {
+            if !self.reads(peer) {
+                self.hold(peer);
+                return moved;
+            }
+            let event = match self.peers[peer as usize].lanes[lane].read() {
+                Ok(event) => event,
+                Err(why) => {
+                    self.broken(peer, why);
+                    return true;
+                }
+            };
+            match event {
+                Event::Idle | Event::Closed => return moved | (lane == 0 && self.count_pulled(peer)),
+                Event::Frame(frame) => {
+                    moved = true;
+                    if let Err(why) = self.arrive(peer, lane, frame) {
+                        self.broken(peer, why);
+                        return true;
+                    }
+                }
+                Event::Complete(incoming) => {
+                    moved = true;
+                    self.completed(peer, incoming);
+                }
+            }
+        }
+        moved
+    }
+
+    /// Writes what fits on the lanes of `peer`.
+    pub(super) fn flush(&mut self, peer: u32) -> bool {
+        let mut moved = false;
+        let mut broken = None;
+        let slot = &mut self.peers[peer as usize];
+        for lane in &mut slot.lanes {
+            let result = lane.flush(|ticket, piece| {
+                if let Some(key) = piece {
+                    let Some(Sending::Posted { pieces, .. }) = self.sending.get_mut(&(peer, key)) else {
+                        return;
+                    };
+                    *pieces -= 1;
+                    if *pieces > 0 {
+                        return;
+                    }
+                    self.sending.remove(&(peer, key));
+                    slot.expected -= 1;
+                }
+                self.mailboxes[ticket.mailbox as usize].done.push(ticket.step);
+            });
+            match result {
+                Ok(progress) => moved |= progress,
+                Err(error) => broken = Some(lane::broke(&error)),
+            }
+        }
+        self.note_watches(peer);
+        if let Some(why) = broken {
+            self.broken(peer, why);
+        }
+        moved
+    }
+
+    pub(super) fn control(&mut self, peer: u32, frame: &Frame) {
+        if let Some(lane) = self.peers[peer as usize].lanes.first_mut() {
+            lane.push_bare(frame);
+        }
+    }
+
+    /// Has `bell` watch what the lanes need: readable unless they are left unread, writable while something waits for
+    /// room.
+    pub fn watch(&mut self, bell: &Bell) {
+        self.release();
+        for (peer, index) in std::mem::take(&mut self.restless) {
+            let Some(lane) = self.peers[peer as usize].lanes.get_mut(index as usize) else { continue };
+            let wanted = lane.watch();
+            let Some(fd) = lane.stream().poll_fd() else { continue };
+            let token = u64::from(peer) << 8 | u64::from(index);
+            let result = match wanted {
+                Watch::Nothing => {
+                    bell.unwatch(fd);
+                    Ok(())
+                }
+                Watch::Reading { blocked } => bell.watch(fd, token, !lane.closed(), blocked),
+            };
+            match result {
+                Ok(()) => lane.watched = wanted,
+                Err(error) => log::error!("a stream cannot be watched: {error}"),
+            }
+        }
+    }
+
+    /// Whether what `peer` sends is read now. What a transfer waits for may come behind any number of messages that
+    /// nobody has asked for, so where one waits, the limit does not count. (One that writes counts too: its peer may
+    /// be reading only as fast as we do.) What is left of a peer that has gone is bounded by the system's buffers.
+    fn reads(&self, peer: u32) -> bool {
+        let slot = &self.peers[peer as usize];
+        self.unexpected_bytes <= self.unexpected_limit
+            || slot.expected > 0
+            || !matches!(slot.state, PeerState::Open)
+            || slot.lanes.iter().any(|lane| lane.backlog() > 0)
+            || self.pulled.iter().any(|pulled| pulled.peer == peer)
+            || self.pairs.waiting().any(|waiting| waiting.from.accepts(peer))
+    }
+
+    /// Leaves the lanes of `peer` unread and unwatched: what waits there would wake every sleeper at once.
+    fn hold(&mut self, peer: u32) {
+        if !self.held.contains(&peer) {
+            log::debug!("rank {}: what comes from rank {peer} waits until somebody asks for it", self.rank);
+            self.held.push(peer);
+            self.peers[peer as usize].lanes.iter_mut().for_each(|lane| lane.held = true);
+        }
+    }
+
+    /// Ends [`Messages::hold`] where it has lost its reason.
+    fn release(&mut self) {
+        for peer in std::mem::take(&mut self.held) {
+            if self.reads(peer) {
+                self.peers[peer as usize].lanes.iter_mut().for_each(|lane| lane.held = false);
+                self.note_watches(peer);
+            } else {
+                self.held.push(peer);
+            }
+        }
+    }
+
+    fn note_watches(&mut self, peer: u32) {
+        for (index, lane) in self.peers[peer as usize].lanes.iter().enumerate() {
+            if lane.watch() != lane.watched {
+                self.restless.push((peer, index as u32));
+            }
+        }
+    }
+}

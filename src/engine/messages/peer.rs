@@ -1,0 +1,166 @@
+//! What is known of each other rank, and its link.
+
+use std::sync::Arc;
+
+use super::failure::Failure;
+use super::streamed::PIECE_BYTES;
+use super::transfer::Receiving;
+use super::{EAGER_SHM_BYTES, EAGER_TCP_BYTES, Messages};
+use crate::engine::lane::{Lane, Source, Ticket};
+use crate::engine::wire::Frame;
+use crate::error::Error;
+use crate::transport::memory::PeerMemory;
+use crate::transport::{Link, LinkKind};
+
+#[derive(Default)]
+pub(super) struct Peer {
+    pub(super) state: PeerState,
+    pub(super) lanes: Vec<Lane>,
+    pub(super) kind: Option<LinkKind>,
+    pub(super) memory: Option<Arc<PeerMemory>>,
+    /// Sends that wait for the link.
+    pub(super) waiting: Vec<(Frame, Source, Option<Ticket>)>,
+    /// Transfers posted with this peer that have not ended.
+    pub(super) expected: usize,
+    /// It has left, and all that it had said has been read.
+    pub(super) drained: bool,
+    /// Receives among them whose pieces come over several lanes.
+    pub(super) spread: usize,
+}
+
+#[derive(Default)]
+pub(super) enum PeerState {
+    #[default]
+    Closed,
+    Opening,
+    Open,
+    /// It said goodbye: what it has sent still counts.
+    Left,
+    Lost(Error),
+}
+
+impl Peer {
+    /// The longest message that is sent to it unasked, when it is linked.
+    pub(super) fn eager_bytes(&self) -> usize {
+        match self.kind {
+            Some(LinkKind::Shm) => EAGER_SHM_BYTES,
+            _ => EAGER_TCP_BYTES,
+        }
+    }
+
+    /// A receive of `len` bytes has been posted.
+    pub(super) fn receives(&mut self, len: usize) {
+        self.expected += 1;
+        self.spread += usize::from(len > PIECE_BYTES);
+    }
+
+    /// It has ended.
+    pub(super) fn received(&mut self, len: usize) {
+        self.expected -= 1;
+        self.spread -= usize::from(len > PIECE_BYTES);
+    }
+}
+
+impl Messages {
+    /// A link is there: what waited for it goes out.
+    pub fn link_opened(&mut self, peer: u32, link: Link) {
+        let slot = &mut self.peers[peer as usize];
+        if !matches!(slot.state, PeerState::Closed | PeerState::Opening) {
+            return;
+        }
+        slot.state = PeerState::Open;
+        slot.kind = Some(link.kind);
+        slot.memory = link.memory;
+        slot.lanes = link.streams.into_iter().map(Lane::new).collect();
+        self.open.push(peer);
+        let waiting = std::mem::take(&mut slot.waiting);
+        let pulls = self.pulls(peer);
+        for (frame, from, ticket) in waiting {
+            self.dispatch(peer, frame, from, ticket);
+        }
+        // Receives of large messages that were posted before the kind of the link was known.
+        if !pulls {
+            let posted: Vec<Frame> = self
+                .receiving
+                .iter()
+                .filter_map(|((from, key), entry)| match entry {
+                    Receiving::Posted(posted) if *from == peer && posted.announces(key) => {
+                        Some(posted.ready(*key))
+                    }
+                    _ => None,
+                })
+                .collect();
+            for frame in posted {
+                self.control(peer, &frame);
+            }
+        }
+        self.flush(peer);
+    }
+
+    /// The link cannot be had, or is gone: everything with this peer fails.
+    pub fn link_lost(&mut self, peer: u32, why: Error) {
+        let slot = &mut self.peers[peer as usize];
+        if matches!(slot.state, PeerState::Lost(_)) {
+            return;
+        }
+        slot.state = PeerState::Lost(why.clone());
+        self.open.retain(|&open| open != peer);
+        self.fail_with(peer, &Failure::Lost(peer, why));
+    }
+
+    /// The peer has said goodbye: what it sent before still arrives, nothing else will.
+    pub fn peer_left(&mut self, peer: u32) {
+        let slot = &mut self.peers[peer as usize];
+        if matches!(slot.state, PeerState::Closed | PeerState::Opening | PeerState::Open) {
+            slot.state = PeerState::Left;
+            self.progress(peer);
+        }
+    }
+
+    /// Whether nothing more comes from the peer.
+    pub fn gone(&self, peer: u32) -> bool {
+        let slot = &self.peers[peer as usize];
+        match slot.state {
+            PeerState::Lost(_) => true,
+            PeerState::Left => slot.drained,
+            _ => false,
+        }
+    }
+
+    /// Whether the link is open.
+    pub fn linked(&self, peer: u32) -> bool {
+        !self.peers[peer as usize].lanes.is_empty()
+    }
+
+    /// The peer's memory, when it is on this host and linked.
+    pub fn memory(&self, peer: u32) -> Option<&Arc<PeerMemory>> {
+        self.peers[peer as usize].memory.as_ref()
+    }
+
+    /// Peers with an open link.
+    pub fn open_peers(&self) -> &[u32] {
+        &self.open
+    }
+
+    /// Whether reading from this peer costs no system call.
+    pub fn polls(&self, peer: u32) -> bool {
+        self.peers[peer as usize].kind == Some(LinkKind::Shm)
+    }
+
+    pub(super) fn pulls(&self, peer: u32) -> bool {
+        self.peers[peer as usize].kind == Some(LinkKind::Shm)
+    }
+
+    /// Links over TCP.
+    pub fn tcp_links(&self) -> usize {
+        self.open.iter().filter(|&&peer| !self.polls(peer)).count()
+    }
+
+    /// Has the endpoint open the link to `peer`, if nobody has.
+    pub fn want(&mut self, peer: u32) {
+        if matches!(self.peers[peer as usize].state, PeerState::Closed) {
+            self.peers[peer as usize].state = PeerState::Opening;
+            self.wanted.push(peer);
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! What operations ask for: sends and receives.
+
+use super::Messages;
+use super::failure::{Failure, left};
+use super::peer::PeerState;
+use super::transfer::{Early, Posted, Receive, Receiving, Sending, deliver};
+use crate::engine::lane::{Destination, Source, Ticket};
+use crate::engine::pairs::{From, Waiting};
+use crate::engine::wire::{Class, Frame, FrameKind, Key};
+use crate::error::{Error, Status};
+use crate::signature::Signature;
+use crate::transport::LinkKind;
+
+impl Messages {
+    /// The number of the next send to `peer` with this tag.
+    pub fn next_in_pair(&mut self, peer: u32, group: u64, tag: u64) -> u32 {
+        self.pairs.number(peer, (group, tag))
+    }
+
+    /// Sends, once [`Messages::write_out`] is called. The ticket's mailbox is told when the bytes may be changed again.
+    pub fn send(&mut self, peer: u32, key: Key, signature: Signature, from: Source, ticket: Ticket) {
+        let frame = Frame {
+            kind: FrameKind::Request,
+            key,
+            signature,
+            total: from.len as u64,
+            offset: from.address as u64,
+            length: 0,
+        };
+        match &self.peers[peer as usize].state {
+            PeerState::Open => {
+                self.dispatch(peer, frame, from, Some(ticket));
+                self.note_unwritten(peer);
+            }
+            PeerState::Closed | PeerState::Opening => {
+                self.peers[peer as usize].waiting.push((frame, from, Some(ticket)));
+                self.want(peer);
+            }
+            PeerState::Left => self.fail(ticket, left(peer)),
+            PeerState::Lost(why) => {
+                let why = Failure::Lost(peer, why.clone());
+                self.fail(ticket, why);
+            }
+        }
+    }
+
+    /// Hands a send to an open link. The frame is that of an announcement.
+    pub(super) fn dispatch(&mut self, peer: u32, frame: Frame, from: Source, ticket: Option<Ticket>) {
+        let Some(ticket) = ticket else { return };
+        let slot = &mut self.peers[peer as usize];
+        if from.len <= slot.eager_bytes() {
+            let frame = Frame { kind: FrameKind::Eager, offset: 0, length: from.len as u32, ..frame };
+            slot.lanes[0].push(&frame, from, Some(ticket));
+            return;
+        }
+        slot.expected += 1;
+        let announced = slot.kind == Some(LinkKind::Shm) || frame.key.class == Class::PointToPoint;
+        let early = self.sending.insert(
+            (peer, frame.key),
+            Sending::Posted { from, signature: frame.signature, ticket, pieces: 0 },
+        );
+        if let Some(Sending::Ready(ready)) = early {
+            self.peer_is_ready(peer, ready);
+        } else if announced {
+            slot.lanes[0].push_bare(&frame);
+        }
+    }
+
+    /// Writes what has been posted: call it after the last of several sends and receives. What one peer is to get goes
+    /// out together.
+    pub fn write_out(&mut self) {
+        while let Some(peer) = self.unwritten.pop() {
+            self.flush(peer);
+        }
+    }
+
+    fn note_unwritten(&mut self, peer: u32) {
+        if !self.unwritten.contains(&peer) {
+            self.unwritten.push(peer);
+        }
+    }
+
+    /// Receives exactly `into.len` bytes. The ticket's mailbox is told when they are there.
+    pub fn receive(&mut self, peer: u32, key: Key, signature: Signature, into: Destination, ticket: Ticket) {
+        self.post(peer, key, Posted { into, signature, ticket, received: 0, from: None });
+    }
+
+    /// Receives the next message of a send with this tag.
+    pub fn receive_next(
+        &mut self,
+        (group, tag): (u64, u64),
+        from: From,
+        signature: Signature,
+        into: Destination,
+        ticket: Ticket,
+    ) {
+        if let Some((peer, sequence)) = self.pairs.take(&from, (group, tag)) {
+            let key = Key { group, tag, sequence, slot: 0, class: Class::PointToPoint };
+            self.mailboxes[ticket.mailbox as usize].source = Some(peer);
+            self.post(peer, key, Posted { into, signature, ticket, received: 0, from: Some(from) });
+            return;
+        }
+        match &from {
+            From::Rank(peer) => {
+                if !self.can_come(*peer, ticket) {
+                    return;
+                }
+                self.peers[*peer as usize].expected += 1;
+            }
+            From::Any(members) => {
+                if members.iter().all(|&peer| peer == self.rank || self.gone(peer)) {
+                    let why = Error::new(Status::PeerFailed, "every rank that could send has left");
+                    self.fail(ticket, Failure::Error(why));
+                    return;
+                }
+            }
+        }
+        let receive = Receive { into, signature };
+        self.pairs.wait((group, tag), Waiting { from, ticket, receive });
+    }
+
+    pub(super) fn post(&mut self, peer: u32, key: Key, posted: Posted) {
+        let len = posted.into.len;
+        let ticket = posted.ticket;
+        if let Some(entry) = self.receiving.get_mut(&(peer, key)) {
+            let Receiving::Early(early) = entry else {
+                let why = Error::new(Status::Internal, "a message was asked for twice");
+                self.fail(ticket, Failure::Error(why));
+                return;
+            };
+            if let Some(mismatch) = posted.check(peer, key, early.signature(), early.total()) {
+                let Some(Receiving::Early(early)) = self.receiving.remove(&(peer, key)) else { return };
+                match early {
+                    Early::Begun(..) => {}
+                    Early::Eager(_, parcel) => self.unexpected_bytes -= parcel.bytes().len(),
+                    Early::Request { .. } => self.refuse(peer, &posted, key),
+                }
+                self.mismatch(ticket, mismatch);
+                return;
+            }
+            if let (PeerState::Lost(why), Early::Begun(..) | Early::Request { .. }) =
+                (&self.peers[peer as usize].state, &early)
+            {
+                let why = Failure::Lost(peer, why.clone());
+                self.fail(ticket, why);
+                return;
+            }
+            match early {
+                Early::Begun(..) => {
+                    *entry = Receiving::Claimed(posted);
+                    self.peers[peer as usize].receives(len);
+                }
+                Early::Eager(_, parcel) => {
+                    deliver(parcel.bytes(), &posted);
+                    self.unexpected_bytes -= parcel.bytes().len();
+                    self.shelf.give_back(std::mem::take(parcel));
+                    self.receiving.remove(&(peer, key));
+                    self.mailboxes[ticket.mailbox as usize].done.push(ticket.step);
+                }
+                Early::Request { frame } => {
+                    let frame = *frame;
+                    self.receiving.insert((peer, key), Receiving::Posted(posted));
+                    self.peers[peer as usize].receives(len);
+                    self.accept(peer, frame);
+                }
+            }
+            return;
+        }
+        if !self.can_come(peer, ticket) {
+            return;
+        }
+        let announces = posted.announces(&key);
+        let ready = posted.ready(key);
+        self.receiving.insert((peer, key), Receiving::Posted(posted));
+        self.peers[peer as usize].receives(len);
+        if announces && self.linked(peer) && !self.pulls(peer) {
+            self.control(peer, &ready);
+            self.note_unwritten(peer);
+        }
+    }
+
+    /// Whether a message that is not here yet can still come from `peer`; fails the ticket if not.
+    fn can_come(&mut self, peer: u32, ticket: Ticket) -> bool {
+        let slot = &self.peers[peer as usize];
+        let why = match &slot.state {
+            PeerState::Lost(why) => Failure::Lost(peer, why.clone()),
+            PeerState::Left if slot.drained => left(peer),
+            _ => {
+                self.want(peer);
+                return true;
+            }
+        };
+        self.fail(ticket, why);
+        false
+    }
+}

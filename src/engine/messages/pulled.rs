@@ -1,0 +1,134 @@
+//! Long messages that the receiver reads out of the sender's memory, and those that their senders withdraw.
+
+use std::sync::atomic::{Ordering, fence};
+
+use super::Messages;
+use super::failure::Failure;
+use super::streamed::PIECE_BYTES;
+use super::transfer::{Early, Posted, Receive, Receiving};
+use crate::engine::pairs::{From, Waiting};
+use crate::engine::wire::{Frame, FrameKind, Key};
+use crate::error::Status;
+use crate::transport::LinkKind;
+
+/// Bytes pulled between two looks at everything else.
+const PULL_BYTES: usize = 4 * 1024 * 1024;
+
+/// A message that has been pulled.
+pub(super) struct Pulled {
+    pub(super) peer: u32,
+    pub(super) frame: Frame,
+    /// What the kernel said, if the bytes could not be read. No failure yet: the sender may have withdrawn them.
+    pub(super) refused: Option<std::io::Error>,
+}
+
+impl Messages {
+    /// A large message is announced and its buffer is posted: pull it, or ask for it.
+    pub(super) fn accept(&mut self, peer: u32, frame: Frame) {
+        let key = (peer, frame.key);
+        let Some(Receiving::Posted(posted)) = self.receiving.get(&key) else { return };
+        let into = posted.into;
+        // Also in our own process the kernel reads: the sender may give up and unmap its bytes at any time.
+        let memory = self.peers[peer as usize].memory.clone().filter(|memory| memory.can_read);
+        let Some(memory) = memory else {
+            if !posted.announces(&frame.key) || self.peers[peer as usize].kind == Some(LinkKind::Shm) {
+                let ready = posted.ready(frame.key);
+                self.control(peer, &ready);
+                self.flush(peer);
+            }
+            return;
+        };
+        let (mut done, mut refused) = (0, None);
+        while done < into.len {
+            let count = PULL_BYTES.min(into.len - done);
+            // SAFETY: `done + count` is at most the length of the posted buffer, which stays valid until its ticket
+            // is told or cancelled; neither happens while this runs under the endpoint's lock.
+            let rest = unsafe { std::slice::from_raw_parts_mut(into.address.add(done), count) };
+            if let Err(error) = memory.read(frame.offset.wrapping_add(done as u64), rest) {
+                // A process that has just died: the service says so in a moment, and in better words.
+                if error.raw_os_error() == Some(libc::ESRCH) {
+                    return;
+                }
+                refused = Some(error);
+                break;
+            }
+            done += count;
+        }
+        fence(Ordering::SeqCst);
+        self.pulled.push(Pulled { peer, frame, refused });
+    }
+
+    /// Everything that `peer` has said so far has been read: what was pulled from it before counts. Whether there was
+    /// anything.
+    pub(super) fn count_pulled(&mut self, peer: u32) -> bool {
+        if self.pulled.iter().all(|pulled| pulled.peer != peer) {
+            return false;
+        }
+        let (ours, others): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.pulled).into_iter().partition(|pulled| pulled.peer == peer);
+        self.pulled = others;
+        for Pulled { frame, refused, .. } in ours {
+            // Gone if the receiver has given up meanwhile: the sender is told nevertheless that its bytes are free.
+            if let Some(Receiving::Posted(posted)) = self.receiving.remove(&(peer, frame.key)) {
+                self.peers[peer as usize].received(posted.into.len);
+                match refused {
+                    Some(cause) => {
+                        let bytes = posted.into.len;
+                        let what =
+                            format!("has {bytes} bytes that could not be read from its memory: {cause}");
+                        self.fail(posted.ticket, Failure::Peer { peer, status: Status::System, what });
+                        continue;
+                    }
+                    None => self.mailboxes[posted.ticket.mailbox as usize].done.push(posted.ticket.step),
+                }
+            }
+            self.control(peer, &Frame { kind: FrameKind::Done, offset: 0, ..frame });
+        }
+        self.flush(peer);
+        true
+    }
+
+    /// The sender gives up a message that it has announced.
+    pub(super) fn withdrawn(&mut self, peer: u32, key: Key) {
+        self.pulled.retain(|pulled| (pulled.peer, pulled.frame.key) != (peer, key));
+        match self.receiving.get(&(peer, key)) {
+            Some(Receiving::Early(Early::Request { .. })) => {
+                self.receiving.remove(&(peer, key));
+                self.pairs.withdraw(peer, (key.group, key.tag), key.sequence);
+            }
+            Some(Receiving::Posted(posted)) => {
+                let lanes = &self.peers[peer as usize].lanes;
+                let begun = posted.received > 0 || lanes.iter().any(|lane| lane.is_receiving(key));
+                if !begun && posted.from.is_some() {
+                    self.await_another(peer, key);
+                    return;
+                }
+                // The entry stays until its owner lets go: more of the message may be on its way in.
+                let ticket = posted.ticket;
+                let what = "gave up in the middle of a message: timed out, or cancelled".into();
+                self.fail(ticket, Failure::Peer { peer, status: Status::PeerFailed, what });
+            }
+            _ => {}
+        }
+    }
+
+    /// The message that a receive was to get is withdrawn before any of it came: it takes the next one.
+    fn await_another(&mut self, peer: u32, key: Key) {
+        let Some(Receiving::Posted(posted)) = self.receiving.remove(&(peer, key)) else { return };
+        let Posted { into, signature, ticket, from: Some(from), .. } = posted else { return };
+        let (channel, slot) = ((key.group, key.tag), &mut self.peers[peer as usize]);
+        if let Some((peer, sequence)) = self.pairs.take(&from, channel) {
+            slot.received(into.len);
+            self.mailboxes[ticket.mailbox as usize].source = Some(peer);
+            let key = Key { sequence, ..key };
+            self.post(peer, key, Posted { into, signature, ticket, received: 0, from: Some(from) });
+            return;
+        }
+        match from {
+            From::Any(_) => slot.received(into.len),
+            From::Rank(_) => slot.spread -= usize::from(into.len > PIECE_BYTES),
+        }
+        let receive = Receive { into, signature };
+        self.pairs.wait_again(channel, Waiting { from, ticket, receive });
+    }
+}

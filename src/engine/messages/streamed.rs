@@ -1,0 +1,54 @@
+//! Long messages in pieces, once the receiver is ready.
+
+use super::Messages;
+use super::failure::check;
+use super::transfer::Sending;
+use crate::engine::lane::{Source, Ticket};
+use crate::engine::wire::{Frame, FrameKind, Key};
+use crate::signature::Signature;
+
+/// A large message is cut into pieces of this many bytes, dealt out over the lanes of the link.
+pub(super) const PIECE_BYTES: usize = 512 * 1024;
+
+impl Messages {
+    /// The receiver has its buffer: the bytes go out in pieces.
+    pub(super) fn peer_is_ready(&mut self, peer: u32, frame: Frame) {
+        let key = (peer, frame.key);
+        let Some(Sending::Posted { from, signature, ticket, .. }) = self.sending.get(&key) else {
+            self.check_call(peer, &frame);
+            self.sending.insert(key, Sending::Ready(frame));
+            return;
+        };
+        let (from, signature, ticket) = (*from, *signature, *ticket);
+        if let Some(mismatch) = check(peer, frame.key, frame.signature, signature, frame.total, from.len) {
+            self.sending.remove(&key);
+            self.peers[peer as usize].expected -= 1;
+            self.mismatch(ticket, mismatch);
+            return;
+        }
+        self.stream_out(peer, frame.key, signature, from, ticket);
+        self.flush(peer);
+    }
+
+    fn stream_out(&mut self, peer: u32, key: Key, signature: Signature, from: Source, ticket: Ticket) {
+        let slot = &mut self.peers[peer as usize];
+        let lanes = slot.lanes.len();
+        let pieces = from.len.div_ceil(PIECE_BYTES);
+        for piece in 0..pieces {
+            let offset = piece * PIECE_BYTES;
+            let length = PIECE_BYTES.min(from.len - offset);
+            let frame = Frame {
+                kind: FrameKind::Data,
+                key,
+                signature,
+                total: from.len as u64,
+                offset: offset as u64,
+                length: length as u32,
+            };
+            // SAFETY: `offset` is inside the source.
+            let part = Source { address: unsafe { from.address.add(offset) }, len: length };
+            slot.lanes[piece % lanes].push_piece(&frame, part, ticket);
+        }
+        self.sending.insert((peer, key), Sending::Posted { from, signature, ticket, pieces });
+    }
+}

@@ -1,0 +1,114 @@
+//! What is kept of a transfer until it has ended.
+
+use super::EAGER_TCP_BYTES;
+use super::failure::{Mismatch, check};
+use crate::engine::lane::{Destination, Source, Ticket};
+use crate::engine::pairs::From;
+use crate::engine::shelf::Parcel;
+use crate::engine::wire::{Class, Frame, FrameKind, Key};
+use crate::signature::Signature;
+
+pub(super) enum Receiving {
+    Posted(Posted),
+    /// It came before anybody asked.
+    Early(Early),
+    /// It is coming in, on the heap, and somebody has asked meanwhile.
+    Claimed(Posted),
+}
+
+pub(super) struct Posted {
+    pub(super) into: Destination,
+    pub(super) signature: Signature,
+    pub(super) ticket: Ticket,
+    pub(super) received: usize,
+    /// A receive of the caller: whose messages it takes.
+    pub(super) from: Option<From>,
+}
+
+pub(super) enum Early {
+    /// Coming in.
+    Begun(Signature, u64),
+    Eager(Signature, Parcel),
+    Request {
+        frame: Frame,
+    },
+}
+
+pub(super) enum Sending {
+    Posted {
+        from: Source,
+        signature: Signature,
+        ticket: Ticket,
+        pieces: usize,
+    },
+    /// The receiver is ready before we are.
+    Ready(Frame),
+}
+
+/// What a receive that waits for its message will do with it.
+pub(super) struct Receive {
+    pub(super) into: Destination,
+    pub(super) signature: Signature,
+}
+
+impl Posted {
+    pub(super) fn check(&self, peer: u32, key: Key, theirs: Signature, total: u64) -> Option<Mismatch> {
+        check(peer, key, theirs, self.signature, total, self.into.len)
+    }
+
+    /// Whether the receiver of this tells the sender unasked that it is ready. (Over TCP; in shared memory the sender
+    /// asks.)
+    pub(super) fn announces(&self, key: &Key) -> bool {
+        self.into.len > EAGER_TCP_BYTES && key.class != Class::PointToPoint
+    }
+
+    pub(super) fn ready(&self, key: Key) -> Frame {
+        Frame {
+            kind: FrameKind::Ready,
+            key,
+            signature: self.signature,
+            total: self.into.len as u64,
+            offset: 0,
+            length: 0,
+        }
+    }
+}
+
+impl Early {
+    pub(super) fn signature(&self) -> Signature {
+        match self {
+            Early::Begun(signature, _) | Early::Eager(signature, _) => *signature,
+            Early::Request { frame } => frame.signature,
+        }
+    }
+
+    pub(super) fn total(&self) -> u64 {
+        match self {
+            Early::Begun(_, total) => *total,
+            Early::Eager(_, parcel) => parcel.bytes().len() as u64,
+            Early::Request { frame } => frame.total,
+        }
+    }
+}
+
+impl Destination {
+    /// `length` bytes from `offset`.
+    ///
+    /// # Safety
+    /// They are inside the destination.
+    pub(super) unsafe fn part(self, offset: usize, length: u32) -> Destination {
+        debug_assert!(offset + length as usize <= self.len);
+        // SAFETY: inside the same buffer, as the caller promised.
+        Destination { address: unsafe { self.address.add(offset) }, len: length as usize }
+    }
+}
+
+pub(super) fn deliver(bytes: &[u8], posted: &Posted) {
+    debug_assert_eq!(bytes.len(), posted.into.len);
+    if bytes.is_empty() {
+        return;
+    }
+    // SAFETY: the lengths were found equal when the message was matched; the destination is valid until its ticket is
+    // told, which is after this.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), posted.into.address, bytes.len()) };
+}
