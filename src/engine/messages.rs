@@ -8,7 +8,8 @@
 //!   sender's memory and says [`FrameKind::Done`]; where the kernel forbids that, it says ready instead.
 //!
 //! A sender that gives up a message which it has announced says [`FrameKind::Withdraw`] before it lets go of the bytes.
-//! What was pulled counts only once everything that the sender had said by then has been read.
+//! A word beside the ring counts these, since the frame may have to wait for room: what was pulled counts only once as
+//! many have been read.
 //!
 //! `posting` takes what operations ask for, `lanes` reads and writes the streams, `arrival` matches what comes, `streamed`
 //! and `pulled` move what is long; `transfer` is what is kept of each, `peer` what is known of a rank and its link,
@@ -34,7 +35,7 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::sync::atomic::{Ordering, fence};
 
-use self::calls::Current;
+use self::calls::{Current, Departed};
 use self::hash::KeyHasher;
 use self::peer::{Peer, PeerState};
 use self::pulled::Pulled;
@@ -76,6 +77,7 @@ pub struct Messages {
     mailboxes: Vec<Mailbox>,
     free: Vec<u32>,
     currents: HashMap<(u64, u64, Class), Current, BuildHasherDefault<KeyHasher>>,
+    departed: Departed,
     pairs: Pairs<Receive>,
     /// Pulled messages that do not count yet.
     pulled: Vec<Pulled>,
@@ -109,6 +111,7 @@ impl Messages {
             mailboxes: Vec::new(),
             free: Vec::new(),
             currents: HashMap::default(),
+            departed: Departed::default(),
             pairs: Pairs::default(),
             pulled: Vec::new(),
             arrived: VecDeque::new(),
@@ -186,7 +189,9 @@ impl Messages {
         }
         for (peer, frame) in withdrawn {
             if matches!(self.peers[peer as usize].state, PeerState::Open) {
-                self.control(peer, &frame);
+                if let Some(lane) = self.peers[peer as usize].lanes.first_mut() {
+                    lane.push_withdrawal(&frame);
+                }
                 self.flush(peer);
             }
         }

@@ -9,10 +9,10 @@ use super::bootstrap::{Meeting, meet};
 use super::direct::{DirectRun, Job, Path};
 use super::endpoint::Through;
 use super::group::{Group, Turn};
-use super::lane::{Destination, Source};
+use super::lane::{Destination, Source, Ticket};
 use super::operation::{Completion, Operation, Running};
 use super::point::{Message, Point};
-use super::wire::Class;
+use super::wire::{Class, Key};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status};
 use crate::reduce::DataType;
@@ -350,21 +350,119 @@ fn groups_that_are_gone_leave_nothing_behind() {
 fn a_message_whose_sender_of_the_same_process_unmapped_it_is_skipped() {
     let groups = linked_pair(true);
     let len = LARGE;
-    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping, of nothing that is there.
-    let mapped = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
-    assert_ne!(mapped, libc::MAP_FAILED);
-    let source = Source { address: mapped.cast(), len };
+    let memory = mapped(len);
+    let source = Source { address: memory.cast_const(), len };
     let given_up = post(&groups[1], 1, len, Message::Send { to: 0, from: source });
     assert!(given_up.cancel());
-    // SAFETY: mapped above; nobody in this test uses it any more, and the library has let go of it.
-    assert_eq!(unsafe { libc::munmap(mapped, len) }, 0);
+    unmap(memory, len);
     let mut came = vec![0; len];
     let receive = receive(&groups[0], 1, &mut came);
     let bytes = vec![9; len];
     done(&send(&groups[1], 1, &bytes));
     done(&receive);
     assert!(came == bytes);
+}
+
+/// Memory that only the tests' pages lie in, so that it can go away.
+fn mapped(len: usize) -> *mut u8 {
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping, of nothing that is there.
+    let mapped = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
+    assert_ne!(mapped, libc::MAP_FAILED);
+    mapped.cast()
+}
+
+fn unmap(memory: *mut u8, len: usize) {
+    // SAFETY: mapped by the test, which uses it no more.
+    assert_eq!(unsafe { libc::munmap(memory.cast(), len) }, 0);
+}
+
+#[test]
+fn a_message_that_the_kernel_does_not_let_the_receiver_read_fails_on_both_sides_at_once() {
+    let groups = linked_pair(true);
+    let memory = mapped(LARGE);
+    let sent = post(
+        &groups[1],
+        1,
+        LARGE,
+        Message::Send { to: 0, from: Source { address: memory.cast_const(), len: LARGE } },
+    );
+    // The caller breaks its promise, which is the simplest way to have the kernel refuse.
+    unmap(memory, LARGE);
+    let mut came = vec![0; LARGE];
+    let took = receive(&groups[0], 1, &mut came);
+    for (running, words) in [(took, "rank 1 ("), (sent, "from this rank's memory")] {
+        let soon = Deadline::after(Duration::from_secs(10));
+        let error = running.wait(soon).expect("before its own deadline").expect_err("it cannot be read");
+        assert_eq!(error.status(), Status::System);
+        assert!(error.text().contains(words), "{error} does not say {words}");
+    }
+}
+
+#[test]
+fn a_message_withdrawn_behind_a_full_ring_does_not_count() {
+    let groups = linked_pair(true);
+    let (mut source, flood) = (vec![7; LARGE], vec![1; 64 * 1024]);
+    // By hand, so that nobody moves rank 1 in the background.
+    let mut messages = groups[1].endpoint().messages();
+    let (given_up, stuck) = (messages.mailbox(), messages.mailbox());
+    let mut send_by_hand = |mailbox, tag, bytes: &[u8]| {
+        let sequence = messages.next_in_pair(0, groups[1].id(), tag);
+        let key = Key { group: groups[1].id(), tag, sequence, slot: 0, class: Class::PointToPoint };
+        let signature = Signature { kind: Kind::Send, count: bytes.len() as u64, ..BARRIER };
+        let from = Source { address: bytes.as_ptr(), len: bytes.len() };
+        messages.send(0, key, signature, from, Ticket { mailbox, step: 0 });
+    };
+    send_by_hand(given_up, 1, &source);
+    for _ in 0..FLOOD {
+        send_by_hand(stuck, 2, &flood);
+    }
+    messages.write_out();
+    assert!(messages.look(stuck).done.len() < FLOOD, "the ring is full");
+    messages.cancel(given_up);
+    drop(messages);
+    source.fill(9);
+    let mut came = vec![0; LARGE];
+    let took = receive(&groups[0], 1, &mut came);
+    let early = took.wait(Deadline::after(Duration::from_millis(100)));
+    assert!(early.is_none(), "it took bytes that were no longer the message's: {early:?}");
+    // Rank 1 moves again: the withdrawal comes through, and the next message is taken.
+    let next = vec![5; LARGE];
+    let sent = send(&groups[1], 1, &next);
+    done(&took);
+    done(&sent);
+    assert!(came == next);
+    let mut messages = groups[1].endpoint().messages();
+    assert_eq!(messages.look(stuck).done.len(), FLOOD);
+    messages.close_mailbox(stuck);
+}
+
+#[test]
+fn what_comes_for_a_group_that_is_gone_is_not_kept() {
+    for shm in [true, false] {
+        let groups = linked_pair(shm);
+        let endpoint = |rank: usize| groups[rank].endpoint();
+        let children = [0, 1].map(|rank| {
+            let endpoint = endpoint(rank).clone();
+            Group::new(endpoint, 77, "child".into(), rank as u32, [0, 1].into(), Duration::from_secs(20))
+        });
+        let [gone, stays] = children;
+        drop(gone);
+        done(&send(&stays, 1, &[7; 16]));
+        let large = vec![7; LARGE];
+        let announced = send(&stays, 2, &large);
+        let soon = Deadline::after(Duration::from_secs(10));
+        // Rank 0 moves for other reasons.
+        let ended = endpoint(0).wait(soon, Through::Messages, || announced.result());
+        let error = ended.expect("before its deadline").expect_err("nobody takes it");
+        assert_eq!(error.status(), Status::PeerFailed);
+        assert!(
+            error.text().contains("rank 0 (") && error.text().contains("destroyed its context"),
+            "{error}"
+        );
+        let messages = endpoint(0).messages();
+        assert_eq!((messages.unexpected_bytes(), messages.entries()), (0, 0));
+    }
 }
 
 #[test]

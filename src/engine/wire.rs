@@ -60,6 +60,9 @@ pub enum FrameKind {
     Refuse = 5,
     /// The sender gives up a large message that it has announced.
     Withdraw = 6,
+    /// The receiver does not take a large message that it was told of; why is in `offset`: what the kernel said when it
+    /// read, or 0 when its group is gone.
+    Decline = 7,
 }
 
 /// What precedes every message.
@@ -114,6 +117,7 @@ impl Frame {
             4 => FrameKind::Done,
             5 => FrameKind::Refuse,
             6 => FrameKind::Withdraw,
+            7 => FrameKind::Decline,
             other => fail!(Internal, "a frame of unknown kind {other} arrived"),
         };
         let class = match bytes[1] {
@@ -150,7 +154,8 @@ impl Frame {
             | FrameKind::Ready
             | FrameKind::Done
             | FrameKind::Refuse
-            | FrameKind::Withdraw => frame.length == 0,
+            | FrameKind::Withdraw
+            | FrameKind::Decline => frame.length == 0,
         };
         if !fits {
             fail!(Internal, "a frame whose lengths contradict each other arrived");
@@ -193,7 +198,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn hostile_bytes_are_refused_or_consistent(bytes in proptest::array::uniform32(any::<u8>()), kind in 0u8..8) {
+        fn hostile_bytes_are_refused_or_consistent(bytes in proptest::array::uniform32(any::<u8>()), kind in 0u8..9) {
             let mut frame = [0u8; FRAME_BYTES];
             frame[..32].copy_from_slice(&bytes);
             frame[32..].copy_from_slice(&bytes);

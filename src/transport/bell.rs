@@ -131,6 +131,16 @@ impl PeerBell {
     /// Wakes the peer if it sleeps or is about to. Call it after publishing.
     pub fn ring_if_parked(&self) {
         fence(Ordering::SeqCst);
+        self.ring_if_seen_parked();
+    }
+
+    /// Wakes each of `bells` whose owner sleeps or is about to, at the price of one fence.
+    pub fn ring_all<'a>(bells: impl Iterator<Item = &'a PeerBell>) {
+        fence(Ordering::SeqCst);
+        bells.for_each(PeerBell::ring_if_seen_parked);
+    }
+
+    fn ring_if_seen_parked(&self) {
         let parked = self.segment.parked();
         if parked.load(Ordering::Relaxed) != 0 && parked.swap(0, Ordering::Relaxed) != 0 {
             self.ringer.signal();

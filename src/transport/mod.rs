@@ -27,6 +27,15 @@ pub trait Stream: Send {
     /// and when room comes after a write that did not fit.
     fn poll_fd(&self) -> Option<BorrowedFd<'_>>;
 
+    /// Counts a withdrawal that is queued for this stream, so that the peer knows of it before it can read it: at once,
+    /// where memory is shared, and not at all elsewhere.
+    fn note_withdrawal(&mut self) {}
+
+    /// Withdrawals that the peer has counted so.
+    fn withdrawals(&self) -> u32 {
+        0
+    }
+
     /// What is there to read, in place, when the stream can show it without a copy; may be less than all that is
     /// there (a ring shows it up to its end). `Ok(None)`: this stream cannot, use [`Stream::read`]. Empty: nothing is
     /// there now. `UnexpectedEof` when the peer has closed and everything was consumed.

@@ -3,7 +3,7 @@
 //! | offset | written by | what |
 //! |---|---|---|
 //! | 0 | reader | `head`: bytes consumed so far; `reader_closed` |
-//! | 128 | writer | `tail`: bytes published so far; `writer_waits`; `writer_closed` |
+//! | 128 | writer | `tail`: bytes published so far; `writer_waits`; `writer_closed`; `withdrawals` |
 //! | 256 | writer | the bytes; their count is a power of two |
 //!
 //! Counts only grow; a byte's place is its count modulo the capacity. Each side keeps the other's count as it last saw
@@ -42,6 +42,7 @@ struct WriterLine {
     tail: AtomicU64,
     waits: AtomicU32,
     closed: AtomicU32,
+    withdrawals: AtomicU32,
 }
 
 /// Memory for a ring in this endpoint's segment, to be written by one peer.
@@ -243,6 +244,14 @@ impl Stream for Ring {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         self.readable_span().map(Some)
+    }
+
+    fn note_withdrawal(&mut self) {
+        writer_line(self.outgoing).withdrawals.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn withdrawals(&self) -> u32 {
+        writer_line(self.incoming.region.address()).withdrawals.load(Ordering::SeqCst)
     }
 
     fn consume(&mut self, count: usize) {

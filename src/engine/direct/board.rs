@@ -12,6 +12,7 @@ use crate::reduce::DataType;
 use crate::schedule::Collective;
 use crate::signature::{Kind, Signature};
 use crate::sys;
+use crate::transport::bell::PeerBell;
 use crate::transport::memory::PeerMemory;
 use crate::transport::segment::Region;
 
@@ -151,9 +152,7 @@ impl Direct {
     }
 
     pub(super) fn ring(&self) {
-        for memory in self.peers.iter().flatten() {
-            memory.bell.ring_if_parked();
-        }
+        PeerBell::ring_all(self.peers.iter().flatten().map(|memory| &memory.bell));
     }
 
     /// Says that this rank has come to `phase` of `call`.

@@ -30,6 +30,7 @@ impl Messages {
                     self.mismatch(ticket, Mismatch { peer, key, theirs, ours, bytes });
                 }
             }
+            FrameKind::Decline => self.declined(peer, frame),
             FrameKind::Withdraw => self.withdrawn(peer, frame.key),
             FrameKind::Data => {
                 let target = match self.receiving.get(&(peer, frame.key)) {
@@ -55,6 +56,13 @@ impl Messages {
                 Status::Internal,
                 format!("a message of {} bytes came unasked", frame.total),
             ));
+        }
+        if self.departed.contains(frame.key.group) && !self.receiving.contains_key(&key) {
+            match eager {
+                true => self.peers[peer as usize].lanes[lane].begin(frame, Target::Discard),
+                false => self.decline(peer, frame, 0),
+            }
+            return Ok(());
         }
         if frame.key.class == Class::PointToPoint && !self.receiving.contains_key(&key) {
             self.offer(peer, &frame);

@@ -1,5 +1,7 @@
 //! Which calls this rank is in: messages of others are compared with them.
 
+use std::collections::{HashSet, VecDeque};
+
 use super::Messages;
 use super::failure::{Mismatch, Trouble};
 use super::transfer::{Early, Receiving, Sending};
@@ -9,6 +11,35 @@ use crate::signature::Signature;
 pub(super) struct Current {
     pub(super) sequence: u32,
     pub(super) signature: Signature,
+}
+
+/// Groups that are gone from this rank. Nobody asks for what still comes for them.
+#[derive(Default)]
+pub(super) struct Departed {
+    ids: HashSet<u64>,
+    /// The same, the oldest first.
+    order: VecDeque<u64>,
+}
+
+/// So many groups are remembered: those whose last messages may still be under way.
+const REMEMBERED: usize = 4096;
+
+impl Departed {
+    pub(super) fn contains(&self, group: u64) -> bool {
+        self.ids.contains(&group)
+    }
+
+    fn add(&mut self, group: u64) {
+        if !self.ids.insert(group) {
+            return;
+        }
+        self.order.push_back(group);
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.ids.remove(&oldest);
+        }
+    }
 }
 
 impl Messages {
@@ -40,8 +71,9 @@ impl Messages {
     }
 
     /// A group is gone from this rank: what has come for it and was not asked for, and what is known of its calls, is
-    /// given up. Transfers under way stay; their owner ends them.
+    /// given up, and what still comes is not kept. Transfers under way stay; their owner ends them.
     pub fn forget(&mut self, group: u64) {
+        self.departed.add(group);
         self.currents.retain(|(other, ..), _| *other != group);
         self.pairs.forget(group);
         let unexpected_bytes = &mut self.unexpected_bytes;

@@ -24,6 +24,8 @@ pub(super) struct Peer {
     pub(super) expected: usize,
     /// It has left, and all that it had said has been read.
     pub(super) drained: bool,
+    /// Withdrawals read from it.
+    pub(super) withdrawals: u32,
     /// Receives among them whose pieces come over several lanes.
     pub(super) spread: usize,
 }

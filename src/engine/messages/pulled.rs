@@ -5,7 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 use super::Messages;
 use super::failure::Failure;
 use super::streamed::PIECE_BYTES;
-use super::transfer::{Early, Posted, Receive, Receiving};
+use super::transfer::{Early, Posted, Receive, Receiving, Sending};
 use crate::engine::pairs::{From, Waiting};
 use crate::engine::wire::{Frame, FrameKind, Key};
 use crate::error::Status;
@@ -58,10 +58,15 @@ impl Messages {
         self.pulled.push(Pulled { peer, frame, refused });
     }
 
-    /// Everything that `peer` has said so far has been read: what was pulled from it before counts. Whether there was
-    /// anything.
+    /// If everything that `peer` had withdrawn when this is called has been read, what was pulled from it before counts.
+    /// Whether there was anything.
     pub(super) fn count_pulled(&mut self, peer: u32) -> bool {
         if self.pulled.iter().all(|pulled| pulled.peer != peer) {
+            return false;
+        }
+        let slot = &self.peers[peer as usize];
+        if slot.lanes.first().is_some_and(|lane| lane.stream().withdrawals() != slot.withdrawals) {
+            // Its frame comes, and wakes who sleeps.
             return false;
         }
         let (ours, others): (Vec<_>, Vec<_>) =
@@ -77,6 +82,8 @@ impl Messages {
                         let what =
                             format!("has {bytes} bytes that could not be read from its memory: {cause}");
                         self.fail(posted.ticket, Failure::Peer { peer, status: Status::System, what });
+                        let why = cause.raw_os_error().unwrap_or(libc::EIO);
+                        self.decline(peer, frame, why);
                         continue;
                     }
                     None => self.mailboxes[posted.ticket.mailbox as usize].done.push(posted.ticket.step),
@@ -88,8 +95,32 @@ impl Messages {
         true
     }
 
+    /// Tells the sender of an announced message that it will not be taken. `why`: what the kernel said, or 0 when the
+    /// group is gone.
+    pub(super) fn decline(&mut self, peer: u32, frame: Frame, why: i32) {
+        self.control(peer, &Frame { kind: FrameKind::Decline, offset: why as u64, ..frame });
+        self.flush(peer);
+    }
+
+    /// The receiver of an announced message will not take it.
+    pub(super) fn declined(&mut self, peer: u32, frame: Frame) {
+        let Some(Sending::Posted { ticket, .. }) = self.sending.remove(&(peer, frame.key)) else { return };
+        self.peers[peer as usize].expected -= 1;
+        let (status, what) = match i32::try_from(frame.offset) {
+            Ok(0) => (Status::PeerFailed, "has destroyed its context and takes no more messages".into()),
+            why => {
+                let cause = std::io::Error::from_raw_os_error(why.unwrap_or(libc::EIO));
+                let text = format!("could not read {} bytes from this rank's memory: {cause}", frame.total);
+                (Status::System, text)
+            }
+        };
+        self.fail(ticket, Failure::Peer { peer, status, what });
+    }
+
     /// The sender gives up a message that it has announced.
     pub(super) fn withdrawn(&mut self, peer: u32, key: Key) {
+        let slot = &mut self.peers[peer as usize];
+        slot.withdrawals = slot.withdrawals.wrapping_add(1);
         self.pulled.retain(|pulled| (pulled.peer, pulled.frame.key) != (peer, key));
         match self.receiving.get(&(peer, key)) {
             Some(Receiving::Early(Early::Request { .. })) => {

@@ -15,6 +15,9 @@ impl Messages {
     pub(super) fn peer_is_ready(&mut self, peer: u32, frame: Frame) {
         let key = (peer, frame.key);
         let Some(Sending::Posted { from, signature, ticket, .. }) = self.sending.get(&key) else {
+            if self.departed.contains(frame.key.group) {
+                return;
+            }
             self.check_call(peer, &frame);
             self.sending.insert(key, Sending::Ready(frame));
             return;
