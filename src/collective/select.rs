@@ -89,9 +89,12 @@ pub struct Caution {
     pub agreement: Agreement,
 }
 
-/// The longest output that is held back, in bytes, where blocks come from several ranks. Longer blocks than a quarter of
-/// it are asked for, and so can wait; shorter ones come unasked, and would be copied too if they had to wait.
-const HELD_BYTES: u64 = 1024 * 1024;
+/// An output of blocks from several ranks is held back if it has at most this many bytes a rank. Longer blocks are asked
+/// for, and so can wait; shorter ones come unasked, and would be copied too, and no less, if they had to wait.
+const HELD_BLOCK_BYTES: u64 = 256 * 1024;
+
+/// The most that is held back, however many ranks there are.
+const HELD_BYTES: u64 = 16 * 1024 * 1024;
 
 /// The same where all comes from one rank, and of two ranks: then nothing has to wait but the own block, and not long.
 const HELD_OF_ONE_BYTES: u64 = 16 * 1024;
@@ -106,7 +109,10 @@ pub fn caution(checked: &Checked) -> Caution {
         Collective::Allgather { counts: blocks }
         | Collective::Gather { counts: blocks, .. }
         | Collective::Alltoall { recv_counts: blocks, .. } => {
-            let limit = if blocks.len() > 2 { HELD_BYTES } else { HELD_OF_ONE_BYTES };
+            let limit = match blocks.len() as u64 {
+                0..=2 => HELD_OF_ONE_BYTES,
+                ranks => HELD_BYTES.min(ranks * HELD_BLOCK_BYTES),
+            };
             (limit, blocks.iter().sum())
         }
         // In place, the root has its part already.
