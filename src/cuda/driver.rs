@@ -128,6 +128,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     unsafe fn push_context(&self, context: ContextHandle) -> Result<()>;
     /// Makes current again what was before the last push.
     unsafe fn pop_context(&self) -> Result<()>;
+    /// The device of this thread's current context, if it has one.
+    fn current_device(&self) -> Result<Option<u32>>;
     /// Whether kernels of `device` can reach memory of `peer`.
     fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool>;
     /// Lets the current context reach memory of `peer`. Doing it again changes nothing.
@@ -167,6 +169,13 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn allocate_host(&self, bytes: usize) -> Result<*mut u8>;
     /// Frees pinned host memory. May wait for the devices.
     unsafe fn free_host(&self, address: *mut u8) -> Result<()>;
+
+    /// Pins host memory of ours, so that every context may copy from and to it.
+    unsafe fn register_host(&self, address: *mut u8, bytes: usize) -> Result<()>;
+    /// Ends that. May wait for the devices.
+    unsafe fn unregister_host(&self, address: *mut u8) -> Result<()>;
+    /// Whether streams of `device` can wait for values.
+    fn can_wait_value(&self, device: u32) -> Result<bool>;
 
     /// Copies from the host to the current device.
     unsafe fn copy_to_device(

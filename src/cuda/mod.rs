@@ -15,8 +15,9 @@ pub mod libcuda;
 pub mod local;
 pub mod memory;
 pub mod stream;
+pub mod word;
 
 #[cfg(test)]
-mod double;
+pub(crate) mod double;
 #[cfg(test)]
 mod tests;

@@ -118,6 +118,8 @@ pub(super) struct Allocation {
     device: u32,
     number: u64,
     freed: bool,
+    /// Not ours to give back.
+    registered: bool,
 }
 
 impl Allocation {
@@ -174,6 +176,12 @@ pub(super) struct Machine {
     pub(super) synchronizations: usize,
     pub(super) creations: usize,
     pub(super) failing: Option<usize>,
+    pub(super) no_wait_value: bool,
+    /// As for waits for events: how many waits for values there were, and the one that is ignored.
+    pub(super) values: usize,
+    pub(super) ignored_value: Option<usize>,
+    /// Tasks that some thread runs just now.
+    running: HashSet<u64>,
     allocations: BTreeMap<u64, Allocation>,
     /// The last task of each queue.
     last: HashMap<Queue, u64>,
@@ -205,6 +213,10 @@ impl Machine {
             synchronizations: 0,
             creations: 0,
             failing: None,
+            no_wait_value: false,
+            values: 0,
+            ignored_value: None,
+            running: HashSet::new(),
             allocations: BTreeMap::new(),
             last: HashMap::new(),
             known: Vec::new(),
@@ -441,7 +453,7 @@ impl Machine {
     pub(super) fn choose(&mut self) -> Option<u64> {
         let mut ready: Vec<(u64, usize)> = Vec::new();
         for (&id, pending) in &self.pending {
-            if self.is_ready(pending) {
+            if !self.running.contains(&id) && self.is_ready(pending) {
                 let known = self.known.iter().position(|queue| *queue == pending.queue);
                 ready.push((id, known.unwrap_or(self.known.len())));
             }
@@ -466,15 +478,17 @@ impl Machine {
         };
         let (id, queue) = *chosen?;
         self.turn = (queue + 1) % queues;
+        self.running.insert(id);
         Some(id)
     }
 
     /// A ready task that has to run before `goal` is done, if one is ready.
-    pub(super) fn needed_for(&self, goal: u64) -> Option<u64> {
+    pub(super) fn needed_for(&mut self, goal: u64) -> Option<u64> {
         let (mut open, mut seen) = (vec![goal], HashSet::new());
         while let Some(id) = open.pop() {
             let Some(pending) = self.pending.get(&id).filter(|_| seen.insert(id)) else { continue };
-            if self.is_ready(pending) {
+            if !self.running.contains(&id) && self.is_ready(pending) {
+                self.running.insert(id);
                 return Some(id);
             }
             open.extend(&pending.after);
@@ -482,7 +496,18 @@ impl Machine {
         None
     }
 
-    /// The task of a pending number; it stays pending until it has run.
+    /// Whether some thread runs a task just now.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.running.is_empty()
+    }
+
+    /// A task has run.
+    pub(super) fn finish(&mut self, id: u64) {
+        self.running.remove(&id);
+        self.pending.remove(&id);
+    }
+
+    /// The task of a pending number that was chosen; it stays pending until it has run.
     pub(super) fn take(&self, id: u64) -> Task {
         self.pending[&id].task.clone()
     }
@@ -546,7 +571,7 @@ impl Machine {
         self.creations += 1;
         let number = self.next_number();
         let place = Place { address: 0, bytes };
-        let mut allocation = Allocation { place, memory, device, number, freed: false };
+        let mut allocation = Allocation { place, memory, device, number, freed: false, registered: false };
         // SAFETY: the layout has a size.
         let address = unsafe { std::alloc::alloc(allocation.layout()) };
         assert!(!address.is_null(), "no memory for the test");
@@ -558,10 +583,33 @@ impl Machine {
         address
     }
 
+    /// Takes in memory that its owner gives back, when it is no more registered.
+    pub(super) fn register(&mut self, device: u32, address: u64, bytes: usize) {
+        self.creations += 1;
+        let number = self.next_number();
+        let place = Place { address, bytes };
+        let registered =
+            Allocation { place, memory: Memory::Host, device, number, freed: false, registered: true };
+        self.allocations.insert(address, registered);
+    }
+
+    pub(super) fn unregister(&mut self, address: u64) -> Result<()> {
+        let Some(found) = self.allocations.get(&address).filter(|found| found.registered) else {
+            return Err(refuse("cuMemHostUnregister", "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"));
+        };
+        let range = address..address + found.place.bytes as u64;
+        let touches = |task: &Task| task.places().iter().any(|place| range.contains(&place.address));
+        if self.pending.values().any(|pending| touches(&pending.task)) {
+            self.complain(format!("{address:#x} is unregistered while a stream is to use it"));
+        }
+        self.allocations.remove(&address);
+        Ok(())
+    }
+
     /// Marks memory as freed. It comes back when the double is dropped, so a late access harms nothing.
     pub(super) fn free(&mut self, address: u64) -> Result<()> {
         let bytes = match self.allocations.get(&address) {
-            Some(allocation) if !allocation.freed => allocation.place.bytes,
+            Some(allocation) if !allocation.freed && !allocation.registered => allocation.place.bytes,
             _ => return Err(refuse("cuMemFree", "CUDA_ERROR_INVALID_VALUE")),
         };
         let range = address..address + bytes as u64;
@@ -606,7 +654,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        for allocation in self.allocations.values() {
+        for allocation in self.allocations.values().filter(|allocation| !allocation.registered) {
             // SAFETY: allocated with this layout, and not given back before.
             unsafe { std::alloc::dealloc(pointer(allocation.place.address), allocation.layout()) };
         }

@@ -74,6 +74,27 @@ impl Double {
         machine.ignored_wait = Some(machine.waits + index);
     }
 
+    /// Streams cannot wait for values.
+    pub(crate) fn forbid_wait_value(&self) {
+        self.lock().no_wait_value = true;
+    }
+
+    /// Ignores the wait for a value that is the `index`-th from now.
+    pub(crate) fn ignore_value(&self, index: usize) {
+        let mut machine = self.lock();
+        machine.ignored_value = Some(machine.values + index);
+    }
+
+    /// How many waits for values streams have been given.
+    pub(crate) fn values(&self) -> usize {
+        self.lock().values
+    }
+
+    /// Whether streams have something left to do.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.lock().pending.is_empty()
+    }
+
     /// Lets the call fail that is the `index`-th from now. The calls that restore the caller's state never fail.
     pub(crate) fn fail_call(&self, index: usize) {
         self.lock().failing = Some(index);
@@ -137,14 +158,19 @@ impl Double {
 
     /// Runs everything that streams were given. Complains when they wait for each other for ever.
     pub(crate) fn drain(&self) {
-        while let Some(task) = self.choose() {
-            self.run(task);
-        }
+        while self.step() {}
         let mut machine = self.lock();
         let stuck = machine.pending.len();
         if stuck > 0 {
             machine.complain(format!("{stuck} tasks wait for each other for ever"));
         }
+    }
+
+    /// Runs one task, if one can run or another thread runs one. Whether that was so.
+    pub(crate) fn step(&self) -> bool {
+        let Some(task) = self.choose() else { return self.lock().is_busy() };
+        self.run(task);
+        true
     }
 
     /// Starts to record what the stream is given.
@@ -216,20 +242,24 @@ impl Double {
         } else {
             self.lock().execute(&task);
         }
-        self.lock().pending.remove(&id);
+        self.lock().finish(id);
     }
 
     /// Runs what is needed for `goal`, and as little else as possible.
     fn demand(&self, goal: u64) -> Result<()> {
         loop {
             let task = {
-                let machine = self.lock();
+                let mut machine = self.lock();
                 if !machine.pending.contains_key(&goal) {
                     return Ok(());
                 }
                 machine.needed_for(goal)
             };
             let Some(task) = task.or_else(|| self.choose()) else {
+                if self.lock().is_busy() {
+                    std::thread::yield_now();
+                    continue;
+                }
                 return Err(refuse("cuEventSynchronize", "CUDA_ERROR_DEADLOCK_OF_THE_DOUBLE"));
             };
             self.run(task);
@@ -303,6 +333,10 @@ impl Driver for Double {
             Some(_) => Ok(()),
             None => Err(refuse("cuCtxPopCurrent", "CUDA_ERROR_INVALID_CONTEXT")),
         }
+    }
+
+    fn current_device(&self) -> Result<Option<u32>> {
+        Ok(self.begin("cuCtxGetDevice")?.device_here("cuCtxGetDevice").ok())
     }
 
     fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool> {
@@ -442,6 +476,22 @@ impl Driver for Double {
         self.begin_unsafe("cuMemFreeHost")?.free(address.expose_provenance() as u64)
     }
 
+    unsafe fn register_host(&self, address: *mut u8, bytes: usize) -> Result<()> {
+        let mut machine = self.begin_unsafe("cuMemHostRegister")?;
+        let device = machine.device_here("cuMemHostRegister")?;
+        machine.register(device, address.expose_provenance() as u64, bytes);
+        Ok(())
+    }
+
+    unsafe fn unregister_host(&self, address: *mut u8) -> Result<()> {
+        self.begin_unsafe("cuMemHostUnregister")?.unregister(address.expose_provenance() as u64)
+    }
+
+    fn can_wait_value(&self, _: u32) -> Result<bool> {
+        let machine = self.begin("cuDeviceGetAttribute")?;
+        Ok(!machine.no_wait_value)
+    }
+
     unsafe fn copy_to_device(
         &self,
         to: u64,
@@ -489,7 +539,14 @@ impl Driver for Double {
     }
 
     unsafe fn wait_value(&self, stream: StreamHandle, address: u64, value: u32) -> Result<()> {
-        self.push("cuStreamWaitValue32", stream, Task::WaitValue { address, value })
+        let ignored = {
+            let mut machine = self.lock();
+            let index = machine.values;
+            machine.values += 1;
+            machine.ignored_value == Some(index)
+        };
+        let task = if ignored { Task::Mark } else { Task::WaitValue { address, value } };
+        self.push("cuStreamWaitValue32", stream, task)
     }
 
     unsafe fn launch_host(
