@@ -15,6 +15,7 @@ pub use work::Work;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cuda::driver::StreamHandle;
 pub use crate::engine::operation::Completion;
 use crate::rendezvous::store::Store;
 
@@ -56,4 +57,8 @@ pub struct Call {
     pub timeout: Option<Duration>,
     /// An algorithm by its ABI number; 0 or `None` is automatic.
     pub algorithm: Option<i32>,
+    /// A stream that the operation is ordered on: it starts when the stream comes to the call, and what the stream is
+    /// given afterwards waits for it. Without one, an operation on device memory comes after what the default stream of
+    /// its device was given before.
+    pub stream: Option<StreamHandle>,
 }

@@ -4,6 +4,7 @@
 //! at a missing symbol, and its result type is a closed enum, where a code that it has not heard of is undefined
 //! behaviour. Here every function returns a plain integer, and every symbol is there before the first call.
 
+pub mod measuring;
 mod symbols;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
