@@ -1,14 +1,17 @@
 //! Who is in the group and in which order its operations run: contexts, their children, work handles.
 
+pub mod batch;
 pub mod buffer;
 pub mod context;
 pub mod plans;
 pub mod prepared;
 pub mod sparse;
+mod watch;
 pub mod wide;
 pub mod work;
 
-pub use context::Context;
+pub use batch::start_together;
+pub use context::{Context, Pending};
 pub use prepared::{AlgorithmOptions, Prepared};
 pub use work::Work;
 
