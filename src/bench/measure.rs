@@ -25,8 +25,22 @@ pub(super) struct Sample {
     pub(super) p50: f64,
     pub(super) p99: f64,
     pub(super) min: f64,
+    /// How long one call held the calling thread, if it only enqueues.
+    pub(super) host: Option<f64>,
     /// Wrong elements on all ranks, if that was looked at.
     pub(super) errors: Option<u64>,
+}
+
+impl Sample {
+    /// From nanoseconds of `calls` calls each; at least one.
+    pub(super) fn of(mut times: Vec<u64>, calls: u64) -> Sample {
+        times.sort_unstable();
+        let at = |part: f64| {
+            times[((times.len() - 1) as f64 * part).round() as usize] as f64 / calls as f64 / 1000.0
+        };
+        let iterations = times.len() as u64 * calls;
+        Sample { iterations, p50: at(0.5), p99: at(0.99), min: at(0.0), host: None, errors: None }
+    }
 }
 
 /// One rank of the benchmark.
@@ -106,9 +120,7 @@ impl Rank {
             times.push(start.elapsed().as_nanos() as u64);
         }
         combine(&context, Operator::Max, &mut times)?;
-        times.sort_unstable();
-        let at = |part: f64| times[((times.len() - 1) as f64 * part).round() as usize] as f64 / 1000.0;
-        Ok(Sample { iterations, p50: at(0.5), p99: at(0.99), min: at(0.0), errors })
+        Ok(Sample { errors, ..Sample::of(times, 1) })
     }
 
     fn context(&self, case: &Case) -> Context {

@@ -225,14 +225,14 @@ impl Row {
 }
 
 /// What a peer took for the same.
-struct Times {
-    p50: f64,
-    p99: f64,
-    rounds: Vec<f64>,
+pub(super) struct Times {
+    pub(super) p50: f64,
+    pub(super) p99: f64,
+    pub(super) rounds: Vec<f64>,
 }
 
 impl Times {
-    fn of(all: &[Peer], case: &Case) -> Option<Times> {
+    pub(super) fn of(all: &[Peer], case: &Case) -> Option<Times> {
         let same: Vec<_> =
             all.iter().filter(|peer| peer.kind == case.kind && peer.bytes == case.asked).collect();
         (!same.is_empty()).then(|| Times {
@@ -244,7 +244,7 @@ impl Times {
 }
 
 /// The middle one, or the lower of the two in the middle; of none it is NaN.
-fn median(values: impl Iterator<Item = f64>) -> f64 {
+pub(super) fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(f64::NAN)

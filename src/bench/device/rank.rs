@@ -11,7 +11,7 @@ use crate::bench::options::{self, CallStyle, Choice, Options, Place, Transport};
 use crate::bench::seat::{Seat, barrier, combine, spread};
 use crate::bench::values;
 use crate::collective::request::{Counts, Kind, Request};
-use crate::communicator::{Call, Context};
+use crate::communicator::{Call, Context, Work, start_together};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::libcuda::measuring::{Graph, TimedEvent};
@@ -323,7 +323,7 @@ impl<'a> Rank<'a> {
             times.push(start.elapsed().as_nanos() as u64);
         }
         combine(&self.control, Operator::Max, &mut times)?;
-        Ok(Sample::of(times, times_of_one))
+        Ok(Sample::of(times, 1))
     }
 
     /// Runs until a fifth of the budget is spent, or as often as asked. Answers about how many nanoseconds one takes.
@@ -372,7 +372,7 @@ impl<'a> Rank<'a> {
         held.sort_unstable();
         let mut host = [held.get(held.len() / 2).copied().unwrap_or(0)];
         combine(&self.control, Operator::Max, &mut host)?;
-        let sample = Sample::of(times, (batch * calls) as f64);
+        let sample = Sample::of(times, batch * calls);
         Ok(Sample { host: Some(host[0] as f64 / 1000.0), ..sample })
     }
 
@@ -397,9 +397,6 @@ impl<'a> Rank<'a> {
         Ok((self.end.since(&self.start)? * 1000.0) as u64)
     }
 }
-
-/// Calls in what [`Rank::time_calls`] times at once.
-const times_of_one: f64 = 1.0;
 
 impl Subject {
     fn join(
@@ -462,7 +459,7 @@ impl Bound<'_> {
         unsafe {
             match &self.who {
                 Who::Native(context, call) if self.request.kind == Kind::Send => {
-                    self.exchange(context, call)
+                    self.exchange(context, call).map(drop)
                 }
                 Who::Native(context, call) => context.start(&self.request, call).map(drop),
                 Who::Library(communicator, stream) => communicator.run(&self.request, *stream),
@@ -485,11 +482,30 @@ impl Bound<'_> {
                     // The operation's own deadline ends the wait.
                     context.start(&self.request, call)?.wait(Deadline::NEVER).map(drop)
                 }
+                (Who::Native(context, call), CallStyle::Blocking | CallStyle::Work) => {
+                    let works = self.exchange(context, call)?;
+                    works.iter().try_for_each(|work| work.wait(Deadline::NEVER).map(drop))
+                }
                 _ => {
                     self.enqueue()?;
                     rank.stream.synchronize(rank.deadline())
                 }
             }
         }
+    }
+
+    /// Sends to the next rank and receives from the one before, beside each other.
+    ///
+    /// # Safety
+    /// As [`Bound::enqueue`].
+    unsafe fn exchange(&self, context: &Context, call: &Call) -> Result<Vec<Work>> {
+        let (rank, size) = (context.rank(), context.size());
+        if size == 1 {
+            return Ok(Vec::new());
+        }
+        let receive = Request { kind: Kind::Receive, root: (rank + size - 1) % size, ..self.request.clone() };
+        let send = Request { root: (rank + 1) % size, ..self.request.clone() };
+        // SAFETY: the caller's promise.
+        unsafe { start_together(&[(context, &receive, call), (context, &send, call)]) }
     }
 }
