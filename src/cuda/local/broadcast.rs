@@ -1,9 +1,12 @@
 //! Broadcast from one pointer of a process to its others.
 
-use super::Pointers;
-use super::program::{Builder, Program};
+use std::sync::Arc;
+
+use super::program::{Builder, Folding, Program};
+use super::{Kernels, Operand, Pointers};
 use crate::deadline::Deadline;
 use crate::error::Result;
+use crate::reduce::{DataType, Operator, Representation};
 
 /// How the bytes spread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +29,21 @@ impl BroadcastAlgorithm {
     }
 }
 
+/// The last step of a reduction whose result is in accumulators.
+#[derive(Debug)]
+pub struct Rounding {
+    /// Where they are, on the root's device.
+    pub from: u64,
+    /// What the pointers hold.
+    pub dtype: DataType,
+    /// The reduction's operator.
+    pub operator: Operator,
+    /// What an average divides by.
+    pub contributions: u32,
+    /// What folds.
+    pub kernels: Arc<dyn Kernels>,
+}
+
 /// A prepared broadcast. One run at a time, which `&mut` sees to; it may be used from any thread.
 #[derive(Debug)]
 pub struct LocalBroadcast {
@@ -35,14 +53,48 @@ pub struct LocalBroadcast {
 impl LocalBroadcast {
     /// Prepares the broadcast of pointer `root`'s bytes to all others.
     pub fn new(pointers: Pointers, root: usize, algorithm: BroadcastAlgorithm) -> Result<LocalBroadcast> {
+        LocalBroadcast::after(pointers, root, algorithm, None)
+    }
+
+    /// Prepares the broadcast of a result that is still in accumulators: pointer `root` receives it first, by the last step
+    /// of the reduction.
+    ///
+    /// # Safety
+    /// As [`super::LocalReduce::partial`].
+    pub unsafe fn rounded(
+        pointers: Pointers,
+        root: usize,
+        algorithm: BroadcastAlgorithm,
+        rounding: Rounding,
+    ) -> Result<LocalBroadcast> {
+        LocalBroadcast::after(pointers, root, algorithm, Some(rounding))
+    }
+
+    fn after(
+        pointers: Pointers,
+        root: usize,
+        algorithm: BroadcastAlgorithm,
+        rounding: Option<Rounding>,
+    ) -> Result<LocalBroadcast> {
         pointers.check_root(root)?;
         let mut builder = Builder::new(pointers);
-        match algorithm {
-            _ if builder.pointers.bytes() == 0 => {}
-            BroadcastAlgorithm::Tree => tree(&mut builder, root)?,
-            BroadcastAlgorithm::Chain { chunk } => chain(&mut builder, root, chunk.max(1))?,
+        let mut folding = None;
+        if builder.pointers.bytes() > 0 {
+            if let Some(Rounding { from, dtype, operator, contributions, kernels }) = rounding {
+                let pointers = &builder.pointers;
+                kernels.prepare(&pointers.devices, pointers.device(root), dtype, operator)?;
+                let (out, count) = (pointers.addresses[root], pointers.bytes() / dtype.size());
+                let operand =
+                    Operand { address: from, representation: Representation::Accumulator, scale: 1.0 };
+                builder.fold(root, &[operand], (out, Representation::Element), count);
+                folding = Some(Folding { kernels, dtype, operator, contributions });
+            }
+            match algorithm {
+                BroadcastAlgorithm::Tree => tree(&mut builder, root)?,
+                BroadcastAlgorithm::Chain { chunk } => chain(&mut builder, root, chunk.max(1))?,
+            }
         }
-        Ok(LocalBroadcast { program: builder.finish(None)? })
+        Ok(LocalBroadcast { program: builder.finish(folding)? })
     }
 
     /// Enqueues the broadcast and returns. It begins when each stream has done what it was given before; what a
@@ -83,11 +135,16 @@ fn tree(builder: &mut Builder, root: usize) -> Result<()> {
     Ok(())
 }
 
-/// Pointers are counted from the root, around; each copies every chunk to the next.
+/// Pointers are counted from the root, around, those of one device together; each copies every chunk to the next.
 fn chain(builder: &mut Builder, root: usize, chunk: usize) -> Result<()> {
     let n = builder.pointers.len();
     let bytes = builder.pointers.bytes();
-    let at = |position: usize| (root + position) % n;
+    let around: Vec<usize> = (0..n).map(|position| (root + position) % n).collect();
+    let device = |index: usize| builder.pointers.device(index);
+    let mut line = around.clone();
+    // Stable, and every device is found.
+    line.sort_by_key(|&index| around.iter().position(|&other| device(other) == device(index)));
+    let at = |position: usize| line[position];
     for hop in 1..n {
         // Whatever still uses the target's memory comes first.
         builder.order(at(hop), at(hop - 1))?;

@@ -19,7 +19,7 @@ use super::stream::Stream;
 use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operator, Representation};
 
-pub use broadcast::{BroadcastAlgorithm, LocalBroadcast};
+pub use broadcast::{BroadcastAlgorithm, LocalBroadcast, Rounding};
 pub use reduce::{LocalReduce, ReduceAlgorithm};
 
 /// Bytes of one of the two pinned pieces through which memory goes between devices that do not reach each other.
@@ -185,6 +185,9 @@ pub trait Kernels: fmt::Debug + Send + Sync {
     /// Loads what folds of this type and operator need on `device`, so that a launch loads nothing. Refuses what it
     /// has no kernel for.
     fn prepare(&self, devices: &Devices, device: u32, dtype: DataType, operator: Operator) -> Result<()>;
+
+    /// The most operands of a fold: a power of two, 2 or more.
+    fn most_operands(&self) -> usize;
 
     /// Enqueues a fold of what was prepared. Neither allocates nor synchronises.
     ///
