@@ -75,7 +75,9 @@ row step passed failed skipped s
 
 # One step for each module of the test program. One test after the other: see tests/gpu/main.rs.
 gpu() { echo "$here/gpu" --test-threads=1 --nocapture "$@"; }
-for module in $("$here/gpu" --list 2>/dev/null | sed -n 's/^\([a-z_]*\)::.*: test$/\1/p' | sort -u); do
+measures=$("$here/gpu" --list --ignored 2>/dev/null | sed -n 's/: test$//p')
+for module in $("$here/gpu" --list 2>/dev/null | sed -n 's/: test$//p' | grep -vxF "${measures:-none}" |
+    sed -n 's/::.*//p' | sort -u); do
     step "$module" 240 $(gpu "$module::")
 done
 
@@ -96,8 +98,8 @@ else
 fi
 
 # What the test program measures is not run with its tests.
-for measure in $("$here/gpu" --list --ignored 2>/dev/null | sed -n 's/^\(.*\): test$/\1/p'); do
-    step "measure-${measure//::/-}" 240 $(gpu --ignored --exact "$measure")
+for measure in $measures; do
+    step "measure-${measure##*::}" 240 $(gpu --ignored --exact "$measure")
 done
 
 if "$here/unisono-bench" --help 2>/dev/null | grep -q -- --device; then

@@ -173,6 +173,7 @@ pub(crate) fn begin_capture(stream: &Stream) {
 
 /// A captured graph, ready to be launched.
 pub(crate) struct Graph {
+    device: u32,
     graph: sys::CUgraph,
     ready: sys::CUgraphExec,
 }
@@ -180,6 +181,8 @@ pub(crate) struct Graph {
 impl Graph {
     /// Ends the capture that began with `stream`.
     pub(crate) fn end_capture(stream: &Stream) -> Graph {
+        let devices = devices();
+        let _entered = devices.enter(stream.device()).expect("a context");
         let (mut graph, mut ready) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: a live stream; fills both.
         unsafe {
@@ -189,10 +192,12 @@ impl Graph {
                 (calls().cuGraphInstantiateWithFlags)(&raw mut ready, graph, 0),
             );
         }
-        Graph { graph, ready }
+        Graph { device: stream.device(), graph, ready }
     }
 
     pub(crate) fn launch(&self, stream: StreamHandle) {
+        let devices = devices();
+        let _entered = devices.enter(self.device).expect("a context");
         // SAFETY: a live graph and a live stream.
         ok("cuGraphLaunch", unsafe { (calls().cuGraphLaunch)(self.ready, raw(stream.0)) });
     }

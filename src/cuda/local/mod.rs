@@ -116,6 +116,16 @@ impl Pointers {
         self.streams[index].device()
     }
 
+    /// Whether each of their devices reaches all others.
+    fn reach_each_other(&self) -> Result<bool> {
+        for (a, b) in (0..self.len()).flat_map(|a| (0..self.len()).map(move |b| (a, b))) {
+            if !self.devices.reaches(self.device(a), self.device(b))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Refuses a root that is not one of them.
     fn check_root(&self, root: usize) -> Result<()> {
         if root < self.len() {

@@ -19,6 +19,13 @@ pub enum ReduceAlgorithm {
     Direct,
 }
 
+impl ReduceAlgorithm {
+    /// Direct where all devices reach each other, else the tree.
+    pub fn automatic(pointers: &Pointers) -> Result<ReduceAlgorithm> {
+        Ok(if pointers.reach_each_other()? { ReduceAlgorithm::Direct } else { ReduceAlgorithm::Tree })
+    }
+}
+
 /// A prepared reduction. One run at a time, which `&mut` sees to; it may be used from any thread.
 #[derive(Debug)]
 pub struct LocalReduce {
