@@ -97,6 +97,16 @@ impl Libcuda {
         Ok(Arc::new(Libcuda { calls: unsafe { Calls::resolve(library) }?, fallback: OnceCell::new() }))
     }
 
+    fn attribute(&self, device: u32, attribute: sys::CUdevice_attribute) -> Result<c_int> {
+        let mut value = 0;
+        // SAFETY: fills `value`; a device that does not exist is refused.
+        let result = unsafe {
+            (self.calls.cuDeviceGetAttribute)(&raw mut value, attribute as c_int, ordinal(device))
+        };
+        self.check("cuDeviceGetAttribute", result)?;
+        Ok(value)
+    }
+
     /// Makes an error of any result but success.
     fn check(&self, call: &'static str, result: c_int) -> Result<()> {
         if result == SUCCESS { Ok(()) } else { Err(self.error(call, result)) }
@@ -127,6 +137,19 @@ impl Driver for Libcuda {
         self.check("cuDeviceGetCount", unsafe { (self.calls.cuDeviceGetCount)(&raw mut count) })?;
         // A negative count does not exist; none is the same to us.
         Ok(u32::try_from(count).unwrap_or(0))
+    }
+
+    fn capability(&self, device: u32) -> Result<(i32, i32)> {
+        use sys::CUdevice_attribute as Attribute;
+        let major = self.attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = self.attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        Ok((major, minor))
+    }
+
+    fn multiprocessors(&self, device: u32) -> Result<u32> {
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        // A negative count does not exist.
+        Ok(u32::try_from(self.attribute(device, attribute)?).unwrap_or(0))
     }
 
     fn retain_context(&self, device: u32) -> Result<ContextHandle> {

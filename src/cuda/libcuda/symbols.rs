@@ -50,6 +50,7 @@ calls! {
     cuGetErrorName(c_int, *mut *const c_char);
     cuGetErrorString(c_int, *mut *const c_char);
     cuDeviceGetCount(*mut c_int);
+    cuDeviceGetAttribute(*mut c_int, c_int, sys::CUdevice);
     cuDeviceCanAccessPeer(*mut c_int, sys::CUdevice, sys::CUdevice);
     cuDevicePrimaryCtxRetain(*mut sys::CUcontext, sys::CUdevice);
     cuDevicePrimaryCtxRelease_v2(sys::CUdevice);

@@ -19,7 +19,7 @@ use super::stream::Stream;
 use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operator, Representation};
 
-pub use broadcast::{BroadcastAlgorithm, LocalBroadcast};
+pub use broadcast::{BroadcastAlgorithm, LocalBroadcast, Rounding};
 pub use reduce::{LocalReduce, ReduceAlgorithm};
 
 /// Bytes of one of the two pinned pieces through which memory goes between devices that do not reach each other.
@@ -116,6 +116,16 @@ impl Pointers {
         self.streams[index].device()
     }
 
+    /// Whether each of their devices reaches all others.
+    fn reach_each_other(&self) -> Result<bool> {
+        for (a, b) in (0..self.len()).flat_map(|a| (0..self.len()).map(move |b| (a, b))) {
+            if !self.devices.reaches(self.device(a), self.device(b))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Refuses a root that is not one of them.
     fn check_root(&self, root: usize) -> Result<()> {
         if root < self.len() {
@@ -185,6 +195,9 @@ pub trait Kernels: fmt::Debug + Send + Sync {
     /// Loads what folds of this type and operator need on `device`, so that a launch loads nothing. Refuses what it
     /// has no kernel for.
     fn prepare(&self, devices: &Devices, device: u32, dtype: DataType, operator: Operator) -> Result<()>;
+
+    /// The most operands of a fold: a power of two, 2 or more.
+    fn most_operands(&self) -> usize;
 
     /// Enqueues a fold of what was prepared. Neither allocates nor synchronises.
     ///

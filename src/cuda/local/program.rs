@@ -47,6 +47,8 @@ pub(super) struct Folding {
     pub(super) kernels: Arc<dyn Kernels>,
     pub(super) dtype: DataType,
     pub(super) operator: Operator,
+    /// What an average divides by.
+    pub(super) contributions: u32,
 }
 
 /// A prepared operation.
@@ -146,15 +148,14 @@ impl Program {
                 unsafe { driver.copy_to_device(to, from, bytes, stream) }
             }
             Call::Fold { ref operands, out, representation, count } => {
-                let Some(Folding { kernels, dtype, operator }) = &self.folding else {
+                let Some(Folding { kernels, dtype, operator, contributions }) = &self.folding else {
                     fail!(Internal, "a local operation without kernels has a fold")
                 };
                 let fold = Fold {
                     stream: owner,
                     dtype: *dtype,
                     operator: *operator,
-                    // As many as pointers, which were counted by a u32 at the ABI.
-                    ranks: self.pointers.len() as u32,
+                    ranks: *contributions,
                     operands,
                     out,
                     representation,
