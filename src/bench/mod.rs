@@ -6,6 +6,7 @@
 //! threads; else it is a rank of whoever started it.
 
 mod case;
+mod copies;
 mod device;
 mod links;
 mod local;
@@ -94,8 +95,8 @@ impl Role {
                 return Ok(Role::Alone(task));
             }
             (Task::Links, None) if Launch::from_env().is_err() => return Ok(Role::Alone(task)),
-            (Task::Start | Task::Links, _) if options.threads => {
-                fail!(InvalidUsage, "the ranks of {} are processes; leave --threads out", task.name())
+            (Task::Links, _) if options.threads => {
+                fail!(InvalidUsage, "the ranks of links are processes; leave --threads out")
             }
             _ => {}
         }
@@ -177,6 +178,7 @@ fn measure_by_threads(options: Options, size: u32) -> Result<bool> {
 /// What one rank does. Answers whether every result of this rank was right, on rank 0 whether all ranks' were.
 fn measure_all(options: &Options, seat: &Seat) -> Result<bool> {
     match options.task() {
+        Ok(Task::Start) if options.on_device() => return device::start(options, seat),
         Ok(Task::Start) => return start::measure(options, seat),
         Ok(Task::Links) => return links::measure(options, Some(seat)),
         _ => {}

@@ -98,12 +98,7 @@ impl<'a> Report<'a> {
                 println!("{}", self.line(row));
             }
         }
-        if let Some(path) = &self.options.json {
-            let text = format!("{:#}\n", self.json());
-            fs::write(path, text)
-                .map_err(|cause| Error::system(format!("cannot write {}", path.display()), cause))?;
-        }
-        Ok(())
+        write(self.options, &self.json())
     }
 
     /// Whether lines are complete only at the end.
@@ -241,6 +236,13 @@ impl Times {
             rounds: same.iter().map(|peer| peer.p50).collect(),
         })
     }
+}
+
+/// Writes the file that the options ask for, if they do.
+pub(super) fn write(options: &Options, results: &Value) -> Result<()> {
+    let Some(path) = &options.json else { return Ok(()) };
+    fs::write(path, format!("{results:#}\n"))
+        .map_err(|cause| Error::system(format!("cannot write {}", path.display()), cause))
 }
 
 /// The middle one, or the lower of the two in the middle; of none it is NaN.

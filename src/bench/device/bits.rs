@@ -31,11 +31,14 @@ pub(in crate::bench) fn bits(options: &Options, seat: &Seat) -> Result<bool> {
     counts.dedup();
     let largest = counts.last().copied().unwrap_or(0);
     let mut rank = Rank::join(options, seat, &devices, device, (largest * 4) as usize)?;
+    let libraries = options.libraries();
+    for library in &libraries {
+        rank.admit(library)?;
+    }
     if rank.leads() {
         println!("# bits: float32, {} ranks; elements that differ from those at the largest count", seat.size);
         println!("{:<14} {:>10} {:>11} {:<12} differing", "operation", "count", "size", "library");
     }
-    let libraries = options.libraries();
     let mut same = true;
     for kind in kinds {
         for (subject, library) in libraries.iter().enumerate() {

@@ -18,9 +18,12 @@ pub(super) struct UniqueId(pub(super) [u8; 128]);
 type Comm = *mut c_void;
 type Stream = *mut c_void;
 
-/// Declares the functions of a library and how they are found. Those after `optional` may be missing.
+/// Declares the functions of a library and how they are found. Optional ones may be missing.
 macro_rules! functions {
-    ($($name:ident: $symbol:literal ($($argument:ty),*);)* optional $($maybe:ident: $other:literal ($($given:ty),*);)*) => {
+    (
+        needed { $($name:ident: $symbol:literal ($($argument:ty),*);)* }
+        optional { $($maybe:ident: $other:literal ($($given:ty),*);)* }
+    ) => {
         struct Functions {
             $($name: unsafe extern "C" fn($($argument),*) -> c_int,)*
             $($maybe: Option<unsafe extern "C" fn($($given),*) -> c_int>,)*
@@ -67,22 +70,25 @@ macro_rules! functions {
 }
 
 functions! {
-    version: c"ncclGetVersion" (*mut c_int);
-    unique_id: c"ncclGetUniqueId" (*mut UniqueId);
-    init: c"ncclCommInitRank" (*mut Comm, c_int, UniqueId, c_int);
-    destroy: c"ncclCommDestroy" (Comm);
-    abort: c"ncclCommAbort" (Comm);
-    allreduce: c"ncclAllReduce" (*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream);
-    reduce: c"ncclReduce" (*const c_void, *mut c_void, usize, c_int, c_int, c_int, Comm, Stream);
-    broadcast: c"ncclBroadcast" (*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream);
-    allgather: c"ncclAllGather" (*const c_void, *mut c_void, usize, c_int, Comm, Stream);
-    reduce_scatter: c"ncclReduceScatter" (*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream);
-    send: c"ncclSend" (*const c_void, usize, c_int, c_int, Comm, Stream);
-    receive: c"ncclRecv" (*mut c_void, usize, c_int, c_int, Comm, Stream);
-    group_start: c"ncclGroupStart" ();
-    group_end: c"ncclGroupEnd" ();
-    optional
-    alltoall: c"ncclAlltoAll" (*const c_void, *mut c_void, usize, c_int, Comm, Stream);
+    needed {
+        version: c"ncclGetVersion" (*mut c_int);
+        unique_id: c"ncclGetUniqueId" (*mut UniqueId);
+        init: c"ncclCommInitRank" (*mut Comm, c_int, UniqueId, c_int);
+        destroy: c"ncclCommDestroy" (Comm);
+        abort: c"ncclCommAbort" (Comm);
+        allreduce: c"ncclAllReduce" (*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream);
+        reduce: c"ncclReduce" (*const c_void, *mut c_void, usize, c_int, c_int, c_int, Comm, Stream);
+        broadcast: c"ncclBroadcast" (*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream);
+        allgather: c"ncclAllGather" (*const c_void, *mut c_void, usize, c_int, Comm, Stream);
+        reduce_scatter: c"ncclReduceScatter" (*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream);
+        send: c"ncclSend" (*const c_void, usize, c_int, c_int, Comm, Stream);
+        receive: c"ncclRecv" (*mut c_void, usize, c_int, c_int, Comm, Stream);
+        group_start: c"ncclGroupStart" ();
+        group_end: c"ncclGroupEnd" ();
+    }
+    optional {
+        alltoall: c"ncclAlltoAll" (*const c_void, *mut c_void, usize, c_int, Comm, Stream);
+    }
 }
 
 /// A library that is open until the process ends.

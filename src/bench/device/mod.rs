@@ -8,6 +8,7 @@ mod library;
 mod memory;
 mod rank;
 mod report;
+mod start;
 
 use super::case::Case;
 use super::options::Options;
@@ -19,6 +20,7 @@ use rank::Rank;
 use report::Report;
 
 pub(super) use bits::bits;
+pub(super) use start::start;
 
 /// Measures every case by every subject. Answers whether all results that were looked at are right.
 pub(super) fn measure(options: &Options, seat: &Seat, cases: Vec<Case>) -> Result<bool> {
@@ -28,15 +30,17 @@ pub(super) fn measure(options: &Options, seat: &Seat, cases: Vec<Case>) -> Resul
     let _entered = devices.enter(device)?;
     let largest = cases.iter().map(Case::bytes).max().unwrap_or(0) as usize;
     let mut rank = Rank::join(options, seat, &devices, device, largest)?;
-    let subjects = rank.subjects();
+    let libraries = options.libraries();
+    let subjects: Vec<String> =
+        libraries.iter().map(|library| rank.admit(library)).collect::<Result<_>>()?;
     let mut report = Report::new(cases, options, seat.size, devices.count());
     if rank.leads() {
-        report.begin();
+        report.begin(&subjects);
     }
     for round in 0..options.rounds.get() {
         for row in 0..report.rows() {
             let case = report.case(row);
-            for subject in 0..subjects {
+            for subject in 0..subjects.len() {
                 let outcome = rank.measure(&case, subject, options.check && round == 0)?;
                 report.add(row, subject, outcome);
             }

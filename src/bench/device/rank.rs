@@ -42,7 +42,7 @@ pub(super) struct Rank<'a> {
     /// First, since communicators are destroyed while everything else still is there.
     subjects: Vec<Subject>,
     options: &'a Options,
-    rank: u32,
+    seat: Seat,
     control: Context,
     devices: Arc<Devices>,
     stream: Stream,
@@ -58,7 +58,7 @@ enum Subject {
 }
 
 impl<'a> Rank<'a> {
-    /// Meets the others, once for each subject. `device` is current on this thread for as long as this lives.
+    /// Meets the others, without any subject yet. `device` is current on this thread for as long as this lives.
     pub(super) fn join(
         options: &'a Options,
         seat: &Seat,
@@ -71,21 +71,21 @@ impl<'a> Rank<'a> {
         // Before any kernel of a subject: allocations may wait for those.
         let buffers = Buffers::new(devices, device, largest)?;
         let (start, end) = (TimedEvent::new(devices, device)?, TimedEvent::new(devices, device)?);
-        let mut subjects = Vec::new();
-        for (index, library) in options.libraries().iter().enumerate() {
-            subjects.push(Subject::join(options, seat, &control, index, library)?);
-        }
-        let devices = devices.clone();
-        Ok(Rank { subjects, options, rank: seat.rank, control, devices, stream, start, end, buffers })
+        let (seat, devices, subjects) = (seat.clone(), devices.clone(), Vec::new());
+        Ok(Rank { subjects, options, seat, control, devices, stream, start, end, buffers })
+    }
+
+    /// Adds a subject: meets the others again. Answers what it says that it is.
+    pub(super) fn admit(&mut self, library: &options::Library) -> Result<String> {
+        let number = self.subjects.len();
+        let (subject, what) = Subject::join(self.options, &self.seat, &self.control, number, library)?;
+        self.subjects.push(subject);
+        Ok(what)
     }
 
     /// Whether this is rank 0, which prints.
     pub(super) fn leads(&self) -> bool {
-        self.rank == 0
-    }
-
-    pub(super) fn subjects(&self) -> usize {
-        self.subjects.len()
+        self.seat.rank == 0
     }
 
     /// Waits for the others for at most `timeout`.
@@ -149,7 +149,7 @@ impl<'a> Rank<'a> {
     }
 
     pub(super) fn rank(&self) -> u32 {
-        self.rank
+        self.seat.rank
     }
 
     pub(super) fn control(&self) -> &Context {
@@ -178,7 +178,7 @@ impl<'a> Rank<'a> {
     }
 
     fn bind(&self, case: &Case, subject: usize) -> Result<Bound<'_>> {
-        let ((from, _), (into, _)) = case.extents(self.rank);
+        let ((from, _), (into, _)) = case.extents(self.seat.rank);
         let output = self.buffers.output.address() + into as u64;
         let input = match case.place {
             Place::Out => self.buffers.input.address() + from as u64,
@@ -227,7 +227,7 @@ impl<'a> Rank<'a> {
 
     /// Nothing of an earlier result is left, and the input is there.
     fn prepare_check(&mut self, case: &Case) -> Result<()> {
-        let (rank, deadline) = (self.rank, self.deadline());
+        let (rank, deadline) = (self.seat.rank, self.deadline());
         let ((from, sent), _) = case.extents(rank);
         let output = self.buffers.output.address();
         let input = match case.place {
@@ -246,7 +246,7 @@ impl<'a> Rank<'a> {
     /// How many elements are wrong on all ranks, among those looked at.
     fn check(&mut self, case: &Case) -> Result<u64> {
         let deadline = self.deadline();
-        let (_, (into, received)) = case.extents(self.rank);
+        let (_, (into, received)) = case.extents(self.seat.rank);
         let address = self.buffers.output.address() + into as u64;
         let mut offsets: Vec<usize> = if received <= CHECKED_WHOLE {
             (0..received).step_by(PIECE).collect()
@@ -259,7 +259,7 @@ impl<'a> Rank<'a> {
         for offset in offsets {
             let bytes = PIECE.min(received - offset);
             let found = self.buffers.read(&self.stream, address + offset as u64, bytes, deadline)?;
-            wrong += values::wrong(case, self.rank, (offset / element) as u64, found);
+            wrong += values::wrong(case, self.seat.rank, (offset / element) as u64, found);
         }
         let mut errors = [wrong];
         combine(&self.control, Operator::Sum, &mut errors)?;
@@ -403,26 +403,27 @@ impl Subject {
         options: &Options,
         seat: &Seat,
         control: &Context,
-        index: usize,
+        number: usize,
         library: &options::Library,
-    ) -> Result<Subject> {
+    ) -> Result<(Subject, String)> {
         match library {
             options::Library::Native => {
                 let mut contexts = Vec::new();
                 for transport in options.transports() {
                     if contexts.iter().all(|(known, _)| *known != transport) {
-                        let name = format!("device {index}");
+                        let name = format!("device {number}");
                         contexts.push((transport, seat.meet(options, transport, &name)?));
                     }
                 }
-                Ok(Subject::Native(contexts))
+                Ok((Subject::Native(contexts), format!("native: unisono {}", env!("CARGO_PKG_VERSION"))))
             }
             options::Library::Nccl { name, path } => {
                 // SAFETY: the user says that it is one.
                 let library = unsafe { Library::open(name, path) }?;
                 let mut id = if seat.rank == 0 { library.unique_id()? } else { UniqueId([0; 128]) };
                 spread(control, &mut id.0)?;
-                Ok(Subject::Library(Communicator::new(&library, id, seat.rank, seat.size)?))
+                let what = format!("{name}: says that it is NCCL {}", library.version()?);
+                Ok((Subject::Library(Communicator::new(&library, id, seat.rank, seat.size)?), what))
             }
         }
     }

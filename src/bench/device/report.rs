@@ -3,7 +3,6 @@
 #![forbid(unsafe_code)]
 
 use std::fmt::Write as _;
-use std::fs;
 
 use serde_json::{Value, json};
 
@@ -13,8 +12,8 @@ use crate::bench::measure::Sample;
 use crate::bench::operation;
 use crate::bench::options::Options;
 use crate::bench::peer::Peer;
-use crate::bench::report::{Times, median};
-use crate::error::{Error, Result};
+use crate::bench::report::{self, Times, median};
+use crate::error::Result;
 use crate::reduce::Operator;
 
 /// Everything that was measured.
@@ -75,8 +74,8 @@ impl<'a> Report<'a> {
         self.rows.iter().flat_map(|row| &row.cells).filter_map(Cell::errors).sum()
     }
 
-    /// Prints the head of the table.
-    pub(super) fn begin(&self) {
+    /// Prints the head of the table, and what each subject is.
+    pub(super) fn begin(&self, subjects: &[String]) {
         let ranks = if self.options.threads { "threads of one process" } else { "processes" };
         println!(
             "# unisono-bench {}: {} ranks ({ranks}) on {} GPUs, rounds {}, device memory",
@@ -86,6 +85,7 @@ impl<'a> Report<'a> {
             self.options.rounds
         );
         println!("# µs, the slowest rank's; host: how long a call held its thread; GB/s of p50; ratio: time over {}'s", self.subjects[0]);
+        subjects.iter().for_each(|subject| println!("# {subject}"));
         println!("{}", self.head());
     }
 
@@ -103,9 +103,7 @@ impl<'a> Report<'a> {
                 println!("{}", self.line(row));
             }
         }
-        let Some(path) = &self.options.json else { return Ok(()) };
-        fs::write(path, format!("{:#}\n", self.json()))
-            .map_err(|cause| Error::system(format!("cannot write {}", path.display()), cause))
+        report::write(self.options, &self.json())
     }
 
     /// Whether lines are complete only at the end.
