@@ -37,14 +37,18 @@ pub(super) fn measure(options: &Options, seat: Option<&Seat>) -> Result<bool> {
     let leads = seat.is_none_or(|seat| seat.rank == 0);
     let mut table = Table { printed: leads, results: Vec::new() };
     let sizes = options.listed_sizes().unwrap_or(&SIZES);
+    // Only ranks have something to measure without devices.
+    let devices = Devices::open();
+    if let (Err(error), None) = (&devices, &control) {
+        return Err(error.clone());
+    }
     if leads {
         println!("# GB/s in one direction of each GPU or rank, all of the line working at once");
         println!("{:<34} {:>6} {:>11} {:>10} {:>10} {:>8}", "what", "of", "size", "p50", "min", "GB/s");
-        match Devices::open() {
+        match devices {
             Ok(devices) if devices.count() > 0 => copies(options, &devices, sizes, &mut table)?,
             Ok(_) => println!("# no copies: the CUDA driver is there, but it has no device"),
-            Err(error) if control.is_some() => println!("# no copies: {error}"),
-            Err(error) => return Err(error),
+            Err(error) => println!("# no copies: {error}"),
         }
     }
     if let Some((context, seat)) = control.as_ref().zip(seat) {
@@ -215,7 +219,7 @@ fn between_ranks(
     }
     let next = (seat.rank + 1) % seat.size;
     let mut links = Links::open(context, seat, next, options.timeout)?;
-    let sample = timed(options, context, || links.pass(bytes))?;
+    let sample = timed(options, context, |messages| links.pass(bytes, messages))?;
     table.add("TCP to the next rank", seat.size as usize, bytes as u64, &sample);
 
     let source = vec![1u8; bytes];
@@ -230,15 +234,18 @@ fn between_ranks(
     )];
     combine(context, Operator::Max, &mut refused)?;
     if refused[0] == 0 {
-        let sample = timed(options, context, || {
-            read_process(pid, address, &mut target)
+        let sample = timed(options, context, |messages| {
+            (0..messages)
+                .try_for_each(|_| read_process(pid, address, &mut target))
                 .map_err(|cause| Error::system("cannot read the next rank's memory", cause))
         })?;
         table.add("reading the next rank's memory", seat.size as usize, bytes as u64, &sample);
     }
-    let sample = timed(options, context, || {
-        target.copy_from_slice(&source);
-        std::hint::black_box(&mut target);
+    let sample = timed(options, context, |messages| {
+        for _ in 0..messages {
+            target.copy_from_slice(&source);
+            std::hint::black_box(&mut target);
+        }
         Ok(())
     })?;
     table.add("copying in a rank's memory", seat.size as usize, bytes as u64, &sample);
@@ -246,16 +253,14 @@ fn between_ranks(
     barrier(context, None)
 }
 
-/// Times [`MESSAGES`] runs at once, on all ranks together, again and again.
-fn timed(options: &Options, context: &Context, mut run: impl FnMut() -> Result<()>) -> Result<Sample> {
-    run()?;
+/// Times `run` with [`MESSAGES`] messages, on all ranks together, again and again.
+fn timed(options: &Options, context: &Context, mut run: impl FnMut(u64) -> Result<()>) -> Result<Sample> {
+    run(1)?;
     let (mut times, mut spent) = (Vec::new(), 0);
     while times.len() < 3 || (u128::from(spent) < options.budget.as_nanos() && times.len() < 200) {
         barrier(context, None)?;
         let start = Instant::now();
-        for _ in 0..MESSAGES {
-            run()?;
-        }
+        run(MESSAGES)?;
         let mut time = [start.elapsed().as_nanos() as u64];
         combine(context, Operator::Max, &mut time)?;
         spent += time[0];
@@ -317,9 +322,9 @@ impl Links {
         Ok(links)
     }
 
-    /// Sends and receives `bytes` bytes, a share over each connection, by a thread each.
-    fn pass(&mut self, bytes: usize) -> Result<()> {
-        let share = bytes.div_ceil(CONNECTIONS);
+    /// Sends and receives `messages` times `bytes` bytes, a share over each connection, by a thread each.
+    fn pass(&mut self, bytes: usize, messages: u64) -> Result<()> {
+        let share = bytes.div_ceil(CONNECTIONS) * messages as usize;
         let outcome: std::io::Result<()> = std::thread::scope(|scope| {
             let sending: Vec<_> = self.to.iter_mut().map(|to| scope.spawn(move || write(to, share))).collect();
             let receiving: Vec<_> =

@@ -29,6 +29,7 @@ use std::time::Duration;
 
 use clap::Parser;
 
+use crate::cuda::context::Devices;
 use crate::error::{Error, Result, Status, fail};
 use crate::rendezvous::environment::{Launch, Launcher};
 use crate::rendezvous::hash::HashStore;
@@ -105,6 +106,10 @@ impl Role {
         {
             fail!(InvalidUsage, "calls on a stream or in a graph are for device memory: give --device, too");
         }
+        if options.on_device() {
+            // One line for all ranks.
+            Devices::open()?;
+        }
         let Some(ranks) = options.ranks else {
             return match Launch::from_env() {
                 Ok(_) => Ok(Role::Rank),
@@ -131,6 +136,12 @@ impl Role {
                     .map_err(|cause| Error::system("cannot find this program", cause))?;
                 let mut command: Vec<OsString> =
                     ["unisono-run", "--no-prefix", "-n", &ranks.to_string(), "--"].map(OsString::from).into();
+                if let Some(hosts) = options.hosts {
+                    // Each rank is told its host before it is this program.
+                    let script =
+                        format!("UNISONO_HOST=host$((UNISONO_RANK * {hosts} / UNISONO_SIZE)) exec \"$0\" \"$@\"");
+                    command.extend(["sh", "-c", &script].map(OsString::from));
+                }
                 command.push(program.into());
                 command.extend(std::env::args_os().skip(1));
                 Ok(Role::Launcher(command))

@@ -43,6 +43,10 @@ pub(super) struct Options {
     #[arg(long, requires = "ranks")]
     pub(super) threads: bool,
 
+    /// The processes that --ranks starts take themselves for those of so many hosts
+    #[arg(long, value_name = "N", requires = "ranks", conflicts_with = "threads")]
+    pub(super) hosts: Option<NonZeroU16>,
+
     /// On device memory: rank r has GPU r modulo their number, and a non-blocking stream of its own
     #[arg(long)]
     device: bool,
