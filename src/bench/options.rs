@@ -56,8 +56,9 @@ pub(super) struct Options {
     graph: bool,
 
     /// On device memory, by a library with NCCL's ABI, or natively by "native"; several are measured in turn, the
-    /// first being what the others are compared with
-    #[arg(long = "library", value_name = "[NAME=]PATH", value_parser = library)]
+    /// first being what the others are compared with. With "windows:" before the path, in buffers that the library
+    /// allocates and registers as symmetric windows, not in those that all others share
+    #[arg(long = "library", value_name = "[NAME=][windows:]PATH", value_parser = library)]
     libraries: Vec<Library>,
 
     /// On device memory: whether the same elements give the same bits at different counts (--sizes) and on every rank
@@ -188,7 +189,12 @@ pub(super) enum Library {
     /// This program's own library, by its own face.
     Native,
     /// One with NCCL's ABI.
-    Nccl { name: String, path: PathBuf },
+    Nccl {
+        name: String,
+        path: PathBuf,
+        /// In windows of its own.
+        windows: bool,
+    },
 }
 
 /// An algorithm by name, or the library's choice.
@@ -408,10 +414,14 @@ fn library(text: &str) -> Result<Library, String> {
         Some((name, path)) => (name, path),
         None => (text.rsplit('/').next().unwrap_or(text), text),
     };
+    let (windows, path) = match path.strip_prefix("windows:") {
+        Some(path) => (true, path),
+        None => (false, path),
+    };
     if name.is_empty() || path.is_empty() {
-        return Err("\"native\", PATH or NAME=PATH".to_owned());
+        return Err("\"native\", or [NAME=][windows:]PATH".to_owned());
     }
-    Ok(Library::Nccl { name: name.to_owned(), path: path.into() })
+    Ok(Library::Nccl { name: name.to_owned(), path: path.into(), windows })
 }
 
 fn bytes(text: &str) -> Result<u64, String> {
@@ -553,9 +563,12 @@ mod tests {
 
     #[test]
     fn a_library_is_named_by_its_file_unless_told() {
-        let nccl = |name: &str, path: &str| Ok(Library::Nccl { name: name.into(), path: path.into() });
+        let nccl =
+            |name: &str, path: &str| Ok(Library::Nccl { name: name.into(), path: path.into(), windows: false });
         assert_eq!(library("/a/libnccl.so.2"), nccl("libnccl.so.2", "/a/libnccl.so.2"));
         assert_eq!(library("torch=/a/libnccl.so.2"), nccl("torch", "/a/libnccl.so.2"));
+        let windows = Library::Nccl { name: "w".into(), path: "/a".into(), windows: true };
+        assert_eq!(library("w=windows:/a"), Ok(windows));
         assert_eq!(library("native"), Ok(Library::Native));
         assert!(library("").is_err() && library("x=").is_err());
     }

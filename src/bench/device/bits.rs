@@ -92,17 +92,16 @@ fn sum(options: &Options, kind: Kind, size: u32, count: u64) -> Case {
 fn result(rank: &mut Rank<'_>, case: &Case, subject: usize) -> Result<Vec<f32>> {
     let own = rank.rank();
     let (_, (_, received)) = case.extents(own);
+    let (input, output) = rank.places(subject);
     let (buffers, stream, deadline) = rank.buffers();
-    let address = buffers.input.address();
     let write = |offset: usize, piece: &mut [u8]| {
         for (index, element) in (offset as u64 / 4..).zip(piece.chunks_exact_mut(4)) {
             element.copy_from_slice(&number(own, index).to_le_bytes());
         }
     };
-    buffers.fill(stream, address, case.bytes() as usize, write, deadline)?;
+    buffers.fill(stream, input, case.bytes() as usize, write, deadline)?;
     rank.run_once(case, subject)?;
     let (buffers, stream, deadline) = rank.buffers();
-    let output = buffers.output.address();
     let mut numbers = Vec::with_capacity(received / 4);
     for offset in (0..received).step_by(super::memory::PIECE) {
         let bytes = super::memory::PIECE.min(received - offset);

@@ -17,6 +17,10 @@ pub(super) struct UniqueId(pub(super) [u8; 128]);
 
 type Comm = *mut c_void;
 type Stream = *mut c_void;
+type Window = *mut c_void;
+
+/// `NCCL_WIN_COLL_SYMMETRIC`: a window that has the same place on every rank.
+const SYMMETRIC: c_int = 1;
 
 /// Declares the functions of a library and how they are found. Optional ones may be missing.
 macro_rules! functions {
@@ -87,6 +91,10 @@ functions! {
         group_end: c"ncclGroupEnd" ();
     }
     optional {
+        allocate: c"ncclMemAlloc" (*mut *mut c_void, usize);
+        free: c"ncclMemFree" (*mut c_void);
+        register: c"ncclCommWindowRegister" (Comm, *mut c_void, usize, *mut Window, c_int);
+        deregister: c"ncclCommWindowDeregister" (Comm, Window);
         alltoall: c"ncclAlltoAll" (*const c_void, *mut c_void, usize, c_int, Comm, Stream);
     }
 }
@@ -153,6 +161,8 @@ pub(super) struct Communicator {
     handle: Comm,
     rank: u32,
     size: u32,
+    /// Memory of the library's own, each with its window.
+    windows: Vec<(*mut c_void, Window)>,
     /// Whether operations may be stuck, so that its end must not wait for them.
     stuck: bool,
 }
@@ -165,7 +175,25 @@ impl Communicator {
         let result =
             unsafe { (library.functions.init)(&raw mut handle, size as c_int, id, rank as c_int) };
         library.check("ncclCommInitRank", result)?;
-        Ok(Communicator { library: library.clone(), handle, rank, size, stuck: true })
+        Ok(Communicator { library: library.clone(), handle, rank, size, windows: Vec::new(), stuck: true })
+    }
+
+    /// Device memory of `bytes` bytes in a symmetric window, there for as long as the communicator. Every rank calls this.
+    pub(super) fn window(&mut self, bytes: usize) -> Result<u64> {
+        let calls = &self.library.functions;
+        let (Some(allocate), Some(register)) = (calls.allocate, calls.register) else {
+            fail!(Unsupported, "{}: it has no windows", self.library.name);
+        };
+        let (mut memory, mut window) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: fills the pointer.
+        self.library.check("ncclMemAlloc", unsafe { allocate(&raw mut memory, bytes.max(1)) })?;
+        // SAFETY: memory that was allocated for it, so large; fills the window.
+        let result =
+            unsafe { register(self.handle, memory, bytes.max(1), &raw mut window, SYMMETRIC) };
+        // It is freed with the others, registered or not.
+        self.windows.push((memory, window));
+        self.library.check("ncclCommWindowRegister", result)?;
+        Ok(memory.expose_provenance() as u64)
     }
 
     /// Everything that was enqueued is done, and nothing more comes.
@@ -291,6 +319,20 @@ impl Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         let calls = &self.library.functions;
+        for (memory, window) in self.windows.drain(..) {
+            let (Some(deregister), Some(free)) = (calls.deregister, calls.free) else { continue };
+            if self.stuck {
+                // Kernels may still use it: it goes with the process.
+                continue;
+            }
+            // SAFETY: ours, and nobody uses it after this.
+            unsafe {
+                if !window.is_null() {
+                    deregister(self.handle, window);
+                }
+                free(memory);
+            }
+        }
         let (call, end) = if self.stuck { ("ncclCommAbort", calls.abort) } else { ("ncclCommDestroy", calls.destroy) };
         // SAFETY: ours, and nobody uses it after this.
         if let Err(error) = self.library.check(call, unsafe { end(self.handle) }) {

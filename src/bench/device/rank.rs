@@ -54,7 +54,8 @@ pub(super) struct Rank<'a> {
 /// Who runs the calls.
 enum Subject {
     Native(Vec<(Transport, Context)>),
-    Library(Communicator),
+    /// With its own input and output, if it does not use those of the others.
+    Library(Communicator, Option<(u64, u64)>),
 }
 
 impl<'a> Rank<'a> {
@@ -78,7 +79,13 @@ impl<'a> Rank<'a> {
     /// Adds a subject: meets the others again. Answers what it says that it is.
     pub(super) fn admit(&mut self, library: &options::Library) -> Result<String> {
         let number = self.subjects.len();
-        let (subject, what) = Subject::join(self.options, &self.seat, &self.control, number, library)?;
+        let (mut subject, what) = Subject::join(self.options, &self.seat, &self.control, number, library)?;
+        if let (Subject::Library(communicator, own), options::Library::Nccl { windows: true, .. }) =
+            (&mut subject, library)
+        {
+            let bytes = self.buffers.input.bytes();
+            *own = Some((communicator.window(bytes)?, communicator.window(bytes)?));
+        }
         self.subjects.push(subject);
         Ok(what)
     }
@@ -98,7 +105,7 @@ impl<'a> Rank<'a> {
         self.stream.synchronize(self.deadline())?;
         barrier(&self.control, None)?;
         for subject in &mut self.subjects {
-            if let Subject::Library(communicator) = subject {
+            if let Subject::Library(communicator, _) = subject {
                 communicator.settle();
             }
         }
@@ -108,7 +115,7 @@ impl<'a> Rank<'a> {
     /// Measures one case by one subject. Every rank calls this with the same.
     pub(super) fn measure(&mut self, case: &Case, subject: usize, check: bool) -> Result<Outcome> {
         if check {
-            self.prepare_check(case)?;
+            self.prepare_check(case, subject)?;
         }
         barrier(&self.control, None)?;
         let bound = self.bind(case, subject);
@@ -120,7 +127,7 @@ impl<'a> Rank<'a> {
         }
         if case.call == CallStyle::Graph {
             if check {
-                self.prepare_check(case)?;
+                self.prepare_check(case, subject)?;
             }
             let captured = self.capture(case, subject, 1);
             let graph = match self.agree(captured)? {
@@ -131,7 +138,7 @@ impl<'a> Rank<'a> {
             unsafe { graph.launch(&self.stream) }?;
             self.stream.synchronize(self.deadline())?;
         }
-        let errors = if check { Some(self.check(case)?) } else { None };
+        let errors = if check { Some(self.check(case, subject)?) } else { None };
         let sample = match case.call {
             CallStyle::Stream => self.time_stream(case, subject)?,
             CallStyle::Graph => self.time_graph(case, subject)?,
@@ -162,6 +169,14 @@ impl<'a> Rank<'a> {
         (&mut self.buffers, &self.stream, deadline)
     }
 
+    /// Where a subject's inputs and outputs begin.
+    pub(super) fn places(&self, subject: usize) -> (u64, u64) {
+        match &self.subjects[subject] {
+            Subject::Library(_, Some(own)) => *own,
+            _ => (self.buffers.input.address(), self.buffers.output.address()),
+        }
+    }
+
     fn deadline(&self) -> Deadline {
         Deadline::after(self.options.timeout)
     }
@@ -179,11 +194,9 @@ impl<'a> Rank<'a> {
 
     fn bind(&self, case: &Case, subject: usize) -> Result<Bound<'_>> {
         let ((from, _), (into, _)) = case.extents(self.seat.rank);
-        let output = self.buffers.output.address() + into as u64;
-        let input = match case.place {
-            Place::Out => self.buffers.input.address() + from as u64,
-            Place::In => self.buffers.output.address() + from as u64,
-        };
+        let (input, output) = self.places(subject);
+        let input = if case.place == Place::In { output } else { input } + from as u64;
+        let output = output + into as u64;
         let request = Request {
             kind: case.kind,
             input: std::ptr::without_provenance(input as usize),
@@ -206,7 +219,7 @@ impl<'a> Rank<'a> {
                 let context = &found.unwrap_or(&contexts[0]).1;
                 Ok(Bound { who: Who::Native(context, call), request, style: case.call })
             }
-            Subject::Library(communicator) => {
+            Subject::Library(communicator, _) => {
                 if case.algorithm != Choice::Automatic {
                     fail!(Unsupported, "NCCL's ABI names no algorithms");
                 }
@@ -226,14 +239,11 @@ impl<'a> Rank<'a> {
     }
 
     /// Nothing of an earlier result is left, and the input is there.
-    fn prepare_check(&mut self, case: &Case) -> Result<()> {
+    fn prepare_check(&mut self, case: &Case, subject: usize) -> Result<()> {
         let (rank, deadline) = (self.seat.rank, self.deadline());
         let ((from, sent), _) = case.extents(rank);
-        let output = self.buffers.output.address();
-        let input = match case.place {
-            Place::Out => self.buffers.input.address(),
-            Place::In => output,
-        };
+        let (input, output) = self.places(subject);
+        let input = if case.place == Place::In { output } else { input };
         let bytes = case.bytes() as usize;
         let rubbish = |piece: &mut [u8]| piece.fill(0xa5);
         self.buffers.repeat(&self.stream, output, bytes, bytes.clamp(1, PIECE), rubbish, deadline)?;
@@ -244,10 +254,10 @@ impl<'a> Rank<'a> {
     }
 
     /// How many elements are wrong on all ranks, among those looked at.
-    fn check(&mut self, case: &Case) -> Result<u64> {
+    fn check(&mut self, case: &Case, subject: usize) -> Result<u64> {
         let deadline = self.deadline();
         let (_, (into, received)) = case.extents(self.seat.rank);
-        let address = self.buffers.output.address() + into as u64;
+        let address = self.places(subject).1 + into as u64;
         let mut offsets: Vec<usize> = if received <= CHECKED_WHOLE {
             (0..received).step_by(PIECE).collect()
         } else {
@@ -417,13 +427,14 @@ impl Subject {
                 }
                 Ok((Subject::Native(contexts), format!("native: unisono {}", env!("CARGO_PKG_VERSION"))))
             }
-            options::Library::Nccl { name, path } => {
+            options::Library::Nccl { name, path, .. } => {
                 // SAFETY: the user says that it is one.
                 let library = unsafe { Library::open(name, path) }?;
                 let mut id = if seat.rank == 0 { library.unique_id()? } else { UniqueId([0; 128]) };
                 spread(control, &mut id.0)?;
                 let what = format!("{name}: says that it is NCCL {}", library.version()?);
-                Ok((Subject::Library(Communicator::new(&library, id, seat.rank, seat.size)?), what))
+                let communicator = Communicator::new(&library, id, seat.rank, seat.size)?;
+                Ok((Subject::Library(communicator, None), what))
             }
         }
     }
