@@ -35,7 +35,11 @@ impl Course {
     }
 
     /// Times what `run` gives to the streams, again and again: the time of one run, all streams being done.
-    pub(super) fn time(&self, options: &Options, run: &mut dyn FnMut(&[Stream]) -> Result<()>) -> Result<Sample> {
+    pub(super) fn time(
+        &self,
+        options: &Options,
+        run: &mut dyn FnMut(&[Stream]) -> Result<()>,
+    ) -> Result<Sample> {
         let mut runs = 1;
         let estimate = loop {
             let time = self.batch(options, runs, run)?;
@@ -45,8 +49,7 @@ impl Course {
             runs *= 2;
         };
         let batches = (options.budget.as_nanos() as u64 / (estimate * runs).max(1)).clamp(RUNS.0, RUNS.1);
-        let times: Vec<u64> =
-            (0..batches).map(|_| self.batch(options, runs, run)).collect::<Result<_>>()?;
+        let times: Vec<u64> = (0..batches).map(|_| self.batch(options, runs, run)).collect::<Result<_>>()?;
         Ok(Sample::of(times, runs))
     }
 

@@ -73,7 +73,10 @@ impl Table {
     fn add(&mut self, what: &str, count: usize, bytes: u64, sample: &Sample) {
         let speed = bytes as f64 / sample.p50.max(0.001) / 1000.0;
         if self.printed {
-            println!("{what:<34} {count:>6} {bytes:>11} {:>10.2} {:>10.2} {speed:>8.2}", sample.p50, sample.min);
+            println!(
+                "{what:<34} {count:>6} {bytes:>11} {:>10.2} {:>10.2} {speed:>8.2}",
+                sample.p50, sample.min
+            );
         }
         self.results.push(json!({
             "what": what,
@@ -127,7 +130,8 @@ fn copies(options: &Options, devices: &Arc<Devices>, sizes: &[u64], table: &mut 
         for &n in &groups {
             let some = &gpus[..n];
             let on: Vec<u32> = some.iter().map(|gpu| gpu.device).collect();
-            let (single, double) = (Course::new(devices, &on)?, Course::new(devices, &[&on[..], &on[..]].concat())?);
+            let (single, double) =
+                (Course::new(devices, &on)?, Course::new(devices, &[&on[..], &on[..]].concat())?);
             let each = |copy: &dyn Fn(&Stream, &Gpu) -> Result<()>, streams: &[Stream]| {
                 streams.iter().zip(some).try_for_each(|(stream, gpu)| copy(stream, gpu))
             };
@@ -280,7 +284,8 @@ fn gather(context: &Context, seat: &Seat, number: u64) -> Result<Vec<u64>> {
 /// Tells hosts apart.
 fn host_number() -> u64 {
     let id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    id.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+    id.iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// Connections to the next rank and from the one before.
@@ -326,11 +331,14 @@ impl Links {
     fn pass(&mut self, bytes: usize, messages: u64) -> Result<()> {
         let share = bytes.div_ceil(CONNECTIONS) * messages as usize;
         let outcome: std::io::Result<()> = std::thread::scope(|scope| {
-            let sending: Vec<_> = self.to.iter_mut().map(|to| scope.spawn(move || write(to, share))).collect();
+            let sending: Vec<_> =
+                self.to.iter_mut().map(|to| scope.spawn(move || write(to, share))).collect();
             let receiving: Vec<_> =
                 self.from.iter_mut().map(|from| scope.spawn(move || read(from, share))).collect();
             let threads = sending.into_iter().chain(receiving);
-            threads.map(|thread| thread.join().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()))).collect()
+            threads
+                .map(|thread| thread.join().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into())))
+                .collect()
         });
         outcome.map_err(|cause| Error::system("links: a connection broke", cause))
     }

@@ -67,7 +67,8 @@ pub(super) fn measure(options: &Options, task: Task) -> Result<bool> {
             }));
         }
     }
-    let json = json!({ "task": task.name(), "pointers": pointers, "gpus": devices.count(), "results": results });
+    let json =
+        json!({ "task": task.name(), "pointers": pointers, "gpus": devices.count(), "results": results });
     report::write(options, &json)?;
     Ok(true)
 }
@@ -101,7 +102,8 @@ impl Scene {
     /// One copy from the first pointer's device to the last's; to another place of the same device if it has only one.
     fn link(&self, options: &Options) -> Result<Sample> {
         let (from, to) = (&self.memory[0], &self.memory[self.memory.len() - 1]);
-        let target = if self.memory.len() > 1 { None } else { Some(DeviceBuffer::new(&self.devices, 0, self.bytes)?) };
+        let target =
+            if self.memory.len() > 1 { None } else { Some(DeviceBuffer::new(&self.devices, 0, self.bytes)?) };
         let to = target.as_ref().unwrap_or(to);
         self.devices.reaches(from.device(), to.device())?;
         // SAFETY: both have so many bytes; the course waits for what it has enqueued.
@@ -124,7 +126,9 @@ impl Scene {
         }
         for &dtype in &options.types {
             for &operator in &options.operators {
-                for (name, algorithm) in [("tree", ReduceAlgorithm::Tree), ("direct", ReduceAlgorithm::Direct)] {
+                for (name, algorithm) in
+                    [("tree", ReduceAlgorithm::Tree), ("direct", ReduceAlgorithm::Direct)]
+                {
                     let kernels = FoldKernels::open();
                     let reduce = LocalReduce::new(self.pointers()?, 0, dtype, operator, algorithm, kernels);
                     let mut reduce = match reduce {

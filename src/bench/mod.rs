@@ -138,8 +138,9 @@ impl Role {
                     ["unisono-run", "--no-prefix", "-n", &ranks.to_string(), "--"].map(OsString::from).into();
                 if let Some(hosts) = options.hosts {
                     // Each rank is told its host before it is this program.
-                    let script =
-                        format!("UNISONO_HOST=host$((UNISONO_RANK * {hosts} / UNISONO_SIZE)) exec \"$0\" \"$@\"");
+                    let script = format!(
+                        "UNISONO_HOST=host$((UNISONO_RANK * {hosts} / UNISONO_SIZE)) exec \"$0\" \"$@\""
+                    );
                     command.extend(["sh", "-c", &script].map(OsString::from));
                 }
                 command.push(program.into());

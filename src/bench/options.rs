@@ -370,8 +370,7 @@ impl Transport {
 }
 
 impl CallStyle {
-    const ALL: [CallStyle; 4] =
-        [CallStyle::Blocking, CallStyle::Work, CallStyle::Stream, CallStyle::Graph];
+    const ALL: [CallStyle; 4] = [CallStyle::Blocking, CallStyle::Work, CallStyle::Stream, CallStyle::Graph];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -554,17 +553,24 @@ mod tests {
     #[test]
     fn device_memory_has_defaults_of_its_own() {
         let host = parse(&[]);
-        assert_eq!((host.calls(), host.transports()), (vec![CallStyle::Blocking], vec![Transport::SharedMemory]));
+        assert_eq!(
+            (host.calls(), host.transports()),
+            (vec![CallStyle::Blocking], vec![Transport::SharedMemory])
+        );
         let device = parse(&["--device", "--graph"]);
         assert_eq!(device.calls(), [CallStyle::Stream, CallStyle::Graph]);
-        assert_eq!((device.transports(), device.libraries()), (vec![Transport::Automatic], vec![Library::Native]));
+        assert_eq!(
+            (device.transports(), device.libraries()),
+            (vec![Transport::Automatic], vec![Library::Native])
+        );
         assert!(!host.on_device() && device.on_device() && parse(&["--library", "native"]).on_device());
     }
 
     #[test]
     fn a_library_is_named_by_its_file_unless_told() {
-        let nccl =
-            |name: &str, path: &str| Ok(Library::Nccl { name: name.into(), path: path.into(), windows: false });
+        let nccl = |name: &str, path: &str| {
+            Ok(Library::Nccl { name: name.into(), path: path.into(), windows: false })
+        };
         assert_eq!(library("/a/libnccl.so.2"), nccl("libnccl.so.2", "/a/libnccl.so.2"));
         assert_eq!(library("torch=/a/libnccl.so.2"), nccl("torch", "/a/libnccl.so.2"));
         let windows = Library::Nccl { name: "w".into(), path: "/a".into(), windows: true };

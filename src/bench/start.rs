@@ -19,7 +19,10 @@ pub(super) fn measure(options: &Options, seat: &Seat) -> Result<bool> {
     let again = options.iterations.map_or(AGAIN, std::num::NonZeroU32::get);
     let mut results = Vec::new();
     if seat.rank == 0 {
-        println!("# {} ranks, connected and through a barrier, counted from when the last rank began; µs", seat.size);
+        println!(
+            "# {} ranks, connected and through a barrier, counted from when the last rank began; µs",
+            seat.size
+        );
         println!("{:<6} {:>12} {:>12} {:>12} {:>12}", "link", "first", "again p50", "again p99", "again min");
     }
     for (index, transport) in options.transports().into_iter().enumerate() {
@@ -64,6 +67,7 @@ fn once(options: &Options, seat: &Seat, transport: super::options::Transport, pu
 
 fn now() -> Result<u64> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    let since: Duration = since.map_err(|_| Error::new(Status::System, "this host's clock is before 1970"))?;
+    let since: Duration =
+        since.map_err(|_| Error::new(Status::System, "this host's clock is before 1970"))?;
     Ok(since.as_nanos() as u64)
 }

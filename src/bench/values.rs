@@ -236,7 +236,11 @@ mod tests {
         for operator in [Operator::Sum, Operator::Product] {
             let case = case(Kind::Allreduce, DataType::F32, operator);
             for index in 0..5000 {
-                assert_eq!(input(&case, 2, index), input(&case, 2, index + period(&case)), "{operator:?} {index}");
+                assert_eq!(
+                    input(&case, 2, index),
+                    input(&case, 2, index + period(&case)),
+                    "{operator:?} {index}"
+                );
             }
         }
     }

@@ -36,7 +36,10 @@ pub(in crate::bench) fn bits(options: &Options, seat: &Seat) -> Result<bool> {
         rank.admit(library)?;
     }
     if rank.leads() {
-        println!("# bits: float32, {} ranks; elements that differ from those at the largest count", seat.size);
+        println!(
+            "# bits: float32, {} ranks; elements that differ from those at the largest count",
+            seat.size
+        );
         println!("{:<14} {:>10} {:>11} {:<12} differing", "operation", "count", "size", "library");
     }
     let mut same = true;
@@ -46,7 +49,8 @@ pub(in crate::bench) fn bits(options: &Options, seat: &Seat) -> Result<bool> {
             let expected = result(&mut rank, &case(largest), subject)?;
             for &count in &counts {
                 let found = result(&mut rank, &case(count), subject)?;
-                let differing = found.iter().zip(&expected).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+                let differing =
+                    found.iter().zip(&expected).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
                 let unlike = unlike_ranks(&rank, kind, &found)?;
                 let mut all = [differing as u64];
                 combine(rank.control(), Operator::Max, &mut all)?;
@@ -71,8 +75,7 @@ pub(in crate::bench) fn bits(options: &Options, seat: &Seat) -> Result<bool> {
 /// A sum of so many elements, called as the first of the options says.
 fn sum(options: &Options, kind: Kind, size: u32, count: u64) -> Case {
     let root = kind.rooted().then_some(0);
-    let (algorithm, transport, call) =
-        (options.algorithms[0], options.transports()[0], options.calls()[0]);
+    let (algorithm, transport, call) = (options.algorithms[0], options.transports()[0], options.calls()[0]);
     let place = Place::Out;
     Case {
         kind,
@@ -99,14 +102,17 @@ fn result(rank: &mut Rank<'_>, case: &Case, subject: usize) -> Result<Vec<f32>> 
             element.copy_from_slice(&number(own, index).to_le_bytes());
         }
     };
-    buffers.fill(stream, input, case.bytes() as usize, write, deadline)?;
+    // SAFETY: the subject's buffers hold the largest case; nothing is under way between runs.
+    unsafe { buffers.fill(stream, input, case.bytes() as usize, write, deadline) }?;
     rank.run_once(case, subject)?;
     let (buffers, stream, deadline) = rank.buffers();
     let mut numbers = Vec::with_capacity(received / 4);
     for offset in (0..received).step_by(super::memory::PIECE) {
         let bytes = super::memory::PIECE.min(received - offset);
-        let piece = buffers.read(stream, output + offset as u64, bytes, deadline)?;
-        let elements = piece.chunks_exact(4).map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+        // SAFETY: as above.
+        let piece = unsafe { buffers.read(stream, output + offset as u64, bytes, deadline) }?;
+        let elements =
+            piece.chunks_exact(4).map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
         numbers.extend(elements);
     }
     Ok(numbers)

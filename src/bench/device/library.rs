@@ -172,8 +172,7 @@ impl Communicator {
     pub(super) fn new(library: &Arc<Library>, id: UniqueId, rank: u32, size: u32) -> Result<Communicator> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: fills the handle.
-        let result =
-            unsafe { (library.functions.init)(&raw mut handle, size as c_int, id, rank as c_int) };
+        let result = unsafe { (library.functions.init)(&raw mut handle, size as c_int, id, rank as c_int) };
         library.check("ncclCommInitRank", result)?;
         Ok(Communicator { library: library.clone(), handle, rank, size, windows: Vec::new(), stuck: true })
     }
@@ -188,8 +187,7 @@ impl Communicator {
         // SAFETY: fills the pointer.
         self.library.check("ncclMemAlloc", unsafe { allocate(&raw mut memory, bytes.max(1)) })?;
         // SAFETY: memory that was allocated for it, so large; fills the window.
-        let result =
-            unsafe { register(self.handle, memory, bytes.max(1), &raw mut window, SYMMETRIC) };
+        let result = unsafe { register(self.handle, memory, bytes.max(1), &raw mut window, SYMMETRIC) };
         // It is freed with the others, registered or not.
         self.windows.push((memory, window));
         self.library.check("ncclCommWindowRegister", result)?;
@@ -333,7 +331,8 @@ impl Drop for Communicator {
                 free(memory);
             }
         }
-        let (call, end) = if self.stuck { ("ncclCommAbort", calls.abort) } else { ("ncclCommDestroy", calls.destroy) };
+        let (call, end) =
+            if self.stuck { ("ncclCommAbort", calls.abort) } else { ("ncclCommDestroy", calls.destroy) };
         // SAFETY: ours, and nobody uses it after this.
         if let Err(error) = self.library.check(call, unsafe { end(self.handle) }) {
             log::warn!("{error}");

@@ -28,9 +28,11 @@ impl Buffers {
         })
     }
 
-    /// Fills `bytes` bytes of one of the buffers from `address` with repetitions of what `write` makes of `tile` bytes
-    /// (at most [`PIECE`]).
-    pub(super) fn repeat(
+    /// Fills `bytes` bytes from `address` with repetitions of what `write` makes of `tile` bytes (at most [`PIECE`]).
+    ///
+    /// # Safety
+    /// They are device memory of the stream's device, and nobody else uses them meanwhile.
+    pub(super) unsafe fn repeat(
         &mut self,
         stream: &Stream,
         address: u64,
@@ -42,14 +44,17 @@ impl Buffers {
         write(&mut self.staging()[..tile]);
         for offset in (0..bytes).step_by(tile) {
             let (to, part) = (address + offset as u64, tile.min(bytes - offset));
-            // SAFETY: the caller's range of a buffer of ours; nobody else uses either side until the stream is done.
+            // SAFETY: the caller's promise; the staging is left alone until the stream is done.
             unsafe { stream.copy_to_device(to, self.staging.address(), part) }?;
         }
         stream.synchronize(deadline)
     }
 
     /// Fills `bytes` bytes from `address`, a piece at a time: `write` is told at which byte it is.
-    pub(super) fn fill(
+    ///
+    /// # Safety
+    /// As [`Buffers::repeat`].
+    pub(super) unsafe fn fill(
         &mut self,
         stream: &Stream,
         address: u64,
@@ -59,13 +64,18 @@ impl Buffers {
     ) -> Result<()> {
         for offset in (0..bytes).step_by(PIECE) {
             let part = PIECE.min(bytes - offset);
-            self.repeat(stream, address + offset as u64, part, part, |piece| write(offset, piece), deadline)?;
+            let write = |piece: &mut [u8]| write(offset, piece);
+            // SAFETY: the caller's promise.
+            unsafe { self.repeat(stream, address + offset as u64, part, part, write, deadline) }?;
         }
         Ok(())
     }
 
     /// Reads `bytes` bytes, at most [`PIECE`], from `address`.
-    pub(super) fn read(
+    ///
+    /// # Safety
+    /// As [`Buffers::repeat`].
+    pub(super) unsafe fn read(
         &mut self,
         stream: &Stream,
         address: u64,

@@ -31,8 +31,7 @@ pub(super) fn measure(options: &Options, seat: &Seat, cases: Vec<Case>) -> Resul
     let largest = cases.iter().map(Case::bytes).max().unwrap_or(0) as usize;
     let mut rank = Rank::join(options, seat, &devices, device, largest)?;
     let libraries = options.libraries();
-    let subjects: Vec<String> =
-        libraries.iter().map(|library| rank.admit(library)).collect::<Result<_>>()?;
+    let subjects: Vec<String> = libraries.iter().map(|library| rank.admit(library)).collect::<Result<_>>()?;
     let mut report = Report::new(cases, options, seat.size, devices.count());
     if rank.leads() {
         report.begin(&subjects);

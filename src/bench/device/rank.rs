@@ -246,11 +246,15 @@ impl<'a> Rank<'a> {
         let input = if case.place == Place::In { output } else { input };
         let bytes = case.bytes() as usize;
         let rubbish = |piece: &mut [u8]| piece.fill(0xa5);
-        self.buffers.repeat(&self.stream, output, bytes, bytes.clamp(1, PIECE), rubbish, deadline)?;
+        // SAFETY: the subject's buffers hold the largest case; nothing is under way between cases.
+        unsafe {
+            self.buffers.repeat(&self.stream, output, bytes, bytes.clamp(1, PIECE), rubbish, deadline)?;
+        }
         let period = values::period(case) as usize * case.dtype.size();
         let tile = if sent <= PIECE { sent.max(1) } else { (PIECE / period).max(1) * period };
         let write = |piece: &mut [u8]| values::fill(case, rank, piece);
-        self.buffers.repeat(&self.stream, input + from as u64, sent, tile, write, deadline)
+        // SAFETY: as above.
+        unsafe { self.buffers.repeat(&self.stream, input + from as u64, sent, tile, write, deadline) }
     }
 
     /// How many elements are wrong on all ranks, among those looked at.
@@ -268,7 +272,9 @@ impl<'a> Rank<'a> {
         let mut wrong = 0;
         for offset in offsets {
             let bytes = PIECE.min(received - offset);
-            let found = self.buffers.read(&self.stream, address + offset as u64, bytes, deadline)?;
+            let at = address + offset as u64;
+            // SAFETY: as in `prepare_check`.
+            let found = unsafe { self.buffers.read(&self.stream, at, bytes, deadline) }?;
             wrong += values::wrong(case, self.seat.rank, (offset / element) as u64, found);
         }
         let mut errors = [wrong];

@@ -84,7 +84,10 @@ impl<'a> Report<'a> {
             self.devices.min(self.size),
             self.options.rounds
         );
-        println!("# µs, the slowest rank's; host: how long a call held its thread; GB/s of p50; ratio: time over {}'s", self.subjects[0]);
+        println!(
+            "# µs, the slowest rank's; host: how long a call held its thread; GB/s of p50; ratio: time over {}'s",
+            self.subjects[0]
+        );
         subjects.iter().for_each(|subject| println!("# {subject}"));
         println!("{}", self.head());
     }
@@ -306,11 +309,17 @@ mod tests {
             let column = head.iter().position(|word| word == name).unwrap();
             line(row).split_whitespace().nth(column).unwrap().to_owned()
         };
-        assert_eq!((cell(0, "native"), cell(0, "host"), cell(0, "nccl")), ("10.00".into(), "3.00".into(), "25.00".into()));
+        assert_eq!(
+            (cell(0, "native"), cell(0, "host"), cell(0, "nccl")),
+            ("10.00".into(), "3.00".into(), "25.00".into())
+        );
         assert_eq!((cell(0, "ratio"), cell(0, "errors")), ("2.50x".into(), "1".into()));
         // A mebibyte in 10 µs, and one and a half times that for a bus of four ranks.
         assert_eq!((cell(0, "algbw"), cell(0, "busbw")), ("104.86".into(), "157.29".into()));
-        assert_eq!((cell(1, "native"), cell(1, "ratio"), cell(1, "nccl")), ("-".into(), "-".into(), "20.00".into()));
+        assert_eq!(
+            (cell(1, "native"), cell(1, "ratio"), cell(1, "nccl")),
+            ("-".into(), "-".into(), "20.00".into())
+        );
         assert!(line(1).ends_with("  # native: cannot be captured: it is staged"), "{}", line(1));
         assert_eq!(report.errors(), 1);
         let json = report.json();

@@ -129,8 +129,7 @@ impl Graph {
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         let _entered = self.devices.enter(self.device)?;
         // SAFETY: both live; the caller's promise.
-        let result =
-            unsafe { (self.cuda.calls.cuGraphLaunch)(raw(self.executable), raw(stream.handle().0)) };
+        let result = unsafe { (self.cuda.calls.cuGraphLaunch)(raw(self.executable), raw(stream.handle().0)) };
         self.cuda.check("cuGraphLaunch", result)
     }
 }
