@@ -51,6 +51,7 @@ impl TimedEvent {
 
     /// Waits on the host until what it means is complete. It asks again and again: a sleep would be measured, too.
     pub fn synchronize(&self, deadline: Deadline) -> Result<()> {
+        let _entered = self.devices.enter(self.device)?;
         // SAFETY: it lives.
         while !unsafe { self.cuda.query_event(self.handle) }? {
             if deadline.expired() {
@@ -63,6 +64,7 @@ impl TimedEvent {
 
     /// Microseconds from `start` to this. Both are complete, and of one device.
     pub fn since(&self, start: &TimedEvent) -> Result<f64> {
+        let _entered = self.devices.enter(self.device)?;
         let mut milliseconds = 0.0;
         // SAFETY: both live; fills the number.
         let result = unsafe {
