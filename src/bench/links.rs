@@ -44,7 +44,7 @@ pub(super) fn measure(options: &Options, seat: Option<&Seat>) -> Result<bool> {
     }
     if leads {
         println!("# GB/s in one direction of each GPU or rank, all of the line working at once");
-        println!("{:<34} {:>6} {:>11} {:>10} {:>10} {:>8}", "what", "of", "size", "p50", "min", "GB/s");
+        println!("{:<18} {:>6} {:>11} {:>10} {:>10} {:>8}", "what", "of", "size", "p50", "min", "GB/s");
         match devices {
             Ok(devices) if devices.count() > 0 => copies(options, &devices, sizes, &mut table)?,
             Ok(_) => println!("# no copies: the CUDA driver is there, but it has no device"),
@@ -74,7 +74,7 @@ impl Table {
         let speed = bytes as f64 / sample.p50.max(0.001) / 1000.0;
         if self.printed {
             println!(
-                "{what:<34} {count:>6} {bytes:>11} {:>10.2} {:>10.2} {speed:>8.2}",
+                "{what:<18} {count:>6} {bytes:>11} {:>10.2} {:>10.2} {speed:>8.2}",
                 sample.p50, sample.min
             );
         }
@@ -136,16 +136,16 @@ fn copies(options: &Options, devices: &Arc<Devices>, sizes: &[u64], table: &mut 
                 streams.iter().zip(some).try_for_each(|(stream, gpu)| copy(stream, gpu))
             };
             let sample = single.time(options, &mut |streams| each(&out, streams))?;
-            table.add("device to pinned", n, bytes, &sample);
+            table.add("device-to-pinned", n, bytes, &sample);
             let sample = single.time(options, &mut |streams| each(&back, streams))?;
-            table.add("pinned to device", n, bytes, &sample);
+            table.add("pinned-to-device", n, bytes, &sample);
             let sample = double.time(options, &mut |streams| {
                 each(&out, &streams[..n])?;
                 each(&back, &streams[n..])
             })?;
-            table.add("both at once", n, bytes, &sample);
+            table.add("both-at-once", n, bytes, &sample);
             let sample = single.time(options, &mut |streams| each(&within, streams))?;
-            table.add("within a device", n, bytes, &sample);
+            table.add("within-a-device", n, bytes, &sample);
         }
         peers(options, devices, &gpus, bytes, table)?;
     }
@@ -185,16 +185,16 @@ fn peers(
     };
     let whole = (0, bytes as usize);
     let sample = course.time(options, &mut |streams| push(&streams[0], 0, 1, whole))?;
-    table.add("to a peer, one pair", 1, bytes, &sample);
+    table.add("peer-one-pair", 1, bytes, &sample);
     let sample = course.time(options, &mut |streams| {
         push(&streams[0], 0, 1, whole)?;
         push(&streams[1], 1, 0, whole)
     })?;
-    table.add("to a peer, one pair both ways", 2, bytes, &sample);
+    table.add("peer-both-ways", 2, bytes, &sample);
     let sample = course.time(options, &mut |streams| {
         (0..n).try_for_each(|gpu| push(&streams[gpu], gpu, (gpu + 1) % n, whole))
     })?;
-    table.add("to the next peer, all at once", n, bytes, &sample);
+    table.add("peer-ring", n, bytes, &sample);
     if n > 2 {
         // Each sends a share to each of the others, in turn.
         let share = bytes as usize / (n - 1);
@@ -205,7 +205,7 @@ fn peers(
                 })
             })
         })?;
-        table.add("to all peers in turn, all at once", n, (share * (n - 1)) as u64, &sample);
+        table.add("peer-all-to-all", n, (share * (n - 1)) as u64, &sample);
     }
     Ok(())
 }
@@ -224,7 +224,7 @@ fn between_ranks(
     let next = (seat.rank + 1) % seat.size;
     let mut links = Links::open(context, seat, next, options.timeout)?;
     let sample = timed(options, context, |messages| links.pass(bytes, messages))?;
-    table.add("TCP to the next rank", seat.size as usize, bytes as u64, &sample);
+    table.add("ranks-tcp-ring", seat.size as usize, bytes as u64, &sample);
 
     let source = vec![1u8; bytes];
     let mut target = vec![0u8; bytes];
@@ -243,7 +243,7 @@ fn between_ranks(
                 .try_for_each(|_| read_process(pid, address, &mut target))
                 .map_err(|cause| Error::system("cannot read the next rank's memory", cause))
         })?;
-        table.add("reading the next rank's memory", seat.size as usize, bytes as u64, &sample);
+        table.add("ranks-read-next", seat.size as usize, bytes as u64, &sample);
     }
     let sample = timed(options, context, |messages| {
         for _ in 0..messages {
@@ -252,7 +252,7 @@ fn between_ranks(
         }
         Ok(())
     })?;
-    table.add("copying in a rank's memory", seat.size as usize, bytes as u64, &sample);
+    table.add("ranks-copy-own", seat.size as usize, bytes as u64, &sample);
     // Others may still be reading from here.
     barrier(context, None)
 }

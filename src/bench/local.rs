@@ -34,7 +34,7 @@ pub(super) fn measure(options: &Options, task: Task) -> Result<bool> {
     );
     println!(
         "{:<16} {:>11} {:<10} {:<9} {:<8} {:>10} {:>10} {:>8} {:>10} {:>9}",
-        "operation", "size", "type", "operator", "algorithm", "p50", "p99", "GB/s", "link GB/s", "of link"
+        "operation", "size", "type", "operator", "algorithm", "p50", "p99", "GB/s", "link_GB/s", "of_link"
     );
     let mut results = Vec::new();
     for &bytes in options.listed_sizes().unwrap_or(&SIZES) {

@@ -253,6 +253,8 @@ impl Options {
                 cases.extend(sweep);
             }
         }
+        // A rank that is alone has nobody to send to.
+        cases.retain(|case| size > 1 || case.kind != Kind::Send);
         if self.on_device() {
             // A barrier touches no memory.
             cases.retain(|case| case.kind != Kind::Barrier);

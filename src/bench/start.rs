@@ -23,7 +23,7 @@ pub(super) fn measure(options: &Options, seat: &Seat) -> Result<bool> {
             "# {} ranks, connected and through a barrier, counted from when the last rank began; µs",
             seat.size
         );
-        println!("{:<6} {:>12} {:>12} {:>12} {:>12}", "link", "first", "again p50", "again p99", "again min");
+        println!("{:<6} {:>12} {:>12} {:>12} {:>12}", "link", "first", "again_p50", "again_p99", "again_min");
     }
     for (index, transport) in options.transports().into_iter().enumerate() {
         // A process is new once only: other transports find its service thread running.

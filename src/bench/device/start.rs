@@ -38,7 +38,7 @@ pub(in crate::bench) fn start(options: &Options, seat: &Seat) -> Result<bool> {
     let mut results = Vec::new();
     if rank.leads() {
         println!("# {} ranks on device memory: until an allreduce of 8 bytes has its result", seat.size);
-        println!("{:<14} {:<8} {:>12} {:>14}", "library", "which", "ms", "GPU MiB");
+        println!("{:<14} {:<8} {:>12} {:>14}", "library", "which", "ms", "GPU_MiB");
     }
     let mut subject = 0;
     for library in options.libraries() {
