@@ -6,6 +6,7 @@ pub mod context;
 pub mod plans;
 pub mod prepared;
 pub mod sparse;
+mod several;
 mod watch;
 pub mod wide;
 pub mod work;

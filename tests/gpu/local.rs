@@ -21,16 +21,21 @@ const REDUCTIONS: [ReduceAlgorithm; 2] = [ReduceAlgorithm::Tree, ReduceAlgorithm
 const MARGIN: usize = 256;
 
 /// Pointers of a test, dealt out to the GPUs that there are, with the caller's streams.
-struct Scene {
-    memory: Vec<DeviceBuffer>,
-    streams: Vec<Stream>,
-    bytes: usize,
+pub(crate) struct Scene {
+    pub(crate) memory: Vec<DeviceBuffer>,
+    pub(crate) streams: Vec<Stream>,
+    pub(crate) bytes: usize,
 }
 
 impl Scene {
     fn new(n: usize, bytes: usize) -> Scene {
+        Scene::from(0, n, bytes)
+    }
+
+    /// The first pointer is on GPU `first`, or where that wraps to.
+    pub(crate) fn from(first: u32, n: usize, bytes: usize) -> Scene {
         let count = devices().count() as usize;
-        let device = |index: usize| (index % count) as u32;
+        let device = |index: usize| ((first as usize + index) % count) as u32;
         let rubbish = vec![0xa5; bytes + 2 * MARGIN];
         Scene {
             memory: (0..n).map(|index| filled(device(index), &rubbish)).collect(),
@@ -39,11 +44,11 @@ impl Scene {
         }
     }
 
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.memory.len()
     }
 
-    fn address(&self, index: usize) -> u64 {
+    pub(crate) fn address(&self, index: usize) -> u64 {
         self.memory[index].address() + MARGIN as u64
     }
 
@@ -57,12 +62,12 @@ impl Scene {
     }
 
     /// Sets a pointer's contents in the order of its stream.
-    fn fill(&self, index: usize, bytes: &[u8]) -> Upload {
+    pub(crate) fn fill(&self, index: usize, bytes: &[u8]) -> Upload {
         Upload::new(&self.streams[index], self.address(index), bytes)
     }
 
     #[track_caller]
-    fn expect(&self, index: usize, bytes: &[u8], what: &str) {
+    pub(crate) fn expect(&self, index: usize, bytes: &[u8], what: &str) {
         let found = read(&self.streams[index], self.memory[index].address(), self.bytes + 2 * MARGIN);
         let (before, rest) = found.split_at(MARGIN);
         let (inside, after) = rest.split_at(self.bytes);
@@ -114,7 +119,7 @@ fn broadcasts_reach_every_pointer() {
 }
 
 /// Any bits, ordinary numbers in between.
-fn elements(dtype: DataType, count: usize, noise: &mut Noise) -> Vec<u8> {
+pub(crate) fn elements(dtype: DataType, count: usize, noise: &mut Noise) -> Vec<u8> {
     let mut bytes = noise.bytes(count * dtype.size());
     for index in (0..count).filter(|index| index % 3 != 0) {
         let value = (noise.next() % 4096) as f64 / 511.0 - 2.5;
@@ -234,22 +239,16 @@ fn a_result_in_accumulators_is_rounded_once() {
                 let (n, count, root) = (5, 4099, 3);
                 let inputs: Vec<Vec<u8>> = (0..n).map(|_| elements(dtype, count, &mut noise)).collect();
                 let scene = Scene::new(n, count * dtype.size());
-                let device = scene.memory[root].device();
-                let partial = filled(device, &vec![0xee; count * dtype.accumulator().size()]);
-                let from = partial.address();
                 let (reducing, pointers) = (scene.pointers(true), scene.pointers(true));
-                // SAFETY: the accumulators outlive both, and have room.
-                let (mut reduce, mut broadcast) = unsafe {
-                    let kernels = kernels();
-                    let rounding =
-                        Rounding { from, dtype, operator, contributions: n as u32, kernels: kernels.clone() };
-                    (
-                        LocalReduce::partial(reducing, root, from, dtype, operator, algorithm, kernels)
-                            .expect("a reduction"),
-                        LocalBroadcast::rounded(pointers, root, BroadcastAlgorithm::Tree, rounding)
-                            .expect("a broadcast"),
-                    )
-                };
+                let (mut reduce, from) =
+                    LocalReduce::partial(reducing, root, dtype, operator, algorithm, kernels())
+                        .expect("a reduction");
+                let rounding =
+                    Rounding { from, dtype, operator, contributions: n as u32, kernels: kernels() };
+                let tree = BroadcastAlgorithm::Tree;
+                // SAFETY: the reduction outlives it.
+                let broadcast = unsafe { LocalBroadcast::rounded(pointers, root, tree, rounding) };
+                let mut broadcast = broadcast.expect("a broadcast");
                 let _uploads: Vec<Upload> =
                     inputs.iter().enumerate().map(|(index, input)| scene.fill(index, input)).collect();
                 reduce.run().expect("a run");
@@ -258,8 +257,6 @@ fn a_result_in_accumulators_is_rounded_once() {
                 for index in 0..n {
                     scene.expect(index, &due, &format!("{operator:?} of {}, {algorithm:?}", dtype.name()));
                 }
-                drop((reduce, broadcast));
-                scene.streams.iter().for_each(|stream| stream.synchronize(soon()).expect("the end"));
             }
         }
     }

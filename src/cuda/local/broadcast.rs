@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::program::{Builder, Folding, Program};
 use super::{Kernels, Operand, Pointers};
+use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::reduce::{DataType, Operator, Representation};
@@ -21,12 +22,12 @@ pub enum BroadcastAlgorithm {
 }
 
 impl BroadcastAlgorithm {
-    /// The tree for few bytes and where a device receives from one other at most, else the chain.
+    /// The tree for few bytes, two pointers, or one device; else the chain.
     pub fn automatic(pointers: &Pointers) -> BroadcastAlgorithm {
         let mut devices: Vec<u32> = (0..pointers.len()).map(|index| pointers.device(index)).collect();
         devices.sort_unstable();
         devices.dedup();
-        if devices.len() <= 2 || pointers.bytes() < SMALLEST_CHAIN {
+        if pointers.len() <= 2 || devices.len() == 1 || pointers.bytes() < SMALLEST_CHAIN {
             BroadcastAlgorithm::Tree
         } else {
             BroadcastAlgorithm::chain(pointers.bytes())
@@ -75,7 +76,8 @@ impl LocalBroadcast {
     /// of the reduction.
     ///
     /// # Safety
-    /// As [`super::LocalReduce::partial`].
+    /// The accumulators are as many as a pointer has elements, stay valid for as long as this lives and what it enqueued is
+    /// not done, and are touched on the root's stream only, or in order with it.
     pub unsafe fn rounded(
         pointers: Pointers,
         root: usize,
@@ -121,6 +123,11 @@ impl LocalBroadcast {
         self.program.run()
     }
 
+    /// What `stream` is given after this waits for everything that any of the pointers' streams has been given.
+    pub fn join(&mut self, stream: &Stream) -> Result<()> {
+        self.program.join(stream)
+    }
+
     /// Waits on the host until every stream has done what it was given. Only callers without streams need it.
     pub fn wait(&mut self, deadline: Deadline) -> Result<()> {
         self.program.finish(deadline)
@@ -148,8 +155,10 @@ fn tree(builder: &mut Builder, root: usize) -> Result<()> {
     while size > 0 {
         for holder in (0..n - size).step_by(2 * size) {
             let (from, to) = (line[holder], line[holder + size]);
-            // Whatever still uses the target's memory comes first.
-            builder.order(to, from)?;
+            if !builder.pointers.chained {
+                // Whatever still uses the target's memory comes first.
+                builder.order(to, from)?;
+            }
             let (source, target) = (builder.pointers.addresses[from], builder.pointers.addresses[to]);
             if builder.transfer((from, source), (to, target), builder.pointers.bytes())? {
                 // The target may pass it on in the next step, and its user may read it after that.
@@ -165,9 +174,11 @@ fn tree(builder: &mut Builder, root: usize) -> Result<()> {
 fn chain(builder: &mut Builder, root: usize, chunk: usize) -> Result<()> {
     let (n, line) = (builder.pointers.len(), line(builder, root));
     let bytes = builder.pointers.bytes();
-    for hop in 1..n {
-        // Whatever still uses the target's memory comes first.
-        builder.order(line[hop], line[hop - 1])?;
+    if !builder.pointers.chained {
+        for hop in 1..n {
+            // Whatever still uses the target's memory comes first.
+            builder.order(line[hop], line[hop - 1])?;
+        }
     }
     for offset in (0..bytes).step_by(chunk) {
         let part = chunk.min(bytes - offset);
