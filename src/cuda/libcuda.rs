@@ -434,19 +434,17 @@ impl Driver for Libcuda {
         self.check("cuMemcpyDtoDAsync", result)
     }
 
+    /// By the one address space that all devices share: the call that takes contexts cannot be captured.
     unsafe fn copy_to_peer(
         &self,
-        to: (u64, ContextHandle),
-        from: (u64, ContextHandle),
+        (to, _): (u64, ContextHandle),
+        (from, _): (u64, ContextHandle),
         bytes: usize,
         stream: StreamHandle,
     ) -> Result<()> {
-        let (to_context, from_context) = (raw(to.1.0), raw(from.1.0));
         // SAFETY: the caller's promise.
-        let result = unsafe {
-            (self.calls.cuMemcpyPeerAsync)(to.0, to_context, from.0, from_context, bytes, raw(stream.0))
-        };
-        self.check("cuMemcpyPeerAsync", result)
+        let result = unsafe { (self.calls.cuMemcpyDtoDAsync_v2)(to, from, bytes, raw(stream.0)) };
+        self.check("cuMemcpyDtoDAsync", result)
     }
 
     unsafe fn write_value(&self, stream: StreamHandle, address: u64, value: u32) -> Result<()> {

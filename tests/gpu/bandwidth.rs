@@ -134,18 +134,29 @@ fn local_operations() {
         };
         for &n in &pointer_counts {
             let scene = Scene::new(n, bytes);
-            for algorithm in [BroadcastAlgorithm::Tree, BroadcastAlgorithm::chain(bytes)] {
+            for algorithm in [BroadcastAlgorithm::Tree, BroadcastAlgorithm::chain(bytes, n)] {
                 let mut broadcast = LocalBroadcast::new(scene.pointers(), 0, algorithm).expect("a broadcast");
                 let time = seconds(&scene.streams, rounds, || broadcast.run().expect("a run"));
                 report(format!("broadcast over {n}, {algorithm:?}"), time);
             }
             if bytes == 256 << 20 {
-                for chunk in [1 << 20, 2 << 20, 16 << 20] {
+                for chunk in [8 << 20, 16 << 20] {
                     let algorithm = BroadcastAlgorithm::Chain { chunk };
                     let mut broadcast =
                         LocalBroadcast::new(scene.pointers(), 0, algorithm).expect("a broadcast");
                     let time = seconds(&scene.streams, rounds, || broadcast.run().expect("a run"));
                     report(format!("broadcast over {n}, {algorithm:?}"), time);
+                }
+            }
+            if bytes >= 16 << 20 {
+                for blocks in [24, 48, 96, 132, 396] {
+                    let (sum, kernels) = (Operator::Sum, FoldKernels::with_blocks(blocks));
+                    let direct = ReduceAlgorithm::Direct;
+                    let mut reduce =
+                        LocalReduce::new(scene.pointers(), 0, DataType::F32, sum, direct, kernels)
+                            .expect("a reduction");
+                    let time = seconds(&scene.streams, rounds, || reduce.run().expect("a run"));
+                    report(format!("reduce of float32 over {n}, Direct, {blocks} blocks"), time);
                 }
             }
             for algorithm in [ReduceAlgorithm::Tree, ReduceAlgorithm::Direct] {

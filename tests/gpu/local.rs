@@ -318,7 +318,7 @@ fn large_operations_are_whole() {
         let due = reference(DataType::I32, Operator::Sum, &inputs, n as u32);
         for (reduce, broadcast) in REDUCTIONS.into_iter().zip([
             BroadcastAlgorithm::Tree,
-            BroadcastAlgorithm::chain(count * 4),
+            BroadcastAlgorithm::chain(count * 4, n),
         ]) {
             for (index, input) in inputs.iter().enumerate() {
                 write(scene.memory[index].device(), scene.address(index), input);

@@ -30,17 +30,27 @@ impl BroadcastAlgorithm {
         if pointers.len() <= 2 || devices.len() == 1 || pointers.bytes() < SMALLEST_CHAIN {
             BroadcastAlgorithm::Tree
         } else {
-            BroadcastAlgorithm::chain(pointers.bytes())
+            BroadcastAlgorithm::chain(pointers.bytes(), pointers.len())
         }
     }
 
-    /// A chain whose chunks are large enough that enqueueing keeps up with copying, and, where there is enough to
-    /// copy, 32 in number: with n devices the chain takes 1 + (n − 2)/32 times as long as one copy.
-    pub fn chain(bytes: usize) -> BroadcastAlgorithm {
-        const SMALLEST: usize = 4 << 20;
-        BroadcastAlgorithm::Chain { chunk: bytes.div_ceil(32).next_multiple_of(256).max(SMALLEST) }
+    /// A chain for `pointers` pointers of `bytes` bytes, with chunks of the best size.
+    ///
+    /// A chunk takes each link a fixed time besides its bytes, and the chain takes n − 2 chunks to fill: the best size is a
+    /// square root. And the host has to enqueue a chunk for every pointer in the time that a link needs for one.
+    pub fn chain(bytes: usize, pointers: usize) -> BroadcastAlgorithm {
+        let fill = pointers.saturating_sub(2).max(1);
+        let best = (bytes as f64 * BYTES_LOST / fill as f64).sqrt() as usize;
+        let least = pointers * BYTES_ENQUEUED;
+        BroadcastAlgorithm::Chain { chunk: best.max(least).next_multiple_of(4096) }
     }
 }
+
+/// What a link of an H200 could carry in the time (3.7 µs) that it loses between two chunks.
+const BYTES_LOST: f64 = 1.4e6;
+
+/// What it carries while the host enqueues a chunk for one pointer (3 µs).
+const BYTES_ENQUEUED: usize = 1 << 20;
 
 /// Bytes from which on a chain of three devices beats two whole copies in turn.
 const SMALLEST_CHAIN: usize = 16 << 20;
