@@ -3,17 +3,15 @@
 use std::sync::Arc;
 use std::task::Poll;
 
-use super::context::{Context, Pending};
+use super::context::Context;
 use super::several::{Parts, Several};
+use super::staged::Pending;
 use super::work::Work;
 use super::{Call, Completion};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{Location, Memory, StreamHandle};
 use crate::cuda::event::Event;
-use crate::cuda::fold::FoldKernels;
-use crate::cuda::libcuda::Libcuda;
-use crate::cuda::local::Kernels;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::endpoint::Through;
@@ -129,10 +127,10 @@ impl Prepared {
         };
         let mut call = Call { algorithm: Some(options.algorithm), ..options.call.clone() };
         let name = context.algorithm(&request, &call)?;
-        let body = if on_devices(&options, &mut Libcuda::locate_if_loaded)? {
-            let devices = Devices::open()?;
+        let cuda = context.cuda();
+        let body = if on_devices(&options, &mut |address| cuda.locate(address))? {
+            let devices = cuda.devices()?;
             if many && buffers.len() > 1 {
-                let kernels: Arc<dyn Kernels> = FoldKernels::open();
                 let parts = Parts {
                     kind: *kind,
                     pointers: buffers,
@@ -146,14 +144,14 @@ impl Prepared {
                     size: context.size(),
                 };
                 // SAFETY: the caller's promise.
-                let several = unsafe { Several::new(&devices, &kernels, &parts) }?;
+                let several = unsafe { Several::new(devices, &cuda.kernels(), &parts) }?;
                 request = several.request().clone();
                 call.stream = Some(several.main());
                 Body::Several(Box::new(several))
             } else if let Some(&stream) = options.streams.get(if many { main } else { 1 }) {
                 call.stream = Some(stream);
                 // SAFETY: the caller's promise.
-                Body::Stream(unsafe { Apart::new(&devices, &options) }?)
+                Body::Stream(unsafe { Apart::new(devices, &options) }?)
             } else {
                 Body::Call(Vec::new())
             }
@@ -245,9 +243,7 @@ fn on_devices(
     for (index, buffer) in buffers.iter().enumerate() {
         let location = locate(buffer.addr() as u64)?;
         let device = match location {
-            Some(Location { memory: Memory::Device, device, .. }) => Some(device),
-            // It is either; as memory of the host it needs no stream.
-            Some(Location { memory: Memory::Managed, device, .. }) if !streams.is_empty() => Some(device),
+            Some(Location { memory: Memory::Device | Memory::Managed, device, .. }) => Some(device),
             _ => None,
         };
         if device.is_none() && !streams.is_empty() {
@@ -408,8 +404,7 @@ mod tests {
         assert_eq!(found(&[10, 20, 11], 0), Ok(true));
         assert_eq!(found(&[10, 20, 11], 3), Ok(true));
         assert_eq!(found(&[1, 7], 0), Ok(false));
-        assert_eq!(found(&[100, 1], 0), Ok(false));
-        assert_eq!(found(&[100, 10], 2), Ok(true));
+        assert_eq!(found(&[100, 10], 0), Ok(true));
         assert_eq!(found(&[], 0), Ok(false));
     }
 
