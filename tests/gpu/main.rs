@@ -7,10 +7,16 @@ mod bandwidth;
 mod cuda;
 mod driver;
 mod local;
+mod staged;
 #[path = "../support/mod.rs"]
 mod support;
 
 #[test]
 fn rank() {
-    support::processes::enter(&[("algorithms", algorithms::algorithms)]);
+    support::processes::enter(&[
+        ("algorithms", algorithms::algorithms),
+        ("staged", staged::collectives),
+        ("staged death", staged::death),
+        ("staged speed", staged::speed),
+    ]);
 }
