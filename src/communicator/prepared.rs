@@ -187,9 +187,7 @@ impl Prepared {
     pub fn start(&self) -> Result<Work> {
         match &self.body {
             // SAFETY: `new`'s promise.
-            Body::Call(buffers) => unsafe {
-                self.context.start_buffers(&self.request, &self.call, buffers)
-            },
+            Body::Call(buffers) => unsafe { self.context.start_buffers(&self.request, &self.call, buffers) },
             Body::Stream(apart) => self.enqueue_one(apart.as_ref()),
             Body::Several(several) => {
                 let work = self.enqueue(several)?;

@@ -9,7 +9,9 @@ use unisono::error::Status;
 use unisono::reduce::{DataType, Operator};
 use unisono::schedule::Algorithm;
 
-use super::cuda::{Graph, Noise, Upload, begin_capture, devices, fewer_than, filled, read, soon, stream, write};
+use super::cuda::{
+    Graph, Noise, Upload, begin_capture, devices, fewer_than, filled, read, soon, stream, write,
+};
 use super::local::{Scene, elements};
 use super::support::processes::{Job, Seat, report};
 use super::support::ranks;
@@ -56,11 +58,8 @@ fn check(context: &Context, case: &Case, noise: &mut Noise) {
     let of_device = (0..case.pointers)
         .map(|index| std::ptr::with_exposed_provenance_mut(scene.address(index) as usize))
         .collect();
-    let streams = if case.with_streams {
-        scene.streams.iter().map(Stream::handle).collect()
-    } else {
-        Vec::new()
-    };
+    let streams =
+        if case.with_streams { scene.streams.iter().map(Stream::handle).collect() } else { Vec::new() };
     // SAFETY: the buffers outlive the objects, and the tests wait for the streams.
     let (on_host, on_device) = unsafe {
         (
@@ -208,7 +207,8 @@ fn a_captured_local_algorithm_replays() {
                 .collect();
             let streams = scene.streams.iter().map(Stream::handle).collect();
             // SAFETY: the scene outlives the object, and the graph's end is waited for.
-            let captured = unsafe { Prepared::new(context, case.options(pointers, streams, 1)) }.expect("an object");
+            let captured =
+                unsafe { Prepared::new(context, case.options(pointers, streams, 1)) }.expect("an object");
             assert_eq!(captured.algorithm(), "local");
             let link = |from: usize, to: usize| {
                 let event = Event::new(&devices(), scene.memory[from].device()).expect("an event");
@@ -266,7 +266,10 @@ fn wrong_arguments_are_named() {
         let text = refused(vec![a, host.as_mut_ptr()], Vec::new());
         assert!(text.starts_with("options->pointers[1] is host memory"), "{text}");
         let text = refused(vec![a, pointer(other.address() + 4)], Vec::new());
-        assert!(text.starts_with("options->pointers[1]: ") && text.contains("left in its allocation"), "{text}");
+        assert!(
+            text.starts_with("options->pointers[1]: ") && text.contains("left in its allocation"),
+            "{text}"
+        );
         if !fewer_than(2) {
             let foreign = stream(1);
             let text = refused(vec![a, b], vec![StreamHandle::PER_THREAD, foreign.handle()]);

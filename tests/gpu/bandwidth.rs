@@ -2,12 +2,12 @@
 //! run when asked for by name, as `scripts/gpu-test` does.
 
 use cudarc::driver::sys;
+use unisono::cuda::driver::StreamHandle;
+use unisono::cuda::event::Event;
 use unisono::cuda::fold::FoldKernels;
 use unisono::cuda::local::{
     BroadcastAlgorithm, LocalBroadcast, LocalReduce, Pointers, ReduceAlgorithm, Span,
 };
-use unisono::cuda::driver::StreamHandle;
-use unisono::cuda::event::Event;
 use unisono::cuda::memory::DeviceBuffer;
 use unisono::cuda::stream::Stream;
 use unisono::reduce::{DataType, Operator};
@@ -130,7 +130,11 @@ fn local_operations() {
         drop(pair);
         let report = |what: String, time: f64| {
             let share = 100.0 * rate(time) / link_rate;
-            println!("@ {bytes} bytes, {what}: {:.1} us, {:.1} GB/s, {share:.0} % of the copy", time * 1e6, rate(time));
+            println!(
+                "@ {bytes} bytes, {what}: {:.1} us, {:.1} GB/s, {share:.0} % of the copy",
+                time * 1e6,
+                rate(time)
+            );
         };
         for &n in &pointer_counts {
             let scene = Scene::new(n, bytes);

@@ -15,7 +15,17 @@ use super::cuda::{Graph, Noise, Upload, begin_capture, devices, filled, read, so
 
 const BROADCASTS: [BroadcastAlgorithm; 2] =
     [BroadcastAlgorithm::Tree, BroadcastAlgorithm::Chain { chunk: 4096 }];
-const REDUCTIONS: [ReduceAlgorithm; 2] = [ReduceAlgorithm::Tree, ReduceAlgorithm::Direct];
+
+/// Those that these GPUs can do.
+fn reductions() -> Vec<ReduceAlgorithm> {
+    let devices = devices();
+    let pairs = (0..devices.count()).flat_map(|a| (0..devices.count()).map(move |b| (a, b)));
+    let mut algorithms = vec![ReduceAlgorithm::Tree];
+    if pairs.into_iter().all(|(a, b)| devices.reaches(a, b).expect("an answer")) {
+        algorithms.push(ReduceAlgorithm::Direct);
+    }
+    algorithms
+}
 
 /// The bytes on both sides of a pointer, which nobody may touch.
 const MARGIN: usize = 256;
@@ -71,7 +81,10 @@ impl Scene {
         let found = read(&self.streams[index], self.memory[index].address(), self.bytes + 2 * MARGIN);
         let (before, rest) = found.split_at(MARGIN);
         let (inside, after) = rest.split_at(self.bytes);
-        assert!(before.iter().chain(after).all(|&byte| byte == 0xa5), "{what}: written beyond pointer {index}");
+        assert!(
+            before.iter().chain(after).all(|&byte| byte == 0xa5),
+            "{what}: written beyond pointer {index}"
+        );
         let first = inside.iter().zip(bytes).position(|(found, due)| found != due);
         assert_eq!(first, None, "{what}: pointer {index} differs from byte {first:?} of {}", self.bytes);
     }
@@ -142,11 +155,8 @@ pub(crate) fn elements(dtype: DataType, count: usize, noise: &mut Noise) -> Vec<
 /// What the host makes of it.
 fn reference(dtype: DataType, operator: Operator, inputs: &[Vec<u8>], contributions: u32) -> Vec<u8> {
     let scale = if let Operator::PreMulSum(scale) = operator { scale } else { 1.0 };
-    let operand = |input: &Vec<u8>| Operand {
-        address: input.as_ptr(),
-        representation: Representation::Element,
-        scale,
-    };
+    let operand =
+        |input: &Vec<u8>| Operand { address: input.as_ptr(), representation: Representation::Element, scale };
     let operands: Vec<Operand> = inputs.iter().map(operand).collect();
     let mut out = vec![0; inputs[0].len()];
     let reducer = Reducer::new(dtype, operator, contributions).expect("a reduction");
@@ -186,7 +196,7 @@ fn reductions_have_the_bits_of_the_host() {
             let root = cases % n;
             let inputs: Vec<Vec<u8>> = (0..n).map(|_| elements(dtype, count, &mut noise)).collect();
             let due = reference(dtype, operator, &inputs, n as u32);
-            for algorithm in REDUCTIONS {
+            for algorithm in reductions() {
                 let what = format!("{operator:?} of {count} {} over {n}, {algorithm:?}", dtype.name());
                 let scene = Scene::new(n, count * dtype.size());
                 let with_streams = cases % 4 != 3;
@@ -218,11 +228,11 @@ fn more_pointers_than_a_kernel_takes() {
     let (n, count, dtype) = (71, 3001, DataType::Bf16);
     let inputs: Vec<Vec<u8>> = (0..n).map(|_| elements(dtype, count, &mut noise)).collect();
     let due = reference(dtype, Operator::Average, &inputs, n as u32);
-    for algorithm in REDUCTIONS {
+    for algorithm in reductions() {
         let scene = Scene::new(n, count * dtype.size());
         let pointers = scene.pointers(true);
-        let mut reduce =
-            LocalReduce::new(pointers, 0, dtype, Operator::Average, algorithm, kernels()).expect("a reduction");
+        let mut reduce = LocalReduce::new(pointers, 0, dtype, Operator::Average, algorithm, kernels())
+            .expect("a reduction");
         let _uploads: Vec<Upload> =
             inputs.iter().enumerate().map(|(index, input)| scene.fill(index, input)).collect();
         reduce.run().expect("a run");
@@ -235,7 +245,7 @@ fn a_result_in_accumulators_is_rounded_once() {
     let mut noise = Noise(41);
     for dtype in [DataType::F16, DataType::F8E5M2, DataType::F32, DataType::I64] {
         for operator in [Operator::Sum, Operator::Average, Operator::PreMulSum(-1.5)] {
-            for algorithm in REDUCTIONS {
+            for algorithm in reductions() {
                 let (n, count, root) = (5, 4099, 3);
                 let inputs: Vec<Vec<u8>> = (0..n).map(|_| elements(dtype, count, &mut noise)).collect();
                 let scene = Scene::new(n, count * dtype.size());
@@ -276,15 +286,18 @@ fn fork_or_join(scene: &Scene, fork: bool) {
 fn captured_operations_replay() {
     let mut noise = Noise(53);
     let (count, dtype) = (100_003, DataType::F16);
-    for (n, broadcast, reduce) in
-        [1, 2, 4, 7].into_iter().flat_map(|n| [0, 1].map(|i| (n, BROADCASTS[i], REDUCTIONS[i])))
-    {
+    for (n, broadcast, reduce) in [1, 2, 4, 7].into_iter().flat_map(|n| {
+        let reductions = reductions();
+        BROADCASTS.map(|broadcast| {
+            let direct = matches!(broadcast, BroadcastAlgorithm::Chain { .. });
+            (n, broadcast, reductions[usize::from(direct) % reductions.len()])
+        })
+    }) {
         let scene = Scene::new(n, count * dtype.size());
         let (sum, first) = (Operator::Sum, stream(scene.memory[0].device()));
         let mut reduce =
             LocalReduce::new(scene.pointers(true), 0, dtype, sum, reduce, kernels()).expect("a reduction");
-        let mut broadcast =
-            LocalBroadcast::new(scene.pointers(true), 0, broadcast).expect("a broadcast");
+        let mut broadcast = LocalBroadcast::new(scene.pointers(true), 0, broadcast).expect("a broadcast");
         begin_capture(&scene.streams[0]);
         fork_or_join(&scene, true);
         reduce.run().expect("a captured reduction");
@@ -316,16 +329,15 @@ fn large_operations_are_whole() {
         let scene = Scene::new(n, count * 4);
         let inputs: Vec<Vec<u8>> = (0..n).map(|_| noise.bytes(count * 4)).collect();
         let due = reference(DataType::I32, Operator::Sum, &inputs, n as u32);
-        for (reduce, broadcast) in REDUCTIONS.into_iter().zip([
-            BroadcastAlgorithm::Tree,
-            BroadcastAlgorithm::chain(count * 4, n),
-        ]) {
+        for (reduce, broadcast) in
+            reductions().into_iter().zip([BroadcastAlgorithm::Tree, BroadcastAlgorithm::chain(count * 4, n)])
+        {
             for (index, input) in inputs.iter().enumerate() {
                 write(scene.memory[index].device(), scene.address(index), input);
             }
             let (dtype, sum) = (DataType::I32, Operator::Sum);
-            let mut reduction =
-                LocalReduce::new(scene.pointers(true), 1, dtype, sum, reduce, kernels()).expect("a reduction");
+            let mut reduction = LocalReduce::new(scene.pointers(true), 1, dtype, sum, reduce, kernels())
+                .expect("a reduction");
             let mut spread = LocalBroadcast::new(scene.pointers(true), 1, broadcast).expect("a broadcast");
             reduction.run().expect("a run");
             spread.run().expect("a run");

@@ -74,8 +74,7 @@ impl Scene {
 
     fn fold(&self, inputs: &[Vec<u8>], from: Representation, to: Representation, scale: f64) -> Vec<u8> {
         let reducer = Reducer::new(self.dtype, self.operator, self.contributions()).unwrap();
-        let operand =
-            |input: &Vec<u8>| Operand { address: input.as_ptr(), representation: from, scale };
+        let operand = |input: &Vec<u8>| Operand { address: input.as_ptr(), representation: from, scale };
         let operands: Vec<_> = inputs.iter().map(operand).collect();
         let size = match to {
             Representation::Element => reducer.element_size(),
@@ -116,7 +115,13 @@ fn run(scene: &Scene, missing: Option<usize>) -> (Vec<String>, usize) {
         let theirs: Vec<Vec<u8>> = (0..n).map(|index| scene.numbers(50 + index + 100 * round)).collect();
         for (index, input) in inputs.iter().enumerate() {
             double.fill(streams[index], index as u32, memory[index], &scene.numbers(index + 1000));
-            double.expect(streams[index], index as u32, memory[index], &scene.numbers(index + 1000), "before");
+            double.expect(
+                streams[index],
+                index as u32,
+                memory[index],
+                &scene.numbers(index + 1000),
+                "before",
+            );
             double.fill(streams[index], index as u32, memory[index], input);
         }
         // What the call between the ranks finds, and leaves.
@@ -158,7 +163,13 @@ fn run(scene: &Scene, missing: Option<usize>) -> (Vec<String>, usize) {
         created += double.creations() - creations;
         for (index, input) in inputs.iter().enumerate() {
             let due = result.as_ref().unwrap_or(input);
-            double.expect(streams[index], index as u32, memory[index], due, &format!("pointer {index} after"));
+            double.expect(
+                streams[index],
+                index as u32,
+                memory[index],
+                due,
+                &format!("pointer {index} after"),
+            );
         }
     }
     assert_eq!(created, 0, "a run creates something");
@@ -225,7 +236,10 @@ fn every_wait_is_needed() {
             for missing in 0..waits {
                 let orders = Order::all(n + 1);
                 let found = orders.into_iter().any(|order| !run(&scene(order), Some(missing)).0.is_empty());
-                assert!(found, "{kind:?} of {rank} over {n}: nothing goes wrong without wait {missing} of {waits}");
+                assert!(
+                    found,
+                    "{kind:?} of {rank} over {n}: nothing goes wrong without wait {missing} of {waits}"
+                );
             }
         }
     }
@@ -240,9 +254,8 @@ fn a_group_of_one_is_local_and_can_be_captured() {
             let several = scene.several(&scene.streams).unwrap();
             let Scene { double, streams, memory, devices, .. } = &scene;
             // SAFETY: the double trusts no handles.
-            let stream = |index: usize| unsafe {
-                Stream::borrow(devices, index as u32, streams[index]).unwrap()
-            };
+            let stream =
+                |index: usize| unsafe { Stream::borrow(devices, index as u32, streams[index]).unwrap() };
             let link = |from: usize, to: usize| {
                 let event = Event::new(devices, from as u32).unwrap();
                 event.record(&stream(from)).unwrap();
@@ -320,10 +333,7 @@ fn wrong_streams_are_named() {
     let scene = Scene::new(Kind::Allreduce, 3, Order::Eager);
     let crossed = [scene.streams[0], scene.streams[2], scene.streams[1]];
     let error = scene.several(&crossed).map(|_| ()).unwrap_err();
-    assert_eq!(
-        error.text(),
-        "options->streams[1]: the memory is on device 1, but its stream on device 2"
-    );
+    assert_eq!(error.text(), "options->streams[1]: the memory is on device 1, but its stream on device 2");
 }
 
 #[test]

@@ -252,9 +252,12 @@ impl Reduction {
         let pointers = &self.builder.pointers;
         let (n, root) = (pointers.len(), self.root);
         let own = |index: usize| (0..n).filter(|&i| pointers.device(i) == pointers.device(index)).count();
-        let is_first = |&index: &usize| (0..index).all(|before| pointers.device(before) != pointers.device(index));
-        let others: Vec<usize> =
-            (0..n).filter(is_first).filter(|&index| pointers.device(index) != pointers.device(root)).collect();
+        let is_first =
+            |&index: &usize| (0..index).all(|before| pointers.device(before) != pointers.device(index));
+        let others: Vec<usize> = (0..n)
+            .filter(is_first)
+            .filter(|&index| pointers.device(index) != pointers.device(root))
+            .collect();
         let far = n - own(root);
         let mut weights = vec![(root, 1.0)];
         if far > 1 {
