@@ -81,6 +81,13 @@ for module in $("$here/gpu" --list 2>/dev/null | sed -n 's/: test$//p' | grep -v
     step "$module" 240 $(gpu "$module::")
 done
 
+# The way of machines whose GPUs do not reach each other.
+if [ "$(nvidia-smi -L 2>/dev/null | wc -l)" -gt 1 ]; then
+    step apart-local 240 env UNISONO_P2P=0 $(gpu local::)
+else
+    skip apart-local "needs 2 GPUs"
+fi
+
 if have g++ && python3 -c 'import cupy' 2>/dev/null; then
     step kernels-check 240 python3 "$here/scripts/gpu/kernels_check.py" --quick
 else

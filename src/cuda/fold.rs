@@ -20,6 +20,8 @@ const BLOCKS_OF_A_MULTIPROCESSOR: u32 = 2;
 /// unloading waits for everything that runs there.
 pub struct FoldKernels {
     loaded: Mutex<HashMap<u32, Loaded>>,
+    /// The most blocks of a launch, if it is not by the device's multiprocessors.
+    blocks: Option<u32>,
 }
 
 /// What is loaded on one device.
@@ -34,7 +36,13 @@ impl FoldKernels {
     /// Those of this machine's devices ([`Devices::open`]), the same for everybody.
     pub fn open() -> Arc<FoldKernels> {
         static KERNELS: OnceLock<Arc<FoldKernels>> = OnceLock::new();
-        KERNELS.get_or_init(|| Arc::new(FoldKernels { loaded: Mutex::default() })).clone()
+        KERNELS.get_or_init(|| Arc::new(FoldKernels { loaded: Mutex::default(), blocks: None })).clone()
+    }
+
+    /// Loaded once more, with launches of at most `blocks` blocks: for measurements, and for callers who want their
+    /// multiprocessors for something else.
+    pub fn with_blocks(blocks: u32) -> Arc<FoldKernels> {
+        Arc::new(FoldKernels { loaded: Mutex::default(), blocks: Some(blocks.max(1)) })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u32, Loaded>> {
@@ -48,7 +56,7 @@ impl Kernels for FoldKernels {
         let mut all = self.lock();
         let loaded = match all.entry(device) {
             Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(Loaded::new(devices, device)?),
+            Entry::Vacant(entry) => entry.insert(Loaded::new(devices, device, self.blocks)?),
         };
         if let Entry::Vacant(entry) = loaded.functions.entry(name) {
             let _relaxed = devices.relax()?;
@@ -97,7 +105,7 @@ impl fmt::Debug for FoldKernels {
 }
 
 impl Loaded {
-    fn new(devices: &Devices, device: u32) -> Result<Loaded> {
+    fn new(devices: &Devices, device: u32, blocks: Option<u32>) -> Result<Loaded> {
         let driver = devices.driver();
         let (major, minor) = driver.capability(device)?;
         if (major, minor) < LOWEST_CAPABILITY {
@@ -109,7 +117,10 @@ impl Loaded {
                 LOWEST_CAPABILITY.1
             );
         }
-        let blocks = driver.multiprocessors(device)?.max(1) * BLOCKS_OF_A_MULTIPROCESSOR;
+        let blocks = match blocks {
+            Some(blocks) => blocks,
+            None => driver.multiprocessors(device)?.max(1) * BLOCKS_OF_A_MULTIPROCESSOR,
+        };
         let _relaxed = devices.relax()?;
         let _entered = devices.enter(device)?;
         // SAFETY: a fat binary, which tells its own length.

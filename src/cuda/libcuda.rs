@@ -431,8 +431,7 @@ impl Driver for Libcuda {
         let attribute = Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS as c_int;
         let mut can = 0;
         // SAFETY: fills `can`; a device that does not exist is refused.
-        let result =
-            unsafe { (self.calls.cuDeviceGetAttribute)(&raw mut can, attribute, ordinal(device)) };
+        let result = unsafe { (self.calls.cuDeviceGetAttribute)(&raw mut can, attribute, ordinal(device)) };
         self.check("cuDeviceGetAttribute", result)?;
         Ok(can != 0)
     }
@@ -461,19 +460,17 @@ impl Driver for Libcuda {
         self.check("cuMemcpyDtoDAsync", result)
     }
 
+    /// By the one address space that all devices share: the call that takes contexts cannot be captured.
     unsafe fn copy_to_peer(
         &self,
-        to: (u64, ContextHandle),
-        from: (u64, ContextHandle),
+        (to, _): (u64, ContextHandle),
+        (from, _): (u64, ContextHandle),
         bytes: usize,
         stream: StreamHandle,
     ) -> Result<()> {
-        let (to_context, from_context) = (raw(to.1.0), raw(from.1.0));
         // SAFETY: the caller's promise.
-        let result = unsafe {
-            (self.calls.cuMemcpyPeerAsync)(to.0, to_context, from.0, from_context, bytes, raw(stream.0))
-        };
-        self.check("cuMemcpyPeerAsync", result)
+        let result = unsafe { (self.calls.cuMemcpyDtoDAsync_v2)(to, from, bytes, raw(stream.0)) };
+        self.check("cuMemcpyDtoDAsync", result)
     }
 
     unsafe fn write_value(&self, stream: StreamHandle, address: u64, value: u32) -> Result<()> {

@@ -2,12 +2,12 @@
 //! run when asked for by name, as `scripts/gpu-test` does.
 
 use cudarc::driver::sys;
+use unisono::cuda::driver::StreamHandle;
+use unisono::cuda::event::Event;
 use unisono::cuda::fold::FoldKernels;
 use unisono::cuda::local::{
     BroadcastAlgorithm, LocalBroadcast, LocalReduce, Pointers, ReduceAlgorithm, Span,
 };
-use unisono::cuda::driver::StreamHandle;
-use unisono::cuda::event::Event;
 use unisono::cuda::memory::DeviceBuffer;
 use unisono::cuda::stream::Stream;
 use unisono::reduce::{DataType, Operator};
@@ -130,22 +130,37 @@ fn local_operations() {
         drop(pair);
         let report = |what: String, time: f64| {
             let share = 100.0 * rate(time) / link_rate;
-            println!("@ {bytes} bytes, {what}: {:.1} us, {:.1} GB/s, {share:.0} % of the copy", time * 1e6, rate(time));
+            println!(
+                "@ {bytes} bytes, {what}: {:.1} us, {:.1} GB/s, {share:.0} % of the copy",
+                time * 1e6,
+                rate(time)
+            );
         };
         for &n in &pointer_counts {
             let scene = Scene::new(n, bytes);
-            for algorithm in [BroadcastAlgorithm::Tree, BroadcastAlgorithm::chain(bytes)] {
+            for algorithm in [BroadcastAlgorithm::Tree, BroadcastAlgorithm::chain(bytes, n)] {
                 let mut broadcast = LocalBroadcast::new(scene.pointers(), 0, algorithm).expect("a broadcast");
                 let time = seconds(&scene.streams, rounds, || broadcast.run().expect("a run"));
                 report(format!("broadcast over {n}, {algorithm:?}"), time);
             }
             if bytes == 256 << 20 {
-                for chunk in [1 << 20, 2 << 20, 16 << 20] {
+                for chunk in [8 << 20, 16 << 20] {
                     let algorithm = BroadcastAlgorithm::Chain { chunk };
                     let mut broadcast =
                         LocalBroadcast::new(scene.pointers(), 0, algorithm).expect("a broadcast");
                     let time = seconds(&scene.streams, rounds, || broadcast.run().expect("a run"));
                     report(format!("broadcast over {n}, {algorithm:?}"), time);
+                }
+            }
+            if bytes >= 16 << 20 {
+                for blocks in [24, 48, 96, 132, 396] {
+                    let (sum, kernels) = (Operator::Sum, FoldKernels::with_blocks(blocks));
+                    let direct = ReduceAlgorithm::Direct;
+                    let mut reduce =
+                        LocalReduce::new(scene.pointers(), 0, DataType::F32, sum, direct, kernels)
+                            .expect("a reduction");
+                    let time = seconds(&scene.streams, rounds, || reduce.run().expect("a run"));
+                    report(format!("reduce of float32 over {n}, Direct, {blocks} blocks"), time);
                 }
             }
             for algorithm in [ReduceAlgorithm::Tree, ReduceAlgorithm::Direct] {

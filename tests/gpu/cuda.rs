@@ -187,10 +187,7 @@ impl Graph {
         // SAFETY: a live stream; fills both.
         unsafe {
             ok("cuStreamEndCapture", (calls().cuStreamEndCapture)(raw(stream.handle().0), &raw mut graph));
-            ok(
-                "cuGraphInstantiate",
-                (calls().cuGraphInstantiateWithFlags)(&raw mut ready, graph, 0),
-            );
+            ok("cuGraphInstantiate", (calls().cuGraphInstantiateWithFlags)(&raw mut ready, graph, 0));
         }
         Graph { device: stream.device(), graph, ready }
     }

@@ -243,7 +243,8 @@ fn bytes_go_to_every_device_and_back() {
             let target = filled(to, &vec![0; payload.len()]);
             let streams = [stream(from), stream(to)];
             // SAFETY: the buffers outlive the streams' work, which `read` waits for.
-            unsafe { streams[0].copy_to_peer(target.address(), to, source.address(), payload.len()) }.unwrap();
+            unsafe { streams[0].copy_to_peer(target.address(), to, source.address(), payload.len()) }
+                .unwrap();
             let event = Event::new(&devices, from).unwrap();
             event.record(&streams[0]).unwrap();
             streams[1].wait(&event).unwrap();
@@ -347,7 +348,8 @@ fn kernels_load_and_run() {
     for device in 0..devices.count() {
         let count = 70_001usize;
         let value = |index: usize, operand: usize| (index % 1000) as f32 * 0.37 + operand as f32;
-        let bytes = |operand| -> Vec<u8> { (0..count).flat_map(|i| value(i, operand).to_ne_bytes()).collect() };
+        let bytes =
+            |operand| -> Vec<u8> { (0..count).flat_map(|i| value(i, operand).to_ne_bytes()).collect() };
         let inputs: Vec<DeviceBuffer> = (0..3).map(|operand| filled(device, &bytes(operand))).collect();
         let out = filled(device, &vec![0xa5; 4 * count]);
         let operand = |buffer: &DeviceBuffer| Operand {
@@ -357,8 +359,7 @@ fn kernels_load_and_run() {
         };
         let operands: Vec<Operand> = inputs.iter().map(operand).collect();
         let (dtype, to) = (DataType::F32, std::ptr::without_provenance_mut(out.address() as usize));
-        let mut launch =
-            Launch::new(dtype, &Operator::Sum, 3, &operands, to, Representation::Element, count);
+        let mut launch = Launch::new(dtype, &Operator::Sum, 3, &operands, to, Representation::Element, count);
         let grid = launch.grid(dtype, 264);
         let stream = stream(device);
         {

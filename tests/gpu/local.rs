@@ -15,22 +15,37 @@ use super::cuda::{Graph, Noise, Upload, begin_capture, devices, filled, read, so
 
 const BROADCASTS: [BroadcastAlgorithm; 2] =
     [BroadcastAlgorithm::Tree, BroadcastAlgorithm::Chain { chunk: 4096 }];
-const REDUCTIONS: [ReduceAlgorithm; 2] = [ReduceAlgorithm::Tree, ReduceAlgorithm::Direct];
+
+/// Those that these GPUs can do.
+fn reductions() -> Vec<ReduceAlgorithm> {
+    let devices = devices();
+    let pairs = (0..devices.count()).flat_map(|a| (0..devices.count()).map(move |b| (a, b)));
+    let mut algorithms = vec![ReduceAlgorithm::Tree];
+    if pairs.into_iter().all(|(a, b)| devices.reaches(a, b).expect("an answer")) {
+        algorithms.push(ReduceAlgorithm::Direct);
+    }
+    algorithms
+}
 
 /// The bytes on both sides of a pointer, which nobody may touch.
 const MARGIN: usize = 256;
 
 /// Pointers of a test, dealt out to the GPUs that there are, with the caller's streams.
-struct Scene {
-    memory: Vec<DeviceBuffer>,
-    streams: Vec<Stream>,
-    bytes: usize,
+pub(crate) struct Scene {
+    pub(crate) memory: Vec<DeviceBuffer>,
+    pub(crate) streams: Vec<Stream>,
+    pub(crate) bytes: usize,
 }
 
 impl Scene {
     fn new(n: usize, bytes: usize) -> Scene {
+        Scene::from(0, n, bytes)
+    }
+
+    /// The first pointer is on GPU `first`, or where that wraps to.
+    pub(crate) fn from(first: u32, n: usize, bytes: usize) -> Scene {
         let count = devices().count() as usize;
-        let device = |index: usize| (index % count) as u32;
+        let device = |index: usize| ((first as usize + index) % count) as u32;
         let rubbish = vec![0xa5; bytes + 2 * MARGIN];
         Scene {
             memory: (0..n).map(|index| filled(device(index), &rubbish)).collect(),
@@ -39,11 +54,11 @@ impl Scene {
         }
     }
 
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.memory.len()
     }
 
-    fn address(&self, index: usize) -> u64 {
+    pub(crate) fn address(&self, index: usize) -> u64 {
         self.memory[index].address() + MARGIN as u64
     }
 
@@ -57,16 +72,19 @@ impl Scene {
     }
 
     /// Sets a pointer's contents in the order of its stream.
-    fn fill(&self, index: usize, bytes: &[u8]) -> Upload {
+    pub(crate) fn fill(&self, index: usize, bytes: &[u8]) -> Upload {
         Upload::new(&self.streams[index], self.address(index), bytes)
     }
 
     #[track_caller]
-    fn expect(&self, index: usize, bytes: &[u8], what: &str) {
+    pub(crate) fn expect(&self, index: usize, bytes: &[u8], what: &str) {
         let found = read(&self.streams[index], self.memory[index].address(), self.bytes + 2 * MARGIN);
         let (before, rest) = found.split_at(MARGIN);
         let (inside, after) = rest.split_at(self.bytes);
-        assert!(before.iter().chain(after).all(|&byte| byte == 0xa5), "{what}: written beyond pointer {index}");
+        assert!(
+            before.iter().chain(after).all(|&byte| byte == 0xa5),
+            "{what}: written beyond pointer {index}"
+        );
         let first = inside.iter().zip(bytes).position(|(found, due)| found != due);
         assert_eq!(first, None, "{what}: pointer {index} differs from byte {first:?} of {}", self.bytes);
     }
@@ -114,7 +132,7 @@ fn broadcasts_reach_every_pointer() {
 }
 
 /// Any bits, ordinary numbers in between.
-fn elements(dtype: DataType, count: usize, noise: &mut Noise) -> Vec<u8> {
+pub(crate) fn elements(dtype: DataType, count: usize, noise: &mut Noise) -> Vec<u8> {
     let mut bytes = noise.bytes(count * dtype.size());
     for index in (0..count).filter(|index| index % 3 != 0) {
         let value = (noise.next() % 4096) as f64 / 511.0 - 2.5;
@@ -137,11 +155,8 @@ fn elements(dtype: DataType, count: usize, noise: &mut Noise) -> Vec<u8> {
 /// What the host makes of it.
 fn reference(dtype: DataType, operator: Operator, inputs: &[Vec<u8>], contributions: u32) -> Vec<u8> {
     let scale = if let Operator::PreMulSum(scale) = operator { scale } else { 1.0 };
-    let operand = |input: &Vec<u8>| Operand {
-        address: input.as_ptr(),
-        representation: Representation::Element,
-        scale,
-    };
+    let operand =
+        |input: &Vec<u8>| Operand { address: input.as_ptr(), representation: Representation::Element, scale };
     let operands: Vec<Operand> = inputs.iter().map(operand).collect();
     let mut out = vec![0; inputs[0].len()];
     let reducer = Reducer::new(dtype, operator, contributions).expect("a reduction");
@@ -181,7 +196,7 @@ fn reductions_have_the_bits_of_the_host() {
             let root = cases % n;
             let inputs: Vec<Vec<u8>> = (0..n).map(|_| elements(dtype, count, &mut noise)).collect();
             let due = reference(dtype, operator, &inputs, n as u32);
-            for algorithm in REDUCTIONS {
+            for algorithm in reductions() {
                 let what = format!("{operator:?} of {count} {} over {n}, {algorithm:?}", dtype.name());
                 let scene = Scene::new(n, count * dtype.size());
                 let with_streams = cases % 4 != 3;
@@ -213,11 +228,11 @@ fn more_pointers_than_a_kernel_takes() {
     let (n, count, dtype) = (71, 3001, DataType::Bf16);
     let inputs: Vec<Vec<u8>> = (0..n).map(|_| elements(dtype, count, &mut noise)).collect();
     let due = reference(dtype, Operator::Average, &inputs, n as u32);
-    for algorithm in REDUCTIONS {
+    for algorithm in reductions() {
         let scene = Scene::new(n, count * dtype.size());
         let pointers = scene.pointers(true);
-        let mut reduce =
-            LocalReduce::new(pointers, 0, dtype, Operator::Average, algorithm, kernels()).expect("a reduction");
+        let mut reduce = LocalReduce::new(pointers, 0, dtype, Operator::Average, algorithm, kernels())
+            .expect("a reduction");
         let _uploads: Vec<Upload> =
             inputs.iter().enumerate().map(|(index, input)| scene.fill(index, input)).collect();
         reduce.run().expect("a run");
@@ -230,26 +245,20 @@ fn a_result_in_accumulators_is_rounded_once() {
     let mut noise = Noise(41);
     for dtype in [DataType::F16, DataType::F8E5M2, DataType::F32, DataType::I64] {
         for operator in [Operator::Sum, Operator::Average, Operator::PreMulSum(-1.5)] {
-            for algorithm in REDUCTIONS {
+            for algorithm in reductions() {
                 let (n, count, root) = (5, 4099, 3);
                 let inputs: Vec<Vec<u8>> = (0..n).map(|_| elements(dtype, count, &mut noise)).collect();
                 let scene = Scene::new(n, count * dtype.size());
-                let device = scene.memory[root].device();
-                let partial = filled(device, &vec![0xee; count * dtype.accumulator().size()]);
-                let from = partial.address();
                 let (reducing, pointers) = (scene.pointers(true), scene.pointers(true));
-                // SAFETY: the accumulators outlive both, and have room.
-                let (mut reduce, mut broadcast) = unsafe {
-                    let kernels = kernels();
-                    let rounding =
-                        Rounding { from, dtype, operator, contributions: n as u32, kernels: kernels.clone() };
-                    (
-                        LocalReduce::partial(reducing, root, from, dtype, operator, algorithm, kernels)
-                            .expect("a reduction"),
-                        LocalBroadcast::rounded(pointers, root, BroadcastAlgorithm::Tree, rounding)
-                            .expect("a broadcast"),
-                    )
-                };
+                let (mut reduce, from) =
+                    LocalReduce::partial(reducing, root, dtype, operator, algorithm, kernels())
+                        .expect("a reduction");
+                let rounding =
+                    Rounding { from, dtype, operator, contributions: n as u32, kernels: kernels() };
+                let tree = BroadcastAlgorithm::Tree;
+                // SAFETY: the reduction outlives it.
+                let broadcast = unsafe { LocalBroadcast::rounded(pointers, root, tree, rounding) };
+                let mut broadcast = broadcast.expect("a broadcast");
                 let _uploads: Vec<Upload> =
                     inputs.iter().enumerate().map(|(index, input)| scene.fill(index, input)).collect();
                 reduce.run().expect("a run");
@@ -258,8 +267,6 @@ fn a_result_in_accumulators_is_rounded_once() {
                 for index in 0..n {
                     scene.expect(index, &due, &format!("{operator:?} of {}, {algorithm:?}", dtype.name()));
                 }
-                drop((reduce, broadcast));
-                scene.streams.iter().for_each(|stream| stream.synchronize(soon()).expect("the end"));
             }
         }
     }
@@ -279,15 +286,18 @@ fn fork_or_join(scene: &Scene, fork: bool) {
 fn captured_operations_replay() {
     let mut noise = Noise(53);
     let (count, dtype) = (100_003, DataType::F16);
-    for (n, broadcast, reduce) in
-        [1, 2, 4, 7].into_iter().flat_map(|n| [0, 1].map(|i| (n, BROADCASTS[i], REDUCTIONS[i])))
-    {
+    for (n, broadcast, reduce) in [1, 2, 4, 7].into_iter().flat_map(|n| {
+        let reductions = reductions();
+        BROADCASTS.map(|broadcast| {
+            let direct = matches!(broadcast, BroadcastAlgorithm::Chain { .. });
+            (n, broadcast, reductions[usize::from(direct) % reductions.len()])
+        })
+    }) {
         let scene = Scene::new(n, count * dtype.size());
         let (sum, first) = (Operator::Sum, stream(scene.memory[0].device()));
         let mut reduce =
             LocalReduce::new(scene.pointers(true), 0, dtype, sum, reduce, kernels()).expect("a reduction");
-        let mut broadcast =
-            LocalBroadcast::new(scene.pointers(true), 0, broadcast).expect("a broadcast");
+        let mut broadcast = LocalBroadcast::new(scene.pointers(true), 0, broadcast).expect("a broadcast");
         begin_capture(&scene.streams[0]);
         fork_or_join(&scene, true);
         reduce.run().expect("a captured reduction");
@@ -319,16 +329,15 @@ fn large_operations_are_whole() {
         let scene = Scene::new(n, count * 4);
         let inputs: Vec<Vec<u8>> = (0..n).map(|_| noise.bytes(count * 4)).collect();
         let due = reference(DataType::I32, Operator::Sum, &inputs, n as u32);
-        for (reduce, broadcast) in REDUCTIONS.into_iter().zip([
-            BroadcastAlgorithm::Tree,
-            BroadcastAlgorithm::chain(count * 4),
-        ]) {
+        for (reduce, broadcast) in
+            reductions().into_iter().zip([BroadcastAlgorithm::Tree, BroadcastAlgorithm::chain(count * 4, n)])
+        {
             for (index, input) in inputs.iter().enumerate() {
                 write(scene.memory[index].device(), scene.address(index), input);
             }
             let (dtype, sum) = (DataType::I32, Operator::Sum);
-            let mut reduction =
-                LocalReduce::new(scene.pointers(true), 1, dtype, sum, reduce, kernels()).expect("a reduction");
+            let mut reduction = LocalReduce::new(scene.pointers(true), 1, dtype, sum, reduce, kernels())
+                .expect("a reduction");
             let mut spread = LocalBroadcast::new(scene.pointers(true), 1, broadcast).expect("a broadcast");
             reduction.run().expect("a run");
             spread.run().expect("a run");

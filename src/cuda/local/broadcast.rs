@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::program::{Builder, Folding, Program};
 use super::{Kernels, Operand, Pointers};
+use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::reduce::{DataType, Operator, Representation};
@@ -21,25 +22,35 @@ pub enum BroadcastAlgorithm {
 }
 
 impl BroadcastAlgorithm {
-    /// The tree for few bytes and where a device receives from one other at most, else the chain.
+    /// The tree for few bytes, two pointers, or one device; else the chain.
     pub fn automatic(pointers: &Pointers) -> BroadcastAlgorithm {
         let mut devices: Vec<u32> = (0..pointers.len()).map(|index| pointers.device(index)).collect();
         devices.sort_unstable();
         devices.dedup();
-        if devices.len() <= 2 || pointers.bytes() < SMALLEST_CHAIN {
+        if pointers.len() <= 2 || devices.len() == 1 || pointers.bytes() < SMALLEST_CHAIN {
             BroadcastAlgorithm::Tree
         } else {
-            BroadcastAlgorithm::chain(pointers.bytes())
+            BroadcastAlgorithm::chain(pointers.bytes(), pointers.len())
         }
     }
 
-    /// A chain whose chunks are large enough that enqueueing keeps up with copying, and, where there is enough to
-    /// copy, 32 in number: with n devices the chain takes 1 + (n − 2)/32 times as long as one copy.
-    pub fn chain(bytes: usize) -> BroadcastAlgorithm {
-        const SMALLEST: usize = 4 << 20;
-        BroadcastAlgorithm::Chain { chunk: bytes.div_ceil(32).next_multiple_of(256).max(SMALLEST) }
+    /// A chain for `pointers` pointers of `bytes` bytes, with chunks of the best size.
+    ///
+    /// A chunk takes each link a fixed time besides its bytes, and the chain takes n − 2 chunks to fill: the best size is a
+    /// square root. And the host has to enqueue a chunk for every pointer in the time that a link needs for one.
+    pub fn chain(bytes: usize, pointers: usize) -> BroadcastAlgorithm {
+        let fill = pointers.saturating_sub(2).max(1);
+        let best = (bytes as f64 * BYTES_LOST / fill as f64).sqrt() as usize;
+        let least = pointers * BYTES_ENQUEUED;
+        BroadcastAlgorithm::Chain { chunk: best.max(least).next_multiple_of(4096) }
     }
 }
+
+/// What a link of an H200 could carry in the time (3.7 µs) that it loses between two chunks.
+const BYTES_LOST: f64 = 1.4e6;
+
+/// What it carries while the host enqueues a chunk for one pointer (3 µs).
+const BYTES_ENQUEUED: usize = 1 << 20;
 
 /// Bytes from which on a chain of three devices beats two whole copies in turn.
 const SMALLEST_CHAIN: usize = 16 << 20;
@@ -75,7 +86,8 @@ impl LocalBroadcast {
     /// of the reduction.
     ///
     /// # Safety
-    /// As [`super::LocalReduce::partial`].
+    /// The accumulators are as many as a pointer has elements, stay valid for as long as this lives and what it enqueued is
+    /// not done, and are touched on the root's stream only, or in order with it.
     pub unsafe fn rounded(
         pointers: Pointers,
         root: usize,
@@ -121,6 +133,11 @@ impl LocalBroadcast {
         self.program.run()
     }
 
+    /// What `stream` is given after this waits for everything that any of the pointers' streams has been given.
+    pub fn join(&mut self, stream: &Stream) -> Result<()> {
+        self.program.join(stream)
+    }
+
     /// Waits on the host until every stream has done what it was given. Only callers without streams need it.
     pub fn wait(&mut self, deadline: Deadline) -> Result<()> {
         self.program.finish(deadline)
@@ -148,8 +165,10 @@ fn tree(builder: &mut Builder, root: usize) -> Result<()> {
     while size > 0 {
         for holder in (0..n - size).step_by(2 * size) {
             let (from, to) = (line[holder], line[holder + size]);
-            // Whatever still uses the target's memory comes first.
-            builder.order(to, from)?;
+            if !builder.pointers.chained {
+                // Whatever still uses the target's memory comes first.
+                builder.order(to, from)?;
+            }
             let (source, target) = (builder.pointers.addresses[from], builder.pointers.addresses[to]);
             if builder.transfer((from, source), (to, target), builder.pointers.bytes())? {
                 // The target may pass it on in the next step, and its user may read it after that.
@@ -165,9 +184,11 @@ fn tree(builder: &mut Builder, root: usize) -> Result<()> {
 fn chain(builder: &mut Builder, root: usize, chunk: usize) -> Result<()> {
     let (n, line) = (builder.pointers.len(), line(builder, root));
     let bytes = builder.pointers.bytes();
-    for hop in 1..n {
-        // Whatever still uses the target's memory comes first.
-        builder.order(line[hop], line[hop - 1])?;
+    if !builder.pointers.chained {
+        for hop in 1..n {
+            // Whatever still uses the target's memory comes first.
+            builder.order(line[hop], line[hop - 1])?;
+        }
     }
     for offset in (0..bytes).step_by(chunk) {
         let part = chunk.min(bytes - offset);

@@ -42,6 +42,7 @@ pub struct Pointers {
     streams: Vec<Stream>,
     bytes: usize,
     piece: usize,
+    chained: bool,
 }
 
 impl Pointers {
@@ -68,6 +69,7 @@ impl Pointers {
             streams: Vec::with_capacity(spans.len()),
             bytes: first.bytes,
             piece: PIECE,
+            chained: false,
         };
         for (index, span) in spans.iter().enumerate() {
             if span.bytes != first.bytes {
@@ -96,6 +98,13 @@ impl Pointers {
         Pointers { piece: bytes.max(1), ..self }
     }
 
+    /// For a reduction that is always followed by a broadcast from the same root, over the same pointers and streams, and
+    /// for that broadcast: in between, no stream but the root's is given anything. Leaves out waits that the other
+    /// makes needless.
+    pub fn chained(self) -> Pointers {
+        Pointers { chained: true, ..self }
+    }
+
     /// How many pointers there are; at least one.
     pub fn len(&self) -> usize {
         self.addresses.len()
@@ -111,8 +120,13 @@ impl Pointers {
         self.bytes
     }
 
+    /// Their streams' handles, valid for as long as this lives.
+    pub fn handles(&self) -> Vec<StreamHandle> {
+        self.streams.iter().map(Stream::handle).collect()
+    }
+
     /// The device of a pointer.
-    fn device(&self, index: usize) -> u32 {
+    pub fn device(&self, index: usize) -> u32 {
         self.streams[index].device()
     }
 

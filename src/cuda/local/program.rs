@@ -10,6 +10,7 @@ use crate::cuda::context::Entered;
 use crate::cuda::driver::Capture;
 use crate::cuda::event::Event;
 use crate::cuda::memory::{DeviceBuffer, PinnedBuffer};
+use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator, Representation};
@@ -94,6 +95,15 @@ impl Program {
         }
         self.ends.iter().try_for_each(|end| end.synchronize(deadline))?;
         self.used = false;
+        Ok(())
+    }
+
+    /// What `stream` is given after this waits for everything that any of the streams has been given.
+    pub(super) fn join(&mut self, stream: &Stream) -> Result<()> {
+        for (end, own) in self.ends.iter().zip(&self.pointers.streams) {
+            end.record(own)?;
+            stream.wait(end)?;
+        }
         Ok(())
     }
 
@@ -287,6 +297,11 @@ impl Builder {
             }
         }
         Ok(false)
+    }
+
+    /// Has the program own memory that it uses.
+    pub(super) fn keep(&mut self, buffer: DeviceBuffer) {
+        self.scratch.push(buffer);
     }
 
     /// Scratch memory on a pointer's device.

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use super::program::{Builder, Folding, Program};
 use super::{Kernels, Operand, Pointers, ragged};
+use crate::cuda::memory::DeviceBuffer;
+use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator, Representation};
@@ -46,28 +48,30 @@ impl LocalReduce {
         LocalReduce::into(pointers, root, None, dtype, operator, algorithm, kernels)
     }
 
-    /// As [`LocalReduce::new`], but leaves accumulators at `out`, on the device of pointer `root`, and no pointer changes:
-    /// an average is not divided yet, and short floats are not rounded.
-    ///
-    /// # Safety
-    /// `out` has room for as many accumulators as a pointer has elements, for as long as this lives and what it enqueued
-    /// is not done. It is touched on the root's stream only, or in order with it.
-    pub unsafe fn partial(
+    /// As [`LocalReduce::new`], but leaves accumulators in memory of its own, and no pointer changes: an average is not
+    /// divided yet, and short floats are not rounded. Also answers where they are: on the device of pointer `root`, for as
+    /// long as this lives, and after a run until the next one whoever's the root's stream is.
+    pub fn partial(
         pointers: Pointers,
         root: usize,
-        out: u64,
         dtype: DataType,
         operator: Operator,
         algorithm: ReduceAlgorithm,
         kernels: Arc<dyn Kernels>,
-    ) -> Result<LocalReduce> {
-        LocalReduce::into(pointers, root, Some(out), dtype, operator, algorithm, kernels)
+    ) -> Result<(LocalReduce, u64)> {
+        pointers.check_root(root)?;
+        let count = pointers.bytes() / dtype.size();
+        let (devices, device) = (&pointers.devices, pointers.device(root));
+        let out = DeviceBuffer::new(devices, device, count * dtype.accumulator().size())?;
+        let address = out.address();
+        let reduce = LocalReduce::into(pointers, root, Some(out), dtype, operator, algorithm, kernels)?;
+        Ok((reduce, address))
     }
 
     fn into(
         pointers: Pointers,
         root: usize,
-        accumulators: Option<u64>,
+        accumulators: Option<DeviceBuffer>,
         dtype: DataType,
         operator: Operator,
         algorithm: ReduceAlgorithm,
@@ -86,13 +90,16 @@ impl LocalReduce {
         let count = pointers.bytes() / dtype.size();
         let scale = if let Operator::PreMulSum(scale) = operator { scale } else { 1.0 };
         let n = pointers.len();
-        let (target, representation) = match accumulators {
-            Some(out) => (out, Representation::Accumulator),
+        let (target, representation) = match &accumulators {
+            Some(out) => (out.address(), Representation::Accumulator),
             None => (pointers.addresses[root], Representation::Element),
         };
         let widest = kernels.most_operands();
         let nodes = vec![Node::default(); n];
-        let builder = Builder::new(pointers);
+        let mut builder = Builder::new(pointers);
+        if let Some(out) = accumulators {
+            builder.keep(out);
+        }
         let mut reduction =
             Reduction { builder, dtype, count, scale, root, target, representation, widest, nodes };
         match algorithm {
@@ -110,6 +117,11 @@ impl LocalReduce {
     /// In a capture as [`super::LocalBroadcast::run`].
     pub fn run(&mut self) -> Result<()> {
         self.program.run()
+    }
+
+    /// What `stream` is given after this waits for everything that any of the pointers' streams has been given.
+    pub fn join(&mut self, stream: &Stream) -> Result<()> {
+        self.program.join(stream)
     }
 
     /// Waits on the host until every stream has done what it was given. Only callers without streams need it.
@@ -149,10 +161,8 @@ impl Reduction {
         let (operands, right) = if n == 1 { (vec![self.leaf(0)], None) } else { self.halves(0, n)? };
         if root == 0 || self.builder.direct(0, root)? {
             self.builder.fold(0, &operands, (target, representation), self.count);
-            if let Some(right) = right {
-                self.builder.order(0, right)?;
-            }
-            if root != 0 && right != Some(root) {
+            let released = self.release(0, right)?;
+            if root != 0 && released != Some(root) {
                 self.builder.order(0, root)?;
             }
             return Ok(());
@@ -160,9 +170,7 @@ impl Reduction {
         let bytes = self.count * self.size(representation);
         let result = self.builder.scratch(0, bytes)?;
         self.builder.fold(0, &operands, (result, representation), self.count);
-        if let Some(right) = right {
-            self.builder.order(0, right)?;
-        }
+        self.release(0, right)?;
         // The root's operand has come this far, and with it all that the root's stream did in earlier runs.
         if self.builder.transfer((0, result), (root, target), bytes)? {
             self.builder.order(0, root)?;
@@ -183,11 +191,17 @@ impl Reduction {
         };
         self.nodes[low].partial = Some(partial);
         self.builder.fold(low, &operands, (partial, representation), self.count);
+        self.release(low, right)?;
+        Ok(Operand { address: partial, representation, scale: 1.0 })
+    }
+
+    /// A pointer that `low`'s stream has read is its user's again, unless a broadcast is to come first. Answers which.
+    fn release(&mut self, low: usize, right: Option<usize>) -> Result<Option<usize>> {
+        let right = right.filter(|_| !self.builder.pointers.chained);
         if let Some(right) = right {
-            // Its pointer is its user's again.
             self.builder.order(low, right)?;
         }
-        Ok(Operand { address: partial, representation, scale: 1.0 })
+        Ok(right)
     }
 
     /// Both halves of a node, ready on `low`'s stream; and the pointer whose memory its fold will read in place.
@@ -238,9 +252,12 @@ impl Reduction {
         let pointers = &self.builder.pointers;
         let (n, root) = (pointers.len(), self.root);
         let own = |index: usize| (0..n).filter(|&i| pointers.device(i) == pointers.device(index)).count();
-        let is_first = |&index: &usize| (0..index).all(|before| pointers.device(before) != pointers.device(index));
-        let others: Vec<usize> =
-            (0..n).filter(is_first).filter(|&index| pointers.device(index) != pointers.device(root)).collect();
+        let is_first =
+            |&index: &usize| (0..index).all(|before| pointers.device(before) != pointers.device(index));
+        let others: Vec<usize> = (0..n)
+            .filter(is_first)
+            .filter(|&index| pointers.device(index) != pointers.device(root))
+            .collect();
         let far = n - own(root);
         let mut weights = vec![(root, 1.0)];
         if far > 1 {
@@ -298,13 +315,14 @@ impl Reduction {
     /// stream.
     fn meet(&mut self, shares: &[(usize, usize, usize)], before: bool) -> Result<()> {
         let (n, root) = (self.builder.pointers.len(), self.root);
+        let chained = self.builder.pointers.chained;
         let folds = |index: usize| shares.iter().any(|&(on, ..)| on == index);
         let others = || (0..n).filter(move |&index| index != root);
         for index in others().filter(|&index| before || folds(index)) {
             self.builder.order(index, root)?;
         }
         let waiting: Vec<usize> = others()
-            .filter(|&index| !before || folds(index))
+            .filter(|&index| if before { folds(index) } else { !chained })
             .filter(|&index| !self.builder.share_stream(index, root))
             .collect();
         if !waiting.is_empty() {
