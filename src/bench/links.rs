@@ -113,7 +113,7 @@ fn copies(options: &Options, devices: &Arc<Devices>, sizes: &[u64], table: &mut 
             })
         };
         let gpus: Vec<Gpu> = (0..count).map(gpu).collect::<Result<_>>()?;
-        // SAFETY, for all copies below: the buffers have `len` bytes and outlive the course, which waits for what it has
+        // SAFETY: the buffers have `len` bytes and outlive the course, which waits for what it has
         // enqueued; nobody looks at what they hold.
         let out = |stream: &Stream, gpu: &Gpu| unsafe {
             stream.copy_to_host(gpu.pinned.address(), gpu.memory.address(), len)
@@ -335,10 +335,10 @@ impl Links {
                 self.to.iter_mut().map(|to| scope.spawn(move || write(to, share))).collect();
             let receiving: Vec<_> =
                 self.from.iter_mut().map(|from| scope.spawn(move || read(from, share))).collect();
-            let threads = sending.into_iter().chain(receiving);
-            threads
-                .map(|thread| thread.join().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into())))
-                .collect()
+            let mut threads = sending.into_iter().chain(receiving);
+            threads.try_for_each(|thread| {
+                thread.join().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()))
+            })
         });
         outcome.map_err(|cause| Error::system("links: a connection broke", cause))
     }

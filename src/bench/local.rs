@@ -116,9 +116,10 @@ impl Scene {
     fn runs(&self, options: &Options, task: Task) -> Result<Vec<Run<'_>>> {
         let mut runs: Vec<Run<'_>> = Vec::new();
         if task == Task::LocalBroadcast {
-            for (name, algorithm) in
-                [("tree", BroadcastAlgorithm::Tree), ("chain", BroadcastAlgorithm::chain(self.bytes))]
-            {
+            for (name, algorithm) in [
+                ("tree", BroadcastAlgorithm::Tree),
+                ("chain", BroadcastAlgorithm::chain(self.bytes, self.memory.len())),
+            ] {
                 let mut broadcast = LocalBroadcast::new(self.pointers()?, 0, algorithm)?;
                 runs.push((["-", "-", name], Box::new(move |_| broadcast.run())));
             }

@@ -260,7 +260,8 @@ impl Communicator {
         let block = count * request.dtype.size();
         let dtype = dtype_number(request.dtype);
         let here = rank == request.root;
-        let (mut sends, mut receives): (Vec<(u32, usize)>, Vec<(u32, usize)>) = Default::default();
+        // Each a peer, and how far into the buffer its block is.
+        let (mut sends, mut receives) = (Vec::new(), Vec::new());
         let blocks = || (0..size).map(|peer| (peer, peer as usize * block));
         match request.kind {
             // Each sends to the next and receives from the one before.
