@@ -236,6 +236,9 @@ typedef enum unisono_algorithm_kind {
     UNISONO_ALGORITHM_ALL_TO_ONE = 18,
     /// Inside the hosts, across them, inside again.
     UNISONO_ALGORITHM_HIERARCHICAL = 19,
+    /// Broadcast: the root sends to everybody at once, each as soon as it is ready to receive, while it copies to its other
+    /// pointers.
+    UNISONO_ALGORITHM_ONE_TO_ALL = 20,
 } unisono_algorithm_kind;
 
 /// The values of unisono_log_level_t: each includes those before it. The numbers never change.
@@ -439,13 +442,15 @@ typedef struct unisono_algorithm_options_t {
     int32_t collective;
     /// How, enum unisono_algorithm_kind; unset: the library chooses.
     int32_t algorithm;
-    /// This rank's buffers, `pointer_count` of them. Allreduce, reduce and broadcast: each of `count` elements; they
+    /// This rank's buffers, `pointer_count` of them, all in host memory or all in device memory (of any GPUs). Allreduce, reduce and broadcast: each of `count` elements; they
     /// are combined here first, and each receives the result. Others: the first is sent and the second received, with
     /// the sizes of the function of that name. Barrier: none.
     void *const *pointers;
     /// How many buffers.
     uint64_t pointer_count;
-    /// A CUDA stream for each buffer. This version takes NULL only.
+    /// For buffers in device memory: a CUDA stream for each, of its device, or NULL. With streams, a run starts when they have
+    /// come to it, and what they are given afterwards finds the result; errors after that are the context's. Without, a
+    /// run comes after what the devices' default streams were given, and is complete on return.
     struct CUstream_st *const *streams;
     /// Elements, as in the function of that name.
     uint64_t count;
@@ -975,7 +980,11 @@ unisono_status_t unisono_algorithm_create(const struct unisono_context_t *ctx,
                                           const struct unisono_algorithm_options_t *options,
                                           struct unisono_algorithm_t **algorithm);
 
-/// Runs the algorithm once, on every rank, and returns when it is complete here. One run at a time.
+/// Runs the algorithm once, on every rank, and returns when it is complete here; with streams, when it has been given to them.
+/// One run at a time.
+///
+/// In a group of one, a run on device memory with streams may be captured into a CUDA graph: let every stream wait for an event
+/// of the capturing one first, and the capturing one for an event of each afterwards. The object outlives the graph.
 unisono_status_t unisono_algorithm_run(const struct unisono_algorithm_t *algorithm);
 
 /// Starts a run and returns; `*work` is ended by unisono_work_destroy. The next run comes after this one is complete.

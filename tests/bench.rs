@@ -232,3 +232,79 @@ fn ranks_that_are_told_to_be_on_two_hosts_are_right() {
     let rows = table.lines().filter(|line| line.contains("float32")).count();
     assert_eq!(rows, 2 * 3 * 2, "{table}");
 }
+
+#[test]
+fn ranks_may_be_threads() {
+    let (json, _) = measured(
+        "threads",
+        &["allreduce", "broadcast", "--ranks", "3", "--threads", "--sizes", "8,64K", "-n", "3"],
+    );
+    assert_eq!((results(&json).len(), &json["ranks"]), (4, &Value::from(3)));
+    assert!(results(&json).iter().all(|result| result["errors"] == 0));
+}
+
+#[test]
+fn the_start_of_ranks_is_measured() {
+    let (json, table) = measured("start", &["start", "--ranks", "2", "-t", "shm,tcp", "-n", "3"]);
+    let times: Vec<_> =
+        results(&json).iter().map(|result| (&result["first_us"], &result["again_p50_us"])).collect();
+    assert!(times.iter().all(|(_, again)| again.as_f64() > Some(0.0)), "{table}");
+    // Only once are ranks new.
+    assert!(times[0].0.as_f64() > Some(0.0) && times[1].0.is_null(), "{table}");
+}
+
+#[test]
+fn reduction_loops_are_measured_by_type_size_and_operands() {
+    let arguments =
+        ["reduce-loops", "-d", "float32,bfloat16", "-o", "sum,xor", "--sizes", "64K", "--budget", "0.01"];
+    let (json, table) = measured("loops", &arguments);
+    // Floats have no xor.
+    assert_eq!(results(&json).len(), 2 * 2, "{table}");
+    assert!(results(&json).iter().all(|result| result["gb_s"].as_f64() > Some(0.0)), "{table}");
+}
+
+#[test]
+fn links_between_ranks_are_measured_without_a_gpu() {
+    let arguments = ["links", "--ranks", "2", "--sizes", "100K", "--budget", "0.01", "--pointers", "1"];
+    let (json, table) = measured("links", &arguments);
+    let of_ranks = |what: &str| {
+        let line =
+            results(&json).iter().find(|result| result["what"] == what).unwrap_or_else(|| panic!("{table}"));
+        (line["of"].as_u64(), line["gb_s"].as_f64() > Some(0.0))
+    };
+    for what in ["ranks-tcp-ring", "ranks-copy-own"] {
+        assert_eq!(of_ranks(what), (Some(2), true), "{table}");
+    }
+}
+
+#[test]
+fn without_a_driver_device_memory_is_one_clear_line() {
+    // Of no use where there is a driver: then it would measure.
+    let output = bench(&["--device", "--ranks", "2", "--sizes", "8", "-n", "1"]);
+    if output.status.code() == Some(0) {
+        return;
+    }
+    let complaint = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{complaint}");
+    assert!(
+        complaint.contains("no CUDA driver could be loaded") || complaint.contains("cuInit failed"),
+        "{complaint}"
+    );
+    assert_eq!(complaint.lines().count(), 1, "{complaint}");
+    for task in ["links", "local-broadcast", "local-reduce"] {
+        assert_eq!(text(&bench(&[task]).stderr), complaint, "{task}");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_together_is_refused() {
+    let told = |arguments: &[&str]| {
+        let output = bench(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        text(&output.stderr)
+    };
+    assert!(told(&["--ranks", "2", "--calls", "graph"]).contains("--device"));
+    assert!(told(&["allreduce", "links"]).contains("links is measured alone"));
+    assert!(told(&["reduce-loops", "--ranks", "2"]).contains("reduce-loops has no ranks"));
+    assert!(told(&["--threads"]).contains("--ranks"));
+}

@@ -74,6 +74,7 @@ fn ranks_may_have_different_numbers_of_buffers() {
                 (0..=context.rank()).map(|_| vec![context.rank() as f32 + 1.0; count]).collect();
             for kind in [Kind::Allreduce, Kind::Broadcast] {
                 let options = AlgorithmOptions {
+                    streams: Vec::new(),
                     kind,
                     algorithm: 0,
                     buffers: memory.iter_mut().map(|buffer| buffer.as_mut_ptr().cast()).collect(),

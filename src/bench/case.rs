@@ -54,7 +54,7 @@ impl Case {
     }
 
     /// Where input and output start in the one buffer of an in-place call of `rank`, in elements.
-    pub(super) fn starts_in_place(&self, rank: u32) -> (u64, u64) {
+    fn starts_in_place(&self, rank: u32) -> (u64, u64) {
         let own = u64::from(rank) * self.count();
         match self.kind {
             Kind::Allgather => (own, 0),
@@ -63,6 +63,30 @@ impl Case {
             Kind::Scatter if self.root == Some(rank) => (0, own),
             _ => (0, 0),
         }
+    }
+
+    /// Start and length in bytes of the input and of the output of `rank`, each in its buffer, in place both in one.
+    pub(super) fn extents(&self, rank: u32) -> ((usize, usize), (usize, usize)) {
+        let element = self.dtype.size() as u64;
+        let (from, into) = match self.place {
+            Place::Out => (0, 0),
+            Place::In => self.starts_in_place(rank),
+        };
+        let (one, all) = (self.count() * element, self.bytes());
+        let here = self.root == Some(rank);
+        let (sent, received) = match self.kind {
+            Kind::Broadcast => (if here { all } else { 0 }, all),
+            Kind::Reduce => (all, if here { all } else { 0 }),
+            Kind::Gather => (one, if here { all } else { 0 }),
+            Kind::Scatter => (if here { all } else { 0 }, one),
+            Kind::Allgather => (one, all),
+            Kind::ReduceScatter => (all, one),
+            kind => {
+                debug_assert!(!operation::in_blocks(kind) || kind == Kind::Alltoall);
+                (all, all)
+            }
+        };
+        (((from * element) as usize, sent as usize), ((into * element) as usize, received as usize))
     }
 }
 
@@ -94,9 +118,9 @@ pub(super) fn sweeps<'a>(
     sweeps.into_iter().map(move |(dtype, operator, root, asked)| {
         let mut cases = Vec::new();
         for &algorithm in options.algorithms.iter().filter(|choice| serves(**choice, kind)) {
-            for &call in &options.calls {
+            for call in options.calls() {
                 for &place in options.places.iter().filter(|place| exists(**place, kind)) {
-                    for &transport in &options.transports {
+                    for transport in options.transports() {
                         cases.push(Case {
                             kind,
                             asked,

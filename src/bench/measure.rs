@@ -3,14 +3,14 @@
 use std::time::{Duration, Instant};
 
 use super::case::Case;
-use super::operation;
 use super::options::{CallStyle, Choice, Options, Place, Transport};
+use super::seat::{Seat, barrier, combine};
 use super::values;
 use crate::collective::request::{Counts, Kind, Request};
-use crate::communicator::{Call, Context, Options as ContextOptions, Rendezvous};
+use crate::communicator::{Call, Context};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
-use crate::reduce::{DataType, Operator};
+use crate::reduce::Operator;
 use crate::sys::process::CpuBinding;
 
 /// Iterations whose times are kept.
@@ -25,8 +25,22 @@ pub(super) struct Sample {
     pub(super) p50: f64,
     pub(super) p99: f64,
     pub(super) min: f64,
+    /// How long one call held the calling thread, if it only enqueues.
+    pub(super) host: Option<f64>,
     /// Wrong elements on all ranks, if that was looked at.
     pub(super) errors: Option<u64>,
+}
+
+impl Sample {
+    /// From nanoseconds of `calls` calls each; at least one.
+    pub(super) fn of(mut times: Vec<u64>, calls: u64) -> Sample {
+        times.sort_unstable();
+        let at = |part: f64| {
+            times[((times.len() - 1) as f64 * part).round() as usize] as f64 / calls as f64 / 1000.0
+        };
+        let iterations = times.len() as u64 * calls;
+        Sample { iterations, p50: at(0.5), p99: at(0.99), min: at(0.0), host: None, errors: None }
+    }
 }
 
 /// One rank of the benchmark.
@@ -43,22 +57,12 @@ pub(super) struct Rank {
 
 impl Rank {
     /// Meets the others, once for each transport, and makes room for the largest case.
-    pub(super) fn join(options: &Options, cases: &[Case]) -> Result<Rank> {
+    pub(super) fn join(options: &Options, cases: &[Case], seat: &Seat) -> Result<Rank> {
         let mut contexts = Vec::new();
-        for &transport in &options.transports {
-            if contexts.iter().any(|(known, _)| *known == transport) {
-                continue;
+        for transport in options.transports() {
+            if contexts.iter().all(|(known, _)| *known != transport) {
+                contexts.push((transport, seat.meet(options, transport, "host")?));
             }
-            let context = Context::create(ContextOptions {
-                rank: 0,
-                size: 0,
-                rendezvous: Rendezvous::Environment,
-                name: format!("unisono-bench {}", transport.name()),
-                timeout: options.timeout,
-                interface: None,
-                transports: Some(transport.name().to_owned()),
-            })?;
-            contexts.push((transport, context));
         }
         let largest = cases.iter().map(Case::bytes).max().unwrap_or(0) as usize;
         Ok(Rank {
@@ -116,9 +120,7 @@ impl Rank {
             times.push(start.elapsed().as_nanos() as u64);
         }
         combine(&context, Operator::Max, &mut times)?;
-        times.sort_unstable();
-        let at = |part: f64| times[((times.len() - 1) as f64 * part).round() as usize] as f64 / 1000.0;
-        Ok(Sample { iterations, p50: at(0.5), p99: at(0.99), min: at(0.0), errors })
+        Ok(Sample { errors, ..Sample::of(times, 1) })
     }
 
     fn context(&self, case: &Case) -> Context {
@@ -129,7 +131,7 @@ impl Rank {
     /// Runs once and looks at the result. Answers how many elements are wrong on all ranks.
     fn check(&mut self, case: &Case, context: &Context) -> Result<u64> {
         let rank = context.rank();
-        let ((from, sent), (into, received)) = extents(case, rank);
+        let ((from, sent), (into, received)) = case.extents(rank);
         // What is not written must not look as if it was.
         self.buffers.output.bytes(0, case.bytes() as usize).fill(0xa5);
         match case.place {
@@ -137,7 +139,7 @@ impl Rank {
             Place::In => values::fill(case, rank, self.buffers.output.bytes(from, sent)),
         }
         self.buffers.prepare(case, rank).run(context)?;
-        let mut errors = [values::wrong(case, rank, self.buffers.output.bytes(into, received))];
+        let mut errors = [values::wrong(case, rank, 0, self.buffers.output.bytes(into, received))];
         combine(context, Operator::Sum, &mut errors)?;
         Ok(errors[0])
     }
@@ -173,7 +175,7 @@ struct Buffers {
 impl Buffers {
     /// The call of `rank`.
     fn prepare(&mut self, case: &Case, rank: u32) -> Prepared<'_> {
-        let ((from, _), (into, _)) = extents(case, rank);
+        let ((from, _), (into, _)) = case.extents(rank);
         let output = self.output.address(into);
         let input = match case.place {
             Place::Out => self.input.address(from),
@@ -215,9 +217,11 @@ impl Prepared<'_> {
         // this function: it waits for the end of what it starts.
         unsafe {
             match self.style {
-                CallStyle::Blocking => context.run(&self.request, &self.call)?,
-                // The operation's own deadline ends the wait.
-                CallStyle::Work => context.start(&self.request, &self.call)?.wait(Deadline::NEVER)?,
+                CallStyle::Work => {
+                    // The operation's own deadline ends the wait.
+                    context.start(&self.request, &self.call)?.wait(Deadline::NEVER)?
+                }
+                _ => context.run(&self.request, &self.call)?,
             };
         }
         Ok(())
@@ -235,10 +239,10 @@ impl Prepared<'_> {
         unsafe {
             let receive = context.start(&receive, &self.call)?;
             let sent = match self.style {
-                CallStyle::Blocking => context.run(&send, &self.call),
                 CallStyle::Work => {
                     context.start(&send, &self.call).and_then(|send| send.wait(Deadline::NEVER))
                 }
+                _ => context.run(&send, &self.call),
             };
             receive.wait(Deadline::NEVER).and(sent)?;
         }
@@ -269,58 +273,4 @@ impl Buffer {
     fn address(&mut self, from: usize) -> *mut u8 {
         self.memory[self.start + from..].as_mut_ptr()
     }
-}
-
-/// Start and length in bytes of the input and of the output of `rank`, each in its buffer, in place both in one.
-fn extents(case: &Case, rank: u32) -> ((usize, usize), (usize, usize)) {
-    let element = case.dtype.size() as u64;
-    let (from, into) = match case.place {
-        Place::Out => (0, 0),
-        Place::In => case.starts_in_place(rank),
-    };
-    let (one, all) = (case.count() * element, case.bytes());
-    let here = case.root == Some(rank);
-    let (sent, received) = match case.kind {
-        Kind::Broadcast => (if here { all } else { 0 }, all),
-        Kind::Reduce => (all, if here { all } else { 0 }),
-        Kind::Gather => (one, if here { all } else { 0 }),
-        Kind::Scatter => (if here { all } else { 0 }, one),
-        Kind::Allgather => (one, all),
-        Kind::ReduceScatter => (all, one),
-        kind => {
-            debug_assert!(!operation::in_blocks(kind) || kind == Kind::Alltoall);
-            (all, all)
-        }
-    };
-    (((from * element) as usize, sent as usize), ((into * element) as usize, received as usize))
-}
-
-fn barrier(context: &Context, timeout: Option<Duration>) -> Result<()> {
-    let request = Request {
-        kind: Kind::Barrier,
-        input: std::ptr::null(),
-        output: std::ptr::null_mut(),
-        counts: Counts::Uniform(0),
-        dtype: DataType::U8,
-        operator: Operator::Sum,
-        root: 0,
-    };
-    // SAFETY: a barrier accesses nothing.
-    unsafe { context.run(&request, &Call { timeout, ..Call::default() }) }.map(drop)
-}
-
-/// Combines the numbers of all ranks.
-fn combine(context: &Context, operator: Operator, numbers: &mut [u64]) -> Result<()> {
-    let address = numbers.as_mut_ptr().cast::<u8>();
-    let request = Request {
-        kind: Kind::Allreduce,
-        input: address,
-        output: address,
-        counts: Counts::Uniform(numbers.len() as u64),
-        dtype: DataType::U64,
-        operator,
-        root: 0,
-    };
-    // SAFETY: the slice has that many numbers and is borrowed until the call returns.
-    unsafe { context.run(&request, &Call::default()) }.map(drop)
 }

@@ -22,18 +22,53 @@ use crate::signature::Kind;
     after_help = "Sizes take K, M and G (powers of 1024). The size of an operation in blocks (allgather, gather, \
                   scatter, reduce_scatter, alltoall) is that of all blocks together.\n\n\
                   Times: every rank times every iteration; the largest over the ranks counts. Over rounds, p50 and p99 \
-                  are medians, min the least.\n\n\
+                  are medians, min the least. On streams and in graphs a time is that of many calls, by CUDA events, \
+                  divided by their number; 'host' is how long the calling thread was held by one call.\n\n\
+                  What is not a collective is measured alone: links (what copies and the network allow), \
+                  local-broadcast and local-reduce (across the GPUs of one process), start (ranks made, connected and \
+                  through a barrier), reduce-loops (the processor's).\n\n\
                   Exit status: 0; 1 if a result was wrong; 2 if the benchmark could not run."
 )]
 pub(super) struct Options {
     /// What to measure: allreduce, reduce, broadcast, allgather, gather, scatter, reduce_scatter, alltoall, barrier,
-    /// sendrecv, or all [default: allreduce]
-    #[arg(value_name = "OPERATION", value_parser = operations)]
-    operations: Vec<Operations>,
+    /// sendrecv, or all [default: allreduce]; or links, local-broadcast, local-reduce, start, reduce-loops
+    #[arg(value_name = "OPERATION", value_parser = word)]
+    words: Vec<Word>,
 
     /// Start so many ranks on this host; without it, a launcher has started this one
     #[arg(long, value_name = "N")]
     pub(super) ranks: Option<NonZeroU16>,
+
+    /// The ranks that --ranks starts are threads of this process
+    #[arg(long, requires = "ranks")]
+    pub(super) threads: bool,
+
+    /// The processes that --ranks starts take themselves for those of so many hosts
+    #[arg(long, value_name = "N", requires = "ranks", conflicts_with = "threads")]
+    pub(super) hosts: Option<NonZeroU16>,
+
+    /// On device memory: rank r has GPU r modulo their number, and a non-blocking stream of its own
+    #[arg(long)]
+    device: bool,
+
+    /// On device memory also as many calls captured in a CUDA graph, the same as naming graph in --calls
+    #[arg(long)]
+    graph: bool,
+
+    /// On device memory, by a library with NCCL's ABI, or natively by "native"; several are measured in turn, the
+    /// first being what the others are compared with. With "windows:" before the path, in buffers that the library
+    /// allocates and registers as symmetric windows, not in those that all others share
+    #[arg(long = "library", value_name = "[NAME=][windows:]PATH", value_parser = library)]
+    libraries: Vec<Library>,
+
+    /// On device memory: whether the same elements give the same bits at different counts (--sizes) and on every rank
+    #[arg(long)]
+    pub(super) bits: bool,
+
+    /// Device pointers of local-broadcast and local-reduce, and GPUs that links looks at [default: as many as there
+    /// are GPUs]
+    #[arg(long, value_name = "N")]
+    pub(super) pointers: Option<NonZeroU16>,
 
     /// The smallest size
     #[arg(short = 'b', long, value_name = "BYTES", default_value = "8", value_parser = bytes)]
@@ -71,13 +106,14 @@ pub(super) struct Options {
     #[arg(short = 'a', long, value_name = "NAME,…", value_delimiter = ',', default_value = "auto", value_parser = choice)]
     pub(super) algorithms: Vec<Choice>,
 
-    /// Transports: shm, tcp
-    #[arg(short = 't', long, value_name = "NAME,…", value_delimiter = ',', default_value = "shm", value_parser = transport)]
-    pub(super) transports: Vec<Transport>,
+    /// Transports: shm, tcp, or auto, the library's choice [default: shm; with --device auto]
+    #[arg(short = 't', long, value_name = "NAME,…", value_delimiter = ',', value_parser = transport)]
+    transports: Vec<Transport>,
 
-    /// How operations are called: blocking, or work (started, then waited for)
-    #[arg(long, value_name = "CALL,…", value_delimiter = ',', default_value = "blocking", value_parser = call)]
-    pub(super) calls: Vec<CallStyle>,
+    /// How operations are called: blocking, or work (started, then waited for); on device memory also stream
+    /// (enqueued) or graph (captured) [default: blocking; with --device stream]
+    #[arg(long, value_name = "CALL,…", value_delimiter = ',', value_parser = call)]
+    calls: Vec<CallStyle>,
 
     /// Where results go: out (to a buffer of their own), in (in place)
     #[arg(long, value_name = "PLACE,…", value_delimiter = ',', default_value = "out", value_parser = place)]
@@ -131,7 +167,35 @@ pub(super) struct Options {
 
 /// One word of the list of operations.
 #[derive(Clone, Debug)]
-struct Operations(Vec<Kind>);
+enum Word {
+    Collectives(Vec<Kind>),
+    Task(Task),
+}
+
+/// What the program does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Task {
+    Collectives,
+    Links,
+    LocalBroadcast,
+    LocalReduce,
+    Start,
+    ReduceLoops,
+}
+
+/// Who runs the operations on device memory.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Library {
+    /// This program's own library, by its own face.
+    Native,
+    /// One with NCCL's ABI.
+    Nccl {
+        name: String,
+        path: PathBuf,
+        /// In windows of its own.
+        windows: bool,
+    },
+}
 
 /// An algorithm by name, or the library's choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,6 +207,7 @@ pub(super) enum Choice {
 /// What links are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transport {
+    Automatic,
     SharedMemory,
     Tcp,
 }
@@ -152,6 +217,8 @@ pub(super) enum Transport {
 pub(super) enum CallStyle {
     Blocking,
     Work,
+    Stream,
+    Graph,
 }
 
 /// Where its result goes.
@@ -169,12 +236,29 @@ pub(super) struct Command {
 }
 
 impl Options {
+    /// What to do: one thing that is no collective, or collectives.
+    pub(super) fn task(&self) -> Result<Task, String> {
+        let task = self.words.iter().find_map(|word| match word {
+            Word::Task(task) => Some(*task),
+            Word::Collectives(_) => None,
+        });
+        match task {
+            Some(task) if self.words.len() > 1 => {
+                Err(format!("{} is measured alone; name nothing beside it", task.name()))
+            }
+            task => Ok(task.unwrap_or(Task::Collectives)),
+        }
+    }
+
     /// The operations, none twice.
     pub(super) fn operations(&self) -> Vec<Kind> {
         let mut kinds: Vec<Kind> = Vec::new();
-        for kind in self.operations.iter().flat_map(|word| &word.0) {
-            if !kinds.contains(kind) {
-                kinds.push(*kind);
+        for word in &self.words {
+            let Word::Collectives(named) = word else { continue };
+            for &kind in named {
+                if !kinds.contains(&kind) {
+                    kinds.push(kind);
+                }
             }
         }
         match (kinds.is_empty(), self.check_schedules) {
@@ -182,6 +266,43 @@ impl Options {
             (true, true) => operation::ALL.into(),
             (true, false) => vec![Kind::Allreduce],
         }
+    }
+
+    /// Whether buffers are on devices.
+    pub(super) fn on_device(&self) -> bool {
+        self.device || self.graph || self.bits || !self.libraries.is_empty()
+    }
+
+    /// Who runs the operations on device memory, the one to compare with first.
+    pub(super) fn libraries(&self) -> Vec<Library> {
+        if self.libraries.is_empty() { vec![Library::Native] } else { self.libraries.clone() }
+    }
+
+    /// The transports, as given or as usual.
+    pub(super) fn transports(&self) -> Vec<Transport> {
+        match (self.transports.is_empty(), self.on_device()) {
+            (false, _) => self.transports.clone(),
+            (true, false) => vec![Transport::SharedMemory],
+            (true, true) => vec![Transport::Automatic],
+        }
+    }
+
+    /// How operations are called, as given or as usual.
+    pub(super) fn calls(&self) -> Vec<CallStyle> {
+        let mut calls = match (self.calls.is_empty(), self.on_device()) {
+            (false, _) => self.calls.clone(),
+            (true, false) => vec![CallStyle::Blocking],
+            (true, true) => vec![CallStyle::Stream],
+        };
+        if self.graph && !calls.contains(&CallStyle::Graph) {
+            calls.push(CallStyle::Graph);
+        }
+        calls
+    }
+
+    /// The sizes that were listed, if any were.
+    pub(super) fn listed_sizes(&self) -> Option<&[u64]> {
+        (!self.sizes.is_empty()).then_some(&self.sizes[..])
     }
 
     /// The sizes in bytes, as given.
@@ -210,9 +331,38 @@ impl Choice {
     }
 }
 
-impl Transport {
+impl Task {
+    const ALONE: [Task; 5] =
+        [Task::Links, Task::LocalBroadcast, Task::LocalReduce, Task::Start, Task::ReduceLoops];
+
     pub(super) fn name(self) -> &'static str {
         match self {
+            Task::Collectives => "collectives",
+            Task::Links => "links",
+            Task::LocalBroadcast => "local-broadcast",
+            Task::LocalReduce => "local-reduce",
+            Task::Start => "start",
+            Task::ReduceLoops => "reduce-loops",
+        }
+    }
+}
+
+impl Library {
+    /// As columns are headed.
+    pub(super) fn name(&self) -> &str {
+        match self {
+            Library::Native => "native",
+            Library::Nccl { name, .. } => name,
+        }
+    }
+}
+
+impl Transport {
+    const ALL: [Transport; 3] = [Transport::Automatic, Transport::SharedMemory, Transport::Tcp];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Transport::Automatic => "auto",
             Transport::SharedMemory => "shm",
             Transport::Tcp => "tcp",
         }
@@ -220,10 +370,14 @@ impl Transport {
 }
 
 impl CallStyle {
+    const ALL: [CallStyle; 4] = [CallStyle::Blocking, CallStyle::Work, CallStyle::Stream, CallStyle::Graph];
+
     pub(super) fn name(self) -> &'static str {
         match self {
             CallStyle::Blocking => "blocking",
             CallStyle::Work => "work",
+            CallStyle::Stream => "stream",
+            CallStyle::Graph => "graph",
         }
     }
 }
@@ -237,12 +391,36 @@ impl Place {
     }
 }
 
-fn operations(text: &str) -> Result<Operations, String> {
-    match operation::from_name(text) {
-        Some(kind) => Ok(Operations(vec![kind])),
-        None if text == "all" => Ok(Operations(operation::ALL.into())),
-        None => Err(one_of("operation", operation::ALL.map(operation::name).into_iter().chain(["all"]))),
+fn word(text: &str) -> Result<Word, String> {
+    if let Some(task) = Task::ALONE.into_iter().find(|task| task.name() == text) {
+        return Ok(Word::Task(task));
     }
+    match operation::from_name(text) {
+        Some(kind) => Ok(Word::Collectives(vec![kind])),
+        None if text == "all" => Ok(Word::Collectives(operation::ALL.into())),
+        None => {
+            let names = operation::ALL.map(operation::name).into_iter().chain(["all"]);
+            Err(one_of("operation", names.chain(Task::ALONE.map(Task::name))))
+        }
+    }
+}
+
+fn library(text: &str) -> Result<Library, String> {
+    if text == "native" {
+        return Ok(Library::Native);
+    }
+    let (name, path) = match text.split_once('=') {
+        Some((name, path)) => (name, path),
+        None => (text.rsplit('/').next().unwrap_or(text), text),
+    };
+    let (windows, path) = match path.strip_prefix("windows:") {
+        Some(path) => (true, path),
+        None => (false, path),
+    };
+    if name.is_empty() || path.is_empty() {
+        return Err("\"native\", or [NAME=][windows:]PATH".to_owned());
+    }
+    Ok(Library::Nccl { name: name.to_owned(), path: path.into(), windows })
 }
 
 fn bytes(text: &str) -> Result<u64, String> {
@@ -291,12 +469,12 @@ fn choice(text: &str) -> Result<Choice, String> {
 }
 
 fn transport(text: &str) -> Result<Transport, String> {
-    let all = [Transport::SharedMemory, Transport::Tcp];
+    let all = Transport::ALL;
     all.into_iter().find(|t| t.name() == text).ok_or_else(|| one_of("transport", all.map(Transport::name)))
 }
 
 fn call(text: &str) -> Result<CallStyle, String> {
-    let all = [CallStyle::Blocking, CallStyle::Work];
+    let all = CallStyle::ALL;
     all.into_iter().find(|c| c.name() == text).ok_or_else(|| one_of("call", all.map(CallStyle::name)))
 }
 
@@ -362,6 +540,43 @@ mod tests {
         assert_eq!(parse(&["barrier", "barrier"]).operations(), [Kind::Barrier]);
         assert_eq!(parse(&["all", "barrier"]).operations(), operation::ALL);
         assert!(Options::try_parse_from(["unisono-bench", "send"]).is_err());
+    }
+
+    #[test]
+    fn what_is_no_collective_stands_alone() {
+        assert_eq!(parse(&[]).task(), Ok(Task::Collectives));
+        assert_eq!(parse(&["links"]).task(), Ok(Task::Links));
+        let both = parse(&["allreduce", "reduce-loops"]).task();
+        assert!(both.is_err_and(|text| text.contains("reduce-loops is measured alone")));
+    }
+
+    #[test]
+    fn device_memory_has_defaults_of_its_own() {
+        let host = parse(&[]);
+        assert_eq!(
+            (host.calls(), host.transports()),
+            (vec![CallStyle::Blocking], vec![Transport::SharedMemory])
+        );
+        let device = parse(&["--device", "--graph"]);
+        assert_eq!(device.calls(), [CallStyle::Stream, CallStyle::Graph]);
+        assert_eq!(
+            (device.transports(), device.libraries()),
+            (vec![Transport::Automatic], vec![Library::Native])
+        );
+        assert!(!host.on_device() && device.on_device() && parse(&["--library", "native"]).on_device());
+    }
+
+    #[test]
+    fn a_library_is_named_by_its_file_unless_told() {
+        let nccl = |name: &str, path: &str| {
+            Ok(Library::Nccl { name: name.into(), path: path.into(), windows: false })
+        };
+        assert_eq!(library("/a/libnccl.so.2"), nccl("libnccl.so.2", "/a/libnccl.so.2"));
+        assert_eq!(library("torch=/a/libnccl.so.2"), nccl("torch", "/a/libnccl.so.2"));
+        let windows = Library::Nccl { name: "w".into(), path: "/a".into(), windows: true };
+        assert_eq!(library("w=windows:/a"), Ok(windows));
+        assert_eq!(library("native"), Ok(Library::Native));
+        assert!(library("").is_err() && library("x=").is_err());
     }
 
     #[test]

@@ -98,12 +98,7 @@ impl<'a> Report<'a> {
                 println!("{}", self.line(row));
             }
         }
-        if let Some(path) = &self.options.json {
-            let text = format!("{:#}\n", self.json());
-            fs::write(path, text)
-                .map_err(|cause| Error::system(format!("cannot write {}", path.display()), cause))?;
-        }
-        Ok(())
+        write(self.options, &self.json())
     }
 
     /// Whether lines are complete only at the end.
@@ -225,14 +220,14 @@ impl Row {
 }
 
 /// What a peer took for the same.
-struct Times {
-    p50: f64,
-    p99: f64,
-    rounds: Vec<f64>,
+pub(super) struct Times {
+    pub(super) p50: f64,
+    pub(super) p99: f64,
+    pub(super) rounds: Vec<f64>,
 }
 
 impl Times {
-    fn of(all: &[Peer], case: &Case) -> Option<Times> {
+    pub(super) fn of(all: &[Peer], case: &Case) -> Option<Times> {
         let same: Vec<_> =
             all.iter().filter(|peer| peer.kind == case.kind && peer.bytes == case.asked).collect();
         (!same.is_empty()).then(|| Times {
@@ -243,8 +238,15 @@ impl Times {
     }
 }
 
+/// Writes the file that the options ask for, if they do.
+pub(super) fn write(options: &Options, results: &Value) -> Result<()> {
+    let Some(path) = &options.json else { return Ok(()) };
+    fs::write(path, format!("{results:#}\n"))
+        .map_err(|cause| Error::system(format!("cannot write {}", path.display()), cause))
+}
+
 /// The middle one, or the lower of the two in the middle; of none it is NaN.
-fn median(values: impl Iterator<Item = f64>) -> f64 {
+pub(super) fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(f64::NAN)

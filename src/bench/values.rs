@@ -14,10 +14,16 @@ pub(super) fn fill(case: &Case, rank: u32, bytes: &mut [u8]) {
     }
 }
 
-/// How many elements of the output of `rank` are not what they must be.
-pub(super) fn wrong(case: &Case, rank: u32, bytes: &[u8]) -> u64 {
+/// After how many elements inputs repeat themselves, on every rank.
+pub(super) fn period(case: &Case) -> u64 {
+    // 244 for the numbers of most operators, three times the ranks for those of products.
+    244 * 3 * u64::from(case.size)
+}
+
+/// How many elements of the output of `rank` are not what they must be. `bytes` begin with element `first`.
+pub(super) fn wrong(case: &Case, rank: u32, first: u64, bytes: &[u8]) -> u64 {
     let tolerance = tolerance(case);
-    (0..)
+    (first..)
         .zip(bytes.chunks_exact(case.dtype.size()))
         .filter(|(index, element)| {
             let expected = output(case, rank, *index);
@@ -218,11 +224,25 @@ mod tests {
             let total: i64 = (0..3).map(|rank| input(&sum, rank, index)).sum();
             element.copy_from_slice(&half::bf16::from_f32(total as f32).to_le_bytes());
         }
-        assert_eq!(wrong(&sum, 0, &result), 0);
+        assert_eq!(wrong(&sum, 0, 0, &result), 0);
         result[11] ^= 0x80;
         result[101] = 0x7f;
         result[100] = 0xff;
-        assert_eq!(wrong(&sum, 0, &result), 2);
+        assert_eq!(wrong(&sum, 0, 0, &result), 2);
+    }
+
+    #[test]
+    fn inputs_repeat_themselves_after_a_period() {
+        for operator in [Operator::Sum, Operator::Product] {
+            let case = case(Kind::Allreduce, DataType::F32, operator);
+            for index in 0..5000 {
+                assert_eq!(
+                    input(&case, 2, index),
+                    input(&case, 2, index + period(&case)),
+                    "{operator:?} {index}"
+                );
+            }
+        }
     }
 
     #[test]

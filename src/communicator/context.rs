@@ -234,10 +234,22 @@ impl Context {
     /// Fails everything that is running or to come on this context, on this rank and (within a second) on the others.
     /// Returns at once; from any thread.
     pub fn abort(&self) {
-        let error = Error::new(Status::Aborted, format!("rank {} aborted '{}'", self.rank(), self.0.name));
+        self.fail(Error::new(Status::Aborted, format!("rank {} aborted '{}'", self.rank(), self.0.name)));
+    }
+
+    /// Fails everything that is running or to come on this context for a cause of this rank's, as [`Context::abort`].
+    pub(super) fn fail(&self, error: Error) {
         match &self.0.place {
             Place::Solo => drop(self.0.failure.set(error)),
             Place::Group(group) => group.fail(error),
+        }
+    }
+
+    /// The deadline of operations that name none.
+    pub(super) fn timeout(&self) -> Duration {
+        match &self.0.place {
+            Place::Solo => DEFAULT_TIMEOUT,
+            Place::Group(group) => group.timeout(),
         }
     }
 

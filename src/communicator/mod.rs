@@ -6,6 +6,7 @@ pub mod buffer;
 pub mod context;
 pub mod plans;
 pub mod prepared;
+mod several;
 pub mod sparse;
 mod staged;
 mod watch;

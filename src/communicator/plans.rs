@@ -9,7 +9,7 @@ use crate::collective::select;
 use crate::engine::endpoint::lock;
 use crate::engine::executor::Plan;
 use crate::error::Result;
-use crate::reduce::Operator;
+use crate::reduce::{DataType, Operator};
 use crate::schedule::{Algorithm, Shape, plan};
 use crate::signature::{COUNT_IS_DIGEST, Signature};
 
@@ -20,8 +20,9 @@ const KEPT: usize = 256;
 #[derive(Default)]
 pub struct Plans(Mutex<HashMap<PlanKey, Planned>>);
 
-/// What a plan depends on: the call, with the algorithm if it names one, and whether it is in place.
-type PlanKey = (Signature, Option<i64>);
+/// What a plan depends on: the call, with the algorithm if it names one, and whether it is in place; and what it combines
+/// and how, which is not what the call says where inputs have been combined before.
+type PlanKey = (Signature, Option<i64>, DataType, Option<u8>);
 
 /// A plan and the algorithm that it is of.
 type Planned = (Arc<Plan>, Algorithm);
@@ -43,7 +44,8 @@ impl Plans {
         let Seat { rank, size, ranks_per_node } = seat;
         let named = call.algorithm.unwrap_or(0);
         checked.signature.algorithm = named as u8;
-        let key = (checked.signature, checked.alias);
+        let operator = checked.operator.map(|operator| operator.number());
+        let key = (checked.signature, checked.alias, checked.dtype, operator);
         // The caller's function is not part of the signature, nor are lists of counts.
         let kept = checked.signature.count & COUNT_IS_DIGEST == 0
             && !checked.listed

@@ -1,15 +1,23 @@
 //! Algorithm objects: a fixed operation over fixed buffers, checked and planned once, run many times.
 
+use std::sync::Arc;
 use std::task::Poll;
 
 use super::context::Context;
+use super::several::{Parts, Several};
+use super::staged::Pending;
 use super::work::Work;
 use super::{Call, Completion};
 use crate::collective::request::{Counts, Kind, Request};
+use crate::cuda::context::Devices;
+use crate::cuda::driver::{Location, Memory, StreamHandle};
+use crate::cuda::event::Event;
+use crate::cuda::stream::Stream;
+use crate::deadline::Deadline;
 use crate::engine::endpoint::Through;
 use crate::engine::group::Group;
 use crate::engine::operation::Operation;
-use crate::error::{Result, fail};
+use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operator};
 
 /// What an algorithm object is made from.
@@ -18,9 +26,12 @@ pub struct AlgorithmOptions {
     pub kind: Kind,
     /// ABI number of the algorithm; 0 is automatic.
     pub algorithm: i32,
-    /// This rank's buffers. Allreduce, reduce and broadcast: any number, each of `count` elements, in place. The others:
-    /// input and output.
+    /// This rank's buffers, all in host memory or all in device memory. Allreduce, reduce and broadcast: any number, each of
+    /// `count` elements, in place. The others: input and output.
     pub buffers: Vec<*mut u8>,
+    /// For device memory, a stream for each buffer, or none at all. With streams a run is ordered on them; without, it
+    /// comes after what the devices' default streams were given, and its result is there when it returns.
+    pub streams: Vec<StreamHandle>,
     /// Elements, as [`Counts::Uniform`].
     pub count: u64,
     /// Of which type.
@@ -31,7 +42,7 @@ pub struct AlgorithmOptions {
     pub root: u32,
     /// Which of the root's buffers is the source of a broadcast.
     pub root_buffer: usize,
-    /// As in [`Call`].
+    /// As in [`Call`]; its stream is unset.
     pub call: Call,
 }
 
@@ -41,8 +52,18 @@ pub struct Prepared {
     context: Context,
     request: Request,
     call: Call,
-    buffers: Vec<*mut u8>,
+    body: Body,
     name: &'static str,
+}
+
+/// How a run goes about it.
+enum Body {
+    /// Host memory, with all buffers of an operation that takes several; or one call on device memory without streams.
+    Call(Vec<*mut u8>),
+    /// One call on device memory, in the order of a stream; and that of the input, if it has another.
+    Stream(Option<Apart>),
+    /// Several device pointers.
+    Several(Box<Several>),
 }
 
 // SAFETY: the buffers are promised to be usable from the library's threads (`Prepared::new`).
@@ -51,10 +72,10 @@ unsafe impl Send for Prepared {}
 unsafe impl Sync for Prepared {}
 
 impl Prepared {
-    /// Checks everything and builds the schedule.
+    /// Checks everything and builds the schedule. On device memory, everything that runs need is made here.
     ///
     /// # Safety
-    /// The buffers stay valid until the object is dropped and its runs have ended.
+    /// The buffers and the streams stay valid until the object is dropped and its runs have ended.
     pub unsafe fn new(context: &Context, options: AlgorithmOptions) -> Result<Prepared> {
         let AlgorithmOptions { kind, buffers, root_buffer, .. } = &options;
         let many = matches!(kind, Kind::Allreduce | Kind::Reduce | Kind::Broadcast);
@@ -95,7 +116,7 @@ impl Prepared {
             _ => buffers.get(main).copied().unwrap_or(std::ptr::null_mut()),
         };
         let input = buffers.get(main).copied().unwrap_or(std::ptr::null_mut()).cast_const();
-        let request = Request {
+        let mut request = Request {
             kind: *kind,
             input,
             output,
@@ -104,27 +125,194 @@ impl Prepared {
             operator: options.operator,
             root: options.root,
         };
-        let call = Call { algorithm: Some(options.algorithm), ..options.call.clone() };
+        let mut call = Call { algorithm: Some(options.algorithm), ..options.call.clone() };
         let name = context.algorithm(&request, &call)?;
-        let buffers = if many { options.buffers } else { Vec::new() };
-        Ok(Prepared { context: context.clone(), request, call, buffers, name })
+        let cuda = context.cuda();
+        let body = if on_devices(&options, &mut |address| cuda.locate(address))? {
+            let devices = cuda.devices()?;
+            if many && buffers.len() > 1 {
+                let parts = Parts {
+                    kind: *kind,
+                    pointers: buffers,
+                    streams: &options.streams,
+                    count: options.count,
+                    dtype: options.dtype,
+                    operator: options.operator,
+                    root: options.root,
+                    root_pointer: *root_buffer,
+                    rank: context.rank(),
+                    size: context.size(),
+                };
+                // SAFETY: the caller's promise.
+                let several = unsafe { Several::new(devices, &cuda.kernels(), &parts) }?;
+                request = several.request().clone();
+                call.stream = Some(several.main());
+                Body::Several(Box::new(several))
+            } else if let Some(&stream) = options.streams.get(if many { main } else { 1 }) {
+                call.stream = Some(stream);
+                // SAFETY: the caller's promise.
+                Body::Stream(unsafe { Apart::new(devices, &options) }?)
+            } else {
+                Body::Call(Vec::new())
+            }
+        } else {
+            Body::Call(if many { options.buffers } else { Vec::new() })
+        };
+        Ok(Prepared { context: context.clone(), request, call, body, name })
     }
 
-    /// Runs once, to completion.
+    /// Runs once: with streams, until everything is enqueued, else to completion.
     pub fn run(&self) -> Result<()> {
-        // SAFETY: `new`'s promise.
-        unsafe { self.context.run_buffers(&self.request, &self.call, &self.buffers) }.map(|_| ())
+        match &self.body {
+            // SAFETY: `new`'s promise.
+            Body::Call(buffers) => {
+                unsafe { self.context.run_buffers(&self.request, &self.call, buffers) }.map(|_| ())
+            }
+            Body::Stream(apart) => self.enqueue_one(apart.as_ref()).map(|_| ()),
+            Body::Several(several) => {
+                let work = self.enqueue(several)?;
+                if !several.synchronous() {
+                    return Ok(());
+                }
+                let result = work.map_or(Ok(Completion::default()), |work| work.wait(Deadline::NEVER));
+                // Also after a failure: what is enqueued touches the pointers.
+                let waited =
+                    several.wait(Deadline::after(self.call.timeout.unwrap_or(self.context.timeout())));
+                result.and(waited)
+            }
+        }
     }
 
     /// Starts a run.
     pub fn start(&self) -> Result<Work> {
-        // SAFETY: `new`'s promise.
-        unsafe { self.context.start_buffers(&self.request, &self.call, &self.buffers) }
+        match &self.body {
+            // SAFETY: `new`'s promise.
+            Body::Call(buffers) => unsafe { self.context.start_buffers(&self.request, &self.call, buffers) },
+            Body::Stream(apart) => self.enqueue_one(apart.as_ref()),
+            Body::Several(several) => {
+                let work = self.enqueue(several)?;
+                let failure = move || work.as_ref().and_then(Work::test).and_then(Result::err);
+                Ok(Work::enqueued(several.join()?, failure))
+            }
+        }
     }
 
     /// The name of the algorithm.
     pub fn algorithm(&self) -> &'static str {
         self.name
+    }
+
+    /// Enqueues what several pointers need, with the call between the ranks. The work is that call's.
+    fn enqueue(&self, several: &Several) -> Result<Option<Work>> {
+        // SAFETY: `new`'s promise; `several` owns what the request names besides.
+        let begin = || unsafe { self.context.begin(&self.request, &self.call) };
+        let enqueued = several.enqueue(begin, Pending::close);
+        if let Err(error) = &enqueued
+            && error.status() == Status::Cuda
+        {
+            // The others wait for this rank, which will not come.
+            self.context.fail(error.context(format_args!("rank {}", self.context.rank())));
+        }
+        enqueued
+    }
+
+    fn enqueue_one(&self, apart: Option<&Apart>) -> Result<Work> {
+        apart.map_or(Ok(()), Apart::before)?;
+        // SAFETY: `new`'s promise.
+        let work = unsafe { self.context.start(&self.request, &self.call) }?;
+        apart.map_or(Ok(()), Apart::after)?;
+        Ok(work)
+    }
+}
+
+/// Whether the buffers are device memory. All are, or none is; what is not has no streams.
+fn on_devices(
+    options: &AlgorithmOptions,
+    locate: &mut dyn FnMut(u64) -> Result<Option<Location>>,
+) -> Result<bool> {
+    let AlgorithmOptions { buffers, streams, count, .. } = options;
+    if *count == 0 {
+        return Ok(false);
+    }
+    if !streams.is_empty() && streams.len() != buffers.len() {
+        fail!(InvalidArgument, "{} streams were given for {} pointers", streams.len(), buffers.len());
+    }
+    let mut first = None;
+    for (index, buffer) in buffers.iter().enumerate() {
+        let location = locate(buffer.addr() as u64)?;
+        let device = match location {
+            Some(Location { memory: Memory::Device | Memory::Managed, device, .. }) => Some(device),
+            _ => None,
+        };
+        if device.is_none() && !streams.is_empty() {
+            fail!(
+                InvalidArgument,
+                "options->pointers[{index}] is no device memory (a host pointer, or freed), but options->streams is set: leave \
+                 streams NULL for host memory"
+            );
+        }
+        let first = *first.get_or_insert(device);
+        let memory = |device: Option<u32>| match device {
+            Some(device) => format!("memory of GPU {device}"),
+            None => "host memory (or freed)".to_owned(),
+        };
+        if first.is_some() != device.is_some() {
+            fail!(
+                InvalidArgument,
+                "options->pointers[{index}] is {}, but options->pointers[0] is {}: give one kind of memory",
+                memory(device),
+                memory(first)
+            );
+        }
+    }
+    Ok(first.flatten().is_some())
+}
+
+/// An input and an output with different streams: the call runs on the output's.
+struct Apart {
+    input: Stream,
+    output: Stream,
+    ready: Event,
+    done: Event,
+}
+
+impl Apart {
+    /// None if they have one stream, or are the same buffer. Refuses streams of other devices than their memory.
+    ///
+    /// # Safety
+    /// The streams stay valid for as long as this.
+    unsafe fn new(devices: &Arc<Devices>, options: &AlgorithmOptions) -> Result<Option<Apart>> {
+        let borrow = |index: usize| {
+            let name = || format!("options->streams[{index}]");
+            let Some(location) = devices.locate(options.buffers[index].addr() as u64)? else {
+                fail!(InvalidArgument, "options->pointers[{index}] is no device memory any more")
+            };
+            // SAFETY: the caller's promise.
+            unsafe { Stream::borrow(devices, location.device, options.streams[index]) }
+                .map_err(|error| Error::context(&error, name()))
+        };
+        let input = borrow(0)?;
+        if options.buffers.len() < 2 {
+            return Ok(None);
+        }
+        let output = borrow(1)?;
+        if input.is(&output) {
+            return Ok(None);
+        }
+        let (ready, done) = (Event::new(devices, input.device())?, Event::new(devices, output.device())?);
+        Ok(Some(Apart { input, output, ready, done }))
+    }
+
+    /// The call comes after what the input's stream was given.
+    fn before(&self) -> Result<()> {
+        self.ready.record(&self.input)?;
+        self.output.wait(&self.ready)
+    }
+
+    /// What the input's stream is given from now on comes after the call.
+    fn after(&self) -> Result<()> {
+        self.done.record(&self.output)?;
+        self.input.wait(&self.done)
     }
 }
 
@@ -174,5 +362,69 @@ impl<O: Operation> Operation for Copied<O> {
 
     fn through(&self) -> Through {
         self.operation.through()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Status;
+
+    /// Addresses below 10 are host memory, tens are of that GPU, hundreds are managed, and nothing is known of 7.
+    fn locate(address: u64) -> Result<Option<Location>> {
+        let (memory, device) = match address {
+            7 => return Ok(None),
+            0..10 => (Memory::Host, 0),
+            10..100 => (Memory::Device, address as u32 / 10),
+            _ => (Memory::Managed, 0),
+        };
+        Ok(Some(Location { memory, device, base: address, bytes: 1, buffer: address }))
+    }
+
+    fn found(addresses: &[usize], streams: usize) -> Result<bool> {
+        let options = AlgorithmOptions {
+            kind: Kind::Allreduce,
+            algorithm: 0,
+            buffers: addresses.iter().map(|&address| std::ptr::without_provenance_mut(address)).collect(),
+            streams: vec![StreamHandle::NULL; streams],
+            count: 1,
+            dtype: DataType::F32,
+            operator: Operator::Sum,
+            root: 0,
+            root_buffer: 0,
+            call: Call::default(),
+        };
+        on_devices(&options, &mut locate)
+    }
+
+    #[test]
+    fn one_kind_of_memory_is_taken() {
+        assert_eq!(found(&[10, 20, 11], 0), Ok(true));
+        assert_eq!(found(&[10, 20, 11], 3), Ok(true));
+        assert_eq!(found(&[1, 7], 0), Ok(false));
+        assert_eq!(found(&[100, 10], 0), Ok(true));
+        assert_eq!(found(&[], 0), Ok(false));
+    }
+
+    #[test]
+    fn mixed_memory_is_refused_by_name() {
+        let refused = |addresses: &[usize], streams: usize| {
+            let error = found(addresses, streams).unwrap_err();
+            assert_eq!(error.status(), Status::InvalidArgument);
+            error.text().to_owned()
+        };
+        assert_eq!(
+            refused(&[10, 20, 7, 30], 0),
+            "options->pointers[2] is host memory (or freed), but options->pointers[0] is memory of GPU 1: give one kind of \
+             memory"
+        );
+        assert_eq!(
+            refused(&[1, 30], 0),
+            "options->pointers[1] is memory of GPU 3, but options->pointers[0] is host memory (or freed): give one kind of \
+             memory"
+        );
+        let text = refused(&[10, 1], 2);
+        assert!(text.starts_with("options->pointers[1] is no device memory"), "{text}");
+        assert_eq!(refused(&[10, 20], 1), "1 streams were given for 2 pointers");
     }
 }

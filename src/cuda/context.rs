@@ -18,23 +18,32 @@ pub struct Devices {
     contexts: Box<[OnceCell<ContextHandle>]>,
     /// Whether `device` reaches `peer`, at `device * count + peer`.
     reach: Box<[OnceCell<bool>]>,
+    /// Whether no device is to reach another.
+    apart: bool,
     words: Mutex<Words>,
 }
 
 impl Devices {
-    /// Those of this machine's driver, the same for everybody. Without a driver: `Status::Cuda`.
+    /// Those of this machine's driver, the same for everybody. Without a driver: `Status::Cuda`. With UNISONO_P2P=0 in the
+    /// environment no device reaches another, for machines where that is broken.
     pub fn open() -> Result<Arc<Devices>> {
         static DEVICES: OnceCell<Arc<Devices>> = OnceCell::new();
-        DEVICES.get_or_try_init(|| Devices::over(Libcuda::open()?)).cloned()
+        let apart = || std::env::var("UNISONO_P2P").is_ok_and(|switch| switch == "0");
+        DEVICES.get_or_try_init(|| Devices::of(Libcuda::open()?, apart())).cloned()
     }
 
     /// Those of a driver.
     pub fn over(driver: Arc<dyn Driver>) -> Result<Arc<Devices>> {
+        Devices::of(driver, false)
+    }
+
+    fn of(driver: Arc<dyn Driver>, apart: bool) -> Result<Arc<Devices>> {
         let count = driver.device_count()? as usize;
         Ok(Arc::new(Devices {
             driver,
             contexts: (0..count).map(|_| OnceCell::new()).collect(),
             reach: (0..count * count).map(|_| OnceCell::new()).collect(),
+            apart,
             words: Mutex::default(),
         }))
     }
@@ -87,7 +96,7 @@ impl Devices {
         // Both exist, or they would have no contexts.
         let pair = &self.reach[device as usize * self.contexts.len() + peer as usize];
         pair.get_or_try_init(|| {
-            if !self.driver.can_access_peer(device, peer)? {
+            if self.apart || !self.driver.can_access_peer(device, peer)? {
                 return Ok(false);
             }
             let _relaxed = self.relax()?;

@@ -120,6 +120,10 @@ pub type HostFunction = unsafe extern "C" fn(user: *mut c_void);
 pub trait Driver: fmt::Debug + Send + Sync {
     /// How many devices there are.
     fn device_count(&self) -> Result<u32>;
+    /// The compute capability of a device: major, minor.
+    fn capability(&self, device: u32) -> Result<(i32, i32)>;
+    /// How many multiprocessors a device has.
+    fn multiprocessors(&self, device: u32) -> Result<u32>;
     /// The primary context of a device, retained once more.
     fn retain_context(&self, device: u32) -> Result<ContextHandle>;
     /// Gives one retained reference back.

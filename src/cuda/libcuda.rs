@@ -4,6 +4,7 @@
 //! at a missing symbol, and its result type is a closed enum, where a code that it has not heard of is undefined
 //! behaviour. Here every function returns a plain integer, and every symbol is there before the first call.
 
+pub mod measuring;
 mod symbols;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -96,6 +97,16 @@ impl Libcuda {
         Ok(Arc::new(Libcuda { calls: unsafe { Calls::resolve(library) }?, fallback: OnceCell::new() }))
     }
 
+    fn attribute(&self, device: u32, attribute: sys::CUdevice_attribute) -> Result<c_int> {
+        let mut value = 0;
+        // SAFETY: fills `value`; a device that does not exist is refused.
+        let result = unsafe {
+            (self.calls.cuDeviceGetAttribute)(&raw mut value, attribute as c_int, ordinal(device))
+        };
+        self.check("cuDeviceGetAttribute", result)?;
+        Ok(value)
+    }
+
     /// Makes an error of any result but success.
     fn check(&self, call: &'static str, result: c_int) -> Result<()> {
         if result == SUCCESS { Ok(()) } else { Err(self.error(call, result)) }
@@ -126,6 +137,19 @@ impl Driver for Libcuda {
         self.check("cuDeviceGetCount", unsafe { (self.calls.cuDeviceGetCount)(&raw mut count) })?;
         // A negative count does not exist; none is the same to us.
         Ok(u32::try_from(count).unwrap_or(0))
+    }
+
+    fn capability(&self, device: u32) -> Result<(i32, i32)> {
+        use sys::CUdevice_attribute as Attribute;
+        let major = self.attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = self.attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        Ok((major, minor))
+    }
+
+    fn multiprocessors(&self, device: u32) -> Result<u32> {
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        // A negative count does not exist.
+        Ok(u32::try_from(self.attribute(device, attribute)?).unwrap_or(0))
     }
 
     fn retain_context(&self, device: u32) -> Result<ContextHandle> {
@@ -436,19 +460,17 @@ impl Driver for Libcuda {
         self.check("cuMemcpyDtoDAsync", result)
     }
 
+    /// By the one address space that all devices share: the call that takes contexts cannot be captured.
     unsafe fn copy_to_peer(
         &self,
-        to: (u64, ContextHandle),
-        from: (u64, ContextHandle),
+        (to, _): (u64, ContextHandle),
+        (from, _): (u64, ContextHandle),
         bytes: usize,
         stream: StreamHandle,
     ) -> Result<()> {
-        let (to_context, from_context) = (raw(to.1.0), raw(from.1.0));
         // SAFETY: the caller's promise.
-        let result = unsafe {
-            (self.calls.cuMemcpyPeerAsync)(to.0, to_context, from.0, from_context, bytes, raw(stream.0))
-        };
-        self.check("cuMemcpyPeerAsync", result)
+        let result = unsafe { (self.calls.cuMemcpyDtoDAsync_v2)(to, from, bytes, raw(stream.0)) };
+        self.check("cuMemcpyDtoDAsync", result)
     }
 
     unsafe fn write_value(&self, stream: StreamHandle, address: u64, value: u32) -> Result<()> {

@@ -5,6 +5,7 @@ use std::marker::{PhantomData, PhantomPinned};
 
 use crate::collective::request::Kind;
 use crate::communicator::{AlgorithmOptions, Call, Prepared};
+use crate::cuda::driver::StreamHandle;
 use crate::error::{Result, fail};
 use crate::reduce::DataType;
 
@@ -92,6 +93,9 @@ pub enum unisono_algorithm_kind {
     UNISONO_ALGORITHM_ALL_TO_ONE = 18,
     /// Inside the hosts, across them, inside again.
     UNISONO_ALGORITHM_HIERARCHICAL = 19,
+    /// Broadcast: the root sends to everybody at once, each as soon as it is ready to receive, while it copies to its other
+    /// pointers.
+    UNISONO_ALGORITHM_ONE_TO_ALL = 20,
 }
 
 /// An algorithm object: one collective over fixed buffers, checked and prepared once, run many times. Ended by
@@ -120,13 +124,15 @@ pub struct unisono_algorithm_options_t {
     pub collective: i32,
     /// How, enum unisono_algorithm_kind; unset: the library chooses.
     pub algorithm: i32,
-    /// This rank's buffers, `pointer_count` of them. Allreduce, reduce and broadcast: each of `count` elements; they
+    /// This rank's buffers, `pointer_count` of them, all in host memory or all in device memory (of any GPUs). Allreduce, reduce and broadcast: each of `count` elements; they
     /// are combined here first, and each receives the result. Others: the first is sent and the second received, with
     /// the sizes of the function of that name. Barrier: none.
     pub pointers: *const *mut c_void,
     /// How many buffers.
     pub pointer_count: u64,
-    /// A CUDA stream for each buffer. This version takes NULL only.
+    /// For buffers in device memory: a CUDA stream for each, of its device, or NULL. With streams, a run starts when they have
+    /// come to it, and what they are given afterwards finds the result; errors after that are the context's. Without, a
+    /// run comes after what the devices' default streams were given, and is complete on return.
     pub streams: *const *mut CUstream_st,
     /// Elements, as in the function of that name.
     pub count: u64,
@@ -168,12 +174,15 @@ pub unsafe extern "C" fn unisono_algorithm_create(
         let pointers = unsafe { list(options.pointers, options.pointer_count, "options->pointers") }?;
         // SAFETY: the contract of the header: NULL or an options struct.
         let call = unsafe { call_options(options.call, "options->call") }?;
-        if !options.streams.is_null() {
-            fail!(
-                Unsupported,
-                "options->streams is set, but this version works on host memory only: leave it NULL"
-            );
+        if !call.stream.is_null() {
+            fail!(InvalidArgument, "options->call->stream is set: give options->streams, one for each pointer");
         }
+        let streams: &[*mut CUstream_st] = if options.streams.is_null() {
+            &[]
+        } else {
+            // SAFETY: the contract of the header: so many streams.
+            unsafe { list(options.streams, options.pointer_count, "options->streams") }?
+        };
         if options.reserved != 0 {
             fail!(
                 InvalidArgument,
@@ -190,6 +199,7 @@ pub unsafe extern "C" fn unisono_algorithm_create(
             kind,
             algorithm: options.algorithm,
             buffers: pointers.iter().map(|pointer| pointer.cast()).collect(),
+            streams: streams.iter().map(|stream| StreamHandle(stream.expose_provenance())).collect(),
             count: options.count,
             dtype,
             operator: operator(options.op, &call)?,
@@ -206,7 +216,11 @@ pub unsafe extern "C" fn unisono_algorithm_create(
     })
 }
 
-/// Runs the algorithm once, on every rank, and returns when it is complete here. One run at a time.
+/// Runs the algorithm once, on every rank, and returns when it is complete here; with streams, when it has been given to them.
+/// One run at a time.
+///
+/// In a group of one, a run on device memory with streams may be captured into a CUDA graph: let every stream wait for an event
+/// of the capturing one first, and the capturing one for an event of each afterwards. The object outlives the graph.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_algorithm_run(algorithm: *const unisono_algorithm_t) -> unisono_status_t {
     // SAFETY: the contract of the header: NULL or an object that nobody destroys meanwhile.
@@ -294,6 +308,7 @@ mod tests {
             (UNISONO_ALGORITHM_DISSEMINATION, Algorithm::Dissemination, 17),
             (UNISONO_ALGORITHM_ALL_TO_ONE, Algorithm::AllToOne, 18),
             (UNISONO_ALGORITHM_HIERARCHICAL, Algorithm::Hierarchical, 19),
+            (UNISONO_ALGORITHM_ONE_TO_ALL, Algorithm::OneToAll, 20),
         ];
         assert_eq!(UNISONO_ALGORITHM_AUTOMATIC as i32, 0);
         assert_eq!(pinned.len(), Algorithm::ALL.len());

@@ -52,6 +52,8 @@ pub enum Algorithm {
     AllToOne = 18,
     /// Inside the nodes, across them, inside again.
     Hierarchical = 19,
+    /// The root to everybody, at once.
+    OneToAll = 20,
 }
 
 /// The schedule of one rank. All ranks of the group plan with the same algorithm, their own view of the same
@@ -104,7 +106,7 @@ pub fn plan(algorithm: Algorithm, collective: &Collective, shape: &Shape) -> Res
         (&Collective::Reduce { count, root }, Algorithm::Binomial) => binomial::reduce(b, shape, count, root),
         (&Collective::Reduce { count, root }, Algorithm::Linear) => linear::reduce(b, shape, count, root),
         (&Collective::Reduce { count, root }, Algorithm::TwoShot) => two_shot::reduce(b, shape, count, root),
-        (&Collective::Broadcast { count, root }, Algorithm::Linear) => {
+        (&Collective::Broadcast { count, root }, Algorithm::Linear | Algorithm::OneToAll) => {
             linear::broadcast(b, shape, count, root)
         }
         (&Collective::Broadcast { count, root }, Algorithm::Binomial) => {
@@ -159,7 +161,7 @@ pub fn plan(algorithm: Algorithm, collective: &Collective, shape: &Shape) -> Res
 
 impl Algorithm {
     /// Every algorithm.
-    pub const ALL: [Algorithm; 19] = [
+    pub const ALL: [Algorithm; 20] = [
         Algorithm::Local,
         Algorithm::OneShot,
         Algorithm::TwoShot,
@@ -179,6 +181,7 @@ impl Algorithm {
         Algorithm::Dissemination,
         Algorithm::AllToOne,
         Algorithm::Hierarchical,
+        Algorithm::OneToAll,
     ];
 
     /// The name that callers, errors and tables use.
@@ -203,6 +206,7 @@ impl Algorithm {
             Algorithm::Dissemination => "dissemination",
             Algorithm::AllToOne => "all-to-one",
             Algorithm::Hierarchical => "hierarchical",
+            Algorithm::OneToAll => "one-to-all",
         }
     }
 
@@ -258,7 +262,9 @@ impl Algorithm {
             Algorithm::Binomial => matches!(kind, Allreduce | Reduce | Broadcast | Gather | Scatter),
             Algorithm::PipelinedTree | Algorithm::Hierarchical => matches!(kind, Allreduce | Broadcast),
             Algorithm::Linear => !matches!(kind, Allreduce | Barrier),
-            Algorithm::Chain | Algorithm::ScatterAllgather => matches!(kind, Broadcast),
+            Algorithm::Chain | Algorithm::ScatterAllgather | Algorithm::OneToAll => {
+                matches!(kind, Broadcast)
+            }
             Algorithm::Bruck => matches!(kind, Allgather | Alltoall),
             Algorithm::Pairwise => matches!(kind, Alltoall),
             Algorithm::Dissemination | Algorithm::AllToOne => matches!(kind, Barrier),

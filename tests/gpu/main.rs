@@ -2,8 +2,11 @@
 //! one test after the other: a test that makes a stream wait must not be waited for by another's free.
 //! A test that needs more GPUs than there are says so on a line of its own and counts as not run.
 
+mod algorithms;
+mod bandwidth;
 mod cuda;
 mod driver;
+mod local;
 mod staged;
 #[path = "../support/mod.rs"]
 mod support;
@@ -11,6 +14,7 @@ mod support;
 #[test]
 fn rank() {
     support::processes::enter(&[
+        ("algorithms", algorithms::algorithms),
         ("staged", staged::collectives),
         ("staged death", staged::death),
         ("staged speed", staged::speed),

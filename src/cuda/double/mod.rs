@@ -300,6 +300,14 @@ impl Driver for Double {
         Ok(self.begin("cuDeviceGetCount")?.devices)
     }
 
+    fn capability(&self, _: u32) -> Result<(i32, i32)> {
+        Ok((9, 0))
+    }
+
+    fn multiprocessors(&self, _: u32) -> Result<u32> {
+        Ok(4)
+    }
+
     fn retain_context(&self, device: u32) -> Result<ContextHandle> {
         let mut machine = self.begin_unsafe("cuDevicePrimaryCtxRetain")?;
         if device >= machine.devices {
@@ -591,6 +599,11 @@ pub(crate) struct DoubleKernels(pub(crate) Arc<Double>);
 impl Kernels for DoubleKernels {
     fn prepare(&self, _: &Devices, _: u32, dtype: DataType, operator: Operator) -> Result<()> {
         Reducer::new(dtype, operator, 1).map(drop)
+    }
+
+    /// Few, so that the tests come to what many pointers need.
+    fn most_operands(&self) -> usize {
+        4
     }
 
     unsafe fn fold(&self, _: &Devices, fold: &Fold<'_>) -> Result<()> {

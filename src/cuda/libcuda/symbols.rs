@@ -71,16 +71,20 @@ calls! {
         *mut *const sys::CUgraphNode,
         *mut usize,
     );
+    cuStreamBeginCapture_v2(sys::CUstream, c_uint);
+    cuStreamEndCapture(sys::CUstream, *mut sys::CUgraph);
     cuStreamWaitEvent(sys::CUstream, sys::CUevent, c_uint);
     cuStreamWriteValue32_v2(sys::CUstream, sys::CUdeviceptr, c_uint, c_uint);
     cuStreamWaitValue32_v2(sys::CUstream, sys::CUdeviceptr, c_uint, c_uint);
     cuEventCreate(*mut sys::CUevent, c_uint);
+    cuEventElapsedTime(*mut f32, sys::CUevent, sys::CUevent);
     cuEventDestroy_v2(sys::CUevent);
     cuEventRecord(sys::CUevent, sys::CUstream);
     cuEventQuery(sys::CUevent);
     cuEventSynchronize(sys::CUevent);
     cuMemAlloc_v2(*mut sys::CUdeviceptr, usize);
     cuMemFree_v2(sys::CUdeviceptr);
+    cuMemGetInfo_v2(*mut usize, *mut usize);
     cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
     cuMemFreeHost(*mut c_void);
     cuMemHostRegister_v2(*mut c_void, usize, c_uint);
@@ -88,8 +92,11 @@ calls! {
     cuMemcpyHtoDAsync_v2(sys::CUdeviceptr, *const c_void, usize, sys::CUstream);
     cuMemcpyDtoHAsync_v2(*mut c_void, sys::CUdeviceptr, usize, sys::CUstream);
     cuMemcpyDtoDAsync_v2(sys::CUdeviceptr, sys::CUdeviceptr, usize, sys::CUstream);
-    cuMemcpyPeerAsync(sys::CUdeviceptr, sys::CUcontext, sys::CUdeviceptr, sys::CUcontext, usize, sys::CUstream);
     cuLaunchHostFunc(sys::CUstream, HostFunction, *mut c_void);
+    cuGraphInstantiateWithFlags(*mut sys::CUgraphExec, sys::CUgraph, c_ulonglong);
+    cuGraphLaunch(sys::CUgraphExec, sys::CUstream);
+    cuGraphDestroy(sys::CUgraph);
+    cuGraphExecDestroy(sys::CUgraphExec);
     cuModuleLoadData(*mut sys::CUmodule, *const c_void);
     cuModuleGetFunction(*mut sys::CUfunction, sys::CUmodule, *const c_char);
     cuLaunchKernel(

@@ -1,9 +1,13 @@
 //! Broadcast from one pointer of a process to its others.
 
-use super::Pointers;
-use super::program::{Builder, Program};
+use std::sync::Arc;
+
+use super::program::{Builder, Folding, Program};
+use super::{Kernels, Operand, Pointers};
+use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::error::Result;
+use crate::reduce::{DataType, Operator, Representation};
 
 /// How the bytes spread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,12 +22,52 @@ pub enum BroadcastAlgorithm {
 }
 
 impl BroadcastAlgorithm {
-    /// A chain whose chunks are large enough that enqueueing keeps up with copying, and, where there is enough to
-    /// copy, 32 in number: with n devices the chain takes 1 + (n − 2)/32 times as long as one copy.
-    pub fn chain(bytes: usize) -> BroadcastAlgorithm {
-        const SMALLEST: usize = 4 << 20;
-        BroadcastAlgorithm::Chain { chunk: bytes.div_ceil(32).next_multiple_of(256).max(SMALLEST) }
+    /// The tree for few bytes, two pointers, or one device; else the chain.
+    pub fn automatic(pointers: &Pointers) -> BroadcastAlgorithm {
+        let mut devices: Vec<u32> = (0..pointers.len()).map(|index| pointers.device(index)).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        if pointers.len() <= 2 || devices.len() == 1 || pointers.bytes() < SMALLEST_CHAIN {
+            BroadcastAlgorithm::Tree
+        } else {
+            BroadcastAlgorithm::chain(pointers.bytes(), pointers.len())
+        }
     }
+
+    /// A chain for `pointers` pointers of `bytes` bytes, with chunks of the best size.
+    ///
+    /// A chunk takes each link a fixed time besides its bytes, and the chain takes n − 2 chunks to fill: the best size is a
+    /// square root. And the host has to enqueue a chunk for every pointer in the time that a link needs for one.
+    pub fn chain(bytes: usize, pointers: usize) -> BroadcastAlgorithm {
+        let fill = pointers.saturating_sub(2).max(1);
+        let best = (bytes as f64 * BYTES_LOST / fill as f64).sqrt() as usize;
+        let least = pointers * BYTES_ENQUEUED;
+        BroadcastAlgorithm::Chain { chunk: best.max(least).next_multiple_of(4096) }
+    }
+}
+
+/// What a link of an H200 could carry in the time (3.7 µs) that it loses between two chunks.
+const BYTES_LOST: f64 = 1.4e6;
+
+/// What it carries while the host enqueues a chunk for one pointer (3 µs).
+const BYTES_ENQUEUED: usize = 1 << 20;
+
+/// Bytes from which on a chain of three devices beats two whole copies in turn.
+const SMALLEST_CHAIN: usize = 16 << 20;
+
+/// The last step of a reduction whose result is in accumulators.
+#[derive(Debug)]
+pub struct Rounding {
+    /// Where they are, on the root's device.
+    pub from: u64,
+    /// What the pointers hold.
+    pub dtype: DataType,
+    /// The reduction's operator.
+    pub operator: Operator,
+    /// What an average divides by.
+    pub contributions: u32,
+    /// What folds.
+    pub kernels: Arc<dyn Kernels>,
 }
 
 /// A prepared broadcast. One run at a time, which `&mut` sees to; it may be used from any thread.
@@ -35,14 +79,49 @@ pub struct LocalBroadcast {
 impl LocalBroadcast {
     /// Prepares the broadcast of pointer `root`'s bytes to all others.
     pub fn new(pointers: Pointers, root: usize, algorithm: BroadcastAlgorithm) -> Result<LocalBroadcast> {
+        LocalBroadcast::after(pointers, root, algorithm, None)
+    }
+
+    /// Prepares the broadcast of a result that is still in accumulators: pointer `root` receives it first, by the last step
+    /// of the reduction.
+    ///
+    /// # Safety
+    /// The accumulators are as many as a pointer has elements, stay valid for as long as this lives and what it enqueued is
+    /// not done, and are touched on the root's stream only, or in order with it.
+    pub unsafe fn rounded(
+        pointers: Pointers,
+        root: usize,
+        algorithm: BroadcastAlgorithm,
+        rounding: Rounding,
+    ) -> Result<LocalBroadcast> {
+        LocalBroadcast::after(pointers, root, algorithm, Some(rounding))
+    }
+
+    fn after(
+        pointers: Pointers,
+        root: usize,
+        algorithm: BroadcastAlgorithm,
+        rounding: Option<Rounding>,
+    ) -> Result<LocalBroadcast> {
         pointers.check_root(root)?;
         let mut builder = Builder::new(pointers);
-        match algorithm {
-            _ if builder.pointers.bytes() == 0 => {}
-            BroadcastAlgorithm::Tree => tree(&mut builder, root)?,
-            BroadcastAlgorithm::Chain { chunk } => chain(&mut builder, root, chunk.max(1))?,
+        let mut folding = None;
+        if builder.pointers.bytes() > 0 {
+            if let Some(Rounding { from, dtype, operator, contributions, kernels }) = rounding {
+                let pointers = &builder.pointers;
+                kernels.prepare(&pointers.devices, pointers.device(root), dtype, operator)?;
+                let (out, count) = (pointers.addresses[root], pointers.bytes() / dtype.size());
+                let operand =
+                    Operand { address: from, representation: Representation::Accumulator, scale: 1.0 };
+                builder.fold(root, &[operand], (out, Representation::Element), count);
+                folding = Some(Folding { kernels, dtype, operator, contributions });
+            }
+            match algorithm {
+                BroadcastAlgorithm::Tree => tree(&mut builder, root)?,
+                BroadcastAlgorithm::Chain { chunk } => chain(&mut builder, root, chunk.max(1))?,
+            }
         }
-        Ok(LocalBroadcast { program: builder.finish(None)? })
+        Ok(LocalBroadcast { program: builder.finish(folding)? })
     }
 
     /// Enqueues the broadcast and returns. It begins when each stream has done what it was given before; what a
@@ -54,24 +133,42 @@ impl LocalBroadcast {
         self.program.run()
     }
 
+    /// What `stream` is given after this waits for everything that any of the pointers' streams has been given.
+    pub fn join(&mut self, stream: &Stream) -> Result<()> {
+        self.program.join(stream)
+    }
+
     /// Waits on the host until every stream has done what it was given. Only callers without streams need it.
     pub fn wait(&mut self, deadline: Deadline) -> Result<()> {
         self.program.finish(deadline)
     }
 }
 
-/// Pointers are counted from the root, around. In the step of size s (the largest power of two below n first, then
+/// The pointers in the order in which they receive: from the root, around, those of one device together, so that each
+/// device is sent the bytes once.
+fn line(builder: &Builder, root: usize) -> Vec<usize> {
+    let n = builder.pointers.len();
+    let around: Vec<usize> = (0..n).map(|position| (root + position) % n).collect();
+    let device = |index: usize| builder.pointers.device(index);
+    let mut line = around.clone();
+    // Stable, and every device is found.
+    line.sort_by_key(|&index| around.iter().position(|&other| device(other) == device(index)));
+    line
+}
+
+/// Positions are those of [`line`]. In the step of size s (the largest power of two below n first, then
 /// halved down to 1) every holder j, a multiple of 2s, copies to j + s. For n that is no power of two, targets
 /// beyond the last pointer are left out: nobody else would have had anything from them in that step.
 fn tree(builder: &mut Builder, root: usize) -> Result<()> {
-    let n = builder.pointers.len();
-    let at = |position: usize| (root + position) % n;
+    let (n, line) = (builder.pointers.len(), line(builder, root));
     let mut size = n.next_power_of_two() / 2;
     while size > 0 {
         for holder in (0..n - size).step_by(2 * size) {
-            let (from, to) = (at(holder), at(holder + size));
-            // Whatever still uses the target's memory comes first.
-            builder.order(to, from)?;
+            let (from, to) = (line[holder], line[holder + size]);
+            if !builder.pointers.chained {
+                // Whatever still uses the target's memory comes first.
+                builder.order(to, from)?;
+            }
             let (source, target) = (builder.pointers.addresses[from], builder.pointers.addresses[to]);
             if builder.transfer((from, source), (to, target), builder.pointers.bytes())? {
                 // The target may pass it on in the next step, and its user may read it after that.
@@ -83,19 +180,20 @@ fn tree(builder: &mut Builder, root: usize) -> Result<()> {
     Ok(())
 }
 
-/// Pointers are counted from the root, around; each copies every chunk to the next.
+/// Each pointer of [`line`] copies every chunk to the next.
 fn chain(builder: &mut Builder, root: usize, chunk: usize) -> Result<()> {
-    let n = builder.pointers.len();
+    let (n, line) = (builder.pointers.len(), line(builder, root));
     let bytes = builder.pointers.bytes();
-    let at = |position: usize| (root + position) % n;
-    for hop in 1..n {
-        // Whatever still uses the target's memory comes first.
-        builder.order(at(hop), at(hop - 1))?;
+    if !builder.pointers.chained {
+        for hop in 1..n {
+            // Whatever still uses the target's memory comes first.
+            builder.order(line[hop], line[hop - 1])?;
+        }
     }
     for offset in (0..bytes).step_by(chunk) {
         let part = chunk.min(bytes - offset);
         for hop in 1..n {
-            let (from, to) = (at(hop - 1), at(hop));
+            let (from, to) = (line[hop - 1], line[hop]);
             let source = builder.pointers.addresses[from] + offset as u64;
             let target = builder.pointers.addresses[to] + offset as u64;
             let direct = builder.transfer((from, source), (to, target), part)?;

@@ -19,7 +19,7 @@ use super::stream::Stream;
 use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operator, Representation};
 
-pub use broadcast::{BroadcastAlgorithm, LocalBroadcast};
+pub use broadcast::{BroadcastAlgorithm, LocalBroadcast, Rounding};
 pub use reduce::{LocalReduce, ReduceAlgorithm};
 
 /// Bytes of one of the two pinned pieces through which memory goes between devices that do not reach each other.
@@ -42,6 +42,7 @@ pub struct Pointers {
     streams: Vec<Stream>,
     bytes: usize,
     piece: usize,
+    chained: bool,
 }
 
 impl Pointers {
@@ -68,6 +69,7 @@ impl Pointers {
             streams: Vec::with_capacity(spans.len()),
             bytes: first.bytes,
             piece: PIECE,
+            chained: false,
         };
         for (index, span) in spans.iter().enumerate() {
             if span.bytes != first.bytes {
@@ -96,6 +98,13 @@ impl Pointers {
         Pointers { piece: bytes.max(1), ..self }
     }
 
+    /// For a reduction that is always followed by a broadcast from the same root, over the same pointers and streams, and
+    /// for that broadcast: in between, no stream but the root's is given anything. Leaves out waits that the other
+    /// makes needless.
+    pub fn chained(self) -> Pointers {
+        Pointers { chained: true, ..self }
+    }
+
     /// How many pointers there are; at least one.
     pub fn len(&self) -> usize {
         self.addresses.len()
@@ -111,9 +120,24 @@ impl Pointers {
         self.bytes
     }
 
+    /// Their streams' handles, valid for as long as this lives.
+    pub fn handles(&self) -> Vec<StreamHandle> {
+        self.streams.iter().map(Stream::handle).collect()
+    }
+
     /// The device of a pointer.
-    fn device(&self, index: usize) -> u32 {
+    pub fn device(&self, index: usize) -> u32 {
         self.streams[index].device()
+    }
+
+    /// Whether each of their devices reaches all others.
+    fn reach_each_other(&self) -> Result<bool> {
+        for (a, b) in (0..self.len()).flat_map(|a| (0..self.len()).map(move |b| (a, b))) {
+            if !self.devices.reaches(self.device(a), self.device(b))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Refuses a root that is not one of them.
@@ -185,6 +209,9 @@ pub trait Kernels: fmt::Debug + Send + Sync {
     /// Loads what folds of this type and operator need on `device`, so that a launch loads nothing. Refuses what it
     /// has no kernel for.
     fn prepare(&self, devices: &Devices, device: u32, dtype: DataType, operator: Operator) -> Result<()>;
+
+    /// The most operands of a fold: a power of two, 2 or more.
+    fn most_operands(&self) -> usize;
 
     /// Enqueues a fold of what was prepared. Neither allocates nor synchronises.
     ///

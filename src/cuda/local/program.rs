@@ -10,6 +10,7 @@ use crate::cuda::context::Entered;
 use crate::cuda::driver::Capture;
 use crate::cuda::event::Event;
 use crate::cuda::memory::{DeviceBuffer, PinnedBuffer};
+use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator, Representation};
@@ -47,6 +48,8 @@ pub(super) struct Folding {
     pub(super) kernels: Arc<dyn Kernels>,
     pub(super) dtype: DataType,
     pub(super) operator: Operator,
+    /// What an average divides by.
+    pub(super) contributions: u32,
 }
 
 /// A prepared operation.
@@ -92,6 +95,15 @@ impl Program {
         }
         self.ends.iter().try_for_each(|end| end.synchronize(deadline))?;
         self.used = false;
+        Ok(())
+    }
+
+    /// What `stream` is given after this waits for everything that any of the streams has been given.
+    pub(super) fn join(&mut self, stream: &Stream) -> Result<()> {
+        for (end, own) in self.ends.iter().zip(&self.pointers.streams) {
+            end.record(own)?;
+            stream.wait(end)?;
+        }
         Ok(())
     }
 
@@ -146,15 +158,14 @@ impl Program {
                 unsafe { driver.copy_to_device(to, from, bytes, stream) }
             }
             Call::Fold { ref operands, out, representation, count } => {
-                let Some(Folding { kernels, dtype, operator }) = &self.folding else {
+                let Some(Folding { kernels, dtype, operator, contributions }) = &self.folding else {
                     fail!(Internal, "a local operation without kernels has a fold")
                 };
                 let fold = Fold {
                     stream: owner,
                     dtype: *dtype,
                     operator: *operator,
-                    // As many as pointers, which were counted by a u32 at the ABI.
-                    ranks: self.pointers.len() as u32,
+                    ranks: *contributions,
                     operands,
                     out,
                     representation,
@@ -286,6 +297,11 @@ impl Builder {
             }
         }
         Ok(false)
+    }
+
+    /// Has the program own memory that it uses.
+    pub(super) fn keep(&mut self, buffer: DeviceBuffer) {
+        self.scratch.push(buffer);
     }
 
     /// Scratch memory on a pointer's device.

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use super::program::{Builder, Folding, Program};
 use super::{Kernels, Operand, Pointers, ragged};
+use crate::cuda::memory::DeviceBuffer;
+use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator, Representation};
@@ -14,9 +16,16 @@ pub enum ReduceAlgorithm {
     /// The canonical tree: the right half of each node goes to the device of its left half, which combines the two
     /// into scratch memory. Works where devices do not reach each other, too.
     Tree,
-    /// Every device folds its share of the elements from all operands and writes it to the root: no scratch memory,
-    /// and every link carries a share. All devices must reach each other.
+    /// Devices fold shares of the elements from all operands and write them to the root: no scratch memory for up to 32
+    /// pointers, and every link carries as much. All devices must reach each other.
     Direct,
+}
+
+impl ReduceAlgorithm {
+    /// Direct where all devices reach each other, else the tree.
+    pub fn automatic(pointers: &Pointers) -> Result<ReduceAlgorithm> {
+        Ok(if pointers.reach_each_other()? { ReduceAlgorithm::Direct } else { ReduceAlgorithm::Tree })
+    }
 }
 
 /// A prepared reduction. One run at a time, which `&mut` sees to; it may be used from any thread.
@@ -36,6 +45,38 @@ impl LocalReduce {
         algorithm: ReduceAlgorithm,
         kernels: Arc<dyn Kernels>,
     ) -> Result<LocalReduce> {
+        LocalReduce::into(pointers, root, None, dtype, operator, algorithm, kernels)
+    }
+
+    /// As [`LocalReduce::new`], but leaves accumulators in memory of its own, and no pointer changes: an average is not
+    /// divided yet, and short floats are not rounded. Also answers where they are: on the device of pointer `root`, for as
+    /// long as this lives, and after a run until the next one whoever's the root's stream is.
+    pub fn partial(
+        pointers: Pointers,
+        root: usize,
+        dtype: DataType,
+        operator: Operator,
+        algorithm: ReduceAlgorithm,
+        kernels: Arc<dyn Kernels>,
+    ) -> Result<(LocalReduce, u64)> {
+        pointers.check_root(root)?;
+        let count = pointers.bytes() / dtype.size();
+        let (devices, device) = (&pointers.devices, pointers.device(root));
+        let out = DeviceBuffer::new(devices, device, count * dtype.accumulator().size())?;
+        let address = out.address();
+        let reduce = LocalReduce::into(pointers, root, Some(out), dtype, operator, algorithm, kernels)?;
+        Ok((reduce, address))
+    }
+
+    fn into(
+        pointers: Pointers,
+        root: usize,
+        accumulators: Option<DeviceBuffer>,
+        dtype: DataType,
+        operator: Operator,
+        algorithm: ReduceAlgorithm,
+        kernels: Arc<dyn Kernels>,
+    ) -> Result<LocalReduce> {
         pointers.check_root(root)?;
         if let Operator::Custom(_) = operator {
             fail!(Unsupported, "the caller's own function works on host memory, not on device pointers");
@@ -49,14 +90,25 @@ impl LocalReduce {
         let count = pointers.bytes() / dtype.size();
         let scale = if let Operator::PreMulSum(scale) = operator { scale } else { 1.0 };
         let n = pointers.len();
+        let (target, representation) = match &accumulators {
+            Some(out) => (out.address(), Representation::Accumulator),
+            None => (pointers.addresses[root], Representation::Element),
+        };
+        let widest = kernels.most_operands();
         let nodes = vec![Node::default(); n];
-        let mut reduction = Reduction { builder: Builder::new(pointers), dtype, count, scale, root, nodes };
+        let mut builder = Builder::new(pointers);
+        if let Some(out) = accumulators {
+            builder.keep(out);
+        }
+        let mut reduction =
+            Reduction { builder, dtype, count, scale, root, target, representation, widest, nodes };
         match algorithm {
             _ if count == 0 => {}
             ReduceAlgorithm::Tree => reduction.tree()?,
             ReduceAlgorithm::Direct => reduction.direct()?,
         }
-        let folding = Folding { kernels, dtype, operator };
+        // As many as pointers, which were counted by a u32 at the ABI.
+        let folding = Folding { kernels, dtype, operator, contributions: n as u32 };
         Ok(LocalReduce { program: reduction.builder.finish(Some(folding))? })
     }
 
@@ -65,6 +117,11 @@ impl LocalReduce {
     /// In a capture as [`super::LocalBroadcast::run`].
     pub fn run(&mut self) -> Result<()> {
         self.program.run()
+    }
+
+    /// What `stream` is given after this waits for everything that any of the pointers' streams has been given.
+    pub fn join(&mut self, stream: &Stream) -> Result<()> {
+        self.program.join(stream)
     }
 
     /// Waits on the host until every stream has done what it was given. Only callers without streams need it.
@@ -80,6 +137,11 @@ struct Reduction {
     count: usize,
     scale: f64,
     root: usize,
+    /// Where the result goes, on the root's device, and as what.
+    target: u64,
+    representation: Representation,
+    /// The most operands of a fold.
+    widest: usize,
     nodes: Vec<Node>,
 }
 
@@ -95,25 +157,20 @@ struct Node {
 impl Reduction {
     fn tree(&mut self) -> Result<()> {
         let (n, root) = (self.builder.pointers.len(), self.root);
-        let element = Representation::Element;
+        let (target, representation) = (self.target, self.representation);
         let (operands, right) = if n == 1 { (vec![self.leaf(0)], None) } else { self.halves(0, n)? };
-        let target = self.builder.pointers.addresses[root];
         if root == 0 || self.builder.direct(0, root)? {
-            self.builder.fold(0, &operands, (target, element), self.count);
-            if let Some(right) = right {
-                self.builder.order(0, right)?;
-            }
-            if root != 0 && right != Some(root) {
+            self.builder.fold(0, &operands, (target, representation), self.count);
+            let released = self.release(0, right)?;
+            if root != 0 && released != Some(root) {
                 self.builder.order(0, root)?;
             }
             return Ok(());
         }
-        let bytes = self.builder.pointers.bytes();
+        let bytes = self.count * self.size(representation);
         let result = self.builder.scratch(0, bytes)?;
-        self.builder.fold(0, &operands, (result, element), self.count);
-        if let Some(right) = right {
-            self.builder.order(0, right)?;
-        }
+        self.builder.fold(0, &operands, (result, representation), self.count);
+        self.release(0, right)?;
         // The root's operand has come this far, and with it all that the root's stream did in earlier runs.
         if self.builder.transfer((0, result), (root, target), bytes)? {
             self.builder.order(0, root)?;
@@ -134,11 +191,17 @@ impl Reduction {
         };
         self.nodes[low].partial = Some(partial);
         self.builder.fold(low, &operands, (partial, representation), self.count);
+        self.release(low, right)?;
+        Ok(Operand { address: partial, representation, scale: 1.0 })
+    }
+
+    /// A pointer that `low`'s stream has read is its user's again, unless a broadcast is to come first. Answers which.
+    fn release(&mut self, low: usize, right: Option<usize>) -> Result<Option<usize>> {
+        let right = right.filter(|_| !self.builder.pointers.chained);
         if let Some(right) = right {
-            // Its pointer is its user's again.
             self.builder.order(low, right)?;
         }
-        Ok(Operand { address: partial, representation, scale: 1.0 })
+        Ok(right)
     }
 
     /// Both halves of a node, ready on `low`'s stream; and the pointer whose memory its fold will read in place.
@@ -151,10 +214,7 @@ impl Reduction {
             self.builder.order(from, low)?;
             return Ok((vec![left, right], Some(from)));
         }
-        let positions = match right.representation {
-            Representation::Element => self.dtype,
-            Representation::Accumulator => self.dtype.accumulator(),
-        };
+        let size = self.size(right.representation);
         let incoming = match self.nodes[low].incoming {
             Some(incoming) => incoming,
             None => self.builder.scratch(low, self.count * self.dtype.accumulator().size())?,
@@ -162,7 +222,7 @@ impl Reduction {
         self.nodes[low].incoming = Some(incoming);
         // The pinned pieces are free when `low` has read them in the last run.
         self.builder.order(low, from)?;
-        self.builder.transfer((from, right.address), (low, incoming), self.count * positions.size())?;
+        self.builder.transfer((from, right.address), (low, incoming), self.count * size)?;
         Ok((vec![left, Operand { address: incoming, ..right }], None))
     }
 
@@ -175,44 +235,110 @@ impl Reduction {
             }
         }
         let operands: Vec<Operand> = (0..n).map(|index| self.leaf(index)).collect();
-        let target = self.builder.pointers.addresses[self.root];
+        let shares = self.shares();
+        self.meet(&shares, true)?;
+        for &(index, begin, count) in &shares {
+            self.fold_share(index, &operands, begin, count)?;
+        }
+        self.meet(&shares, false)
+    }
+
+    /// Which pointers' devices fold, and what: pointer, first element, count. Never empty.
+    ///
+    /// A device takes in what it folds, but for the operands of its own, and the root's takes in what the others have
+    /// folded as well. The shares make that equal for all. Where each pointer has a device of its own, the root folds
+    /// nothing: then every link carries the vector once, each way.
+    fn shares(&self) -> Vec<(usize, usize, usize)> {
+        let pointers = &self.builder.pointers;
+        let (n, root) = (pointers.len(), self.root);
+        let own = |index: usize| (0..n).filter(|&i| pointers.device(i) == pointers.device(index)).count();
+        let is_first =
+            |&index: &usize| (0..index).all(|before| pointers.device(before) != pointers.device(index));
+        let others: Vec<usize> = (0..n)
+            .filter(is_first)
+            .filter(|&index| pointers.device(index) != pointers.device(root))
+            .collect();
+        let far = n - own(root);
+        let mut weights = vec![(root, 1.0)];
+        if far > 1 {
+            // In units of the vector: what a device takes in when they all take in the same.
+            let sum: f64 = others.iter().map(|&index| 1.0 / (n - own(index)) as f64).sum();
+            let relief = 1.0 / (far - 1) as f64;
+            let taken = (1.0 + relief) / (sum + relief);
+            weights[0].1 = ((taken - 1.0) * relief).max(0.0);
+            weights.extend(others.iter().map(|&index| (index, taken / (n - own(index)) as f64)));
+        }
+        let total: f64 = weights.iter().map(|(_, weight)| weight).sum();
         // Shares begin at multiples of 128 bytes from the pointer on, whatever the type.
         let unit = 128 / self.dtype.size();
         let units = self.count.div_ceil(unit);
-        let count = self.count;
-        let bound = |index: usize| (units * index / n * unit).min(count);
-        // Everybody reads from everybody: each begins when all are there, and ends when all are done.
-        self.meet()?;
-        for index in 0..n {
-            let begin = bound(index);
-            let count = bound(index + 1) - begin;
-            if count > 0 {
-                let offset = (begin * self.dtype.size()) as u64;
-                let part =
-                    operands.iter().map(|operand| Operand { address: operand.address + offset, ..*operand });
-                let part: Vec<Operand> = part.collect();
-                self.builder.fold(index, &part, (target + offset, Representation::Element), count);
+        let (mut shares, mut begin, mut passed) = (Vec::new(), 0, 0.0);
+        for (place, &(index, weight)) in weights.iter().enumerate() {
+            passed += weight;
+            let is_last = place + 1 == weights.len();
+            let bound = if is_last { units } else { (units as f64 * passed / total).round() as usize };
+            let end = (bound * unit).min(self.count);
+            if end > begin {
+                shares.push((index, begin, end - begin));
+                begin = end;
             }
         }
-        self.meet()
+        shares
     }
 
-    /// Every stream waits for every other, by way of the root's.
-    fn meet(&mut self) -> Result<()> {
+    /// Folds a share of the elements on the device of one pointer. More operands than a fold takes are folded in blocks, whole
+    /// subtrees of the canonical tree, and those once more.
+    fn fold_share(&mut self, on: usize, operands: &[Operand], begin: usize, count: usize) -> Result<()> {
+        let element = (begin * self.dtype.size()) as u64;
+        let at = |operand: &Operand| Operand { address: operand.address + element, ..*operand };
+        let mut operands: Vec<Operand> = operands.iter().map(at).collect();
+        let accumulator = Representation::Accumulator;
+        while operands.len() > self.widest {
+            let mut blocks = Vec::with_capacity(operands.len().div_ceil(self.widest));
+            for block in operands.chunks(self.widest) {
+                if let &[single] = block {
+                    blocks.push(single);
+                    continue;
+                }
+                let address = self.builder.scratch(on, count * self.size(accumulator))?;
+                self.builder.fold(on, block, (address, accumulator), count);
+                blocks.push(Operand { address, representation: accumulator, scale: 1.0 });
+            }
+            operands = blocks;
+        }
+        let target = self.target + (begin * self.size(self.representation)) as u64;
+        self.builder.fold(on, &operands, (target, self.representation), count);
+        Ok(())
+    }
+
+    /// Before the folds, those that fold wait for all; after them, all wait for those that fold: by way of the root's
+    /// stream.
+    fn meet(&mut self, shares: &[(usize, usize, usize)], before: bool) -> Result<()> {
         let (n, root) = (self.builder.pointers.len(), self.root);
+        let chained = self.builder.pointers.chained;
+        let folds = |index: usize| shares.iter().any(|&(on, ..)| on == index);
         let others = || (0..n).filter(move |&index| index != root);
-        for index in others() {
+        for index in others().filter(|&index| before || folds(index)) {
             self.builder.order(index, root)?;
         }
-        if n > 1 {
+        let waiting: Vec<usize> = others()
+            .filter(|&index| if before { folds(index) } else { !chained })
+            .filter(|&index| !self.builder.share_stream(index, root))
+            .collect();
+        if !waiting.is_empty() {
             let all = self.builder.record(root)?;
-            for index in others() {
-                if !self.builder.share_stream(index, root) {
-                    self.builder.wait(index, all);
-                }
+            for index in waiting {
+                self.builder.wait(index, all);
             }
         }
         Ok(())
+    }
+
+    fn size(&self, representation: Representation) -> usize {
+        match representation {
+            Representation::Element => self.dtype.size(),
+            Representation::Accumulator => self.dtype.accumulator().size(),
+        }
     }
 
     fn leaf(&self, index: usize) -> Operand {

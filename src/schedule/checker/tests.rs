@@ -195,6 +195,7 @@ prove_each! {
     broadcast_pipelined_tree: Broadcast by PipelinedTree;
     broadcast_scatter_allgather: Broadcast by ScatterAllgather;
     broadcast_hierarchical: Broadcast by Hierarchical;
+    broadcast_one_to_all: Broadcast by OneToAll;
     allgather_linear: Allgather by Linear;
     allgather_ring: Allgather by Ring;
     allgather_bruck: Allgather by Bruck;

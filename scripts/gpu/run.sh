@@ -1,0 +1,121 @@
+#!/usr/bin/env bash
+# Runs everything in this bundle: run.sh [N], on all GPUs of this machine or on the first N. Each step has a time limit. The
+# table of results comes last; it and the full log are left in $OUT, or in ./results. Exit status 1 if anything failed.
+# STEPS='driver local' limits the run to the steps whose names begin so.
+
+set -uo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+out=${OUT:-$here/results}
+mkdir -p "$out"
+log=$out/gpu-test.log
+table=$out/gpu-test.txt
+: >"$log"
+: >"$table"
+
+if [ -n "${1:-}" ]; then
+    CUDA_VISIBLE_DEVICES=$(seq -s, 0 $(($1 - 1)))
+    export CUDA_VISIBLE_DEVICES
+fi
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+wanted() {
+    [ -z "${STEPS:-}" ] && return 0
+    local start
+    for start in $STEPS; do
+        case $1 in "$start"*) return 0 ;; esac
+    done
+    return 1
+}
+
+failures=0
+
+# row NAME PASSED FAILED SKIPPED SECONDS [REMARK]
+row() { printf '%-28s %6s %6s %7s %6s  %s\n' "$@" '' | sed 's/ *$//' | tee -a "$table"; }
+
+# step NAME LIMIT COMMAND...: one line of the table. Counts what a Rust test program says of itself; a program that says
+# nothing of the kind is one test.
+step() {
+    local name=$1 limit=$2 start=$SECONDS status=0 passed failed skipped remark=
+    shift 2
+    wanted "$name" || return 0
+    local part
+    part=$(mktemp)
+    timeout -k 10 "$limit" "$@" </dev/null >"$part" 2>&1 || status=$?
+    { echo "== $name: $*"; cat "$part"; echo "== $name: exit status $status"; } >>"$log"
+    read -r passed failed < <(awk '
+        /^test result: / { passed += $4; failed += $6; found = 1 }
+        END { print passed + 0, (found ? failed + 0 : -1) }' "$part")
+    skipped=$(grep -c 'skipped: ' "$part")
+    if [ "$failed" -lt 0 ]; then
+        passed=$((status == 0))
+        failed=$((status != 0))
+    elif [ "$status" != 0 ] && [ "$failed" = 0 ]; then
+        failed=1
+    fi
+    [ "$passed" -ge "$skipped" ] && passed=$((passed - skipped))
+    [ "$status" != 124 ] && [ "$status" != 137 ] || remark="killed after $limit s"
+    if [ "$failed" != 0 ]; then
+        failures=$((failures + failed))
+        remark="$remark $(grep -E '^    [a-z_:]+$' "$part" | sort -u | head -4 | tr -s '\n ' ' ')"
+    fi
+    row "$name" "$passed" "$failed" "$skipped" "$((SECONDS - start))" "$remark"
+    [ "$failed" = 0 ] || { tail -n "${FAILURE_LINES:-40}" "$part"; }
+    grep '^@ ' "$part" | cut -c3- | tee -a "$table"
+    rm -f "$part"
+}
+
+# skip NAME WHY
+skip() { ! wanted "$1" || row "$1" 0 0 1 0 "$2"; }
+
+{ nvidia-smi -L; nvidia-smi topo -m; nvidia-smi --query-gpu=driver_version --format=csv,noheader | sort -u; uname -r; nproc; } \
+    >>"$log" 2>&1
+nvidia-smi -L 2>/dev/null | sed 's/ (UUID.*//' | cut -d: -f2 | sort | uniq -c | tee -a "$table"
+row step passed failed skipped s
+
+# One step for each module of the test program. One test after the other: see tests/gpu/main.rs.
+gpu() { echo "$here/gpu" --test-threads=1 --nocapture "$@"; }
+measures=$("$here/gpu" --list --ignored 2>/dev/null | sed -n 's/: test$//p')
+for module in $("$here/gpu" --list 2>/dev/null | sed -n 's/: test$//p' | grep -vxF "${measures:-none}" |
+    sed -n 's/::.*//p' | sort -u); do
+    step "$module" 240 $(gpu "$module::")
+done
+
+# The way of machines whose GPUs do not reach each other.
+if [ "$(nvidia-smi -L 2>/dev/null | wc -l)" -gt 1 ]; then
+    step apart-local 240 env UNISONO_P2P=0 $(gpu local::)
+else
+    skip apart-local "needs 2 GPUs"
+fi
+
+if have g++ && python3 -c 'import cupy' 2>/dev/null; then
+    step kernels-check 240 python3 "$here/scripts/gpu/kernels_check.py" --quick
+else
+    skip kernels-check "needs python3 with cupy, and g++"
+fi
+
+if have compute-sanitizer; then
+    sanitize() { echo compute-sanitizer --error-exitcode 86 --print-limit 20 --tool "$@"; }
+    # Small ones, since it slows kernels down a lot. Errors that a test provokes are not the kernels'.
+    step memcheck 240 $(sanitize memcheck --report-api-errors no) \
+        $(gpu local::a_result local::more_pointers driver::kernels_load driver::bytes_go)
+    step racecheck 240 $(sanitize racecheck) $(gpu local::a_result local::more_pointers driver::kernels_load)
+else
+    skip memcheck "needs compute-sanitizer"
+fi
+
+# What the test program measures is not run with its tests.
+for measure in $measures; do
+    step "measure-${measure##*::}" 240 $(gpu --ignored --exact "$measure")
+done
+
+if "$here/unisono-bench" --help 2>/dev/null | grep -q -- --device; then
+    for ranks in 1 2 4 8; do
+        [ "$ranks" -le "$(nvidia-smi -L | wc -l)" ] || continue
+        step "bench-allreduce-$ranks" 120 "$here/unisono-bench" allreduce --device --ranks "$ranks"
+        step "bench-broadcast-$ranks" 120 "$here/unisono-bench" broadcast --device --ranks "$ranks"
+    done
+fi
+
+[ "$failures" = 0 ] && echo "all passed" || echo "$failures failed"
+[ "$failures" = 0 ]

@@ -1,0 +1,146 @@
+//! The fold kernels on real devices.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::CStr;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::context::Devices;
+use super::driver::{FunctionHandle, Grid, ModuleHandle};
+use super::kernels::{self, IMAGE, LOWEST_CAPABILITY, Launch, MAX_OPERANDS};
+use super::local::{Fold, Kernels};
+use crate::error::{Result, fail};
+use crate::reduce::{DataType, Operand, Operator, Reducer, Representation};
+
+/// Blocks of a launch for each multiprocessor, at most: with two they run at the memory's speed.
+const BLOCKS_OF_A_MULTIPROCESSOR: u32 = 2;
+
+/// [`IMAGE`], loaded once on each device that folds. It stays loaded: a process that once folded on a device will again, and
+/// unloading waits for everything that runs there.
+pub struct FoldKernels {
+    loaded: Mutex<HashMap<u32, Loaded>>,
+    /// The most blocks of a launch, if it is not by the device's multiprocessors.
+    blocks: Option<u32>,
+}
+
+/// What is loaded on one device.
+struct Loaded {
+    module: ModuleHandle,
+    /// The most blocks of a launch.
+    blocks: u32,
+    functions: HashMap<&'static CStr, FunctionHandle>,
+}
+
+impl FoldKernels {
+    /// Those of this machine's devices ([`Devices::open`]), the same for everybody.
+    pub fn open() -> Arc<FoldKernels> {
+        static KERNELS: OnceLock<Arc<FoldKernels>> = OnceLock::new();
+        KERNELS.get_or_init(|| Arc::new(FoldKernels { loaded: Mutex::default(), blocks: None })).clone()
+    }
+
+    /// Loaded once more, with launches of at most `blocks` blocks: for measurements, and for callers who want their
+    /// multiprocessors for something else.
+    pub fn with_blocks(blocks: u32) -> Arc<FoldKernels> {
+        Arc::new(FoldKernels { loaded: Mutex::default(), blocks: Some(blocks.max(1)) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u32, Loaded>> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kernels for FoldKernels {
+    fn prepare(&self, devices: &Devices, device: u32, dtype: DataType, operator: Operator) -> Result<()> {
+        let name = name(dtype, operator)?;
+        let mut all = self.lock();
+        let loaded = match all.entry(device) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(Loaded::new(devices, device, self.blocks)?),
+        };
+        if let Entry::Vacant(entry) = loaded.functions.entry(name) {
+            let _relaxed = devices.relax()?;
+            let _entered = devices.enter(device)?;
+            // SAFETY: the module is loaded and stays so.
+            entry.insert(unsafe { devices.driver().function(loaded.module, name) }?);
+        }
+        Ok(())
+    }
+
+    fn most_operands(&self) -> usize {
+        MAX_OPERANDS
+    }
+
+    unsafe fn fold(&self, devices: &Devices, fold: &Fold<'_>) -> Result<()> {
+        let (name, device) = (name(fold.dtype, fold.operator)?, fold.stream.device());
+        let found =
+            self.lock().get(&device).and_then(|loaded| Some((*loaded.functions.get(name)?, loaded.blocks)));
+        let Some((function, blocks)) = found else {
+            fail!(Internal, "{} was not prepared on device {device}", name.to_string_lossy())
+        };
+        let none = Operand { address: std::ptr::null(), representation: Representation::Element, scale: 1.0 };
+        let mut operands = [none; MAX_OPERANDS];
+        let Some(operands) = operands.get_mut(..fold.operands.len()) else {
+            fail!(Internal, "a fold of {} operands; the kernels take {MAX_OPERANDS}", fold.operands.len())
+        };
+        for (to, from) in operands.iter_mut().zip(fold.operands) {
+            let address = std::ptr::without_provenance(from.address as usize);
+            *to = Operand { address, representation: from.representation, scale: from.scale };
+        }
+        let out = std::ptr::without_provenance_mut(fold.out as usize);
+        let (representation, count) = (fold.representation, fold.count);
+        let mut launch =
+            Launch::new(fold.dtype, &fold.operator, fold.ranks, operands, out, representation, count);
+        let kernels::Grid { blocks, threads } = launch.grid(fold.dtype, blocks);
+        let grid = Grid { blocks, threads, shared: 0 };
+        // SAFETY: the caller's promise about the memory; the kernel takes a `Launch`, and nothing else.
+        unsafe { devices.driver().launch(function, grid, fold.stream.handle(), &mut [launch.parameter()]) }
+    }
+}
+
+impl fmt::Debug for FoldKernels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FoldKernels")
+    }
+}
+
+impl Loaded {
+    fn new(devices: &Devices, device: u32, blocks: Option<u32>) -> Result<Loaded> {
+        let driver = devices.driver();
+        let (major, minor) = driver.capability(device)?;
+        if (major, minor) < LOWEST_CAPABILITY {
+            fail!(
+                Unsupported,
+                "GPU {device} has compute capability {major}.{minor}; reductions on GPUs need {}.{} or newer: reduce in host \
+                 memory",
+                LOWEST_CAPABILITY.0,
+                LOWEST_CAPABILITY.1
+            );
+        }
+        let blocks = match blocks {
+            Some(blocks) => blocks,
+            None => driver.multiprocessors(device)?.max(1) * BLOCKS_OF_A_MULTIPROCESSOR,
+        };
+        let _relaxed = devices.relax()?;
+        let _entered = devices.enter(device)?;
+        // SAFETY: a fat binary, which tells its own length.
+        let module = unsafe { driver.load_module(IMAGE) }
+            .map_err(|error| error.context(format_args!("the reduction kernels for GPU {device}")))?;
+        Ok(Loaded { module, blocks, functions: HashMap::new() })
+    }
+}
+
+/// The kernel's name. Refuses what the host refuses, and functions that only the host can call.
+fn name(dtype: DataType, operator: Operator) -> Result<&'static CStr> {
+    if let Operator::Custom(_) = operator {
+        fail!(Unsupported, "the caller's own function works on host memory, not on device pointers");
+    }
+    match kernels::kernel(dtype, &operator) {
+        Some(name) => Ok(name),
+        // It says which types the operator takes.
+        None => match Reducer::new(dtype, operator, 1) {
+            Err(error) => Err(error),
+            Ok(_) => fail!(Internal, "there is no kernel for this operator on {}", dtype.name()),
+        },
+    }
+}
