@@ -24,7 +24,7 @@ pub struct Plans(Mutex<HashMap<PlanKey, Planned>>);
 type PlanKey = (Signature, Option<i64>);
 
 /// A plan and the algorithm that it is of.
-type Planned = (Arc<Plan>, Algorithm);
+pub type Planned = (Arc<Plan>, Algorithm);
 
 /// Where a rank sits in its group.
 #[derive(Clone, Copy, Debug)]
@@ -40,9 +40,7 @@ pub struct Seat {
 impl Plans {
     /// The plan for a call; notes in its signature the algorithm that the caller named.
     pub fn plan(&self, checked: &mut Checked, call: &Call, seat: Seat) -> Result<Planned> {
-        let Seat { rank, size, ranks_per_node } = seat;
-        let named = call.algorithm.unwrap_or(0);
-        checked.signature.algorithm = named as u8;
+        checked.signature.algorithm = call.algorithm.unwrap_or(0) as u8;
         let key = (checked.signature, checked.alias);
         // The caller's function is not part of the signature, nor are lists of counts.
         let kept = checked.signature.count & COUNT_IS_DIGEST == 0
@@ -51,26 +49,33 @@ impl Plans {
         if kept && let Some(planned) = lock(&self.0).get(&key) {
             return Ok(planned.clone());
         }
-        let shape = Shape {
-            rank,
-            size,
-            alias: checked.alias,
-            chunk: select::chunk(checked.dtype.size() as u64),
-            ranks_per_node,
-        };
-        let algorithm = match named {
-            0 => select::automatic(checked, &shape),
-            number => Algorithm::from_number(number)?,
-        };
-        let schedule = plan(algorithm, &checked.collective, &shape)?;
-        let plan = Arc::new(Plan::new(schedule, checked.dtype, checked.operator, size)?);
+        let planned = planned(checked, call, seat)?;
         if kept {
             let mut plans = lock(&self.0);
             if plans.len() >= KEPT {
                 plans.clear();
             }
-            plans.insert(key, (plan.clone(), algorithm));
+            plans.insert(key, planned.clone());
         }
-        Ok((plan, algorithm))
+        Ok(planned)
     }
+}
+
+/// The plan for a call, made now.
+pub fn planned(checked: &Checked, call: &Call, seat: Seat) -> Result<Planned> {
+    let Seat { rank, size, ranks_per_node } = seat;
+    let shape = Shape {
+        rank,
+        size,
+        alias: checked.alias,
+        chunk: select::chunk(checked.dtype.size() as u64),
+        ranks_per_node,
+    };
+    let algorithm = match call.algorithm.unwrap_or(0) {
+        0 => select::automatic(checked, &shape),
+        number => Algorithm::from_number(number)?,
+    };
+    let schedule = plan(algorithm, &checked.collective, &shape)?;
+    let plan = Plan::new(schedule, checked.dtype, checked.operator, size)?;
+    Ok((Arc::new(plan), algorithm))
 }

@@ -154,7 +154,11 @@ pub struct Progress {
 // SAFETY: the operands are rebuilt for each use; between uses the list is empty.
 unsafe impl Send for Progress {}
 
-/// One run of a plan: the data flow of one call.
+/// Slots of a call's second run begin here, those of its third at twice as many: more than a schedule has messages between
+/// two ranks.
+const ROUND_SLOTS: u32 = 1 << 28;
+
+/// One run of a plan: the data flow of one call, or of one round of it.
 pub struct Run {
     plan: Arc<Plan>,
     input: *const u8,
@@ -203,6 +207,19 @@ impl Run {
         }
     }
 
+    /// The same as round `round`, up to 15, of a call that consists of several runs, one after the other: its messages are
+    /// told apart from those of the other rounds.
+    pub fn in_round(mut self, round: u32) -> Run {
+        debug_assert!(round < 16, "slots are 32 bits wide");
+        self.key.slot = round * ROUND_SLOTS;
+        self
+    }
+
+    /// The name of a message.
+    fn message(&self, slot: u32) -> Key {
+        Key { slot: self.key.slot + slot, ..self.key }
+    }
+
     /// Where a span lies.
     fn address(&self, span: Span) -> *mut u8 {
         let workspace = self.workspace.as_ref().map_or(std::ptr::null_mut(), Workspace::address);
@@ -237,20 +254,20 @@ impl Run {
                 match plan.schedule.steps[index as usize].action {
                     Action::Send { to, from, slot } => {
                         let source = Source { address: self.address(from), len: self.bytes(from) };
-                        let key = Key { slot, ..self.key };
+                        let key = self.message(slot);
                         let messages = messages.get_or_insert_with(|| group.endpoint().messages());
                         messages.send(peer(to), key, self.signature, source, ticket);
                     }
                     Action::Receive { from, into, slot } => {
                         let destination = Destination { address: self.address(into), len: self.bytes(into) };
-                        let key = Key { slot, ..self.key };
+                        let key = self.message(slot);
                         let messages = messages.get_or_insert_with(|| group.endpoint().messages());
                         messages.receive(peer(from), key, self.signature, destination, ticket);
                     }
                     Action::ReceiveReduce { from, wire, local, slot, .. } => {
                         let len = local.len as usize * plan.size(wire);
                         let destination = Destination { address: self.staging(index), len };
-                        let key = Key { slot, ..self.key };
+                        let key = self.message(slot);
                         let messages = messages.get_or_insert_with(|| group.endpoint().messages());
                         messages.receive(peer(from), key, self.signature, destination, ticket);
                     }

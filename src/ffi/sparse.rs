@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::marker::{PhantomData, PhantomPinned};
+use std::mem::MaybeUninit;
 
 use crate::communicator::Call;
 use crate::communicator::sparse::{self, Sparse};
@@ -14,9 +15,10 @@ use super::context::unisono_context_t;
 use super::datatype::{operator, unisono_dtype_t, unisono_op_t};
 use super::handle::{Handle, handle};
 use super::status::{guard, guard_or, unisono_status_t};
+use super::work::{WorkHandle, unisono_work_t};
 
 /// The result of a sparse allreduce: a sparse tensor in coordinate form, sorted by its indices, each of which occurs once.
-/// It belongs to the caller and is ended by unisono_sparse_destroy. It does not change, and any thread may read it.
+/// It belongs to the caller and is ended by unisono_sparse_destroy. Once complete it does not change. Any thread may read it.
 pub struct unisono_sparse_t {
     _private: [u8; 0],
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
@@ -34,7 +36,12 @@ handle!(unisono_sparse_t, Sparse);
 /// `op` are the same on every rank.
 ///
 /// Operators: sum, product, max, min and average (the combination over the ranks that have the element, divided by the
-/// size of the group). It runs in this thread, until it is complete.
+/// size of the group). `call` may set tag and deadline; NULL: the defaults.
+///
+/// Without `work` it runs in this thread, until it is complete, and sets `*result`. With `work` it returns at once and sets
+/// both; `indices` and `values` have been read by then and may be used again. `*result` is empty (`nnz` 0) until the work is
+/// complete, and stays so if it fails; in every case the caller ends it, before or after the work. Nothing is set when the
+/// call itself fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_sparse_allreduce(
     ctx: *const unisono_context_t,
@@ -47,6 +54,7 @@ pub unsafe extern "C" fn unisono_sparse_allreduce(
     op: unisono_op_t,
     call: *const unisono_call_t,
     result: *mut *mut unisono_sparse_t,
+    work: *mut *mut unisono_work_t,
 ) -> unisono_status_t {
     guard(|| {
         // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
@@ -69,7 +77,16 @@ pub unsafe extern "C" fn unisono_sparse_allreduce(
         // SAFETY: the contract of the header: NULL or so many values.
         let values = unsafe { list(values.cast::<u8>(), bytes as u64, "values") }?;
         let input = sparse::Input { indices, values, nnz, dims, block, dtype };
-        let combined = context.sparse_allreduce(&input, operator, &Call::from(&call))?;
+        let call = Call::from(&call);
+        // SAFETY: the contract of the header: NULL or writable; MaybeUninit reads nothing.
+        let combined = match unsafe { work.cast::<MaybeUninit<*mut unisono_work_t>>().as_mut() } {
+            None => context.sparse_allreduce(&input, operator, &call)?,
+            Some(handle) => {
+                let (work, result) = context.start_sparse_allreduce(&input, operator, &call)?;
+                handle.write(Handle::into_handle(WorkHandle::new(work)));
+                result
+            }
+        };
         place.write(Handle::into_handle(combined));
         Ok(())
     })
@@ -82,22 +99,23 @@ pub unsafe extern "C" fn unisono_sparse_dims(sparse: *const unisono_sparse_t) ->
     guard_or(|_| 0, || Ok(unsafe { Handle::borrow(sparse, "sparse") }?.dims()))
 }
 
-/// How many elements there are; 0 for NULL.
+/// How many elements there are; 0 for NULL, and before the work that makes the result is complete.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_sparse_nnz(sparse: *const unisono_sparse_t) -> u64 {
     // SAFETY: the contract of the header: NULL or a result that nobody destroys meanwhile.
     guard_or(|_| 0, || Ok(unsafe { Handle::borrow(sparse, "sparse") }?.nnz()))
 }
 
-/// The indices, dims × nnz numbers laid out as in unisono_sparse_allreduce; NULL for NULL. Valid until
-/// unisono_sparse_destroy.
+/// The indices, dims × nnz numbers laid out as in unisono_sparse_allreduce; NULL for NULL, and not to be read where there are
+/// no elements. Valid until unisono_sparse_destroy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_sparse_indices(sparse: *const unisono_sparse_t) -> *const i64 {
     // SAFETY: the contract of the header: NULL or a result that nobody destroys meanwhile.
     guard_or(|_| std::ptr::null(), || Ok(unsafe { Handle::borrow(sparse, "sparse") }?.indices().as_ptr()))
 }
 
-/// The values, nnz × block of them, aligned to 8 bytes; NULL for NULL. Valid until unisono_sparse_destroy.
+/// The values, nnz × block of them, aligned to 8 bytes; NULL for NULL, and not to be read where there are no elements. Valid
+/// until unisono_sparse_destroy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_sparse_values(sparse: *const unisono_sparse_t) -> *const c_void {
     // SAFETY: the contract of the header: NULL or a result that nobody destroys meanwhile.
@@ -107,7 +125,7 @@ pub unsafe extern "C" fn unisono_sparse_values(sparse: *const unisono_sparse_t) 
     )
 }
 
-/// Ends the result. NULL is fine.
+/// Ends the result, also before its work is complete. NULL is fine.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_sparse_destroy(sparse: *mut unisono_sparse_t) {
     guard(|| {
