@@ -225,14 +225,19 @@ fn calls_that_differ_are_named_on_every_rank() {
                     if context.rank() == 1 {
                         change(&mut input, &mut operator);
                     }
-                    let (work, result) =
-                        context.start_sparse_allreduce(&input, operator, &call).expect("it starts");
-                    let error = work.wait(Deadline::after(PATIENCE)).expect_err("they differ");
+                    // The other may have been so much faster that the group has failed.
+                    let error = match context.start_sparse_allreduce(&input, operator, &call) {
+                        Ok((work, result)) => {
+                            let error = work.wait(Deadline::after(PATIENCE)).expect_err("they differ");
+                            assert_eq!(result.nnz(), 0);
+                            error
+                        }
+                        Err(error) => error,
+                    };
                     assert_eq!(error.status(), Status::Mismatch, "{error}");
                     for words in [one, other, "rank 0", "rank 1"] {
                         assert!(error.text().contains(words), "{transports}: {error} does not say {words}");
                     }
-                    assert_eq!(result.nnz(), 0);
                     let again = context.sparse_allreduce(&input, operator, &call).expect_err("it stays");
                     assert_eq!(again.status(), Status::Mismatch, "{again}");
                 });
@@ -291,11 +296,14 @@ fn an_abort_ends_what_is_in_flight() {
     for transports in TRANSPORTS {
         ranks(3, transports, |context| {
             if context.rank() == 2 {
-                std::thread::sleep(Duration::from_millis(50));
+                for other in 0..2 {
+                    support::receive(context, other, &mut [0], &Call::default()).expect("it has started");
+                }
                 context.abort();
             } else {
                 let works: Vec<_> =
                     (0..4).map(|tag| Tensor::new(9, 0, 1, 1, 9).start(context, &tagged(tag))).collect();
+                support::send(context, 2, &[1], &Call::default()).expect("a send");
                 for (work, result) in works {
                     let error = work.wait(Deadline::after(PATIENCE)).expect_err("rank 2 aborts");
                     assert_eq!(error.status(), Status::Aborted, "{error}");
