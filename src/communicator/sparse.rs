@@ -116,12 +116,12 @@ impl Context {
         }
         let shape = Shape::of(input)?;
         let reducer = Reducer::new(input.dtype, operator, self.size())?;
-        if let Some(error) = self.failure() {
-            return Err(error.context("a sparse allreduce is refused, the group has failed before"));
-        }
         let mine = Elements::coalesce(input, &shape, &reducer)?;
         let result = Sparse { dims: input.dims, tensor: Arc::default() };
         let Some(group) = self.members() else {
+            if let Some(error) = self.failure() {
+                return Err(error);
+            }
             let mut all = Gathered::new(&shape, &[mine.nnz as u64])?;
             all.put(0, &mine);
             let _ = result.tensor.set(all.combine(&reducer)?);
