@@ -138,6 +138,8 @@ impl Context {
             algorithm: 0,
             root: input.dims,
             count: input.block,
+            // Where a rank's tensor lies is its own affair.
+            device: false,
         };
         let into = result.tensor.clone();
         let part = Part { shape, reducer, seat: self.seat(), class, mine, into };

@@ -128,6 +128,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     unsafe fn push_context(&self, context: ContextHandle) -> Result<()>;
     /// Makes current again what was before the last push.
     unsafe fn pop_context(&self) -> Result<()>;
+    /// The device of this thread's current context, if it has one.
+    fn current_device(&self) -> Result<Option<u32>>;
     /// Whether kernels of `device` can reach memory of `peer`.
     fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool>;
     /// Lets the current context reach memory of `peer`. Doing it again changes nothing.

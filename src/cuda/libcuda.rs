@@ -154,6 +154,17 @@ impl Driver for Libcuda {
         self.check("cuCtxPopCurrent", unsafe { (self.calls.cuCtxPopCurrent_v2)(&raw mut popped) })
     }
 
+    fn current_device(&self) -> Result<Option<u32>> {
+        let mut device = -1;
+        // SAFETY: fills `device`.
+        let result = unsafe { (self.calls.cuCtxGetDevice)(&raw mut device) };
+        if result == INVALID_CONTEXT {
+            return Ok(None);
+        }
+        self.check("cuCtxGetDevice", result)?;
+        Ok(u32::try_from(device).ok())
+    }
+
     fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool> {
         let mut can = 0;
         // SAFETY: fills `can`; devices that do not exist are refused.

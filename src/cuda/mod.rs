@@ -15,6 +15,7 @@ pub mod libcuda;
 pub mod local;
 pub mod memory;
 pub mod stream;
+pub mod word;
 
 #[cfg(test)]
 mod double;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::context::Devices;
 use super::driver::{Capture, HostFunction, StreamHandle};
 use super::event::Event;
+use super::word::Word;
 use crate::deadline::Deadline;
 use crate::error::{Result, fail};
 
@@ -77,6 +78,29 @@ impl Stream {
         let _entered = self.devices.enter(self.device)?;
         // SAFETY: it lives.
         unsafe { self.devices.driver().stream_capture(self.handle) }
+    }
+
+    /// Refuses a stream that is being captured: `name` is the argument that it was given as, `why` what stands against it.
+    pub fn refuse_capture(&self, name: &str, why: &str) -> Result<()> {
+        match self.capture()? {
+            Capture::None => Ok(()),
+            Capture::Active(_) | Capture::Invalidated => {
+                fail!(InvalidUsage, "{name} is being captured: {why}")
+            }
+        }
+    }
+
+    /// What it is given after this waits until `word` is released.
+    pub fn wait_word(&self, word: &Word) -> Result<()> {
+        // SAFETY: the word's page lives as long as the devices, and a use ends with its release.
+        unsafe { self.wait_value(word.address(), word.value()) }
+    }
+
+    /// Releases `word` after everything before it.
+    pub fn release_word(&self, word: &Word) -> Result<()> {
+        word.give();
+        // SAFETY: as above.
+        unsafe { self.write_value(word.address(), word.value()) }
     }
 
     /// What it is given after this waits for what `event` means now.

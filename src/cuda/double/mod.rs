@@ -305,6 +305,10 @@ impl Driver for Double {
         }
     }
 
+    fn current_device(&self) -> Result<Option<u32>> {
+        Ok(self.begin("cuCtxGetDevice")?.device_here("cuCtxGetDevice").ok())
+    }
+
     fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool> {
         let machine = self.begin("cuDeviceCanAccessPeer")?;
         Ok(device != peer && !machine.separated.contains(&(device, peer)))
