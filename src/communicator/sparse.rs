@@ -3,22 +3,35 @@
 //! Each rank combines its own duplicates, all gather everybody's elements, and each combines them. Partial results
 //! travel as accumulators, so short floats are rounded once. An element's operands are combined in the canonical tree
 //! over all ranks, with the ranks that lack it left out.
+//!
+//! A tensor in device memory is loaded into pinned memory in the order of its stream, and is one like any other from there
+//! on. How many elements the result has is known on the host, when it is there: then the caller has room for it on the
+//! device, and [`Sparse::copy`] brings it there.
 
 mod run;
 mod tensor;
+#[cfg(test)]
+mod tests;
 
 use std::sync::{Arc, OnceLock};
 
-use self::run::{Counting, Part, SparseRun};
+use self::run::{Counting, Part, Source, SparseRun};
 use self::tensor::{Elements, Gathered, Shape, Tensor};
+use super::context::{DEFAULT_TIMEOUT, Place as Membership, class_of};
+use super::staged::Spans;
 use super::{Call, Completion, Context, Work};
+use crate::cuda::context::Devices;
+use crate::cuda::driver::{Location, Memory, StreamHandle};
+use crate::cuda::libcuda::Libcuda;
+use crate::cuda::stream::Stream;
+use crate::deadline::Deadline;
 use crate::engine::group::Group;
-use crate::engine::wire::Class;
+use crate::engine::staged::{self, Load, Place};
 use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator, Reducer};
 use crate::signature::{Kind, Signature};
 
-/// This rank's tensor: `nnz` elements, in any order, the same index several times if need be.
+/// This rank's tensor in host memory: `nnz` elements, in any order, the same index several times if need be.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
     /// `dims` × `nnz` numbers: the first coordinate of every element, then the second, and so on.
@@ -35,12 +48,50 @@ pub struct Input<'a> {
     pub dtype: DataType,
 }
 
+impl Input<'_> {
+    fn tensor(&self) -> Result<RawTensor> {
+        let Input { indices, values, nnz, dims, block, dtype } = *self;
+        let raw = RawTensor { indices: indices.as_ptr(), values: values.as_ptr(), nnz, dims, block, dtype };
+        let shape = Shape::new(dims, block, dtype)?;
+        if shape.lengths(nnz).ok() != Some((indices.len(), values.len())) {
+            fail!(
+                InvalidArgument,
+                "nnz {nnz} of {dims} dims and blocks of {block} × {} does not fit {} indices and {} bytes of values",
+                dtype.name(),
+                indices.len(),
+                values.len()
+            );
+        }
+        Ok(raw)
+    }
+}
+
+/// The same wherever it lies: both lists in host memory, or both in memory of one device. NULL is fine for no elements.
+/// Ranks may differ in where theirs are.
+#[derive(Clone, Copy, Debug)]
+pub struct RawTensor {
+    /// As [`Input::indices`].
+    pub indices: *const i64,
+    /// As [`Input::values`].
+    pub values: *const u8,
+    /// As [`Input::nnz`].
+    pub nnz: u64,
+    /// As [`Input::dims`].
+    pub dims: u32,
+    /// As [`Input::block`].
+    pub block: u64,
+    /// As [`Input::dtype`].
+    pub dtype: DataType,
+}
+
 /// The result of a sparse allreduce: a tensor that is sorted by its indices, each of which occurs once. It is there when
 /// the operation has completed well; before that, and after a failure, it has no elements. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Sparse {
     dims: u32,
     tensor: Arc<OnceLock<Tensor>>,
+    /// Those of the input, if it was in device memory.
+    devices: Option<Arc<Devices>>,
 }
 
 impl Sparse {
@@ -54,14 +105,90 @@ impl Sparse {
         self.tensor.get().map_or(0, |tensor| tensor.nnz as u64)
     }
 
-    /// `dims` × `nnz` numbers, laid out as in [`Input::indices`].
+    /// `dims` × `nnz` numbers in host memory, laid out as in [`Input::indices`].
     pub fn indices(&self) -> &[i64] {
         self.tensor.get().map_or(&[], |tensor| &tensor.indices)
     }
 
-    /// `nnz` × `block` values, as bytes, aligned to 8.
+    /// `nnz` × `block` values in host memory, as bytes, aligned to 8.
     pub fn values(&self) -> &[u8] {
         self.tensor.get().map_or(&[], Tensor::values)
+    }
+
+    /// Copies the indices and the values out, to host memory or to memory of one device; NULL for what is not wanted.
+    /// To a device the copies are in the order of `stream`, and this returns at once; without one they come after what
+    /// the device's default stream was given before, and are there on return. The result may be dropped in any case.
+    ///
+    /// # Safety
+    /// The destinations have room for what [`Sparse::indices`] and [`Sparse::values`] have; they stay valid, and nobody
+    /// else touches them, until the copies are done. The stream lives until then.
+    pub unsafe fn copy(&self, indices: *mut i64, values: *mut u8, stream: Option<StreamHandle>) -> Result<()> {
+        if self.tensor.get().is_none() {
+            fail!(InvalidUsage, "the result is not there: its work is not complete, or has failed");
+        }
+        // SAFETY: any numbers are bytes.
+        let numbers = unsafe {
+            let indices = self.indices();
+            std::slice::from_raw_parts(indices.as_ptr().cast::<u8>(), size_of_val(indices))
+        };
+        let mut parts: Vec<(&str, &[u8], *mut u8)> =
+            vec![("indices", numbers, indices.cast()), ("values", self.values(), values)];
+        parts.retain(|(_, bytes, to)| !bytes.is_empty() && !to.is_null());
+        let mut device = None;
+        for &(name, bytes, to) in &parts {
+            let found = self.locate(to)?.filter(|location| location.memory != Memory::Host);
+            if let Some(location) = &found {
+                let room = (location.base.saturating_add(location.bytes))
+                    .saturating_sub(to.expose_provenance() as u64);
+                if room < bytes.len() as u64 {
+                    let bytes = bytes.len();
+                    fail!(
+                        InvalidArgument,
+                        "{name} has {room} bytes left in its allocation, but {bytes} are needed"
+                    );
+                }
+            }
+            let found = found.map(|location| location.device);
+            if *device.get_or_insert(found) != found {
+                fail!(InvalidArgument, "indices and values are not memory of one device, or of the host");
+            }
+        }
+        let Some(device) = device.flatten() else {
+            if stream.is_some() && !parts.is_empty() {
+                fail!(InvalidArgument, "a stream is given, but the destinations are host memory: leave it NULL");
+            }
+            for (_, bytes, to) in parts {
+                // SAFETY: the caller's promise.
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+            }
+            return Ok(());
+        };
+        let devices = self.devices.clone().map_or_else(Devices::open, Ok)?;
+        let parts: Vec<(&[u8], u64)> =
+            parts.iter().map(|(_, bytes, to)| (*bytes, to.expose_provenance() as u64)).collect();
+        // SAFETY: the caller's promise, for both.
+        unsafe {
+            match stream {
+                Some(handle) => {
+                    let stream = Stream::borrow(&devices, device, handle)?;
+                    stream.refuse_capture("stream", "a copy of a result cannot be captured")?;
+                    staged::store(&stream, &parts)
+                }
+                None => {
+                    let stream = Stream::new(&devices, device, true)?;
+                    staged::store(&stream, &parts)?;
+                    stream.synchronize(Deadline::after(DEFAULT_TIMEOUT))
+                }
+            }
+        }
+    }
+
+    fn locate(&self, to: *mut u8) -> Result<Option<Location>> {
+        let address = to.expose_provenance() as u64;
+        match &self.devices {
+            Some(devices) => devices.locate(address),
+            None => Libcuda::locate_if_loaded(address),
+        }
     }
 }
 
@@ -69,12 +196,8 @@ impl Context {
     /// Combines the tensors of all ranks, each of which gets the same result. Collective; runs to completion in this
     /// thread. `operator` is sum, product, min, max or average, the same on every rank.
     pub fn sparse_allreduce(&self, input: &Input<'_>, operator: Operator, call: &Call) -> Result<Sparse> {
-        let (result, step) = self.sparse_step(input, operator, call)?;
-        if let Some(Step { group, tag, signature, part, counting }) = step {
-            let (class, make) = (part.class, |turn: &_| SparseRun::new(group, turn, part, counting));
-            group.run(class, tag, signature, call.timeout, make)?;
-        }
-        Ok(result)
+        // SAFETY: the lists are borrowed until the call returns, and have the lengths that it says.
+        unsafe { self.run_sparse(&input.tensor()?, operator, call) }
     }
 
     /// Starts the same and returns; the library moves it when nobody waits. The input is read before this returns.
@@ -85,19 +208,63 @@ impl Context {
         operator: Operator,
         call: &Call,
     ) -> Result<(Work, Sparse)> {
-        let (result, step) = self.sparse_step(input, operator, call)?;
-        let Some(Step { group, tag, signature, part, counting }) = step else {
-            return Ok((Work::ended(Ok(Completion::default())), result));
-        };
-        let (class, make) = (part.class, |turn: &_| SparseRun::new(group, turn, part, counting));
-        let running = group.start(class, tag, signature, call.timeout, make)?;
-        Ok((Work::running(running), result))
+        // SAFETY: as above; host memory is read before the call returns.
+        unsafe { self.start_sparse(&input.tensor()?, operator, call) }
     }
 
-    /// Checks a call, and combines this rank's duplicates. What is left to do, if there are other ranks.
-    fn sparse_step(
+    /// As [`Context::sparse_allreduce`], for tensors in host or device memory. Waits for the result with a stream, too.
+    ///
+    /// # Safety
+    /// As [`Context::start_sparse`].
+    pub unsafe fn run_sparse(&self, input: &RawTensor, operator: Operator, call: &Call) -> Result<Sparse> {
+        // SAFETY: the caller's promise.
+        let (result, step) = unsafe { self.sparse_step(input, operator, call) }?;
+        if let Some(Step { group, signature, part, counting, source }) = step {
+            let (class, tag) = class_of(call);
+            group.run(class, tag, signature, call.timeout, |turn| {
+                SparseRun::new(turn, part, counting, source)
+            })?;
+        }
+        Ok(result)
+    }
+
+    /// As [`Context::start_sparse_allreduce`], for tensors in host or device memory. Device memory is read when the call's
+    /// stream comes to the call, and what the stream is given next waits until it has been read, not for the result.
+    /// (A group of one waits for the stream here.)
+    ///
+    /// # Safety
+    /// The lists hold what their lengths say, and nobody writes to them: host memory until the call returns; device
+    /// memory until what the stream is given next, or, without a stream, until the work completes. The stream lives
+    /// until the work completes.
+    pub unsafe fn start_sparse(
         &self,
-        input: &Input<'_>,
+        input: &RawTensor,
+        operator: Operator,
+        call: &Call,
+    ) -> Result<(Work, Sparse)> {
+        // SAFETY: the caller's promise.
+        let (result, step) = unsafe { self.sparse_step(input, operator, call) }?;
+        let Some(Step { group, signature, part, counting, source }) = step else {
+            return Ok((Work::ended(Ok(Completion::default())), result));
+        };
+        let (class, tag) = class_of(call);
+        let running = group.start(class, tag, signature, call.timeout, |turn| {
+            SparseRun::new(turn, part, counting, source)
+        })?;
+        let work = Work::running(running);
+        Ok(match &result.devices {
+            Some(devices) => (work.on_devices(devices), result),
+            None => (work, result),
+        })
+    }
+
+    /// Checks a call. What is left to do, if there are other ranks.
+    ///
+    /// # Safety
+    /// As [`Context::start_sparse`].
+    unsafe fn sparse_step(
+        &self,
+        input: &RawTensor,
         operator: Operator,
         call: &Call,
     ) -> Result<(Sparse, Option<Step<'_>>)> {
@@ -114,22 +281,21 @@ impl Context {
         if call.algorithm.is_some() {
             fail!(InvalidArgument, "a sparse allreduce has one algorithm only: leave it unset");
         }
-        let shape = Shape::of(input)?;
+        let shape = Shape::new(input.dims, input.block, input.dtype)?;
         let reducer = Reducer::new(input.dtype, operator, self.size())?;
-        let mine = Elements::coalesce(input, &shape, &reducer)?;
-        let result = Sparse { dims: input.dims, tensor: Arc::default() };
-        let Some(group) = self.members() else {
+        // SAFETY: the caller's promise.
+        let (source, devices) = unsafe { self.source(input, &shape, &reducer, call) }?;
+        let result = Sparse { dims: input.dims, tensor: Arc::default(), devices };
+        let Membership::Group(group) = self.place() else {
             if let Some(error) = self.failure() {
                 return Err(error);
             }
+            let deadline = Deadline::after(call.timeout.unwrap_or(DEFAULT_TIMEOUT));
+            let mine = source.wait(&shape, &reducer, deadline)?;
             let mut all = Gathered::new(&shape, &[mine.nnz as u64])?;
             all.put(0, &mine);
             let _ = result.tensor.set(all.combine(&reducer)?);
             return Ok((result, None));
-        };
-        let (class, tag) = match call.tag {
-            Some(tag) => (Class::Tagged, tag),
-            None => (Class::Ordered, 0),
         };
         let signature = Signature {
             kind: Kind::SparseAllreduce,
@@ -142,17 +308,76 @@ impl Context {
             device: false,
         };
         let into = result.tensor.clone();
-        let part = Part { shape, reducer, seat: self.seat(), class, mine, into };
+        let part = Part { shape, reducer, seat: self.seat(), class: class_of(call).0, into };
         let counting = Counting::new(group, &part, self.plans())?;
-        Ok((result, Some(Step { group, tag, signature, part, counting })))
+        Ok((result, Some(Step { group, signature, part, counting, source })))
+    }
+
+    /// This rank's elements: combined now if they are in host memory, else on their way there.
+    ///
+    /// # Safety
+    /// As [`Context::start_sparse`].
+    unsafe fn source(
+        &self,
+        input: &RawTensor,
+        shape: &Shape,
+        reducer: &Reducer,
+        call: &Call,
+    ) -> Result<(Source, Option<Arc<Devices>>)> {
+        let (numbers, bytes) = shape.lengths(input.nnz)?;
+        for (name, missing) in [("indices", input.indices.is_null()), ("values", input.values.is_null())] {
+            if missing && numbers > 0 {
+                fail!(InvalidArgument, "{name} is NULL, but nnz is {}", input.nnz);
+            }
+        }
+        if numbers == 0 {
+            return Ok((Source::Here(Elements::none()), None));
+        }
+        if !input.indices.is_aligned() {
+            fail!(InvalidArgument, "indices is not aligned to {} bytes", align_of::<i64>());
+        }
+        let spans = Spans::of_tensor((input.indices, numbers * size_of::<i64>()), (input.values, bytes));
+        let Some(survey) = self.survey(spans, call)? else {
+            // SAFETY: the caller's promise.
+            let (indices, values) = unsafe {
+                (
+                    std::slice::from_raw_parts(input.indices, numbers),
+                    std::slice::from_raw_parts(input.values, bytes),
+                )
+            };
+            return Ok((Source::Here(Elements::coalesce(indices, values, shape, reducer)?), None));
+        };
+        let parts = match survey.places() {
+            (Place::Device(indices), Place::Device(values)) => {
+                [(indices, numbers * size_of::<i64>()), (values, bytes)]
+            }
+            (Place::Host(_), Place::Host(_)) => fail!(
+                InvalidArgument,
+                "call->stream is set, but the tensor is in host memory, which is read at once: leave it NULL"
+            ),
+            _ => fail!(InvalidArgument, "one of indices and values is device memory, the other is not"),
+        };
+        let (stream, ordered) = survey.stream();
+        let endpoint = match self.place() {
+            Membership::Group(group) => Some(group.endpoint()),
+            Membership::Solo => None,
+        };
+        // SAFETY: the caller's promise.
+        let load = unsafe { Load::begin(stream, &parts, ordered, endpoint) }.inspect_err(|error| {
+            // The driver's failure: the others do not wait for this rank.
+            if let Membership::Group(group) = self.place() {
+                group.fail(error.clone());
+            }
+        })?;
+        Ok((Source::Loading(load, numbers, bytes), Some(survey.devices().clone())))
     }
 }
 
 /// A call that takes other ranks.
 struct Step<'a> {
     group: &'a Arc<Group>,
-    tag: u64,
     signature: Signature,
     part: Part,
     counting: Counting,
+    source: Source,
 }

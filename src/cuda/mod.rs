@@ -18,6 +18,6 @@ pub mod stream;
 pub mod word;
 
 #[cfg(test)]
-mod double;
+pub(crate) mod double;
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,6 @@
 
 use std::cmp::Ordering;
 
-use super::Input;
 use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operand, Reducer, Representation};
 
@@ -15,23 +14,6 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    pub(super) fn of(input: &Input<'_>) -> Result<Shape> {
-        let shape = Shape::new(input.dims, input.block, input.dtype)?;
-        let Shape { dims, block, dtype } = shape;
-        let nnz = usize::try_from(input.nnz).unwrap_or(usize::MAX);
-        let values = nnz.checked_mul(block).and_then(|count| count.checked_mul(dtype.size()));
-        if nnz.checked_mul(dims) != Some(input.indices.len()) || values != Some(input.values.len()) {
-            fail!(
-                InvalidArgument,
-                "nnz {nnz} of {dims} dims and blocks of {block} × {} does not fit {} indices and {} bytes of values",
-                dtype.name(),
-                input.indices.len(),
-                input.values.len()
-            );
-        }
-        Ok(shape)
-    }
-
     pub(super) fn new(dims: u32, block: u64, dtype: DataType) -> Result<Shape> {
         if dims == 0 {
             fail!(InvalidArgument, "dims is 0; an index has at least one coordinate");
@@ -41,6 +23,25 @@ impl Shape {
             Some(0) => fail!(InvalidArgument, "block is 0; an element has at least one value"),
             Some(block) => Ok(Shape { dims: dims as usize, block, dtype }),
             None => fail!(InvalidArgument, "block {block} is more values than memory holds"),
+        }
+    }
+
+    /// Numbers of the indices, and bytes of the values, of `nnz` elements.
+    pub(super) fn lengths(&self, nnz: u64) -> Result<(usize, usize)> {
+        let fits = |bytes: &usize| isize::try_from(*bytes).is_ok();
+        let count = usize::try_from(nnz).ok();
+        let numbers = count.and_then(|nnz| nnz.checked_mul(self.dims));
+        let values = count.and_then(|nnz| nnz.checked_mul(self.block)?.checked_mul(self.dtype.size()));
+        let numbers = numbers.filter(|numbers| numbers.checked_mul(size_of::<i64>()).as_ref().is_some_and(fits));
+        match (numbers, values.filter(fits)) {
+            (Some(numbers), Some(values)) => Ok((numbers, values)),
+            _ => fail!(
+                InvalidArgument,
+                "nnz {nnz} of {} dims and blocks of {} × {} is more than memory holds",
+                self.dims,
+                self.block,
+                self.dtype.name()
+            ),
         }
     }
 
@@ -69,11 +70,15 @@ impl Elements {
         Elements { nnz: 0, words: Words(Vec::new()) }
     }
 
-    /// This rank's elements, duplicates combined in the order they were given. `input` fits `shape`.
-    pub(super) fn coalesce(input: &Input<'_>, shape: &Shape, reducer: &Reducer) -> Result<Elements> {
-        // It is the length of slices divided by at least 1.
-        let nnz = input.nnz as usize;
-        let index = |element: usize| (0..shape.dims).map(move |dim| input.indices[dim * nnz + element]);
+    /// This rank's elements, duplicates combined in the order they were given. Both lists are of one number of elements.
+    pub(super) fn coalesce(
+        indices: &[i64],
+        values: &[u8],
+        shape: &Shape,
+        reducer: &Reducer,
+    ) -> Result<Elements> {
+        let nnz = indices.len() / shape.dims;
+        let index = |element: usize| (0..shape.dims).map(move |dim| indices[dim * nnz + element]);
         let mut order: Vec<usize> = (0..nnz).collect();
         order.sort_by(|&a, &b| index(a).cmp(index(b)));
 
@@ -83,7 +88,7 @@ impl Elements {
         for dim in 0..shape.dims {
             let coordinates = &mut words.0[dim * groups.len()..][..groups.len()];
             for (out, group) in coordinates.iter_mut().zip(&groups) {
-                *out = input.indices[dim * nnz + group[0]].cast_unsigned();
+                *out = indices[dim * nnz + group[0]].cast_unsigned();
             }
         }
         let element_bytes = shape.block * shape.dtype.size();
@@ -92,7 +97,7 @@ impl Elements {
         for (group, out) in groups.iter().zip(accumulators.chunks_exact_mut(shape.accumulator_bytes())) {
             operands.clear();
             operands.extend(group.iter().map(|&element| Operand {
-                address: input.values[element * element_bytes..][..element_bytes].as_ptr(),
+                address: values[element * element_bytes..][..element_bytes].as_ptr(),
                 representation: Representation::Element,
                 scale: 1.0,
             }));
@@ -352,10 +357,7 @@ mod tests {
         let (mut nnz, mut joined) = (Vec::new(), Vec::new());
         for (indices, values) in tensors {
             let values = bytes(values);
-            let count = (indices.len() / dims as usize) as u64;
-            let (block, dtype) = (block as u64, DataType::F32);
-            let mine = Input { indices, values: &values, nnz: count, dims, block, dtype };
-            let mine = Elements::coalesce(&mine, &Shape::of(&mine).unwrap(), &reducer).unwrap();
+            let mine = Elements::coalesce(indices, &values, &shape, &reducer).unwrap();
             nnz.push(mine.nnz as u64);
             joined.extend(mine.words.0);
         }
@@ -434,19 +436,10 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_the_wrong_length_are_refused() {
-        let input =
-            Input { indices: &[1, 2], values: &[0; 4], nnz: 2, dims: 1, block: 1, dtype: DataType::F32 };
-        let error = Shape::of(&input).err().unwrap();
-        assert!(error.text().contains("4 bytes of values"), "{error}");
-        assert!(Shape::of(&Input { dims: 0, ..input }).is_err());
-        assert!(Shape::of(&Input { block: 0, values: &[], ..input }).is_err());
-        assert!(Shape::new(1, u64::MAX / 8, DataType::F32).is_err());
-    }
-
-    #[test]
     fn counts_of_elements_that_no_memory_holds_are_refused() {
+        assert!(Shape::new(1, u64::MAX / 8, DataType::F32).is_err());
         let shape = Shape::new(3, 2, DataType::F64).unwrap();
+        assert!(shape.lengths(u64::MAX / 64).is_err());
         for nnz in [&[u64::MAX][..], &[u64::MAX / 40, u64::MAX / 40 * 8]] {
             let error = Gathered::new(&shape, nnz).unwrap_err();
             assert!(matches!(error.status(), Status::InvalidArgument | Status::OutOfMemory), "{error}");
