@@ -2,3 +2,6 @@
 //! A test that needs more GPUs than there are says so on a line of its own and counts as not run.
 
 mod driver;
+mod sparse;
+#[path = "../support/mod.rs"]
+mod support;
