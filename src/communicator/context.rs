@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use super::plans::{Plans, Seat};
 use super::prepared::Copied;
+use super::staged::{Cuda, Pending, Spans, StagedCall};
 use super::wide::Wide;
 use super::work::Work;
-use super::staged::{Cuda, Pending, Spans, StagedCall};
 use super::{Call, Completion, Options, Rendezvous};
 use crate::collective::checked::{self, Checked};
 use crate::collective::request::{Counts, Kind, Request};
@@ -292,7 +292,8 @@ impl Context {
         buffers: &[*mut u8],
     ) -> Result<Completion> {
         // SAFETY: the caller's promise.
-        let Step { group, class, tag, signature, make } = match unsafe { self.step(request, call, buffers) }? {
+        let Step { group, class, tag, signature, make } = match unsafe { self.step(request, call, buffers) }?
+        {
             Next::Done => return Ok(Completion::default()),
             // SAFETY: the caller's promise.
             Next::Staged(staging) => return unsafe { self.run_staged(*staging, request, call) },
@@ -335,14 +336,10 @@ impl Context {
     ///
     /// # Safety
     /// As [`Context::begin`], for all buffers.
-    unsafe fn begin_buffers(
-        &self,
-        request: &Request,
-        call: &Call,
-        buffers: &[*mut u8],
-    ) -> Result<Pending> {
+    unsafe fn begin_buffers(&self, request: &Request, call: &Call, buffers: &[*mut u8]) -> Result<Pending> {
         // SAFETY: the caller's promise.
-        let Step { group, class, tag, signature, make } = match unsafe { self.step(request, call, buffers) }? {
+        let Step { group, class, tag, signature, make } = match unsafe { self.step(request, call, buffers) }?
+        {
             Next::Done => return Ok(Pending::closed(Work::ended(Ok(Completion::default())))),
             // SAFETY: the caller's promise.
             Next::Staged(staging) => return unsafe { self.begin_staged(*staging, request, call) },
@@ -381,9 +378,12 @@ impl Context {
             return Ok(Next::Step(Step { group, class: Class::PointToPoint, tag, signature, make }));
         }
         let mut checked = Checked::new(request, self.rank(), self.size())?;
-        if let Some(staging) = self.survey(Spans::of_collective(&checked), call)? {
+        if let Some(staging) = self.or_fail(self.survey(Spans::of_collective(&checked), call))? {
             if buffers.len() > 1 {
-                fail!(Unsupported, "several buffers of a rank are taken from host memory, and without a stream");
+                fail!(
+                    Unsupported,
+                    "several buffers of a rank are taken from host memory, and without a stream"
+                );
             }
             return Ok(Next::Staged(Box::new(StagedCall::collective(staging, checked))));
         }
@@ -600,8 +600,7 @@ unsafe fn widen(
 ) -> Result<Option<Wide>> {
     let bytes = checked.output_len() * checked.dtype.size();
     let scale = if let Operator::PreMulSum(scale) = operator { scale } else { 1.0 };
-    let element =
-        |address: *const u8| Operand { address, representation: Representation::Element, scale };
+    let element = |address: *const u8| Operand { address, representation: Representation::Element, scale };
     match checked.operator {
         Some(Operator::PreMulSum(_)) if buffers.len() <= 1 => {
             let operands = [element(checked.input)];

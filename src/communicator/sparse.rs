@@ -122,7 +122,12 @@ impl Sparse {
     /// # Safety
     /// The destinations have room for what [`Sparse::indices`] and [`Sparse::values`] have; they stay valid, and nobody
     /// else touches them, until the copies are done. The stream lives until then.
-    pub unsafe fn copy(&self, indices: *mut i64, values: *mut u8, stream: Option<StreamHandle>) -> Result<()> {
+    pub unsafe fn copy(
+        &self,
+        indices: *mut i64,
+        values: *mut u8,
+        stream: Option<StreamHandle>,
+    ) -> Result<()> {
         if self.tensor.get().is_none() {
             fail!(InvalidUsage, "the result is not there: its work is not complete, or has failed");
         }
@@ -155,7 +160,10 @@ impl Sparse {
         }
         let Some(device) = device.flatten() else {
             if stream.is_some() && !parts.is_empty() {
-                fail!(InvalidArgument, "a stream is given, but the destinations are host memory: leave it NULL");
+                fail!(
+                    InvalidArgument,
+                    "a stream is given, but the destinations are host memory: leave it NULL"
+                );
             }
             for (_, bytes, to) in parts {
                 // SAFETY: the caller's promise.
@@ -337,7 +345,7 @@ impl Context {
             fail!(InvalidArgument, "indices is not aligned to {} bytes", align_of::<i64>());
         }
         let spans = Spans::of_tensor((input.indices, numbers * size_of::<i64>()), (input.values, bytes));
-        let Some(survey) = self.survey(spans, call)? else {
+        let Some(survey) = self.or_fail(self.survey(spans, call))? else {
             // SAFETY: the caller's promise.
             let (indices, values) = unsafe {
                 (
@@ -363,12 +371,7 @@ impl Context {
             Membership::Solo => None,
         };
         // SAFETY: the caller's promise.
-        let load = unsafe { Load::begin(stream, &parts, ordered, endpoint) }.inspect_err(|error| {
-            // The driver's failure: the others do not wait for this rank.
-            if let Membership::Group(group) = self.place() {
-                group.fail(error.clone());
-            }
-        })?;
+        let load = self.or_fail(unsafe { Load::begin(stream, &parts, ordered, endpoint) })?;
         Ok((Source::Loading(load, numbers, bytes), Some(survey.devices().clone())))
     }
 }

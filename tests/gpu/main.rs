@@ -1,7 +1,19 @@
-//! What only real GPUs can show. `cargo test` does not run this; `scripts/gpu-test` builds it, and runs it where GPUs are.
+//! What only real GPUs can show. `cargo test` does not run this; `scripts/gpu-test` builds it, and runs it where GPUs are,
+//! one test after the other: a test that makes a stream wait must not be waited for by another's free.
 //! A test that needs more GPUs than there are says so on a line of its own and counts as not run.
 
+mod cuda;
 mod driver;
 mod sparse;
+mod staged;
 #[path = "../support/mod.rs"]
 mod support;
+
+#[test]
+fn rank() {
+    support::processes::enter(&[
+        ("staged", staged::collectives),
+        ("staged death", staged::death),
+        ("staged speed", staged::speed),
+    ]);
+}

@@ -57,9 +57,9 @@ impl Scene {
         }
         // SAFETY: the buffers are as long, and live until the stream has been waited for.
         unsafe {
-            self.stream
-                .copy_to_device(self.indices.address(), numbers.cast(), self.nnz * 8)
-                .and_then(|()| self.stream.copy_to_device(self.values.address(), values.cast(), self.nnz * BLOCK * 4))
+            self.stream.copy_to_device(self.indices.address(), numbers.cast(), self.nnz * 8).and_then(|()| {
+                self.stream.copy_to_device(self.values.address(), values.cast(), self.nnz * BLOCK * 4)
+            })
         }
         .expect("copies to the device");
     }
@@ -70,9 +70,8 @@ impl Scene {
     }
 
     fn tensor(&self) -> RawTensor {
-        let pointer = |buffer: &DeviceBuffer| {
-            std::ptr::with_exposed_provenance::<u8>(buffer.address() as usize)
-        };
+        let pointer =
+            |buffer: &DeviceBuffer| std::ptr::with_exposed_provenance::<u8>(buffer.address() as usize);
         RawTensor {
             indices: pointer(&self.indices).cast(),
             values: pointer(&self.values),
@@ -94,9 +93,8 @@ impl Scene {
         let indices = DeviceBuffer::new(&self.devices, self.device, numbers).expect("device memory");
         let values = DeviceBuffer::new(&self.devices, self.device, bytes).expect("device memory");
         let back = PinnedBuffer::new(&self.devices, self.device, numbers + bytes).expect("pinned memory");
-        let pointer = |buffer: &DeviceBuffer| {
-            std::ptr::with_exposed_provenance_mut::<u8>(buffer.address() as usize)
-        };
+        let pointer =
+            |buffer: &DeviceBuffer| std::ptr::with_exposed_provenance_mut::<u8>(buffer.address() as usize);
         // SAFETY: the buffers are as long, and live until the stream has been waited for.
         unsafe {
             result

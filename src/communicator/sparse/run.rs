@@ -9,14 +9,14 @@ use crate::collective::request::{Counts, Request};
 use crate::communicator::Call;
 use crate::communicator::context::exchange_directly;
 use crate::communicator::plans::{Planned, Plans, Seat, planned};
+use crate::deadline::Deadline;
 use crate::engine::direct::{Direct, DirectRun, Job, Path};
 use crate::engine::endpoint::Through;
 use crate::engine::executor::{Plan, Run};
 use crate::engine::group::{Group, Turn};
 use crate::engine::operation::{Completion, Operation};
-use crate::engine::wire::Class;
-use crate::deadline::Deadline;
 use crate::engine::staged::Load;
+use crate::engine::wire::Class;
 use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator, Reducer};
 use crate::signature::Kind;
@@ -82,11 +82,21 @@ pub(super) struct SparseRun {
 
 enum Round {
     /// This rank's elements come to the host.
-    Load { source: Source, counting: Counting },
+    Load {
+        source: Source,
+        counting: Counting,
+    },
     /// Each rank's number of elements comes in.
-    Count { exchange: Box<dyn Operation>, nnz: Vec<u64>, mine: Elements },
+    Count {
+        exchange: Box<dyn Operation>,
+        nnz: Vec<u64>,
+        mine: Elements,
+    },
     /// Their elements come in.
-    Gather { exchange: Box<dyn Operation>, all: Gathered },
+    Gather {
+        exchange: Box<dyn Operation>,
+        all: Gathered,
+    },
     Over,
 }
 
@@ -133,7 +143,8 @@ impl Operation for SparseRun {
             match &mut self.round {
                 Round::Load { source, .. } => match source.take(&self.part.shape, &self.part.reducer) {
                     Ok(Some(mine)) => {
-                        let Round::Load { counting, .. } = std::mem::replace(&mut self.round, Round::Over) else {
+                        let Round::Load { counting, .. } = std::mem::replace(&mut self.round, Round::Over)
+                        else {
                             continue;
                         };
                         self.count(group, mine, counting);

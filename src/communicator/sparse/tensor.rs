@@ -32,7 +32,8 @@ impl Shape {
         let count = usize::try_from(nnz).ok();
         let numbers = count.and_then(|nnz| nnz.checked_mul(self.dims));
         let values = count.and_then(|nnz| nnz.checked_mul(self.block)?.checked_mul(self.dtype.size()));
-        let numbers = numbers.filter(|numbers| numbers.checked_mul(size_of::<i64>()).as_ref().is_some_and(fits));
+        let numbers =
+            numbers.filter(|numbers| numbers.checked_mul(size_of::<i64>()).as_ref().is_some_and(fits));
         match (numbers, values.filter(fits)) {
             (Some(numbers), Some(values)) => Ok((numbers, values)),
             _ => fail!(

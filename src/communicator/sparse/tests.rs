@@ -160,7 +160,8 @@ fn device_tensors_are_read_and_written_in_the_order_of_their_streams() {
                     let input = tensor(at.0, at.1, 20);
                     let result = if blocking {
                         // SAFETY: as in `start`.
-                        unsafe { this.context.run_sparse(&input, Operator::Sum, &this.call()) }.expect("a sum")
+                        unsafe { this.context.run_sparse(&input, Operator::Sum, &this.call()) }
+                            .expect("a sum")
                     } else {
                         let (work, result) = this.start(&input, &this.call()).expect("it starts");
                         // The next write of the stream comes after the tensor has been read.
@@ -210,7 +211,10 @@ fn ranks_differ_in_where_their_tensors_are() {
             // SAFETY: the double keeps its memory.
             unsafe { result.copy(pointer(room.0).cast(), pointer(room.1), None) }.expect("a copy");
             let (numbers, values) = bytes(&wanted);
-            assert_eq!((this.double.peek(room.0, numbers.len()), this.double.peek(room.1, values.len())), (numbers, values));
+            assert_eq!(
+                (this.double.peek(room.0, numbers.len()), this.double.peek(room.1, values.len())),
+                (numbers, values)
+            );
         }
     });
 }
@@ -307,7 +311,8 @@ fn copies_of_a_result_are_checked() {
 
         let empty = Sparse { dims: 1, tensor: Arc::default(), devices: None };
         // SAFETY: it has nothing to copy.
-        let error = unsafe { empty.copy(std::ptr::null_mut(), std::ptr::null_mut(), None) }.expect_err("not there");
+        let error =
+            unsafe { empty.copy(std::ptr::null_mut(), std::ptr::null_mut(), None) }.expect_err("not there");
         assert_eq!(error.status(), Status::InvalidUsage, "{error}");
     });
 }

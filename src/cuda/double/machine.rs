@@ -177,6 +177,11 @@ pub(super) struct Machine {
     pub(super) creations: usize,
     pub(super) failing: Option<usize>,
     pub(super) no_wait_value: bool,
+    /// As for waits for events: how many waits for values there were, and the one that is ignored.
+    pub(super) values: usize,
+    pub(super) ignored_value: Option<usize>,
+    /// Tasks that some thread runs just now.
+    running: HashSet<u64>,
     allocations: BTreeMap<u64, Allocation>,
     /// The last task of each queue.
     last: HashMap<Queue, u64>,
@@ -209,6 +214,9 @@ impl Machine {
             creations: 0,
             failing: None,
             no_wait_value: false,
+            values: 0,
+            ignored_value: None,
+            running: HashSet::new(),
             allocations: BTreeMap::new(),
             last: HashMap::new(),
             known: Vec::new(),
@@ -445,7 +453,7 @@ impl Machine {
     pub(super) fn choose(&mut self) -> Option<u64> {
         let mut ready: Vec<(u64, usize)> = Vec::new();
         for (&id, pending) in &self.pending {
-            if self.is_ready(pending) {
+            if !self.running.contains(&id) && self.is_ready(pending) {
                 let known = self.known.iter().position(|queue| *queue == pending.queue);
                 ready.push((id, known.unwrap_or(self.known.len())));
             }
@@ -470,15 +478,17 @@ impl Machine {
         };
         let (id, queue) = *chosen?;
         self.turn = (queue + 1) % queues;
+        self.running.insert(id);
         Some(id)
     }
 
     /// A ready task that has to run before `goal` is done, if one is ready.
-    pub(super) fn needed_for(&self, goal: u64) -> Option<u64> {
+    pub(super) fn needed_for(&mut self, goal: u64) -> Option<u64> {
         let (mut open, mut seen) = (vec![goal], HashSet::new());
         while let Some(id) = open.pop() {
             let Some(pending) = self.pending.get(&id).filter(|_| seen.insert(id)) else { continue };
-            if self.is_ready(pending) {
+            if !self.running.contains(&id) && self.is_ready(pending) {
+                self.running.insert(id);
                 return Some(id);
             }
             open.extend(&pending.after);
@@ -486,7 +496,18 @@ impl Machine {
         None
     }
 
-    /// The task of a pending number; it stays pending until it has run.
+    /// Whether some thread runs a task just now.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.running.is_empty()
+    }
+
+    /// A task has run.
+    pub(super) fn finish(&mut self, id: u64) {
+        self.running.remove(&id);
+        self.pending.remove(&id);
+    }
+
+    /// The task of a pending number that was chosen; it stays pending until it has run.
     pub(super) fn take(&self, id: u64) -> Task {
         self.pending[&id].task.clone()
     }

@@ -173,7 +173,8 @@ mod tests {
         double.fill(handle, 0, short, &[1; 8]);
         double.fill(handle, 0, long, &[2; 100]);
         // SAFETY: the double keeps its memory.
-        let load = unsafe { Load::begin(&stream, &[(short, 8), (long, 100)], true, None) }.expect("it begins");
+        let load =
+            unsafe { Load::begin(&stream, &[(short, 8), (long, 100)], true, None) }.expect("it begins");
         double.fill(handle, 0, short, &[9; 8]);
         double.fill(handle, 0, long, &[9; 100]);
         load.wait(Deadline::NEVER).expect("it comes");
@@ -253,7 +254,9 @@ mod tests {
             double.fail_call(failing);
             // SAFETY: the double keeps its memory.
             let failed = unsafe {
-                Load::begin(&stream, &[(memory, 64)], true, None).map(drop).and_then(|()| store(&stream, &[(&[1; 64], memory)]))
+                Load::begin(&stream, &[(memory, 64)], true, None)
+                    .map(drop)
+                    .and_then(|()| store(&stream, &[(&[1; 64], memory)]))
             };
             double.drain();
             let complaints = double.complaints();
