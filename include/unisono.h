@@ -955,9 +955,15 @@ void unisono_buffer_destroy(struct unisono_buffer_t *buffer);
 /// size of the group). `call` may set tag and deadline; NULL: the defaults.
 ///
 /// Without `work` it runs in this thread, until it is complete, and sets `*result`. With `work` it returns at once and sets
-/// both; `indices` and `values` have been read by then and may be used again. `*result` is empty (`nnz` 0) until the work is
-/// complete, and stays so if it fails; in every case the caller ends it, before or after the work. Nothing is set when the
-/// call itself fails.
+/// both. `*result` is empty (`nnz` 0) until the work is complete, and stays so if it fails; in every case the caller ends
+/// it, before or after the work. Nothing is set when the call itself fails.
+///
+/// `indices` and `values` are both in host memory, or both in memory of one device; ranks may differ in that. Host memory
+/// has been read when the call returns. Device memory is read when the stream of `call` comes to the call, and what the
+/// stream is given next waits until it has been read; without a stream, after what the device's default stream was given
+/// before, and it stays as it is until the operation is complete. The result is in host memory, and
+/// unisono_sparse_copy brings it to a device: how much room it needs there is known when it is complete. So a call without
+/// `work` waits for the result with a stream, too.
 unisono_status_t unisono_sparse_allreduce(const struct unisono_context_t *ctx,
                                           const int64_t *indices,
                                           const void *values,
@@ -976,13 +982,24 @@ uint32_t unisono_sparse_dims(const struct unisono_sparse_t *sparse);
 /// How many elements there are; 0 for NULL, and before the work that makes the result is complete.
 uint64_t unisono_sparse_nnz(const struct unisono_sparse_t *sparse);
 
-/// The indices, dims × nnz numbers laid out as in unisono_sparse_allreduce; NULL for NULL, and not to be read where there are
+/// The indices in host memory, dims × nnz numbers laid out as in unisono_sparse_allreduce; NULL for NULL, and not to be read where there are
 /// no elements. Valid until unisono_sparse_destroy.
 const int64_t *unisono_sparse_indices(const struct unisono_sparse_t *sparse);
 
-/// The values, nnz × block of them, aligned to 8 bytes; NULL for NULL, and not to be read where there are no elements. Valid
+/// The values in host memory, nnz × block of them, aligned to 8 bytes; NULL for NULL, and not to be read where there are no elements. Valid
 /// until unisono_sparse_destroy.
 const void *unisono_sparse_values(const struct unisono_sparse_t *sparse);
+
+/// Copies the result to `indices` (dims × nnz numbers) and `values` (nnz × block values), both in host memory or both in
+/// memory of one device; NULL for what is not wanted. The result may be ended as soon as this returns.
+///
+/// To a device the copies are in the order of `stream`, and this returns at once. With NULL they come after what the device's
+/// default stream was given before, and are there on return. For host memory `stream` is NULL. UNISONO_INVALID_USAGE while
+/// the result is not there.
+unisono_status_t unisono_sparse_copy(const struct unisono_sparse_t *sparse,
+                                     int64_t *indices,
+                                     void *values,
+                                     struct CUstream_st *stream);
 
 /// Ends the result, also before its work is complete. NULL is fine.
 void unisono_sparse_destroy(struct unisono_sparse_t *sparse);
