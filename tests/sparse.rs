@@ -91,7 +91,7 @@ fn places(sparse: &Sparse) -> Places {
     let index =
         |element: usize| -> Vec<i64> { (0..dims).map(|dim| sparse.indices()[dim * nnz + element]).collect() };
     assert!((1..nnz).all(|element| index(element - 1) < index(element)), "sorted, each once");
-    let block = if nnz == 0 { 0 } else { values.len() / nnz };
+    let block = values.len().checked_div(nnz).unwrap_or(0);
     (0..nnz).map(|element| (index(element), values[element * block..][..block].to_vec())).collect()
 }
 

@@ -83,8 +83,8 @@ pub(super) struct SparseRun {
 enum Round {
     /// This rank's elements come to the host.
     Load {
-        source: Source,
-        counting: Counting,
+        source: Box<Source>,
+        counting: Box<Counting>,
     },
     /// Each rank's number of elements comes in.
     Count {
@@ -103,7 +103,11 @@ enum Round {
 impl SparseRun {
     /// The operation for `turn`. `counting` was made for `part`.
     pub(super) fn new(turn: &Turn, part: Part, counting: Counting, source: Source) -> SparseRun {
-        SparseRun { part, turn: *turn, round: Round::Load { source, counting } }
+        SparseRun {
+            part,
+            turn: *turn,
+            round: Round::Load { source: Box::new(source), counting: Box::new(counting) },
+        }
     }
 
     /// This rank's elements are there: all tell how many they have.
@@ -147,7 +151,7 @@ impl Operation for SparseRun {
                         else {
                             continue;
                         };
-                        self.count(group, mine, counting);
+                        self.count(group, mine, *counting);
                         continue;
                     }
                     Ok(None) => return Poll::Pending,
