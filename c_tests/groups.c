@@ -212,6 +212,22 @@ static void buffers(unisono_context_t *ctx, void *arg) {
         uint32_t from = UNISONO_NO_RANK;
         CHECK_OK(unisono_buffer_wait_receive(buffer, 30000, &from));
         CHECK(from == 2 && memory[7] == 102);
+        /* From some: rank 2 sends first, and is left for later. */
+        static const uint32_t odd[] = {3, 1};
+        CHECK_OK(unisono_buffer_receive(buffer, 0, 1, UNISONO_FLOAT64, odd, 2, NULL));
+        CHECK_STATUS(UNISONO_TIMEOUT, unisono_buffer_wait_receive(buffer, 50, NULL));
+        CHECK_TEXT(unisono_last_error(), "[3, 1]");
+        CHECK_OK(unisono_barrier(ctx, NULL, NULL));
+        CHECK_OK(unisono_buffer_wait_receive(buffer, 30000, &from));
+        CHECK(from == 3 && memory[0] == 203);
+        uint32_t even = 2;
+        CHECK_OK(unisono_receive_any_of(ctx, memory, 1, UNISONO_FLOAT64, &even, 1, &from, NULL, NULL));
+        CHECK(from == 2 && memory[0] == 202);
+        CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "from_count is 0",
+                    unisono_receive_any_of(ctx, memory, 1, UNISONO_FLOAT64, NULL, 0, &from, NULL, NULL));
+        uint32_t outside = 17;
+        CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "from is 17",
+                    unisono_buffer_receive(buffer, 0, 1, UNISONO_FLOAT64, &outside, 1, NULL));
     } else {
         for (int i = 0; i < 8; i++) {
             memory[i] = rank;
@@ -226,6 +242,14 @@ static void buffers(unisono_context_t *ctx, void *arg) {
             }
             CHECK_OK(unisono_buffer_send(buffer, 0, 8, UNISONO_FLOAT64, 0, NULL));
             CHECK_OK(unisono_buffer_wait_send(buffer, 30000, &to));
+        }
+        double last = 200 + rank;
+        if (rank == 2) {
+            CHECK_OK(unisono_send(ctx, &last, 1, UNISONO_FLOAT64, 0, NULL, NULL));
+        }
+        CHECK_OK(unisono_barrier(ctx, NULL, NULL));
+        if (rank == 3) {
+            CHECK_OK(unisono_send(ctx, &last, 1, UNISONO_FLOAT64, 0, NULL, NULL));
         }
     }
     unisono_buffer_destroy(buffer);
@@ -264,7 +288,7 @@ static void sparse(unisono_context_t *ctx, void *arg) {
     int64_t indices[] = {9, rank, 9, 9, 0, 9};
     float values[] = {1, 2, (float)rank, 10, 3, 4};
     CHECK_OK(unisono_sparse_allreduce(ctx, indices, values, rank == 3 ? 0 : 3, 2, 2, UNISONO_FLOAT32, UNISONO_SUM,
-                                      rank == 3 ? NULL : NULL, &result));
+                                      NULL, &result, NULL));
     /* With nnz 0 the lists may be anything; with 3, index k is (indices[k], indices[3 + k]). */
     CHECK(unisono_sparse_dims(result) == 2 && unisono_sparse_nnz(result) == 4);
     const int64_t *at = unisono_sparse_indices(result);
@@ -275,23 +299,100 @@ static void sparse(unisono_context_t *ctx, void *arg) {
     }
     CHECK(at[3] == 9 && at[7] == 9);
     CHECK(sums[6] == 3 * (1 + 3) && sums[7] == 3 * (2 + 4));
+    int64_t copied[8] = {0};
+    CHECK_OK(unisono_sparse_copy(result, copied, NULL, NULL));
+    CHECK(memcmp(copied, at, sizeof copied) == 0);
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "sparse is NULL", unisono_sparse_copy(NULL, copied, NULL, NULL));
     unisono_sparse_destroy(result);
     result = NULL;
 
-    CHECK_OK(unisono_sparse_allreduce(ctx, NULL, NULL, 0, 1, 1, UNISONO_FLOAT64, UNISONO_SUM, NULL, &result));
+    CHECK_OK(unisono_sparse_allreduce(ctx, NULL, NULL, 0, 1, 1, UNISONO_FLOAT64, UNISONO_SUM, NULL, &result, NULL));
     CHECK(unisono_sparse_nnz(result) == 0);
     unisono_sparse_destroy(result);
     result = NULL;
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "by xor",
-                unisono_sparse_allreduce(ctx, NULL, NULL, 0, 1, 1, UNISONO_INT32, UNISONO_BIT_XOR, NULL, &result));
+                unisono_sparse_allreduce(ctx, NULL, NULL, 0, 1, 1, UNISONO_INT32, UNISONO_BIT_XOR, NULL, &result,
+                                         NULL));
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "indices is NULL",
-                unisono_sparse_allreduce(ctx, NULL, values, 1, 1, 1, UNISONO_FLOAT32, UNISONO_SUM, NULL, &result));
+                unisono_sparse_allreduce(ctx, NULL, values, 1, 1, 1, UNISONO_FLOAT32, UNISONO_SUM, NULL, &result, NULL));
     CHECK(result == NULL);
-    CHECK_STATUS(UNISONO_MISMATCH,
-                 unisono_sparse_allreduce(ctx, indices, values, 1, 1, rank == 0 ? 2 : 1, UNISONO_FLOAT32, UNISONO_SUM,
-                                          NULL, &result));
-    CHECK_TEXT(unisono_last_error(), "blocks of 2");
-    CHECK_TEXT(unisono_last_error(), "blocks of 1");
+}
+
+/* Started, several at once, with tags in different orders; one is given up, which runs on. */
+static void sparse_works(unisono_context_t *ctx, void *arg) {
+    (void)arg;
+    enum { CALLS = 6, N = 3000 };
+    int rank = rank_of(ctx), size = (int)unisono_context_size(ctx);
+    static int64_t indices[N];
+    static int32_t values[N];
+    unisono_sparse_t *results[CALLS];
+    unisono_work_t *works[CALLS];
+    for (int k = 0; k < CALLS; k++) {
+        int which = (k + rank) % CALLS;
+        unisono_call_t call = UNISONO_CALL_INIT;
+        call.tag = 50 + (uint64_t)which;
+        /* Multiples of 1 to 4: every rank has those of 12. */
+        uint64_t nnz = 0;
+        for (int64_t i = 0; i < N; i += rank + 1) {
+            indices[nnz] = i + which;
+            values[nnz++] = which + 1;
+        }
+        CHECK_OK(unisono_sparse_allreduce(ctx, indices, values, nnz, 1, 1, UNISONO_INT32, UNISONO_SUM, &call,
+                                          &results[which], &works[which]));
+    }
+    struct note note = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, -1};
+    CHECK_OK(unisono_work_on_complete(works[0], tell, &note));
+    unisono_work_destroy(works[0]);
+    unisono_work_destroy(works[1]);
+    unisono_sparse_destroy(results[1]);
+    pthread_mutex_lock(&note.lock);
+    while (note.count == 0) {
+        pthread_cond_wait(&note.told, &note.lock);
+    }
+    CHECK(note.count == 1 && note.status == UNISONO_OK);
+    pthread_mutex_unlock(&note.lock);
+    for (int which = 0; which < CALLS; which++) {
+        if (which == 1) {
+            continue;
+        }
+        if (which != 0) {
+            CHECK_OK(unisono_work_wait(works[which]));
+            unisono_work_destroy(works[which]);
+        }
+        CHECK(unisono_sparse_dims(results[which]) == 1 && unisono_sparse_nnz(results[which]) == N);
+        const int64_t *at = unisono_sparse_indices(results[which]);
+        const int32_t *sums = (const int32_t *)unisono_sparse_values(results[which]);
+        for (int i = 0; i < N; i++) {
+            int32_t ranks = 0;
+            for (int other = 0; other < size; other++) {
+                ranks += i % (other + 1) == 0;
+            }
+            CHECK(at[i] == i + which && sums[i] == ranks * (which + 1));
+        }
+        unisono_sparse_destroy(results[which]);
+    }
+}
+
+static void sparse_differs(unisono_context_t *ctx, void *arg) {
+    (void)arg;
+    int rank = rank_of(ctx);
+    /* What fails leaves an empty result, which is still the caller's. */
+    unisono_work_t *work = NULL;
+    unisono_sparse_t *result = NULL;
+    unisono_status_t status = unisono_sparse_allreduce(ctx, NULL, NULL, 0, 1, rank == 2 ? 7 : 3, UNISONO_INT32,
+                                                       UNISONO_SUM, NULL, &result, &work);
+    if (status != UNISONO_OK) {
+        /* The others were faster: the context has failed. */
+        CHECK(work == NULL && result == NULL && status == UNISONO_MISMATCH);
+        CHECK_TEXT(unisono_last_error(), "blocks of 7");
+        return;
+    }
+    CHECK_STATUS(UNISONO_MISMATCH, unisono_work_wait(work));
+    CHECK_TEXT(unisono_work_error(work), "blocks of 7");
+    CHECK_TEXT(unisono_work_error(work), "rank 2");
+    CHECK(unisono_sparse_dims(result) == 1 && unisono_sparse_nnz(result) == 0);
+    unisono_work_destroy(work);
+    unisono_sparse_destroy(result);
 }
 
 static void objects(unisono_context_t *ctx, void *arg) {
@@ -360,6 +461,8 @@ int main(void) {
     run_ranks(4, 60, buffers, NULL);
     run_ranks(2, 60, aborted_waits, NULL);
     run_ranks(4, 60, sparse, NULL);
+    run_ranks(4, 60, sparse_works, NULL);
+    run_ranks(4, 60, sparse_differs, NULL);
     run_ranks(4, 60, objects, NULL);
     return 0;
 }

@@ -271,7 +271,7 @@ typedef struct unisono_buffer_t unisono_buffer_t;
 typedef struct unisono_context_t unisono_context_t;
 
 /// The result of a sparse allreduce: a sparse tensor in coordinate form, sorted by its indices, each of which occurs once.
-/// It belongs to the caller and is ended by unisono_sparse_destroy. It does not change, and any thread may read it.
+/// It belongs to the caller and is ended by unisono_sparse_destroy. Once complete it does not change. Any thread may read it.
 typedef struct unisono_sparse_t unisono_sparse_t;
 
 /// Where a callback of a callback store puts its answer; valid during the callback only.
@@ -887,6 +887,18 @@ unisono_status_t unisono_receive_any(const struct unisono_context_t *ctx,
                                      const struct unisono_call_t *call,
                                      struct unisono_work_t **work);
 
+/// As unisono_receive_any, from the `from_count` ranks in `from` only: takes the first message of theirs, and leaves those
+/// of the others. A rank that leaves is no failure while another of the list may send.
+unisono_status_t unisono_receive_any_of(const struct unisono_context_t *ctx,
+                                        void *recvbuf,
+                                        uint64_t count,
+                                        unisono_dtype_t dtype,
+                                        const uint32_t *from,
+                                        uint32_t from_count,
+                                        uint32_t *source,
+                                        const struct unisono_call_t *call,
+                                        struct unisono_work_t **work);
+
 /// Makes a buffer of `bytes` bytes at `pointer`, which stays the caller's and valid until unisono_buffer_destroy.
 unisono_status_t unisono_buffer_create(const struct unisono_context_t *ctx,
                                        void *pointer,
@@ -906,8 +918,6 @@ unisono_status_t unisono_buffer_send(const struct unisono_buffer_t *buffer,
 
 /// Starts to receive `count` elements, to `offset` bytes into the buffer, from whichever of the `from_count` ranks in
 /// `from` sends first with this tag; NULL and 0: from any rank. unisono_buffer_wait_receive waits.
-///
-/// In this version the list has one rank, or all others; UNISONO_UNSUPPORTED for a part of them.
 unisono_status_t unisono_buffer_receive(const struct unisono_buffer_t *buffer,
                                         uint64_t offset,
                                         uint64_t count,
@@ -947,7 +957,18 @@ void unisono_buffer_destroy(struct unisono_buffer_t *buffer);
 /// `op` are the same on every rank.
 ///
 /// Operators: sum, product, max, min and average (the combination over the ranks that have the element, divided by the
-/// size of the group). It runs in this thread, until it is complete.
+/// size of the group). `call` may set tag and deadline; NULL: the defaults.
+///
+/// Without `work` it runs in this thread, until it is complete, and sets `*result`. With `work` it returns at once and sets
+/// both. `*result` is empty (`nnz` 0) until the work is complete, and stays so if it fails; in every case the caller ends
+/// it, before or after the work. Nothing is set when the call itself fails.
+///
+/// `indices` and `values` are both in host memory, or both in memory of one device; ranks may differ in that. Host memory
+/// has been read when the call returns. Device memory is read when the stream of `call` comes to the call, and what the
+/// stream is given next waits until it has been read; without a stream, after what the device's default stream was given
+/// before, and it stays as it is until the operation is complete. The result is in host memory, and
+/// unisono_sparse_copy brings it to a device: how much room it needs there is known when it is complete. So a call without
+/// `work` waits for the result with a stream, too.
 unisono_status_t unisono_sparse_allreduce(const struct unisono_context_t *ctx,
                                           const int64_t *indices,
                                           const void *values,
@@ -957,22 +978,35 @@ unisono_status_t unisono_sparse_allreduce(const struct unisono_context_t *ctx,
                                           unisono_dtype_t dtype,
                                           unisono_op_t op,
                                           const struct unisono_call_t *call,
-                                          struct unisono_sparse_t **result);
+                                          struct unisono_sparse_t **result,
+                                          struct unisono_work_t **work);
 
 /// How many coordinates an index has; 0 for NULL.
 uint32_t unisono_sparse_dims(const struct unisono_sparse_t *sparse);
 
-/// How many elements there are; 0 for NULL.
+/// How many elements there are; 0 for NULL, and before the work that makes the result is complete.
 uint64_t unisono_sparse_nnz(const struct unisono_sparse_t *sparse);
 
-/// The indices, dims × nnz numbers laid out as in unisono_sparse_allreduce; NULL for NULL. Valid until
-/// unisono_sparse_destroy.
+/// The indices in host memory, dims × nnz numbers laid out as in unisono_sparse_allreduce; NULL for NULL, and not to be read where there are
+/// no elements. Valid until unisono_sparse_destroy.
 const int64_t *unisono_sparse_indices(const struct unisono_sparse_t *sparse);
 
-/// The values, nnz × block of them, aligned to 8 bytes; NULL for NULL. Valid until unisono_sparse_destroy.
+/// The values in host memory, nnz × block of them, aligned to 8 bytes; NULL for NULL, and not to be read where there are no elements. Valid
+/// until unisono_sparse_destroy.
 const void *unisono_sparse_values(const struct unisono_sparse_t *sparse);
 
-/// Ends the result. NULL is fine.
+/// Copies the result to `indices` (dims × nnz numbers) and `values` (nnz × block values), both in host memory or both in
+/// memory of one device; NULL for what is not wanted. The result may be ended as soon as this returns.
+///
+/// To a device the copies are in the order of `stream`, and this returns at once. With NULL they come after what the device's
+/// default stream was given before, and are there on return. For host memory `stream` is NULL. UNISONO_INVALID_USAGE while
+/// the result is not there.
+unisono_status_t unisono_sparse_copy(const struct unisono_sparse_t *sparse,
+                                     int64_t *indices,
+                                     void *values,
+                                     struct CUstream_st *stream);
+
+/// Ends the result, also before its work is complete. NULL is fine.
 void unisono_sparse_destroy(struct unisono_sparse_t *sparse);
 
 /// Checks and prepares a collective over fixed buffers. Every rank makes the same one. Nothing is communicated.

@@ -23,11 +23,12 @@ pub enum Kind {
     Send = 9,
     Receive = 10,
     ReceiveAny = 11,
+    SparseAllreduce = 12,
 }
 
 impl Kind {
     /// Every operation, in the order of the numbers.
-    pub const ALL: [Kind; 12] = [
+    pub const ALL: [Kind; 13] = [
         Kind::Allreduce,
         Kind::Reduce,
         Kind::Broadcast,
@@ -40,6 +41,7 @@ impl Kind {
         Kind::Send,
         Kind::Receive,
         Kind::ReceiveAny,
+        Kind::SparseAllreduce,
     ];
 
     /// The operation behind a number.
@@ -48,7 +50,7 @@ impl Kind {
             Some(&kind) => Ok(kind),
             None => fail!(
                 InvalidArgument,
-                "operation {number} is unknown; the operations are 0 (allreduce) to 11"
+                "operation {number} is unknown; the operations are 0 (allreduce) to 12"
             ),
         }
     }
@@ -68,10 +70,11 @@ impl Kind {
             Kind::Send => "send",
             Kind::Receive => "receive",
             Kind::ReceiveAny => "receive_any",
+            Kind::SparseAllreduce => "sparse_allreduce",
         }
     }
 
-    /// Whether an operator applies.
+    /// Whether arrays of one length are combined.
     pub const fn reduces(self) -> bool {
         matches!(self, Kind::Allreduce | Kind::Reduce | Kind::ReduceScatter)
     }
@@ -94,13 +97,14 @@ pub struct Signature {
     pub kind: Kind,
     /// The type; meaningless for barriers.
     pub dtype: DataType,
-    /// [`Operator::number`]; 0 where nothing is reduced.
+    /// [`Operator::number`]; 0 where nothing is combined.
     pub operator: u8,
     /// The number of the algorithm when the caller named one, else 0.
     pub algorithm: u8,
-    /// The root; 0 where there is none.
+    /// The root; the coordinates of an index of a sparse tensor; 0 where there is neither.
     pub root: u32,
-    /// Elements, or a digest of the list of counts, or [`COUNT_IS_DIGEST`] alone where the ranks' lists may differ.
+    /// Elements, or a digest of the list of counts, or [`COUNT_IS_DIGEST`] alone where the ranks' lists may differ. Of a
+    /// sparse tensor, the values of one of its elements.
     pub count: u64,
     /// Whether the ranks' memory is devices' memory, where that changes how the call is exchanged.
     pub device: bool,
@@ -127,6 +131,10 @@ impl std::fmt::Display for Signature {
         let (count, dtype) = (self.count, self.dtype.name());
         match self.kind {
             Kind::Barrier => return write!(f, "barrier()"),
+            Kind::SparseAllreduce => {
+                let operator = Operator::name_of(self.operator);
+                return write!(f, "{name}({} dims, blocks of {count} × {dtype}, {operator})", self.root);
+            }
             // The lists differ from rank to rank.
             _ if self.count == COUNT_IS_DIGEST => write!(f, "{name}v({dtype}")?,
             _ if self.count & COUNT_IS_DIGEST != 0 => {
@@ -170,6 +178,8 @@ mod tests {
         assert_eq!(signature.to_string(), "allreduce(1024 × float32, sum)");
         let broadcast = Signature { kind: Kind::Broadcast, root: 2, ..signature };
         assert_eq!(broadcast.to_string(), "broadcast(1024 × float32, root 2)");
+        let sparse = Signature { kind: Kind::SparseAllreduce, root: 3, count: 8, ..signature };
+        assert_eq!(sparse.to_string(), "sparse_allreduce(3 dims, blocks of 8 × float32, sum)");
         let device = Signature { device: true, ..broadcast };
         assert_eq!(device.to_string(), "broadcast(1024 × float32, root 2) on device memory");
         assert_eq!(Signature::parse_head(device.head()).unwrap(), (Kind::Broadcast, true));

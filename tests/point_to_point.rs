@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use support::{
     PATIENCE, TRANSPORTS, Verb, barrier, pattern, ranks, receive, receive_any, send, sum, tagged, within,
 };
-use unisono::collective::request::Kind;
-use unisono::communicator::Call;
+use unisono::collective::request::{Counts, Kind};
+use unisono::communicator::buffer::Buffer;
+use unisono::communicator::{Call, Context};
 use unisono::deadline::Deadline;
 use unisono::engine::messages::{EAGER_SHM_BYTES, EAGER_TCP_BYTES};
-use unisono::error::Status;
+use unisono::error::{Result, Status};
 use unisono::reduce::DataType;
 
 const SIZES: [usize; 11] = [
@@ -387,6 +388,191 @@ fn a_peer_that_leaves_ends_the_wait_for_it() {
                 std::thread::sleep(Duration::from_millis(300));
                 send(context, 1, b"here", &Call::default()).expect("a send");
             }
+        });
+    }
+}
+
+/// Receives bytes from whichever of `from` sends first. The rank that did.
+fn receive_any_of(context: &Context, from: &[u32], bytes: &mut [u8], call: &Call) -> Result<u32> {
+    let counts = Counts::From { count: bytes.len() as u64, ranks: from.into() };
+    let verb = Verb { counts, ..Verb::new(Kind::ReceiveAny, 0).dtype(DataType::U8) };
+    verb.run_in(context, bytes, call).map(|completion| completion.source.expect("a source"))
+}
+
+#[test]
+fn receive_from_some_takes_their_messages_in_order_and_leaves_the_others() {
+    for transports in TRANSPORTS {
+        for len in [8, EAGER_TCP_BYTES + 8] {
+            ranks(4, transports, |context| {
+                if context.rank() > 0 {
+                    for turn in 0..20u32 {
+                        let mut data = vec![0; len];
+                        data[..4].copy_from_slice(&context.rank().to_le_bytes());
+                        data[4..8].copy_from_slice(&turn.to_le_bytes());
+                        send(context, 0, &data, &Call::default()).expect("a send");
+                    }
+                } else {
+                    let mut turns = [0u32; 4];
+                    let mut take = |from: &[u32]| {
+                        let mut got = vec![0; len];
+                        let source = receive_any_of(context, from, &mut got, &Call::default());
+                        let source = source.expect("a receive");
+                        let turn = &mut turns[source as usize];
+                        assert!(from.contains(&source), "{transports}: {source} is none of {from:?}");
+                        assert_eq!(got[..4], source.to_le_bytes(), "the sender");
+                        assert_eq!(got[4..8], turn.to_le_bytes(), "its turn");
+                        *turn += 1;
+                    };
+                    // Rank 2 sends all along, and is left alone; this rank itself in the list does no harm.
+                    (0..10).for_each(|_| take(&[3, 0, 1]));
+                    (0..20).for_each(|_| take(&[1, 3]));
+                    (0..5).for_each(|_| take(&[2]));
+                    (0..25).for_each(|_| take(&[3, 2, 1, 1]));
+                    assert_eq!(turns, [0, 20, 20, 20]);
+                }
+                barrier(context);
+            });
+        }
+    }
+}
+
+#[test]
+fn receives_from_some_that_are_posted_ahead_take_messages_in_the_order_of_posting() {
+    for transports in TRANSPORTS {
+        ranks(3, transports, |context| {
+            if context.rank() == 0 {
+                let mut got = [[255u8]; 4];
+                let lists: [&[u32]; 4] = [&[2], &[1, 2], &[1], &[2, 1]];
+                let works: Vec<_> = got
+                    .iter_mut()
+                    .zip(lists)
+                    .map(|(buffer, from)| {
+                        let counts = Counts::From { count: 1, ranks: from.into() };
+                        let verb = Verb { counts, ..bytes(Kind::ReceiveAny, 1, 0) };
+                        verb.start_in(context, buffer, &Call::default()).expect("it starts")
+                    })
+                    .collect();
+                barrier(context);
+                let source =
+                    |work: usize| works[work].wait(Deadline::after(PATIENCE)).expect("a receive").source;
+                assert_eq!([source(1), source(2)], [Some(1); 2], "{transports}");
+                // Both messages of rank 1 are there: now rank 2 sends.
+                send(context, 2, &[0], &tagged(5)).expect("a send");
+                assert_eq!([source(0), source(3)], [Some(2); 2], "{transports}");
+                assert_eq!(got, [[20], [10], [11], [21]]);
+            } else {
+                barrier(context);
+                if context.rank() == 2 {
+                    receive(context, 0, &mut [0], &tagged(5)).expect("its turn");
+                }
+                for turn in 0..2 {
+                    send(context, 0, &[context.rank() as u8 * 10 + turn], &Call::default()).expect("a send");
+                }
+            }
+            barrier(context);
+        });
+    }
+}
+
+#[test]
+fn a_receive_from_some_that_gives_up_says_from_whom_and_eats_nothing() {
+    for transports in TRANSPORTS {
+        ranks(4, transports, |context| {
+            if context.rank() == 0 {
+                let mut got = [1u8; 4];
+                let error =
+                    receive_any_of(context, &[1, 3], &mut got, &within(100)).expect_err("nobody sends");
+                assert_eq!(error.status(), Status::Timeout, "{error}");
+                assert!(error.text().contains("rank 1") && error.text().contains("rank 3"), "{error}");
+                assert!(!error.text().contains("from rank 2"), "{error}");
+                let counts = Counts::From { count: 4, ranks: [1, 3].into() };
+                let verb = Verb { counts, ..bytes(Kind::ReceiveAny, 4, 0) };
+                let work = verb.start_in(context, &mut got, &Call::default()).expect("it starts");
+                work.cancel().expect("a receive can be cancelled");
+                let error = work.wait(Deadline::after(PATIENCE)).expect_err("it was cancelled");
+                assert_eq!(error.status(), Status::Aborted, "{error}");
+                assert_eq!(got, [1; 4]);
+                barrier(context);
+                assert_eq!(receive_any_of(context, &[1, 3], &mut got, &within(20_000)), Ok(3));
+                assert_eq!(&got, b"here");
+                for (ranks, words) in [(&[4, 1][..], "rank 4"), (&[0, 0], "this rank itself")] {
+                    let error = receive_any_of(context, ranks, &mut got, &within(100)).expect_err("no such");
+                    assert_eq!(error.status(), Status::InvalidArgument, "{error}");
+                    assert!(error.text().contains(words), "{error} does not say {words}");
+                }
+            } else {
+                barrier(context);
+                if context.rank() == 3 {
+                    send(context, 0, b"here", &Call::default()).expect("a send");
+                }
+            }
+            barrier(context);
+        });
+    }
+}
+
+#[test]
+fn a_receive_from_some_waits_as_long_as_one_of_them_may_send() {
+    for transports in TRANSPORTS {
+        ranks(4, transports, |context| {
+            barrier(context);
+            match context.rank() {
+                0 => {
+                    let mut got = [0; 4];
+                    // Rank 1 leaves first, rank 2 sends and leaves, rank 3 stays to the end, silent.
+                    let from = receive_any_of(context, &[1, 2], &mut got, &within(30_000));
+                    assert_eq!((from, &got), (Ok(2), b"last"));
+                    let began = Instant::now();
+                    let error = receive_any_of(context, &[2, 1], &mut got, &within(30_000))
+                        .expect_err("both have left");
+                    assert_eq!(error.status(), Status::PeerFailed, "{error}");
+                    assert!(began.elapsed() < Duration::from_secs(10), "it was told at once");
+                    let error = receive_any_of(context, &[2, 1, 3], &mut got, &within(100))
+                        .expect_err("rank 3 could send, but does not");
+                    assert_eq!(error.status(), Status::Timeout, "{error}");
+                    send(context, 3, b"done", &Call::default()).expect("a send");
+                }
+                1 => {}
+                2 => {
+                    std::thread::sleep(Duration::from_millis(300));
+                    send(context, 0, b"last", &Call::default()).expect("a send");
+                }
+                _ => receive(context, 0, &mut [0; 4], &Call::default()).expect("the end"),
+            }
+        });
+    }
+}
+
+#[test]
+fn a_buffer_receives_from_some() {
+    for transports in TRANSPORTS {
+        ranks(4, transports, |context| {
+            let mut memory = [0u8; 8];
+            // SAFETY: the memory outlives the buffer.
+            let buffer = unsafe { Buffer::new(context, memory.as_mut_ptr(), 8) };
+            let call = Call::default();
+            if context.rank() == 0 {
+                buffer.receive(0, 4, DataType::U8, &[1, 3], &call).expect("it starts");
+                let error = buffer.wait_receive(Deadline::after(Duration::from_millis(20)));
+                let error = error.expect_err("rank 3 has not sent");
+                assert!(error.text().contains("any of the ranks [1, 3]"), "{error}");
+                barrier(context);
+                assert_eq!(buffer.wait_receive(Deadline::after(PATIENCE)), Ok(3));
+                buffer.receive(4, 4, DataType::U8, &[], &call).expect("it starts");
+                assert_eq!(buffer.wait_receive(Deadline::after(PATIENCE)), Ok(2));
+                drop(buffer);
+                assert_eq!(&memory, b"\x03\x03\x03\x03\x02\x02\x02\x02");
+            } else {
+                let rank = [context.rank() as u8; 4];
+                if context.rank() == 2 {
+                    send(context, 0, &rank, &call).expect("a send");
+                }
+                barrier(context);
+                if context.rank() == 3 {
+                    send(context, 0, &rank, &call).expect("a send");
+                }
+            }
+            barrier(context);
         });
     }
 }

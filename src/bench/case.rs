@@ -153,7 +153,7 @@ pub(super) fn scheduled(kind: Kind) -> Option<schedule::Kind> {
         Kind::ReduceScatter => schedule::Kind::ReduceScatter,
         Kind::Alltoall => schedule::Kind::Alltoall,
         Kind::Barrier => schedule::Kind::Barrier,
-        Kind::Send | Kind::Receive | Kind::ReceiveAny => return None,
+        Kind::Send | Kind::Receive | Kind::ReceiveAny | Kind::SparseAllreduce => return None,
     })
 }
 

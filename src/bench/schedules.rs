@@ -117,6 +117,8 @@ fn collective(kind: Kind, size: u32, count: u64, root: u32) -> Result<Collective
         Kind::ReduceScatter => Collective::ReduceScatter { counts: counts() },
         Kind::Alltoall => Collective::Alltoall { send_counts: counts(), recv_counts: counts() },
         Kind::Barrier => Collective::Barrier,
-        Kind::Send | Kind::Receive | Kind::ReceiveAny => fail!(Internal, "{} is no collective", kind.name()),
+        Kind::Send | Kind::Receive | Kind::ReceiveAny | Kind::SparseAllreduce => {
+            fail!(Internal, "{} has no schedule", kind.name())
+        }
     })
 }

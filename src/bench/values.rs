@@ -57,7 +57,7 @@ fn output(case: &Case, rank: u32, index: u64) -> f64 {
         Kind::Allgather | Kind::Gather => input(case, (index / count) as u32, index % count) as f64,
         Kind::Alltoall => input(case, (index / count) as u32, block + index % count) as f64,
         Kind::Send => input(case, (rank + case.size - 1) % case.size, index) as f64,
-        Kind::Barrier | Kind::Receive | Kind::ReceiveAny => 0.0,
+        Kind::Barrier | Kind::Receive | Kind::ReceiveAny | Kind::SparseAllreduce => 0.0,
     }
 }
 

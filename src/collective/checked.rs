@@ -122,6 +122,7 @@ fn collective(request: &Request, rank: u32, size: u32) -> Result<(Collective, u6
             Counts::Exchange { .. } => {
                 fail!(InvalidArgument, "{} takes one list of counts, not two", request.kind.name())
             }
+            Counts::From { .. } => fail!(InvalidArgument, "{} takes no list of ranks", request.kind.name()),
         }
     };
     // The root alone knows all counts: a list has no part in the signature, messages check their own lengths.
@@ -188,8 +189,8 @@ fn collective(request: &Request, rank: u32, size: u32) -> Result<(Collective, u6
             }
         },
         Kind::Barrier => (Collective::Barrier, 0),
-        Kind::Send | Kind::Receive | Kind::ReceiveAny => {
-            fail!(Internal, "{} is no collective", request.kind.name())
+        Kind::Send | Kind::Receive | Kind::ReceiveAny | Kind::SparseAllreduce => {
+            fail!(Internal, "{} has no schedule", request.kind.name())
         }
     })
 }

@@ -1,5 +1,7 @@
 //! A call as the faces hand it down: pointers, counts, type, operator, root. Checked once, here.
 
+use std::sync::Arc;
+
 use crate::reduce::{DataType, Operator};
 pub use crate::signature::Kind;
 
@@ -19,6 +21,13 @@ pub enum Counts {
         send: Vec<u64>,
         /// From each rank.
         receive: Vec<u64>,
+    },
+    /// Receive from any, where some ranks only are meant: how many elements, and the ranks.
+    From {
+        /// The elements of the message.
+        count: u64,
+        /// Whose messages are taken.
+        ranks: Arc<[u32]>,
     },
 }
 

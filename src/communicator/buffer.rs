@@ -63,31 +63,28 @@ impl Buffer {
             root: to,
         };
         // SAFETY: the part is within the buffer, which is valid until dropped, and dropping waits.
-        self.sends.push(unsafe { self.context.start(&request, call) }?, Some(to));
+        self.sends.push(unsafe { self.context.start(&request, call) }?, vec![to]);
         Ok(())
     }
 
-    /// Starts to receive `count` elements to `offset` bytes from the start, from `from`, or from any rank.
-    pub fn receive(
-        &self,
-        offset: u64,
-        count: u64,
-        dtype: DataType,
-        from: Option<u32>,
-        call: &Call,
-    ) -> Result<()> {
+    /// Starts to receive `count` elements to `offset` bytes from the start, from whichever rank of `from` sends first; of all
+    /// ranks if that is empty.
+    pub fn receive(&self, offset: u64, count: u64, dtype: DataType, from: &[u32], call: &Call) -> Result<()> {
         let part = self.part(offset, count, dtype)?;
         let request = Request {
-            kind: if from.is_some() { Kind::Receive } else { Kind::ReceiveAny },
+            kind: if from.len() == 1 { Kind::Receive } else { Kind::ReceiveAny },
             input: std::ptr::null(),
             output: part,
-            counts: Counts::Uniform(count),
+            counts: match from.len() {
+                0 | 1 => Counts::Uniform(count),
+                _ => Counts::From { count, ranks: from.into() },
+            },
             dtype,
             operator: Operator::Sum,
-            root: from.unwrap_or(0),
+            root: from.first().copied().unwrap_or(0),
         };
         // SAFETY: the part is within the buffer, which is valid until dropped, and dropping waits.
-        self.receives.push(unsafe { self.context.start(&request, call) }?, from);
+        self.receives.push(unsafe { self.context.start(&request, call) }?, from.to_vec());
         Ok(())
     }
 
@@ -153,8 +150,8 @@ struct State {
 
 struct Message {
     work: Work,
-    /// The other side; `None` until a receive from any is complete.
-    peer: Option<u32>,
+    /// Who the other side may be; empty: any rank.
+    peers: Vec<u32>,
 }
 
 impl Queue {
@@ -162,8 +159,8 @@ impl Queue {
         Queue { verb, state: Mutex::default() }
     }
 
-    fn push(&self, work: Work, peer: Option<u32>) {
-        self.lock().pending.push_back(Message { work, peer });
+    fn push(&self, work: Work, peers: Vec<u32>) {
+        self.lock().pending.push_back(Message { work, peers });
     }
 
     fn abort(&self) {
@@ -174,28 +171,33 @@ impl Queue {
         let since = Instant::now();
         let aborts = self.lock().aborts;
         loop {
-            let (oldest, peer, others) = {
+            let (oldest, peers, others) = {
                 let mut state = self.lock();
                 if state.aborts != aborts {
                     fail!(Aborted, "the wait for a {} of this buffer was aborted", self.verb);
                 }
                 if let Some(done) = state.pending.iter().position(|message| message.work.test().is_some()) {
                     // `position` found it under this lock.
-                    let Some(Message { work, peer }) = state.pending.remove(done) else { continue };
+                    let Some(Message { work, peers }) = state.pending.remove(done) else { continue };
                     drop(state);
                     let completion = work.wait(Deadline::NEVER)?;
-                    return match peer.or(completion.source) {
+                    // A send has no source, but one peer.
+                    return match completion.source.or(peers.first().copied()) {
                         Some(rank) => Ok(rank),
                         None => fail!(Internal, "a receive completed without a source"),
                     };
                 }
                 match state.pending.front() {
-                    Some(Message { work, peer }) => (work.clone(), *peer, state.pending.len() - 1),
+                    Some(Message { work, peers }) => (work.clone(), peers.clone(), state.pending.len() - 1),
                     None => fail!(InvalidUsage, "no {} of this buffer is under way", self.verb),
                 }
             };
             if deadline.expired() {
-                let whom = peer.map_or("any rank".to_owned(), |rank| format!("rank {rank}"));
+                let whom = match &peers[..] {
+                    [] => "any rank".to_owned(),
+                    [rank] => format!("rank {rank}"),
+                    ranks => format!("any of the ranks {ranks:?}"),
+                };
                 let direction = if self.verb == "send" { "to" } else { "from" };
                 let others = if others == 0 { String::new() } else { format!(" (and {others} others)") };
                 fail!(

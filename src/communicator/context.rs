@@ -463,10 +463,26 @@ impl Context {
     }
 
     fn point(&self, request: &Request) -> Result<(&Arc<Group>, Signature, Message)> {
-        let Counts::Uniform(count) = request.counts else {
-            fail!(InvalidArgument, "{} takes one count, not a list", request.kind.name());
-        };
         let (rank, size) = (self.rank(), self.size());
+        let (count, of) = match &request.counts {
+            Counts::Uniform(count) => (*count, None),
+            Counts::From { count, ranks } if request.kind == Kind::ReceiveAny => {
+                if let Some(&outside) = ranks.iter().find(|&&rank| rank >= size) {
+                    fail!(
+                        InvalidArgument,
+                        "rank {outside} to receive from is out of range: the group has {size} ranks, 0 to {}",
+                        size - 1
+                    );
+                }
+                // It sends itself nothing: in a list of all ranks it does no harm.
+                let others: Arc<[u32]> = ranks.iter().copied().filter(|&other| other != rank).collect();
+                if others.is_empty() {
+                    fail!(InvalidArgument, "the ranks to receive from are none but this rank itself");
+                }
+                (*count, Some(others))
+            }
+            _ => fail!(InvalidArgument, "{} takes one count, not a list", request.kind.name()),
+        };
         if request.kind != Kind::ReceiveAny {
             let peer = request.root;
             if peer >= size {
@@ -494,7 +510,7 @@ impl Context {
         let message = match request.kind {
             Kind::Send => Message::Send { to: request.root, from },
             Kind::Receive => Message::Receive { from: request.root, into },
-            _ => Message::ReceiveAny { into },
+            _ => Message::ReceiveAny { of, into },
         };
         let signature = Signature {
             kind: request.kind,
@@ -616,7 +632,7 @@ unsafe fn widen(
 
 /// The direct exchange of a call, when its group has one and the call fits it: ordered, its algorithm left to the
 /// library. How many buffers a rank has does not matter: ranks may have different numbers.
-fn exchange_directly(
+pub(super) fn exchange_directly(
     group: &Group,
     checked: &Checked,
     call: &Call,

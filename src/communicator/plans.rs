@@ -25,7 +25,7 @@ pub struct Plans(Mutex<HashMap<PlanKey, Planned>>);
 type PlanKey = (Signature, Option<i64>, DataType, Option<u8>);
 
 /// A plan and the algorithm that it is of.
-type Planned = (Arc<Plan>, Algorithm);
+pub type Planned = (Arc<Plan>, Algorithm);
 
 /// Where a rank sits in its group.
 #[derive(Clone, Copy, Debug)]
@@ -41,9 +41,7 @@ pub struct Seat {
 impl Plans {
     /// The plan for a call; notes in its signature the algorithm that the caller named.
     pub fn plan(&self, checked: &mut Checked, call: &Call, seat: Seat) -> Result<Planned> {
-        let Seat { rank, size, ranks_per_node } = seat;
-        let named = call.algorithm.unwrap_or(0);
-        checked.signature.algorithm = named as u8;
+        checked.signature.algorithm = call.algorithm.unwrap_or(0) as u8;
         let operator = checked.operator.map(|operator| operator.number());
         let key = (checked.signature, checked.alias, checked.dtype, operator);
         // The caller's function is not part of the signature, nor are lists of counts.
@@ -53,37 +51,43 @@ impl Plans {
         if kept && let Some(planned) = lock(&self.0).get(&key) {
             return Ok(planned.clone());
         }
-        let caution = select::caution(checked);
-        let mut shape = Shape {
-            rank,
-            size,
-            alias: checked.alias,
-            chunk: select::chunk(checked.dtype.size() as u64),
-            ranks_per_node,
-            agreement: caution.agreement,
-        };
-        checked.collective.check(&shape)?;
-        if caution.holds_output {
-            // Until the end, the output is elsewhere.
-            shape.alias = None;
-        }
-        let algorithm = match named {
-            0 => select::automatic(checked, &shape),
-            number => Algorithm::from_number(number)?,
-        };
-        let schedule = plan(algorithm, &checked.collective, &shape)?;
-        let mut plan = Plan::new(schedule, checked.dtype, checked.operator, size)?;
-        if caution.holds_output {
-            plan = plan.hold_output(checked.output_len() as u64);
-        }
-        let plan = Arc::new(plan);
+        let planned = planned(checked, call, seat)?;
         if kept {
             let mut plans = lock(&self.0);
             if plans.len() >= KEPT {
                 plans.clear();
             }
-            plans.insert(key, (plan.clone(), algorithm));
+            plans.insert(key, planned.clone());
         }
-        Ok((plan, algorithm))
+        Ok(planned)
     }
+}
+
+/// The plan for a call, made now.
+pub fn planned(checked: &Checked, call: &Call, seat: Seat) -> Result<Planned> {
+    let Seat { rank, size, ranks_per_node } = seat;
+    let caution = select::caution(checked);
+    let mut shape = Shape {
+        rank,
+        size,
+        alias: checked.alias,
+        chunk: select::chunk(checked.dtype.size() as u64),
+        ranks_per_node,
+        agreement: caution.agreement,
+    };
+    checked.collective.check(&shape)?;
+    if caution.holds_output {
+        // Until the end, the output is elsewhere.
+        shape.alias = None;
+    }
+    let algorithm = match call.algorithm.unwrap_or(0) {
+        0 => select::automatic(checked, &shape),
+        number => Algorithm::from_number(number)?,
+    };
+    let schedule = plan(algorithm, &checked.collective, &shape)?;
+    let mut plan = Plan::new(schedule, checked.dtype, checked.operator, size)?;
+    if caution.holds_output {
+        plan = plan.hold_output(checked.output_len() as u64);
+    }
+    Ok((Arc::new(plan), algorithm))
 }

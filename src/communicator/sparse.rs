@@ -3,18 +3,35 @@
 //! Each rank combines its own duplicates, all gather everybody's elements, and each combines them. Partial results
 //! travel as accumulators, so short floats are rounded once. An element's operands are combined in the canonical tree
 //! over all ranks, with the ranks that lack it left out.
+//!
+//! A tensor in device memory is loaded into pinned memory in the order of its stream, and is one like any other from there
+//! on. How many elements the result has is known on the host, when it is there: then the caller has room for it on the
+//! device, and [`Sparse::copy`] brings it there.
 
-use std::cmp::Ordering;
-use std::ops::Range;
-use std::time::Duration;
+mod run;
+mod tensor;
+#[cfg(test)]
+mod tests;
 
-use crate::collective::request::{Counts, Kind, Request};
-use crate::communicator::{Call, Context};
+use std::sync::{Arc, OnceLock};
+
+use self::run::{Counting, Part, Source, SparseRun};
+use self::tensor::{Elements, Gathered, Shape, Tensor};
+use super::context::{DEFAULT_TIMEOUT, Place as Membership, class_of};
+use super::staged::Spans;
+use super::{Call, Completion, Context, Work};
+use crate::cuda::context::Devices;
+use crate::cuda::driver::{Location, Memory, StreamHandle};
+use crate::cuda::libcuda::Libcuda;
+use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
-use crate::error::{Error, Result, Status, fail};
-use crate::reduce::{DataType, Operand, Operator, Reducer, Representation};
+use crate::engine::group::Group;
+use crate::engine::staged::{self, Load, Place};
+use crate::error::{Result, fail};
+use crate::reduce::{DataType, Operator, Reducer};
+use crate::signature::{Kind, Signature};
 
-/// This rank's tensor: `nnz` elements, in any order, the same index several times if need be.
+/// This rank's tensor in host memory: `nnz` elements, in any order, the same index several times if need be.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
     /// `dims` × `nnz` numbers: the first coordinate of every element, then the second, and so on.
@@ -31,13 +48,50 @@ pub struct Input<'a> {
     pub dtype: DataType,
 }
 
-/// A combined tensor: sorted by its indices, each of which occurs once.
-#[derive(Debug)]
+impl Input<'_> {
+    fn tensor(&self) -> Result<RawTensor> {
+        let Input { indices, values, nnz, dims, block, dtype } = *self;
+        let raw = RawTensor { indices: indices.as_ptr(), values: values.as_ptr(), nnz, dims, block, dtype };
+        let shape = Shape::new(dims, block, dtype)?;
+        if shape.lengths(nnz).ok() != Some((indices.len(), values.len())) {
+            fail!(
+                InvalidArgument,
+                "nnz {nnz} of {dims} dims and blocks of {block} × {} does not fit {} indices and {} bytes of values",
+                dtype.name(),
+                indices.len(),
+                values.len()
+            );
+        }
+        Ok(raw)
+    }
+}
+
+/// The same wherever it lies: both lists in host memory, or both in memory of one device. NULL is fine for no elements.
+/// Ranks may differ in where theirs are.
+#[derive(Clone, Copy, Debug)]
+pub struct RawTensor {
+    /// As [`Input::indices`].
+    pub indices: *const i64,
+    /// As [`Input::values`].
+    pub values: *const u8,
+    /// As [`Input::nnz`].
+    pub nnz: u64,
+    /// As [`Input::dims`].
+    pub dims: u32,
+    /// As [`Input::block`].
+    pub block: u64,
+    /// As [`Input::dtype`].
+    pub dtype: DataType,
+}
+
+/// The result of a sparse allreduce: a tensor that is sorted by its indices, each of which occurs once. It is there when
+/// the operation has completed well; before that, and after a failure, it has no elements. Cheap to clone.
+#[derive(Clone, Debug)]
 pub struct Sparse {
     dims: u32,
-    nnz: usize,
-    indices: Vec<i64>,
-    values: Values,
+    tensor: Arc<OnceLock<Tensor>>,
+    /// Those of the input, if it was in device memory.
+    devices: Option<Arc<Devices>>,
 }
 
 impl Sparse {
@@ -48,24 +102,180 @@ impl Sparse {
 
     /// How many elements.
     pub fn nnz(&self) -> u64 {
-        self.nnz as u64
+        self.tensor.get().map_or(0, |tensor| tensor.nnz as u64)
     }
 
-    /// `dims` × `nnz` numbers, laid out as in [`Input::indices`].
+    /// `dims` × `nnz` numbers in host memory, laid out as in [`Input::indices`].
     pub fn indices(&self) -> &[i64] {
-        &self.indices
+        self.tensor.get().map_or(&[], |tensor| &tensor.indices)
     }
 
-    /// `nnz` × `block` values, as bytes, aligned to 8.
+    /// `nnz` × `block` values in host memory, as bytes, aligned to 8.
     pub fn values(&self) -> &[u8] {
-        self.values.bytes()
+        self.tensor.get().map_or(&[], Tensor::values)
+    }
+
+    /// Copies the indices and the values out, to host memory or to memory of one device; NULL for what is not wanted.
+    /// To a device the copies are in the order of `stream`, and this returns at once; without one they come after what
+    /// the device's default stream was given before, and are there on return. The result may be dropped in any case.
+    ///
+    /// # Safety
+    /// The destinations have room for what [`Sparse::indices`] and [`Sparse::values`] have; they stay valid, and nobody
+    /// else touches them, until the copies are done. The stream lives until then.
+    pub unsafe fn copy(
+        &self,
+        indices: *mut i64,
+        values: *mut u8,
+        stream: Option<StreamHandle>,
+    ) -> Result<()> {
+        if self.tensor.get().is_none() {
+            fail!(InvalidUsage, "the result is not there: its work is not complete, or has failed");
+        }
+        // SAFETY: any numbers are bytes.
+        let numbers = unsafe {
+            let indices = self.indices();
+            std::slice::from_raw_parts(indices.as_ptr().cast::<u8>(), size_of_val(indices))
+        };
+        let mut parts: Vec<(&str, &[u8], *mut u8)> =
+            vec![("indices", numbers, indices.cast()), ("values", self.values(), values)];
+        parts.retain(|(_, bytes, to)| !bytes.is_empty() && !to.is_null());
+        let mut device = None;
+        for &(name, bytes, to) in &parts {
+            let found = self.locate(to)?.filter(|location| location.memory != Memory::Host);
+            if let Some(location) = &found {
+                let room = (location.base.saturating_add(location.bytes))
+                    .saturating_sub(to.expose_provenance() as u64);
+                if room < bytes.len() as u64 {
+                    let bytes = bytes.len();
+                    fail!(
+                        InvalidArgument,
+                        "{name} has {room} bytes left in its allocation, but {bytes} are needed"
+                    );
+                }
+            }
+            let found = found.map(|location| location.device);
+            if *device.get_or_insert(found) != found {
+                fail!(InvalidArgument, "indices and values are not memory of one device, or of the host");
+            }
+        }
+        let Some(device) = device.flatten() else {
+            if stream.is_some() && !parts.is_empty() {
+                fail!(
+                    InvalidArgument,
+                    "a stream is given, but the destinations are host memory: leave it NULL"
+                );
+            }
+            for (_, bytes, to) in parts {
+                // SAFETY: the caller's promise.
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+            }
+            return Ok(());
+        };
+        let devices = self.devices.clone().map_or_else(Devices::open, Ok)?;
+        let parts: Vec<(&[u8], u64)> =
+            parts.iter().map(|(_, bytes, to)| (*bytes, to.expose_provenance() as u64)).collect();
+        // SAFETY: the caller's promise, for both.
+        unsafe {
+            match stream {
+                Some(handle) => {
+                    let stream = Stream::borrow(&devices, device, handle)?;
+                    stream.refuse_capture("stream", "a copy of a result cannot be captured")?;
+                    staged::store(&stream, &parts)
+                }
+                None => {
+                    let stream = Stream::new(&devices, device, true)?;
+                    staged::store(&stream, &parts)?;
+                    stream.synchronize(Deadline::after(DEFAULT_TIMEOUT))
+                }
+            }
+        }
+    }
+
+    fn locate(&self, to: *mut u8) -> Result<Option<Location>> {
+        let address = to.expose_provenance() as u64;
+        match &self.devices {
+            Some(devices) => devices.locate(address),
+            None => Libcuda::locate_if_loaded(address),
+        }
     }
 }
 
 impl Context {
-    /// Combines the tensors of all ranks, each of which gets the same result. Collective; runs in this thread. `operator`
-    /// is sum, product, min, max or average, the same on every rank.
+    /// Combines the tensors of all ranks, each of which gets the same result. Collective; runs to completion in this
+    /// thread. `operator` is sum, product, min, max or average, the same on every rank.
     pub fn sparse_allreduce(&self, input: &Input<'_>, operator: Operator, call: &Call) -> Result<Sparse> {
+        // SAFETY: the lists are borrowed until the call returns, and have the lengths that it says.
+        unsafe { self.run_sparse(&input.tensor()?, operator, call) }
+    }
+
+    /// Starts the same and returns; the library moves it when nobody waits. The input is read before this returns.
+    /// The result is there when the work has completed.
+    pub fn start_sparse_allreduce(
+        &self,
+        input: &Input<'_>,
+        operator: Operator,
+        call: &Call,
+    ) -> Result<(Work, Sparse)> {
+        // SAFETY: as above; host memory is read before the call returns.
+        unsafe { self.start_sparse(&input.tensor()?, operator, call) }
+    }
+
+    /// As [`Context::sparse_allreduce`], for tensors in host or device memory. Waits for the result with a stream, too.
+    ///
+    /// # Safety
+    /// As [`Context::start_sparse`].
+    pub unsafe fn run_sparse(&self, input: &RawTensor, operator: Operator, call: &Call) -> Result<Sparse> {
+        // SAFETY: the caller's promise.
+        let (result, step) = unsafe { self.sparse_step(input, operator, call) }?;
+        if let Some(Step { group, signature, part, counting, source }) = step {
+            let (class, tag) = class_of(call);
+            group.run(class, tag, signature, call.timeout, |turn| {
+                SparseRun::new(turn, part, counting, source)
+            })?;
+        }
+        Ok(result)
+    }
+
+    /// As [`Context::start_sparse_allreduce`], for tensors in host or device memory. Device memory is read when the call's
+    /// stream comes to the call, and what the stream is given next waits until it has been read, not for the result.
+    /// (A group of one waits for the stream here.)
+    ///
+    /// # Safety
+    /// The lists hold what their lengths say, and nobody writes to them: host memory until the call returns; device
+    /// memory until what the stream is given next, or, without a stream, until the work completes. The stream lives
+    /// until the work completes.
+    pub unsafe fn start_sparse(
+        &self,
+        input: &RawTensor,
+        operator: Operator,
+        call: &Call,
+    ) -> Result<(Work, Sparse)> {
+        // SAFETY: the caller's promise.
+        let (result, step) = unsafe { self.sparse_step(input, operator, call) }?;
+        let Some(Step { group, signature, part, counting, source }) = step else {
+            return Ok((Work::ended(Ok(Completion::default())), result));
+        };
+        let (class, tag) = class_of(call);
+        let running = group.start(class, tag, signature, call.timeout, |turn| {
+            SparseRun::new(turn, part, counting, source)
+        })?;
+        let work = Work::running(running);
+        Ok(match &result.devices {
+            Some(devices) => (work.on_devices(devices), result),
+            None => (work, result),
+        })
+    }
+
+    /// Checks a call. What is left to do, if there are other ranks.
+    ///
+    /// # Safety
+    /// As [`Context::start_sparse`].
+    unsafe fn sparse_step(
+        &self,
+        input: &RawTensor,
+        operator: Operator,
+        call: &Call,
+    ) -> Result<(Sparse, Option<Step<'_>>)> {
         if !matches!(
             operator,
             Operator::Sum | Operator::Product | Operator::Min | Operator::Max | Operator::Average
@@ -79,510 +289,98 @@ impl Context {
         if call.algorithm.is_some() {
             fail!(InvalidArgument, "a sparse allreduce has one algorithm only: leave it unset");
         }
-        let shape = Shape::of(input)?;
+        let shape = Shape::new(input.dims, input.block, input.dtype)?;
         let reducer = Reducer::new(input.dtype, operator, self.size())?;
-        let mine = coalesce(input, &shape, &reducer)?;
-
-        let steps = Steps::new(self, call);
-        let nnz = steps.exchange_headers(mine.nnz, &shape, &operator)?;
-        let all = steps.exchange_elements(&mine, &shape, &nnz)?;
-        combine(&all, &shape, &reducer, self.size())
-    }
-}
-
-/// What all tensors of one call have in common, in numbers that are known to fit.
-struct Shape {
-    dims: usize,
-    block: usize,
-    dtype: DataType,
-}
-
-impl Shape {
-    fn of(input: &Input<'_>) -> Result<Shape> {
-        let (dims, block) = (input.dims as usize, usize::try_from(input.block).unwrap_or(usize::MAX));
-        if dims == 0 {
-            fail!(InvalidArgument, "dims is 0; an index has at least one coordinate");
-        }
-        if block == 0 {
-            fail!(InvalidArgument, "block is 0; an element has at least one value");
-        }
-        let nnz = usize::try_from(input.nnz).unwrap_or(usize::MAX);
-        let values = nnz.checked_mul(block).and_then(|count| count.checked_mul(input.dtype.size()));
-        if nnz.checked_mul(dims) != Some(input.indices.len()) || values != Some(input.values.len()) {
-            fail!(
-                InvalidArgument,
-                "nnz {} of {dims} dims and blocks of {block} × {} does not fit {} indices and {} bytes of values",
-                input.nnz,
-                input.dtype.name(),
-                input.indices.len(),
-                input.values.len()
-            );
-        }
-        Ok(Shape { dims, block, dtype: input.dtype })
-    }
-
-    /// Room for the accumulators of `elements` elements.
-    fn accumulators(&self, elements: usize) -> Result<Values> {
-        Values::zeroed(elements, self.block, self.dtype.accumulator().size())
-    }
-
-    /// Bytes of one element's accumulators. It fits where [`Shape::accumulators`] succeeded.
-    fn accumulator_bytes(&self) -> usize {
-        self.block * self.dtype.accumulator().size()
-    }
-}
-
-/// Elements, by rank: within a rank sorted by index, each once.
-struct Elements {
-    nnz: usize,
-    /// For each rank, `dims` × its nnz.
-    indices: Vec<i64>,
-    /// For each element, `block` accumulators.
-    accumulators: Values,
-    /// Each rank's elements, counted over all ranks.
-    ranks: Vec<Range<usize>>,
-}
-
-impl Elements {
-    /// An element's index, coordinate by coordinate.
-    fn index(&self, dims: usize, rank: usize, element: usize) -> impl Iterator<Item = i64> + '_ {
-        let Range { start, end } = self.ranks[rank];
-        let nnz = end - start;
-        let first = start * dims + (element - start);
-        (0..dims).map(move |dim| self.indices[first + dim * nnz])
-    }
-}
-
-/// This rank's elements, duplicates combined in the order they were given.
-fn coalesce(input: &Input<'_>, shape: &Shape, reducer: &Reducer) -> Result<Elements> {
-    // It is the length of slices divided by at least 1.
-    let nnz = input.nnz as usize;
-    let index = |element: usize| (0..shape.dims).map(move |dim| input.indices[dim * nnz + element]);
-    let mut order: Vec<usize> = (0..nnz).collect();
-    order.sort_by(|&a, &b| index(a).cmp(index(b)));
-
-    let groups: Vec<&[usize]> = order.chunk_by(|&a, &b| index(a).eq(index(b))).collect();
-    let mut accumulators = shape.accumulators(groups.len())?;
-    let element_bytes = shape.block * shape.dtype.size();
-    for (group, out) in groups.iter().zip(accumulators.chunks_mut(shape.accumulator_bytes())) {
-        let operands: Vec<Operand> = group
-            .iter()
-            .map(|&element| Operand {
-                address: input.values[element * element_bytes..][..element_bytes].as_ptr(),
-                representation: Representation::Element,
-                scale: 1.0,
-            })
-            .collect();
-        // SAFETY: the slices that the addresses come from hold `block` elements, `out` holds as many accumulators and
-        // overlaps none of them, and both are borrowed until here.
-        unsafe { reducer.fold(&operands, out.as_mut_ptr(), Representation::Accumulator, shape.block) };
-    }
-    let mut indices = Vec::with_capacity(groups.len() * shape.dims);
-    for dim in 0..shape.dims {
-        indices.extend(groups.iter().map(|group| input.indices[dim * nnz + group[0]]));
-    }
-    let ranks = std::iter::once(0..groups.len()).collect();
-    Ok(Elements { nnz: groups.len(), indices, accumulators, ranks })
-}
-
-/// All ranks' elements into one tensor.
-fn combine(all: &Elements, shape: &Shape, reducer: &Reducer, size: u32) -> Result<Sparse> {
-    let index = |&(rank, element): &Present| all.index(shape.dims, rank as usize, element);
-    let mut order: Vec<Present> = (0..size)
-        .zip(&all.ranks)
-        .flat_map(|(rank, elements)| elements.clone().map(move |e| (rank, e)))
-        .collect();
-    // Stable, so the ranks of one index stay in order; and made of sorted runs, which this sort merges.
-    order.sort_by(|a, b| index(a).cmp(index(b)));
-
-    let groups: Vec<&[Present]> = order.chunk_by(|a, b| index(a).cmp(index(b)) == Ordering::Equal).collect();
-    let mut values = Values::zeroed(groups.len(), shape.block, shape.dtype.size())?;
-    let mut tree = Tree { reducer, all, shape, scratch: Vec::new() };
-    for (group, out) in groups.iter().zip(values.chunks_mut(shape.block * shape.dtype.size())) {
-        tree.combine(group, size, out)?;
-    }
-    let mut indices = vec![0; groups.len() * shape.dims];
-    for (at, group) in groups.iter().enumerate() {
-        for (dim, coordinate) in index(&group[0]).enumerate() {
-            indices[dim * groups.len() + at] = coordinate;
-        }
-    }
-    // It came as a u32.
-    Ok(Sparse { dims: shape.dims as u32, nnz: groups.len(), indices, values })
-}
-
-/// An element that a rank has: the rank, and its place among all elements.
-type Present = (u32, usize);
-
-/// The canonical tree over all ranks, for one element at a time.
-struct Tree<'a> {
-    reducer: &'a Reducer,
-    all: &'a Elements,
-    shape: &'a Shape,
-    /// Partial results, by depth.
-    scratch: Vec<Values>,
-}
-
-impl Tree<'_> {
-    /// Combines the operands of one element, ordered by rank, into `out`, which holds `block` elements.
-    fn combine(&mut self, operands: &[Present], size: u32, out: &mut [u8]) -> Result<()> {
-        let mut list = Vec::with_capacity(2);
-        match self.halves(operands, 0, size) {
-            Some((left, right, middle)) => {
-                list.push(self.partial(left, 0, middle, 0)?);
-                list.push(self.partial(right, middle, size - middle, 1)?);
+        // SAFETY: the caller's promise.
+        let (source, devices) = unsafe { self.source(input, &shape, &reducer, call) }?;
+        let result = Sparse { dims: input.dims, tensor: Arc::default(), devices };
+        let Membership::Group(group) = self.place() else {
+            if let Some(error) = self.failure() {
+                return Err(error);
             }
-            None => list.extend(operands.iter().map(|&(_, element)| self.operand(element))),
-        }
-        // SAFETY: each operand holds `block` accumulators, in `all` or in `scratch`, and `out` as many elements apart
-        // from them; nothing touches either meanwhile.
-        unsafe { self.reducer.fold(&list, out.as_mut_ptr(), Representation::Element, self.shape.block) };
-        Ok(())
-    }
-
-    /// The tree over the `count` ranks from `first` on, of which `operands`, at least one, have the element. Slot
-    /// `slot` of the scratch and those above it are free.
-    fn partial(&mut self, operands: &[Present], first: u32, count: u32, slot: usize) -> Result<Operand> {
-        if let [(_, single)] = operands {
-            return Ok(self.operand(*single));
-        }
-        let mut list = Vec::with_capacity(2);
-        match self.halves(operands, first, count) {
-            Some((left, right, middle)) => {
-                list.push(self.partial(left, first, middle - first, slot)?);
-                list.push(self.partial(right, middle, first + count - middle, slot + 1)?);
-            }
-            None => list.extend(operands.iter().map(|&(_, element)| self.operand(element))),
-        }
-        while self.scratch.len() <= slot {
-            self.scratch.push(self.shape.accumulators(1)?);
-        }
-        let out = self.scratch[slot].address();
-        // SAFETY: as in `combine`; `out` is the left operand or apart from both.
-        unsafe { self.reducer.fold(&list, out, Representation::Accumulator, self.shape.block) };
-        Ok(Operand { address: out, representation: Representation::Accumulator, scale: 1.0 })
-    }
-
-    /// The operands of the first node below `first..first + count` that has operands on both sides, and where it
-    /// parts. `None` if a fold of the list is that tree already.
-    fn halves<'o>(
-        &self,
-        operands: &'o [Present],
-        mut first: u32,
-        mut count: u32,
-    ) -> Option<(&'o [Present], &'o [Present], u32)> {
-        loop {
-            // One operand, or all there can be.
-            if operands.len() == 1 || operands.len() == count as usize {
-                return None;
-            }
-            let middle = first + (count.div_ceil(2)).next_power_of_two();
-            let (left, right) = operands.split_at(operands.partition_point(|&(rank, _)| rank < middle));
-            match (left.is_empty(), right.is_empty()) {
-                (false, false) => return Some((left, right, middle)),
-                (false, true) => count = middle - first,
-                _ => (first, count) = (middle, first + count - middle),
-            }
-        }
-    }
-
-    fn operand(&self, element: usize) -> Operand {
-        let bytes = self.shape.accumulator_bytes();
-        let address = self.all.accumulators.bytes()[element * bytes..][..bytes].as_ptr();
-        Operand { address, representation: Representation::Accumulator, scale: 1.0 }
-    }
-}
-
-/// The collectives that a sparse allreduce is made of, under one deadline.
-struct Steps<'a> {
-    context: &'a Context,
-    call: &'a Call,
-    deadline: Option<Deadline>,
-}
-
-impl<'a> Steps<'a> {
-    fn new(context: &'a Context, call: &'a Call) -> Steps<'a> {
-        Steps { context, call, deadline: call.timeout.map(Deadline::after) }
-    }
-
-    /// How many elements each rank has, and that all called the same.
-    fn exchange_headers(&self, nnz: usize, shape: &Shape, operator: &Operator) -> Result<Vec<usize>> {
-        let header = Header {
-            nnz: nnz as u64,
-            dims: shape.dims as u64,
-            block: shape.block as u64,
-            dtype: shape.dtype as u64,
-            operator: operator.number().into(),
+            let deadline = Deadline::after(call.timeout.unwrap_or(DEFAULT_TIMEOUT));
+            let mine = source.wait(&shape, &reducer, deadline)?;
+            let mut all = Gathered::new(&shape, &[mine.nnz as u64])?;
+            all.put(0, &mine);
+            let _ = result.tensor.set(all.combine(&reducer)?);
+            return Ok((result, None));
         };
-        let mine = header.to_words();
-        let mut all = vec![0_u64; mine.len() * self.context.size() as usize];
-        let counts = Counts::Uniform(mine.len() as u64);
-        // SAFETY: `mine` holds the words of one rank, `all` those of every rank, until the call returns.
-        unsafe { self.allgather(mine.as_ptr().cast(), all.as_mut_ptr().cast(), counts, DataType::U64) }?;
-        let mut nnz = Vec::with_capacity(self.context.size() as usize);
-        for (rank, words) in all.chunks_exact(mine.len()).enumerate() {
-            let theirs = Header::from_words(words);
-            if !theirs.agrees_with(&header) {
-                fail!(
-                    Mismatch,
-                    "sparse allreduce of '{}' differs: rank {} called {header}, rank {rank} called {theirs}",
-                    self.context.name(),
-                    self.context.rank()
-                );
-            }
-            nnz.push(usize::try_from(theirs.nnz).map_err(|_| too_large(theirs.nnz))?);
-        }
-        Ok(nnz)
+        let signature = Signature {
+            kind: Kind::SparseAllreduce,
+            dtype: input.dtype,
+            operator: operator.number(),
+            algorithm: 0,
+            root: input.dims,
+            count: input.block,
+            // Where a rank's tensor lies is its own affair.
+            device: false,
+        };
+        let into = result.tensor.clone();
+        let part = Part { shape, reducer, seat: self.seat(), class: class_of(call).0, into };
+        let counting = Counting::new(group, &part, self.plans())?;
+        Ok((result, Some(Step { group, signature, part, counting, source })))
     }
 
-    /// All ranks' elements.
-    fn exchange_elements(&self, mine: &Elements, shape: &Shape, nnz: &[usize]) -> Result<Elements> {
-        let mut ranks = Vec::with_capacity(nnz.len());
-        let mut total = 0_usize;
-        for &nnz in nnz {
-            let end = total.checked_add(nnz).ok_or_else(|| too_large(u64::MAX))?;
-            ranks.push(total..end);
-            total = end;
-        }
-        let numbers = total.checked_mul(shape.dims).ok_or_else(|| too_large(total as u64))?;
-        let mut indices: Vec<i64> = zeroed(numbers)?;
-        let mut accumulators = shape.accumulators(total)?;
-        if total > 0 {
-            // The products fit: they count parts of what was just allocated.
-            let blocks = |each: usize| Counts::Blocks(nnz.iter().map(|&nnz| (nnz * each) as u64).collect());
-            let (from, to) = (mine.indices.as_ptr().cast(), indices.as_mut_ptr().cast());
-            // SAFETY: `from` holds this rank's block and `to` all blocks, until the call returns.
-            unsafe { self.allgather(from, to, blocks(shape.dims), DataType::I64) }?;
-            let from = mine.accumulators.bytes().as_ptr();
-            let to = accumulators.bytes_mut().as_mut_ptr();
-            // SAFETY: as above.
-            unsafe { self.allgather(from, to, blocks(shape.block), shape.dtype.accumulator()) }?;
-        }
-        Ok(Elements { nnz: total, indices, accumulators, ranks })
-    }
-
+    /// This rank's elements: combined now if they are in host memory, else on their way there.
+    ///
     /// # Safety
-    /// As [`Context::run`].
-    unsafe fn allgather(
+    /// As [`Context::start_sparse`].
+    unsafe fn source(
         &self,
-        input: *const u8,
-        output: *mut u8,
-        counts: Counts,
-        dtype: DataType,
-    ) -> Result<()> {
-        let left = self.deadline.and_then(Deadline::remaining);
-        let call = Call {
-            // Zero would be no deadline, or none of ours.
-            timeout: left.map(|left| left.max(Duration::from_millis(1))).or(self.call.timeout),
-            ..self.call.clone()
+        input: &RawTensor,
+        shape: &Shape,
+        reducer: &Reducer,
+        call: &Call,
+    ) -> Result<(Source, Option<Arc<Devices>>)> {
+        let (numbers, bytes) = shape.lengths(input.nnz)?;
+        for (name, missing) in [("indices", input.indices.is_null()), ("values", input.values.is_null())] {
+            if missing && numbers > 0 {
+                fail!(InvalidArgument, "{name} is NULL, but nnz is {}", input.nnz);
+            }
+        }
+        if numbers == 0 {
+            return Ok((Source::Here(Elements::none()), None));
+        }
+        if !input.indices.is_aligned() {
+            fail!(InvalidArgument, "indices is not aligned to {} bytes", align_of::<i64>());
+        }
+        let spans = Spans::of_tensor((input.indices, numbers * size_of::<i64>()), (input.values, bytes));
+        let Some(survey) = self.or_fail(self.survey(spans, call))? else {
+            // SAFETY: the caller's promise.
+            let (indices, values) = unsafe {
+                (
+                    std::slice::from_raw_parts(input.indices, numbers),
+                    std::slice::from_raw_parts(input.values, bytes),
+                )
+            };
+            return Ok((Source::Here(Elements::coalesce(indices, values, shape, reducer)?), None));
         };
-        let operator = Operator::Sum;
-        let request = Request { kind: Kind::Allgather, input, output, counts, dtype, operator, root: 0 };
-        // SAFETY: this function's contract.
-        unsafe { self.context.run(&request, &call) }.map(drop)
-    }
-}
-
-/// What a rank tells about its tensor before the elements.
-struct Header {
-    nnz: u64,
-    dims: u64,
-    block: u64,
-    dtype: u64,
-    operator: u64,
-}
-
-impl Header {
-    fn to_words(&self) -> [u64; 5] {
-        [self.nnz, self.dims, self.block, self.dtype, self.operator]
-    }
-
-    /// `words` are those of [`Header::to_words`].
-    fn from_words(words: &[u64]) -> Header {
-        Header { nnz: words[0], dims: words[1], block: words[2], dtype: words[3], operator: words[4] }
-    }
-
-    fn agrees_with(&self, other: &Header) -> bool {
-        self.to_words()[1..] == other.to_words()[1..]
-    }
-}
-
-impl std::fmt::Display for Header {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let dtype = i32::try_from(self.dtype).ok().and_then(|number| DataType::from_number(number).ok());
-        let dtype = dtype.map_or("unknown type", DataType::name);
-        let operator = Operator::name_of(u8::try_from(self.operator).unwrap_or(u8::MAX));
-        write!(f, "({} dims, blocks of {} × {dtype}, {operator})", self.dims, self.block)
-    }
-}
-
-fn too_large(nnz: u64) -> Error {
-    let text = format!("the ranks' sparse tensors have {nnz} elements and more: more than memory holds");
-    Error::new(Status::InvalidArgument, text)
-}
-
-/// Zeros, or an error where `vec!` would end the process.
-fn zeroed<T: Copy + Default>(count: usize) -> Result<Vec<T>> {
-    let mut list = Vec::new();
-    match list.try_reserve_exact(count) {
-        Ok(()) => list.resize(count, T::default()),
-        Err(_) => fail!(OutOfMemory, "no memory for {count} numbers of {} bytes", size_of::<T>()),
-    }
-    Ok(list)
-}
-
-/// Values of any type, as bytes aligned to 8.
-#[derive(Debug)]
-struct Values {
-    words: Vec<u64>,
-    bytes: usize,
-}
-
-impl Values {
-    /// Zeros for `elements` elements of `block` values of `size` bytes.
-    fn zeroed(elements: usize, block: usize, size: usize) -> Result<Values> {
-        match elements.checked_mul(block).and_then(|count| count.checked_mul(size)) {
-            Some(bytes) => Ok(Values { words: zeroed(bytes.div_ceil(8))?, bytes }),
-            None => Err(too_large(elements as u64)),
-        }
-    }
-
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: the words hold at least so many bytes, all initialised.
-        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.bytes) }
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and any bytes are words.
-        unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), self.bytes) }
-    }
-
-    /// The first byte, without a claim on those that were given out before.
-    fn address(&mut self) -> *mut u8 {
-        self.words.as_mut_ptr().cast()
-    }
-
-    fn chunks_mut(&mut self, bytes: usize) -> impl Iterator<Item = &mut [u8]> {
-        self.bytes_mut().chunks_exact_mut(bytes)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn bytes(values: &[f32]) -> Vec<u8> {
-        values.iter().flat_map(|value| value.to_ne_bytes()).collect()
-    }
-
-    fn floats(bytes: &[u8]) -> Vec<f32> {
-        bytes.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect()
-    }
-
-    /// What a group would do, without the messages between its ranks.
-    fn together(
-        tensors: &[(&[i64], &[f32])],
-        dims: u32,
-        block: usize,
-        operator: Operator,
-    ) -> (Vec<i64>, Vec<f32>) {
-        let size = tensors.len() as u32;
-        let reducer = Reducer::new(DataType::F32, operator, size).unwrap();
-        let shape = Shape { dims: dims as usize, block, dtype: DataType::F32 };
-        let mut all =
-            Elements { nnz: 0, indices: vec![], accumulators: shape.accumulators(0).unwrap(), ranks: vec![] };
-        let mut joined = Vec::new();
-        for (indices, values) in tensors {
-            let values = bytes(values);
-            let nnz = (indices.len() / dims as usize) as u64;
-            let (block, dtype) = (block as u64, DataType::F32);
-            let mine = Input { indices, values: &values, nnz, dims, block, dtype };
-            let mine = coalesce(&mine, &Shape::of(&mine).unwrap(), &reducer).unwrap();
-            all.ranks.push(all.nnz..all.nnz + mine.nnz);
-            all.nnz += mine.nnz;
-            all.indices.extend(&mine.indices);
-            joined.extend_from_slice(mine.accumulators.bytes());
-        }
-        all.accumulators = shape.accumulators(all.nnz).unwrap();
-        all.accumulators.bytes_mut().copy_from_slice(&joined);
-        let sparse = combine(&all, &shape, &reducer, size).unwrap();
-        (sparse.indices().to_vec(), floats(sparse.values()))
-    }
-
-    #[test]
-    fn elements_of_all_ranks_are_sorted_and_combined() {
-        let (indices, values) = together(
-            &[(&[7, 2, 7], &[1.0, 2.0, 3.0]), (&[], &[]), (&[2, -1], &[10.0, 20.0])],
-            1,
-            1,
-            Operator::Sum,
-        );
-        assert_eq!(indices, [-1, 2, 7]);
-        assert_eq!(values, [20.0, 12.0, 4.0]);
-    }
-
-    #[test]
-    fn indices_of_several_coordinates_lie_coordinate_by_coordinate() {
-        // (1, 5) (0, 9) and (1, 5) (1, 4), blocks of two.
-        let (indices, values) = together(
-            &[(&[1, 0, 5, 9], &[1.0, 2.0, 3.0, 4.0]), (&[1, 1, 5, 4], &[10.0, 20.0, 30.0, 40.0])],
-            2,
-            2,
-            Operator::Sum,
-        );
-        assert_eq!(indices, [0, 1, 1, 9, 4, 5]);
-        assert_eq!(values, [3.0, 4.0, 30.0, 40.0, 11.0, 22.0]);
-    }
-
-    #[test]
-    fn an_average_divides_by_the_size_of_the_group() {
-        let one: (&[i64], &[f32]) = (&[3], &[8.0]);
-        let none: (&[i64], &[f32]) = (&[], &[]);
-        assert_eq!(together(&[one, none, none, one], 1, 1, Operator::Average), (vec![3], vec![4.0]));
-        assert_eq!(together(&[none, one, none, none], 1, 1, Operator::Average), (vec![3], vec![2.0]));
-    }
-
-    #[test]
-    fn nothing_gives_nothing() {
-        assert_eq!(together(&[(&[], &[]), (&[], &[])], 1, 1, Operator::Max), (vec![], vec![]));
-    }
-
-    /// A dense allreduce of zeros elsewhere gives the same bits, whichever ranks have the element.
-    #[test]
-    fn sums_have_the_bits_of_the_dense_tree() {
-        fn dense(values: &[f32]) -> f32 {
-            match values {
-                [single] => *single,
-                _ => {
-                    let (left, right) = values.split_at(values.len().next_power_of_two() / 2);
-                    dense(left) + dense(right)
-                }
+        let parts = match survey.places() {
+            (Place::Device(indices), Place::Device(values)) => {
+                [(indices, numbers * size_of::<i64>()), (values, bytes)]
             }
-        }
-        let value = |rank: usize| 0.1_f32 + (rank as f32 * 1.7).sin() * 10_f32.powi(rank as i32 % 5 * 2);
-        for size in 1..=9_usize {
-            for present in 1..1_u32 << size {
-                let has = |rank: usize| present >> rank & 1 == 1;
-                let values: Vec<Vec<f32>> =
-                    (0..size).map(|rank| if has(rank) { vec![value(rank)] } else { vec![] }).collect();
-                let indices: Vec<Vec<i64>> = values.iter().map(|values| vec![5; values.len()]).collect();
-                let tensors: Vec<(&[i64], &[f32])> =
-                    indices.iter().zip(&values).map(|(i, v)| (&i[..], &v[..])).collect();
-                let (_, sum) = together(&tensors, 1, 1, Operator::Sum);
-                let zeros: Vec<f32> =
-                    (0..size).map(|rank| if has(rank) { value(rank) } else { 0.0 }).collect();
-                assert_eq!(sum[0].to_bits(), dense(&zeros).to_bits(), "{size} ranks, present {present:b}");
-            }
-        }
+            (Place::Host(_), Place::Host(_)) => fail!(
+                InvalidArgument,
+                "call->stream is set, but the tensor is in host memory, which is read at once: leave it NULL"
+            ),
+            _ => fail!(InvalidArgument, "one of indices and values is device memory, the other is not"),
+        };
+        let (stream, ordered) = survey.stream();
+        let endpoint = match self.place() {
+            Membership::Group(group) => Some(group.endpoint()),
+            Membership::Solo => None,
+        };
+        // SAFETY: the caller's promise.
+        let load = self.or_fail(unsafe { Load::begin(stream, &parts, ordered, endpoint) })?;
+        Ok((Source::Loading(load, numbers, bytes), Some(survey.devices().clone())))
     }
+}
 
-    #[test]
-    fn lists_of_the_wrong_length_are_refused() {
-        let input =
-            Input { indices: &[1, 2], values: &[0; 4], nnz: 2, dims: 1, block: 1, dtype: DataType::F32 };
-        let error = Shape::of(&input).err().unwrap();
-        assert!(error.text().contains("4 bytes of values"), "{error}");
-        assert!(Shape::of(&Input { dims: 0, ..input }).is_err());
-        assert!(Shape::of(&Input { block: 0, values: &[], ..input }).is_err());
-    }
+/// A call that takes other ranks.
+struct Step<'a> {
+    group: &'a Arc<Group>,
+    signature: Signature,
+    part: Part,
+    counting: Counting,
+    source: Source,
 }

@@ -133,6 +133,14 @@ impl Spans {
         }
     }
 
+    /// Those of a sparse tensor, which is read only: both are inputs.
+    pub(super) fn of_tensor(indices: (*const i64, usize), values: (*const u8, usize)) -> Spans {
+        Spans {
+            input: Span { name: "indices", address: indices.0.cast_mut().cast(), bytes: indices.1 },
+            output: Span { name: "values", address: values.0.cast_mut(), bytes: values.1 },
+        }
+    }
+
     /// That of a send or receive.
     pub(super) fn of_message(message: &Message) -> Spans {
         let none = |name| Span { name, address: std::ptr::null_mut(), bytes: 0 };
@@ -141,7 +149,7 @@ impl Spans {
             Message::Send { from, .. } => {
                 (input.address, input.bytes) = (from.address.cast_mut(), from.len);
             }
-            Message::Receive { into, .. } | Message::ReceiveAny { into } => {
+            Message::Receive { into, .. } | Message::ReceiveAny { into, .. } => {
                 (output.address, output.bytes) = (into.address, into.len);
             }
         }
@@ -225,6 +233,22 @@ impl Pending {
             return Err(error);
         }
         Ok(self.work)
+    }
+}
+
+impl Survey {
+    /// Where the two spans are.
+    pub(super) fn places(&self) -> (Place, Place) {
+        (self.input, self.output)
+    }
+
+    /// The stream that the call is ordered on, and whether it is the caller's.
+    pub(super) fn stream(&self) -> (&Stream, bool) {
+        (&self.stream, self.ordered)
+    }
+
+    pub(super) fn devices(&self) -> &Arc<Devices> {
+        &self.devices
     }
 }
 
@@ -514,15 +538,16 @@ fn exchange_message(group: &Arc<Group>, message: Message, tag: u64) -> Exchange 
         _ => None,
     };
     Box::new(move |group, turn, _, input, output| -> Result<Box<dyn Operation>> {
-        let message = match message {
-            Message::Send { to, from } => {
+        let message = match &message {
+            &Message::Send { to, from } => {
                 Message::Send { to, from: Source { address: input.cast_const(), len: from.len } }
             }
-            Message::Receive { from, into } => {
+            &Message::Receive { from, into } => {
                 Message::Receive { from, into: Destination { address: output, len: into.len } }
             }
-            Message::ReceiveAny { into } => {
-                Message::ReceiveAny { into: Destination { address: output, len: into.len } }
+            Message::ReceiveAny { of, into } => {
+                let into = Destination { address: output, len: into.len };
+                Message::ReceiveAny { of: of.clone(), into }
             }
         };
         // SAFETY: the engine gives memory of the message's size, and keeps it until the operation has ended.

@@ -1,5 +1,6 @@
 //! Send, receive, receive from any: one message each.
 
+use std::sync::Arc;
 use std::task::Poll;
 
 use super::group::{Group, Turn};
@@ -12,7 +13,7 @@ use crate::error::Result;
 use crate::signature::Signature;
 
 /// What the one message is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Message {
     /// To a rank of the group.
     Send {
@@ -28,8 +29,11 @@ pub enum Message {
         /// Where to.
         into: Destination,
     },
-    /// From whichever rank of the group sends first.
+    /// From whichever rank sends first: the message of theirs that comes first, or has come first of those that nobody
+    /// has taken.
     ReceiveAny {
+        /// Of these ranks; `None`: of the group.
+        of: Option<Arc<[u32]>>,
         /// Where to.
         into: Destination,
     },
@@ -102,19 +106,27 @@ impl Point {
         let signature = self.signature;
         let peer = |rank: u32| group.members()[rank as usize];
         let channel = (group.id(), self.tag);
-        match self.message {
-            Message::Send { to, from } => {
+        match &self.message {
+            &Message::Send { to, from } => {
                 let sequence = messages.next_in_pair(peer(to), group.id(), self.tag);
                 let (group, tag) = channel;
                 let key = Key { group, tag, sequence, slot: 0, class: Class::PointToPoint };
                 messages.send(peer(to), key, signature, from, ticket);
             }
-            Message::Receive { from, into } => {
+            &Message::Receive { from, into } => {
                 messages.receive_next(channel, From::Rank(peer(from)), signature, into, ticket);
             }
-            Message::ReceiveAny { into } => {
+            Message::ReceiveAny { of: None, into } => {
                 let from = From::Any(group.members().clone());
-                messages.receive_next(channel, from, signature, into, ticket);
+                messages.receive_next(channel, from, signature, *into, ticket);
+            }
+            Message::ReceiveAny { of: Some(ranks), into } => {
+                let peers: Arc<[u32]> = ranks.iter().map(|&rank| peer(rank)).collect();
+                // A rank that was named is watched, so that its end is noticed even if it never sends.
+                for &peer in peers.iter().filter(|&&peer| peer != group.endpoint().rank()) {
+                    messages.want(peer);
+                }
+                messages.receive_next(channel, From::Any(peers), signature, *into, ticket);
             }
         }
         messages.write_out();
@@ -161,7 +173,7 @@ impl Operation for Point {
     fn waits_for(&self, _group: &Group) -> Vec<u32> {
         match self.message {
             Message::Send { to: rank, .. } | Message::Receive { from: rank, .. } => vec![rank],
-            Message::ReceiveAny { .. } => Vec::new(),
+            Message::ReceiveAny { ref of, .. } => of.as_deref().unwrap_or_default().to_vec(),
         }
     }
 }

@@ -5,7 +5,6 @@ use std::marker::{PhantomData, PhantomPinned};
 
 use crate::communicator::Call;
 use crate::communicator::buffer::Buffer;
-use crate::error::{Result, fail};
 use crate::reduce::DataType;
 
 use super::argument::{Extent, list, out, wait_deadline};
@@ -71,8 +70,6 @@ pub unsafe extern "C" fn unisono_buffer_send(
 
 /// Starts to receive `count` elements, to `offset` bytes into the buffer, from whichever of the `from_count` ranks in
 /// `from` sends first with this tag; NULL and 0: from any rank. unisono_buffer_wait_receive waits.
-///
-/// In this version the list has one rank, or all others; UNISONO_UNSUPPORTED for a part of them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_buffer_receive(
     buffer: *const unisono_buffer_t,
@@ -91,7 +88,9 @@ pub unsafe extern "C" fn unisono_buffer_receive(
         // SAFETY: the contract of the header: NULL or an options struct.
         let call = unsafe { call_options(call, "call") }?;
         let dtype = DataType::from_number(dtype)?;
-        let from = source(buffer, from)?;
+        for &rank in from {
+            check_rank(buffer.context(), rank, "from")?;
+        }
         buffer.receive(offset, count, dtype, from, &Call::from(&call))
     })
 }
@@ -157,24 +156,4 @@ pub unsafe extern "C" fn unisono_buffer_destroy(buffer: *mut unisono_buffer_t) {
         drop(unsafe { Handle::take(buffer) });
         Ok(())
     });
-}
-
-/// The one rank that a list names; `None` for all of them.
-fn source(buffer: &Buffer, from: &[u32]) -> Result<Option<u32>> {
-    let context = buffer.context();
-    for &rank in from {
-        check_rank(context, rank, "from")?;
-    }
-    let everybody = || (0..context.size()).all(|rank| rank == context.rank() || from.contains(&rank));
-    match *from {
-        [single] => Ok(Some(single)),
-        [] => Ok(None),
-        _ if everybody() => Ok(None),
-        _ => fail!(
-            Unsupported,
-            "from lists {} of {} ranks; this version receives from one rank or from any",
-            from.len(),
-            context.size()
-        ),
-    }
 }

@@ -3,10 +3,10 @@
 use std::ffi::c_void;
 
 use crate::collective::request::{Counts, Kind, Request};
-use crate::error::fail;
+use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator};
 
-use super::argument::Extent;
+use super::argument::{Extent, list};
 use super::call::unisono_call_t;
 use super::context::unisono_context_t;
 use super::datatype::unisono_dtype_t;
@@ -97,34 +97,84 @@ pub unsafe extern "C" fn unisono_receive_any(
     guard(|| {
         // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
         let launch = unsafe { Launch::new(ctx, call, work) }?;
-        let dtype = DataType::from_number(dtype)?;
-        if !source.is_null() && !work.is_null() {
-            fail!(
-                InvalidArgument,
-                "source is not known before the work is complete: ask unisono_work_source, and give NULL here"
-            );
-        }
-        if !source.is_null() && !launch.options().stream.is_null() {
-            fail!(
-                InvalidArgument,
-                "source is not known before the stream has come to the call: ask for a work, and give NULL here"
-            );
-        }
-        let request = Request {
-            kind: Kind::ReceiveAny,
-            input: std::ptr::null(),
-            output: Extent::Whole(count).buffer(recvbuf, dtype, "recvbuf")?,
-            counts: Counts::Uniform(count),
-            dtype,
-            operator: Operator::Sum,
-            root: 0,
-        };
-        // SAFETY: the buffer holds what the header asks for, until the work completes.
-        let completion = unsafe { launch.complete(request) }?;
-        // SAFETY: the contract of the header: NULL or writable.
-        if let (Some(place), Some(completion)) = (unsafe { source.as_mut() }, completion) {
-            *place = completion.source.unwrap_or(UNISONO_NO_RANK);
-        }
-        Ok(())
+        // SAFETY: as above; the buffer holds what the header asks for, until the work completes.
+        unsafe { receive_any(launch, recvbuf, Counts::Uniform(count), dtype, source, work) }
     })
+}
+
+/// As unisono_receive_any, from the `from_count` ranks in `from` only: takes the first message of theirs, and leaves those
+/// of the others. A rank that leaves is no failure while another of the list may send.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_receive_any_of(
+    ctx: *const unisono_context_t,
+    recvbuf: *mut c_void,
+    count: u64,
+    dtype: unisono_dtype_t,
+    from: *const u32,
+    from_count: u32,
+    source: *mut u32,
+    call: *const unisono_call_t,
+    work: *mut *mut unisono_work_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: handles, options and out-parameters are NULL or what they claim to be.
+        let launch = unsafe { Launch::new(ctx, call, work) }?;
+        // SAFETY: the contract of the header: NULL or so many ranks.
+        let ranks = unsafe { list(from, from_count.into(), "from") }?;
+        if ranks.is_empty() {
+            fail!(InvalidArgument, "from_count is 0: nobody to receive from; unisono_receive_any takes all");
+        }
+        for &rank in ranks {
+            launch.check_rank(rank, "from")?;
+        }
+        let counts = Counts::From { count, ranks: ranks.into() };
+        // SAFETY: as above; the buffer holds what the header asks for, until the work completes.
+        unsafe { receive_any(launch, recvbuf, counts, dtype, source, work) }
+    })
+}
+
+/// What the two above share.
+///
+/// # Safety
+/// `source` is NULL or writable; `recvbuf` holds what the call receives, until the work completes.
+unsafe fn receive_any(
+    launch: Launch<'_>,
+    recvbuf: *mut c_void,
+    counts: Counts,
+    dtype: unisono_dtype_t,
+    source: *mut u32,
+    work: *mut *mut unisono_work_t,
+) -> Result<()> {
+    let dtype = DataType::from_number(dtype)?;
+    if !source.is_null() && !work.is_null() {
+        fail!(
+            InvalidArgument,
+            "source is not known before the work is complete: ask unisono_work_source, and give NULL here"
+        );
+    }
+    if !source.is_null() && !launch.options().stream.is_null() {
+        fail!(
+            InvalidArgument,
+            "source is not known before the stream has come to the call: ask for a work, and give NULL here"
+        );
+    }
+    let (Counts::Uniform(count) | Counts::From { count, .. }) = counts else {
+        fail!(Internal, "a receive takes one count");
+    };
+    let request = Request {
+        kind: Kind::ReceiveAny,
+        input: std::ptr::null(),
+        output: Extent::Whole(count).buffer(recvbuf, dtype, "recvbuf")?,
+        counts,
+        dtype,
+        operator: Operator::Sum,
+        root: 0,
+    };
+    // SAFETY: this function's contract.
+    let completion = unsafe { launch.complete(request) }?;
+    // SAFETY: this function's contract.
+    if let (Some(place), Some(completion)) = (unsafe { source.as_mut() }, completion) {
+        *place = completion.source.unwrap_or(UNISONO_NO_RANK);
+    }
+    Ok(())
 }

@@ -2,21 +2,23 @@
 
 use std::ffi::c_void;
 use std::marker::{PhantomData, PhantomPinned};
+use std::mem::MaybeUninit;
 
 use crate::communicator::Call;
-use crate::communicator::sparse::{self, Sparse};
-use crate::error::fail;
+use crate::communicator::sparse::{RawTensor, Sparse};
+use crate::cuda::driver::StreamHandle;
 use crate::reduce::DataType;
 
-use super::argument::{Extent, list, out};
-use super::call::{call_options, unisono_call_t};
+use super::argument::out;
+use super::call::{CUstream_st, call_options, unisono_call_t};
 use super::context::unisono_context_t;
 use super::datatype::{operator, unisono_dtype_t, unisono_op_t};
 use super::handle::{Handle, handle};
 use super::status::{guard, guard_or, unisono_status_t};
+use super::work::{WorkHandle, unisono_work_t};
 
 /// The result of a sparse allreduce: a sparse tensor in coordinate form, sorted by its indices, each of which occurs once.
-/// It belongs to the caller and is ended by unisono_sparse_destroy. It does not change, and any thread may read it.
+/// It belongs to the caller and is ended by unisono_sparse_destroy. Once complete it does not change. Any thread may read it.
 pub struct unisono_sparse_t {
     _private: [u8; 0],
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
@@ -34,7 +36,18 @@ handle!(unisono_sparse_t, Sparse);
 /// `op` are the same on every rank.
 ///
 /// Operators: sum, product, max, min and average (the combination over the ranks that have the element, divided by the
-/// size of the group). It runs in this thread, until it is complete.
+/// size of the group). `call` may set tag and deadline; NULL: the defaults.
+///
+/// Without `work` it runs in this thread, until it is complete, and sets `*result`. With `work` it returns at once and sets
+/// both. `*result` is empty (`nnz` 0) until the work is complete, and stays so if it fails; in every case the caller ends
+/// it, before or after the work. Nothing is set when the call itself fails.
+///
+/// `indices` and `values` are both in host memory, or both in memory of one device; ranks may differ in that. Host memory
+/// has been read when the call returns. Device memory is read when the stream of `call` comes to the call, and what the
+/// stream is given next waits until it has been read; without a stream, after what the device's default stream was given
+/// before, and it stays as it is until the operation is complete. The result is in host memory, and
+/// unisono_sparse_copy brings it to a device: how much room it needs there is known when it is complete. So a call without
+/// `work` waits for the result with a stream, too.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_sparse_allreduce(
     ctx: *const unisono_context_t,
@@ -47,6 +60,7 @@ pub unsafe extern "C" fn unisono_sparse_allreduce(
     op: unisono_op_t,
     call: *const unisono_call_t,
     result: *mut *mut unisono_sparse_t,
+    work: *mut *mut unisono_work_t,
 ) -> unisono_status_t {
     guard(|| {
         // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
@@ -57,19 +71,19 @@ pub unsafe extern "C" fn unisono_sparse_allreduce(
         let place = unsafe { out(result, "result") }?;
         let dtype = DataType::from_number(dtype)?;
         let operator = operator(op, &call)?;
-        let Some(numbers) = nnz.checked_mul(dims.into()) else {
-            fail!(InvalidArgument, "nnz {nnz} of {dims} dims are more indices than memory holds");
+        let input = RawTensor { indices, values: values.cast(), nnz, dims, block, dtype };
+        let call = Call::from(&call);
+        // SAFETY: the contract of the header: NULL or writable; MaybeUninit reads nothing.
+        let combined = match unsafe { work.cast::<MaybeUninit<*mut unisono_work_t>>().as_mut() } {
+            // SAFETY: the contract of the header: NULL, or lists as long as the arguments say.
+            None => unsafe { context.run_sparse(&input, operator, &call) }?,
+            Some(handle) => {
+                // SAFETY: as above, for as long as the header says.
+                let (work, result) = unsafe { context.start_sparse(&input, operator, &call) }?;
+                handle.write(Handle::into_handle(WorkHandle::new(work)));
+                result
+            }
         };
-        // SAFETY: the contract of the header: NULL or so many indices.
-        let indices = unsafe { list(indices, numbers, "indices") }?;
-        let Some(elements) = nnz.checked_mul(block) else {
-            fail!(InvalidArgument, "nnz {nnz} in blocks of {block} are more values than memory holds");
-        };
-        let bytes = Extent::Whole(elements).bytes(dtype)?;
-        // SAFETY: the contract of the header: NULL or so many values.
-        let values = unsafe { list(values.cast::<u8>(), bytes as u64, "values") }?;
-        let input = sparse::Input { indices, values, nnz, dims, block, dtype };
-        let combined = context.sparse_allreduce(&input, operator, &Call::from(&call))?;
         place.write(Handle::into_handle(combined));
         Ok(())
     })
@@ -82,22 +96,23 @@ pub unsafe extern "C" fn unisono_sparse_dims(sparse: *const unisono_sparse_t) ->
     guard_or(|_| 0, || Ok(unsafe { Handle::borrow(sparse, "sparse") }?.dims()))
 }
 
-/// How many elements there are; 0 for NULL.
+/// How many elements there are; 0 for NULL, and before the work that makes the result is complete.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_sparse_nnz(sparse: *const unisono_sparse_t) -> u64 {
     // SAFETY: the contract of the header: NULL or a result that nobody destroys meanwhile.
     guard_or(|_| 0, || Ok(unsafe { Handle::borrow(sparse, "sparse") }?.nnz()))
 }
 
-/// The indices, dims × nnz numbers laid out as in unisono_sparse_allreduce; NULL for NULL. Valid until
-/// unisono_sparse_destroy.
+/// The indices in host memory, dims × nnz numbers laid out as in unisono_sparse_allreduce; NULL for NULL, and not to be read where there are
+/// no elements. Valid until unisono_sparse_destroy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_sparse_indices(sparse: *const unisono_sparse_t) -> *const i64 {
     // SAFETY: the contract of the header: NULL or a result that nobody destroys meanwhile.
     guard_or(|_| std::ptr::null(), || Ok(unsafe { Handle::borrow(sparse, "sparse") }?.indices().as_ptr()))
 }
 
-/// The values, nnz × block of them, aligned to 8 bytes; NULL for NULL. Valid until unisono_sparse_destroy.
+/// The values in host memory, nnz × block of them, aligned to 8 bytes; NULL for NULL, and not to be read where there are no elements. Valid
+/// until unisono_sparse_destroy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_sparse_values(sparse: *const unisono_sparse_t) -> *const c_void {
     // SAFETY: the contract of the header: NULL or a result that nobody destroys meanwhile.
@@ -107,7 +122,29 @@ pub unsafe extern "C" fn unisono_sparse_values(sparse: *const unisono_sparse_t) 
     )
 }
 
-/// Ends the result. NULL is fine.
+/// Copies the result to `indices` (dims × nnz numbers) and `values` (nnz × block values), both in host memory or both in
+/// memory of one device; NULL for what is not wanted. The result may be ended as soon as this returns.
+///
+/// To a device the copies are in the order of `stream`, and this returns at once. With NULL they come after what the device's
+/// default stream was given before, and are there on return. For host memory `stream` is NULL. UNISONO_INVALID_USAGE while
+/// the result is not there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_sparse_copy(
+    sparse: *const unisono_sparse_t,
+    indices: *mut i64,
+    values: *mut c_void,
+    stream: *mut CUstream_st,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or a result that nobody destroys meanwhile.
+        let sparse = unsafe { Handle::borrow(sparse, "sparse") }?;
+        let stream = (!stream.is_null()).then(|| StreamHandle(stream.expose_provenance()));
+        // SAFETY: the contract of the header: NULL or room for so much, and NULL or a stream.
+        unsafe { sparse.copy(indices, values.cast(), stream) }
+    })
+}
+
+/// Ends the result, also before its work is complete. NULL is fine.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_sparse_destroy(sparse: *mut unisono_sparse_t) {
     guard(|| {

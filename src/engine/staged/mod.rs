@@ -17,6 +17,7 @@
 
 mod cut;
 mod resources;
+mod transfer;
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -24,6 +25,7 @@ use std::time::Duration;
 
 pub use cut::{Cut, Piece, Shape, Strip};
 pub use resources::Entry;
+pub use transfer::{Load, store};
 use resources::{Bay, Lane, Ringer};
 
 use super::endpoint::Through;
