@@ -442,9 +442,9 @@ typedef struct unisono_algorithm_options_t {
     int32_t collective;
     /// How, enum unisono_algorithm_kind; unset: the library chooses.
     int32_t algorithm;
-    /// This rank's buffers, `pointer_count` of them, all in host memory or all in device memory (of any GPUs). Allreduce, reduce and broadcast: each of `count` elements; they
-    /// are combined here first, and each receives the result. Others: the first is sent and the second received, with
-    /// the sizes of the function of that name. Barrier: none.
+    /// This rank's buffers, `pointer_count` of them, all in host memory or all in device memory (of any GPUs). Allreduce,
+    /// reduce and broadcast: each of `count` elements; they are combined here first, and each receives the result.
+    /// Others: the first is sent and the second received, with the sizes of the function of that name. Barrier: none.
     void *const *pointers;
     /// How many buffers.
     uint64_t pointer_count;

@@ -12,6 +12,8 @@ use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{Location, Memory, StreamHandle};
 use crate::cuda::event::Event;
+use crate::cuda::fold::FoldKernels;
+use crate::cuda::local::Kernels;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::endpoint::Through;
@@ -131,6 +133,7 @@ impl Prepared {
         let body = if on_devices(&options, &mut |address| cuda.locate(address))? {
             let devices = cuda.devices()?;
             if many && buffers.len() > 1 {
+                let kernels: Arc<dyn Kernels> = FoldKernels::open();
                 let parts = Parts {
                     kind: *kind,
                     pointers: buffers,
@@ -144,7 +147,7 @@ impl Prepared {
                     size: context.size(),
                 };
                 // SAFETY: the caller's promise.
-                let several = unsafe { Several::new(devices, &cuda.kernels(), &parts) }?;
+                let several = unsafe { Several::new(devices, &kernels, &parts) }?;
                 request = several.request().clone();
                 call.stream = Some(several.main());
                 Body::Several(Box::new(several))
@@ -164,8 +167,8 @@ impl Prepared {
     /// Runs once: with streams, until everything is enqueued, else to completion.
     pub fn run(&self) -> Result<()> {
         match &self.body {
-            // SAFETY: `new`'s promise.
             Body::Call(buffers) => {
+                // SAFETY: `new`'s promise.
                 unsafe { self.context.run_buffers(&self.request, &self.call, buffers) }.map(|_| ())
             }
             Body::Stream(apart) => self.enqueue_one(apart.as_ref()).map(|_| ()),

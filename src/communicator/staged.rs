@@ -14,9 +14,7 @@ use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{Location, Memory};
-use crate::cuda::fold::FoldKernels;
 use crate::cuda::libcuda::Libcuda;
-use crate::cuda::local::Kernels;
 use crate::cuda::stream::Stream;
 use crate::cuda::word::Word;
 use crate::deadline::Deadline;
@@ -38,7 +36,6 @@ pub(super) struct Cuda {
     devices: OnceCell<Arc<Devices>>,
     /// For calls without a stream: a stream of ours for each device, which waits for its default stream.
     fronts: Mutex<Vec<Arc<Stream>>>,
-    kernels: OnceCell<Arc<dyn Kernels>>,
     #[cfg(test)]
     piece: std::sync::atomic::AtomicUsize,
 }
@@ -55,11 +52,6 @@ impl Cuda {
             Some(devices) => devices.locate(address),
             None => Libcuda::locate_if_loaded(address),
         }
-    }
-
-    /// What folds on the devices.
-    pub(super) fn kernels(&self) -> Arc<dyn Kernels> {
-        self.kernels.get_or_init(|| FoldKernels::open()).clone()
     }
 
     /// A stream for calls that name none.
@@ -84,12 +76,6 @@ impl Cuda {
             0 => staged::PIECE_BYTES,
             bytes => bytes,
         }
-    }
-
-    /// Other kernels than the machine's.
-    #[cfg(test)]
-    pub(super) fn pretend_kernels(&self, kernels: Arc<dyn Kernels>) {
-        let _ = self.kernels.set(kernels);
     }
 
     /// Other devices than the machine's, and shorter pieces.

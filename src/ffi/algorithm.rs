@@ -124,9 +124,9 @@ pub struct unisono_algorithm_options_t {
     pub collective: i32,
     /// How, enum unisono_algorithm_kind; unset: the library chooses.
     pub algorithm: i32,
-    /// This rank's buffers, `pointer_count` of them, all in host memory or all in device memory (of any GPUs). Allreduce, reduce and broadcast: each of `count` elements; they
-    /// are combined here first, and each receives the result. Others: the first is sent and the second received, with
-    /// the sizes of the function of that name. Barrier: none.
+    /// This rank's buffers, `pointer_count` of them, all in host memory or all in device memory (of any GPUs). Allreduce,
+    /// reduce and broadcast: each of `count` elements; they are combined here first, and each receives the result.
+    /// Others: the first is sent and the second received, with the sizes of the function of that name. Barrier: none.
     pub pointers: *const *mut c_void,
     /// How many buffers.
     pub pointer_count: u64,

@@ -106,6 +106,7 @@ fn run(scene: &Scene, missing: Option<usize>) -> (Vec<String>, usize) {
     // Of the main pointer's device, where a staged call would copy.
     // SAFETY: the double trusts no handles.
     let side = unsafe { Stream::borrow(devices, device, double.stream(device)) }.unwrap();
+    // SAFETY: as above.
     let main_stream = unsafe { Stream::borrow(devices, device, several.main()) }.unwrap();
     let (ready, over) = (Event::new(devices, device).unwrap(), Event::new(devices, device).unwrap());
     let mut waits = 0;
@@ -136,7 +137,7 @@ fn run(scene: &Scene, missing: Option<usize>) -> (Vec<String>, usize) {
                 let (wide, element) = (Representation::Accumulator, Representation::Element);
                 let operands = [ours.clone(), theirs];
                 let total = scene.fold(&operands, wide, wide, 1.0);
-                let rounded = scene.fold(&[total.clone()], wide, element, 1.0);
+                let rounded = scene.fold(std::slice::from_ref(&total), wide, element, 1.0);
                 let obtains = scene.kind == Kind::Allreduce || scene.rank == ROOT;
                 (Some(ours), obtains.then_some(total), obtains.then_some(rounded))
             }
