@@ -14,9 +14,10 @@ pub mod kernels;
 pub mod libcuda;
 pub mod local;
 pub mod memory;
+pub mod slab;
 pub mod stream;
 
 #[cfg(test)]
-mod double;
+pub(crate) mod double;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,7 @@
 //! What the driver double knows: memory, streams, events, captures, and the tasks that are still to run.
 
 use std::alloc::Layout;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 use crate::cuda::local::Operand;
@@ -118,6 +119,8 @@ pub(super) struct Allocation {
     device: u32,
     number: u64,
     freed: bool,
+    /// Another process's, mapped here so many times.
+    mapped: usize,
 }
 
 impl Allocation {
@@ -157,6 +160,10 @@ impl From<Queue> for Capturing {
 pub(crate) struct Graph(Vec<(Task, Vec<usize>)>);
 
 pub(super) struct Machine {
+    /// Which process this is.
+    pub(super) process: u64,
+    /// Memory cannot be shared with other processes.
+    pub(super) isolated: bool,
     pub(super) devices: u32,
     pub(super) order: Order,
     pub(super) separated: HashSet<(u32, u32)>,
@@ -187,7 +194,10 @@ pub(super) struct Machine {
 impl Machine {
     pub(super) fn new(devices: u32, order: Order) -> Machine {
         let dice = if let Order::Random(seed) = order { seed } else { 1 };
+        static PROCESSES: AtomicU64 = AtomicU64::new(1);
         Machine {
+            process: PROCESSES.fetch_add(1, Ordering::Relaxed),
+            isolated: false,
             devices,
             order,
             separated: HashSet::new(),
@@ -546,7 +556,7 @@ impl Machine {
         self.creations += 1;
         let number = self.next_number();
         let place = Place { address: 0, bytes };
-        let mut allocation = Allocation { place, memory, device, number, freed: false };
+        let mut allocation = Allocation { place, memory, device, number, freed: false, mapped: 0 };
         // SAFETY: the layout has a size.
         let address = unsafe { std::alloc::alloc(allocation.layout()) };
         assert!(!address.is_null(), "no memory for the test");
@@ -561,7 +571,7 @@ impl Machine {
     /// Marks memory as freed. It comes back when the double is dropped, so a late access harms nothing.
     pub(super) fn free(&mut self, address: u64) -> Result<()> {
         let bytes = match self.allocations.get(&address) {
-            Some(allocation) if !allocation.freed => allocation.place.bytes,
+            Some(allocation) if !allocation.freed && allocation.mapped == 0 => allocation.place.bytes,
             _ => return Err(refuse("cuMemFree", "CUDA_ERROR_INVALID_VALUE")),
         };
         let range = address..address + bytes as u64;
@@ -576,6 +586,30 @@ impl Machine {
             allocation.freed = true;
         }
         Ok(())
+    }
+
+    /// Maps another process's memory where it is.
+    pub(super) fn map(&mut self, device: u32, address: u64, bytes: usize) {
+        let number = self.next_number();
+        let place = Place { address, bytes };
+        let new = Allocation { place, memory: Memory::Device, device, number, freed: false, mapped: 0 };
+        self.allocations.entry(address).or_insert(new).mapped += 1;
+    }
+
+    pub(super) fn unmap(&mut self, address: u64) -> Result<()> {
+        match self.allocations.get_mut(&address) {
+            Some(allocation) if allocation.mapped > 1 => allocation.mapped -= 1,
+            Some(allocation) if allocation.mapped == 1 => drop(self.allocations.remove(&address)),
+            _ => return Err(refuse("cuIpcCloseMemHandle", "CUDA_ERROR_INVALID_VALUE")),
+        }
+        Ok(())
+    }
+
+    /// Bytes of device memory that are allocated and not freed.
+    pub(super) fn allocated(&self, device: u32) -> usize {
+        let own = |found: &&Allocation| found.mapped == 0 && !found.freed && found.device == device;
+        let device_memory = |found: &&Allocation| found.memory == Memory::Device;
+        self.allocations.values().filter(own).filter(device_memory).map(|found| found.place.bytes).sum()
     }
 
     /// The live allocation that a place lies in.
@@ -606,7 +640,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        for allocation in self.allocations.values() {
+        for allocation in self.allocations.values().filter(|allocation| allocation.mapped == 0) {
             // SAFETY: allocated with this layout, and not given back before.
             unsafe { std::alloc::dealloc(pointer(allocation.place.address), allocation.layout()) };
         }
