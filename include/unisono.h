@@ -416,7 +416,11 @@ typedef struct unisono_call_t {
     int32_t algorithm;
     /// 0.
     uint32_t reserved;
-    /// A CUDA stream that the operation is ordered on. This version takes NULL only.
+    /// A CUDA stream that the operation is ordered on, for device and host memory alike: the operation starts when the stream
+    /// comes to the call, and what the stream is given afterwards waits for it. A call without a `work` returns at
+    /// once then; what fails later is told by unisono_context_error and by every later call of the context. NULL: no
+    /// stream. Without one, an operation on device memory comes after what the device's default stream was given before,
+    /// and a call without a `work` returns when the result is there. The stream lives until the operation is complete.
     struct CUstream_st *stream;
     /// This rank's factor for UNISONO_PREMULSUM.
     double scale;
@@ -663,6 +667,12 @@ unisono_status_t unisono_work_on_complete(const struct unisono_work_t *work,
 /// unisono_context_abort. A completed operation stays as it is.
 unisono_status_t unisono_work_cancel(const struct unisono_work_t *work);
 
+/// Has what the CUDA stream `stream` is given after this wait for the operation, in place of the host. Returns at once.
+/// A failed operation lets the stream go on; unisono_work_status tells. UNISONO_INVALID_USAGE when the stream is being
+/// captured. NULL is the default stream of the thread's current device.
+unisono_status_t unisono_work_block_stream(const struct unisono_work_t *work,
+                                           struct CUstream_st *stream);
+
 /// Ends the handle, not the operation: one that still runs, runs on, and its buffers stay in use. NULL is fine.
 void unisono_work_destroy(struct unisono_work_t *work);
 
@@ -862,7 +872,7 @@ unisono_status_t unisono_receive(const struct unisono_context_t *ctx,
 
 /// Receives `count` elements from whichever rank sends first with this tag.
 ///
-/// Without `work`, `*source` is set to the rank that sent; `source` may be NULL. With `work`, `source` is NULL and
+/// Without `work` and stream, `*source` is set to the rank that sent; `source` may be NULL. With them, `source` is NULL and
 /// unisono_work_source tells the rank once the work is complete.
 unisono_status_t unisono_receive_any(const struct unisono_context_t *ctx,
                                      void *recvbuf,

@@ -102,6 +102,23 @@ pub struct Signature {
     pub root: u32,
     /// Elements, or a digest of the list of counts, or [`COUNT_IS_DIGEST`] alone where the ranks' lists may differ.
     pub count: u64,
+    /// Whether the ranks' memory is devices' memory, where that changes how the call is exchanged.
+    pub device: bool,
+}
+
+/// In a byte of a [`Kind`]: the call is on device memory.
+const ON_DEVICE: u8 = 0x80;
+
+impl Signature {
+    /// Operation and memory as one byte, for posts and messages.
+    pub fn head(&self) -> u8 {
+        self.kind as u8 | if self.device { ON_DEVICE } else { 0 }
+    }
+
+    /// What [`Signature::head`] has put together.
+    pub fn parse_head(head: u8) -> Result<(Kind, bool)> {
+        Ok((Kind::from_number(i32::from(head & !ON_DEVICE))?, head & ON_DEVICE != 0))
+    }
 }
 
 impl std::fmt::Display for Signature {
@@ -126,7 +143,8 @@ impl std::fmt::Display for Signature {
         if self.algorithm != 0 {
             write!(f, ", algorithm {}", self.algorithm)?;
         }
-        write!(f, ")")
+        write!(f, ")")?;
+        if self.device { write!(f, " on device memory") } else { Ok(()) }
     }
 }
 
@@ -147,9 +165,15 @@ mod tests {
             algorithm: 0,
             root: 0,
             count: 1024,
+            device: false,
         };
         assert_eq!(signature.to_string(), "allreduce(1024 × float32, sum)");
         let broadcast = Signature { kind: Kind::Broadcast, root: 2, ..signature };
         assert_eq!(broadcast.to_string(), "broadcast(1024 × float32, root 2)");
+        let device = Signature { device: true, ..broadcast };
+        assert_eq!(device.to_string(), "broadcast(1024 × float32, root 2) on device memory");
+        assert_eq!(Signature::parse_head(device.head()).unwrap(), (Kind::Broadcast, true));
+        assert_eq!(Signature::parse_head(broadcast.head()).unwrap(), (Kind::Broadcast, false));
+        assert!(Signature::parse_head(0x7f).is_err());
     }
 }

@@ -77,6 +77,7 @@ impl Checked {
             algorithm: 0,
             root: if kind.rooted() { request.root } else { 0 },
             count,
+            device: false,
         };
         Ok(Checked {
             signature,

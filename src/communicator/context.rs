@@ -254,7 +254,18 @@ impl Context {
     /// As [`Context::run`], until the work completes.
     pub unsafe fn start(&self, request: &Request, call: &Call) -> Result<Work> {
         // SAFETY: the caller's promise.
-        unsafe { self.start_buffers(request, call, &[]) }
+        unsafe { self.begin(request, call) }?.close()
+    }
+
+    /// The first half of [`Context::start`]: checks, has its turn, starts when the stream has come this far. The stream
+    /// waits for it from [`Pending::close`] on. Operations that are to run beside each other on one stream are all
+    /// begun before any is closed: see [`super::start_together`].
+    ///
+    /// # Safety
+    /// As [`Context::start`].
+    pub unsafe fn begin(&self, request: &Request, call: &Call) -> Result<Pending> {
+        // SAFETY: the caller's promise.
+        unsafe { self.start_buffers(request, call, &[]) }.map(Pending)
     }
 
     /// [`Context::run`] for several buffers of this rank: see [`super::Prepared`].
@@ -340,6 +351,12 @@ impl Context {
     /// # Safety
     /// As [`Context::run_buffers`].
     unsafe fn step<'a>(&'a self, request: &Request, call: &Call, buffers: &[*mut u8]) -> Result<Next<'a>> {
+        if call.stream.is_some() {
+            fail!(
+                Unsupported,
+                "call->stream is set, but calls are not ordered on streams yet: leave it NULL"
+            );
+        }
         if request.kind.point_to_point() {
             let (group, signature, message) = self.point(request)?;
             let tag = call.tag.unwrap_or(0);
@@ -472,6 +489,7 @@ impl Context {
             algorithm: 0,
             root: request.root,
             count,
+            device: false,
         };
         Ok((group, signature, message))
     }
@@ -518,6 +536,17 @@ fn refuse_device_memory(checked: &Checked) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// An operation that has begun, for which its stream does not wait yet.
+#[must_use = "the stream waits for the operation once this is closed"]
+pub struct Pending(Work);
+
+impl Pending {
+    /// Has the call's stream wait for the operation, if the call named one. Returns at once.
+    pub fn close(self) -> Result<Work> {
+        Ok(self.0)
+    }
 }
 
 /// What is to be done for a call.

@@ -1,20 +1,24 @@
 //! Who is in the group and in which order its operations run: contexts, their children, work handles.
 
+pub mod batch;
 pub mod buffer;
 pub mod context;
 pub mod plans;
 pub mod prepared;
 pub mod sparse;
+mod watch;
 pub mod wide;
 pub mod work;
 
-pub use context::Context;
+pub use batch::start_together;
+pub use context::{Context, Pending};
 pub use prepared::{AlgorithmOptions, Prepared};
 pub use work::Work;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cuda::driver::StreamHandle;
 pub use crate::engine::operation::Completion;
 use crate::rendezvous::store::Store;
 
@@ -56,4 +60,8 @@ pub struct Call {
     pub timeout: Option<Duration>,
     /// An algorithm by its ABI number; 0 or `None` is automatic.
     pub algorithm: Option<i32>,
+    /// A stream that the operation is ordered on: it starts when the stream comes to the call, and what the stream is
+    /// given afterwards waits for it. Without one, an operation on device memory comes after what the default stream of
+    /// its device was given before.
+    pub stream: Option<StreamHandle>,
 }

@@ -1,48 +1,79 @@
 //! Work handles: operations under way, as the caller sees them.
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use super::Completion;
+use super::watch;
+use crate::cuda::context::Devices;
+use crate::cuda::driver::StreamHandle;
+use crate::cuda::event::Event;
+use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::operation::{Callback, Running};
-use crate::error::{Result, fail};
+use crate::error::{Error, Result, fail};
 
 /// An operation under way. Cheap to clone; all methods from any thread. Dropping it lets the operation run on.
 #[derive(Clone)]
-pub struct Work(State);
+pub struct Work {
+    state: State,
+    /// The devices of the operation's memory; `None`: those of this machine.
+    devices: Option<Arc<Devices>>,
+}
 
 #[derive(Clone)]
 enum State {
     Running(Arc<Running>),
+    /// A stream does it, without the host.
+    Enqueued(Arc<Enqueued>),
     /// It needed nobody else.
     Ended(Result<Completion>),
 }
 
 impl Work {
     pub(super) fn running(running: Arc<Running>) -> Work {
-        Work(State::Running(running))
+        Work { state: State::Running(running), devices: None }
     }
 
     pub(super) fn ended(result: Result<Completion>) -> Work {
-        Work(State::Ended(result))
+        Work { state: State::Ended(result), devices: None }
+    }
+
+    /// What a stream was given, done when `event` is complete. `failure` tells why it will not end well, if that is so:
+    /// it is asked at every look, by any thread, does not wait, and its answer ends the work at once.
+    pub(super) fn enqueued(
+        event: Arc<Event>,
+        failure: impl Fn() -> Option<Error> + Send + Sync + 'static,
+    ) -> Work {
+        let devices = Some(event.devices().clone());
+        let enqueued = Enqueued { event, failure: Box::new(failure), outcome: OnceLock::new() };
+        Work { state: State::Enqueued(Arc::new(enqueued)), devices }
+    }
+
+    pub(super) fn on_devices(self, devices: &Arc<Devices>) -> Work {
+        Work { devices: Some(devices.clone()), ..self }
     }
 
     /// Waits in this thread, moving the operation. An expired `deadline` (not the operation's own) is `Timeout` and
     /// leaves the operation running.
     pub fn wait(&self, deadline: Deadline) -> Result<Completion> {
-        match &self.0 {
-            State::Ended(result) => result.clone(),
-            State::Running(running) => match running.wait(deadline) {
-                Some(result) => result,
-                None => fail!(Timeout, "the work is still running; wait again, or longer"),
-            },
+        let result = match &self.state {
+            State::Ended(result) => Some(result.clone()),
+            State::Enqueued(enqueued) => enqueued.wait(deadline),
+            State::Running(running) => running.wait(deadline),
+        };
+        match result {
+            Some(result) => result,
+            None => fail!(Timeout, "the work is still running; wait again, or longer"),
         }
     }
 
     /// The result if it is there. Never blocks.
     pub fn test(&self) -> Option<Result<Completion>> {
-        match &self.0 {
+        match &self.state {
             State::Ended(result) => Some(result.clone()),
+            State::Enqueued(enqueued) => enqueued.look(),
             State::Running(running) => {
                 let endpoint = running.group().endpoint();
                 if let Err(error) = endpoint.check_fork() {
@@ -57,25 +88,112 @@ impl Work {
     /// Calls `then` once with the result: at once if it is there, else from the thread that completes the operation.
     /// That may be one of the library's or one that others rely on: `then` may start operations, but must not wait for any.
     pub fn on_complete(&self, then: Callback) {
-        match &self.0 {
+        match &self.state {
             State::Ended(result) => then(result.clone()),
+            State::Enqueued(enqueued) => match enqueued.look() {
+                Some(result) => then(result),
+                None => watch::add(enqueued.clone(), then),
+            },
             State::Running(running) => running.on_complete(then),
         }
     }
 
+    /// Has what `stream` is given after this wait for the operation, instead of the host. Returns at once. A failure
+    /// of the operation lets the stream go on, too: the work tells of it. The handle of a default stream means that of
+    /// the calling thread's current device. A stream that is being captured is `InvalidUsage`.
+    ///
+    /// # Safety
+    /// It is a stream, and lives.
+    pub unsafe fn block_stream(&self, stream: StreamHandle) -> Result<()> {
+        let running = match &self.state {
+            State::Ended(_) => return Ok(()),
+            _ if self.test().is_some() => return Ok(()),
+            State::Enqueued(_) => None,
+            State::Running(running) => Some(running),
+        };
+        let devices = match &self.devices {
+            Some(devices) => devices.clone(),
+            None => Devices::open()?,
+        };
+        let device = devices.device_of_stream(stream)?;
+        // SAFETY: the caller's promise.
+        let stream = unsafe { Stream::borrow(&devices, device, stream) }?;
+        stream.refuse_capture("stream", "a stream in capture cannot wait for work that runs now")?;
+        match (&self.state, running) {
+            (State::Enqueued(enqueued), _) => stream.wait(&enqueued.event),
+            (_, Some(running)) => {
+                let word = devices.word(device)?;
+                stream.wait_word(&word)?;
+                running.on_complete(Box::new(move |_| word.release()));
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Ends this operation with `Aborted` if it still runs and is a send or a receive; a collective is everybody's and
-    /// answers `InvalidUsage`.
+    /// answers `InvalidUsage`, as does what a stream has been given.
     pub fn cancel(&self) -> Result<()> {
-        match &self.0 {
+        match &self.state {
             State::Ended(_) => Ok(()),
             State::Running(running) if running.result().is_some() => Ok(()),
             State::Running(running) if running.is_point_to_point() => {
                 running.cancel();
                 Ok(())
             }
-            State::Running(_) => {
+            State::Enqueued(enqueued) if enqueued.look().is_some() => Ok(()),
+            State::Running(_) | State::Enqueued(_) => {
                 fail!(InvalidUsage, "a collective cannot be cancelled alone; abort its context")
             }
         }
+    }
+}
+
+/// What a stream does without the host.
+pub(super) struct Enqueued {
+    event: Arc<Event>,
+    failure: Box<dyn Fn() -> Option<Error> + Send + Sync>,
+    outcome: OnceLock<Result<Completion>>,
+}
+
+/// How long a wait looks again at once, before it sleeps in between.
+const SPIN: Duration = Duration::from_micros(50);
+/// How long it sleeps then.
+const NAP: Duration = Duration::from_micros(50);
+
+impl Enqueued {
+    /// The result if it is there.
+    pub(super) fn look(&self) -> Option<Result<Completion>> {
+        if let Some(outcome) = self.outcome.get() {
+            return Some(outcome.clone());
+        }
+        let done = self.event.query();
+        let result = match (done, (self.failure)()) {
+            (Err(error), _) | (Ok(_), Some(error)) => Err(error),
+            (Ok(true), None) => Ok(Completion::default()),
+            (Ok(false), None) => return None,
+        };
+        Some(self.outcome.get_or_init(|| result).clone())
+    }
+
+    fn wait(&self, deadline: Deadline) -> Option<Result<Completion>> {
+        let start = Instant::now();
+        loop {
+            let result = self.look();
+            if result.is_some() || deadline.expired() {
+                return result;
+            }
+            if start.elapsed() < SPIN {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep(deadline.remaining_capped(NAP));
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Enqueued {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Enqueued").field("outcome", &self.outcome.get()).finish_non_exhaustive()
     }
 }

@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use once_cell::sync::OnceCell;
 
-use super::driver::{CaptureMode, ContextHandle, Driver, Location};
+use super::driver::{CaptureMode, ContextHandle, Driver, Location, StreamHandle};
 use super::libcuda::Libcuda;
 use super::slab::Slabs;
+use super::word::Words;
 use crate::error::{Result, fail};
 
 /// The devices of this process. Primary contexts are retained at first use, once for each device, until this is
@@ -19,6 +20,7 @@ pub struct Devices {
     /// Whether `device` reaches `peer`, at `device * count + peer`.
     reach: Box<[OnceCell<bool>]>,
     slabs: Slabs,
+    words: Mutex<Words>,
 }
 
 impl Devices {
@@ -36,6 +38,7 @@ impl Devices {
             contexts: (0..count).map(|_| OnceCell::new()).collect(),
             reach: (0..count * count).map(|_| OnceCell::new()).collect(),
             slabs: Slabs::new()?,
+            words: Mutex::default(),
         }))
     }
 
@@ -108,6 +111,19 @@ impl Devices {
         .copied()
     }
 
+    /// The device of a stream. A default stream is of the device that is current on the calling thread, or of the first.
+    pub fn device_of_stream(&self, stream: StreamHandle) -> Result<u32> {
+        if stream.is_default() {
+            return Ok(self.driver.current_device()?.unwrap_or(0));
+        }
+        // SAFETY: whoever hands a stream in has promised that it lives.
+        unsafe { self.driver.stream_device(stream) }
+    }
+
+    pub(super) fn words(&self) -> MutexGuard<'_, Words> {
+        self.words.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// What CUDA knows of an address; `None` for memory that it has not heard of.
     pub fn locate(&self, address: u64) -> Result<Option<Location>> {
         self.driver.locate(address)
@@ -116,6 +132,19 @@ impl Devices {
 
 impl Drop for Devices {
     fn drop(&mut self) {
+        let pages = self.words.get_mut().unwrap_or_else(PoisonError::into_inner).pages();
+        if !pages.is_empty() {
+            let freed = self.relax().and_then(|_relaxed| {
+                let _entered = self.enter(0)?;
+                pages.into_iter().try_for_each(|page| {
+                    // SAFETY: ours; uses hold the devices, so there are none.
+                    unsafe { self.driver.free_host(std::ptr::with_exposed_provenance_mut(page)) }
+                })
+            });
+            if let Err(error) = freed {
+                log::warn!("{error}");
+            }
+        }
         for (device, context) in self.contexts.iter().enumerate() {
             if context.get().is_some() {
                 // SAFETY: retained once, by `context`. The device came from a u32.

@@ -135,6 +135,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn current_context(&self) -> Result<Option<ContextHandle>>;
     /// What tells a device from every other, whichever process asks.
     fn device_uuid(&self, device: u32) -> Result<[u8; 16]>;
+    /// The device of this thread's current context, if it has one.
+    fn current_device(&self) -> Result<Option<u32>>;
     /// Whether kernels of `device` can reach memory of `peer`.
     fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool>;
     /// Lets the current context reach memory of `peer`. Doing it again changes nothing.
@@ -150,6 +152,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> Result<()>;
     /// The device of a stream which is not a default stream.
     unsafe fn stream_device(&self, stream: StreamHandle) -> Result<u32>;
+    /// A number that no other stream of this process has had or will have: handles come back after a destroy. Default
+    /// streams are those of the current context and this thread.
+    unsafe fn stream_id(&self, stream: StreamHandle) -> Result<u64>;
     /// Whether a stream is being captured.
     unsafe fn stream_capture(&self, stream: StreamHandle) -> Result<Capture>;
 

@@ -32,6 +32,11 @@ impl Event {
         Ok(Event { devices: devices.clone(), device, handle })
     }
 
+    /// The devices that it is of.
+    pub fn devices(&self) -> &Arc<Devices> {
+        &self.devices
+    }
+
     /// The device whose streams record it.
     pub fn device(&self) -> u32 {
         self.device

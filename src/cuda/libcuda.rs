@@ -169,6 +169,17 @@ impl Driver for Libcuda {
         Ok(uuid.bytes.map(|byte| byte as u8))
     }
 
+    fn current_device(&self) -> Result<Option<u32>> {
+        let mut device = -1;
+        // SAFETY: fills `device`.
+        let result = unsafe { (self.calls.cuCtxGetDevice)(&raw mut device) };
+        if result == INVALID_CONTEXT {
+            return Ok(None);
+        }
+        self.check("cuCtxGetDevice", result)?;
+        Ok(u32::try_from(device).ok())
+    }
+
     fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool> {
         let mut can = 0;
         // SAFETY: fills `can`; devices that do not exist are refused.
@@ -299,6 +310,13 @@ impl Driver for Libcuda {
             Ok(device) => Ok(device),
             Err(_) => fail!(Cuda, "cuCtxGetDevice answered device {device}"),
         }
+    }
+
+    unsafe fn stream_id(&self, stream: StreamHandle) -> Result<u64> {
+        let mut id = 0;
+        // SAFETY: the caller's promise; fills `id`.
+        self.check("cuStreamGetId", unsafe { (self.calls.cuStreamGetId)(raw(stream.0), &raw mut id) })?;
+        Ok(id)
     }
 
     unsafe fn stream_capture(&self, stream: StreamHandle) -> Result<Capture> {

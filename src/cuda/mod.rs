@@ -16,6 +16,7 @@ pub mod local;
 pub mod memory;
 pub mod slab;
 pub mod stream;
+pub mod word;
 
 #[cfg(test)]
 pub(crate) mod double;

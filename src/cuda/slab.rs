@@ -34,13 +34,43 @@ pub(super) struct Slabs {
     own: Mutex<Vec<Weak<Slab>>>,
     /// By owner, number and the device that they are open on.
     open: Mutex<HashMap<(Identity, u64, u32), Weak<Opened>>>,
+    kept: Mutex<Vec<Box<dyn Kept>>>,
+}
+
+/// What must not be dropped yet, because somebody may still use it.
+pub trait Kept: Send {
+    /// Whether nobody does any more. Does not wait.
+    fn is_over(&self) -> bool;
+}
+
+impl Devices {
+    /// Drops `what` once it is over: now, or when memory is given out or kept later.
+    pub fn keep(&self, what: Box<dyn Kept>) {
+        if !what.is_over() {
+            lock(&self.slabs().kept).push(what);
+        }
+        self.sweep();
+    }
+
+    /// Drops what is over.
+    fn sweep(&self) {
+        let over: Vec<_> = lock(&self.slabs().kept).extract_if(.., |kept| kept.is_over()).collect();
+        // Not under the lock: dropping may wait for the device.
+        drop(over);
+    }
 }
 
 impl Slabs {
     pub(super) fn new() -> Result<Slabs> {
         let mut identity = [0; 16];
         random::fill(&mut identity)?;
-        Ok(Slabs { identity, numbers: AtomicU64::new(0), own: Mutex::default(), open: Mutex::default() })
+        Ok(Slabs {
+            identity,
+            numbers: AtomicU64::new(0),
+            own: Mutex::default(),
+            open: Mutex::default(),
+            kept: Mutex::default(),
+        })
     }
 }
 
@@ -90,6 +120,7 @@ impl Arena {
     }
 
     fn take(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<Arena> {
+        devices.sweep();
         let slabs = devices.slabs();
         // Held while a slab is allocated, so that two threads share one.
         let mut own = lock(&slabs.own);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::context::Devices;
 use super::driver::{Capture, HostFunction, StreamHandle};
 use super::event::Event;
+use super::word::Word;
 use crate::deadline::Deadline;
 use crate::error::{Result, fail};
 
@@ -79,6 +80,29 @@ impl Stream {
         unsafe { self.devices.driver().stream_capture(self.handle) }
     }
 
+    /// Refuses a stream that is being captured: `name` is the argument that it was given as, `why` what stands against it.
+    pub fn refuse_capture(&self, name: &str, why: &str) -> Result<()> {
+        match self.capture()? {
+            Capture::None => Ok(()),
+            Capture::Active(_) | Capture::Invalidated => {
+                fail!(InvalidUsage, "{name} is being captured: {why}")
+            }
+        }
+    }
+
+    /// What it is given after this waits until `word` is released.
+    pub fn wait_word(&self, word: &Word) -> Result<()> {
+        // SAFETY: the word's page lives as long as the devices, and a use ends with its release.
+        unsafe { self.wait_value(word.address(), word.value()) }
+    }
+
+    /// Releases `word` after everything before it.
+    pub fn release_word(&self, word: &Word) -> Result<()> {
+        word.give();
+        // SAFETY: as above.
+        unsafe { self.write_value(word.address(), word.value()) }
+    }
+
     /// What it is given after this waits for what `event` means now.
     pub fn wait(&self, event: &Event) -> Result<()> {
         let _entered = self.devices.enter(self.device)?;
@@ -127,6 +151,24 @@ impl Stream {
                 driver.copy_on_device(to, from, bytes, self.handle)
             } else {
                 driver.copy_to_peer((to, peer), (from, own), bytes, self.handle)
+            }
+        }
+    }
+
+    /// Copies to its device from the same or another, as [`Stream::copy_to_peer`].
+    ///
+    /// # Safety
+    /// As the type says.
+    pub unsafe fn copy_from_peer(&self, to: u64, from: u64, device: u32, bytes: usize) -> Result<()> {
+        let (own, peer) = (self.devices.context(self.device)?, self.devices.context(device)?);
+        let _entered = self.devices.enter(self.device)?;
+        let driver = self.devices.driver();
+        // SAFETY: the caller's promise; the contexts are retained.
+        unsafe {
+            if own == peer {
+                driver.copy_on_device(to, from, bytes, self.handle)
+            } else {
+                driver.copy_to_peer((to, own), (from, peer), bytes, self.handle)
             }
         }
     }

@@ -160,6 +160,7 @@ fn exchange(
         algorithm: 0,
         root: 0,
         count: send.len() as u64,
+        device: false,
     };
     let mut messages = endpoint.messages();
     let mailbox = messages.mailbox();

@@ -142,6 +142,7 @@ mod tests {
             algorithm: 2,
             root: 4,
             count: 9,
+            device: true,
         };
         for message in [
             Control::Failure { group: 9, error: Error::new(Status::Timeout, "nothing from rank 3") },

@@ -7,7 +7,6 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::wire::{Class, Key};
 use crate::reduce::DataType;
-use crate::signature::Kind;
 use crate::signature::Signature;
 use crate::transport::segment::{RECORDER_BYTES, Segment};
 
@@ -24,6 +23,8 @@ pub enum Progress {
     Done = 2,
     /// Ended with an error.
     Failed = 3,
+    /// A stream was given it, and does it without telling.
+    Enqueued = 4,
 }
 
 /// One call of one rank.
@@ -68,7 +69,7 @@ impl Recorder {
     pub fn begin(&self, key: Key, signature: Signature, called: Instant) -> Slot {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let words = self.entry(number);
-        let packed = u64::from(signature.kind as u8)
+        let packed = u64::from(signature.head())
             | u64::from(signature.dtype as u8) << 8
             | u64::from(signature.operator) << 16
             | u64::from(signature.algorithm) << 24
@@ -134,15 +135,17 @@ fn decode(words: &[AtomicU64; WORDS], expected: u64) -> Option<Entry> {
     }
     let word = |index: usize| words[index].load(Ordering::Relaxed);
     let packed = word(2);
+    let (kind, device) = Signature::parse_head(packed as u8).ok()?;
     let entry = Entry {
         group: word(1),
         signature: Signature {
-            kind: Kind::from_number((packed & 0xff) as i32).ok()?,
+            kind,
             dtype: DataType::from_number((packed >> 8 & 0xff) as i32).ok()?,
             operator: (packed >> 16) as u8,
             algorithm: (packed >> 24) as u8,
             root: word(3) as u32,
             count: word(4),
+            device,
         },
         tag: word(7),
         sequence: (word(3) >> 32) as u32,
@@ -155,6 +158,7 @@ fn decode(words: &[AtomicU64; WORDS], expected: u64) -> Option<Entry> {
         progress: match word(6) {
             1 => Progress::Running,
             2 => Progress::Done,
+            4 => Progress::Enqueued,
             _ => Progress::Failed,
         },
         began: word(5),
@@ -170,6 +174,7 @@ impl std::fmt::Display for Entry {
             Progress::Running => "still running",
             Progress::Done => "done",
             Progress::Failed => "failed",
+            Progress::Enqueued => "given to its stream",
         };
         let Entry { signature, sequence, .. } = self;
         write!(f, "{signature} #{sequence}, {state}")

@@ -38,8 +38,15 @@ fn pair(shm: bool) -> [Arc<Group>; 2] {
     })
 }
 
-const BARRIER: Signature =
-    Signature { kind: Kind::Barrier, dtype: DataType::U8, operator: 0, algorithm: 0, root: 0, count: 0 };
+const BARRIER: Signature = Signature {
+    kind: Kind::Barrier,
+    dtype: DataType::U8,
+    operator: 0,
+    algorithm: 0,
+    root: 0,
+    count: 0,
+    device: false,
+};
 
 /// An operation that answers what it is told to, and counts how often it was abandoned.
 struct Scripted(Option<Result<Completion>>, Arc<AtomicUsize>);

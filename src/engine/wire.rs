@@ -8,7 +8,7 @@
 
 use crate::error::{Result, fail};
 use crate::reduce::DataType;
-use crate::signature::{Kind, Signature};
+use crate::signature::Signature;
 
 /// Bytes of an encoded [`Frame`].
 pub const FRAME_BYTES: usize = 64;
@@ -85,7 +85,7 @@ impl Frame {
         let mut bytes = [0; FRAME_BYTES];
         bytes[0] = self.kind as u8;
         bytes[1] = self.key.class as u8;
-        bytes[2] = self.signature.kind as u8;
+        bytes[2] = self.signature.head();
         bytes[3] = self.signature.dtype as u8;
         bytes[4] = self.signature.operator;
         bytes[5] = self.signature.algorithm;
@@ -126,16 +126,18 @@ impl Frame {
         if bytes[6..8] != MAGIC {
             fail!(Internal, "a frame without its mark arrived");
         }
+        let (operation, device) = Signature::parse_head(bytes[2])?;
         let frame = Frame {
             kind,
             key: Key { group: word(8), tag: word(16), sequence: half(24), slot: half(28), class },
             signature: Signature {
-                kind: Kind::from_number(i32::from(bytes[2]))?,
+                kind: operation,
                 dtype: DataType::from_number(i32::from(bytes[3]))?,
                 operator: bytes[4],
                 algorithm: bytes[5],
                 root: half(52),
                 count: word(56),
+                device,
             },
             total: word(32),
             offset: word(40),
@@ -165,6 +167,7 @@ const MAGIC: [u8; 2] = [0x75, 0x6e];
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::signature::Kind;
     use proptest::prelude::*;
 
     fn signature() -> Signature {
@@ -175,6 +178,7 @@ mod tests {
             algorithm: 0,
             root: 0,
             count: 1024,
+            device: true,
         }
     }
 

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::marker::{PhantomData, PhantomPinned};
 
 use crate::communicator::Call;
+use crate::cuda::driver::StreamHandle;
 use crate::error::{Result, fail};
 
 use super::argument::{Options, options, timeout};
@@ -32,7 +33,11 @@ pub struct unisono_call_t {
     pub algorithm: i32,
     /// 0.
     pub reserved: u32,
-    /// A CUDA stream that the operation is ordered on. This version takes NULL only.
+    /// A CUDA stream that the operation is ordered on, for device and host memory alike: the operation starts when the stream
+    /// comes to the call, and what the stream is given afterwards waits for it. A call without a `work` returns at
+    /// once then; what fails later is told by unisono_context_error and by every later call of the context. NULL: no
+    /// stream. Without one, an operation on device memory comes after what the device's default stream was given before,
+    /// and a call without a `work` returns when the result is there. The stream lives until the operation is complete.
     pub stream: *mut CUstream_st,
     /// This rank's factor for UNISONO_PREMULSUM.
     pub scale: f64,
@@ -79,12 +84,6 @@ pub(super) unsafe fn call_options(call: *const unisono_call_t, name: &str) -> Re
             call.reserved
         );
     }
-    if !call.stream.is_null() {
-        fail!(
-            Unsupported,
-            "{name}->stream is set, but this version works on host memory only: leave it NULL"
-        );
-    }
     Ok(call)
 }
 
@@ -94,6 +93,7 @@ impl From<&unisono_call_t> for Call {
             tag: (call.tag != 0).then_some(call.tag),
             timeout: timeout(call.timeout_ms),
             algorithm: (call.algorithm != 0).then_some(call.algorithm),
+            stream: (!call.stream.is_null()).then(|| StreamHandle(call.stream.expose_provenance())),
         }
     }
 }

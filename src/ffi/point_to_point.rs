@@ -82,7 +82,7 @@ pub unsafe extern "C" fn unisono_receive(
 
 /// Receives `count` elements from whichever rank sends first with this tag.
 ///
-/// Without `work`, `*source` is set to the rank that sent; `source` may be NULL. With `work`, `source` is NULL and
+/// Without `work` and stream, `*source` is set to the rank that sent; `source` may be NULL. With them, `source` is NULL and
 /// unisono_work_source tells the rank once the work is complete.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_receive_any(
@@ -102,6 +102,12 @@ pub unsafe extern "C" fn unisono_receive_any(
             fail!(
                 InvalidArgument,
                 "source is not known before the work is complete: ask unisono_work_source, and give NULL here"
+            );
+        }
+        if !source.is_null() && !launch.options().stream.is_null() {
+            fail!(
+                InvalidArgument,
+                "source is not known before the stream has come to the call: ask for a work, and give NULL here"
             );
         }
         let request = Request {

@@ -7,11 +7,12 @@ use std::sync::OnceLock;
 
 use crate::collective::request::Request;
 use crate::communicator::{Call, Completion, Context, Work};
+use crate::cuda::driver::StreamHandle;
 use crate::deadline::Deadline;
 use crate::error::{Result, Status, fail};
 
 use super::argument::{out, wait_deadline};
-use super::call::{call_options, unisono_call_t};
+use super::call::{CUstream_st, call_options, unisono_call_t};
 use super::context::{ContextHandle, unisono_context_t};
 use super::handle::{Handle, handle};
 use super::point_to_point::UNISONO_NO_RANK;
@@ -105,6 +106,8 @@ impl<'a> Launch<'a> {
     pub(super) unsafe fn complete(self, request: Request) -> Result<Option<Completion>> {
         let call = Call::from(&self.options);
         match self.work {
+            // SAFETY: this function's contract. What fails later is the context's failure.
+            None if call.stream.is_some() => unsafe { self.context.start(&request, &call) }.map(|_| None),
             // SAFETY: this function's contract.
             None => unsafe { self.context.run(&request, &call) }.map(Some),
             Some(place) => {
@@ -261,6 +264,22 @@ pub unsafe extern "C" fn unisono_work_cancel(work: *const unisono_work_t) -> uni
     guard(|| {
         // SAFETY: the contract of the header: NULL or a work that nobody destroys meanwhile.
         unsafe { Handle::borrow(work, "work") }?.work.cancel()
+    })
+}
+
+/// Has what the CUDA stream `stream` is given after this wait for the operation, in place of the host. Returns at once.
+/// A failed operation lets the stream go on; unisono_work_status tells. UNISONO_INVALID_USAGE when the stream is being
+/// captured. NULL is the default stream of the thread's current device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_work_block_stream(
+    work: *const unisono_work_t,
+    stream: *mut CUstream_st,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or a work that nobody destroys meanwhile.
+        let work = unsafe { Handle::borrow(work, "work") }?;
+        // SAFETY: the contract of the header: a stream.
+        unsafe { work.work.block_stream(StreamHandle(stream.expose_provenance())) }
     })
 }
 

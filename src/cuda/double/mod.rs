@@ -11,10 +11,11 @@ mod tests;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{CStr, c_void};
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-use machine::{Allocation, Capturing, Graph, Machine, Place, Recorded, Task};
+use machine::{Allocation, Capturing, Graph, Machine, Place, Queue, Recorded, Task};
 
 use super::context::Devices;
 use super::driver::{
@@ -328,6 +329,10 @@ impl Driver for Double {
         Ok([device as u8; 16])
     }
 
+    fn current_device(&self) -> Result<Option<u32>> {
+        Ok(self.begin("cuCtxGetDevice")?.device_here("cuCtxGetDevice").ok())
+    }
+
     fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool> {
         let machine = self.begin("cuDeviceCanAccessPeer")?;
         Ok(device != peer && !machine.separated.contains(&(device, peer)))
@@ -378,6 +383,20 @@ impl Driver for Double {
             Some(stream) => Ok(stream.device),
             None => Err(refuse("cuStreamGetCtx", "CUDA_ERROR_INVALID_HANDLE")),
         }
+    }
+
+    unsafe fn stream_id(&self, stream: StreamHandle) -> Result<u64> {
+        let mut machine = self.begin("cuStreamGetId")?;
+        Ok(match machine.queue_here("cuStreamGetId", stream) {
+            Ok(Queue::Legacy(device)) => u64::from(device),
+            Ok(Queue::PerThread(device, thread)) => {
+                let mut hasher = DefaultHasher::new();
+                (device, thread).hash(&mut hasher);
+                hasher.finish() | 1 << 63
+            }
+            // One of another device has an id, too.
+            _ => stream.0 as u64,
+        })
     }
 
     unsafe fn stream_capture(&self, stream: StreamHandle) -> Result<Capture> {

@@ -64,6 +64,7 @@ calls! {
     cuStreamCreate(*mut sys::CUstream, c_uint);
     cuStreamDestroy_v2(sys::CUstream);
     cuStreamGetCtx(sys::CUstream, *mut sys::CUcontext);
+    cuStreamGetId(sys::CUstream, *mut c_ulonglong);
     cuStreamGetCaptureInfo_v2(
         sys::CUstream,
         *mut c_uint,

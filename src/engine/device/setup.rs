@@ -8,18 +8,23 @@
 //! The rounds themselves are the caller's, who may be setting up many groups at once: see [`Step`].
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-use super::Link;
+use super::{Link, Load};
 use super::board::{BOARD_BYTES, Boards, MAX_MEMBERS};
 use super::exchange::DeviceExchange;
+use super::retired::Parts;
 use super::offer::{Message, Offer};
 use super::probe::{PROBE_BYTES, Probe};
 use crate::cuda::context::Devices;
+use crate::cuda::event::Event;
 use crate::cuda::exchange::{self, Fault};
 use crate::cuda::slab::{self, Arena, Opened};
+use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::group::Group;
 use crate::error::{Error, Result, fail};
+use crate::sys::fork;
 use crate::transport::memory::PeerMemory;
 use crate::transport::segment::Region;
 
@@ -36,6 +41,7 @@ pub enum Step {
 /// One group's setup under way.
 pub struct Setup {
     group: Arc<Group>,
+    load: Load,
     deadline: Deadline,
     stage: Stage,
 }
@@ -45,7 +51,7 @@ enum Stage {
     /// The offers are on their way.
     Offered(Option<Own>),
     /// The others' arenas are mapped and written to.
-    Mapped(Option<(Own, Mapped)>),
+    Mapped(Option<(Rest, Mapped)>),
     /// They were read; the exchange is built.
     Proved(Option<DeviceExchange>),
     Over,
@@ -57,6 +63,15 @@ struct Own {
     device: u32,
     arena: Arena,
     board: Region,
+    fault: Arc<Fault>,
+    probe: Probe,
+}
+
+/// What is left to do when the arenas are mapped.
+struct Rest {
+    devices: Arc<Devices>,
+    device: u32,
+    arena: Arena,
     fault: Arc<Fault>,
     probe: Probe,
 }
@@ -73,16 +88,21 @@ struct Mapped {
 
 impl Setup {
     /// Begins on this rank's GPU; `devices`: the driver, or why there is none. Allocates: may wait for the GPU.
-    pub fn begin(group: &Arc<Group>, devices: Result<Arc<Devices>>, device: u32) -> (Setup, Step) {
+    pub fn begin(
+        group: &Arc<Group>,
+        devices: Result<Arc<Devices>>,
+        device: u32,
+        load: Load,
+    ) -> (Setup, Step) {
         let deadline = Deadline::after(group.timeout());
-        let mut setup = Setup { group: group.clone(), deadline, stage: Stage::Over };
+        let mut setup = Setup { group: group.clone(), load, deadline, stage: Stage::Over };
         // What all ranks know without a word.
         if group.direct().is_none() {
             let why = "the ranks are not all on one host, or share no memory there";
             let step = setup.agree(Link::Staged(why.into()));
             return (setup, step);
         }
-        let (size, most) = (group.size() as usize, MAX_MEMBERS.min(exchange::MAX_MEMBERS));
+        let (size, most) = (group.size() as usize, MAX_MEMBERS.min(exchange::MAX_RANKS));
         if size > most {
             let why = format!("{size} ranks are more than the {most} whose GPUs exchange");
             let step = setup.agree(Link::Staged(why));
@@ -108,10 +128,10 @@ impl Setup {
         let stage = std::mem::replace(&mut self.stage, Stage::Over);
         if let Some(why) = self.refused(&messages) {
             if messages.iter().any(|message| matches!(message, Message::Refusal { stuck: true, .. }))
-                && let Stage::Mapped(Some((own, _))) = stage
+                && let Stage::Mapped(Some((rest, _))) = stage
             {
                 // Somebody's GPU may still write here.
-                std::mem::forget(own.arena);
+                std::mem::forget(rest.arena);
             }
             return Ok(self.agree(Link::Staged(why)));
         }
@@ -128,11 +148,11 @@ impl Setup {
                 // PROOF: a rank without has refused.
                 let Some(own) = own else { fail!(Internal, "this rank has made no offer") };
                 let (mapped, message) = match own.map(&self.group, &offers) {
-                    Ok(mapped) => match own.probe.write(&mapped.areas, self.deadline) {
-                        Ok(()) => (Some((own, mapped)), Message::Ready),
+                    Ok((rest, mapped)) => match rest.probe.write(&mapped.areas, self.deadline) {
+                        Ok(()) => (Some((rest, mapped)), Message::Ready),
                         Err(error) => {
                             // The stream may still be at it.
-                            std::mem::forget((own, mapped));
+                            std::mem::forget((rest, mapped));
                             (None, Message::Refusal { why: error.to_string(), stuck: true })
                         }
                     },
@@ -142,15 +162,14 @@ impl Setup {
                 message
             }
             Stage::Mapped(mapped) => {
-                let Some((own, mapped)) = mapped else { fail!(Internal, "this rank has mapped nothing") };
-                let read = own.probe.read(&mapped.areas, self.deadline);
-                let (exchange, message) = match read {
-                    Ok(()) => match self.build(own, mapped) {
+                let Some((rest, mapped)) = mapped else { fail!(Internal, "this rank has mapped nothing") };
+                let (exchange, message) = match rest.probe.read(&mapped.areas, self.deadline) {
+                    Ok(()) => match self.build(rest, mapped) {
                         Ok(exchange) => (Some(exchange), Message::Ready),
                         Err(error) => (None, refusal(&error)),
                     },
                     Err(error) => {
-                        std::mem::forget((own, mapped));
+                        std::mem::forget((rest, mapped));
                         (None, refusal(&error))
                     }
                 };
@@ -163,10 +182,23 @@ impl Setup {
         Ok(Step::Gather(message.encode()))
     }
 
-    fn build(&self, own: Own, mapped: Mapped) -> Result<DeviceExchange> {
-        let Own { devices, device, arena, fault, .. } = own;
+    fn build(&self, rest: Rest, mapped: Mapped) -> Result<DeviceExchange> {
+        let Rest { devices, device, arena, fault, .. } = rest;
         let Mapped { arenas, opened, boards, .. } = mapped;
-        DeviceExchange::new(&self.group, &devices, device, &arenas, fault, arena, opened, boards)
+        let kernels = (self.load)(&devices, device, self.group.rank(), &arenas, fault.clone())?;
+        let event = || Event::new(&devices, device);
+        Ok(DeviceExchange::new(Parts {
+            last: event()?,
+            within: event()?,
+            stream: Stream::new(&devices, device, true)?,
+            kernels,
+            fault,
+            arena,
+            opened,
+            boards,
+            said_goodbye: AtomicBool::new(false),
+            fork: fork::generation(),
+        }))
     }
 
     /// Why some rank cannot, if one cannot. The same on all ranks, which have heard the same.
@@ -248,4 +280,63 @@ impl Own {
             place: place.ok(),
         })
     }
+}
+
+impl Own {
+    /// Maps the others' arenas.
+    fn map(self, group: &Group, offers: &[&Offer]) -> Result<(Rest, Mapped)> {
+        let Own { devices, device, arena, board, fault, probe } = self;
+        let rank = group.rank() as usize;
+        let before_area = (arena.bytes() - PROBE_BYTES) as u64;
+        let (mut arenas, mut areas, mut opened) = (Vec::new(), Vec::new(), Vec::new());
+        for (member, offer) in offers.iter().enumerate() {
+            let (address, owner) = if member == rank {
+                (arena.address(), device)
+            } else if offer.process == slab::identity(&devices) {
+                if !devices.reaches(device, offer.device)? {
+                    fail!(Unsupported, "GPU {device} does not reach GPU {}, rank {member}'s", offer.device);
+                }
+                (offer.address, offer.device)
+            } else {
+                (map_slab(&devices, device, member, offer, &mut opened)?, device)
+            };
+            arenas.push(address);
+            areas.push((address + before_area, owner));
+        }
+        let peers: Vec<Option<Arc<PeerMemory>>> = {
+            let messages = group.endpoint().messages();
+            group.members().iter().map(|&peer| messages.memory(peer).cloned()).collect()
+        };
+        let offsets: Vec<u64> = offers.iter().map(|offer| offer.board).collect();
+        let Some(boards) = Boards::new(rank, board, peers, &offsets) else {
+            fail!(Internal, "a member's board lies outside of its segment")
+        };
+        let rest = Rest { devices, device, arena, fault, probe };
+        Ok((rest, Mapped { arenas, areas, opened, boards }))
+    }
+}
+
+/// Where the arena of a rank in another process is mapped for `device`.
+fn map_slab(
+    devices: &Arc<Devices>,
+    device: u32,
+    member: usize,
+    offer: &Offer,
+    opened: &mut Vec<Arc<Opened>>,
+) -> Result<u64> {
+    let Some(place) = &offer.place else {
+        fail!(Unsupported, "rank {member}'s GPU shares no memory with other processes")
+    };
+    // A GPU that this process sees can be asked about; another one may still be reached.
+    for ordinal in 0..devices.count() {
+        let theirs = devices.driver().device_uuid(ordinal)? == offer.uuid;
+        if theirs && ordinal != device && !devices.driver().can_access_peer(device, ordinal)? {
+            fail!(Unsupported, "GPU {device} does not reach GPU {ordinal}, rank {member}'s");
+        }
+    }
+    let slab = Opened::new(devices, device, place)
+        .map_err(|error| error.context(format_args!("rank {member}'s memory")))?;
+    let address = slab.address(place);
+    opened.push(slab);
+    Ok(address)
 }

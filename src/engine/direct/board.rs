@@ -10,7 +10,7 @@ use crate::engine::endpoint::lock;
 use crate::error::{Error, Result};
 use crate::reduce::DataType;
 use crate::schedule::Collective;
-use crate::signature::{Kind, Signature};
+use crate::signature::Signature;
 use crate::sys;
 use crate::transport::memory::PeerMemory;
 use crate::transport::segment::Region;
@@ -288,7 +288,7 @@ impl Retired {
 
 impl Post {
     pub(super) fn write(&self, call: u64, signature: &Signature, input: u64, output: u64, bytes: u64) {
-        let what = u64::from(signature.kind as u8)
+        let what = u64::from(signature.head())
             | u64::from(signature.dtype as u8) << 8
             | u64::from(signature.operator) << 16
             | u64::from(signature.algorithm) << 24;
@@ -303,13 +303,15 @@ impl Post {
 
     pub(super) fn signature(&self) -> Option<Signature> {
         let what = self.what.load(Ordering::Relaxed);
+        let (kind, device) = Signature::parse_head(what as u8).ok()?;
         Some(Signature {
-            kind: Kind::from_number((what & 0xff) as i32).ok()?,
+            kind,
             dtype: DataType::from_number((what >> 8 & 0xff) as i32).ok()?,
             operator: (what >> 16) as u8,
             algorithm: (what >> 24) as u8,
             root: self.root.load(Ordering::Relaxed) as u32,
             count: self.count.load(Ordering::Relaxed),
+            device,
         })
     }
 }

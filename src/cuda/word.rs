@@ -1,0 +1,120 @@
+//! Words of pinned memory that streams wait for: an operation of the host ends in the order of a stream.
+//!
+//! A word is used many times. Each use waits for the next value, and a wait is met by that value or any further on, so
+//! a stream that comes late to its wait never misses it. Pages of words are never freed before the [`Devices`] are:
+//! nobody knows when the last stream has come past its wait.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use super::context::Devices;
+use crate::error::Result;
+
+/// Bytes of a page of words, which are a cache line apart: hosts and devices write them.
+const PAGE: usize = 4096;
+const STRIDE: usize = 64;
+
+/// The words of all devices.
+#[derive(Default)]
+pub(super) struct Words {
+    pages: Vec<usize>,
+    /// Address, and the value of the last use.
+    free: Vec<(usize, u32)>,
+}
+
+impl Words {
+    /// The pages, for whoever frees them.
+    pub(super) fn pages(&mut self) -> Vec<usize> {
+        self.free.clear();
+        std::mem::take(&mut self.pages)
+    }
+}
+
+/// One use of a word: streams wait until it is released. Dropping it releases it, unless a stream will.
+pub struct Word {
+    devices: Arc<Devices>,
+    address: usize,
+    value: u32,
+    /// Whether a stream was given the release.
+    given: AtomicBool,
+}
+
+impl Devices {
+    /// A word that has not been released. `device` is any that will use it.
+    pub fn word(self: &Arc<Self>, device: u32) -> Result<Word> {
+        let mut words = self.words();
+        if words.free.is_empty() {
+            let page = {
+                let _relaxed = self.relax()?;
+                let _entered = self.enter(device)?;
+                self.driver().allocate_host(PAGE)?
+            };
+            // SAFETY: the page was just allocated, this long, and is nobody else's.
+            unsafe { page.write_bytes(0, PAGE) };
+            let start = page.expose_provenance();
+            words.pages.push(start);
+            words.free.extend((0..PAGE / STRIDE).map(|index| (start + index * STRIDE, 0)));
+        }
+        // PROOF: a page has words.
+        let (address, last) = words.free.pop().expect("a page was added");
+        Ok(Word {
+            devices: self.clone(),
+            address,
+            value: last.wrapping_add(1),
+            given: AtomicBool::new(false),
+        })
+    }
+}
+
+impl Word {
+    /// Where it is, for streams.
+    pub fn address(&self) -> u64 {
+        self.address as u64
+    }
+
+    /// What a stream waits for, or writes to release it.
+    pub fn value(&self) -> u32 {
+        self.value
+    }
+
+    /// Whether it has been released.
+    pub fn is_released(&self) -> bool {
+        self.word().load(Ordering::Acquire).wrapping_sub(self.value) as i32 >= 0
+    }
+
+    /// Lets the streams go on.
+    pub fn release(&self) {
+        if !self.is_released() {
+            self.word().store(self.value, Ordering::Release);
+        }
+    }
+
+    /// A stream is about to be given the release.
+    pub(super) fn give(&self) {
+        self.given.store(true, Ordering::Relaxed);
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: it lies in a page of pinned memory that lives as long as `devices`, aligned to a cache line, and is only
+        // accessed as an atomic here and as a 32-bit word by streams.
+        unsafe { &*std::ptr::with_exposed_provenance::<AtomicU32>(self.address) }
+    }
+}
+
+impl fmt::Debug for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Word({:#x} to {})", self.address, self.value)
+    }
+}
+
+impl Drop for Word {
+    fn drop(&mut self) {
+        // A release that a stream has yet to come to would undo later ones: that word is not used again.
+        if *self.given.get_mut() && !self.is_released() {
+            return;
+        }
+        self.release();
+        self.devices.words().free.push((self.address, self.value));
+    }
+}
