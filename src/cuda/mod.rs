@@ -10,6 +10,7 @@
 pub mod context;
 pub mod driver;
 pub mod event;
+pub mod exchange;
 pub mod kernels;
 pub mod libcuda;
 pub mod local;
