@@ -28,7 +28,7 @@ pub unsafe fn start_together(operations: &[(&Context, &Request, &Call)]) -> Resu
             }
         }
     }
-    let works: Vec<Result<Work>> = begun.into_iter().map(Pending::close).collect();
+    let works: Vec<Result<Work>> = Pending::close_all(begun);
     match failure {
         Some(error) => Err(error),
         None => works.into_iter().collect(),

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use super::device::{self, OnDevices};
 use super::plans::{Plans, Seat};
 use super::prepared::Copied;
 use super::wide::Wide;
@@ -52,7 +53,7 @@ struct Inner {
 }
 
 /// A group of one needs no endpoint, no memory and no thread.
-enum Place {
+pub(super) enum Place {
     Solo,
     Group(Arc<Group>),
 }
@@ -112,6 +113,10 @@ impl Context {
             Place::Solo => 1,
             Place::Group(group) => group.size(),
         }
+    }
+
+    pub(super) fn place(&self) -> &Place {
+        &self.0.place
     }
 
     fn seat(&self) -> Seat {
@@ -244,6 +249,12 @@ impl Context {
     /// The request's pointers are NULL where nothing is accessed, else valid for what the operation accesses until
     /// it returns.
     pub unsafe fn run(&self, request: &Request, call: &Call) -> Result<Completion> {
+        if let Some(call) = self.on_devices(request, call)? {
+            // SAFETY: the caller's promise.
+            let enqueued = unsafe { call.enqueue() }?;
+            // The call's own deadline ends it.
+            return call.work(enqueued)?.wait(Deadline::NEVER);
+        }
         // SAFETY: the caller's promise.
         unsafe { self.run_buffers(request, call, &[]) }
     }
@@ -265,7 +276,31 @@ impl Context {
     /// As [`Context::start`].
     pub unsafe fn begin(&self, request: &Request, call: &Call) -> Result<Pending> {
         // SAFETY: the caller's promise.
-        unsafe { self.start_buffers(request, call, &[]) }.map(Pending)
+        unsafe {
+            if let Some(call) = self.on_devices(request, call)? {
+                if call.is_point() {
+                    return Ok(Pending(State::Point(call)));
+                }
+                let enqueued = call.enqueue()?;
+                return Ok(Pending(State::Begun(call.work(enqueued)?)));
+            }
+            self.start_buffers(request, call, &[])
+        }
+        .map(|work| Pending(State::Begun(work)))
+    }
+
+    /// [`Context::start`] for whoever does not follow the operation: what comes of it is known when its stream has
+    /// done it, or from [`Context::failure`].
+    ///
+    /// # Safety
+    /// As [`Context::start`].
+    pub unsafe fn launch(&self, request: &Request, call: &Call) -> Result<()> {
+        match self.on_devices(request, call)? {
+            // SAFETY: the caller's promise.
+            Some(call) => unsafe { call.enqueue() }.map(drop),
+            // SAFETY: the caller's promise.
+            None => unsafe { self.start(request, call) }.map(drop),
+        }
     }
 
     /// [`Context::run`] for several buffers of this rank: see [`super::Prepared`].
@@ -448,7 +483,7 @@ impl Context {
         Ok(Next::Step(Step { group, class, tag, signature: checked.signature, make }))
     }
 
-    fn point(&self, request: &Request) -> Result<(&Arc<Group>, Signature, Message)> {
+    pub(super) fn point(&self, request: &Request) -> Result<(&Arc<Group>, Signature, Message)> {
         let Counts::Uniform(count) = request.counts else {
             fail!(InvalidArgument, "{} takes one count, not a list", request.kind.name());
         };
@@ -506,13 +541,19 @@ impl Context {
             operator: Operator::Sum,
             root: 0,
         };
-        let mut checked = Checked::new(&request, group.rank(), group.size())?;
-        let (plan, _) = self.0.plans.plan(&mut checked, &Call::default(), self.seat())?;
-        group.run(Class::Internal, 0, checked.signature, None, |turn| {
+        let (signature, plan) = self.internal_plan(group, &request)?;
+        group.run(Class::Internal, 0, signature, None, |turn| {
             // SAFETY: `mine` and `all` outlive the run, and have the lengths that the request says.
-            unsafe { Run::new(group, turn, plan, checked.input, checked.output) }
+            unsafe { Run::new(group, turn, plan, request.input, request.output) }
         })?;
         Ok(all)
+    }
+
+    /// How a request of our own is run.
+    pub(super) fn internal_plan(&self, group: &Group, request: &Request) -> Result<(Signature, Arc<Plan>)> {
+        let mut checked = Checked::new(request, group.rank(), group.size())?;
+        let (plan, _) = self.0.plans.plan(&mut checked, &Call::default(), self.seat())?;
+        Ok((checked.signature, plan))
     }
 }
 
@@ -540,12 +581,37 @@ fn refuse_device_memory(checked: &Checked) -> Result<()> {
 
 /// An operation that has begun, for which its stream does not wait yet.
 #[must_use = "the stream waits for the operation once this is closed"]
-pub struct Pending(Work);
+pub struct Pending(State);
+
+enum State {
+    Begun(Work),
+    /// A send or a receive of the GPUs: given to the stream in one piece with those that are closed with it.
+    Point(OnDevices),
+}
 
 impl Pending {
     /// Has the call's stream wait for the operation, if the call named one. Returns at once.
     pub fn close(self) -> Result<Work> {
-        Ok(self.0)
+        // There is one, so there is one work.
+        Pending::close_all(vec![self]).pop().unwrap_or_else(|| Ok(Work::ended(Ok(Completion::default()))))
+    }
+
+    /// Closes all of them, in the order of the list: a work for each.
+    pub(super) fn close_all(all: Vec<Pending>) -> Vec<Result<Work>> {
+        let mut points = Vec::new();
+        let works: Vec<Option<Result<Work>>> = all
+            .into_iter()
+            .map(|Pending(state)| match state {
+                State::Begun(work) => Some(Ok(work)),
+                State::Point(point) => {
+                    points.push(point);
+                    None
+                }
+            })
+            .collect();
+        // SAFETY: who began them has promised that their memory and streams last until they have ended.
+        let mut given = unsafe { device::enqueue_together(&points) }.into_iter();
+        works.into_iter().filter_map(|work| work.or_else(|| given.next())).collect()
     }
 }
 

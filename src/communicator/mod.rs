@@ -3,6 +3,7 @@
 pub mod batch;
 pub mod buffer;
 pub mod context;
+pub mod device;
 pub mod plans;
 pub mod prepared;
 pub mod sparse;
@@ -12,6 +13,7 @@ pub mod work;
 
 pub use batch::start_together;
 pub use context::{Context, Pending};
+pub use device::connect_devices;
 pub use prepared::{AlgorithmOptions, Prepared};
 pub use work::Work;
 

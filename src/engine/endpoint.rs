@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::control::Control;
-use super::device::{DeviceExchange, Link};
+use super::device::{DeviceExchange, Way};
 use super::direct::Retired;
 use super::group::Group;
 use super::messages::{Messages, Mismatch, Trouble};
@@ -403,7 +403,7 @@ impl Endpoint {
     fn look_at_devices(&self) -> bool {
         let live: Vec<Arc<Group>> = lock(&self.groups).live.values().filter_map(Weak::upgrade).collect();
         let exchange = |group: &Arc<Group>| match group.devices() {
-            Some(Link::Exchange(exchange)) => Some(Arc::clone(exchange)),
+            Some(Way::Exchange(exchange)) => Some(Arc::clone(exchange)),
             _ => None,
         };
         let mut busy = false;

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use super::control::Control;
-use super::device::Link;
+use super::device::Way;
 use super::direct::{BOARD_BYTES, Direct, MAX_MEMBERS};
 use super::endpoint::{Endpoint, lock};
 use super::executor::{self, Workspace};
@@ -36,7 +36,8 @@ pub struct Group {
     orders: Mutex<Orders>,
     spare: Mutex<Spare>,
     direct: OnceLock<Arc<Direct>>,
-    devices: OnceLock<Link>,
+    devices: OnceLock<Way>,
+    connecting: Mutex<()>,
 }
 
 /// What runs work in, kept between runs.
@@ -160,6 +161,7 @@ impl Group {
             spare: Mutex::default(),
             direct: OnceLock::new(),
             devices: OnceLock::new(),
+            connecting: Mutex::default(),
         });
         group.endpoint.enrol(&group);
         group
@@ -226,7 +228,7 @@ impl Group {
         self.failed.store(true, Ordering::Release);
         // Against `link_devices`: either this sees the exchange, or that sees the failure.
         fence(Ordering::SeqCst);
-        if let Some(Link::Exchange(exchange)) = self.devices.get() {
+        if let Some(Way::Exchange(exchange)) = self.devices.get() {
             exchange.abort();
         }
         first
@@ -515,15 +517,20 @@ impl Group {
     // ---- devices
 
     /// Whether the members' devices exchange, once that is agreed.
-    pub fn devices(&self) -> Option<&Link> {
+    pub fn devices(&self) -> Option<&Way> {
         self.devices.get()
     }
 
+    /// Held by whoever makes the members agree on that.
+    pub fn connecting(&self) -> &Mutex<()> {
+        &self.connecting
+    }
+
     /// It is agreed.
-    pub(super) fn link_devices(&self, link: Link) {
-        let _ = self.devices.set(link);
+    pub(super) fn link_devices(&self, way: Way) {
+        let _ = self.devices.set(way);
         fence(Ordering::SeqCst);
-        if let (true, Some(Link::Exchange(exchange))) =
+        if let (true, Some(Way::Exchange(exchange))) =
             (self.failed.load(Ordering::Relaxed), self.devices.get())
         {
             exchange.abort();

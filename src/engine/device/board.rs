@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::reduce::DataType;
-use crate::signature::{Kind, Signature};
+use crate::signature::Signature;
 use crate::transport::memory::PeerMemory;
 use crate::transport::segment::Region;
 

@@ -34,7 +34,7 @@ pub use setup::{MESSAGE_BYTES, Setup, Step};
 
 /// What the ranks of a group have agreed on.
 #[derive(Clone, Debug)]
-pub enum Link {
+pub enum Way {
     /// Their GPUs exchange.
     Exchange(Arc<DeviceExchange>),
     /// They do not, for this reason.

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use super::{Link, Load};
+use super::{Way, Load};
 use super::board::{BOARD_BYTES, Boards, MAX_MEMBERS};
 use super::exchange::DeviceExchange;
 use super::retired::Parts;
@@ -35,7 +35,7 @@ pub enum Step {
     /// Gather these bytes of every rank, in rank order, and give them to [`Setup::next`].
     Gather([u8; MESSAGE_BYTES]),
     /// It is over; the group knows it.
-    Agreed(Link),
+    Agreed(Way),
 }
 
 /// One group's setup under way.
@@ -99,13 +99,13 @@ impl Setup {
         // What all ranks know without a word.
         if group.direct().is_none() {
             let why = "the ranks are not all on one host, or share no memory there";
-            let step = setup.agree(Link::Staged(why.into()));
+            let step = setup.agree(Way::Staged(why.into()));
             return (setup, step);
         }
         let (size, most) = (group.size() as usize, MAX_MEMBERS.min(exchange::MAX_RANKS));
         if size > most {
             let why = format!("{size} ranks are more than the {most} whose GPUs exchange");
-            let step = setup.agree(Link::Staged(why));
+            let step = setup.agree(Way::Staged(why));
             return (setup, step);
         }
         let offered = wanted().and(devices).and_then(|devices| Own::new(group, devices, device, deadline));
@@ -133,7 +133,7 @@ impl Setup {
                 // Somebody's GPU may still write here.
                 std::mem::forget(rest.arena);
             }
-            return Ok(self.agree(Link::Staged(why)));
+            return Ok(self.agree(Way::Staged(why)));
         }
         let message = match stage {
             Stage::Offered(own) => {
@@ -143,7 +143,7 @@ impl Setup {
                 });
                 let offers: Vec<&Offer> = offers.collect::<Result<_>>()?;
                 if let Some(why) = unfit(&offers) {
-                    return Ok(self.agree(Link::Staged(why)));
+                    return Ok(self.agree(Way::Staged(why)));
                 }
                 // PROOF: a rank without has refused.
                 let Some(own) = own else { fail!(Internal, "this rank has made no offer") };
@@ -176,7 +176,7 @@ impl Setup {
                 self.stage = Stage::Proved(exchange);
                 message
             }
-            Stage::Proved(Some(exchange)) => return Ok(self.agree(Link::Exchange(Arc::new(exchange)))),
+            Stage::Proved(Some(exchange)) => return Ok(self.agree(Way::Exchange(Arc::new(exchange)))),
             Stage::Proved(None) | Stage::Over => fail!(Internal, "this setup is over"),
         };
         Ok(Step::Gather(message.encode()))
@@ -209,16 +209,27 @@ impl Setup {
         })
     }
 
-    fn agree(&self, link: Link) -> Step {
+    fn agree(&self, way: Way) -> Step {
         let name = self.group.name();
-        match &link {
-            Link::Exchange(_) => log::info!("group '{name}': the GPUs exchange directly"),
-            Link::Staged(why) => {
+        match &way {
+            Way::Exchange(_) => log::info!("group '{name}': the GPUs exchange directly"),
+            Way::Staged(why) => {
                 log::info!("group '{name}': device memory goes through the host, because of {why}");
             }
         }
-        self.group.link_devices(link.clone());
-        Step::Agreed(link)
+        self.group.link_devices(way.clone());
+        Step::Agreed(way)
+    }
+}
+
+impl Drop for Setup {
+    fn drop(&mut self) {
+        // Given up in between: the others may still write to what they were offered.
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Offered(Some(own)) => std::mem::forget(own.arena),
+            Stage::Mapped(Some((rest, _))) => std::mem::forget(rest.arena),
+            Stage::Offered(None) | Stage::Mapped(None) | Stage::Proved(_) | Stage::Over => {}
+        }
     }
 }
 
@@ -259,7 +270,7 @@ impl Own {
         let Some(board) = group.endpoint().registration().segment().allocate(BOARD_BYTES, 64) else {
             fail!(OutOfMemory, "no room for {BOARD_BYTES} bytes in the shared segment")
         };
-        let fault = Fault::new(&devices, device)?;
+        let fault = Arc::new(Fault::new(&devices, device)?);
         let area = arena.address() + bytes as u64;
         let probe = Probe::new(&devices, device, area, group.rank() as usize, group.id(), deadline)?;
         Ok(Own { devices, device, arena, board, fault, probe })
