@@ -2,6 +2,7 @@
 //! What all ranks agree on decides, and nothing else.
 
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::Duration;
 
 use super::context::{Context, Place};
@@ -13,7 +14,7 @@ use crate::cuda::driver::Memory;
 use crate::cuda::exchange::{Direction, Job, Point};
 use crate::cuda::libcuda::Libcuda;
 use crate::deadline::Deadline;
-use crate::engine::device::{self, Caller, DeviceExchange, Enqueued, MESSAGE_BYTES, Setup, Step, Way};
+use crate::engine::device::{self, Caller, DeviceExchange, Enqueued, Load, MESSAGE_BYTES, Setup, Step, Way};
 use crate::engine::endpoint::{Through, lock};
 use crate::engine::executor::Run;
 use crate::engine::group::Group;
@@ -22,8 +23,6 @@ use crate::engine::wire::Class;
 use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator};
 use crate::signature::Signature;
-
-use std::task::Poll;
 
 /// How long a thread that connects many groups stays with one of them before it looks at the others.
 const SLICE: Duration = Duration::from_millis(1);
@@ -220,6 +219,15 @@ pub(super) unsafe fn enqueue_together(points: &[OnDevices]) -> Vec<Result<Work>>
 /// [`Context::connect_device`] for several contexts of this process at once, each with its device: what a thread needs
 /// that has several ranks of one group. Contexts that have agreed already are left alone.
 pub fn connect_devices(contexts: &[(&Context, u32)]) -> Result<()> {
+    connect(contexts, Devices::open, device::load)
+}
+
+/// [`connect_devices`] with the driver that `devices` opens, and the kernels that `load` loads.
+fn connect(
+    contexts: &[(&Context, u32)],
+    devices: impl Fn() -> Result<Arc<Devices>> + Copy,
+    load: Load,
+) -> Result<()> {
     let groups = contexts.iter().filter_map(|(context, device)| match context.place() {
         Place::Group(group) => Some((*context, group, *device)),
         Place::Solo => None,
@@ -233,7 +241,7 @@ pub fn connect_devices(contexts: &[(&Context, u32)]) -> Result<()> {
         match group.connecting().try_lock() {
             Ok(turn) if group.devices().is_none() => {
                 turns.push(turn);
-                connecting.push(Connecting::begin(context, group, device)?);
+                connecting.push(Connecting::begin(context, group, devices(), device, load)?);
             }
             Ok(_) => {}
             Err(_) => others.push((context, group, device)),
@@ -259,7 +267,7 @@ pub fn connect_devices(contexts: &[(&Context, u32)]) -> Result<()> {
     for (context, group, device) in others {
         drop(lock(group.connecting()));
         if group.devices().is_none() {
-            context.connect_device(device)?;
+            connect(&[(context, device)], devices, load)?;
         }
     }
     Ok(())
@@ -274,8 +282,14 @@ struct Connecting<'a> {
 }
 
 impl<'a> Connecting<'a> {
-    fn begin(context: &'a Context, group: &'a Arc<Group>, device: u32) -> Result<Connecting<'a>> {
-        let (setup, step) = Setup::begin(group, Devices::open(), device, device::load);
+    fn begin(
+        context: &'a Context,
+        group: &'a Arc<Group>,
+        devices: Result<Arc<Devices>>,
+        device: u32,
+        load: Load,
+    ) -> Result<Connecting<'a>> {
+        let (setup, step) = Setup::begin(group, devices, device, load);
         let mut connecting = Connecting { context, group, setup, round: None };
         connecting.step(step)?;
         Ok(connecting)
@@ -368,3 +382,6 @@ impl Operation for Gather {
         self.run.through()
     }
 }
+
+#[cfg(test)]
+mod tests;

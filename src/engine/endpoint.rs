@@ -376,7 +376,8 @@ impl Endpoint {
 
     /// A stream was given a call: it is looked after until it is done. Costs next to nothing while others are.
     pub fn watch_devices(&self) {
-        if !self.watches_devices.load(Ordering::Relaxed) && !self.watches_devices.swap(true, Ordering::SeqCst) {
+        if !self.watches_devices.load(Ordering::Relaxed) && !self.watches_devices.swap(true, Ordering::SeqCst)
+        {
             self.kick();
         }
     }

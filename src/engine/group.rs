@@ -371,7 +371,12 @@ impl Group {
     }
 
     /// Gives a call its number that waits for no other on the host, and ends without word: streams do it.
-    pub(super) fn number(&self, class: Class, signature: Signature, timeout: Option<Duration>) -> Result<Turn> {
+    pub(super) fn number(
+        &self,
+        class: Class,
+        signature: Signature,
+        timeout: Option<Duration>,
+    ) -> Result<Turn> {
         self.check(&signature)?;
         let mut orders = lock(&self.orders);
         let order = orders.of(class, 0);

@@ -98,9 +98,10 @@ impl Recorder {
         }
     }
 
-    /// The last call of this rank in `group`.
+    /// The last call of this rank in `group`; one of the engine's own only while it runs.
     pub fn last(&self, group: u64) -> Option<Entry> {
-        self.find(|entry| entry.group == group)
+        let over = |entry: &Entry| entry.class == Class::Internal && entry.progress == Progress::Done;
+        self.find(|entry| entry.group == group && !over(entry))
     }
 
     /// What this rank called, or will call in its turn, under the name `key`. Sends and receives have no such names.

@@ -87,6 +87,8 @@ pub(super) struct Pending {
     queue: Queue,
     task: Task,
     after: Vec<u64>,
+    /// Some thread runs it.
+    running: bool,
 }
 
 /// What runs in turn: a stream, or what stands for one.
@@ -320,7 +322,7 @@ impl Machine {
             _ => {}
         }
         let id = self.next_number();
-        self.pending.insert(id, Pending { queue, task, after });
+        self.pending.insert(id, Pending { queue, task, after, running: false });
         self.last.insert(queue, id);
         id
     }
@@ -433,7 +435,7 @@ impl Machine {
     }
 
     fn is_ready(&self, pending: &Pending) -> bool {
-        let free = pending.after.iter().all(|before| !self.pending.contains_key(before));
+        let free = !pending.running && pending.after.iter().all(|before| !self.pending.contains_key(before));
         free && match pending.task {
             Task::WaitValue { address, value } => match self.slice(Place { address, bytes: 4 }) {
                 Ok(found) => {
@@ -492,9 +494,16 @@ impl Machine {
         None
     }
 
-    /// The task of a pending number; it stays pending until it has run.
-    pub(super) fn take(&self, id: u64) -> Task {
-        self.pending[&id].task.clone()
+    /// The task of a pending number, if no other thread has it; it stays pending until it has run.
+    pub(super) fn take(&mut self, id: u64) -> Option<Task> {
+        let pending = self.pending.get_mut(&id).filter(|pending| !pending.running)?;
+        pending.running = true;
+        Some(pending.task.clone())
+    }
+
+    /// Whether any thread runs a task.
+    pub(super) fn is_busy(&self) -> bool {
+        self.pending.values().any(|pending| pending.running)
     }
 
     pub(super) fn execute(&mut self, task: &Task) {

@@ -220,7 +220,7 @@ impl Double {
     }
 
     fn run(&self, id: u64) {
-        let task = self.lock().take(id);
+        let Some(task) = self.lock().take(id) else { return };
         if let Task::Host { function, user } = task {
             // Not under the lock: it is the test's own code.
             // SAFETY: the promise of `launch_host`.
@@ -242,6 +242,10 @@ impl Double {
                 machine.needed_for(goal)
             };
             let Some(task) = task.or_else(|| self.choose()) else {
+                if self.lock().is_busy() {
+                    std::thread::yield_now();
+                    continue;
+                }
                 return Err(refuse("cuEventSynchronize", "CUDA_ERROR_DEADLOCK_OF_THE_DOUBLE"));
             };
             self.run(task);

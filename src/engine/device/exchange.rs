@@ -223,12 +223,8 @@ impl DeviceExchange {
         let stream = unsafe { Stream::borrow(devices, self.device(), enqueued.stream) }?;
         event.record(&stream)?;
         let (this, group) = (self.clone(), group.clone());
-        let overdue = Mutex::new((enqueued.turn, Overdue::new(enqueued.turn, enqueued.peers)));
-        let failure = move || {
-            let Ok(mut overdue) = overdue.try_lock() else { return None };
-            let (turn, overdue) = &mut *overdue;
-            overdue.look(&this, &group).map(|error| error.context(group.describe(turn)))
-        };
+        let overdue = Mutex::new(Overdue::new(enqueued.turn, enqueued.peers));
+        let failure = move || overdue.try_lock().ok()?.look(&this, &group);
         Ok((event, failure))
     }
 

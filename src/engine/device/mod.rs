@@ -16,8 +16,6 @@ mod overdue;
 mod probe;
 mod retired;
 mod setup;
-#[cfg(test)]
-mod tests;
 
 use std::fmt;
 use std::sync::Arc;
@@ -76,7 +74,8 @@ impl Kernels for Exchange {
 }
 
 /// Loads the kernels of `rank` on `device`, which reaches all `arenas` until what it gives is dropped.
-pub type Load = fn(&Arc<Devices>, device: u32, rank: u32, arenas: &[u64], Arc<Fault>) -> Result<Box<dyn Kernels>>;
+pub type Load =
+    fn(&Arc<Devices>, device: u32, rank: u32, arenas: &[u64], Arc<Fault>) -> Result<Box<dyn Kernels>>;
 
 /// Loads the kernels of this library.
 pub fn load(

@@ -151,7 +151,9 @@ mod tests {
             assert_eq!(Message::decode(&message.encode()).unwrap(), message);
         }
         let long = Message::Refusal { why: "é".repeat(500), stuck: false };
-        let Message::Refusal { why, .. } = Message::decode(&long.encode()).unwrap() else { panic!("a refusal") };
+        let Message::Refusal { why, .. } = Message::decode(&long.encode()).unwrap() else {
+            panic!("a refusal")
+        };
         assert_eq!(why, "é".repeat(127));
     }
 

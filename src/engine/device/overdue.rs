@@ -19,12 +19,14 @@ pub(super) struct Overdue {
     compared: bool,
     inquiry: Option<Inquiry>,
     failed_at: Option<Instant>,
+    /// Whether it is this call that the failure of the group tells of.
+    told: bool,
 }
 
 impl Overdue {
     /// A call that was just made; `peers`: whom it meets, if those are not all.
     pub(super) fn new(turn: Turn, peers: Vec<u32>) -> Overdue {
-        Overdue { turn, peers, compared: false, inquiry: None, failed_at: None }
+        Overdue { turn, peers, compared: false, inquiry: None, failed_at: None, told: false }
     }
 
     /// Looks at a call that is not done. An error when it will not be done, as soon as its kernels have left or should
@@ -32,11 +34,13 @@ impl Overdue {
     pub(super) fn look(&mut self, exchange: &DeviceExchange, group: &Group) -> Option<Error> {
         if let Some(error) = group.failure() {
             let since = *self.failed_at.get_or_insert_with(Instant::now);
+            let error = if self.told { error } else { error.context(group.describe(&self.turn)) };
             return (since.elapsed() > LEAVING).then_some(error);
         }
         if let Some(inquiry) = &self.inquiry {
             if group.answered(inquiry) {
                 let error = self.late(exchange, group, inquiry);
+                self.told = true;
                 group.fail(error.context(group.describe(&self.turn)));
             }
             return None;

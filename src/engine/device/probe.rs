@@ -51,7 +51,10 @@ impl Probe {
         let memory = PinnedBuffer::new(devices, device, PROBE_BYTES)?;
         let probe = Probe { stream, memory, area, rank, salt };
         for member in 0..MAX_MEMBERS {
-            probe.put(INBOX + member * SLOT, &if member == rank { probe.pattern(rank, rank) } else { [0; SLOT] });
+            probe.put(
+                INBOX + member * SLOT,
+                &if member == rank { probe.pattern(rank, rank) } else { [0; SLOT] },
+            );
             probe.put(OUTBOX + member * SLOT, &probe.pattern(rank, member));
         }
         // SAFETY: the area and the pinned memory have this many bytes, and live until the stream is done with them:
@@ -81,7 +84,9 @@ impl Probe {
         for (member, &(area, device)) in others() {
             let from = area + (INBOX + member * SLOT) as u64;
             // SAFETY: as above.
-            unsafe { self.stream.copy_from_peer(self.area + (READ + member * SLOT) as u64, from, device, SLOT) }?;
+            unsafe {
+                self.stream.copy_from_peer(self.area + (READ + member * SLOT) as u64, from, device, SLOT)
+            }?;
         }
         // SAFETY: as above.
         unsafe { self.stream.copy_to_host(self.memory.address(), self.area, PROBE_BYTES) }?;
@@ -97,7 +102,8 @@ impl Probe {
                 continue;
             };
             let device = self.stream.device();
-            let text = format!("GPU {device} does not find what {wrong} rank {member}: peer access is broken here");
+            let text =
+                format!("GPU {device} does not find what {wrong} rank {member}: peer access is broken here");
             return Err(Error::new(Status::Cuda, text));
         }
         Ok(())

@@ -23,8 +23,10 @@ pub(super) struct Parts {
     pub(super) stream: Stream,
     pub(super) kernels: Box<dyn Kernels>,
     pub(super) fault: Arc<Fault>,
-    pub(super) arena: Arena,
-    pub(super) opened: Vec<Arc<Opened>>,
+    /// Here the others write.
+    pub(super) _arena: Arena,
+    /// There this rank writes.
+    pub(super) _opened: Vec<Arc<Opened>>,
     pub(super) boards: Boards,
     pub(super) said_goodbye: AtomicBool,
     pub(super) fork: u32,

@@ -10,12 +10,12 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use super::{Way, Load};
 use super::board::{BOARD_BYTES, Boards, MAX_MEMBERS};
 use super::exchange::DeviceExchange;
-use super::retired::Parts;
 use super::offer::{Message, Offer};
 use super::probe::{PROBE_BYTES, Probe};
+use super::retired::Parts;
+use super::{Kernels, Load, Way};
 use crate::cuda::context::Devices;
 use crate::cuda::event::Event;
 use crate::cuda::exchange::{self, Fault};
@@ -46,14 +46,15 @@ pub struct Setup {
     stage: Stage,
 }
 
-/// What this rank has. `None`: it has said that it cannot.
+/// How far it is. What this rank has offered stays until all have heard that it is not used: also when this rank itself
+/// has said that it cannot go on.
 enum Stage {
-    /// The offers are on their way.
+    /// The offers are on their way; none: this rank makes none.
     Offered(Option<Own>),
-    /// The others' arenas are mapped and written to.
-    Mapped(Option<(Rest, Mapped)>),
-    /// They were read; the exchange is built.
-    Proved(Option<DeviceExchange>),
+    /// The others' arenas are mapped and written to, if they could be.
+    Mapped(Own, Option<Mapped>),
+    /// They were read; what the exchange consists of, if it could be made.
+    Proved(Own, Mapped, Option<Made>),
     Over,
 }
 
@@ -67,15 +68,6 @@ struct Own {
     probe: Probe,
 }
 
-/// What is left to do when the arenas are mapped.
-struct Rest {
-    devices: Arc<Devices>,
-    device: u32,
-    arena: Arena,
-    fault: Arc<Fault>,
-    probe: Probe,
-}
-
 /// The members' arenas.
 struct Mapped {
     /// As this rank's GPU reaches them.
@@ -83,7 +75,17 @@ struct Mapped {
     /// Their areas for the proof, each with the device that it is reached as.
     areas: Vec<(u64, u32)>,
     opened: Vec<Arc<Opened>>,
-    boards: Boards,
+    /// The others' memory, and where their boards lie in it.
+    peers: Vec<Option<Arc<PeerMemory>>>,
+    boards: Vec<u64>,
+}
+
+/// What calls need.
+struct Made {
+    kernels: Box<dyn Kernels>,
+    last: Event,
+    within: Event,
+    stream: Stream,
 }
 
 impl Setup {
@@ -127,16 +129,16 @@ impl Setup {
         }
         let stage = std::mem::replace(&mut self.stage, Stage::Over);
         if let Some(why) = self.refused(&messages) {
-            if messages.iter().any(|message| matches!(message, Message::Refusal { stuck: true, .. }))
-                && let Stage::Mapped(Some((rest, _))) = stage
-            {
-                // Somebody's GPU may still write here.
-                std::mem::forget(rest.arena);
+            let stuck =
+                messages.iter().any(|message| matches!(message, Message::Refusal { stuck: true, .. }));
+            if let (true, Stage::Mapped(own, mapped)) = (stuck, stage) {
+                // Somebody's GPU may still write here, or this one there.
+                std::mem::forget((own.arena, own.probe, mapped));
             }
             return Ok(self.agree(Way::Staged(why)));
         }
         let message = match stage {
-            Stage::Offered(own) => {
+            Stage::Offered(Some(own)) => {
                 let offers = messages.iter().map(|message| match message {
                     Message::Offer(offer) => Ok(offer),
                     _ => fail!(Internal, "a rank sent something else than an offer"),
@@ -145,56 +147,60 @@ impl Setup {
                 if let Some(why) = unfit(&offers) {
                     return Ok(self.agree(Way::Staged(why)));
                 }
-                // PROOF: a rank without has refused.
-                let Some(own) = own else { fail!(Internal, "this rank has made no offer") };
                 let (mapped, message) = match own.map(&self.group, &offers) {
-                    Ok((rest, mapped)) => match rest.probe.write(&mapped.areas, self.deadline) {
-                        Ok(()) => (Some((rest, mapped)), Message::Ready),
-                        Err(error) => {
-                            // The stream may still be at it.
-                            std::mem::forget((rest, mapped));
-                            (None, Message::Refusal { why: error.to_string(), stuck: true })
-                        }
-                    },
+                    Ok(mapped) => {
+                        let message = match own.probe.write(&mapped.areas, self.deadline) {
+                            Ok(()) => Message::Ready,
+                            Err(error) => Message::Refusal { why: error.to_string(), stuck: true },
+                        };
+                        (Some(mapped), message)
+                    }
                     Err(error) => (None, refusal(&error)),
                 };
-                self.stage = Stage::Mapped(mapped);
+                self.stage = Stage::Mapped(own, mapped);
                 message
             }
-            Stage::Mapped(mapped) => {
-                let Some((rest, mapped)) = mapped else { fail!(Internal, "this rank has mapped nothing") };
-                let (exchange, message) = match rest.probe.read(&mapped.areas, self.deadline) {
-                    Ok(()) => match self.build(rest, mapped) {
-                        Ok(exchange) => (Some(exchange), Message::Ready),
-                        Err(error) => (None, refusal(&error)),
-                    },
-                    Err(error) => {
-                        std::mem::forget((rest, mapped));
-                        (None, refusal(&error))
-                    }
+            Stage::Mapped(own, Some(mapped)) => {
+                let read = own.probe.read(&mapped.areas, self.deadline);
+                let (made, message) = match read.and_then(|()| self.make(&own, &mapped)) {
+                    Ok(made) => (Some(made), Message::Ready),
+                    Err(error) => (None, refusal(&error)),
                 };
-                self.stage = Stage::Proved(exchange);
+                self.stage = Stage::Proved(own, mapped, made);
                 message
             }
-            Stage::Proved(Some(exchange)) => return Ok(self.agree(Way::Exchange(Arc::new(exchange)))),
-            Stage::Proved(None) | Stage::Over => fail!(Internal, "this setup is over"),
+            Stage::Proved(own, mapped, Some(made)) => {
+                let exchange = self.exchange(own, mapped, made)?;
+                return Ok(self.agree(Way::Exchange(Arc::new(exchange))));
+            }
+            // A rank that lacks something has refused.
+            _ => fail!(Internal, "this setup is over"),
         };
         Ok(Step::Gather(message.encode()))
     }
 
-    fn build(&self, rest: Rest, mapped: Mapped) -> Result<DeviceExchange> {
-        let Rest { devices, device, arena, fault, .. } = rest;
-        let Mapped { arenas, opened, boards, .. } = mapped;
-        let kernels = (self.load)(&devices, device, self.group.rank(), &arenas, fault.clone())?;
-        let event = || Event::new(&devices, device);
+    /// Makes what may fail.
+    fn make(&self, own: &Own, mapped: &Mapped) -> Result<Made> {
+        let Own { devices, device, fault, .. } = own;
+        let kernels = (self.load)(devices, *device, self.group.rank(), &mapped.arenas, fault.clone())?;
+        let event = || Event::new(devices, *device);
+        Ok(Made { kernels, last: event()?, within: event()?, stream: Stream::new(devices, *device, true)? })
+    }
+
+    fn exchange(&self, own: Own, mapped: Mapped, made: Made) -> Result<DeviceExchange> {
+        let Made { kernels, last, within, stream } = made;
+        let rank = self.group.rank() as usize;
+        let Some(boards) = Boards::new(rank, own.board, mapped.peers, &mapped.boards) else {
+            fail!(Internal, "a member's board lies outside of its segment")
+        };
         Ok(DeviceExchange::new(Parts {
-            last: event()?,
-            within: event()?,
-            stream: Stream::new(&devices, device, true)?,
+            last,
+            within,
+            stream,
             kernels,
-            fault,
-            arena,
-            opened,
+            fault: own.fault,
+            _arena: own.arena,
+            _opened: mapped.opened,
             boards,
             said_goodbye: AtomicBool::new(false),
             fork: fork::generation(),
@@ -226,9 +232,10 @@ impl Drop for Setup {
     fn drop(&mut self) {
         // Given up in between: the others may still write to what they were offered.
         match std::mem::replace(&mut self.stage, Stage::Over) {
-            Stage::Offered(Some(own)) => std::mem::forget(own.arena),
-            Stage::Mapped(Some((rest, _))) => std::mem::forget(rest.arena),
-            Stage::Offered(None) | Stage::Mapped(None) | Stage::Proved(_) | Stage::Over => {}
+            Stage::Offered(Some(own)) | Stage::Mapped(own, _) | Stage::Proved(own, ..) => {
+                std::mem::forget(own.arena);
+            }
+            Stage::Offered(None) | Stage::Over => {}
         }
     }
 }
@@ -295,35 +302,30 @@ impl Own {
 
 impl Own {
     /// Maps the others' arenas.
-    fn map(self, group: &Group, offers: &[&Offer]) -> Result<(Rest, Mapped)> {
-        let Own { devices, device, arena, board, fault, probe } = self;
-        let rank = group.rank() as usize;
+    fn map(&self, group: &Group, offers: &[&Offer]) -> Result<Mapped> {
+        let Own { devices, device, arena, .. } = self;
+        let device = *device;
         let before_area = (arena.bytes() - PROBE_BYTES) as u64;
         let (mut arenas, mut areas, mut opened) = (Vec::new(), Vec::new(), Vec::new());
         for (member, offer) in offers.iter().enumerate() {
-            let (address, owner) = if member == rank {
+            let (address, owner) = if member == group.rank() as usize {
                 (arena.address(), device)
-            } else if offer.process == slab::identity(&devices) {
+            } else if offer.process == slab::identity(devices) {
                 if !devices.reaches(device, offer.device)? {
                     fail!(Unsupported, "GPU {device} does not reach GPU {}, rank {member}'s", offer.device);
                 }
                 (offer.address, offer.device)
             } else {
-                (map_slab(&devices, device, member, offer, &mut opened)?, device)
+                (map_slab(devices, device, member, offer, &mut opened)?, device)
             };
             arenas.push(address);
             areas.push((address + before_area, owner));
         }
-        let peers: Vec<Option<Arc<PeerMemory>>> = {
-            let messages = group.endpoint().messages();
-            group.members().iter().map(|&peer| messages.memory(peer).cloned()).collect()
-        };
-        let offsets: Vec<u64> = offers.iter().map(|offer| offer.board).collect();
-        let Some(boards) = Boards::new(rank, board, peers, &offsets) else {
-            fail!(Internal, "a member's board lies outside of its segment")
-        };
-        let rest = Rest { devices, device, arena, fault, probe };
-        Ok((rest, Mapped { arenas, areas, opened, boards }))
+        let messages = group.endpoint().messages();
+        let peers = group.members().iter().map(|&peer| messages.memory(peer).cloned()).collect();
+        drop(messages);
+        let boards = offers.iter().map(|offer| offer.board).collect();
+        Ok(Mapped { arenas, areas, opened, peers, boards })
     }
 }
 
