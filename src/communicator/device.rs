@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
+use super::batch::Pending;
 use super::context::{Context, Place};
 use super::{Call, Completion, Work};
 use crate::collective::checked::{self, Checked};
@@ -12,7 +13,6 @@ use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::Memory;
 use crate::cuda::exchange::{Direction, Job, Point};
-use crate::cuda::libcuda::Libcuda;
 use crate::deadline::Deadline;
 use crate::engine::device::{self, Caller, DeviceExchange, Enqueued, Load, MESSAGE_BYTES, Setup, Step, Way};
 use crate::engine::endpoint::{Through, lock};
@@ -48,17 +48,17 @@ impl Context {
 
     /// The exchange that `request` runs on, if it is a call on device memory for which the GPUs have one. Agrees on that
     /// with the others at the first such call.
-    pub(super) fn on_devices(&self, request: &Request, call: &Call) -> Result<Option<OnDevices>> {
+    pub(super) fn on_devices(
+        &self,
+        request: &Request,
+        call: &Call,
+        buffers: &[*mut u8],
+    ) -> Result<Option<OnDevices>> {
         let Place::Group(group) = self.place() else { return Ok(None) };
-        // None of these is another rank's choice.
-        let fits = call.tag.is_none()
-            && call.algorithm.unwrap_or(0) == 0
-            && matches!(request.counts, Counts::Uniform(_))
-            && !matches!(request.kind, Kind::Barrier | Kind::ReceiveAny);
-        if !fits {
+        if !fits(request, call) || buffers.len() > 1 {
             return Ok(None);
         }
-        let Some(memory) = device_of(request)? else { return Ok(None) };
+        let Some(memory) = self.device_of(group, request, call)? else { return Ok(None) };
         let way = match group.devices() {
             Some(way) => way,
             None => {
@@ -109,21 +109,46 @@ impl Context {
         };
         Ok(Some(OnDevices { group: group.clone(), exchange: exchange.clone(), caller, what }))
     }
+
+    /// The device that a call's memory is on; `None`: it is the host's.
+    fn device_of(&self, group: &Group, request: &Request, call: &Call) -> Result<Option<u32>> {
+        for address in [request.output.addr(), request.input.addr()] {
+            if address != 0
+                && let Some(location) = self.cuda().locate(address as u64)?
+                && location.memory == Memory::Device
+            {
+                return Ok(Some(location.device));
+            }
+        }
+        // A call of nothing has no memory: its stream tells what the others will take it for.
+        Ok(match (group.devices(), &request.counts) {
+            (Some(Way::Exchange(exchange)), Counts::Uniform(0)) if call.stream.is_some() => Some(exchange.device()),
+            _ => None,
+        })
+    }
 }
 
-/// The device that a call's memory is on; `None`: it is the host's, or there is none.
-fn device_of(request: &Request) -> Result<Option<u32>> {
-    let locate = |address: usize| -> Result<Option<u32>> {
-        if address == 0 {
-            return Ok(None);
+/// Has the devices agree for those operations that need it, side by side.
+pub(super) fn connect_for(operations: &[(&Context, &Request, &Call)]) -> Result<()> {
+    let mut open = Vec::new();
+    for (context, request, call) in operations {
+        let Place::Group(group) = context.place() else { continue };
+        if group.devices().is_none()
+            && fits(request, call)
+            && let Some(device) = context.device_of(group, request, call)?
+        {
+            open.push((*context, device));
         }
-        let found = Libcuda::locate_if_loaded(address as u64)?;
-        Ok(found.filter(|found| found.memory == Memory::Device).map(|found| found.device))
-    };
-    match locate(request.output.addr())? {
-        Some(device) => Ok(Some(device)),
-        None => locate(request.input.addr()),
     }
+    if open.is_empty() { Ok(()) } else { connect_devices(&open) }
+}
+
+/// Whether such calls can be exchanged between devices: all ranks make the same.
+fn fits(request: &Request, call: &Call) -> bool {
+    call.tag.is_none()
+        && call.algorithm.unwrap_or(0) == 0
+        && matches!(request.counts, Counts::Uniform(_))
+        && !matches!(request.kind, Kind::Barrier | Kind::ReceiveAny)
 }
 
 /// A call that GPUs exchange, checked.
@@ -158,8 +183,20 @@ impl OnDevices {
         }
     }
 
-    /// Whether it is a send or a receive, which others may join.
-    pub(super) fn is_point(&self) -> bool {
+    /// Gives a collective to its stream; a send or a receive waits for others that may join it.
+    ///
+    /// # Safety
+    /// As [`OnDevices::enqueue`].
+    pub(super) unsafe fn begin(self) -> Result<Pending> {
+        if self.is_point() {
+            return Ok(Pending::point(self));
+        }
+        // SAFETY: the caller's promise.
+        let enqueued = unsafe { self.enqueue() }?;
+        self.work(enqueued).map(Pending::from)
+    }
+
+    fn is_point(&self) -> bool {
         matches!(self.what, What::Point(..))
     }
 

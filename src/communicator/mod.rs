@@ -7,12 +7,13 @@ pub mod device;
 pub mod plans;
 pub mod prepared;
 pub mod sparse;
+mod staged;
 mod watch;
 pub mod wide;
 pub mod work;
 
-pub use batch::start_together;
-pub use context::{Context, Pending};
+pub use batch::{Pending, start_together};
+pub use context::Context;
 pub use device::connect_devices;
 pub use prepared::{AlgorithmOptions, Prepared};
 pub use work::Work;

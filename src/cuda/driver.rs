@@ -187,6 +187,13 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Frees pinned host memory. May wait for the devices.
     unsafe fn free_host(&self, address: *mut u8) -> Result<()>;
 
+    /// Pins host memory of ours, so that every context may copy from and to it.
+    unsafe fn register_host(&self, address: *mut u8, bytes: usize) -> Result<()>;
+    /// Ends that. May wait for the devices.
+    unsafe fn unregister_host(&self, address: *mut u8) -> Result<()>;
+    /// Whether streams of `device` can wait for values.
+    fn can_wait_value(&self, device: u32) -> Result<bool>;
+
     /// Writes `value` to `bytes` bytes of device memory.
     unsafe fn fill(&self, address: u64, value: u8, bytes: usize, stream: StreamHandle) -> Result<()>;
     /// Copies from the host to the current device.

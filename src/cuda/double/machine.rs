@@ -123,12 +123,19 @@ pub(super) struct Allocation {
     freed: bool,
     /// Another process's, mapped here so many times.
     mapped: usize,
+    /// Not ours to give back.
+    registered: bool,
 }
 
 impl Allocation {
     pub(super) fn location(&self) -> Location {
         let Place { address: base, bytes } = self.place;
         Location { memory: self.memory, device: self.device, base, bytes: bytes as u64, buffer: self.number }
+    }
+
+    /// Whether it is to be given back here.
+    fn is_own(&self) -> bool {
+        self.mapped == 0 && !self.registered
     }
 
     fn layout(&self) -> Layout {
@@ -183,6 +190,7 @@ pub(super) struct Machine {
     pub(super) synchronizations: usize,
     pub(super) creations: usize,
     pub(super) failing: Option<usize>,
+    pub(super) no_wait_value: bool,
     allocations: BTreeMap<u64, Allocation>,
     /// The last task of each queue.
     last: HashMap<Queue, u64>,
@@ -217,6 +225,7 @@ impl Machine {
             synchronizations: 0,
             creations: 0,
             failing: None,
+            no_wait_value: false,
             allocations: BTreeMap::new(),
             last: HashMap::new(),
             known: Vec::new(),
@@ -565,7 +574,8 @@ impl Machine {
         self.creations += 1;
         let number = self.next_number();
         let place = Place { address: 0, bytes };
-        let mut allocation = Allocation { place, memory, device, number, freed: false, mapped: 0 };
+        let mut allocation =
+            Allocation { place, memory, device, number, freed: false, mapped: 0, registered: false };
         // SAFETY: the layout has a size.
         let address = unsafe { std::alloc::alloc(allocation.layout()) };
         assert!(!address.is_null(), "no memory for the test");
@@ -577,10 +587,33 @@ impl Machine {
         address
     }
 
+    /// Takes in memory that its owner gives back, when it is no more registered.
+    pub(super) fn register(&mut self, device: u32, address: u64, bytes: usize) {
+        self.creations += 1;
+        let number = self.next_number();
+        let place = Place { address, bytes };
+        let registered =
+            Allocation { place, memory: Memory::Host, device, number, freed: false, mapped: 0, registered: true };
+        self.allocations.insert(address, registered);
+    }
+
+    pub(super) fn unregister(&mut self, address: u64) -> Result<()> {
+        let Some(found) = self.allocations.get(&address).filter(|found| found.registered) else {
+            return Err(refuse("cuMemHostUnregister", "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"));
+        };
+        let range = address..address + found.place.bytes as u64;
+        let touches = |task: &Task| task.places().iter().any(|place| range.contains(&place.address));
+        if self.pending.values().any(|pending| touches(&pending.task)) {
+            self.complain(format!("{address:#x} is unregistered while a stream is to use it"));
+        }
+        self.allocations.remove(&address);
+        Ok(())
+    }
+
     /// Marks memory as freed. It comes back when the double is dropped, so a late access harms nothing.
     pub(super) fn free(&mut self, address: u64) -> Result<()> {
         let bytes = match self.allocations.get(&address) {
-            Some(allocation) if !allocation.freed && allocation.mapped == 0 => allocation.place.bytes,
+            Some(allocation) if !allocation.freed && allocation.is_own() => allocation.place.bytes,
             _ => return Err(refuse("cuMemFree", "CUDA_ERROR_INVALID_VALUE")),
         };
         let range = address..address + bytes as u64;
@@ -601,7 +634,8 @@ impl Machine {
     pub(super) fn map(&mut self, device: u32, address: u64, bytes: usize) {
         let number = self.next_number();
         let place = Place { address, bytes };
-        let new = Allocation { place, memory: Memory::Device, device, number, freed: false, mapped: 0 };
+        let memory = Memory::Device;
+        let new = Allocation { place, memory, device, number, freed: false, mapped: 0, registered: false };
         self.allocations.entry(address).or_insert(new).mapped += 1;
     }
 
@@ -649,7 +683,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        for allocation in self.allocations.values().filter(|allocation| allocation.mapped == 0) {
+        for allocation in self.allocations.values().filter(|allocation| allocation.is_own()) {
             // SAFETY: allocated with this layout, and not given back before.
             unsafe { std::alloc::dealloc(pointer(allocation.place.address), allocation.layout()) };
         }
