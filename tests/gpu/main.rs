@@ -2,3 +2,4 @@
 //! A test that needs more GPUs than there are says so on a line of its own and counts as not run.
 
 mod driver;
+mod exchange;

@@ -69,7 +69,7 @@ pub(super) struct Combine {
     pub(super) packed: u32,
     pub(super) scaled: u32,
     pub(super) ranks: u32,
-    pub(super) reserved: u32,
+    pub(super) number: u32,
 }
 
 /// Memory of this rank that goes to a peer or comes from one.

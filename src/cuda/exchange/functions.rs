@@ -1,23 +1,21 @@
 //! The loaded kernels of a device.
 
 use std::collections::HashMap;
-use std::ffi::CString;
+use std::ffi::CStr;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::cuda::context::Devices;
 use crate::cuda::driver::FunctionHandle;
-use crate::cuda::kernels;
 use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator};
 
-/// What `cuModuleLoadData` takes: the kernels of the exchange, for the devices of [`kernels::IMAGE`].
+/// What `cuModuleLoadData` takes: the kernels of the exchange, for the devices of [`crate::cuda::kernels::IMAGE`].
 pub const IMAGE: &[u8] = include_bytes!("../../../kernels/exchange.fatbin");
 
 /// The kernels of one device, loaded once in a process and kept: unloading could wait for the device.
 pub(super) struct Functions {
-    /// By the name of the fold's kernel that combines alike.
-    combines: HashMap<CString, FunctionHandle>,
+    combines: HashMap<&'static CStr, FunctionHandle>,
     relay: FunctionHandle,
     mover: FunctionHandle,
     mover_of_many: FunctionHandle,
@@ -48,21 +46,20 @@ impl Functions {
         // SAFETY: a fatbin, and a context that `devices` keeps.
         let module = unsafe { driver.load_module(IMAGE) }?;
         // SAFETY: loaded above.
-        let function = |name: &CString| unsafe { driver.function(module, name) };
+        let function = |name: &CStr| unsafe { driver.function(module, name) };
         let mut combines = HashMap::new();
         for dtype in DataType::ALL {
-            for operator in OPERATORS {
-                let Some(fold) = kernels::kernel(dtype, &operator) else { continue };
-                if !combines.contains_key(fold) {
-                    combines.insert(fold.to_owned(), function(&renamed(fold.to_bytes()))?);
+            for name in [sum(dtype), various(dtype)] {
+                if !combines.contains_key(name) {
+                    combines.insert(name, function(name)?);
                 }
             }
         }
         Ok(Functions {
             combines,
-            relay: function(&c"unisono_combine_Copy_U8".to_owned())?,
-            mover: function(&c"unisono_move".to_owned())?,
-            mover_of_many: function(&c"unisono_move_many".to_owned())?,
+            relay: function(c"unisono_combine_Copy_U8")?,
+            mover: function(c"unisono_move")?,
+            mover_of_many: function(c"unisono_move_many")?,
             devices: devices.clone(),
             device,
         })
@@ -70,12 +67,12 @@ impl Functions {
 
     /// Whether there is a kernel that combines so.
     pub(super) fn combines(dtype: DataType, operator: &Operator) -> bool {
-        kernels::kernel(dtype, operator).is_some()
+        name_of(dtype, operator).is_some()
     }
 
     /// The kernel that combines so.
     pub(super) fn combine(&self, dtype: DataType, operator: &Operator) -> Result<FunctionHandle> {
-        match kernels::kernel(dtype, operator).and_then(|fold| self.combines.get(fold)) {
+        match name_of(dtype, operator).and_then(|name| self.combines.get(name)) {
             Some(&function) => Ok(function),
             None => fail!(Internal, "no kernel combines {} so", dtype.name()),
         }
@@ -98,21 +95,46 @@ impl fmt::Debug for Functions {
     }
 }
 
-/// Every operator that has kernels.
-const OPERATORS: [Operator; 8] = [
-    Operator::Sum,
-    Operator::Product,
-    Operator::Min,
-    Operator::Max,
-    Operator::Average,
-    Operator::BitAnd,
-    Operator::BitOr,
-    Operator::BitXor,
-];
+/// The name of the kernel for a type and an operator. Sums have kernels of their own; for floats they divide and scale
+/// too.
+fn name_of(dtype: DataType, operator: &Operator) -> Option<&'static CStr> {
+    match operator {
+        Operator::Sum | Operator::PreMulSum(_) => Some(sum(dtype)),
+        Operator::Average if dtype.is_float() => Some(sum(dtype)),
+        Operator::Product | Operator::Min | Operator::Max | Operator::Average => Some(various(dtype)),
+        Operator::BitAnd | Operator::BitOr | Operator::BitXor => (!dtype.is_float()).then(|| various(dtype)),
+        Operator::Custom(_) => None,
+    }
+}
 
-/// The name of the kernel here for that of the fold's.
-fn renamed(fold: &[u8]) -> CString {
-    let combination = String::from_utf8_lossy(fold).replace("_fold_", "_combine_");
-    // It was a C string before, so it has no zero byte.
-    CString::new(combination).expect("a name without zero bytes")
+/// Where the sign makes no difference, both types of a size share a sum.
+const fn sum(dtype: DataType) -> &'static CStr {
+    match dtype {
+        DataType::I8 | DataType::U8 => c"unisono_combine_Sum_U8",
+        DataType::I32 | DataType::U32 => c"unisono_combine_Sum_U32",
+        DataType::I64 | DataType::U64 => c"unisono_combine_Sum_U64",
+        DataType::F16 => c"unisono_combine_Sum_F16",
+        DataType::F32 => c"unisono_combine_Sum_F32",
+        DataType::F64 => c"unisono_combine_Sum_F64",
+        DataType::Bf16 => c"unisono_combine_Sum_Bf16",
+        DataType::F8E4M3 => c"unisono_combine_Sum_F8E4M3",
+        DataType::F8E5M2 => c"unisono_combine_Sum_F8E5M2",
+    }
+}
+
+const fn various(dtype: DataType) -> &'static CStr {
+    match dtype {
+        DataType::I8 => c"unisono_combine_Various_I8",
+        DataType::U8 => c"unisono_combine_Various_U8",
+        DataType::I32 => c"unisono_combine_Various_I32",
+        DataType::U32 => c"unisono_combine_Various_U32",
+        DataType::I64 => c"unisono_combine_Various_I64",
+        DataType::U64 => c"unisono_combine_Various_U64",
+        DataType::F16 => c"unisono_combine_Various_F16",
+        DataType::F32 => c"unisono_combine_Various_F32",
+        DataType::F64 => c"unisono_combine_Various_F64",
+        DataType::Bf16 => c"unisono_combine_Various_Bf16",
+        DataType::F8E4M3 => c"unisono_combine_Various_F8E4M3",
+        DataType::F8E5M2 => c"unisono_combine_Various_F8E5M2",
+    }
 }

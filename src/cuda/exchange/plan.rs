@@ -170,7 +170,7 @@ impl Combination {
             packed: self.packed.into(),
             scaled,
             ranks: if averages { group.size() } else { 0 },
-            reserved: 0,
+            number: job.operator.number().into(),
             group,
         }
     }
