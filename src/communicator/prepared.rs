@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::task::Poll;
 
+use super::batch::Pending;
 use super::context::Context;
 use super::several::{Parts, Several};
-use super::staged::Pending;
 use super::work::Work;
 use super::{Call, Completion};
 use crate::collective::request::{Counts, Kind, Request};

@@ -10,11 +10,13 @@
 pub mod context;
 pub mod driver;
 pub mod event;
+pub mod exchange;
 pub mod fold;
 pub mod kernels;
 pub mod libcuda;
 pub mod local;
 pub mod memory;
+pub mod slab;
 pub mod stream;
 pub mod word;
 

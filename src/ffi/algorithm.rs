@@ -175,7 +175,10 @@ pub unsafe extern "C" fn unisono_algorithm_create(
         // SAFETY: the contract of the header: NULL or an options struct.
         let call = unsafe { call_options(options.call, "options->call") }?;
         if !call.stream.is_null() {
-            fail!(InvalidArgument, "options->call->stream is set: give options->streams, one for each pointer");
+            fail!(
+                InvalidArgument,
+                "options->call->stream is set: give options->streams, one for each pointer"
+            );
         }
         let streams: &[*mut CUstream_st] = if options.streams.is_null() {
             &[]

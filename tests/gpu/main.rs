@@ -5,7 +5,9 @@
 mod algorithms;
 mod bandwidth;
 mod cuda;
+mod device;
 mod driver;
+mod exchange;
 mod local;
 mod sparse;
 mod staged;
@@ -16,6 +18,11 @@ mod support;
 fn rank() {
     support::processes::enter(&[
         ("algorithms", algorithms::algorithms),
+        ("device calls", device::scenario_calls),
+        ("device death", device::scenario_death),
+        ("device stop", device::scenario_stop),
+        ("device mismatch", device::scenario_mismatch),
+        ("device abort", device::scenario_abort),
         ("staged", staged::collectives),
         ("staged death", staged::death),
         ("staged speed", staged::speed),

@@ -242,7 +242,7 @@ impl Communicator {
                     None => return self.grouped(request, count, stream),
                 },
                 Kind::Gather | Kind::Scatter | Kind::Send => return self.grouped(request, count, stream),
-                Kind::Barrier | Kind::Receive | Kind::ReceiveAny => {
+                Kind::Barrier | Kind::Receive | Kind::ReceiveAny | Kind::SparseAllreduce => {
                     fail!(Unsupported, "{}: {} is not measured", self.library.name, request.kind.name())
                 }
             }

@@ -25,8 +25,8 @@ use std::time::Duration;
 
 pub use cut::{Cut, Piece, Shape, Strip};
 pub use resources::Entry;
-pub use transfer::{Load, store};
 use resources::{Bay, Lane, Ringer};
+pub use transfer::{Load, store};
 
 use super::endpoint::Through;
 use super::group::{Group, Turn};
