@@ -1,7 +1,8 @@
 //! Operations that start together.
 
 use super::Call;
-use super::context::{Context, Pending};
+use super::context::Context;
+use super::staged::Pending;
 use super::work::Work;
 use crate::collective::request::Request;
 use crate::error::Result;

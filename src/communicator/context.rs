@@ -9,11 +9,10 @@ use super::plans::{Plans, Seat};
 use super::prepared::Copied;
 use super::wide::Wide;
 use super::work::Work;
+use super::staged::{Cuda, Pending, Spans, StagedCall};
 use super::{Call, Completion, Options, Rendezvous};
 use crate::collective::checked::{self, Checked};
 use crate::collective::request::{Counts, Kind, Request};
-use crate::cuda::driver::Memory;
-use crate::cuda::libcuda::Libcuda;
 use crate::deadline::Deadline;
 use crate::engine::bootstrap::{self, MAX_RANKS, Meeting};
 use crate::engine::direct::{Direct, DirectRun, Job, Path};
@@ -47,12 +46,13 @@ struct Inner {
     /// How often each named child was made: makes the next one different.
     children: Mutex<HashMap<(String, Vec<u32>), u32>>,
     failure: OnceLock<Error>,
+    cuda: Cuda,
     /// Kept alive as long as the context: the embedded server of its store.
     _store: Option<Arc<dyn Store>>,
 }
 
 /// A group of one needs no endpoint, no memory and no thread.
-enum Place {
+pub(super) enum Place {
     Solo,
     Group(Arc<Group>),
 }
@@ -94,6 +94,7 @@ impl Context {
             plans: Plans::default(),
             children: Mutex::default(),
             failure: OnceLock::new(),
+            cuda: Cuda::default(),
             _store: store,
         }))
     }
@@ -114,7 +115,19 @@ impl Context {
         }
     }
 
-    fn seat(&self) -> Seat {
+    pub(super) fn place(&self) -> &Place {
+        &self.0.place
+    }
+
+    pub(super) fn cuda(&self) -> &Cuda {
+        &self.0.cuda
+    }
+
+    pub(super) fn plans(&self) -> &Plans {
+        &self.0.plans
+    }
+
+    pub(super) fn seat(&self) -> Seat {
         match &self.0.place {
             Place::Solo => Seat { rank: 0, size: 1, ranks_per_node: 1 },
             Place::Group(group) => {
@@ -271,7 +284,7 @@ impl Context {
     /// As [`Context::start`].
     pub unsafe fn begin(&self, request: &Request, call: &Call) -> Result<Pending> {
         // SAFETY: the caller's promise.
-        unsafe { self.start_buffers(request, call, &[]) }.map(Pending)
+        unsafe { self.begin_buffers(request, call, &[]) }
     }
 
     /// [`Context::run`] for several buffers of this rank: see [`super::Prepared`].
@@ -285,26 +298,28 @@ impl Context {
         buffers: &[*mut u8],
     ) -> Result<Completion> {
         // SAFETY: the caller's promise.
-        let Step { group, class, tag, signature, make } = match unsafe { self.step(request, call, buffers) }?
-        {
+        let Step { group, class, tag, signature, make } = match unsafe { self.step(request, call, buffers) }? {
             Next::Done => return Ok(Completion::default()),
+            // SAFETY: the caller's promise.
+            Next::Staged(staging) => return unsafe { self.run_staged(*staging, request, call) },
             Next::Step(step) => step,
         };
+        let timeout = call.timeout;
         match make {
             // The common case runs on this thread's stack.
-            Make::Run(plan, input, output) => group.run(class, tag, signature, call.timeout, |turn| {
+            Make::Run(plan, input, output) => group.run(class, tag, signature, timeout, |turn| {
                 // SAFETY: the caller's promise.
                 unsafe { Run::new(group, turn, plan, input, output) }
             }),
-            Make::Direct(direct, job, path) => group.run(class, tag, signature, call.timeout, |turn| {
+            Make::Direct(direct, job, path) => group.run(class, tag, signature, timeout, |turn| {
                 // SAFETY: the caller's promise.
                 unsafe { DirectRun::new(group, turn, direct, job, path) }
             }),
-            Make::Point(message) => group.run(class, tag, signature, call.timeout, |turn| {
+            Make::Point(message) => group.run(class, tag, signature, timeout, |turn| {
                 // SAFETY: the caller's promise.
                 unsafe { Point::new(group, turn, message) }
             }),
-            Make::Boxed(make) => group.run(class, tag, signature, call.timeout, |turn| make(turn)),
+            Make::Boxed(make) => group.run(class, tag, signature, timeout, |turn| make(group, turn)),
         }
     }
 
@@ -319,27 +334,31 @@ impl Context {
         buffers: &[*mut u8],
     ) -> Result<Work> {
         // SAFETY: the caller's promise.
-        let Step { group, class, tag, signature, make } = match unsafe { self.step(request, call, buffers) }?
-        {
-            Next::Done => return Ok(Work::ended(Ok(Completion::default()))),
+        unsafe { self.begin_buffers(request, call, buffers) }?.close()
+    }
+
+    /// [`Context::begin`] for several buffers of this rank.
+    ///
+    /// # Safety
+    /// As [`Context::begin`], for all buffers.
+    unsafe fn begin_buffers(
+        &self,
+        request: &Request,
+        call: &Call,
+        buffers: &[*mut u8],
+    ) -> Result<Pending> {
+        // SAFETY: the caller's promise.
+        let Step { group, class, tag, signature, make } = match unsafe { self.step(request, call, buffers) }? {
+            Next::Done => return Ok(Pending::closed(Work::ended(Ok(Completion::default())))),
+            // SAFETY: the caller's promise.
+            Next::Staged(staging) => return unsafe { self.begin_staged(*staging, request, call) },
             Next::Step(step) => step,
         };
-        let running = group.start(class, tag, signature, call.timeout, |turn| -> Box<dyn Operation> {
-            match make {
-                // SAFETY: the caller's promise.
-                Make::Run(plan, input, output) => unsafe {
-                    Box::new(Run::new(group, turn, plan, input, output))
-                },
-                // SAFETY: the caller's promise.
-                Make::Direct(direct, job, path) => unsafe {
-                    Box::new(DirectRun::new(group, turn, direct, job, path))
-                },
-                // SAFETY: the caller's promise.
-                Make::Point(message) => unsafe { Box::new(Point::new(group, turn, message)) },
-                Make::Boxed(make) => make(turn),
-            }
+        let running = group.start(class, tag, signature, call.timeout, |turn| {
+            // SAFETY: the caller's promise.
+            unsafe { make.operation(group, turn) }
         })?;
-        Ok(Work::running(running))
+        Ok(Pending::closed(Work::running(running)))
     }
 
     /// The name of the algorithm that `request` would run; checks the request.
@@ -357,101 +376,84 @@ impl Context {
     /// # Safety
     /// As [`Context::run_buffers`].
     unsafe fn step<'a>(&'a self, request: &Request, call: &Call, buffers: &[*mut u8]) -> Result<Next<'a>> {
-        if call.stream.is_some() {
-            fail!(
-                Unsupported,
-                "call->stream is set, but calls are not ordered on streams yet: leave it NULL"
-            );
-        }
         if request.kind.point_to_point() {
             let (group, signature, message) = self.point(request)?;
+            let spans = Spans::of_message(&message);
+            if let Some(staging) = self.survey(spans, call)? {
+                return Ok(Next::Staged(Box::new(StagedCall::message(staging, signature, message))));
+            }
             let tag = call.tag.unwrap_or(0);
             let make = Make::Point(message);
             return Ok(Next::Step(Step { group, class: Class::PointToPoint, tag, signature, make }));
         }
-        let (rank, size) = (self.rank(), self.size());
-        let mut checked = Checked::new(request, rank, size)?;
-        refuse_device_memory(&checked)?;
-        let (class, tag) = match call.tag {
-            Some(tag) => (Class::Tagged, tag),
-            None => (Class::Ordered, 0),
-        };
-        let bytes = checked.output_len() * checked.dtype.size();
-        let element = |&address: &*mut u8| Operand {
-            address: address.cast_const(),
-            representation: Representation::Element,
-            scale: if let Operator::PreMulSum(scale) = request.operator { scale } else { 1.0 },
-        };
-        let wide = match checked.operator {
-            Some(Operator::PreMulSum(_)) if buffers.len() <= 1 => {
-                let operands = [element(&checked.input.cast_mut())];
-                // SAFETY: the caller's promise.
-                Some(unsafe { Wide::new(&checked, request.operator, &operands, vec![checked.output], size) }?)
+        let mut checked = Checked::new(request, self.rank(), self.size())?;
+        if let Some(staging) = self.survey(Spans::of_collective(&checked), call)? {
+            if buffers.len() > 1 {
+                fail!(Unsupported, "several buffers of a rank are taken from host memory, and without a stream");
             }
-            Some(operator) if buffers.len() > 1 => {
-                let operands: Vec<Operand> = buffers.iter().map(element).collect();
-                let outputs = if bytes > 0 { buffers.to_vec() } else { Vec::new() };
-                let contributions = size.saturating_mul(buffers.len() as u32);
-                // SAFETY: the caller's promise.
-                Some(unsafe { Wide::new(&checked, operator, &operands, outputs, contributions) }?)
-            }
-            _ => None,
-        };
+            return Ok(Next::Staged(Box::new(StagedCall::collective(staging, checked))));
+        }
         let Place::Group(group) = &self.0.place else {
             if let Some(error) = self.failure() {
                 return Err(error);
             }
             // SAFETY: the caller's promise; a group of one has its result in its input.
-            unsafe { alone(&checked, wide, buffers, bytes) }?;
+            unsafe { alone(&checked, request.operator, buffers) }?;
             return Ok(Next::Done);
         };
-        let make = match wide {
-            Some(wide) => {
-                let mut rest = wide.rest(&checked);
-                if let Some((direct, job, path)) = exchange_directly(group, &rest, call, class)? {
-                    let make = move |turn: &Turn| -> Box<dyn Operation> {
-                        // SAFETY: the caller's promise; the workspaces live beside the run, as long as it does.
-                        unsafe { Box::new(wide.around(DirectRun::new(group, turn, direct, job, path))) }
-                    };
-                    let (signature, make) = (checked.signature, Make::Boxed(Box::new(make)));
-                    return Ok(Next::Step(Step { group, class, tag, signature, make }));
-                }
-                let (plan, _) = self.0.plans.plan(&mut rest, call, self.seat())?;
-                checked.signature.algorithm = rest.signature.algorithm;
-                // SAFETY: the caller's promise.
-                Make::Boxed(Box::new(move |turn: &Turn| unsafe { Box::new(wide.run(group, turn, plan)) }))
-            }
-            None => {
-                if let Some((direct, job, path)) = exchange_directly(group, &checked, call, class)? {
-                    let make = if buffers.len() > 1 {
-                        let (from, to) = (checked.output.cast_const(), buffers.to_vec());
-                        Make::Boxed(Box::new(move |turn: &Turn| -> Box<dyn Operation> {
-                            // SAFETY: the caller's promise.
-                            let operation = unsafe { DirectRun::new(group, turn, direct, job, path) };
-                            Box::new(Copied { operation, from, to, bytes })
-                        }))
-                    } else {
-                        Make::Direct(direct, job, path)
-                    };
-                    let signature = checked.signature;
-                    return Ok(Next::Step(Step { group, class, tag, signature, make }));
-                }
-                let (plan, _) = self.0.plans.plan(&mut checked, call, self.seat())?;
-                if buffers.len() > 1 {
-                    let (from, to) = (checked.output.cast_const(), buffers.to_vec());
-                    let (input, output) = (checked.input, checked.output);
-                    let make = move |turn: &Turn| -> Box<dyn Operation> {
-                        // SAFETY: the caller's promise.
-                        let operation = unsafe { Run::new(group, turn, plan, input, output) };
-                        Box::new(Copied { operation, from, to, bytes })
-                    };
-                    Make::Boxed(Box::new(make))
-                } else {
-                    Make::Run(plan, checked.input, checked.output)
-                }
-            }
-        };
+        let (class, tag) = class_of(call);
+        // SAFETY: the caller's promise.
+        let make = unsafe { self.make(group, &mut checked, request.operator, call, buffers) }?;
         Ok(Next::Step(Step { group, class, tag, signature: checked.signature, make }))
+    }
+
+    /// How a collective on host memory is run; notes in its signature the algorithm that the caller named.
+    ///
+    /// # Safety
+    /// As [`Context::run_buffers`].
+    pub(super) unsafe fn make(
+        &self,
+        group: &Group,
+        checked: &mut Checked,
+        operator: Operator,
+        call: &Call,
+        buffers: &[*mut u8],
+    ) -> Result<Make> {
+        let class = class_of(call).0;
+        let bytes = checked.output_len() * checked.dtype.size();
+        // SAFETY: the caller's promise.
+        if let Some(wide) = unsafe { widen(checked, operator, buffers, group.size()) }? {
+            let mut rest = wide.rest(checked);
+            if let Some((direct, job, path)) = exchange_directly(group, &rest, call, class)? {
+                return Ok(Make::Boxed(Box::new(move |group: &Group, turn: &Turn| {
+                    // SAFETY: the caller's promise; the workspaces live beside the run, as long as it does.
+                    unsafe { Box::new(wide.around(DirectRun::new(group, turn, direct, job, path))) }
+                })));
+            }
+            let (plan, _) = self.0.plans.plan(&mut rest, call, self.seat())?;
+            checked.signature.algorithm = rest.signature.algorithm;
+            return Ok(Make::Boxed(Box::new(move |group: &Group, turn: &Turn| {
+                // SAFETY: the caller's promise.
+                unsafe { Box::new(wide.run(group, turn, plan)) }
+            })));
+        }
+        let copied = (buffers.len() > 1).then(|| (checked.output.cast_const(), buffers.to_vec()));
+        if let Some((direct, job, path)) = exchange_directly(group, checked, call, class)? {
+            let Some((from, to)) = copied else { return Ok(Make::Direct(direct, job, path)) };
+            return Ok(Make::Boxed(Box::new(move |group: &Group, turn: &Turn| {
+                // SAFETY: the caller's promise.
+                let operation = unsafe { DirectRun::new(group, turn, direct, job, path) };
+                Box::new(Copied { operation, from, to, bytes })
+            })));
+        }
+        let (plan, _) = self.0.plans.plan(checked, call, self.seat())?;
+        let (input, output) = (checked.input, checked.output);
+        let Some((from, to)) = copied else { return Ok(Make::Run(plan, input, output)) };
+        Ok(Make::Boxed(Box::new(move |group: &Group, turn: &Turn| {
+            // SAFETY: the caller's promise.
+            let operation = unsafe { Run::new(group, turn, plan, input, output) };
+            Box::new(Copied { operation, from, to, bytes })
+        })))
     }
 
     fn point(&self, request: &Request) -> Result<(&Arc<Group>, Signature, Message)> {
@@ -522,44 +524,13 @@ impl Context {
     }
 }
 
-/// Calls on device memory are not served yet: an error now instead of a fault in the first copy. Where no CUDA driver is
-/// in the process there is no device memory, and this costs next to nothing.
-fn refuse_device_memory(checked: &Checked) -> Result<()> {
-    let buffers = [
-        ("sendbuf", checked.input, checked.input_len()),
-        ("recvbuf", checked.output.cast_const(), checked.output_len()),
-    ];
-    for (name, address, len) in buffers {
-        if len > 0
-            && let Some(location) = Libcuda::locate_if_loaded(address.addr() as u64)?
-            && location.memory == Memory::Device
-        {
-            let device = location.device;
-            fail!(
-                Unsupported,
-                "{name} is memory of GPU {device}; collectives take host memory so far, copy it first"
-            );
-        }
-    }
-    Ok(())
-}
-
-/// An operation that has begun, for which its stream does not wait yet.
-#[must_use = "the stream waits for the operation once this is closed"]
-pub struct Pending(Work);
-
-impl Pending {
-    /// Has the call's stream wait for the operation, if the call named one. Returns at once.
-    pub fn close(self) -> Result<Work> {
-        Ok(self.0)
-    }
-}
-
 /// What is to be done for a call.
 enum Next<'a> {
     /// It needed nobody else.
     Done,
     Step(Step<'a>),
+    /// By way of pinned memory, or in the order of a stream.
+    Staged(Box<StagedCall>),
 }
 
 struct Step<'a> {
@@ -567,18 +538,75 @@ struct Step<'a> {
     class: Class,
     tag: u64,
     signature: Signature,
-    make: Make<'a>,
+    make: Make,
 }
 
 /// Makes an operation that does not fit the common cases.
-type Maker<'a> = Box<dyn FnOnce(&Turn) -> Box<dyn Operation> + 'a>;
+type Maker = Box<dyn FnOnce(&Group, &Turn) -> Box<dyn Operation>>;
 
 /// How its operation is made once its number is known.
-enum Make<'a> {
+pub(super) enum Make {
     Run(Arc<Plan>, *const u8, *mut u8),
     Direct(Arc<Direct>, Job, Path),
     Point(Message),
-    Boxed(Maker<'a>),
+    Boxed(Maker),
+}
+
+impl Make {
+    /// The operation of `turn`.
+    ///
+    /// # Safety
+    /// The memory that it was made for stays valid until the operation has ended or is abandoned.
+    pub(super) unsafe fn operation(self, group: &Group, turn: &Turn) -> Box<dyn Operation> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Make::Run(plan, input, output) => Box::new(Run::new(group, turn, plan, input, output)),
+                Make::Direct(direct, job, path) => Box::new(DirectRun::new(group, turn, direct, job, path)),
+                Make::Point(message) => Box::new(Point::new(group, turn, message)),
+                Make::Boxed(make) => make(group, turn),
+            }
+        }
+    }
+}
+
+/// Which numbers a collective takes.
+pub(super) fn class_of(call: &Call) -> (Class, u64) {
+    match call.tag {
+        Some(tag) => (Class::Tagged, tag),
+        None => (Class::Ordered, 0),
+    }
+}
+
+/// What comes before and after the ordinary reduction of several buffers, or of scaled ones.
+///
+/// # Safety
+/// The call's memory and the buffers are valid for what the call accesses.
+unsafe fn widen(
+    checked: &Checked,
+    operator: Operator,
+    buffers: &[*mut u8],
+    size: u32,
+) -> Result<Option<Wide>> {
+    let bytes = checked.output_len() * checked.dtype.size();
+    let scale = if let Operator::PreMulSum(scale) = operator { scale } else { 1.0 };
+    let element =
+        |address: *const u8| Operand { address, representation: Representation::Element, scale };
+    match checked.operator {
+        Some(Operator::PreMulSum(_)) if buffers.len() <= 1 => {
+            let operands = [element(checked.input)];
+            // SAFETY: the caller's promise.
+            unsafe { Wide::new(checked, operator, &operands, vec![checked.output], size) }.map(Some)
+        }
+        Some(operator) if buffers.len() > 1 => {
+            let operands: Vec<Operand> = buffers.iter().map(|buffer| element(buffer.cast_const())).collect();
+            let outputs = if bytes > 0 { buffers.to_vec() } else { Vec::new() };
+            let contributions = size.saturating_mul(buffers.len() as u32);
+            // SAFETY: the caller's promise.
+            unsafe { Wide::new(checked, operator, &operands, outputs, contributions) }.map(Some)
+        }
+        _ => Ok(None),
+    }
 }
 
 /// The direct exchange of a call, when its group has one and the call fits it: ordered, its algorithm left to the
@@ -613,16 +641,17 @@ fn exchange_directly(
 ///
 /// # Safety
 /// The pointers of the call and `buffers` are valid for what the call accesses.
-unsafe fn alone(checked: &Checked, wide: Option<Wide>, buffers: &[*mut u8], bytes: usize) -> Result<()> {
+pub(super) unsafe fn alone(checked: &Checked, operator: Operator, buffers: &[*mut u8]) -> Result<()> {
     if let Some(operator) = checked.operator {
         // Refuses what larger groups refuse.
         Reducer::new(checked.dtype, operator, 1)?;
     }
     // SAFETY: the caller's promise; input and output have the same length in a group of one.
     unsafe {
-        match wide {
+        match widen(checked, operator, buffers, 1)? {
             Some(wide) => wide.alone(),
             None => {
+                let bytes = checked.output_len() * checked.dtype.size();
                 Copied::<Run>::spread(checked.input, &[checked.output], bytes);
                 Copied::<Run>::spread(checked.output, buffers, bytes);
             }

@@ -6,13 +6,15 @@ pub mod context;
 pub mod plans;
 pub mod prepared;
 pub mod sparse;
+mod staged;
 mod watch;
 pub mod wide;
 pub mod work;
 
 pub use batch::start_together;
-pub use context::{Context, Pending};
+pub use context::Context;
 pub use prepared::{AlgorithmOptions, Prepared};
+pub use staged::Pending;
 pub use work::Work;
 
 use std::sync::Arc;

@@ -170,6 +170,13 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Frees pinned host memory. May wait for the devices.
     unsafe fn free_host(&self, address: *mut u8) -> Result<()>;
 
+    /// Pins host memory of ours, so that every context may copy from and to it.
+    unsafe fn register_host(&self, address: *mut u8, bytes: usize) -> Result<()>;
+    /// Ends that. May wait for the devices.
+    unsafe fn unregister_host(&self, address: *mut u8) -> Result<()>;
+    /// Whether streams of `device` can wait for values.
+    fn can_wait_value(&self, device: u32) -> Result<bool>;
+
     /// Copies from the host to the current device.
     unsafe fn copy_to_device(
         &self,

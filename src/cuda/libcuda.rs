@@ -387,6 +387,32 @@ impl Driver for Libcuda {
         self.check("cuMemFreeHost", unsafe { (self.calls.cuMemFreeHost)(address.cast()) })
     }
 
+    unsafe fn register_host(&self, address: *mut u8, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let result = unsafe {
+            (self.calls.cuMemHostRegister_v2)(address.cast(), bytes, sys::CU_MEMHOSTREGISTER_PORTABLE)
+        };
+        self.check("cuMemHostRegister", result)
+            .map_err(|e| e.context(format_args!("{bytes} bytes of pinned memory")))
+    }
+
+    unsafe fn unregister_host(&self, address: *mut u8) -> Result<()> {
+        // SAFETY: the caller's promise.
+        self.check("cuMemHostUnregister", unsafe { (self.calls.cuMemHostUnregister)(address.cast()) })
+    }
+
+    fn can_wait_value(&self, device: u32) -> Result<bool> {
+        use sys::CUdevice_attribute as Attribute;
+        // Devices that have the one have the 32-bit operations, which nothing else tells since CUDA 12.
+        let attribute = Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS as c_int;
+        let mut can = 0;
+        // SAFETY: fills `can`; a device that does not exist is refused.
+        let result =
+            unsafe { (self.calls.cuDeviceGetAttribute)(&raw mut can, attribute, ordinal(device)) };
+        self.check("cuDeviceGetAttribute", result)?;
+        Ok(can != 0)
+    }
+
     unsafe fn copy_to_device(
         &self,
         to: u64,

@@ -1,9 +1,11 @@
 //! Memory of our own: on a device, and on the host where devices copy from and to.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::context::Devices;
-use crate::error::Result;
+use crate::error::{Error, Result, Status};
+use crate::sys::memory::Mapping;
 
 /// Device memory, freed on drop. Whoever gave it to a stream keeps it until the stream is done with it.
 #[derive(Debug)]
@@ -101,6 +103,62 @@ impl Drop for PinnedBuffer {
             unsafe { self.devices.driver().free_host(self.address) }
         });
         if let Err(error) = freed {
+            log::warn!("{error}");
+        }
+    }
+}
+
+/// What memory is pinned in.
+const PAGE: usize = 4096;
+
+/// Ordinary memory of this process, pinned: devices copy from and to it, and so may other processes of the host with
+/// process_vm_readv, which cannot read what the driver allocates. Freed on drop, which may wait for the devices.
+#[derive(Debug)]
+pub struct RegisteredBuffer {
+    devices: Arc<Devices>,
+    device: u32,
+    mapping: Mapping,
+}
+
+impl RegisteredBuffer {
+    /// `bytes` zero bytes, rounded up to pages. `device` is any that will use it.
+    pub fn new(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<RegisteredBuffer> {
+        let bytes = bytes.max(1).next_multiple_of(PAGE);
+        let mapping = Mapping::private(bytes)
+            .map_err(|e| Error::new(Status::OutOfMemory, format!("{bytes} bytes to be pinned: {e}")))?;
+        {
+            let _relaxed = devices.relax()?;
+            let _entered = devices.enter(device)?;
+            // SAFETY: just mapped, and stays so until it is unregistered, by `drop`.
+            unsafe { devices.driver().register_host(start(&mapping), bytes) }?;
+        }
+        Ok(RegisteredBuffer { devices: devices.clone(), device, mapping })
+    }
+
+    /// The first byte.
+    pub fn address(&self) -> *mut u8 {
+        start(&self.mapping)
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.mapping.len()
+    }
+}
+
+fn start(mapping: &Mapping) -> *mut u8 {
+    // PROOF: offset 0 lies inside every mapping.
+    mapping.address(0, 0).map_or(std::ptr::null_mut(), NonNull::as_ptr)
+}
+
+impl Drop for RegisteredBuffer {
+    fn drop(&mut self) {
+        let unregistered = self.devices.relax().and_then(|_relaxed| {
+            let _entered = self.devices.enter(self.device)?;
+            // SAFETY: registered by `new`, and nobody uses it after this.
+            unsafe { self.devices.driver().unregister_host(self.address()) }
+        });
+        if let Err(error) = unregistered {
             log::warn!("{error}");
         }
     }

@@ -51,6 +51,11 @@ impl Stream {
         Ok(Stream { devices: devices.clone(), device, handle, owned: false })
     }
 
+    /// The devices that it is of.
+    pub fn devices(&self) -> &Arc<Devices> {
+        &self.devices
+    }
+
     /// Its device.
     pub fn device(&self) -> u32 {
         self.device

@@ -484,6 +484,18 @@ impl Endpoint {
         }
     }
 
+    /// Something has come that is neither a link's nor a peer's: whoever sleeps looks, or else the service thread does.
+    /// From any thread; does not wait.
+    pub fn nudge(&self) {
+        // Against the sleeper: either it is counted here, or it looks after what is told here.
+        std::sync::atomic::fence(Ordering::SeqCst);
+        if self.sleepers.count.load(Ordering::SeqCst) > 0 {
+            self.wake();
+        } else if self.running_count.load(Ordering::SeqCst) > 0 {
+            self.kick();
+        }
+    }
+
     fn pass_on(&self) {
         *lock(&self.sleepers.generation) += 1;
         self.sleepers.woken.notify_all();

@@ -177,8 +177,6 @@ impl Run {
     /// # Safety
     /// `input` and `output` are valid for what the schedule reads and writes until the run has ended or is abandoned.
     pub unsafe fn new(group: &Group, turn: &Turn, plan: Arc<Plan>, input: *const u8, output: *mut u8) -> Run {
-        let key =
-            Key { group: group.id(), tag: turn.tag, sequence: turn.sequence, slot: 0, class: turn.class };
         let left = plan.schedule.steps.len();
         let mut progress = group.progress();
         progress.waits.clear();
@@ -196,7 +194,7 @@ impl Run {
             workspace,
             progress,
             mailbox: None,
-            key,
+            key: turn.key(group),
             signature: turn.signature,
             left,
             started: false,
@@ -214,6 +212,11 @@ impl Run {
             Buffer::Partial => workspace.wrapping_add(self.plan.partial),
         };
         base.wrapping_add(offset)
+    }
+
+    /// Names the message of a slot of the schedule.
+    fn key(&self, slot: u32) -> Key {
+        Key { slot: self.key.slot + slot, ..self.key }
     }
 
     fn bytes(&self, span: Span) -> usize {
@@ -237,20 +240,20 @@ impl Run {
                 match plan.schedule.steps[index as usize].action {
                     Action::Send { to, from, slot } => {
                         let source = Source { address: self.address(from), len: self.bytes(from) };
-                        let key = Key { slot, ..self.key };
+                        let key = self.key(slot);
                         let messages = messages.get_or_insert_with(|| group.endpoint().messages());
                         messages.send(peer(to), key, self.signature, source, ticket);
                     }
                     Action::Receive { from, into, slot } => {
                         let destination = Destination { address: self.address(into), len: self.bytes(into) };
-                        let key = Key { slot, ..self.key };
+                        let key = self.key(slot);
                         let messages = messages.get_or_insert_with(|| group.endpoint().messages());
                         messages.receive(peer(from), key, self.signature, destination, ticket);
                     }
                     Action::ReceiveReduce { from, wire, local, slot, .. } => {
                         let len = local.len as usize * plan.size(wire);
                         let destination = Destination { address: self.staging(index), len };
-                        let key = Key { slot, ..self.key };
+                        let key = self.key(slot);
                         let messages = messages.get_or_insert_with(|| group.endpoint().messages());
                         messages.receive(peer(from), key, self.signature, destination, ticket);
                     }

@@ -14,6 +14,7 @@ use super::executor::{self, Workspace};
 use super::messages::{Failure, Mismatch};
 use super::operation::{Completion, Operation, Running};
 use super::recorder::{Progress, Recorder, Slot};
+use super::sends::Sends;
 use super::wire::{Class, Key};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status};
@@ -35,6 +36,7 @@ pub struct Group {
     orders: Mutex<Orders>,
     spare: Mutex<Spare>,
     direct: OnceLock<Arc<Direct>>,
+    sends: Arc<Sends>,
 }
 
 /// What runs work in, kept between runs.
@@ -65,10 +67,27 @@ pub struct Turn {
     pub deadline: Deadline,
     /// When it was called.
     pub called: Instant,
+    /// Which piece of the call, when it is run in several, one after the other; else 0.
+    pub piece: u32,
     slot: Slot,
 }
 
+/// Pieces are told apart by the upper bits of their messages' slots. A rank is never so many pieces ahead of another
+/// that they meet again.
+const PIECES: u32 = 1 << 10;
+
 impl Turn {
+    /// Names its messages in `group`: their slots begin here.
+    pub fn key(&self, group: &Group) -> Key {
+        let slot = self.piece % PIECES * (u32::MAX / PIECES + 1);
+        Key { group: group.id, tag: self.tag, sequence: self.sequence, slot, class: self.class }
+    }
+
+    /// The same call, about to run this piece.
+    pub fn at_piece(self, piece: u32) -> Turn {
+        Turn { piece, ..self }
+    }
+
     /// When a call that is under way since `began` compares itself with those of the ranks that it waits for. Sends and
     /// receives have nothing to compare before they meet.
     pub fn compare_at(&self, began: Instant) -> Deadline {
@@ -150,6 +169,7 @@ impl Group {
             ranks_per_node: ranks_per_node(&hosts),
             members,
             timeout,
+            sends: Sends::new(&endpoint),
             endpoint,
             failed: AtomicBool::new(false),
             failure: OnceLock::new(),
@@ -344,6 +364,7 @@ impl Group {
             signature,
             deadline: Deadline::since(called, timeout.unwrap_or(self.timeout)),
             called,
+            piece: 0,
             slot: self.endpoint.recorder().begin(key, signature, called),
         };
         (turn, free)
@@ -390,6 +411,11 @@ impl Group {
             }
         };
         cause.context(self.describe(turn))
+    }
+
+    /// Sends that have not been posted.
+    pub fn sends(&self) -> &Arc<Sends> {
+        &self.sends
     }
 
     // ---- what runs work in

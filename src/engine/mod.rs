@@ -1,7 +1,7 @@
 //! Runs schedules over links, and direct exchanges in shared memory.
 //!
 //! `wire` is what a message looks like, `messages` matches and moves them, `executor` runs a schedule over messages,
-//! `direct` exchanges through the segments of one host, `endpoint` owns all of it for one rank of one job and is where
+//! `direct` exchanges through the segments of one host, `staged` brings device memory to either and back, `endpoint` owns all of it for one rank of one job and is where
 //! threads wait. `bootstrap` makes an endpoint out of a store.
 
 pub mod bootstrap;
@@ -16,6 +16,8 @@ pub mod operation;
 pub mod pairs;
 pub mod point;
 pub mod recorder;
+pub mod sends;
+pub mod staged;
 pub mod wire;
 
 #[cfg(test)]

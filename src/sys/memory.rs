@@ -37,7 +37,7 @@ pub fn sealed_size(fd: BorrowedFd<'_>) -> io::Result<usize> {
     usize::try_from(size).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// A shared, writable mapping of a whole memfd. Unmapped on drop.
+/// A writable mapping: of a whole memfd, shared, or of memory of its own. Unmapped on drop.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
@@ -57,6 +57,19 @@ impl Mapping {
         // SAFETY: a new mapping at an address of the kernel's choice disturbs no memory in use.
         let start =
             unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping { start, len })
+    }
+
+    /// `len` zero bytes of this process alone, which others may read with the kernel's leave, as any of its memory.
+    pub fn private(len: usize) -> io::Result<Mapping> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs no memory in use.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
@@ -84,7 +97,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new` and is unmapped once. Those who hold addresses into it keep it alive.
+        // SAFETY: the range was mapped by `new` or `private` and is unmapped once. Those who hold addresses into it keep it alive.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

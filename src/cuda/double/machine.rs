@@ -118,6 +118,8 @@ pub(super) struct Allocation {
     device: u32,
     number: u64,
     freed: bool,
+    /// Not ours to give back.
+    registered: bool,
 }
 
 impl Allocation {
@@ -174,6 +176,7 @@ pub(super) struct Machine {
     pub(super) synchronizations: usize,
     pub(super) creations: usize,
     pub(super) failing: Option<usize>,
+    pub(super) no_wait_value: bool,
     allocations: BTreeMap<u64, Allocation>,
     /// The last task of each queue.
     last: HashMap<Queue, u64>,
@@ -205,6 +208,7 @@ impl Machine {
             synchronizations: 0,
             creations: 0,
             failing: None,
+            no_wait_value: false,
             allocations: BTreeMap::new(),
             last: HashMap::new(),
             known: Vec::new(),
@@ -546,7 +550,7 @@ impl Machine {
         self.creations += 1;
         let number = self.next_number();
         let place = Place { address: 0, bytes };
-        let mut allocation = Allocation { place, memory, device, number, freed: false };
+        let mut allocation = Allocation { place, memory, device, number, freed: false, registered: false };
         // SAFETY: the layout has a size.
         let address = unsafe { std::alloc::alloc(allocation.layout()) };
         assert!(!address.is_null(), "no memory for the test");
@@ -558,10 +562,33 @@ impl Machine {
         address
     }
 
+    /// Takes in memory that its owner gives back, when it is no more registered.
+    pub(super) fn register(&mut self, device: u32, address: u64, bytes: usize) {
+        self.creations += 1;
+        let number = self.next_number();
+        let place = Place { address, bytes };
+        let registered =
+            Allocation { place, memory: Memory::Host, device, number, freed: false, registered: true };
+        self.allocations.insert(address, registered);
+    }
+
+    pub(super) fn unregister(&mut self, address: u64) -> Result<()> {
+        let Some(found) = self.allocations.get(&address).filter(|found| found.registered) else {
+            return Err(refuse("cuMemHostUnregister", "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"));
+        };
+        let range = address..address + found.place.bytes as u64;
+        let touches = |task: &Task| task.places().iter().any(|place| range.contains(&place.address));
+        if self.pending.values().any(|pending| touches(&pending.task)) {
+            self.complain(format!("{address:#x} is unregistered while a stream is to use it"));
+        }
+        self.allocations.remove(&address);
+        Ok(())
+    }
+
     /// Marks memory as freed. It comes back when the double is dropped, so a late access harms nothing.
     pub(super) fn free(&mut self, address: u64) -> Result<()> {
         let bytes = match self.allocations.get(&address) {
-            Some(allocation) if !allocation.freed => allocation.place.bytes,
+            Some(allocation) if !allocation.freed && !allocation.registered => allocation.place.bytes,
             _ => return Err(refuse("cuMemFree", "CUDA_ERROR_INVALID_VALUE")),
         };
         let range = address..address + bytes as u64;
@@ -606,7 +633,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        for allocation in self.allocations.values() {
+        for allocation in self.allocations.values().filter(|allocation| !allocation.registered) {
             // SAFETY: allocated with this layout, and not given back before.
             unsafe { std::alloc::dealloc(pointer(allocation.place.address), allocation.layout()) };
         }

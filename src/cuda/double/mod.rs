@@ -74,6 +74,11 @@ impl Double {
         machine.ignored_wait = Some(machine.waits + index);
     }
 
+    /// Streams cannot wait for values.
+    pub(crate) fn forbid_wait_value(&self) {
+        self.lock().no_wait_value = true;
+    }
+
     /// Lets the call fail that is the `index`-th from now. The calls that restore the caller's state never fail.
     pub(crate) fn fail_call(&self, index: usize) {
         self.lock().failing = Some(index);
@@ -444,6 +449,22 @@ impl Driver for Double {
 
     unsafe fn free_host(&self, address: *mut u8) -> Result<()> {
         self.begin_unsafe("cuMemFreeHost")?.free(address.expose_provenance() as u64)
+    }
+
+    unsafe fn register_host(&self, address: *mut u8, bytes: usize) -> Result<()> {
+        let mut machine = self.begin_unsafe("cuMemHostRegister")?;
+        let device = machine.device_here("cuMemHostRegister")?;
+        machine.register(device, address.expose_provenance() as u64, bytes);
+        Ok(())
+    }
+
+    unsafe fn unregister_host(&self, address: *mut u8) -> Result<()> {
+        self.begin_unsafe("cuMemHostUnregister")?.unregister(address.expose_provenance() as u64)
+    }
+
+    fn can_wait_value(&self, _: u32) -> Result<bool> {
+        let machine = self.begin("cuDeviceGetAttribute")?;
+        Ok(!machine.no_wait_value)
     }
 
     unsafe fn copy_to_device(

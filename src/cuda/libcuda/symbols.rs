@@ -50,6 +50,7 @@ calls! {
     cuGetErrorName(c_int, *mut *const c_char);
     cuGetErrorString(c_int, *mut *const c_char);
     cuDeviceGetCount(*mut c_int);
+    cuDeviceGetAttribute(*mut c_int, c_int, sys::CUdevice);
     cuDeviceCanAccessPeer(*mut c_int, sys::CUdevice, sys::CUdevice);
     cuDevicePrimaryCtxRetain(*mut sys::CUcontext, sys::CUdevice);
     cuDevicePrimaryCtxRelease_v2(sys::CUdevice);
@@ -82,6 +83,8 @@ calls! {
     cuMemFree_v2(sys::CUdeviceptr);
     cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
     cuMemFreeHost(*mut c_void);
+    cuMemHostRegister_v2(*mut c_void, usize, c_uint);
+    cuMemHostUnregister(*mut c_void);
     cuMemcpyHtoDAsync_v2(sys::CUdeviceptr, *const c_void, usize, sys::CUstream);
     cuMemcpyDtoHAsync_v2(*mut c_void, sys::CUdeviceptr, usize, sys::CUstream);
     cuMemcpyDtoDAsync_v2(sys::CUdeviceptr, sys::CUdeviceptr, usize, sys::CUstream);

@@ -68,8 +68,7 @@ impl DirectRun {
     /// # Safety
     /// The job's buffers stay valid until the run has ended or is abandoned.
     pub unsafe fn new(group: &Group, turn: &Turn, direct: Arc<Direct>, job: Job, path: Path) -> DirectRun {
-        let key =
-            Key { group: group.id(), tag: turn.tag, sequence: turn.sequence, slot: 0, class: turn.class };
+        let key = turn.key(group);
         let signature = turn.signature;
         let (call, stage, next, looks, leaver) = (0, Stage::Enter, 0, 0, None);
         DirectRun { direct, job, path, key, signature, call, stage, next, looks, leaver, workspace: None }

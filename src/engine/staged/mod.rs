@@ -1,0 +1,457 @@
+//! Calls on device memory by way of the host: load, exchange, store.
+//!
+//! A call is cut into pieces ([`cut`]). Each is loaded from the device into pinned memory, exchanged there by the operation
+//! that a call on host memory would be, and stored from pinned memory to the device. The next pieces are loaded and the
+//! last ones stored meanwhile: up to [`LANES`] pieces are under way.
+//!
+//! Loads and stores run on side streams. Those wait for the *entry*, an event on the caller's stream at the call. What
+//! the caller's stream is given after the call waits for the *exit*, a word that the side stream of the stores releases
+//! behind the last of them. The host learns of copies by their events; a host function behind each of them rings whoever
+//! sleeps, and a look now and then finds out about a device that runs none any more.
+//!
+//! A call that is given up enqueues the release of the exit behind the copies that are under way: the caller's stream
+//! goes on when nothing touches the caller's memory any more, and not before.
+//!
+//! Memory of the host that a call on devices names, or that a call ordered on a stream names, is copied by the processor
+//! once the entry has been reached.
+
+mod cut;
+mod resources;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+pub use cut::{Cut, Piece, Shape, Strip};
+pub use resources::Entry;
+use resources::{Bay, Lane, Ringer};
+
+use super::endpoint::Through;
+use super::group::{Group, Turn};
+use super::operation::{Completion, Operation};
+use crate::cuda::context::Devices;
+use crate::cuda::event::Event;
+use crate::cuda::word::Word;
+use crate::deadline::Deadline;
+use crate::error::Result;
+use crate::sys;
+
+/// Bytes of a piece, of all blocks together.
+pub const PIECE_BYTES: usize = 4 * 1024 * 1024;
+
+/// Pieces under way: one is loaded, one exchanged, one stored.
+const LANES: u32 = 3;
+
+/// Input and output of a piece begin at multiples of this many bytes.
+const ALIGNMENT: usize = 4096;
+
+/// How long a call that is given up waits for its copies, when no stream does.
+const COPIES: Duration = Duration::from_secs(1);
+
+/// Where one side of a call lies.
+#[derive(Clone, Copy, Debug)]
+pub enum Place {
+    /// On the call's device.
+    Device(u64),
+    /// On the host.
+    Host(*mut u8),
+}
+
+// SAFETY: it names memory that the caller promised to be usable from the library's threads.
+unsafe impl Send for Place {}
+
+/// What a call reads or writes on this rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Side {
+    /// Where it begins.
+    pub place: Place,
+    /// How it is laid out. No bytes: nothing is read or written.
+    pub shape: Shape,
+}
+
+/// When a call may touch the caller's memory, and who waits for it.
+#[derive(Debug)]
+pub struct StreamOrder {
+    /// The devices of the process.
+    pub devices: Arc<Devices>,
+    /// The one that the call is on.
+    pub device: u32,
+    /// Complete when the caller's stream has come to the call.
+    pub entry: Entry,
+    /// Released when nothing touches the caller's memory any more; `None`: no stream waits for that.
+    pub exit: Option<Arc<Word>>,
+}
+
+/// Makes the operation that exchanges a piece, between what this rank contributes (NULL if nothing) and where its
+/// part of the result goes (NULL if it has none).
+pub type Exchange =
+    Box<dyn FnMut(&Group, &Turn, Piece, *mut u8, *mut u8) -> Result<Box<dyn Operation>> + Send>;
+
+/// What a call is staged from.
+pub struct Job {
+    /// When.
+    pub order: StreamOrder,
+    /// What it reads.
+    pub input: Side,
+    /// What it writes.
+    pub output: Side,
+    /// Whether the result of this rank is what it has contributed: a broadcast's root.
+    pub forwards: bool,
+    /// Whether it is exchanged in the caller's memory: both sides are the host's.
+    pub in_place: bool,
+    /// Bytes of an element.
+    pub element: usize,
+    /// How it is cut.
+    pub cut: Cut,
+    /// What happens on the host.
+    pub exchange: Exchange,
+}
+
+/// One call under way.
+pub struct Staged {
+    job: Job,
+    turn: Turn,
+    bay: Option<Bay>,
+    lanes: VecDeque<Lane>,
+    ringer: Option<Arc<Ringer>>,
+    current: Option<Box<dyn Operation>>,
+    entered: bool,
+    /// Pieces whose load has been issued,
+    issued: u32,
+    /// that have been exchanged,
+    exchanged: u32,
+    /// whose store has been issued,
+    delivered: u32,
+    /// whose store is complete.
+    stored: u32,
+    completion: Completion,
+    released: bool,
+    /// What went wrong before anybody looked.
+    early: Result<()>,
+}
+
+impl Staged {
+    /// The call of `turn`.
+    ///
+    /// # Safety
+    /// Both sides stay valid until the operation has ended or is abandoned, and then until the exit is released.
+    pub unsafe fn new(turn: &Turn, job: Job) -> Staged {
+        Staged {
+            job,
+            turn: *turn,
+            bay: None,
+            lanes: VecDeque::new(),
+            ringer: None,
+            current: None,
+            entered: false,
+            issued: 0,
+            exchanged: 0,
+            delivered: 0,
+            stored: 0,
+            completion: Completion::default(),
+            released: false,
+            early: Ok(()),
+        }
+    }
+
+    /// Begins at once, as a receive has to: receives of one tag keep the order of their calls.
+    pub fn begun(mut self, group: &Group) -> Staged {
+        self.early = self.step(group).map(drop);
+        self
+    }
+
+    /// Takes what the call runs in, and has its side streams wait for the entry.
+    fn set_out(&mut self, group: &Group) -> Result<()> {
+        let StreamOrder { devices, device, entry, .. } = &self.job.order;
+        let bay = self.bay.insert(Bay::take(devices, *device)?);
+        let ringer = self.ringer.insert(Ringer::new(group.endpoint()));
+        let [loads, stores] = [&self.job.input, &self.job.output]
+            .map(|side| matches!(side.place, Place::Device(_)) && side.shape.bytes > 0);
+        if loads {
+            bay.load.wait(entry)?;
+        } else {
+            // The host waits for the entry itself.
+            bay.load.wait(entry)?;
+            ringer.ring(&bay.load)?;
+        }
+        if stores && !loads {
+            // Otherwise the entry was reached when the first piece had been loaded.
+            bay.store.wait(entry)?;
+        }
+        if self.job.in_place {
+            return Ok(());
+        }
+        let largest = self.job.cut.piece(0);
+        let [input, output] =
+            [&self.job.input, &self.job.output].map(|side| side.shape.piece_bytes(largest, self.job.element));
+        let bytes = input.next_multiple_of(ALIGNMENT) + output;
+        let pieces = self.job.cut.pieces();
+        for _ in 0..pieces.min(LANES) {
+            self.lanes.push_back(Lane::take(devices, *device, bytes)?);
+        }
+        Ok(())
+    }
+
+    /// The lane of a piece, its input and its output in it.
+    fn lane(&self, index: u32) -> (&Lane, *mut u8, *mut u8) {
+        let lane = &self.lanes[index as usize % self.lanes.len()];
+        let largest = self.job.cut.piece(0);
+        let input = self.job.input.shape.piece_bytes(largest, self.job.element);
+        let start = lane.address();
+        if self.job.forwards {
+            return (lane, start, start);
+        }
+        (lane, start, start.wrapping_add(input.next_multiple_of(ALIGNMENT)))
+    }
+
+    /// What a piece is exchanged between: NULL where there is nothing.
+    fn sides(&self, index: u32) -> (*mut u8, *mut u8) {
+        if let (true, Place::Host(input), Place::Host(output)) =
+            (self.job.in_place, self.job.input.place, self.job.output.place)
+        {
+            return (input, output);
+        }
+        let address = |side: &Side, address| if side.shape.bytes > 0 { address } else { std::ptr::null_mut() };
+        let (_, input, output) = self.lane(index);
+        let input = address(&self.job.input, input);
+        (input, if self.job.forwards { input } else { address(&self.job.output, output) })
+    }
+
+    fn bay(&self) -> (&Bay, &Arc<Ringer>) {
+        // PROOF: `step` sets out before anything else.
+        (self.bay.as_ref().expect("set out"), self.ringer.as_ref().expect("set out"))
+    }
+
+    /// Whether the caller's stream has come to the call.
+    fn has_entered(&mut self) -> Result<bool> {
+        self.entered = self.entered || self.job.order.entry.query()?;
+        Ok(self.entered)
+    }
+
+    /// Begins to load a piece. Whether it could.
+    fn load(&mut self, index: u32) -> Result<bool> {
+        let piece = self.job.cut.piece(index);
+        let Side { place, shape } = self.job.input;
+        if shape.bytes == 0 || self.job.in_place {
+            return Ok(true);
+        }
+        if let Place::Host(_) = place
+            && !self.has_entered()?
+        {
+            return Ok(false);
+        }
+        let (lane, to, _) = self.lane(index);
+        let (bay, ringer) = self.bay();
+        for Strip { at, packed, bytes } in shape.strips(piece, self.job.element) {
+            let to = to.wrapping_add(packed);
+            match place {
+                // SAFETY: the strips lie in the caller's memory, which has been promised, and in the lane, which is this
+                // call's and was made for its largest piece.
+                Place::Device(from) => unsafe { bay.load.copy_to_host(to, from + at as u64, bytes) }?,
+                // SAFETY: as above.
+                Place::Host(from) => unsafe {
+                    std::ptr::copy_nonoverlapping(from.wrapping_add(at).cast_const(), to, bytes);
+                },
+            }
+        }
+        if let Place::Device(_) = place {
+            lane.loaded.record(&bay.load)?;
+            ringer.ring(&bay.load)?;
+        }
+        Ok(true)
+    }
+
+    fn is_loaded(&self, index: u32) -> Result<bool> {
+        match self.job.input {
+            Side { place: Place::Device(_), shape } if shape.bytes > 0 => self.lane(index).0.loaded.query(),
+            _ => Ok(true),
+        }
+    }
+
+    /// Begins to store a piece. Whether it could.
+    fn store(&mut self, index: u32) -> Result<bool> {
+        let piece = self.job.cut.piece(index);
+        let last = index + 1 == self.job.cut.pieces();
+        let Side { place, shape } = self.job.output;
+        if let Place::Host(_) = place
+            && shape.bytes > 0
+            && !self.has_entered()?
+        {
+            return Ok(false);
+        }
+        let on_device = matches!(place, Place::Device(_)) && shape.bytes > 0;
+        if !on_device && (shape.bytes == 0 || self.job.in_place) {
+            self.released = last;
+            if last && let Some(exit) = &self.job.order.exit {
+                exit.release();
+            }
+            return Ok(true);
+        }
+        let (lane, _, from) = self.lane(index);
+        let (bay, ringer) = self.bay();
+        for Strip { at, packed, bytes } in shape.strips(piece, self.job.element) {
+            let from = from.wrapping_add(packed).cast_const();
+            match place {
+                // SAFETY: as for loads.
+                Place::Device(to) => unsafe { bay.store.copy_to_device(to + at as u64, from, bytes) }?,
+                // SAFETY: as for loads.
+                Place::Host(to) => unsafe {
+                    std::ptr::copy_nonoverlapping(from, to.wrapping_add(at), bytes);
+                },
+            }
+        }
+        if last && let Some(exit) = &self.job.order.exit {
+            if on_device {
+                bay.store.release_word(exit)?;
+            } else {
+                exit.release();
+            }
+        }
+        if on_device {
+            lane.stored.record(&bay.store)?;
+            ringer.ring(&bay.store)?;
+        }
+        self.released = last;
+        Ok(true)
+    }
+
+    fn is_stored(&self, index: u32) -> Result<bool> {
+        match self.job.output {
+            Side { place: Place::Device(_), shape } if shape.bytes > 0 => self.lane(index).0.stored.query(),
+            _ => Ok(true),
+        }
+    }
+
+    /// Whether nothing is loaded or stored, so that nothing but the entry says when to begin.
+    fn moves_nothing(&self) -> bool {
+        self.job.in_place || self.job.input.shape.bytes == 0 && self.job.output.shape.bytes == 0
+    }
+
+    /// Moves on as far as it can. Whether the call has ended.
+    fn step(&mut self, group: &Group) -> Result<bool> {
+        if self.bay.is_none() {
+            self.set_out(group)?;
+        }
+        let pieces = self.job.cut.pieces();
+        loop {
+            while self.stored < self.delivered && self.is_stored(self.stored)? {
+                self.stored += 1;
+            }
+            while self.issued < pieces
+                && self.issued - self.stored < LANES
+                && self.load(self.issued)?
+            {
+                self.issued += 1;
+            }
+            if self.delivered < self.exchanged {
+                if !self.store(self.delivered)? {
+                    return Ok(false);
+                }
+                self.delivered += 1;
+                continue;
+            }
+            if self.exchanged == pieces {
+                return Ok(self.stored == pieces);
+            }
+            if self.current.is_none() {
+                let next = self.exchanged;
+                if next == self.issued
+                    || !self.is_loaded(next)?
+                    || (self.moves_nothing() && !self.has_entered()?)
+                {
+                    return Ok(false);
+                }
+                let turn = self.turn.at_piece(next);
+                let (input, output) = self.sides(next);
+                self.current =
+                    Some((self.job.exchange)(group, &turn, self.job.cut.piece(next), input, output)?);
+            }
+            match self.current.as_mut().map(|operation| operation.advance(group)) {
+                Some(Poll::Ready(result)) => {
+                    if result.is_ok() {
+                        self.current = None;
+                    }
+                    self.completion = result?;
+                    self.exchanged += 1;
+                }
+                _ => return Ok(false),
+            }
+        }
+    }
+
+    /// Lets go of what the call ran in, when streams may still use it.
+    fn leave(&mut self) {
+        let Some(bay) = self.bay.take() else {
+            if let Some(exit) = &self.job.order.exit {
+                exit.release();
+            }
+            return;
+        };
+        let lanes: Vec<Lane> = self.lanes.drain(..).collect();
+        let StreamOrder { devices, device, exit, .. } = &self.job.order;
+        let behind = || -> Result<Event> {
+            // Behind everything that either side stream was given.
+            let [stores, tail] = [Event::new(devices, *device)?, Event::new(devices, *device)?];
+            stores.record(&bay.store)?;
+            bay.load.wait(&stores)?;
+            if let Some(exit) = exit
+                && !self.released
+            {
+                bay.load.release_word(exit)?;
+            }
+            tail.record(&bay.load)?;
+            Ok(tail)
+        };
+        match behind() {
+            Ok(tail) => {
+                let until = Deadline::after(COPIES);
+                while exit.is_none() && matches!(tail.query(), Ok(false)) && !until.expired() {
+                    sys::process::yield_now();
+                }
+                resources::park(tail, bay, lanes);
+            }
+            Err(error) => {
+                // The device does nothing any more that could be waited for.
+                log::warn!("a call that failed leaves its pinned memory behind: {error}");
+                if let Some(exit) = exit {
+                    exit.release();
+                }
+                std::mem::forget((bay, lanes));
+            }
+        }
+    }
+}
+
+impl Operation for Staged {
+    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        let early = std::mem::replace(&mut self.early, Ok(()));
+        match early.and_then(|()| self.step(group)) {
+            Ok(false) => Poll::Pending,
+            Ok(true) => {
+                if let Some(bay) = self.bay.take() {
+                    resources::give_back(bay, self.lanes.drain(..).collect());
+                }
+                Poll::Ready(Ok(self.completion))
+            }
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    fn abandon(&mut self, group: &Group) {
+        if let Some(mut operation) = self.current.take() {
+            operation.abandon(group);
+        }
+        self.leave();
+    }
+
+    fn waits_for(&self, group: &Group) -> Vec<u32> {
+        self.current.as_ref().map_or_else(Vec::new, |operation| operation.waits_for(group))
+    }
+
+    fn through(&self) -> Through {
+        Through::Messages
+    }
+}

@@ -1,0 +1,232 @@
+//! What staged calls run in: streams, events, pinned memory. Kept by the process between calls, so that a call allocates
+//! nothing that an earlier one has given back, and nothing is freed while streams wait for the host: freeing may wait
+//! for the device.
+
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, Weak};
+
+use crate::cuda::context::Devices;
+use crate::cuda::event::Event;
+use crate::cuda::memory::RegisteredBuffer;
+use crate::cuda::stream::Stream;
+use crate::engine::endpoint::{Endpoint, lock};
+use crate::error::Result;
+
+/// The side streams of one call. A call has its own: on shared ones, a call whose stream has not come so far would hold up
+/// those behind it.
+#[derive(Debug)]
+pub(super) struct Bay {
+    devices: Arc<Devices>,
+    device: u32,
+    /// From the device to the host.
+    pub(super) load: Stream,
+    /// From the host to the device.
+    pub(super) store: Stream,
+}
+
+/// Pinned memory for a piece, and how far it has come.
+#[derive(Debug)]
+pub(super) struct Lane {
+    devices: Arc<Devices>,
+    device: u32,
+    memory: RegisteredBuffer,
+    /// The last load into it.
+    pub(super) loaded: Event,
+    /// The last store out of it.
+    pub(super) stored: Event,
+}
+
+impl Lane {
+    /// Its first byte.
+    pub(super) fn address(&self) -> *mut u8 {
+        self.memory.address()
+    }
+}
+
+/// Lanes are made in powers of two, this many bytes at least.
+const SMALLEST: usize = 64 * 1024;
+
+/// Pinned memory above this is given back to the system after use.
+const KEPT_BYTES: usize = 256 * 1024 * 1024;
+
+/// What is left of calls that ended before their copies.
+struct Parked {
+    /// After all of them.
+    tail: Event,
+    bay: Bay,
+    lanes: Vec<Lane>,
+}
+
+/// The event that a call waits for before it touches the caller's memory.
+#[derive(Debug)]
+pub struct Entry {
+    /// Set until the drop.
+    event: Option<Event>,
+}
+
+impl Entry {
+    /// What `stream` has been given so far.
+    pub fn record(stream: &Stream) -> Result<Entry> {
+        let mut pool = lock(&POOL);
+        let fits = |event: &Event| {
+            event.device() == stream.device() && Arc::ptr_eq(event.devices(), stream.devices())
+        };
+        let kept = pool.entries.iter().position(fits).map(|index| pool.entries.swap_remove(index));
+        drop(pool);
+        let event = match kept {
+            Some(event) => event,
+            None => Event::new(stream.devices(), stream.device())?,
+        };
+        event.record(stream)?;
+        Ok(Entry { event: Some(event) })
+    }
+}
+
+impl Deref for Entry {
+    type Target = Event;
+
+    fn deref(&self) -> &Event {
+        self.event.as_ref().expect("set until the drop")
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        // Whoever was told to wait for it waits for what it meant then.
+        lock(&POOL).entries.extend(self.event.take());
+    }
+}
+
+struct Pool {
+    bays: Vec<Bay>,
+    entries: Vec<Event>,
+    lanes: Vec<Lane>,
+    kept_bytes: usize,
+    parked: Vec<Parked>,
+}
+
+static POOL: Mutex<Pool> =
+    Mutex::new(Pool {
+        bays: Vec::new(),
+        entries: Vec::new(),
+        lanes: Vec::new(),
+        kept_bytes: 0,
+        parked: Vec::new(),
+    });
+
+impl Bay {
+    /// Side streams of a device.
+    pub(super) fn take(devices: &Arc<Devices>, device: u32) -> Result<Bay> {
+        let mut pool = lock(&POOL);
+        pool.unpark();
+        let fits = |bay: &Bay| bay.device == device && Arc::ptr_eq(&bay.devices, devices);
+        if let Some(index) = pool.bays.iter().position(fits) {
+            return Ok(pool.bays.swap_remove(index));
+        }
+        drop(pool);
+        let load = Stream::new(devices, device, false)?;
+        let store = Stream::new(devices, device, false)?;
+        Ok(Bay { devices: devices.clone(), device, load, store })
+    }
+}
+
+impl Lane {
+    /// A lane of at least `bytes` bytes.
+    pub(super) fn take(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<Lane> {
+        let bytes = bytes.max(SMALLEST).checked_next_power_of_two().unwrap_or(bytes);
+        let mut pool = lock(&POOL);
+        let fits = |lane: &Lane| {
+            lane.memory.bytes() == bytes && lane.device == device && Arc::ptr_eq(&lane.devices, devices)
+        };
+        if let Some(index) = pool.lanes.iter().position(fits) {
+            pool.kept_bytes -= bytes;
+            return Ok(pool.lanes.swap_remove(index));
+        }
+        drop(pool);
+        let memory = RegisteredBuffer::new(devices, device, bytes)?;
+        let (loaded, stored) = (Event::new(devices, device)?, Event::new(devices, device)?);
+        Ok(Lane { devices: devices.clone(), device, memory, loaded, stored })
+    }
+}
+
+/// Takes back what a call ran in. No stream is to do anything with it any more.
+pub(super) fn give_back(bay: Bay, lanes: Vec<Lane>) {
+    lock(&POOL).keep(bay, lanes);
+}
+
+/// Takes back what a call ran in, once `tail` is complete.
+pub(super) fn park(tail: Event, bay: Bay, lanes: Vec<Lane>) {
+    lock(&POOL).parked.push(Parked { tail, bay, lanes });
+}
+
+impl Pool {
+    fn keep(&mut self, bay: Bay, lanes: Vec<Lane>) {
+        self.bays.push(bay);
+        let mut surplus = Vec::new();
+        for lane in lanes {
+            if self.kept_bytes + lane.memory.bytes() <= KEPT_BYTES {
+                self.kept_bytes += lane.memory.bytes();
+                self.lanes.push(lane);
+            } else {
+                surplus.push(lane);
+            }
+        }
+        if !surplus.is_empty() {
+            // On a thread of its own: it may wait for what only this one can bring to its end. Without a thread it is
+            // never freed, which is better.
+            let surplus = std::mem::ManuallyDrop::new(surplus);
+            let unpin = move || drop(std::mem::ManuallyDrop::into_inner(surplus));
+            if let Err(error) = std::thread::Builder::new().name("unisono-unpin".into()).spawn(unpin) {
+                log::warn!("pinned memory is not given back: {error}");
+            }
+        }
+    }
+
+    /// Looks whether the copies of calls that ended before them have ended.
+    fn unpark(&mut self) {
+        let mut index = 0;
+        while index < self.parked.len() {
+            match self.parked[index].tail.query() {
+                Ok(true) => {
+                    let Parked { bay, lanes, .. } = self.parked.swap_remove(index);
+                    self.keep(bay, lanes);
+                }
+                Ok(false) => index += 1,
+                // The device is lost to this process, and what it was given with it.
+                Err(_) => std::mem::forget(self.parked.swap_remove(index)),
+            }
+        }
+    }
+}
+
+/// Rings an endpoint from a stream: the driver calls it when what the stream was given before is done.
+#[derive(Debug)]
+pub(super) struct Ringer(Weak<Endpoint>);
+
+impl Ringer {
+    pub(super) fn new(endpoint: &Arc<Endpoint>) -> Arc<Ringer> {
+        Arc::new(Ringer(Arc::downgrade(endpoint)))
+    }
+
+    /// Rings when `stream` has come so far.
+    pub(super) fn ring(self: &Arc<Self>, stream: &Stream) -> Result<()> {
+        let user = Arc::into_raw(self.clone()).cast_mut().cast();
+        // SAFETY: `rang` may be called on any thread with a ringer that it owns from here on; it calls nothing of CUDA.
+        let given = unsafe { stream.launch_host(rang, user) };
+        if given.is_err() {
+            // SAFETY: made above, and the stream has not taken it.
+            drop(unsafe { Arc::from_raw(user.cast::<Ringer>().cast_const()) });
+        }
+        given
+    }
+}
+
+/// # Safety
+/// `user` is a ringer that [`Ringer::ring`] has given away, once.
+unsafe extern "C" fn rang(user: *mut std::ffi::c_void) {
+    // SAFETY: the promise above.
+    let ringer = unsafe { Arc::from_raw(user.cast::<Ringer>().cast_const()) };
+    if let Some(endpoint) = ringer.0.upgrade() {
+        endpoint.nudge();
+    }
+}
