@@ -289,10 +289,14 @@ static void nonblocking(int rank, int size, ncclUniqueId id) {
     }
 }
 
-/* ---- trouble */
+/* ---- trouble: a rank that ends something waits until the others have come out of what was before */
+
+static void let_others_finish(void) {
+    sleep_ms(300);
+}
 
 static void *abort_soon(void *comm) {
-    sleep_ms(200);
+    let_others_finish();
     CHECK_OK(ncclCommAbort((ncclComm_t)comm));
     return NULL;
 }
@@ -328,6 +332,7 @@ static void mismatches(int rank, int size, ncclUniqueId id) {
     ncclComm_t comm = meet(rank, size, id), rest = NULL;
     float x[2] = {1, 1}, y[2] = {0};
     size_t count = rank == 1 ? 2 : 1;
+    let_others_finish();
     CHECK_FAILS(ncclInvalidUsage, "rank 1", ncclAllReduce(x, y, count, ncclFloat, ncclSum, comm, NULL));
     CHECK_TEXT("allreduce(2");
     /* Not without saying that what runs may end. */
@@ -348,6 +353,7 @@ static void deaths(int rank, int size, ncclUniqueId id) {
     float x = 1, y = 0;
     CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
     if (rank == size - 1) {
+        let_others_finish();
         kill(getpid(), SIGKILL);
     }
     char name[32];
@@ -367,6 +373,7 @@ static void deaths(int rank, int size, ncclUniqueId id) {
 static void revocations(int rank, int size, ncclUniqueId id) {
     ncclComm_t comm = meet(rank, size, id), rest = NULL;
     float x = 1, y = 0;
+    let_others_finish();
     CHECK_OK(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
     int excluded[] = {0};
     if (rank != 0) {

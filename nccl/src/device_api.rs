@@ -205,8 +205,8 @@ pub struct ncclCommProperties_t {
     pub cudaDev: c_int,
     /// Its number for NVML; −1: not known.
     pub nvmlDev: c_int,
-    /// Whether ncclDevCommCreate works, whether there is multicast, and how kernels reach the network: no.
-    pub no: [u8; 4],
+    /// Whether ncclDevCommCreate works, whether there is multicast, and how kernels reach the network (no), and padding.
+    pub no: [u8; 8],
 }
 
 /// Writes what the communicator is and can do to `*props`.
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn ncclCommQueryProperties(
             nRanks: context.size() as c_int,
             cudaDev: communicator.place.number() as c_int,
             nvmlDev: -1,
-            no: [0; 4],
+            no: [0; 8],
         };
         // SAFETY: the client's struct has `size` bytes, at least as many as ours.
         unsafe {

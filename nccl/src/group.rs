@@ -70,7 +70,7 @@ pub extern "C" fn ncclGroupEnd() -> ncclResult_t {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> ncclResult_t {
     guard(|| {
-        let ended = end("ncclGroupSimulateEnd");
+        let ended = end("ncclGroupSimulateEnd")?;
         if simInfo.is_null() {
             fail!(InvalidArgument, "simInfo is NULL");
         }
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn ncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> nc
         if info.magic != SIM_MAGIC || info.size < size_of::<ncclSimInfo_t>() {
             fail!(InvalidArgument, "simInfo is not initialised: use NCCL_SIM_INFO_INITIALIZER");
         }
-        if let Some(group) = ended? {
+        if let Some(group) = ended {
             if let Some(error) = group.error {
                 return Err(error);
             }
