@@ -39,6 +39,15 @@ BOTH To bit_cast(From from) {
     return to;
 }
 
+template <bool FIRST, class A, class B>
+struct Choice {
+    using Type = A;
+};
+template <class A, class B>
+struct Choice<false, A, B> {
+    using Type = B;
+};
+
 // A float format of at most 16 bits: a sign, EXPONENT bits with the usual bias, MANTISSA bits. See src/reduce/convert.rs.
 template <u32 EXPONENT, u32 MANTISSA, bool INFINITE>
 struct Format {

@@ -56,15 +56,6 @@ struct alignas(4 * WORDS) Vector {
     u32 word[WORDS];
 };
 
-template <bool FIRST, class A, class B>
-struct Choice {
-    using Type = A;
-};
-template <class A, class B>
-struct Choice<false, A, B> {
-    using Type = B;
-};
-
 // Combines operands of T by Op.
 template <class T, class Op>
 struct Fold {

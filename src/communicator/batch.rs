@@ -1,15 +1,71 @@
 //! Operations that start together.
 
 use super::Call;
+use super::Completion;
 use super::context::Context;
-use super::staged::Pending;
+use super::device::{self, OnDevices};
+use super::staged::Begun;
 use super::work::Work;
 use crate::collective::request::Request;
 use crate::error::Result;
 
+/// An operation that has begun, for which its stream does not wait yet.
+#[must_use = "the stream waits for the operation once this is closed"]
+pub struct Pending(State);
+
+enum State {
+    Begun(Begun),
+    /// A send or a receive between GPUs: given to its stream in one piece with those that are closed with it.
+    Point(OnDevices),
+}
+
+impl From<Work> for Pending {
+    fn from(work: Work) -> Pending {
+        Begun::closed(work).into()
+    }
+}
+
+impl From<Begun> for Pending {
+    fn from(begun: Begun) -> Pending {
+        Pending(State::Begun(begun))
+    }
+}
+
+impl Pending {
+    pub(super) fn point(point: OnDevices) -> Pending {
+        Pending(State::Point(point))
+    }
+
+    /// Has the call's stream wait for the operation, if the call named one. Returns at once; where streams cannot wait for
+    /// the host, when the operation is complete.
+    pub fn close(self) -> Result<Work> {
+        // One gives one.
+        Pending::close_all(vec![self]).pop().unwrap_or_else(|| Ok(Work::ended(Ok(Completion::default()))))
+    }
+
+    /// Closes all of them: a work for each, in the order of the list.
+    fn close_all(all: Vec<Pending>) -> Vec<Result<Work>> {
+        let mut points = Vec::new();
+        let works: Vec<Option<Result<Work>>> = all
+            .into_iter()
+            .map(|Pending(state)| match state {
+                State::Begun(begun) => Some(begun.close()),
+                State::Point(point) => {
+                    points.push(point);
+                    None
+                }
+            })
+            .collect();
+        // SAFETY: who began them has promised that their memory and streams last until they have ended.
+        let mut given = unsafe { device::enqueue_together(&points) }.into_iter();
+        works.into_iter().filter_map(|work| work.or_else(|| given.next())).collect()
+    }
+}
+
 /// Starts operations that may run beside each other, also on one stream: all are begun before the stream waits for any.
 /// So a send and the receive that answers it, or both halves of an exchange, can be given to one stream. Collectives of
-/// one context still run in the order of the list.
+/// one context still run in the order of the list. Sends and receives between GPUs are one launch for each context and stream.
+/// Ranks of one group may be in one list: their GPUs agree side by side.
 ///
 /// The works are in the order of the list. When one cannot be begun, those before it run on, their streams wait for them,
 /// and the error is returned.
@@ -17,6 +73,7 @@ use crate::error::Result;
 /// # Safety
 /// As [`Context::start`], for every operation.
 pub unsafe fn start_together(operations: &[(&Context, &Request, &Call)]) -> Result<Vec<Work>> {
+    device::connect_for(operations)?;
     let mut begun = Vec::with_capacity(operations.len());
     let mut failure = None;
     for (context, request, call) in operations {
@@ -29,7 +86,7 @@ pub unsafe fn start_together(operations: &[(&Context, &Request, &Call)]) -> Resu
             }
         }
     }
-    let works: Vec<Result<Work>> = begun.into_iter().map(Pending::close).collect();
+    let works = Pending::close_all(begun);
     match failure {
         Some(error) => Err(error),
         None => works.into_iter().collect(),

@@ -5,11 +5,12 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use super::batch::Pending;
 use super::plans::{Plans, Seat};
 use super::prepared::Copied;
+use super::staged::{Cuda, Spans, StagedCall};
 use super::wide::Wide;
 use super::work::Work;
-use super::staged::{Cuda, Pending, Spans, StagedCall};
 use super::{Call, Completion, Options, Rendezvous};
 use crate::collective::checked::{self, Checked};
 use crate::collective::request::{Counts, Kind, Request};
@@ -287,6 +288,20 @@ impl Context {
         unsafe { self.begin_buffers(request, call, &[]) }
     }
 
+    /// [`Context::start`] for whoever does not follow the operation: what comes of it is known when its stream has
+    /// done it, or from [`Context::failure`].
+    ///
+    /// # Safety
+    /// As [`Context::start`].
+    pub unsafe fn launch(&self, request: &Request, call: &Call) -> Result<()> {
+        match self.on_devices(request, call, &[])? {
+            // SAFETY: the caller's promise.
+            Some(call) => unsafe { call.enqueue() }.map(drop),
+            // SAFETY: the caller's promise.
+            None => unsafe { self.start(request, call) }.map(drop),
+        }
+    }
+
     /// [`Context::run`] for several buffers of this rank: see [`super::Prepared`].
     ///
     /// # Safety
@@ -297,6 +312,12 @@ impl Context {
         call: &Call,
         buffers: &[*mut u8],
     ) -> Result<Completion> {
+        if let Some(call) = self.on_devices(request, call, buffers)? {
+            // SAFETY: the caller's promise.
+            let enqueued = unsafe { call.enqueue() }?;
+            // The call's own deadline ends it.
+            return call.work(enqueued)?.wait(Deadline::NEVER);
+        }
         // SAFETY: the caller's promise.
         let Step { group, class, tag, signature, make } = match unsafe { self.step(request, call, buffers) }? {
             Next::Done => return Ok(Completion::default()),
@@ -347,18 +368,24 @@ impl Context {
         call: &Call,
         buffers: &[*mut u8],
     ) -> Result<Pending> {
+        if let Some(call) = self.on_devices(request, call, buffers)? {
+            // SAFETY: the caller's promise.
+            return unsafe { call.begin() };
+        }
         // SAFETY: the caller's promise.
         let Step { group, class, tag, signature, make } = match unsafe { self.step(request, call, buffers) }? {
-            Next::Done => return Ok(Pending::closed(Work::ended(Ok(Completion::default())))),
+            Next::Done => return Ok(Pending::from(Work::ended(Ok(Completion::default())))),
             // SAFETY: the caller's promise.
-            Next::Staged(staging) => return unsafe { self.begin_staged(*staging, request, call) },
+            Next::Staged(staging) => {
+                return unsafe { self.begin_staged(*staging, request, call) }.map(Pending::from);
+            }
             Next::Step(step) => step,
         };
         let running = group.start(class, tag, signature, call.timeout, |turn| {
             // SAFETY: the caller's promise.
             unsafe { make.operation(group, turn) }
         })?;
-        Ok(Pending::closed(Work::running(running)))
+        Ok(Pending::from(Work::running(running)))
     }
 
     /// The name of the algorithm that `request` would run; checks the request.
@@ -456,7 +483,7 @@ impl Context {
         })))
     }
 
-    fn point(&self, request: &Request) -> Result<(&Arc<Group>, Signature, Message)> {
+    pub(super) fn point(&self, request: &Request) -> Result<(&Arc<Group>, Signature, Message)> {
         let Counts::Uniform(count) = request.counts else {
             fail!(InvalidArgument, "{} takes one count, not a list", request.kind.name());
         };
@@ -514,13 +541,19 @@ impl Context {
             operator: Operator::Sum,
             root: 0,
         };
-        let mut checked = Checked::new(&request, group.rank(), group.size())?;
-        let (plan, _) = self.0.plans.plan(&mut checked, &Call::default(), self.seat())?;
-        group.run(Class::Internal, 0, checked.signature, None, |turn| {
+        let (signature, plan) = self.internal_plan(group, &request)?;
+        group.run(Class::Internal, 0, signature, None, |turn| {
             // SAFETY: `mine` and `all` outlive the run, and have the lengths that the request says.
-            unsafe { Run::new(group, turn, plan, checked.input, checked.output) }
+            unsafe { Run::new(group, turn, plan, request.input, request.output) }
         })?;
         Ok(all)
+    }
+
+    /// How a request of our own is run.
+    pub(super) fn internal_plan(&self, group: &Group, request: &Request) -> Result<(Signature, Arc<Plan>)> {
+        let mut checked = Checked::new(request, group.rank(), group.size())?;
+        let (plan, _) = self.0.plans.plan(&mut checked, &Call::default(), self.seat())?;
+        Ok((checked.signature, plan))
     }
 }
 

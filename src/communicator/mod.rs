@@ -3,6 +3,7 @@
 pub mod batch;
 pub mod buffer;
 pub mod context;
+pub mod device;
 pub mod plans;
 pub mod prepared;
 pub mod sparse;
@@ -11,10 +12,10 @@ mod watch;
 pub mod wide;
 pub mod work;
 
-pub use batch::start_together;
+pub use batch::{Pending, start_together};
 pub use context::Context;
+pub use device::connect_devices;
 pub use prepared::{AlgorithmOptions, Prepared};
-pub use staged::Pending;
 pub use work::Work;
 
 use std::sync::Arc;

@@ -47,7 +47,7 @@ impl Cuda {
     }
 
     /// What CUDA knows of an address. Costs next to nothing where no driver is in the process.
-    fn locate(&self, address: u64) -> Result<Option<Location>> {
+    pub(super) fn locate(&self, address: u64) -> Result<Option<Location>> {
         match self.devices.get() {
             Some(devices) => devices.locate(address),
             None => Libcuda::locate_if_loaded(address),
@@ -172,9 +172,9 @@ impl StagedCall {
     }
 }
 
-/// An operation that has begun, for which its stream does not wait yet.
+/// An operation on the host that has begun, for which its stream does not wait yet.
 #[must_use = "the stream waits for the operation once this is closed"]
-pub struct Pending {
+pub(super) struct Begun {
     work: Work,
     close: Option<Close>,
 }
@@ -187,14 +187,14 @@ struct Close {
     exit: Option<Arc<Word>>,
 }
 
-impl Pending {
-    pub(super) fn closed(work: Work) -> Pending {
-        Pending { work, close: None }
+impl Begun {
+    pub(super) fn closed(work: Work) -> Begun {
+        Begun { work, close: None }
     }
 
     /// Has the call's stream wait for the operation, if the call named one. Returns at once; where streams cannot wait for
     /// the host, when the operation is complete.
-    pub fn close(self) -> Result<Work> {
+    pub(super) fn close(self) -> Result<Work> {
         let Some(Close { stream, running, exit }) = self.close else { return Ok(self.work) };
         let waits = match exit {
             Some(exit) if exit.is_released() => Ok(()),
@@ -343,10 +343,10 @@ impl Context {
         call: StagedCall,
         request: &Request,
         options: &Call,
-    ) -> Result<Pending> {
+    ) -> Result<Begun> {
         let Membership::Group(group) = self.place() else {
             // SAFETY: the caller's promise.
-            return unsafe { self.alone_staged(&call, request) }.map(Pending::closed);
+            return unsafe { self.alone_staged(&call, request) }.map(Begun::closed);
         };
         let (devices, stream, ordered) =
             (call.survey.devices.clone(), call.survey.stream.clone(), call.survey.ordered);
@@ -357,7 +357,7 @@ impl Context {
             operation(group, turn, job, signature)
         })?;
         let work = Work::running(running.clone()).on_devices(&devices);
-        Ok(Pending { work, close: ordered.then_some(Close { stream, running, exit }) })
+        Ok(Begun { work, close: ordered.then_some(Close { stream, running, exit }) })
     }
 
     /// The name of a call, and what the ranks compare.

@@ -8,6 +8,7 @@ use once_cell::sync::OnceCell;
 
 use super::driver::{CaptureMode, ContextHandle, Driver, Location, StreamHandle};
 use super::libcuda::Libcuda;
+use super::slab::Slabs;
 use super::word::Words;
 use crate::error::{Result, fail};
 
@@ -18,6 +19,7 @@ pub struct Devices {
     contexts: Box<[OnceCell<ContextHandle>]>,
     /// Whether `device` reaches `peer`, at `device * count + peer`.
     reach: Box<[OnceCell<bool>]>,
+    slabs: Slabs,
     words: Mutex<Words>,
 }
 
@@ -35,6 +37,7 @@ impl Devices {
             driver,
             contexts: (0..count).map(|_| OnceCell::new()).collect(),
             reach: (0..count * count).map(|_| OnceCell::new()).collect(),
+            slabs: Slabs::new()?,
             words: Mutex::default(),
         }))
     }
@@ -48,6 +51,11 @@ impl Devices {
     /// The driver that they belong to.
     pub fn driver(&self) -> &dyn Driver {
         &*self.driver
+    }
+
+    /// Memory of these devices that peers map.
+    pub(super) fn slabs(&self) -> &Slabs {
+        &self.slabs
     }
 
     /// The primary context of a device.
@@ -66,9 +74,13 @@ impl Devices {
     /// Makes a device's primary context current on this thread until the answer is dropped.
     pub fn enter(&self, device: u32) -> Result<Entered<'_>> {
         let context = self.context(device)?;
-        // SAFETY: retained until `self` is dropped, which the answer does not outlive.
-        unsafe { self.driver.push_context(context) }?;
-        Ok(Entered { driver: &*self.driver, thread: PhantomData })
+        // Asking costs less than pushing and popping.
+        let pushed = self.driver.current_context()? != Some(context);
+        if pushed {
+            // SAFETY: retained until `self` is dropped, which the answer does not outlive.
+            unsafe { self.driver.push_context(context) }?;
+        }
+        Ok(Entered { driver: &*self.driver, pushed, thread: PhantomData })
     }
 
     /// Allows this thread calls that captures forbid, until the answer is dropped: what is done in between has nothing
@@ -155,12 +167,16 @@ impl fmt::Debug for Devices {
 #[must_use]
 pub struct Entered<'a> {
     driver: &'a dyn Driver,
+    pushed: bool,
     /// What is current is a thread's own.
     thread: PhantomData<*const ()>,
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
+        if !self.pushed {
+            return;
+        }
         // SAFETY: pushed by `enter` on this thread, and guards are dropped in turn.
         if let Err(error) = unsafe { self.driver.pop_context() } {
             log::error!("the caller's context could not be restored: {error}");

@@ -72,6 +72,9 @@ pub struct Location {
     pub buffer: u64,
 }
 
+/// What a process opens another's device memory by (`CUipcMemHandle`): bytes, to be sent to it.
+pub type MemoryHandle = [u8; 64];
+
 /// Whether a stream is being captured into a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capture {
@@ -128,6 +131,10 @@ pub trait Driver: fmt::Debug + Send + Sync {
     unsafe fn push_context(&self, context: ContextHandle) -> Result<()>;
     /// Makes current again what was before the last push.
     unsafe fn pop_context(&self) -> Result<()>;
+    /// The thread's current context, if it has one.
+    fn current_context(&self) -> Result<Option<ContextHandle>>;
+    /// What tells a device from every other, whichever process asks.
+    fn device_uuid(&self, device: u32) -> Result<[u8; 16]>;
     /// The device of this thread's current context, if it has one.
     fn current_device(&self) -> Result<Option<u32>>;
     /// Whether kernels of `device` can reach memory of `peer`.
@@ -145,6 +152,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> Result<()>;
     /// The device of a stream which is not a default stream.
     unsafe fn stream_device(&self, stream: StreamHandle) -> Result<u32>;
+    /// A number that no other stream of this process has had or will have: handles come back after a destroy. Default
+    /// streams are those of the current context and this thread.
+    unsafe fn stream_id(&self, stream: StreamHandle) -> Result<u64>;
     /// Whether a stream is being captured.
     unsafe fn stream_capture(&self, stream: StreamHandle) -> Result<Capture>;
 
@@ -165,6 +175,13 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn allocate_device(&self, bytes: usize) -> Result<u64>;
     /// Frees device memory. May wait for the device and its peers.
     unsafe fn free_device(&self, address: u64) -> Result<()>;
+    /// What other processes open device memory by: `address` is the first byte of an allocation.
+    unsafe fn export_memory(&self, address: u64) -> Result<MemoryHandle>;
+    /// Maps memory that another process has exported, for the current context. Refused in the process that exported it.
+    /// May wait for the device.
+    fn open_memory(&self, handle: &MemoryHandle) -> Result<u64>;
+    /// Undoes one [`Driver::open_memory`]. May wait for the device.
+    unsafe fn close_memory(&self, address: u64) -> Result<()>;
     /// Pinned host memory that every context may copy from and to.
     fn allocate_host(&self, bytes: usize) -> Result<*mut u8>;
     /// Frees pinned host memory. May wait for the devices.
@@ -177,6 +194,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Whether streams of `device` can wait for values.
     fn can_wait_value(&self, device: u32) -> Result<bool>;
 
+    /// Writes `value` to `bytes` bytes of device memory.
+    unsafe fn fill(&self, address: u64, value: u8, bytes: usize, stream: StreamHandle) -> Result<()>;
     /// Copies from the host to the current device.
     unsafe fn copy_to_device(
         &self,

@@ -221,7 +221,7 @@ const fn average(dtype: DataType) -> Option<&'static CStr> {
 
 /// The scalar of a pre-multiplied sum, as an accumulator in the low bytes: rounded to a float, truncated and saturated to
 /// an integer.
-fn scalar(dtype: DataType, scale: f64) -> u64 {
+pub(super) fn scalar(dtype: DataType, scale: f64) -> u64 {
     match dtype {
         DataType::I8 => u64::from(scale as i8 as u8),
         DataType::U8 => u64::from(scale as u8),

@@ -17,7 +17,7 @@ use symbols::Calls;
 
 use super::driver::{
     Capture, CaptureMode, ContextHandle, Driver, EventHandle, FunctionHandle, Grid, HostFunction, Location,
-    Memory, ModuleHandle, StreamHandle,
+    Memory, MemoryHandle, ModuleHandle, StreamHandle,
 };
 use crate::error::{Error, Result, Status, fail};
 
@@ -152,6 +152,21 @@ impl Driver for Libcuda {
         let mut popped = std::ptr::null_mut();
         // SAFETY: fills `popped`.
         self.check("cuCtxPopCurrent", unsafe { (self.calls.cuCtxPopCurrent_v2)(&raw mut popped) })
+    }
+
+    fn current_context(&self) -> Result<Option<ContextHandle>> {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: fills `context`.
+        self.check("cuCtxGetCurrent", unsafe { (self.calls.cuCtxGetCurrent)(&raw mut context) })?;
+        Ok((!context.is_null()).then(|| ContextHandle(context.expose_provenance())))
+    }
+
+    fn device_uuid(&self, device: u32) -> Result<[u8; 16]> {
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: fills `uuid`; a device that does not exist is refused.
+        let result = unsafe { (self.calls.cuDeviceGetUuid_v2)(&raw mut uuid, ordinal(device)) };
+        self.check("cuDeviceGetUuid", result)?;
+        Ok(uuid.bytes.map(|byte| byte as u8))
     }
 
     fn current_device(&self) -> Result<Option<u32>> {
@@ -297,6 +312,13 @@ impl Driver for Libcuda {
         }
     }
 
+    unsafe fn stream_id(&self, stream: StreamHandle) -> Result<u64> {
+        let mut id = 0;
+        // SAFETY: the caller's promise; fills `id`.
+        self.check("cuStreamGetId", unsafe { (self.calls.cuStreamGetId)(raw(stream.0), &raw mut id) })?;
+        Ok(id)
+    }
+
     unsafe fn stream_capture(&self, stream: StreamHandle) -> Result<Capture> {
         let (mut status, mut id) = (0 as c_uint, 0u64);
         let none = std::ptr::null_mut;
@@ -372,6 +394,29 @@ impl Driver for Libcuda {
         self.check("cuMemFree", unsafe { (self.calls.cuMemFree_v2)(address) })
     }
 
+    unsafe fn export_memory(&self, address: u64) -> Result<MemoryHandle> {
+        let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+        // SAFETY: fills `handle`; the caller's promise.
+        let result = unsafe { (self.calls.cuIpcGetMemHandle)(&raw mut handle, address) };
+        self.check("cuIpcGetMemHandle", result)?;
+        Ok(handle.reserved.map(|byte| byte as u8))
+    }
+
+    fn open_memory(&self, handle: &MemoryHandle) -> Result<u64> {
+        let handle = sys::CUipcMemHandle { reserved: handle.map(|byte| byte as c_char) };
+        let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
+        let mut address = 0;
+        // SAFETY: fills `address`; a handle that means nothing is refused.
+        let result = unsafe { (self.calls.cuIpcOpenMemHandle_v2)(&raw mut address, handle, flags) };
+        self.check("cuIpcOpenMemHandle", result)?;
+        Ok(address)
+    }
+
+    unsafe fn close_memory(&self, address: u64) -> Result<()> {
+        // SAFETY: the caller's promise.
+        self.check("cuIpcCloseMemHandle", unsafe { (self.calls.cuIpcCloseMemHandle)(address) })
+    }
+
     fn allocate_host(&self, bytes: usize) -> Result<*mut u8> {
         let mut address = std::ptr::null_mut();
         // SAFETY: fills `address`.
@@ -385,6 +430,12 @@ impl Driver for Libcuda {
     unsafe fn free_host(&self, address: *mut u8) -> Result<()> {
         // SAFETY: the caller's promise.
         self.check("cuMemFreeHost", unsafe { (self.calls.cuMemFreeHost)(address.cast()) })
+    }
+
+    unsafe fn fill(&self, address: u64, value: u8, bytes: usize, stream: StreamHandle) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let result = unsafe { (self.calls.cuMemsetD8Async)(address, value, bytes, raw(stream.0)) };
+        self.check("cuMemsetD8Async", result)
     }
 
     unsafe fn register_host(&self, address: *mut u8, bytes: usize) -> Result<()> {

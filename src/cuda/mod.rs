@@ -10,14 +10,16 @@
 pub mod context;
 pub mod driver;
 pub mod event;
+pub mod exchange;
 pub mod kernels;
 pub mod libcuda;
 pub mod local;
 pub mod memory;
+pub mod slab;
 pub mod stream;
 pub mod word;
 
 #[cfg(test)]
-mod double;
+pub(crate) mod double;
 #[cfg(test)]
 mod tests;

@@ -160,6 +160,24 @@ impl Stream {
         }
     }
 
+    /// Copies to its device from the same or another, as [`Stream::copy_to_peer`].
+    ///
+    /// # Safety
+    /// As the type says.
+    pub unsafe fn copy_from_peer(&self, to: u64, from: u64, device: u32, bytes: usize) -> Result<()> {
+        let (own, peer) = (self.devices.context(self.device)?, self.devices.context(device)?);
+        let _entered = self.devices.enter(self.device)?;
+        let driver = self.devices.driver();
+        // SAFETY: the caller's promise; the contexts are retained.
+        unsafe {
+            if own == peer {
+                driver.copy_on_device(to, from, bytes, self.handle)
+            } else {
+                driver.copy_to_peer((to, own), (from, peer), bytes, self.handle)
+            }
+        }
+    }
+
     /// Writes a 32-bit value to device memory, or to pinned host memory, after everything before it.
     ///
     /// # Safety

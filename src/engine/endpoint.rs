@@ -5,11 +5,12 @@
 //! process steps in only for operations that nobody waits for.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::control::Control;
+use super::device::{DeviceExchange, Way};
 use super::direct::Retired;
 use super::group::Group;
 use super::messages::{Messages, Mismatch, Trouble};
@@ -79,6 +80,10 @@ pub struct Endpoint {
     store: OnceLock<Arc<dyn Store>>,
     shares_memory: bool,
     retired: Arc<Retired>,
+    /// Whether calls that streams do are looked after.
+    watches_devices: AtomicBool,
+    /// Looks in a row that found none of them.
+    quiet: AtomicU32,
     fork: u32,
 }
 
@@ -134,6 +139,8 @@ impl Endpoint {
             store: OnceLock::new(),
             shares_memory: options.shm,
             retired: Arc::default(),
+            watches_devices: AtomicBool::new(false),
+            quiet: AtomicU32::new(0),
             fork: sys::fork::generation(),
         });
         let port = Arc::downgrade(&endpoint) as Weak<dyn Port>;
@@ -363,6 +370,49 @@ impl Endpoint {
             }
         }
         moved
+    }
+
+    // ---- what streams do
+
+    /// A stream was given a call: it is looked after until it is done. Costs next to nothing while others are.
+    pub fn watch_devices(&self) {
+        if !self.watches_devices.load(Ordering::Relaxed) && !self.watches_devices.swap(true, Ordering::SeqCst)
+        {
+            self.kick();
+        }
+    }
+
+    /// Looks after calls that streams do; when to look again, if at all.
+    fn attend_devices(&self) -> Option<Instant> {
+        if !self.watches_devices.load(Ordering::SeqCst) {
+            return None;
+        }
+        if self.look_at_devices() {
+            self.quiet.store(0, Ordering::Relaxed);
+        } else if self.quiet.fetch_add(1, Ordering::Relaxed) >= QUIET {
+            self.watches_devices.store(false, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            if !self.look_at_devices() {
+                return None;
+            }
+            self.watches_devices.store(true, Ordering::SeqCst);
+        }
+        Some(Instant::now() + LOOK)
+    }
+
+    /// Whether any may not be done.
+    fn look_at_devices(&self) -> bool {
+        let live: Vec<Arc<Group>> = lock(&self.groups).live.values().filter_map(Weak::upgrade).collect();
+        let exchange = |group: &Arc<Group>| match group.devices() {
+            Some(Way::Exchange(exchange)) => Some(Arc::clone(exchange)),
+            _ => None,
+        };
+        let mut busy = false;
+        for group in &live {
+            let exchange: Option<Arc<DeviceExchange>> = exchange(group);
+            busy |= exchange.is_some_and(|exchange| exchange.attend(group));
+        }
+        busy
     }
 
     // ---- waiting
@@ -744,6 +794,18 @@ impl Port for Endpoint {
     }
 
     fn attend(&self) -> Attendance {
+        let look = self.attend_devices();
+        match (self.attend_running(), look) {
+            (attendance, None) => attendance,
+            (Attendance::Idle, Some(look)) => Attendance::Again(look),
+            (Attendance::Again(at), Some(look)) => Attendance::Again(at.min(look)),
+            (Attendance::Watch(at), Some(look)) => Attendance::Watch(at.min(look)),
+        }
+    }
+}
+
+impl Endpoint {
+    fn attend_running(&self) -> Attendance {
         if self.running_count.load(Ordering::Relaxed) == 0 {
             return Attendance::Idle;
         }
@@ -763,6 +825,12 @@ impl Port for Endpoint {
         Attendance::Watch(soon + next.unwrap_or(NAP).min(NAP))
     }
 }
+
+/// How often calls that streams do are looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// After so many looks at nothing it takes a call to look again.
+const QUIET: u32 = 20;
 
 fn remember<T>(list: &mut VecDeque<T>, item: T) {
     if list.len() == REMEMBERED {

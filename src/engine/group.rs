@@ -2,12 +2,13 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::Hash;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use super::control::Control;
+use super::device::Way;
 use super::direct::{BOARD_BYTES, Direct, MAX_MEMBERS};
 use super::endpoint::{Endpoint, lock};
 use super::executor::{self, Workspace};
@@ -36,6 +37,8 @@ pub struct Group {
     orders: Mutex<Orders>,
     spare: Mutex<Spare>,
     direct: OnceLock<Arc<Direct>>,
+    devices: OnceLock<Way>,
+    connecting: Mutex<()>,
     sends: Arc<Sends>,
 }
 
@@ -99,6 +102,7 @@ impl Turn {
 }
 
 /// A question to the ranks that an overdue call waits for.
+#[derive(Debug)]
 pub struct Inquiry {
     waits_for: Vec<u32>,
     /// One for each rank that was asked, from the first on.
@@ -176,6 +180,8 @@ impl Group {
             orders: Mutex::default(),
             spare: Mutex::default(),
             direct: OnceLock::new(),
+            devices: OnceLock::new(),
+            connecting: Mutex::default(),
         });
         group.endpoint.enrol(&group);
         group
@@ -240,6 +246,11 @@ impl Group {
     pub fn latch(&self, error: Error) -> bool {
         let first = self.failure.set(error).is_ok();
         self.failed.store(true, Ordering::Release);
+        // Against `link_devices`: either this sees the exchange, or that sees the failure.
+        fence(Ordering::SeqCst);
+        if let Some(Way::Exchange(exchange)) = self.devices.get() {
+            exchange.abort();
+        }
         first
     }
 
@@ -355,9 +366,20 @@ impl Group {
         order.next = order.next.wrapping_add(1);
         // Sends and receives are ordered by their pair and tag alone.
         let free = class == Class::PointToPoint || !std::mem::replace(&mut order.busy, true);
+        (self.turn(class, tag, sequence, signature, timeout), free)
+    }
+
+    fn turn(
+        &self,
+        class: Class,
+        tag: u64,
+        sequence: u32,
+        signature: Signature,
+        timeout: Option<Duration>,
+    ) -> Turn {
         let called = Instant::now();
         let key = Key { group: self.id, tag, sequence, slot: 0, class };
-        let turn = Turn {
+        Turn {
             class,
             tag,
             sequence,
@@ -366,8 +388,25 @@ impl Group {
             called,
             piece: 0,
             slot: self.endpoint.recorder().begin(key, signature, called),
-        };
-        (turn, free)
+        }
+    }
+
+    /// Gives a call its number that waits for no other on the host, and ends without word: streams do it.
+    pub(super) fn number(
+        &self,
+        class: Class,
+        signature: Signature,
+        timeout: Option<Duration>,
+    ) -> Result<Turn> {
+        self.check(&signature)?;
+        let mut orders = lock(&self.orders);
+        let order = orders.of(class, 0);
+        let sequence = order.next;
+        order.next = order.next.wrapping_add(1);
+        drop(orders);
+        let turn = self.turn(class, 0, sequence, signature, timeout);
+        self.endpoint.recorder().end(turn.slot, Progress::Enqueued);
+        Ok(turn)
     }
 
     /// A call's turn has come.
@@ -398,7 +437,7 @@ impl Group {
     }
 
     /// Tells a failure with its call, after making it the group's if the call was everybody's.
-    fn blame(&self, turn: &Turn, cause: Error) -> Error {
+    pub(super) fn blame(&self, turn: &Turn, cause: Error) -> Error {
         let cause = match turn.class {
             Class::PointToPoint => cause,
             _ => {
@@ -506,9 +545,33 @@ impl Group {
         }
     }
 
+    // ---- devices
+
+    /// Whether the members' devices exchange, once that is agreed.
+    pub fn devices(&self) -> Option<&Way> {
+        self.devices.get()
+    }
+
+    /// Held by whoever makes the members agree on that.
+    pub fn connecting(&self) -> &Mutex<()> {
+        &self.connecting
+    }
+
+    /// It is agreed.
+    pub(super) fn link_devices(&self, way: Way) {
+        let _ = self.devices.set(way);
+        fence(Ordering::SeqCst);
+        if let (true, Some(Way::Exchange(exchange))) =
+            (self.failed.load(Ordering::Relaxed), self.devices.get())
+        {
+            exchange.abort();
+        }
+    }
+
     // ---- texts
 
-    fn describe(&self, turn: &Turn) -> String {
+    /// A call with its group and place.
+    pub(super) fn describe(&self, turn: &Turn) -> String {
         let here = self.endpoint.hostname(self.endpoint.rank());
         let (name, number) = (turn.signature.kind.name(), turn.sequence);
         let place = format!("'{}' (rank {} of {} on {here})", self.name, self.rank, self.size());

@@ -1,11 +1,13 @@
 //! Runs schedules over links, and direct exchanges in shared memory.
 //!
 //! `wire` is what a message looks like, `messages` matches and moves them, `executor` runs a schedule over messages,
-//! `direct` exchanges through the segments of one host, `staged` brings device memory to either and back, `endpoint` owns all of it for one rank of one job and is where
+//! `direct` exchanges through the segments of one host, `device` through the memory of its GPUs, `staged` brings device
+//! memory to the host's engine and back, `endpoint` owns all of it for one rank of one job and is where
 //! threads wait. `bootstrap` makes an endpoint out of a store.
 
 pub mod bootstrap;
 pub mod control;
+pub mod device;
 pub mod direct;
 pub mod endpoint;
 pub mod executor;

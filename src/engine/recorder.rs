@@ -23,6 +23,8 @@ pub enum Progress {
     Done = 2,
     /// Ended with an error.
     Failed = 3,
+    /// A stream was given it, and does it without telling.
+    Enqueued = 4,
 }
 
 /// One call of one rank.
@@ -96,9 +98,10 @@ impl Recorder {
         }
     }
 
-    /// The last call of this rank in `group`.
+    /// The last call of this rank in `group`; one of the engine's own only while it runs.
     pub fn last(&self, group: u64) -> Option<Entry> {
-        self.find(|entry| entry.group == group)
+        let over = |entry: &Entry| entry.class == Class::Internal && entry.progress == Progress::Done;
+        self.find(|entry| entry.group == group && !over(entry))
     }
 
     /// What this rank called, or will call in its turn, under the name `key`. Sends and receives have no such names.
@@ -156,6 +159,7 @@ fn decode(words: &[AtomicU64; WORDS], expected: u64) -> Option<Entry> {
         progress: match word(6) {
             1 => Progress::Running,
             2 => Progress::Done,
+            4 => Progress::Enqueued,
             _ => Progress::Failed,
         },
         began: word(5),
@@ -171,6 +175,7 @@ impl std::fmt::Display for Entry {
             Progress::Running => "still running",
             Progress::Done => "done",
             Progress::Failed => "failed",
+            Progress::Enqueued => "given to its stream",
         };
         let Entry { signature, sequence, .. } = self;
         write!(f, "{signature} #{sequence}, {state}")

@@ -4,6 +4,7 @@ pub mod child;
 pub mod epoll;
 pub mod event;
 pub mod fork;
+pub mod heap;
 pub mod interfaces;
 pub mod lock;
 pub mod memory;

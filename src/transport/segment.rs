@@ -10,13 +10,13 @@
 //!
 //! The descriptor is sealed against shrinking, so a mapped page stays whatever the other side does.
 
-use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::{Error, Result, fail};
+use crate::sys::heap::Heap;
 use crate::sys::memory::{Mapping, memfd, sealed_size};
 
 /// Bytes kept for the flight recorder in every segment.
@@ -220,60 +220,9 @@ fn parked(mapping: &Mapping) -> &AtomicU32 {
     unsafe { at.cast::<AtomicU32>().as_ref() }
 }
 
-/// The free spans of a segment: first fit, neighbours joined.
-#[derive(Debug)]
-struct Heap {
-    /// Start to length; no two touch.
-    free: BTreeMap<usize, usize>,
-    /// No byte from here on was ever handed out, so all are zero.
-    untouched: usize,
-}
-
-impl Heap {
-    fn new(start: usize, end: usize) -> Heap {
-        Heap { free: BTreeMap::from([(start, end - start)]), untouched: start }
-    }
-
-    /// The offset of a free span, and how many bytes from there were handed out before.
-    fn take(&mut self, len: usize, align: usize) -> Option<(usize, usize)> {
-        let len = len.max(1);
-        let (start, space, offset) = self.free.iter().find_map(|(&start, &space)| {
-            let offset = start.checked_next_multiple_of(align)?;
-            let end = offset.checked_add(len)?;
-            (end <= start + space).then_some((start, space, offset))
-        })?;
-        self.free.remove(&start);
-        if offset > start {
-            self.free.insert(start, offset - start);
-        }
-        let (end, space_end) = (offset + len, start + space);
-        if space_end > end {
-            self.free.insert(end, space_end - end);
-        }
-        let used = self.untouched.saturating_sub(offset);
-        self.untouched = self.untouched.max(end);
-        Some((offset, used))
-    }
-
-    fn give_back(&mut self, offset: usize, len: usize) {
-        let (mut start, mut end) = (offset, offset + len.max(1));
-        if let Some((&before, &space)) = self.free.range(..start).next_back()
-            && before + space == start
-        {
-            self.free.remove(&before);
-            start = before;
-        }
-        if let Some(space) = self.free.remove(&end) {
-            end += space;
-        }
-        self.free.insert(start, end - start);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
     use std::sync::atomic::Ordering;
 
     #[test]
@@ -326,33 +275,5 @@ mod tests {
         assert!(refuse(Header { size: 4096, ..good }, 4096).text().contains("fewer"));
         let file = std::fs::File::open("/proc/self/exe").unwrap();
         assert!(PeerSegment::map(file.into()).is_err());
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
-        #[test]
-        fn the_heap_never_overlaps_and_joins_again(
-            requests in prop::collection::vec((0usize..5000, 0u32..13, any::<bool>()), 1..60),
-        ) {
-            let mut heap = Heap::new(HEAP_AT, 1 << 18);
-            let mut live: Vec<(usize, usize)> = Vec::new();
-            for (len, shift, release) in requests {
-                if release && !live.is_empty() {
-                    let (offset, len) = live.swap_remove(len % live.len());
-                    heap.give_back(offset, len);
-                } else if let Some((offset, _)) = heap.take(len, 1 << shift) {
-                    prop_assert_eq!(offset % (1 << shift), 0);
-                    prop_assert!(offset >= HEAP_AT && offset + len <= 1 << 18);
-                    for &(other, other_len) in &live {
-                        prop_assert!(offset + len.max(1) <= other || other + other_len.max(1) <= offset);
-                    }
-                    live.push((offset, len));
-                }
-            }
-            for (offset, len) in live {
-                heap.give_back(offset, len);
-            }
-            prop_assert_eq!(heap.free, BTreeMap::from([(HEAP_AT, (1 << 18) - HEAP_AT)]));
-        }
     }
 }

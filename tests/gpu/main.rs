@@ -1,4 +1,21 @@
-//! What only real GPUs can show. `cargo test` does not run this; `scripts/gpu-test` builds it, and runs it where GPUs are.
+//! What only real GPUs can show. `cargo test` does not run this; `scripts/gpu-test` builds it, and runs it where GPUs are,
+//! one test after the other: a test that makes a stream wait must not be waited for by another's free.
 //! A test that needs more GPUs than there are says so on a line of its own and counts as not run.
 
+mod cuda;
+mod device;
 mod driver;
+mod exchange;
+#[path = "../support/mod.rs"]
+mod support;
+
+#[test]
+fn rank() {
+    support::processes::enter(&[
+        ("device calls", device::scenario_calls),
+        ("device death", device::scenario_death),
+        ("device stop", device::scenario_stop),
+        ("device mismatch", device::scenario_mismatch),
+        ("device abort", device::scenario_abort),
+    ]);
+}

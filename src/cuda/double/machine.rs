@@ -1,6 +1,7 @@
 //! What the driver double knows: memory, streams, events, captures, and the tasks that are still to run.
 
 use std::alloc::Layout;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 use crate::cuda::local::Operand;
@@ -86,6 +87,8 @@ pub(super) struct Pending {
     queue: Queue,
     task: Task,
     after: Vec<u64>,
+    /// Some thread runs it.
+    running: bool,
 }
 
 /// What runs in turn: a stream, or what stands for one.
@@ -118,6 +121,8 @@ pub(super) struct Allocation {
     device: u32,
     number: u64,
     freed: bool,
+    /// Another process's, mapped here so many times.
+    mapped: usize,
     /// Not ours to give back.
     registered: bool,
 }
@@ -126,6 +131,11 @@ impl Allocation {
     pub(super) fn location(&self) -> Location {
         let Place { address: base, bytes } = self.place;
         Location { memory: self.memory, device: self.device, base, bytes: bytes as u64, buffer: self.number }
+    }
+
+    /// Whether it is to be given back here.
+    fn is_own(&self) -> bool {
+        self.mapped == 0 && !self.registered
     }
 
     fn layout(&self) -> Layout {
@@ -159,6 +169,10 @@ impl From<Queue> for Capturing {
 pub(crate) struct Graph(Vec<(Task, Vec<usize>)>);
 
 pub(super) struct Machine {
+    /// Which process this is.
+    pub(super) process: u64,
+    /// Memory cannot be shared with other processes.
+    pub(super) isolated: bool,
     pub(super) devices: u32,
     pub(super) order: Order,
     pub(super) separated: HashSet<(u32, u32)>,
@@ -190,7 +204,10 @@ pub(super) struct Machine {
 impl Machine {
     pub(super) fn new(devices: u32, order: Order) -> Machine {
         let dice = if let Order::Random(seed) = order { seed } else { 1 };
+        static PROCESSES: AtomicU64 = AtomicU64::new(1);
         Machine {
+            process: PROCESSES.fetch_add(1, Ordering::Relaxed),
+            isolated: false,
             devices,
             order,
             separated: HashSet::new(),
@@ -314,7 +331,7 @@ impl Machine {
             _ => {}
         }
         let id = self.next_number();
-        self.pending.insert(id, Pending { queue, task, after });
+        self.pending.insert(id, Pending { queue, task, after, running: false });
         self.last.insert(queue, id);
         id
     }
@@ -427,7 +444,7 @@ impl Machine {
     }
 
     fn is_ready(&self, pending: &Pending) -> bool {
-        let free = pending.after.iter().all(|before| !self.pending.contains_key(before));
+        let free = !pending.running && pending.after.iter().all(|before| !self.pending.contains_key(before));
         free && match pending.task {
             Task::WaitValue { address, value } => match self.slice(Place { address, bytes: 4 }) {
                 Ok(found) => {
@@ -486,9 +503,16 @@ impl Machine {
         None
     }
 
-    /// The task of a pending number; it stays pending until it has run.
-    pub(super) fn take(&self, id: u64) -> Task {
-        self.pending[&id].task.clone()
+    /// The task of a pending number, if no other thread has it; it stays pending until it has run.
+    pub(super) fn take(&mut self, id: u64) -> Option<Task> {
+        let pending = self.pending.get_mut(&id).filter(|pending| !pending.running)?;
+        pending.running = true;
+        Some(pending.task.clone())
+    }
+
+    /// Whether any thread runs a task.
+    pub(super) fn is_busy(&self) -> bool {
+        self.pending.values().any(|pending| pending.running)
     }
 
     pub(super) fn execute(&mut self, task: &Task) {
@@ -550,7 +574,8 @@ impl Machine {
         self.creations += 1;
         let number = self.next_number();
         let place = Place { address: 0, bytes };
-        let mut allocation = Allocation { place, memory, device, number, freed: false, registered: false };
+        let mut allocation =
+            Allocation { place, memory, device, number, freed: false, mapped: 0, registered: false };
         // SAFETY: the layout has a size.
         let address = unsafe { std::alloc::alloc(allocation.layout()) };
         assert!(!address.is_null(), "no memory for the test");
@@ -568,7 +593,7 @@ impl Machine {
         let number = self.next_number();
         let place = Place { address, bytes };
         let registered =
-            Allocation { place, memory: Memory::Host, device, number, freed: false, registered: true };
+            Allocation { place, memory: Memory::Host, device, number, freed: false, mapped: 0, registered: true };
         self.allocations.insert(address, registered);
     }
 
@@ -588,7 +613,7 @@ impl Machine {
     /// Marks memory as freed. It comes back when the double is dropped, so a late access harms nothing.
     pub(super) fn free(&mut self, address: u64) -> Result<()> {
         let bytes = match self.allocations.get(&address) {
-            Some(allocation) if !allocation.freed && !allocation.registered => allocation.place.bytes,
+            Some(allocation) if !allocation.freed && allocation.is_own() => allocation.place.bytes,
             _ => return Err(refuse("cuMemFree", "CUDA_ERROR_INVALID_VALUE")),
         };
         let range = address..address + bytes as u64;
@@ -603,6 +628,31 @@ impl Machine {
             allocation.freed = true;
         }
         Ok(())
+    }
+
+    /// Maps another process's memory where it is.
+    pub(super) fn map(&mut self, device: u32, address: u64, bytes: usize) {
+        let number = self.next_number();
+        let place = Place { address, bytes };
+        let memory = Memory::Device;
+        let new = Allocation { place, memory, device, number, freed: false, mapped: 0, registered: false };
+        self.allocations.entry(address).or_insert(new).mapped += 1;
+    }
+
+    pub(super) fn unmap(&mut self, address: u64) -> Result<()> {
+        match self.allocations.get_mut(&address) {
+            Some(allocation) if allocation.mapped > 1 => allocation.mapped -= 1,
+            Some(allocation) if allocation.mapped == 1 => drop(self.allocations.remove(&address)),
+            _ => return Err(refuse("cuIpcCloseMemHandle", "CUDA_ERROR_INVALID_VALUE")),
+        }
+        Ok(())
+    }
+
+    /// Bytes of device memory that are allocated and not freed.
+    pub(super) fn allocated(&self, device: u32) -> usize {
+        let own = |found: &&Allocation| found.mapped == 0 && !found.freed && found.device == device;
+        let device_memory = |found: &&Allocation| found.memory == Memory::Device;
+        self.allocations.values().filter(own).filter(device_memory).map(|found| found.place.bytes).sum()
     }
 
     /// The live allocation that a place lies in.
@@ -633,7 +683,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        for allocation in self.allocations.values().filter(|allocation| !allocation.registered) {
+        for allocation in self.allocations.values().filter(|allocation| allocation.is_own()) {
             // SAFETY: allocated with this layout, and not given back before.
             unsafe { std::alloc::dealloc(pointer(allocation.place.address), allocation.layout()) };
         }

@@ -11,15 +11,16 @@ mod tests;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{CStr, c_void};
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-use machine::{Allocation, Capturing, Graph, Machine, Place, Recorded, Task};
+use machine::{Allocation, Capturing, Graph, Machine, Place, Queue, Recorded, Task};
 
 use super::context::Devices;
 use super::driver::{
     Capture, CaptureMode, ContextHandle, Driver, EventHandle, FunctionHandle, Grid, HostFunction, Location,
-    Memory, ModuleHandle, StreamHandle,
+    Memory, MemoryHandle, ModuleHandle, StreamHandle,
 };
 use super::local::{Fold, Kernels};
 use crate::error::{Error, Result, Status};
@@ -66,6 +67,17 @@ impl Double {
     /// Neither of the two devices reaches the other.
     pub(crate) fn separate(&self, a: u32, b: u32) {
         self.lock().separated.extend([(a, b), (b, a)]);
+    }
+
+    /// This process can neither export memory nor open that of others, as where the kernel or a virtual machine forbids
+    /// it.
+    pub(crate) fn forbid_sharing(&self) {
+        self.lock().isolated = true;
+    }
+
+    /// Bytes of device memory that are allocated, those of the test included.
+    pub(crate) fn allocated(&self, device: u32) -> usize {
+        self.lock().allocated(device)
     }
 
     /// Ignores the wait for an event that is the `index`-th from now.
@@ -213,7 +225,7 @@ impl Double {
     }
 
     fn run(&self, id: u64) {
-        let task = self.lock().take(id);
+        let Some(task) = self.lock().take(id) else { return };
         if let Task::Host { function, user } = task {
             // Not under the lock: it is the test's own code.
             // SAFETY: the promise of `launch_host`.
@@ -235,6 +247,10 @@ impl Double {
                 machine.needed_for(goal)
             };
             let Some(task) = task.or_else(|| self.choose()) else {
+                if self.lock().is_busy() {
+                    std::thread::yield_now();
+                    continue;
+                }
                 return Err(refuse("cuEventSynchronize", "CUDA_ERROR_DEADLOCK_OF_THE_DOUBLE"));
             };
             self.run(task);
@@ -310,6 +326,18 @@ impl Driver for Double {
         }
     }
 
+    fn current_context(&self) -> Result<Option<ContextHandle>> {
+        let machine = self.begin("cuCtxGetCurrent")?;
+        Ok(machine.current.get(&std::thread::current().id()).and_then(|contexts| contexts.last().copied()))
+    }
+
+    fn device_uuid(&self, device: u32) -> Result<[u8; 16]> {
+        if device >= self.begin("cuDeviceGetUuid")?.devices {
+            return Err(refuse("cuDeviceGetUuid", "CUDA_ERROR_INVALID_DEVICE"));
+        }
+        Ok([device as u8; 16])
+    }
+
     fn current_device(&self) -> Result<Option<u32>> {
         Ok(self.begin("cuCtxGetDevice")?.device_here("cuCtxGetDevice").ok())
     }
@@ -364,6 +392,20 @@ impl Driver for Double {
             Some(stream) => Ok(stream.device),
             None => Err(refuse("cuStreamGetCtx", "CUDA_ERROR_INVALID_HANDLE")),
         }
+    }
+
+    unsafe fn stream_id(&self, stream: StreamHandle) -> Result<u64> {
+        let mut machine = self.begin("cuStreamGetId")?;
+        Ok(match machine.queue_here("cuStreamGetId", stream) {
+            Ok(Queue::Legacy(device)) => u64::from(device),
+            Ok(Queue::PerThread(device, thread)) => {
+                let mut hasher = DefaultHasher::new();
+                (device, thread).hash(&mut hasher);
+                hasher.finish() | 1 << 63
+            }
+            // One of another device has an id, too.
+            _ => stream.0 as u64,
+        })
     }
 
     unsafe fn stream_capture(&self, stream: StreamHandle) -> Result<Capture> {
@@ -441,6 +483,41 @@ impl Driver for Double {
         self.begin_unsafe("cuMemFree")?.free(address)
     }
 
+    unsafe fn export_memory(&self, address: u64) -> Result<MemoryHandle> {
+        let machine = self.begin("cuIpcGetMemHandle")?;
+        match machine.allocation(Place { address, bytes: 1 }).map(Allocation::location) {
+            Some(found) if found.base == address && !machine.isolated => {
+                let mut handle = [0; 64];
+                let numbers = [address, found.bytes, machine.process];
+                for (part, number) in handle.chunks_exact_mut(8).zip(numbers) {
+                    part.copy_from_slice(&number.to_le_bytes());
+                }
+                Ok(handle)
+            }
+            _ => Err(refuse("cuIpcGetMemHandle", "CUDA_ERROR_NOT_SUPPORTED")),
+        }
+    }
+
+    /// Doubles are processes: memory of another one is mapped where it is.
+    fn open_memory(&self, handle: &MemoryHandle) -> Result<u64> {
+        let mut machine = self.begin_unsafe("cuIpcOpenMemHandle")?;
+        let device = machine.device_here("cuIpcOpenMemHandle")?;
+        let mut numbers = handle.chunks_exact(8).map(|part| u64::from_le_bytes(part.try_into().unwrap()));
+        let (Some(address), Some(bytes), Some(process)) = (numbers.next(), numbers.next(), numbers.next())
+        else {
+            return Err(refuse("cuIpcOpenMemHandle", "CUDA_ERROR_INVALID_VALUE"));
+        };
+        if process == machine.process || machine.isolated {
+            return Err(refuse("cuIpcOpenMemHandle", "CUDA_ERROR_INVALID_CONTEXT"));
+        }
+        machine.map(device, address, bytes as usize);
+        Ok(address)
+    }
+
+    unsafe fn close_memory(&self, address: u64) -> Result<()> {
+        self.begin_unsafe("cuIpcCloseMemHandle")?.unmap(address)
+    }
+
     fn allocate_host(&self, bytes: usize) -> Result<*mut u8> {
         let mut machine = self.begin_unsafe("cuMemHostAlloc")?;
         let device = machine.device_here("cuMemHostAlloc")?;
@@ -449,6 +526,11 @@ impl Driver for Double {
 
     unsafe fn free_host(&self, address: *mut u8) -> Result<()> {
         self.begin_unsafe("cuMemFreeHost")?.free(address.expose_provenance() as u64)
+    }
+
+    unsafe fn fill(&self, address: u64, value: u8, bytes: usize, stream: StreamHandle) -> Result<()> {
+        let bytes = vec![value; bytes].into();
+        self.push("cuMemsetD8Async", stream, Task::Fill { to: address, bytes })
     }
 
     unsafe fn register_host(&self, address: *mut u8, bytes: usize) -> Result<()> {

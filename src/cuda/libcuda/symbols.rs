@@ -1,6 +1,6 @@
 //! libcuda's symbols, with the signatures of CUDA 12.0.
 
-use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
 use cudarc::driver::sys;
 
@@ -50,6 +50,7 @@ calls! {
     cuGetErrorName(c_int, *mut *const c_char);
     cuGetErrorString(c_int, *mut *const c_char);
     cuDeviceGetCount(*mut c_int);
+    cuDeviceGetUuid_v2(*mut sys::CUuuid, sys::CUdevice);
     cuDeviceGetAttribute(*mut c_int, c_int, sys::CUdevice);
     cuDeviceCanAccessPeer(*mut c_int, sys::CUdevice, sys::CUdevice);
     cuDevicePrimaryCtxRetain(*mut sys::CUcontext, sys::CUdevice);
@@ -57,12 +58,14 @@ calls! {
     cuCtxPushCurrent_v2(sys::CUcontext);
     cuCtxPopCurrent_v2(*mut sys::CUcontext);
     cuCtxGetDevice(*mut sys::CUdevice);
+    cuCtxGetCurrent(*mut sys::CUcontext);
     cuCtxEnablePeerAccess(sys::CUcontext, c_uint);
     cuThreadExchangeStreamCaptureMode(*mut c_uint);
     cuPointerGetAttributes(c_uint, *mut c_uint, *mut *mut c_void, sys::CUdeviceptr);
     cuStreamCreate(*mut sys::CUstream, c_uint);
     cuStreamDestroy_v2(sys::CUstream);
     cuStreamGetCtx(sys::CUstream, *mut sys::CUcontext);
+    cuStreamGetId(sys::CUstream, *mut c_ulonglong);
     cuStreamGetCaptureInfo_v2(
         sys::CUstream,
         *mut c_uint,
@@ -81,8 +84,12 @@ calls! {
     cuEventSynchronize(sys::CUevent);
     cuMemAlloc_v2(*mut sys::CUdeviceptr, usize);
     cuMemFree_v2(sys::CUdeviceptr);
+    cuIpcGetMemHandle(*mut sys::CUipcMemHandle, sys::CUdeviceptr);
+    cuIpcOpenMemHandle_v2(*mut sys::CUdeviceptr, sys::CUipcMemHandle, c_uint);
+    cuIpcCloseMemHandle(sys::CUdeviceptr);
     cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
     cuMemFreeHost(*mut c_void);
+    cuMemsetD8Async(sys::CUdeviceptr, c_uchar, usize, sys::CUstream);
     cuMemHostRegister_v2(*mut c_void, usize, c_uint);
     cuMemHostUnregister(*mut c_void);
     cuMemcpyHtoDAsync_v2(sys::CUdeviceptr, *const c_void, usize, sys::CUstream);

@@ -1,0 +1,66 @@
+// The kernels of the exchange between GPUs: unisono_combine_<operator>_<type>, with one parameter, `Combine`; and
+// unisono_move, unisono_move_many, with one parameter, `Move`. src/cuda/exchange/plan.rs says which grid suits a call.
+//
+// Every rank of a group launches the same kernel with the same grid; all blocks of all of them run at the same time. The
+// kernels wait for nothing but each other and the host's abort word.
+
+#include "exchange_lines.cuh"
+#include "exchange_move.cuh"
+#include "exchange_tiles.cuh"
+
+namespace unisono {
+
+template <class T, class Op>
+DEVICE void combine(const Combine &call) {
+    __shared__ LinePorts ports;
+    __shared__ TeamState states[3];
+    using Divider = typename Lanes<T, Op>::Divider;
+    const Combiner<T, Op> combiner{Divider(call.ranks == 0 ? 1 : call.ranks), call.ranks != 0, call.scaled != 0,
+                                   call.number, call.group.size, ports.scale};
+    LineAgent agent(call.group);
+    if (call.protocol != TILES) return CombineLines<T, Op>(call, ports, combiner).run(agent);
+
+    if (__syncthreads_or(agent.latched)) return;
+    if (call.scaled) {
+        const u32 others = ((1u << call.group.size) - 1) & ~call.me();
+        const u32 to = call.is_source() ? call.owners & others : 0, from = call.is_owner() ? call.sources & others : 0;
+        if (!agent.exchange_scales(ports, to, from, call.scale)) return;
+        agent.save();
+    }
+    const u32 role = threadIdx.x / TEAM_THREADS;
+    const Team team{1 + role, threadIdx.x % TEAM_THREADS, TEAM_THREADS};
+    CombineTiles<T, Op> tiles{call, states[role], combiner, team};
+    if (role == 0 && call.is_source()) tiles.scatter();
+    if (role == 1 && call.is_owner()) tiles.combine();
+    if (role == 2 && call.is_taker()) tiles.gather();
+}
+
+}  // namespace unisono
+
+#define KERNEL(op, type)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(unisono::TILE_THREADS, 1)                                             \
+        unisono_combine_##op##_##type(const __grid_constant__ unisono::Combine call) {                                 \
+        unisono::combine<unisono::type, unisono::op>(call);                                                            \
+    }
+
+KERNEL(Sum, F32)
+#ifndef UNISONO_ONE
+// Where the sign makes no difference, both types of a size share a sum.
+KERNEL(Sum, F16) KERNEL(Sum, F64) KERNEL(Sum, Bf16) KERNEL(Sum, F8E4M3) KERNEL(Sum, F8E5M2)
+KERNEL(Sum, U8) KERNEL(Sum, U32) KERNEL(Sum, U64)
+KERNEL(Various, F16) KERNEL(Various, F32) KERNEL(Various, F64)
+KERNEL(Various, Bf16) KERNEL(Various, F8E4M3) KERNEL(Various, F8E5M2)
+KERNEL(Various, I8) KERNEL(Various, U8) KERNEL(Various, I32)
+KERNEL(Various, U32) KERNEL(Various, I64) KERNEL(Various, U64)
+#endif
+KERNEL(Copy, U8)
+
+extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 1)
+    unisono_move(const __grid_constant__ unisono::Move<1> call) {
+    unisono::Mover<1>::run(call);
+}
+
+extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 1)
+    unisono_move_many(const __grid_constant__ unisono::Move<14> call) {
+    unisono::Mover<14>::run(call);
+}

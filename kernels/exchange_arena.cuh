@@ -1,0 +1,207 @@
+// The arena of a rank, and what two blocks tell each other through it.
+//
+// Block b of a kernel talks to block b of its peers' kernels, and to nobody else. From each rank to each other rank, and
+// for each block, there is a queue in each of three areas of the receiver's arena: lines, tiles of inputs, tiles of
+// results. A queue has a few slots. The sender counts what it has sent, the receiver what it has taken and reads no more;
+// both counts live in device memory and go on from kernel to kernel, so launches and replays of graphs mix freely. They
+// have 64 bits and never wrap. The sender waits until the receiver has told it that the slot is free: so no operation
+// needs a barrier, in whichever direction data goes.
+#pragma once
+
+#include "exchange_memory.cuh"
+
+namespace unisono {
+
+constexpr u32 MAX_RANKS = 8;
+constexpr u32 LINE_SLOT = 8192;
+constexpr u32 LINE_DEPTH = 2;
+
+enum Area : u32 { LINES, INPUTS, RESULTS, AREAS };
+
+// The counters of a block. All are indexed by the peer.
+struct alignas(1024) Control {
+    // This rank's own.
+    u64 sent[AREAS][MAX_RANKS];
+    u64 received[AREAS][MAX_RANKS];
+    u64 apart[16];
+    // Written by the peers: how many items of ours they have taken, how many of theirs are there. Lines need no `ready`.
+    u64 acked[AREAS][MAX_RANKS];
+    u64 ready[AREAS][MAX_RANKS];
+};
+
+// What is the same for every launch: `Group` of src/cuda/exchange/arguments.rs.
+struct Group {
+    u8 *arena[MAX_RANKS];
+    Page *page;
+    // Where the areas begin.
+    u64 area[AREAS];
+    u32 rank, size;
+    // Bytes of a slot for tiles, and how many there are: a power of two.
+    u32 slot, depth;
+
+    DEVICE Control *control(u32 of, u32 block) const { return reinterpret_cast<Control *>(arena[of] + 4096) + block; }
+    DEVICE Waiter waiter() const { return Waiter{page, reinterpret_cast<Latch *>(arena[rank])}; }
+    DEVICE bool is_latched() const { return reinterpret_cast<const Latch *>(arena[rank])->set != 0; }
+
+    DEVICE u32 slots(Area of) const { return of == LINES ? LINE_DEPTH : depth; }
+    DEVICE u32 slot_bytes(Area of) const { return of == LINES ? LINE_SLOT : slot; }
+
+    // The slots of the queue from `source` to `target`, in the target's arena.
+    DEVICE u8 *queue(Area of, u32 block, u32 source, u32 target) const {
+        u64 channel = static_cast<u64>(block) * (size - 1) + source - (source > target);
+        return arena[target] + area[of] + channel * slots(of) * slot_bytes(of);
+    }
+};
+
+// The sending end of a queue. One thread of the block has it.
+template <Area AREA>
+struct Outbox {
+    u8 *slots;
+    const u64 *acked;
+    u64 *ready;
+    u64 sent;
+
+    Outbox() = default;
+    DEVICE Outbox(const Group &group, u32 block, u32 peer)
+        : slots(group.queue(AREA, block, group.rank, peer)),
+          acked(&group.control(group.rank, block)->acked[AREA][peer]),
+          ready(&group.control(peer, block)->ready[AREA][group.rank]),
+          sent(group.control(group.rank, block)->sent[AREA][peer]) {}
+
+    // Waits until the next slot is free.
+    DEVICE bool reserve(const Group &group, u32 peer) const {
+        constexpr Phase ROOM = AREA == LINES ? LINE_ROOM : AREA == INPUTS ? TILE_ROOM : RESULT_ROOM;
+        return group.waiter().wait(ROOM, peer, sent + 1,
+                                   [&] { return sent - load_relaxed(acked) < group.slots(AREA); });
+    }
+    DEVICE u8 *next(const Group &group) const {
+        return slots + (static_cast<u32>(sent) & (group.slots(AREA) - 1)) * group.slot_bytes(AREA);
+    }
+    // Tells the peer that a tile is there: after a barrier behind the stores of all threads.
+    DEVICE void publish() { store_release(ready, ++sent); }
+    DEVICE void save(const Group &group, u32 block, u32 peer) const {
+        group.control(group.rank, block)->sent[AREA][peer] = sent;
+    }
+};
+
+// The receiving end of a queue. One thread of the block has it.
+template <Area AREA>
+struct Inbox {
+    u8 *slots;
+    const u64 *ready;
+    u64 *acked;
+    u64 received;
+
+    Inbox() = default;
+    DEVICE Inbox(const Group &group, u32 block, u32 peer)
+        : slots(group.queue(AREA, block, peer, group.rank)),
+          ready(&group.control(group.rank, block)->ready[AREA][peer]),
+          acked(&group.control(peer, block)->acked[AREA][group.rank]),
+          received(group.control(group.rank, block)->received[AREA][peer]) {}
+
+    // Waits until the next tile is there, and for what was written before it.
+    DEVICE bool await(const Group &group, u32 peer) const {
+        constexpr Phase COME = AREA == INPUTS ? TILES_COME : RESULTS_COME;
+        bool came = group.waiter().wait(COME, peer, received + 1, [&] { return load_relaxed(ready) != received; });
+        load_acquire(ready);
+        return came;
+    }
+    DEVICE u8 *next(const Group &group) const {
+        return slots + (static_cast<u32>(received) & (group.slots(AREA) - 1)) * group.slot_bytes(AREA);
+    }
+    // Tells the peer that an item was taken: after a barrier behind the last use of what was loaded. Loads whose values
+    // have been used are complete, so the store needs no order of its own.
+    DEVICE void release() { store_relaxed(acked, ++received); }
+    DEVICE void save(const Group &group, u32 block, u32 peer) const {
+        group.control(group.rank, block)->received[AREA][peer] = received;
+    }
+};
+
+// Some warps of a block that work together, with a barrier of their own.
+struct Team {
+    u32 barrier, thread, threads;
+
+    DEVICE void sync() const { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+    // A barrier that tells everybody whether anybody said yes.
+    DEVICE bool sync_or(bool mine) const {
+        u32 any;
+        asm volatile("{ .reg .pred mine, any;\n"
+                     "setp.ne.u32 mine, %3, 0;\n"
+                     "bar.red.or.pred any, %1, %2, mine;\n"
+                     "selp.u32 %0, 1, 0, any; }"
+                     : "=r"(any)
+                     : "r"(barrier), "r"(threads), "r"(static_cast<u32>(mine))
+                     : "memory");
+        return any != 0;
+    }
+};
+
+// Tiles that a team moves in one round: what the agents, one for each peer, tell the other threads.
+struct TileTable {
+    const u8 *from[MAX_RANKS];
+    u8 *to[MAX_RANKS];
+    u32 bytes[MAX_RANKS];
+    // How many packets from the first are whole, at addresses that suit them.
+    u32 fast[MAX_RANKS];
+
+    DEVICE void set(u32 turn, const u8 *source, u8 *target, u32 length) {
+        from[turn] = source;
+        to[turn] = target;
+        bytes[turn] = length;
+        u64 misaligned = (reinterpret_cast<u64>(source) | reinterpret_cast<u64>(target)) & 15;
+        fast[turn] = misaligned ? 0 : length / 16;
+    }
+};
+
+// How many loads a thread begins before it uses the first.
+constexpr u32 BATCH = 8;
+
+enum Way { TO_SLOTS, FROM_SLOTS };
+
+// Moves the tiles of `turns` peers, of at most `vectors` packets each, between the caller's memory and slots, which are
+// aligned and whole; `keep(turn, at, packet)` sees each packet too.
+template <Way WAY, class Keep>
+DEVICE void stream(const Team &team, const TileTable &table, u32 turns, u32 vectors, Keep keep) {
+    u32 log = turns <= 1 ? 0 : turns <= 2 ? 1 : turns <= 4 ? 2 : 3;
+    u32 mask = (1u << log) - 1;
+    u32 step = team.threads << (3 - log);
+#pragma unroll 1
+    for (u32 first = team.thread; first < vectors; first += step) {
+        Packet loaded[BATCH];
+#pragma unroll
+        for (u32 i = 0; i < BATCH; i++) {
+            u32 vector = first + (i >> log) * team.threads, turn = i & mask;
+            if (turn < turns && vector < table.fast[turn]) {
+                const u8 *from = table.from[turn] + vector * 16;
+                loaded[i] = WAY == TO_SLOTS ? *reinterpret_cast<const Packet *>(from) : load_packet(from);
+            }
+        }
+#pragma unroll
+        for (u32 i = 0; i < BATCH; i++) {
+            u32 vector = first + (i >> log) * team.threads, turn = i & mask;
+            if (turn < turns && vector < table.fast[turn]) {
+                *reinterpret_cast<Packet *>(table.to[turn] + vector * 16) = loaded[i];
+                keep(turn, vector * 16, loaded[i]);
+            }
+        }
+    }
+    // The rest: ends, and tiles at other addresses.
+#pragma unroll 1
+    for (u32 turn = 0; turn < turns; turn++) {
+        u32 bytes = table.bytes[turn];
+#pragma unroll 1
+        for (u32 at = (table.fast[turn] + team.thread) * 16; at < bytes; at += team.threads * 16) {
+            Packet packet;
+            if (WAY == TO_SLOTS) {
+                packet = load_bytes(table.from[turn], at, bytes);
+                *reinterpret_cast<Packet *>(table.to[turn] + at) = packet;
+            } else {
+                packet = load_packet(table.from[turn] + at);
+                store_bytes(table.to[turn], at, bytes, packet);
+            }
+            keep(turn, at, packet);
+        }
+    }
+}
+
+}  // namespace unisono

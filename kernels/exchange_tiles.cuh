@@ -1,0 +1,202 @@
+// Combining by tiles: three teams of each block, each with a loop of its own. The first pushes pieces of the input to
+// their owners, the second combines what has come and pushes the results, the third takes results. Counters join them
+// across ranks; inside a block they share nothing, and hide each other's waits.
+#pragma once
+
+#include "exchange_combine.cuh"
+
+namespace unisono {
+
+constexpr u32 TILE_THREADS = 768;
+constexpr u32 TEAM_THREADS = TILE_THREADS / 3;
+
+// What a team keeps in shared memory: its table, and the ends of its queues, each with its agent alone.
+struct TeamState {
+    TileTable table;
+    Outbox<INPUTS> input_out[MAX_RANKS];
+    Inbox<INPUTS> input_in[MAX_RANKS];
+    Outbox<RESULTS> result_out[MAX_RANKS];
+    Inbox<RESULTS> result_in[MAX_RANKS];
+};
+
+template <class T, class Op>
+struct CombineTiles {
+    static constexpr bool COPIES = Same<Op, Copy>::VALUE;
+
+    const Combine &call;
+    TeamState &state;
+    const Combiner<T, Op> &combiner;
+    Team team;
+
+    // This block's parts of a piece, one a round.
+    struct Parts {
+        u64 base, length, at, step;
+        u32 share;
+
+        DEVICE Parts(const Combine &call, u32 owner)
+            : base(call.piece(owner)), length(call.length(owner)), at(blockIdx.x * call.share),
+              step(gridDim.x * call.share), share(static_cast<u32>(call.share)) {}
+        DEVICE u32 bytes() const {
+            return static_cast<u32>(at >= length ? 0 : length - at < share ? length - at : share);
+        }
+        DEVICE u64 begin() const { return base + at; }
+        DEVICE void advance() { at += step; }
+    };
+
+    DEVICE u32 rounds() const {
+        u64 longest = call.whole ? call.bytes : call.stride, all = gridDim.x * call.share;
+        return static_cast<u32>((longest + all - 1) / all);
+    }
+    // The rank whose turn is the `turn`-th: another one first for each rank and each block, so that the links are used
+    // evenly.
+    DEVICE u32 peer_of(u32 turn) const {
+        u32 others = call.group.size - 1;
+        return (call.group.rank + 1 + (turn + blockIdx.x) % others) % call.group.size;
+    }
+    DEVICE u32 vectors() const { return static_cast<u32>(call.share + 15) / 16; }
+
+    // Pushes this rank's input to the owners.
+    DEVICE void scatter() {
+        const u32 turns = call.group.size - 1, peer = peer_of(team.thread);
+        const bool is_agent = team.thread < turns, sends = is_agent && Combine::has(call.owners, peer);
+        TileTable &table = state.table;
+        Outbox<INPUTS> &out = state.input_out[team.thread % MAX_RANKS];
+        if (sends) out = Outbox<INPUTS>(call.group, blockIdx.x, peer);
+        Parts parts(call, peer);
+        const u32 last = rounds();
+#pragma unroll 1
+        for (u32 round = 0; round < last; round++, parts.advance()) {
+            const u32 bytes = sends ? parts.bytes() : 0;
+            bool well = bytes == 0 || out.reserve(call.group, peer);
+            if (is_agent) table.set(team.thread, call.input + parts.begin(), sends ? out.next(call.group) : nullptr, bytes);
+            if (team.sync_or(!well)) return;
+            stream<TO_SLOTS>(team, table, turns, vectors(), [&](u32 turn, u32 at, Packet packet) {
+                if (COPIES && call.copies()) {
+                    store_bytes(call.output + (table.from[turn] - call.input), at, table.bytes[turn], packet);
+                }
+            });
+            team.sync();
+            if (bytes != 0) out.publish();
+        }
+        if (sends) out.save(call.group, blockIdx.x, peer);
+    }
+
+    // Combines this rank's piece, keeps the result and pushes it to the takers.
+    DEVICE void combine() {
+        const u32 rank = call.group.rank, peer = team.thread;
+        const bool is_agent = peer < call.group.size && peer != rank;
+        const bool hears = is_agent && Combine::has(call.sources, peer);
+        const bool tells = is_agent && Combine::has(call.takers, peer);
+        TileTable &table = state.table;
+        Inbox<INPUTS> &in = state.input_in[peer % MAX_RANKS];
+        Outbox<RESULTS> &out = state.result_out[peer % MAX_RANKS];
+        if (hears) in = Inbox<INPUTS>(call.group, blockIdx.x, peer);
+        if (tells) out = Outbox<RESULTS>(call.group, blockIdx.x, peer);
+#pragma unroll 1
+        for (Parts parts(call, rank); parts.bytes() != 0; parts.advance()) {
+            bool well = true;
+            if (hears) {
+                well = in.await(call.group, peer);
+                table.from[peer] = in.next(call.group);
+            }
+            if (tells) {
+                well = well && out.reserve(call.group, peer);
+                table.to[peer] = out.next(call.group);
+            }
+            if (team.sync_or(!well)) return;
+            const u8 *input = call.input + parts.begin();
+            u8 *output = call.result(rank) + parts.at;
+            if constexpr (COPIES) {
+                fold<0, 4>(input, output, parts.bytes());
+            } else {
+                if (call.group.size <= 4) {
+                    fold<2, 2>(input, output, parts.bytes());
+                } else {
+                    fold<3, 1>(input, output, parts.bytes());
+                }
+            }
+            team.sync();
+            if (tells) out.publish();
+            if (hears) in.release();
+        }
+        if (hears) in.save(call.group, blockIdx.x, peer);
+        if (tells) out.save(call.group, blockIdx.x, peer);
+    }
+
+    // One tile of at most 2^LOG operands, VECTORS at a time.
+    template <u32 LOG, u32 VECTORS>
+    DEVICE void fold(const u8 *input, u8 *output, u32 bytes) {
+        constexpr u32 OPERANDS = 1u << LOG;
+        const TileTable &table = state.table;
+        const u32 rank = call.group.rank, size = call.group.size, all = (bytes + 15) / 16;
+        const u32 takers = call.takers & ~call.me();
+        const bool keeps = call.keeps();
+#pragma unroll 1
+        for (u32 first = team.thread; first < all; first += team.threads * VECTORS) {
+            Packet own[VECTORS], loaded[VECTORS][OPERANDS];
+            if constexpr (!COPIES) {
+#pragma unroll
+                for (u32 v = 0; v < VECTORS; v++) own[v] = load_bytes(input, (first + v * team.threads) * 16, bytes);
+            }
+#pragma unroll
+            for (u32 v = 0; v < VECTORS; v++) {
+                const u32 vector = first + v * team.threads;
+#pragma unroll
+                for (u32 i = 0; i < OPERANDS; i++) {
+                    const u32 operand = COPIES ? call.root : i;
+                    if (!COPIES && i == rank) {
+                        loaded[v][i] = own[v];
+                    } else if (operand < size && vector < all) {
+                        loaded[v][i] = load_packet(table.from[operand] + vector * 16);
+                    }
+                }
+            }
+            // One after the other, by the same code.
+#pragma unroll 1
+            for (u32 vector = first; vector < all && vector < first + VECTORS * team.threads; vector += team.threads) {
+                Packet result{};
+#pragma unroll 1
+                for (u32 half = 0; half < 2; half++) {
+                    result.low = result.high;
+                    result.high = combiner.template result<LOG>([&](u32 i) { return loaded[0][i].low; });
+#pragma unroll
+                    for (u32 i = 0; i < OPERANDS; i++) loaded[0][i].low = loaded[0][i].high;
+                }
+#pragma unroll
+                for (u32 v = 1; v < VECTORS; v++) {
+#pragma unroll
+                    for (u32 i = 0; i < OPERANDS; i++) loaded[v - 1][i] = loaded[v][i];
+                }
+#pragma unroll 1
+                for (u32 left = takers; left != 0; left &= left - 1) {
+                    *reinterpret_cast<Packet *>(table.to[__ffs(left) - 1] + vector * 16) = result;
+                }
+                if (keeps) store_bytes(output, vector * 16, bytes, result);
+            }
+        }
+    }
+
+    // Takes the owners' results.
+    DEVICE void gather() {
+        const u32 turns = call.group.size - 1, peer = peer_of(team.thread);
+        const bool is_agent = team.thread < turns, hears = is_agent && Combine::has(call.owners, peer);
+        TileTable &table = state.table;
+        Inbox<RESULTS> &in = state.result_in[team.thread % MAX_RANKS];
+        if (hears) in = Inbox<RESULTS>(call.group, blockIdx.x, peer);
+        Parts parts(call, peer);
+        const u32 last = rounds();
+#pragma unroll 1
+        for (u32 round = 0; round < last; round++, parts.advance()) {
+            const u32 bytes = hears ? parts.bytes() : 0;
+            bool well = bytes == 0 || in.await(call.group, peer);
+            if (is_agent) table.set(team.thread, hears ? in.next(call.group) : nullptr, call.output + parts.begin(), bytes);
+            if (team.sync_or(!well)) return;
+            stream<FROM_SLOTS>(team, table, turns, vectors(), [](u32, u32, Packet) {});
+            team.sync();
+            if (bytes != 0) in.release();
+        }
+        if (hears) in.save(call.group, blockIdx.x, peer);
+    }
+};
+
+}  // namespace unisono

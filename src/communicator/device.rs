@@ -1,0 +1,424 @@
+//! Calls on device memory that the group's GPUs exchange among themselves: whether a call does, and how it gets there.
+//! What all ranks agree on decides, and nothing else.
+
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use super::batch::Pending;
+use super::context::{Context, Place};
+use super::{Call, Completion, Work};
+use crate::collective::checked::{self, Checked};
+use crate::collective::request::{Counts, Kind, Request};
+use crate::cuda::context::Devices;
+use crate::cuda::driver::Memory;
+use crate::cuda::exchange::{Direction, Job, Point};
+use crate::deadline::Deadline;
+use crate::engine::device::{self, Caller, DeviceExchange, Enqueued, Load, MESSAGE_BYTES, Setup, Step, Way};
+use crate::engine::endpoint::{Through, lock};
+use crate::engine::executor::Run;
+use crate::engine::group::Group;
+use crate::engine::operation::{Operation, Running};
+use crate::engine::wire::Class;
+use crate::error::{Result, fail};
+use crate::reduce::{DataType, Operator};
+use crate::signature::Signature;
+
+/// How long a thread that connects many groups stays with one of them before it looks at the others.
+const SLICE: Duration = Duration::from_millis(1);
+
+impl Context {
+    /// Collective: agrees with the other ranks whether their GPUs exchange, this rank's being `device`, unless that is
+    /// agreed. Calls on device memory do it when they have to; whoever connects first has it behind them, and may have
+    /// several contexts in one thread: [`connect_devices`]. That the GPUs do not reach each other is no error.
+    ///
+    /// May allocate device memory, and wait for the device.
+    pub fn connect_device(&self, device: u32) -> Result<()> {
+        connect_devices(&[(self, device)])
+    }
+
+    /// Whether the ranks' GPUs exchange directly, and if not, why; `None` before it is agreed.
+    pub fn device_way(&self) -> Option<Result<(), String>> {
+        let Place::Group(group) = self.place() else { return None };
+        Some(match group.devices()? {
+            Way::Exchange(_) => Ok(()),
+            Way::Staged(why) => Err(why.clone()),
+        })
+    }
+
+    /// The exchange that `request` runs on, if it is a call on device memory for which the GPUs have one. Agrees on that
+    /// with the others at the first such call.
+    pub(super) fn on_devices(
+        &self,
+        request: &Request,
+        call: &Call,
+        buffers: &[*mut u8],
+    ) -> Result<Option<OnDevices>> {
+        let Place::Group(group) = self.place() else { return Ok(None) };
+        if !fits(request, call) || buffers.len() > 1 {
+            return Ok(None);
+        }
+        let Some(memory) = self.device_of(group, request, call)? else { return Ok(None) };
+        let way = match group.devices() {
+            Some(way) => way,
+            None => {
+                self.connect_device(memory)?;
+                match group.devices() {
+                    Some(way) => way,
+                    None => fail!(Internal, "the ranks have connected, and agreed on nothing"),
+                }
+            }
+        };
+        let Way::Exchange(exchange) = way else { return Ok(None) };
+        if !exchange.serves(request.kind, request.dtype, &request.operator) {
+            return Ok(None);
+        }
+        if memory != exchange.device() {
+            fail!(
+                InvalidArgument,
+                "the memory is on GPU {memory}, but rank {} of '{}' is on GPU {}: give each GPU a rank of its own",
+                self.rank(),
+                self.name(),
+                exchange.device()
+            );
+        }
+        let caller = Caller { stream: call.stream, timeout: call.timeout };
+        let what = if request.kind.point_to_point() {
+            let (_, signature, _) = self.point(request)?;
+            let len = checked::bytes("buffer", signature.count, request.dtype.size() as u64, request.dtype)?;
+            let sends = request.kind == Kind::Send;
+            let (direction, address) = match sends {
+                true => (Direction::Send, request.input.addr()),
+                false => (Direction::Receive, request.output.addr()),
+            };
+            let point = Point { direction, peer: request.root, address: address as u64, bytes: len as u64 };
+            What::Point(point, Signature { device: true, ..signature })
+        } else {
+            let checked = Checked::new(request, self.rank(), self.size())?;
+            let job = Job {
+                kind: request.kind,
+                input: checked.input.addr() as u64,
+                output: checked.output.addr() as u64,
+                count: checked.signature.count,
+                dtype: request.dtype,
+                operator: request.operator,
+                root: checked.signature.root,
+                max_blocks: 0,
+            };
+            What::Collective(job, Signature { device: true, ..checked.signature })
+        };
+        Ok(Some(OnDevices { group: group.clone(), exchange: exchange.clone(), caller, what }))
+    }
+
+    /// The device that a call's memory is on; `None`: it is the host's.
+    fn device_of(&self, group: &Group, request: &Request, call: &Call) -> Result<Option<u32>> {
+        for address in [request.output.addr(), request.input.addr()] {
+            if address != 0
+                && let Some(location) = self.cuda().locate(address as u64)?
+                && location.memory == Memory::Device
+            {
+                return Ok(Some(location.device));
+            }
+        }
+        // A call of nothing has no memory: its stream tells what the others will take it for.
+        Ok(match (group.devices(), &request.counts) {
+            (Some(Way::Exchange(exchange)), Counts::Uniform(0)) if call.stream.is_some() => Some(exchange.device()),
+            _ => None,
+        })
+    }
+}
+
+/// Has the devices agree for those operations that need it, side by side.
+pub(super) fn connect_for(operations: &[(&Context, &Request, &Call)]) -> Result<()> {
+    let mut open = Vec::new();
+    for (context, request, call) in operations {
+        let Place::Group(group) = context.place() else { continue };
+        if group.devices().is_none()
+            && fits(request, call)
+            && let Some(device) = context.device_of(group, request, call)?
+        {
+            open.push((*context, device));
+        }
+    }
+    if open.is_empty() { Ok(()) } else { connect_devices(&open) }
+}
+
+/// Whether such calls can be exchanged between devices: all ranks make the same.
+fn fits(request: &Request, call: &Call) -> bool {
+    call.tag.is_none()
+        && call.algorithm.unwrap_or(0) == 0
+        && matches!(request.counts, Counts::Uniform(_))
+        && !matches!(request.kind, Kind::Barrier | Kind::ReceiveAny)
+}
+
+/// A call that GPUs exchange, checked.
+pub(super) struct OnDevices {
+    pub(super) group: Arc<Group>,
+    exchange: Arc<DeviceExchange>,
+    caller: Caller,
+    what: What,
+}
+
+enum What {
+    Collective(Job, Signature),
+    Point(Point, Signature),
+}
+
+impl OnDevices {
+    /// Gives it to its stream.
+    ///
+    /// # Safety
+    /// The request's memory is valid for what the operation accesses, and the call's stream lives, until the operation
+    /// has ended.
+    pub(super) unsafe fn enqueue(&self) -> Result<Enqueued> {
+        match &self.what {
+            // SAFETY: the caller's promise.
+            What::Collective(job, signature) => unsafe {
+                self.exchange.enqueue(&self.group, *signature, job, self.caller)
+            },
+            // SAFETY: the caller's promise.
+            What::Point(point, signature) => unsafe {
+                self.exchange.enqueue_points(&self.group, &[*signature], &[*point], self.caller)
+            },
+        }
+    }
+
+    /// Gives a collective to its stream; a send or a receive waits for others that may join it.
+    ///
+    /// # Safety
+    /// As [`OnDevices::enqueue`].
+    pub(super) unsafe fn begin(self) -> Result<Pending> {
+        if self.is_point() {
+            return Ok(Pending::point(self));
+        }
+        // SAFETY: the caller's promise.
+        let enqueued = unsafe { self.enqueue() }?;
+        self.work(enqueued).map(Pending::from)
+    }
+
+    fn is_point(&self) -> bool {
+        matches!(self.what, What::Point(..))
+    }
+
+    /// Whether `other` may be given to the same stream in one piece with this.
+    fn joins(&self, other: &OnDevices) -> bool {
+        self.is_point()
+            && other.is_point()
+            && Arc::ptr_eq(&self.exchange, &other.exchange)
+            && self.caller.stream == other.caller.stream
+    }
+
+    /// The work of what was given.
+    pub(super) fn work(&self, enqueued: Enqueued) -> Result<Work> {
+        if enqueued.is_captured() {
+            // It is done whenever its graph is replayed.
+            return Ok(Work::ended(Ok(Completion::default())));
+        }
+        let (event, failure) = self.exchange.follow(&self.group, enqueued)?;
+        Ok(Work::enqueued(event, failure))
+    }
+}
+
+/// Gives points to their streams, those of one group and stream in one piece, whatever the order of the list. A work for
+/// each, in the order of the list.
+///
+/// # Safety
+/// As [`OnDevices::enqueue`], for all of them.
+pub(super) unsafe fn enqueue_together(points: &[OnDevices]) -> Vec<Result<Work>> {
+    let mut works: Vec<Option<Result<Work>>> = points.iter().map(|_| None).collect();
+    for first in 0..points.len() {
+        if works[first].is_some() {
+            continue;
+        }
+        let head = &points[first];
+        let mut members = Vec::new();
+        let (mut signatures, mut together) = (Vec::new(), Vec::new());
+        for (index, other) in points.iter().enumerate().skip(first) {
+            if let (true, What::Point(point, signature)) = (head.joins(other), &other.what) {
+                members.push(index);
+                signatures.push(*signature);
+                together.push(*point);
+            }
+        }
+        // SAFETY: the caller's promise.
+        let enqueued =
+            unsafe { head.exchange.enqueue_points(&head.group, &signatures, &together, head.caller) };
+        let work = enqueued.and_then(|enqueued| head.work(enqueued));
+        for index in members {
+            works[index] = Some(work.clone());
+        }
+    }
+    works.into_iter().flatten().collect()
+}
+
+// ---- agreeing
+
+/// [`Context::connect_device`] for several contexts of this process at once, each with its device: what a thread needs
+/// that has several ranks of one group. Contexts that have agreed already are left alone.
+pub fn connect_devices(contexts: &[(&Context, u32)]) -> Result<()> {
+    connect(contexts, Devices::open, device::load)
+}
+
+/// [`connect_devices`] with the driver that `devices` opens, and the kernels that `load` loads.
+fn connect(
+    contexts: &[(&Context, u32)],
+    devices: impl Fn() -> Result<Arc<Devices>> + Copy,
+    load: Load,
+) -> Result<()> {
+    let groups = contexts.iter().filter_map(|(context, device)| match context.place() {
+        Place::Group(group) => Some((*context, group, *device)),
+        Place::Solo => None,
+    });
+    let open: Vec<_> = groups.filter(|(_, group, _)| group.devices().is_none()).collect();
+    let mut turns = Vec::new();
+    let mut connecting = Vec::new();
+    let mut others = Vec::new();
+    for (context, group, device) in open {
+        // Another thread may be at it, or the list may have it twice.
+        match group.connecting().try_lock() {
+            Ok(turn) if group.devices().is_none() => {
+                turns.push(turn);
+                connecting.push(Connecting::begin(context, group, devices(), device, load)?);
+            }
+            Ok(_) => {}
+            Err(_) => others.push((context, group, device)),
+        }
+    }
+    while !connecting.is_empty() {
+        let mut moved = false;
+        let mut index = 0;
+        while let Some(one) = connecting.get_mut(index) {
+            match one.advance()? {
+                Poll::Ready(()) => {
+                    connecting.swap_remove(index);
+                    moved = true;
+                }
+                Poll::Pending => index += 1,
+            }
+        }
+        if let (false, Some(first)) = (moved, connecting.first()) {
+            first.wait(Deadline::after(SLICE));
+        }
+    }
+    drop(turns);
+    for (context, group, device) in others {
+        drop(lock(group.connecting()));
+        if group.devices().is_none() {
+            connect(&[(context, device)], devices, load)?;
+        }
+    }
+    Ok(())
+}
+
+/// One group's setup under way.
+struct Connecting<'a> {
+    context: &'a Context,
+    group: &'a Arc<Group>,
+    setup: Setup,
+    round: Option<(Arc<Running>, Arc<Mutex<Vec<u8>>>)>,
+}
+
+impl<'a> Connecting<'a> {
+    fn begin(
+        context: &'a Context,
+        group: &'a Arc<Group>,
+        devices: Result<Arc<Devices>>,
+        device: u32,
+        load: Load,
+    ) -> Result<Connecting<'a>> {
+        let (setup, step) = Setup::begin(group, devices, device, load);
+        let mut connecting = Connecting { context, group, setup, round: None };
+        connecting.step(step)?;
+        Ok(connecting)
+    }
+
+    fn step(&mut self, step: Step) -> Result<()> {
+        self.round = match step {
+            Step::Gather(message) => Some(self.context.gather(self.group, &message)?),
+            Step::Agreed(_) => None,
+        };
+        Ok(())
+    }
+
+    fn advance(&mut self) -> Result<Poll<()>> {
+        while let Some((running, gathered)) = &self.round {
+            let Some(result) = running.result() else { return Ok(Poll::Pending) };
+            result?;
+            let gathered = std::mem::take(&mut *lock(gathered));
+            let step = self.setup.next(&gathered)?;
+            self.step(step)?;
+        }
+        Ok(Poll::Ready(()))
+    }
+
+    fn wait(&self, deadline: Deadline) {
+        if let Some((running, _)) = &self.round {
+            // Its result is looked at by `advance`.
+            let _ = running.wait(deadline);
+        }
+    }
+}
+
+impl Context {
+    /// Starts to gather a message of every rank, in rank order.
+    fn gather(
+        &self,
+        group: &Arc<Group>,
+        message: &[u8; MESSAGE_BYTES],
+    ) -> Result<(Arc<Running>, Arc<Mutex<Vec<u8>>>)> {
+        let mine: Box<[u8]> = message.to_vec().into();
+        let mut all = vec![0; MESSAGE_BYTES * group.size() as usize];
+        let request = Request {
+            kind: Kind::Allgather,
+            input: mine.as_ptr(),
+            output: all.as_mut_ptr(),
+            counts: Counts::Uniform(MESSAGE_BYTES as u64),
+            dtype: DataType::U8,
+            operator: Operator::Sum,
+            root: 0,
+        };
+        let plan = self.internal_plan(group, &request)?;
+        let into = Arc::new(Mutex::new(Vec::new()));
+        let gathered = into.clone();
+        let (signature, plan) = plan;
+        let running = group.start(Class::Internal, 0, signature, None, |turn| {
+            // SAFETY: the operation keeps the buffers, which have the lengths that the request says, for as long as it lives.
+            let run = unsafe { Run::new(group, turn, plan, request.input, request.output) };
+            Gather { run, _mine: mine, all, into }
+        })?;
+        Ok((running, gathered))
+    }
+}
+
+/// A round of messages, with its memory.
+struct Gather {
+    run: Run,
+    _mine: Box<[u8]>,
+    all: Vec<u8>,
+    into: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Operation for Gather {
+    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        let answer = self.run.advance(group);
+        if let Poll::Ready(Ok(_)) = &answer {
+            *lock(&self.into) = std::mem::take(&mut self.all);
+        }
+        answer
+    }
+
+    fn abandon(&mut self, group: &Group) {
+        self.run.abandon(group);
+    }
+
+    fn waits_for(&self, group: &Group) -> Vec<u32> {
+        self.run.waits_for(group)
+    }
+
+    fn through(&self) -> Through {
+        self.run.through()
+    }
+}
+
+#[cfg(test)]
+mod tests;

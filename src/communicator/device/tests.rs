@@ -1,0 +1,451 @@
+//! Ranks are threads, their processes driver doubles, their kernels words that they write to each other's arenas.
+
+use std::time::Instant;
+
+use super::*;
+use crate::communicator::{Options, Rendezvous};
+use crate::cuda::double::{Double, Order};
+use crate::cuda::driver::StreamHandle;
+use crate::cuda::exchange::Fault;
+use crate::cuda::slab::SLAB_BYTES;
+use crate::cuda::stream::Stream;
+use crate::engine::device::Kernels;
+use crate::error::{Error, Status};
+use crate::rendezvous::hash::HashStore;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a rank runs on: its process, and the device of it.
+type Seat = (Arc<Double>, Arc<Devices>, u32);
+
+fn process(devices: u32) -> (Arc<Double>, Arc<Devices>) {
+    let double = Double::new(devices, Order::RoundRobin);
+    let devices = Devices::over(double.clone()).unwrap();
+    (double, devices)
+}
+
+/// Each rank a process with one device.
+fn processes(size: u32) -> Vec<Seat> {
+    (0..size).map(|_| process(1)).map(|(double, devices)| (double, devices, 0)).collect()
+}
+
+fn options(rank: u32, size: u32, store: &Arc<HashStore>, name: &str) -> Options {
+    Options {
+        rank,
+        size,
+        rendezvous: Rendezvous::Store(store.clone()),
+        name: name.into(),
+        timeout: PATIENCE,
+        interface: Some("127.0.0.1".into()),
+        transports: Some("shm".into()),
+    }
+}
+
+/// Runs `body` on a thread for each rank, its context connected with `load`.
+fn ranks<T: Send>(seats: &[Seat], load: Load, body: impl Fn(&Context, &Seat) -> T + Sync) -> Vec<T> {
+    let store = Arc::new(HashStore::new());
+    let size = seats.len() as u32;
+    std::thread::scope(|scope| {
+        let spawn = |(rank, seat): (usize, &'_ Seat)| {
+            let (store, body, seat) = (store.clone(), &body, seat.clone());
+            scope.spawn(move || {
+                let context = Context::create(options(rank as u32, size, &store, "")).expect("ranks meet");
+                connect(&[(&context, seat.2)], || Ok(seat.1.clone()), load).expect("an agreement");
+                body(&context, &seat)
+            })
+        };
+        let threads: Vec<_> = seats.iter().enumerate().map(spawn).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
+    })
+}
+
+/// Kernels of the double: each call tells all others its number, and waits until all have told theirs.
+#[derive(Debug)]
+struct Words {
+    rank: usize,
+    arenas: Vec<u64>,
+    calls: Mutex<u32>,
+    fault: Arc<Fault>,
+}
+
+impl Kernels for Words {
+    fn serves(&self, _: Kind, dtype: DataType, _: &Operator) -> bool {
+        dtype != DataType::I64
+    }
+
+    unsafe fn enqueue(&self, job: &Job, stream: &Stream) -> Result<()> {
+        assert!(!self.fault.is_aborted(), "a call after the abort");
+        let mut calls = lock(&self.calls);
+        *calls += 1;
+        // SAFETY: arenas are mapped, and larger than this; the output holds a word.
+        unsafe {
+            for (member, arena) in self.arenas.iter().enumerate() {
+                stream.write_value(arena + 4 * self.rank as u64, *calls)?;
+                stream.wait_value(self.arenas[self.rank] + 4 * member as u64, *calls)?;
+            }
+            stream.write_value(job.output, *calls)
+        }
+    }
+
+    unsafe fn enqueue_points(&self, points: &[Point], stream: &Stream) -> Result<()> {
+        for point in points {
+            // SAFETY: the memory holds a word.
+            unsafe { stream.write_value(point.address, points.len() as u32) }?;
+        }
+        Ok(())
+    }
+}
+
+fn words(_: &Arc<Devices>, _: u32, rank: u32, arenas: &[u64], fault: Arc<Fault>) -> Result<Box<dyn Kernels>> {
+    let (rank, arenas) = (rank as usize, arenas.to_vec());
+    Ok(Box::new(Words { rank, arenas, calls: Mutex::new(0), fault }))
+}
+
+fn not_on_rank_1(
+    devices: &Arc<Devices>,
+    device: u32,
+    rank: u32,
+    arenas: &[u64],
+    fault: Arc<Fault>,
+) -> Result<Box<dyn Kernels>> {
+    if rank == 1 {
+        fail!(Cuda, "no kernels for this device");
+    }
+    words(devices, device, rank, arenas, fault)
+}
+
+fn exchange(context: &Context) -> (Arc<Group>, Arc<DeviceExchange>) {
+    let Place::Group(group) = context.place() else { panic!("a group") };
+    let Some(Way::Exchange(exchange)) = group.devices() else { panic!("{:?}", group.devices()) };
+    (group.clone(), exchange.clone())
+}
+
+/// A sum of one word, on a stream.
+fn sum(
+    context: &Context,
+    count: u64,
+    output: u64,
+    stream: Option<StreamHandle>,
+    timeout: Duration,
+) -> OnDevices {
+    let (group, exchange) = exchange(context);
+    let job = Job {
+        kind: Kind::Allreduce,
+        input: output,
+        output,
+        count,
+        dtype: DataType::U32,
+        operator: Operator::Sum,
+        root: 0,
+        max_blocks: 0,
+    };
+    let signature = Signature {
+        kind: Kind::Allreduce,
+        dtype: DataType::U32,
+        operator: Operator::Sum.number(),
+        algorithm: 0,
+        root: 0,
+        count,
+        device: true,
+    };
+    let caller = Caller { stream, timeout: Some(timeout) };
+    OnDevices { group, exchange, caller, what: What::Collective(job, signature) }
+}
+
+fn run(call: &OnDevices) -> Result<()> {
+    // SAFETY: the double trusts no addresses.
+    let enqueued = unsafe { call.enqueue() }?;
+    call.work(enqueued)?.wait(Deadline::NEVER).map(drop)
+}
+
+fn word(double: &Double, address: u64) -> u32 {
+    u32::from_ne_bytes(double.peek(address, 4).try_into().unwrap())
+}
+
+/// Waits until something is so.
+fn until(what: &str, so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !so() {
+        assert!(start.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn processes_agree_and_calls_meet_through_the_arenas() {
+    let seats = processes(3);
+    ranks(&seats, words, |context, (double, _, device)| {
+        assert_eq!(context.device_way(), Some(Ok(())));
+        let output = double.memory(*device, 4);
+        for call in 1..=5 {
+            run(&sum(context, 1, output, None, PATIENCE)).expect("a sum");
+            assert_eq!(word(double, output), call);
+        }
+        assert!(double.allocated(*device) <= SLAB_BYTES + 4);
+        // Destroyed side by side, as programs do.
+    });
+    for (double, devices, device) in &seats {
+        // What a rank left behind is dropped when memory is asked for again, at the latest.
+        let arena = crate::cuda::slab::Arena::new(devices, *device, 64, Deadline::NEVER).unwrap();
+        drop(arena);
+        assert_eq!(double.allocated(*device), 4, "the slab is gone");
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn devices_of_one_process_use_peer_access_and_one_slab_each() {
+    let (double, devices) = process(4);
+    let seats: Vec<Seat> = (0..4).map(|device| (double.clone(), devices.clone(), device)).collect();
+    ranks(&seats, words, |context, (double, _, device)| {
+        assert_eq!(context.device_way(), Some(Ok(())));
+        let other = context.duplicate().expect("a child");
+        connect(&[(&other, *device)], || Ok(seats[0].1.clone()), words).expect("an agreement");
+        assert_eq!(double.allocated(*device), SLAB_BYTES);
+    });
+    assert_eq!(double.complaints(), Vec::<String>::new());
+}
+
+/// The one reason that all ranks give.
+fn reason(seats: &[Seat], load: Load) -> String {
+    let reasons = ranks(seats, load, |context, _| context.device_way().expect("agreed").unwrap_err());
+    assert!(reasons.iter().all(|reason| *reason == reasons[0]), "{reasons:?}");
+    for (double, _, device) in seats {
+        assert_eq!(double.allocated(*device), 0, "{}: nothing is kept", reasons[0]);
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    }
+    reasons[0].clone()
+}
+
+#[test]
+fn where_one_rank_cannot_no_rank_does() {
+    let seats = processes(3);
+    seats[1].0.forbid_sharing();
+    let why = reason(&seats, words);
+    assert!(why.contains("rank 0") && why.contains("rank 1's GPU shares no memory"), "{why}");
+
+    let why = reason(&processes(3), not_on_rank_1);
+    assert!(why.starts_with("rank 1 (") && why.contains("no kernels for this device"), "{why}");
+
+    let (double, devices) = process(2);
+    double.separate(0, 1);
+    let why = reason(&[(double.clone(), devices.clone(), 0), (double, devices, 1)], words);
+    assert!(why.contains("GPU 0 does not reach GPU 1"), "{why}");
+
+    let (double, devices) = process(1);
+    let why = reason(&[(double.clone(), devices.clone(), 0), (double, devices, 0)], words);
+    assert_eq!(why, "ranks 0 and 1 are one process on one GPU (0)");
+
+    // The first driver calls of a rank fail, one after the other.
+    for index in [0, 5, 10, 15, 20, 25] {
+        let seats = processes(2);
+        seats[1].0.fail_call(index);
+        let ways = ranks(&seats, words, |context, _| context.device_way().expect("agreed"));
+        assert_eq!(ways[0], ways[1], "call {index}");
+        if let Err(why) = &ways[0] {
+            assert!(why.contains("rank 1") && why.contains("CUDA_ERROR_INJECTED"), "{why}");
+        }
+    }
+}
+
+#[test]
+fn one_thread_connects_all_its_ranks() {
+    let (double, devices) = process(4);
+    let store = Arc::new(HashStore::new());
+    let contexts: Vec<Context> = std::thread::scope(|scope| {
+        let create = |rank| Context::create(options(rank, 4, &store, "")).expect("ranks meet");
+        let threads: Vec<_> = (0..4).map(|rank| scope.spawn(move || create(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let all: Vec<(&Context, u32)> = contexts.iter().zip(0..).collect();
+    connect(&all, || Ok(devices.clone()), words).expect("an agreement");
+    // Again, it has nothing to do.
+    connect(&all, || Ok(devices.clone()), words).expect("an agreement");
+    let calls: Vec<OnDevices> = contexts
+        .iter()
+        .zip(0..)
+        .map(|(context, device)| sum(context, 1, double.memory(device, 4), None, PATIENCE))
+        .collect();
+    // SAFETY: the double trusts no addresses.
+    let works: Vec<Work> =
+        calls.iter().map(|call| call.work(unsafe { call.enqueue() }?)).collect::<Result<_>>().unwrap();
+    for work in works {
+        work.wait(Deadline::after(PATIENCE)).expect("a sum");
+    }
+    assert_eq!(double.complaints(), Vec::<String>::new());
+}
+
+#[test]
+fn calls_on_two_streams_run_one_after_the_other() {
+    for (ignore, right) in [(None, true), (Some(0), false)] {
+        let seats = processes(2);
+        let words = ranks(&seats, words, |context, (double, _, device)| {
+            let output = double.memory(*device, 4);
+            let (first, second) = (double.stream(*device), double.stream(*device));
+            if let Some(index) = ignore {
+                double.ignore_wait(index);
+            }
+            let calls =
+                [first, second, second, first].map(|stream| sum(context, 1, output, Some(stream), PATIENCE));
+            // SAFETY: the double trusts no addresses.
+            let given: Vec<Enqueued> = calls.iter().map(|call| unsafe { call.enqueue() }.unwrap()).collect();
+            for (call, enqueued) in calls.iter().zip(given) {
+                call.work(enqueued).unwrap().wait(Deadline::after(PATIENCE)).unwrap();
+            }
+            // Only where the stream changes, it waits.
+            assert_eq!(double.waits(), 2);
+            word(double, output)
+        });
+        // In turn, streams write 1, 2, 3, 4; without the first wait, the second stream's run before the first's.
+        if right {
+            assert_eq!(words, [4, 4]);
+        }
+    }
+}
+
+#[test]
+fn a_capture_holds_the_kernels_alone_and_mixes_with_other_calls() {
+    let seats = processes(2);
+    ranks(&seats, words, |context, (double, _, device)| {
+        let output = double.memory(*device, 4);
+        let (stream, other) = (double.stream(*device), double.stream(*device));
+        let call = |stream| sum(context, 1, output, Some(stream), PATIENCE);
+        run(&call(stream)).expect("a sum");
+        run(&call(other)).expect("a sum");
+        let (created, synchronized) = (double.creations(), double.synchronizations());
+        double.begin_capture(stream, *device);
+        for _ in 0..3 {
+            // SAFETY: the double trusts no addresses.
+            let enqueued = unsafe { call(stream).enqueue() }.expect("captured");
+            assert!(enqueued.is_captured());
+            assert!(call(stream).work(enqueued).unwrap().test().is_some());
+        }
+        let graph = double.end_capture(stream, *device).expect("a graph");
+        assert_eq!((double.creations(), double.synchronizations()), (created, synchronized));
+        assert!(word(double, output) == 2, "nothing has run");
+        // The double's kernels have their numbers from the capture: it is replayed once.
+        double.launch_graph(&graph, stream, *device);
+        run(&call(stream)).expect("a sum");
+        assert_eq!(word(double, output), 6);
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn calls_that_differ_fail_on_both_sides_and_name_both() {
+    let errors = ranks(&processes(2), words, |context, (double, _, device)| {
+        let output = double.memory(*device, 8);
+        let count = u64::from(context.rank()) + 1;
+        let error = run(&sum(context, count, output, None, PATIENCE)).unwrap_err();
+        assert_eq!(error.status(), Status::Mismatch, "{error}");
+        // From here on nothing is launched.
+        let later = run(&sum(context, 1, output, None, PATIENCE)).unwrap_err();
+        assert!(later.text().contains("has failed before"), "{later}");
+        error
+    });
+    for error in errors {
+        for part in ["rank 0 called allreduce(1 ×", "rank 1 called allreduce(2 ×", "call #0"] {
+            assert!(error.text().contains(part), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_call_is_named_whether_or_not_anybody_waits() {
+    for waits in [true, false] {
+        let store = Arc::new(HashStore::new());
+        let seats = processes(2);
+        std::thread::scope(|scope| {
+            let (done, stay) = std::sync::mpsc::channel::<()>();
+            let idle = {
+                let (store, seat) = (store.clone(), seats[1].clone());
+                scope.spawn(move || {
+                    let context = Context::create(options(1, 2, &store, "")).unwrap();
+                    connect(&[(&context, 0)], || Ok(seat.1.clone()), words).unwrap();
+                    stay.recv().unwrap();
+                    until("the news", || context.failure().is_some());
+                })
+            };
+            let (double, devices, device) = &seats[0];
+            let context = Context::create(options(0, 2, &store, "")).unwrap();
+            connect(&[(&context, 0)], || Ok(devices.clone()), words).unwrap();
+            let call = sum(&context, 1, double.memory(*device, 4), None, Duration::from_millis(300));
+            let error: Error = if waits {
+                run(&call).unwrap_err()
+            } else {
+                // SAFETY: the double trusts no addresses.
+                drop(unsafe { call.enqueue() }.unwrap());
+                until("the watch", || context.failure().is_some());
+                context.failure().unwrap()
+            };
+            assert_eq!(error.status(), Status::Timeout, "{error}");
+            for part in
+                ["allreduce #0", "nothing from rank 1 (", "it has called nothing yet", "Look at rank 1"]
+            {
+                assert!(error.text().contains(part), "{error}");
+            }
+            done.send(()).unwrap();
+            idle.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn an_abort_reaches_the_kernels_and_ends_the_wait() {
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        let (_, exchange) = exchange(context);
+        if context.rank() == 1 {
+            // Never calls; the other aborts from another thread.
+            until("the news", || context.failure().is_some());
+            return;
+        }
+        let call = sum(context, 1, double.memory(*device, 4), None, PATIENCE);
+        let started = Instant::now();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| run(&call).unwrap_err());
+            until("the call", || exchange.attend(&call.group));
+            context.abort();
+            let error = waiting.join().unwrap();
+            assert_eq!(error.status(), Status::Aborted, "{error}");
+        });
+        assert!(started.elapsed() < PATIENCE);
+    });
+}
+
+#[test]
+fn sends_and_receives_that_start_together_are_one_piece() {
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        let (group, exchange) = exchange(context);
+        let memory = [double.memory(*device, 4), double.memory(*device, 4), double.memory(*device, 4)];
+        let stream = double.stream(*device);
+        let point = |address, direction, stream| {
+            let kind = if direction == Direction::Send { Kind::Send } else { Kind::Receive };
+            let peer = 1 - context.rank();
+            let signature = Signature {
+                kind,
+                dtype: DataType::U8,
+                operator: 0,
+                algorithm: 0,
+                root: peer,
+                count: 4,
+                device: true,
+            };
+            let point = Point { direction, peer, address, bytes: 4 };
+            let caller = Caller { stream, timeout: None };
+            let what = What::Point(point, signature);
+            OnDevices { group: group.clone(), exchange: exchange.clone(), caller, what }
+        };
+        let all = [
+            point(memory[0], Direction::Send, Some(stream)),
+            point(memory[1], Direction::Receive, None),
+            point(memory[2], Direction::Receive, Some(stream)),
+        ];
+        // SAFETY: the double trusts no addresses.
+        let works = unsafe { enqueue_together(&all) };
+        assert_eq!(works.len(), 3);
+        for work in works {
+            work.unwrap().wait(Deadline::after(PATIENCE)).unwrap();
+        }
+        assert_eq!(memory.map(|address| word(double, address)), [2, 1, 2]);
+    });
+}

@@ -1,0 +1,108 @@
+//! The parameters of the kernels, as `kernels/exchange_arena.cuh` declares them.
+#![forbid(unsafe_code)]
+
+use super::arena::MAX_RANKS;
+use super::table::Table;
+
+/// What is the same for every launch of an exchange.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Group {
+    arena: [u64; MAX_RANKS],
+    page: u64,
+    lines: u64,
+    inputs: u64,
+    results: u64,
+    rank: u32,
+    size: u32,
+    slot: u32,
+    depth: u32,
+}
+
+impl Group {
+    /// `page` is the device's address of the fault page.
+    pub(super) fn new(rank: u32, arenas: &[u64], page: u64, table: &Table) -> Group {
+        // At most MAX_RANKS.
+        let size = arenas.len() as u32;
+        let layout = table.layout(size);
+        let mut arena = [0; MAX_RANKS];
+        arena[..arenas.len()].copy_from_slice(arenas);
+        Group {
+            arena,
+            page,
+            lines: layout.lines,
+            inputs: layout.inputs,
+            results: layout.results,
+            rank,
+            size,
+            slot: table.tuning(size).slot,
+            depth: table.depth,
+        }
+    }
+
+    pub(super) fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    pub(super) fn size(&self) -> u32 {
+        self.size
+    }
+}
+
+/// The parameter of the kernels that combine.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Combine {
+    pub(super) group: Group,
+    pub(super) input: u64,
+    pub(super) output: u64,
+    pub(super) bytes: u64,
+    pub(super) stride: u64,
+    pub(super) share: u64,
+    pub(super) scale: u64,
+    pub(super) sources: u32,
+    pub(super) owners: u32,
+    pub(super) takers: u32,
+    pub(super) root: u32,
+    pub(super) protocol: u32,
+    pub(super) whole: u32,
+    pub(super) packed: u32,
+    pub(super) scaled: u32,
+    pub(super) ranks: u32,
+    pub(super) number: u32,
+}
+
+/// Memory of this rank that goes to a peer or comes from one.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct Transfer {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+}
+
+/// A copy within this rank.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct Copy {
+    pub(super) from: u64,
+    pub(super) to: u64,
+    pub(super) bytes: u64,
+}
+
+/// The parameter of the kernels that move: at most MANY transfers each way for each peer.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Move<const MANY: usize> {
+    pub(super) group: Group,
+    pub(super) narrow: u64,
+    pub(super) wide: u64,
+    pub(super) line_part: u64,
+    pub(super) tile_part: u64,
+    pub(super) parts: u32,
+    pub(super) copies: u32,
+    pub(super) sends: [u32; MAX_RANKS],
+    pub(super) receives: [u32; MAX_RANKS],
+    pub(super) send: [[Transfer; MANY]; MAX_RANKS - 1],
+    pub(super) receive: [[Transfer; MANY]; MAX_RANKS - 1],
+    pub(super) copy: [Copy; MANY],
+}

@@ -1,0 +1,199 @@
+//! The exchange between GPUs that reach each other's memory: the kernels' parameters, their choice, and their launch.
+//!
+//! A rank's *arena* is a region of its own GPU that all ranks of the group have mapped: see [`arena::Layout`]. A call is
+//! one kernel on the caller's stream on every rank; the kernels find each other through the arenas and nothing else, so
+//! a call costs the host one launch, and a captured launch may be replayed between others. What runs is decided by
+//! [`table::Table`] from what all ranks agree on.
+//!
+//! `kernels/exchange.cu` holds the kernels, and says how they work.
+
+mod arena;
+mod arguments;
+mod fault;
+mod functions;
+mod plan;
+mod points;
+mod table;
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use self::arguments::Group;
+use self::functions::Functions;
+use self::plan::{Combination, Plan};
+use super::context::Devices;
+use super::driver::{FunctionHandle, Grid};
+use super::kernels;
+use super::stream::Stream;
+use crate::error::{Result, fail};
+use crate::reduce::{DataType, Operator};
+use crate::signature::Kind;
+
+pub use arena::MAX_RANKS;
+pub use fault::{Fault, FaultRecord};
+pub use functions::IMAGE;
+pub use points::{Direction, Point};
+pub use table::{Bounds, Table, Tuning};
+
+/// Bytes of one rank's arena in a group of `size` ranks. Zero them before any rank's first call.
+pub fn arena_bytes(size: u32) -> usize {
+    Table::default().arena_bytes(size)
+}
+
+/// A collective call as this rank makes it. All ranks agree on everything but the addresses and a pre-multiplied sum's
+/// scalar.
+#[derive(Clone, Copy, Debug)]
+pub struct Job {
+    /// Which operation; see [`Exchange::serves`].
+    pub kind: Kind,
+    /// The input's first byte. Not looked at where this rank gives nothing (broadcast and scatter off the root).
+    pub input: u64,
+    /// The output's first byte. Not looked at where this rank takes nothing (reduce and gather off the root). The input
+    /// itself, or where the operation's result for this rank lies in it; no other overlap.
+    pub output: u64,
+    /// Elements: of the whole for allreduce, reduce and broadcast; of one rank's part for the others.
+    pub count: u64,
+    /// The element type; both addresses are multiples of its size.
+    pub dtype: DataType,
+    /// What combines; looked at by reductions only.
+    pub operator: Operator,
+    /// The root, for the kinds that have one.
+    pub root: u32,
+    /// The most blocks that the kernel may have; 0 for as many as suit it.
+    pub max_blocks: u32,
+}
+
+/// One rank's end of the exchange of one group. Calls of one exchange run one after the other: they are enqueued on one
+/// stream, or their streams wait for each other.
+#[derive(Debug)]
+pub struct Exchange {
+    devices: Arc<Devices>,
+    device: u32,
+    functions: Arc<Functions>,
+    table: Table,
+    group: Group,
+    fault: Arc<Fault>,
+}
+
+impl Exchange {
+    /// The end of `rank` on `device`. `arenas[r]` is rank r's arena, as this device addresses it: [`arena_bytes`] each,
+    /// 256-byte aligned, zeroed by its owner before anybody's first call. Loads every kernel that it will ever launch,
+    /// which can wait for the device: not while kernels of the process wait for each other.
+    ///
+    /// # Safety
+    /// The arenas stay mapped until the last call of this exchange has left its stream.
+    pub unsafe fn new(
+        devices: &Arc<Devices>,
+        device: u32,
+        rank: u32,
+        arenas: &[u64],
+        fault: Arc<Fault>,
+    ) -> Result<Exchange> {
+        // SAFETY: the caller's promise.
+        unsafe { Exchange::with_table(devices, device, rank, arenas, fault, Table::default()) }
+    }
+
+    /// As [`Exchange::new`], with another table of choices, the same on every rank. The arenas have
+    /// [`Table::arena_bytes`].
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn with_table(
+        devices: &Arc<Devices>,
+        device: u32,
+        rank: u32,
+        arenas: &[u64],
+        fault: Arc<Fault>,
+        table: Table,
+    ) -> Result<Exchange> {
+        if !(2..=MAX_RANKS).contains(&arenas.len()) || rank as usize >= arenas.len() {
+            fail!(
+                InvalidArgument,
+                "rank {rank} of {} arenas; an exchange has 2 to {MAX_RANKS} ranks, each with one",
+                arenas.len()
+            );
+        }
+        let functions = Functions::of(devices, device)?;
+        let group = Group::new(rank, arenas, fault.device_address(), &table);
+        Ok(Exchange { devices: devices.clone(), device, functions, table, group, fault })
+    }
+
+    /// Whether a call can run here: the same answer on every rank.
+    pub fn serves(&self, kind: Kind, dtype: DataType, operator: &Operator) -> bool {
+        match kind {
+            Kind::Allreduce | Kind::Reduce | Kind::ReduceScatter => Functions::combines(dtype, operator),
+            Kind::Broadcast | Kind::Allgather | Kind::Gather | Kind::Scatter | Kind::Alltoall => true,
+            Kind::Send | Kind::Receive => true,
+            Kind::Barrier | Kind::ReceiveAny => false,
+        }
+    }
+
+    /// Enqueues a call: one kernel, or none where there is nothing to do. Never allocates, never waits; may be captured.
+    /// After an abort it refuses, and what was captured before leaves at once.
+    ///
+    /// # Safety
+    /// The addresses are memory that this device reaches, of the sizes that [`Job`] says, until the stream has done the
+    /// call; nobody races with it. `stream` is on this exchange's device.
+    pub unsafe fn enqueue(&self, job: &Job, stream: &Stream) -> Result<()> {
+        let size = self.group.size();
+        if !self.serves(job.kind, job.dtype, &job.operator) || job.kind.point_to_point() {
+            fail!(Internal, "{} of {} is not exchanged between GPUs", job.kind.name(), job.dtype.name());
+        }
+        if job.kind.rooted() && job.root >= size {
+            fail!(InvalidArgument, "root {} of {size} ranks", job.root);
+        }
+        let Some(bytes) = job.count.checked_mul(job.dtype.size() as u64) else {
+            fail!(InvalidArgument, "{} elements of {} do not fit any memory", job.count, job.dtype.name())
+        };
+        match Plan::of(&self.table, job, size, bytes) {
+            Plan::Nothing => self.fault.check(),
+            Plan::Combine(combination) => self.combine(job, &combination, stream),
+            // SAFETY: the points lie within what the caller promised.
+            Plan::Move => unsafe {
+                let points = points::of_job(job, self.group.rank(), size, bytes);
+                self.enqueue_within(&points, job.max_blocks, stream)
+            },
+        }
+    }
+
+    /// Enqueues the sends and receives of a group, as one kernel unless there are very many. Between two ranks, the i-th
+    /// send meets the i-th receive, of as many bytes; between different pairs of ranks there is no order.
+    ///
+    /// # Safety
+    /// As [`Exchange::enqueue`].
+    pub unsafe fn enqueue_points(&self, points: &[Point], stream: &Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_within(points, 0, stream) }
+    }
+
+    unsafe fn enqueue_within(&self, points: &[Point], max_blocks: u32, stream: &Stream) -> Result<()> {
+        for mut round in points::rounds(&self.table, &self.group, points, max_blocks)? {
+            let (function, grid) = (self.functions.mover(round.is_small()), round.grid);
+            self.launch(function, grid, stream, round.parameter())?;
+        }
+        Ok(())
+    }
+
+    fn combine(&self, job: &Job, combination: &Combination, stream: &Stream) -> Result<()> {
+        let function = match job.kind {
+            Kind::Broadcast => self.functions.relay(),
+            _ => self.functions.combine(job.dtype, &job.operator)?,
+        };
+        let mut arguments = combination.arguments(self.group, job);
+        self.launch(function, combination.grid, stream, (&raw mut arguments).cast())
+    }
+
+    fn launch(
+        &self,
+        function: FunctionHandle,
+        grid: Grid,
+        stream: &Stream,
+        arguments: *mut c_void,
+    ) -> Result<()> {
+        self.fault.check()?;
+        let _entered = self.devices.enter(self.device)?;
+        // SAFETY: the arguments are those of the function, and are copied before this returns; what they point to
+        // stays, by the promises of `new` and of who enqueues.
+        unsafe { self.devices.driver().launch(function, grid, stream.handle(), &mut [arguments]) }
+    }
+}

@@ -1,0 +1,235 @@
+//! Transfers between pairs of ranks, as the kernels that move take them.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::ffi::c_void;
+
+use super::Job;
+use super::arena::MAX_RANKS;
+use super::arguments::{Copy, Group, Move, Transfer};
+use super::plan::{NARROW_ROOM, WIDE_ROOM};
+use super::table::Table;
+use crate::cuda::driver::Grid;
+use crate::error::{Result, fail};
+use crate::signature::Kind;
+
+/// Transfers each way for each peer in one launch: `MANY` of the kernels.
+const MANY: usize = 14;
+/// Threads of a block: `MOVE_THREADS` of the kernels.
+const THREADS: u32 = 512;
+
+/// Which way a point's bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From this rank to the peer.
+    Send,
+    /// From the peer to this rank.
+    Receive,
+}
+
+/// A send or a receive of a group of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Point {
+    /// Which way.
+    pub direction: Direction,
+    /// The other rank, or this one.
+    pub peer: u32,
+    /// The first byte.
+    pub address: u64,
+    /// How many there are; the other side has as many.
+    pub bytes: u64,
+}
+
+/// One launch of a kernel that moves.
+pub(super) struct Round {
+    pub(super) grid: Grid,
+    pub(super) arguments: Arguments,
+}
+
+/// The parameter of either kernel: the one for few transfers keeps launches light.
+pub(super) enum Arguments {
+    Few(Move<1>),
+    Many(Move<MANY>),
+}
+
+impl Round {
+    pub(super) fn is_small(&self) -> bool {
+        matches!(self.arguments, Arguments::Few(_))
+    }
+
+    /// The address of the kernel's parameter; good as long as `self` stays where it is.
+    pub(super) fn parameter(&mut self) -> *mut c_void {
+        match &mut self.arguments {
+            Arguments::Few(arguments) => std::ptr::from_mut(arguments).cast(),
+            Arguments::Many(arguments) => std::ptr::from_mut(arguments).cast(),
+        }
+    }
+}
+
+/// The points that a collective call is for this rank; `bytes` are those of `job.count`.
+pub(super) fn of_job(job: &Job, rank: u32, size: u32, bytes: u64) -> Vec<Point> {
+    let mut points = Vec::with_capacity(2 * size as usize);
+    let at = |address: u64, part: u32| address.wrapping_add(bytes.wrapping_mul(part.into()));
+    let mut point = |direction, peer, address| points.push(Point { direction, peer, address, bytes });
+    for peer in 0..size {
+        match job.kind {
+            Kind::Allgather => {
+                point(Direction::Send, peer, job.input);
+                point(Direction::Receive, peer, at(job.output, peer));
+            }
+            Kind::Alltoall => {
+                point(Direction::Send, peer, at(job.input, peer));
+                point(Direction::Receive, peer, at(job.output, peer));
+            }
+            Kind::Gather if rank == job.root => {
+                point(Direction::Receive, peer, at(job.output, peer));
+                if peer == rank {
+                    point(Direction::Send, rank, job.input);
+                }
+            }
+            Kind::Gather if peer == job.root => point(Direction::Send, peer, job.input),
+            Kind::Scatter if rank == job.root => {
+                point(Direction::Send, peer, at(job.input, peer));
+                if peer == rank {
+                    point(Direction::Receive, rank, job.output);
+                }
+            }
+            Kind::Scatter if peer == job.root => point(Direction::Receive, peer, job.output),
+            _ => {}
+        }
+    }
+    points
+}
+
+/// The launches that move the points. The i-th of them takes transfers i·MANY and following of every pair and direction,
+/// so that on both sides of a pair the same launch has them, and no launch waits for another.
+pub(super) fn rounds(table: &Table, group: &Group, points: &[Point], max_blocks: u32) -> Result<Vec<Round>> {
+    let (rank, size) = (group.rank(), group.size());
+    let mut sends: [VecDeque<Transfer>; MAX_RANKS] = Default::default();
+    let mut receives: [VecDeque<Transfer>; MAX_RANKS] = Default::default();
+    for point in points {
+        if point.peer >= size {
+            fail!(InvalidArgument, "a transfer with rank {} of {size}", point.peer);
+        }
+        let queue = match point.direction {
+            Direction::Send => &mut sends[point.peer as usize],
+            Direction::Receive => &mut receives[point.peer as usize],
+        };
+        if point.bytes > 0 {
+            queue.push_back(Transfer { address: point.address, bytes: point.bytes });
+        }
+    }
+    let (own_sends, own_receives) = (&mut sends[rank as usize], &mut receives[rank as usize]);
+    if own_sends.iter().map(|t| t.bytes).ne(own_receives.iter().map(|t| t.bytes)) {
+        fail!(InvalidUsage, "rank {rank} sends to itself what it does not receive in the same group");
+    }
+    let mut copies: VecDeque<Copy> = own_sends
+        .drain(..)
+        .zip(own_receives.drain(..))
+        .filter(|(from, to)| from.address != to.address)
+        .map(|(from, to)| Copy { from: from.address, to: to.address, bytes: from.bytes })
+        .collect();
+
+    let most = sends.iter().chain(&receives).map(VecDeque::len).chain([copies.len()]).max().unwrap_or(0);
+    let mut rounds = Vec::with_capacity(most.div_ceil(MANY));
+    let limits = Limits::new(table, size, max_blocks);
+    let mut left = most;
+    while left > 0 {
+        let taken = left.min(MANY);
+        let (arguments, blocks) = if taken == 1 {
+            let (few, blocks) = limits.round(*group, &mut sends, &mut receives, &mut copies);
+            (Arguments::Few(few), blocks)
+        } else {
+            let (many, blocks) = limits.round(*group, &mut sends, &mut receives, &mut copies);
+            (Arguments::Many(many), blocks)
+        };
+        rounds.push(Round { grid: Grid { blocks, threads: THREADS, shared: 0 }, arguments });
+        left -= taken;
+    }
+    Ok(rounds)
+}
+
+/// How transfers are cut: the same on both sides.
+struct Limits {
+    narrow: u64,
+    wide: u64,
+    line_part: u64,
+    tile_part: u64,
+    parts: u32,
+}
+
+impl Limits {
+    fn new(table: &Table, size: u32, max_blocks: u32) -> Limits {
+        let tuning = table.tuning(size);
+        let parts = match max_blocks {
+            0 => tuning.parts,
+            // Every peer and the copies have as many blocks.
+            _ => tuning.parts.min((max_blocks / size).max(1)),
+        }
+        .clamp(1, table.blocks);
+        let bounds = tuning.moves;
+        Limits {
+            narrow: bounds.narrow.min(NARROW_ROOM * u64::from(parts)),
+            wide: bounds.wide.min(WIDE_ROOM / 64 * 64 * u64::from(parts)),
+            line_part: tuning.line_part,
+            tile_part: tuning.tile_part,
+            parts,
+        }
+    }
+
+    /// Into how many parts the kernels cut a transfer: `parts_of` of `kernels/exchange_move.cuh`.
+    fn parts_of(&self, bytes: u64) -> u32 {
+        let part = if bytes <= self.wide.max(self.narrow) { self.line_part } else { self.tile_part };
+        bytes.div_ceil(part).min(self.parts.into()) as u32
+    }
+
+    /// Takes at most MANY transfers off every queue; answers them with the blocks that they need.
+    fn round<const MANY: usize>(
+        &self,
+        group: Group,
+        sends: &mut [VecDeque<Transfer>; MAX_RANKS],
+        receives: &mut [VecDeque<Transfer>; MAX_RANKS],
+        copies: &mut VecDeque<Copy>,
+    ) -> (Move<MANY>, u32) {
+        let mut arguments = Move {
+            group,
+            narrow: self.narrow,
+            wide: self.wide,
+            line_part: self.line_part,
+            tile_part: self.tile_part,
+            parts: 1,
+            copies: 0,
+            sends: [0; MAX_RANKS],
+            receives: [0; MAX_RANKS],
+            send: [[Transfer::default(); MANY]; MAX_RANKS - 1],
+            receive: [[Transfer::default(); MANY]; MAX_RANKS - 1],
+            copy: [Copy::default(); MANY],
+        };
+        let (rank, size) = (group.rank(), group.size());
+        let mut parts = 1;
+        for turn in 1..size {
+            let peer = ((rank + turn) % size) as usize;
+            let slot = turn as usize - 1;
+            let mut fill = |queue: &mut VecDeque<Transfer>, into: &mut [Transfer; MANY]| {
+                let taken = queue.len().min(MANY);
+                for (into, transfer) in into.iter_mut().zip(queue.drain(..taken)) {
+                    parts = parts.max(self.parts_of(transfer.bytes));
+                    *into = transfer;
+                }
+                // At most MANY.
+                taken as u32
+            };
+            arguments.sends[slot] = fill(&mut sends[peer], &mut arguments.send[slot]);
+            arguments.receives[slot] = fill(&mut receives[peer], &mut arguments.receive[slot]);
+        }
+        let taken = copies.len().min(MANY);
+        for (into, copy) in arguments.copy.iter_mut().zip(copies.drain(..taken)) {
+            parts = parts.max(self.parts_of(copy.bytes));
+            *into = copy;
+        }
+        arguments.copies = taken as u32;
+        arguments.parts = self.parts;
+        // A class of blocks for each peer, and one for the copies.
+        (arguments, parts * size)
+    }
+}

@@ -1,0 +1,129 @@
+//! Which protocol a call gets, and how many blocks: a function of what all ranks agree on, and nothing else.
+#![forbid(unsafe_code)]
+
+use super::arena::Layout;
+use crate::signature::Kind;
+
+/// Up to how many bytes a call goes by which lines; above, it goes by tiles. Bytes of the whole for allreduce, reduce and
+/// broadcast; of one rank's part for the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// By narrow lines, everything in one step.
+    pub narrow: u64,
+    /// By wide lines, everything in one step.
+    pub wide: u64,
+    /// By wide lines, in two steps: shards to their owners, results to everybody.
+    pub sharded: u64,
+}
+
+/// The choices for a size of group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    /// Bytes of a slot for tiles: a multiple of 4096.
+    pub slot: u32,
+    /// The blocks of calls that go by tiles.
+    pub tile_blocks: u32,
+    /// What a block should find to do at least, by lines.
+    pub line_share: u64,
+    /// The blocks for one peer, in calls that move.
+    pub parts: u32,
+    /// What such a block should find to do at least, by lines and by tiles.
+    pub line_part: u64,
+    /// See `line_part`.
+    pub tile_part: u64,
+    /// Of allreduce.
+    pub allreduce: Bounds,
+    /// Of reduce.
+    pub reduce: Bounds,
+    /// Of reduce_scatter.
+    pub reduce_scatter: Bounds,
+    /// Of broadcast.
+    pub broadcast: Bounds,
+    /// Of everything that moves between pairs of ranks.
+    pub moves: Bounds,
+}
+
+/// All choices. The default is measured on H200s.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// The most blocks of a kernel that exchanges; never more than a device has multiprocessors, since they wait for each
+    /// other. Arenas have room for as many.
+    pub blocks: u32,
+    /// How many tiles a block may be ahead of a peer: a power of two.
+    pub depth: u32,
+    /// For 2 ranks, for 3 and 4, for 5 to 8.
+    pub tunings: [Tuning; 3],
+}
+
+impl Table {
+    /// Bytes of an arena in a group of `size`.
+    pub fn arena_bytes(&self, size: u32) -> usize {
+        // At most a few dozen MiB.
+        self.layout(size).bytes as usize
+    }
+
+    pub(super) fn layout(&self, size: u32) -> Layout {
+        Layout::new(size, self.blocks, self.tuning(size).slot, self.depth)
+    }
+
+    /// The choices for a group of `size`.
+    pub fn tuning(&self, size: u32) -> &Tuning {
+        &self.tunings[match size {
+            0..=2 => 0,
+            3..=4 => 1,
+            _ => 2,
+        }]
+    }
+
+    pub(super) fn bounds(&self, kind: Kind, size: u32) -> &Bounds {
+        let tuning = self.tuning(size);
+        match kind {
+            Kind::Allreduce => &tuning.allreduce,
+            Kind::Reduce => &tuning.reduce,
+            Kind::ReduceScatter => &tuning.reduce_scatter,
+            Kind::Broadcast => &tuning.broadcast,
+            _ => &tuning.moves,
+        }
+    }
+}
+
+const KIB: u64 = 1024;
+
+impl Default for Table {
+    fn default() -> Table {
+        let two = Tuning {
+            slot: 16 << 10,
+            tile_blocks: 64,
+            line_share: 2 * KIB,
+            parts: 32,
+            line_part: 2 * KIB,
+            tile_part: 32 * KIB,
+            allreduce: Bounds { narrow: 64 * KIB, wide: 448 * KIB, sharded: 0 },
+            reduce: Bounds { narrow: 64 * KIB, wide: 448 * KIB, sharded: 0 },
+            reduce_scatter: Bounds { narrow: 64 * KIB, wide: 448 * KIB, sharded: 0 },
+            broadcast: Bounds { narrow: 64 * KIB, wide: 448 * KIB, sharded: 0 },
+            moves: Bounds { narrow: 64 * KIB, wide: 224 * KIB, sharded: 0 },
+        };
+        let four = Tuning {
+            slot: 8 << 10,
+            parts: 16,
+            allreduce: Bounds { narrow: 32 * KIB, wide: 128 * KIB, sharded: 1792 * KIB },
+            reduce: Bounds { narrow: 32 * KIB, wide: 128 * KIB, sharded: 1792 * KIB },
+            reduce_scatter: Bounds { narrow: 32 * KIB, wide: 448 * KIB, sharded: 0 },
+            broadcast: Bounds { narrow: 64 * KIB, wide: 128 * KIB, sharded: 1280 * KIB },
+            moves: Bounds { narrow: 32 * KIB, wide: 112 * KIB, sharded: 0 },
+            ..two
+        };
+        let eight = Tuning {
+            slot: 4 << 10,
+            parts: 8,
+            allreduce: Bounds { narrow: 16 * KIB, wide: 64 * KIB, sharded: 3584 * KIB },
+            reduce: Bounds { narrow: 16 * KIB, wide: 64 * KIB, sharded: 3584 * KIB },
+            reduce_scatter: Bounds { narrow: 16 * KIB, wide: 448 * KIB, sharded: 0 },
+            broadcast: Bounds { narrow: 32 * KIB, wide: 64 * KIB, sharded: 2048 * KIB },
+            moves: Bounds { narrow: 16 * KIB, wide: 56 * KIB, sharded: 0 },
+            ..two
+        };
+        Table { blocks: 64, depth: 4, tunings: [two, four, eight] }
+    }
+}

@@ -1,0 +1,310 @@
+//! Device memory that peers reach: large allocations, shared by the communicators of a process, and the arenas cut out
+//! of them.
+//!
+//! Device memory is allocated and freed in few large pieces because both may wait for the device and its peers, which
+//! may be running kernels that wait for each other. A peer in another process opens a slab as a whole, once for each of
+//! its devices, and keeps it open for as long as it uses an arena of it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::context::Devices;
+use super::driver::MemoryHandle;
+use super::memory::DeviceBuffer;
+use super::stream::Stream;
+use crate::deadline::Deadline;
+use crate::error::Result;
+use crate::sys::heap::Heap;
+use crate::sys::random;
+
+/// Bytes of a slab, unless one arena is larger.
+pub const SLAB_BYTES: usize = 32 << 20;
+
+/// Arenas begin at multiples of this many bytes.
+const ALIGNMENT: usize = 4096;
+
+/// What tells one process's devices from those of every other process.
+pub type Identity = [u8; 16];
+
+/// The slabs of a process, and those of others that it has open.
+pub(super) struct Slabs {
+    identity: Identity,
+    numbers: AtomicU64,
+    own: Mutex<Vec<Weak<Slab>>>,
+    /// By owner, number and the device that they are open on.
+    open: Mutex<HashMap<(Identity, u64, u32), Weak<Opened>>>,
+    kept: Mutex<Vec<Box<dyn Kept>>>,
+}
+
+/// What must not be dropped yet, because somebody may still use it.
+pub trait Kept: Send {
+    /// Whether nobody does any more. Does not wait.
+    fn is_over(&self) -> bool;
+}
+
+impl Devices {
+    /// Drops `what` once it is over: now, or when memory is given out or kept later.
+    pub fn keep(&self, what: Box<dyn Kept>) {
+        if !what.is_over() {
+            lock(&self.slabs().kept).push(what);
+        }
+        self.sweep();
+    }
+
+    /// Drops what is over.
+    fn sweep(&self) {
+        let over: Vec<_> = lock(&self.slabs().kept).extract_if(.., |kept| kept.is_over()).collect();
+        // Not under the lock: dropping may wait for the device.
+        drop(over);
+    }
+}
+
+impl Slabs {
+    pub(super) fn new() -> Result<Slabs> {
+        let mut identity = [0; 16];
+        random::fill(&mut identity)?;
+        Ok(Slabs {
+            identity,
+            numbers: AtomicU64::new(0),
+            own: Mutex::default(),
+            open: Mutex::default(),
+            kept: Mutex::default(),
+        })
+    }
+}
+
+/// One allocation. Freed when the last arena is gone.
+#[derive(Debug)]
+struct Slab {
+    number: u64,
+    memory: DeviceBuffer,
+    handle: Result<MemoryHandle>,
+    heap: Mutex<Heap>,
+}
+
+/// Device memory that peers may be given. Given back when dropped: nobody uses it any more by then.
+#[derive(Debug)]
+pub struct Arena {
+    slab: Arc<Slab>,
+    offset: usize,
+    bytes: usize,
+}
+
+/// Where an arena lies, for another process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Whose it is.
+    pub process: Identity,
+    /// The slab's number among those of its process.
+    pub slab: u64,
+    /// What opens the slab.
+    pub handle: MemoryHandle,
+    /// Where the arena begins in it.
+    pub offset: u64,
+}
+
+impl Arena {
+    /// `bytes` zeroed bytes of `device`, from a slab that has room for them, or from a new one. May wait for the device.
+    pub fn new(devices: &Arc<Devices>, device: u32, bytes: usize, deadline: Deadline) -> Result<Arena> {
+        let arena = Arena::take(devices, device, bytes)?;
+        let zeroed = arena.zero(devices, device, deadline);
+        match zeroed {
+            Ok(()) => Ok(arena),
+            Err(error) => {
+                // The device may still come to it.
+                std::mem::forget(arena);
+                Err(error.context(format_args!("clearing {bytes} bytes of GPU {device}")))
+            }
+        }
+    }
+
+    fn take(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<Arena> {
+        devices.sweep();
+        let slabs = devices.slabs();
+        // Held while a slab is allocated, so that two threads share one.
+        let mut own = lock(&slabs.own);
+        own.retain(|slab| slab.strong_count() > 0);
+        let live = own.iter().filter_map(Weak::upgrade).filter(|slab| slab.memory.device() == device);
+        for slab in live {
+            let taken = lock(&slab.heap).take(bytes, ALIGNMENT);
+            if let Some((offset, _)) = taken {
+                return Ok(Arena { slab, offset, bytes });
+            }
+        }
+        let size = bytes.max(SLAB_BYTES).next_multiple_of(2 << 20);
+        let memory = DeviceBuffer::new(devices, device, size)?;
+        let handle = {
+            let _entered = devices.enter(device)?;
+            // SAFETY: an allocation's first byte.
+            unsafe { devices.driver().export_memory(memory.address()) }
+        };
+        let number = slabs.numbers.fetch_add(1, Ordering::Relaxed);
+        let mut heap = Heap::new(0, size);
+        // PROOF: the slab is at least as large, and its first byte is aligned.
+        let (offset, _) = heap.take(bytes, ALIGNMENT).unwrap_or((0, 0));
+        let slab = Arc::new(Slab { number, memory, handle, heap: Mutex::new(heap) });
+        own.push(Arc::downgrade(&slab));
+        Ok(Arena { slab, offset, bytes })
+    }
+
+    fn zero(&self, devices: &Arc<Devices>, device: u32, deadline: Deadline) -> Result<()> {
+        let stream = Stream::new(devices, device, false)?;
+        {
+            let _entered = devices.enter(device)?;
+            // SAFETY: this arena's own memory, which outlives the stream's work: `new` sees to it.
+            unsafe { devices.driver().fill(self.address(), 0, self.bytes, stream.handle()) }?;
+        }
+        stream.synchronize(deadline)
+    }
+
+    /// The first byte, for this process.
+    pub fn address(&self) -> u64 {
+        self.slab.memory.address() + self.offset as u64
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// For other processes; an error where the driver exports no memory.
+    pub fn place(&self, devices: &Devices) -> Result<Place> {
+        let handle = self.slab.handle.clone()?;
+        let (process, offset) = (devices.slabs().identity, self.offset as u64);
+        Ok(Place { process, slab: self.slab.number, handle, offset })
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        lock(&self.slab.heap).give_back(self.offset, self.bytes);
+    }
+}
+
+/// A slab of another process, open on one of this process's devices until this is dropped.
+#[derive(Debug)]
+pub struct Opened {
+    devices: Arc<Devices>,
+    device: u32,
+    address: u64,
+}
+
+impl Opened {
+    /// Opens the slab that `place` lies in for `device`, or finds it open. May wait for the device.
+    pub fn new(devices: &Arc<Devices>, device: u32, place: &Place) -> Result<Arc<Opened>> {
+        let key = (place.process, place.slab, device);
+        // Held while it is opened, so that two threads share it.
+        let mut open = lock(&devices.slabs().open);
+        open.retain(|_, opened| opened.strong_count() > 0);
+        if let Some(opened) = open.get(&key).and_then(Weak::upgrade) {
+            return Ok(opened);
+        }
+        let address = {
+            let _relaxed = devices.relax()?;
+            let _entered = devices.enter(device)?;
+            devices.driver().open_memory(&place.handle)?
+        };
+        let opened = Arc::new(Opened { devices: devices.clone(), device, address });
+        open.insert(key, Arc::downgrade(&opened));
+        Ok(opened)
+    }
+
+    /// Where the arena at `place` is mapped.
+    pub fn address(&self, place: &Place) -> u64 {
+        self.address + place.offset
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let closed = self.devices.relax().and_then(|_relaxed| {
+            let _entered = self.devices.enter(self.device)?;
+            // SAFETY: opened once by `new`, and nobody uses it after this.
+            unsafe { self.devices.driver().close_memory(self.address) }
+        });
+        if let Err(error) = closed {
+            log::warn!("{error}");
+        }
+    }
+}
+
+/// What tells this process's devices from others'.
+pub fn identity(devices: &Devices) -> Identity {
+    devices.slabs().identity
+}
+
+/// Locks, also after a panic elsewhere: the lists are whole between statements.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::double::{Double, Order};
+
+    fn process(order: Order) -> (Arc<Double>, Arc<Devices>) {
+        let double = Double::new(2, order);
+        let devices = Devices::over(double.clone()).unwrap();
+        (double, devices)
+    }
+
+    #[test]
+    fn arenas_share_slabs_and_come_zeroed() {
+        let (double, devices) = process(Order::RoundRobin);
+        let arena = |bytes| Arena::new(&devices, 0, bytes, Deadline::NEVER).unwrap();
+        let first = arena(10 << 20);
+        let second = arena(10 << 20);
+        assert_eq!(double.allocated(0), SLAB_BYTES);
+        assert!(double.peek(second.address(), 10 << 20).iter().all(|&byte| byte == 0));
+        assert!(first.address().abs_diff(second.address()) >= 10 << 20);
+        // No room for a third of this size; then one that is larger than a slab.
+        let third = arena(20 << 20);
+        assert_eq!(double.allocated(0), 2 * SLAB_BYTES);
+        let large = arena(SLAB_BYTES + 1);
+        assert_eq!(double.allocated(0), 3 * SLAB_BYTES + (2 << 20));
+        // What is given back is used again, zeroed again.
+        let place = first.place(&devices).unwrap();
+        let stream = Stream::new(&devices, 0, false).unwrap();
+        double.fill(stream.handle(), 0, first.address(), &[7; 100]);
+        stream.synchronize(Deadline::NEVER).unwrap();
+        drop(first);
+        let again = arena(10 << 20);
+        assert_eq!(again.place(&devices).unwrap(), place);
+        assert_eq!(double.peek(again.address(), 100), [0; 100]);
+        drop((again, second, third, large));
+        assert_eq!(double.allocated(0), 0);
+        drop(stream);
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_slab_is_opened_once_for_its_arenas_and_closed_with_the_last() {
+        let ((_, here), (double, there)) = (process(Order::Eager), process(Order::Eager));
+        let arena = |bytes| Arena::new(&here, 1, bytes, Deadline::NEVER).unwrap();
+        let (first, second) = (arena(4096), arena(4096));
+        let places = [&first, &second].map(|arena| arena.place(&here).unwrap());
+        let open = |place| Opened::new(&there, 0, place).unwrap();
+        let (a, b) = (open(&places[0]), open(&places[1]));
+        assert!(Arc::ptr_eq(&a, &b));
+        assert_eq!([a.address(&places[0]), b.address(&places[1])], [first.address(), second.address()]);
+        let address = a.address(&places[0]);
+        drop(a);
+        assert!(there.locate(address).unwrap().is_some());
+        drop(b);
+        assert_eq!(there.locate(address).unwrap(), None);
+        assert_eq!(double.complaints(), Vec::<String>::new());
+        // A process does not open its own.
+        assert!(Opened::new(&here, 0, &places[0]).is_err());
+    }
+
+    #[test]
+    fn where_memory_cannot_be_shared_arenas_still_serve_their_own_process() {
+        let (double, devices) = process(Order::Eager);
+        double.forbid_sharing();
+        let arena = Arena::new(&devices, 0, 64, Deadline::NEVER).unwrap();
+        assert_eq!(arena.bytes(), 64);
+        assert!(arena.place(&devices).unwrap_err().text().contains("cuIpcGetMemHandle"));
+    }
+}

@@ -1,0 +1,184 @@
+//! What the members of a device exchange see of each other on the host: which calls each has given to its GPU, and
+//! who needs whose arena no more.
+//!
+//! The GPUs exchange without the host, so nobody waits for anything here. A rank notes each call before it launches it and
+//! looks whether the others have noted the same call under the same number: whoever comes last sees a difference, before its kernel
+//! runs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+
+use crate::reduce::DataType;
+use crate::signature::Signature;
+use crate::transport::memory::PeerMemory;
+use crate::transport::segment::Region;
+
+/// How many of its last calls a board tells. A rank that is further ahead of another is not compared with it.
+const NOTES: usize = 512;
+
+/// The most members of a device exchange.
+pub const MAX_MEMBERS: usize = 64;
+
+/// Bytes of a member's board.
+pub const BOARD_BYTES: usize = size_of::<Board>();
+
+/// One call, as its rank noted it.
+#[repr(C, align(32))]
+struct Note {
+    /// The number of the call, plus one, above what is called; 0 while it is written. Stored last.
+    head: AtomicU64,
+    count: AtomicU64,
+    root: AtomicU64,
+}
+
+#[repr(C, align(64))]
+struct Board {
+    /// The number of the last call noted, plus one.
+    called: AtomicU32,
+    /// Set by each other member when it needs this member's arena no more.
+    goodbyes: [AtomicU8; MAX_MEMBERS],
+    notes: [Note; NOTES],
+}
+
+/// The boards of all members, as one of them sees them.
+pub struct Boards {
+    rank: usize,
+    own: Region,
+    boards: Vec<*const Board>,
+    /// Every member's memory but this rank's: keeps their boards mapped.
+    peers: Vec<Option<Arc<PeerMemory>>>,
+}
+
+// SAFETY: the boards consist of atomics and lie in memory that `own` and `peers` keep mapped.
+unsafe impl Send for Boards {}
+// SAFETY: as above.
+unsafe impl Sync for Boards {}
+
+impl Boards {
+    /// `offsets` are where the members' boards lie in their segments. `None` when one of them is not reachable.
+    pub fn new(
+        rank: usize,
+        own: Region,
+        peers: Vec<Option<Arc<PeerMemory>>>,
+        offsets: &[u64],
+    ) -> Option<Boards> {
+        let mut boards = Vec::with_capacity(peers.len());
+        for (member, (peer, &offset)) in peers.iter().zip(offsets).enumerate() {
+            let board = match peer {
+                _ if member == rank => own.address(),
+                Some(memory) => memory.segment.address(usize::try_from(offset).ok()?, BOARD_BYTES)?,
+                None => return None,
+            };
+            // An offset from outside may be anything.
+            if !board.addr().get().is_multiple_of(align_of::<Board>()) {
+                return None;
+            }
+            boards.push(board.as_ptr().cast_const().cast());
+        }
+        Some(Boards { rank, own, boards, peers })
+    }
+
+    /// How many members there are.
+    pub fn size(&self) -> usize {
+        self.boards.len()
+    }
+
+    fn board(&self, member: usize) -> &Board {
+        // SAFETY: BOARD_BYTES of mapped, aligned, zero-initialised shared memory that lives as long as `self`; a board
+        // consists of atomics.
+        unsafe { &*self.boards[member] }
+    }
+
+    /// Notes call number `sequence` of this rank, and compares it with what the others have noted under that number. The
+    /// first who differs, and its call.
+    pub fn note(&self, sequence: u32, signature: &Signature) -> Option<(usize, Signature)> {
+        let board = self.board(self.rank);
+        let note = &board.notes[sequence as usize % NOTES];
+        let head = head(sequence, signature);
+        note.head.store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        note.count.store(signature.count, Ordering::Relaxed);
+        note.root.store(u64::from(signature.root), Ordering::Relaxed);
+        note.head.store(head, Ordering::Release);
+        board.called.store(sequence.wrapping_add(1), Ordering::Relaxed);
+        // Against the same of the others: one of two sees the other's note.
+        fence(Ordering::SeqCst);
+        let others = (0..self.size()).filter(|&member| member != self.rank);
+        others
+            .filter_map(|member| Some((member, self.noted(member, sequence)?)))
+            .find(|(_, theirs)| theirs != signature)
+    }
+
+    /// What `member` has noted under this number, if it has and the note still stands.
+    pub fn noted(&self, member: usize, sequence: u32) -> Option<Signature> {
+        let note = &self.board(member).notes[sequence as usize % NOTES];
+        let head = note.head.load(Ordering::Acquire);
+        if head >> 32 != u64::from(sequence.wrapping_add(1)) {
+            return None;
+        }
+        let (count, root) = (note.count.load(Ordering::Relaxed), note.root.load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        if note.head.load(Ordering::Relaxed) != head {
+            return None;
+        }
+        let (kind, device) = Signature::parse_head(head as u8).ok()?;
+        Some(Signature {
+            kind,
+            dtype: DataType::from_number((head >> 8 & 0xff) as i32).ok()?,
+            operator: (head >> 16) as u8,
+            algorithm: (head >> 24) as u8,
+            root: root as u32,
+            count,
+            device,
+        })
+    }
+
+    /// Whether `member` has come to call number `sequence`, or further.
+    pub fn has_called(&self, member: usize, sequence: u32) -> bool {
+        let called = self.board(member).called.load(Ordering::Relaxed);
+        // Numbers wrap; ranks are never half of them apart.
+        called.wrapping_sub(sequence.wrapping_add(1)) as i32 >= 0
+    }
+
+    /// This rank needs the others' arenas no more.
+    pub fn say_goodbye(&self) {
+        for member in (0..self.size()).filter(|&member| member != self.rank) {
+            self.board(member).goodbyes[self.rank].store(1, Ordering::Release);
+        }
+    }
+
+    /// Whether nobody needs this rank's arena any more. Members whose process has ended need nothing.
+    pub fn is_forsaken(&self) -> bool {
+        let board = self.board(self.rank);
+        self.peers.iter().enumerate().all(|(member, peer)| {
+            member == self.rank
+                || board.goodbyes[member].load(Ordering::Acquire) != 0
+                || peer.as_ref().is_some_and(|peer| has_ended(peer.pid))
+        })
+    }
+
+    /// The board of this rank must not be handed out again: it belongs to the parent of this forked process.
+    pub fn abandon(&mut self) {
+        self.own.retire();
+    }
+}
+
+impl std::fmt::Debug for Boards {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Boards(rank {} of {})", self.rank, self.size())
+    }
+}
+
+/// What is called, below the number of the call plus one.
+fn head(sequence: u32, signature: &Signature) -> u64 {
+    u64::from(signature.head())
+        | u64::from(signature.dtype as u8) << 8
+        | u64::from(signature.operator) << 16
+        | u64::from(signature.algorithm) << 24
+        | u64::from(sequence.wrapping_add(1)) << 32
+}
+
+/// Whether a process is gone, with all that it ran on GPUs.
+fn has_ended(pid: u32) -> bool {
+    pid != 0 && crate::sys::process::pidfd(pid).is_err_and(|cause| cause.raw_os_error() == Some(libc::ESRCH))
+}

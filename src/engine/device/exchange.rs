@@ -1,0 +1,283 @@
+//! The calls of one exchange between GPUs, as one rank makes them.
+
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::overdue::Overdue;
+use super::retired::{Parts, retire};
+use crate::cuda::driver::{Capture, StreamHandle};
+use crate::cuda::event::Event;
+use crate::cuda::exchange::{Job, Point};
+use crate::cuda::stream::Stream;
+use crate::engine::endpoint::lock;
+use crate::engine::group::{Group, Turn};
+use crate::engine::messages::Mismatch;
+use crate::engine::wire::{Class, Key};
+use crate::error::{Error, Result, fail};
+use crate::reduce::{DataType, Operator};
+use crate::signature::{Kind, Signature};
+
+/// One rank's end of the exchange between its group's GPUs. All methods from any thread.
+///
+/// Calls run in the order in which they are made, one after the other: on one stream by the stream's order, on different
+/// streams by events. Calls in a capture are ordered among themselves; how a graph is ordered with other calls is up to
+/// whoever replays it.
+pub struct DeviceExchange {
+    /// None once it is being dropped.
+    parts: Option<Parts>,
+    lane: Mutex<Lane>,
+    /// The last call that was not captured, until it is seen to be done.
+    watch: Mutex<Option<Overdue>>,
+}
+
+/// The order of the calls.
+#[derive(Default)]
+struct Lane {
+    /// The stream of the last call, checked, by its id: ids are never used again.
+    stream: Option<(u64, Stream)>,
+    /// The stream that ran the last call that was not captured.
+    ran_on: Option<u64>,
+    /// The last capture with calls, and the stream of its last one.
+    captured: Option<(u64, u64)>,
+}
+
+/// What may differ from call to call.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    /// `None`: the exchange's own, which comes after what the legacy default stream was given before.
+    pub stream: Option<StreamHandle>,
+    /// `None`: the group's.
+    pub timeout: Option<Duration>,
+}
+
+/// A call that a stream was given.
+#[derive(Debug)]
+pub struct Enqueued {
+    turn: Turn,
+    peers: Vec<u32>,
+    stream: StreamHandle,
+    captured: bool,
+}
+
+impl Enqueued {
+    /// Whether it went into a graph.
+    pub fn is_captured(&self) -> bool {
+        self.captured
+    }
+}
+
+impl DeviceExchange {
+    pub(super) fn new(parts: Parts) -> DeviceExchange {
+        DeviceExchange { parts: Some(parts), lane: Mutex::default(), watch: Mutex::default() }
+    }
+
+    fn parts(&self) -> &Parts {
+        // PROOF: taken by `drop` alone.
+        self.parts.as_ref().expect("it is not being dropped")
+    }
+
+    /// The GPU of this rank.
+    pub fn device(&self) -> u32 {
+        self.parts().last.device()
+    }
+
+    /// Whether such calls can run here: the same answer on every rank.
+    pub fn serves(&self, kind: Kind, dtype: DataType, operator: &Operator) -> bool {
+        self.parts().kernels.serves(kind, dtype, operator)
+    }
+
+    /// Gives a collective to the caller's stream and returns. A call that differs from those of other ranks fails the group.
+    ///
+    /// # Safety
+    /// As [`crate::cuda::exchange::Exchange::enqueue`]; the stream lives.
+    pub unsafe fn enqueue(
+        &self,
+        group: &Group,
+        signature: Signature,
+        job: &Job,
+        caller: Caller,
+    ) -> Result<Enqueued> {
+        let parts = self.parts();
+        let compare = |turn: &Turn| match parts.boards.note(turn.sequence, &signature) {
+            None => Ok(()),
+            Some((member, theirs)) => {
+                let (class, tag, sequence) = (turn.class, turn.tag, turn.sequence);
+                let key = Key { group: group.id(), tag, sequence, slot: 0, class };
+                let peer = group.members()[member];
+                let mismatch = Mismatch { peer, key, theirs, ours: Some(signature), bytes: None };
+                Err(group.explain(&mismatch, group.endpoint().recorder()))
+            }
+        };
+        // SAFETY: the caller's promise.
+        let launch = |stream: &Stream| unsafe { parts.kernels.enqueue(job, stream) };
+        self.give(group, Class::Ordered, &[signature], Vec::new(), caller, compare, launch)
+    }
+
+    /// Gives sends and receives to the caller's stream, to run beside each other, and returns. `signatures` are theirs,
+    /// for the record.
+    ///
+    /// # Safety
+    /// As [`DeviceExchange::enqueue`].
+    pub unsafe fn enqueue_points(
+        &self,
+        group: &Group,
+        signatures: &[Signature],
+        points: &[Point],
+        caller: Caller,
+    ) -> Result<Enqueued> {
+        let mut peers: Vec<u32> = points.iter().map(|point| point.peer).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        // SAFETY: the caller's promise.
+        let launch = |stream: &Stream| unsafe { self.parts().kernels.enqueue_points(points, stream) };
+        self.give(group, Class::PointToPoint, signatures, peers, caller, |_| Ok(()), launch)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "two callers, above")]
+    fn give(
+        &self,
+        group: &Group,
+        class: Class,
+        signatures: &[Signature],
+        peers: Vec<u32>,
+        caller: Caller,
+        compare: impl FnOnce(&Turn) -> Result<()>,
+        launch: impl FnOnce(&Stream) -> Result<()>,
+    ) -> Result<Enqueued> {
+        let parts = self.parts();
+        let devices = parts.last.devices();
+        // Once for all that follows.
+        let _entered = devices.enter(self.device())?;
+        let mut lane = lock(&self.lane);
+        let handle = caller.stream.unwrap_or(parts.stream.handle());
+        // SAFETY: the caller has promised that it lives.
+        let id = unsafe { devices.driver().stream_id(handle) }?;
+        if lane.stream.as_ref().is_none_or(|(known, _)| *known != id) {
+            // SAFETY: as above; it is not used for a later call unless it lives then.
+            let stream = unsafe { Stream::borrow(devices, self.device(), handle) }?;
+            lane.stream = Some((id, stream));
+        }
+        let Lane { stream: Some((_, stream)), ran_on, captured } = &mut *lane else {
+            fail!(Internal, "a stream that was put there is not there")
+        };
+        let capture = match stream.capture()? {
+            Capture::None => None,
+            Capture::Active(capture) => Some(capture),
+            Capture::Invalidated => {
+                fail!(InvalidUsage, "the capture of the call's stream has failed; end it, and begin again")
+            }
+        };
+        let mut turn = None;
+        for signature in signatures {
+            turn = Some(group.number(class, *signature, caller.timeout)?);
+        }
+        let Some(turn) = turn else { fail!(InvalidArgument, "no operations were given") };
+        let given = compare(&turn).and_then(|()| match capture {
+            Some(capture) => {
+                if captured.is_some_and(|(before, on)| before == capture && on != id) {
+                    stream.wait(&parts.within)?;
+                }
+                launch(stream)?;
+                // Adds nothing to the graph.
+                parts.within.record(stream)?;
+                *captured = Some((capture, id));
+                Ok(())
+            }
+            None => {
+                if ran_on.is_some_and(|before| before != id) {
+                    stream.wait(&parts.last)?;
+                }
+                launch(stream)?;
+                // Under the lock: who looks at the event knows the call that it stands for.
+                let mut watch = lock(&self.watch);
+                parts.last.record(stream)?;
+                *ran_on = Some(id);
+                *watch = Some(Overdue::new(turn, peers.clone()));
+                Ok(())
+            }
+        });
+        drop(lane);
+        if let Err(error) = given {
+            return Err(group.blame(&turn, error));
+        }
+        if capture.is_none() {
+            // Against `Endpoint::attend`: either it sees the call, or this sees that it is not looking.
+            fence(Ordering::SeqCst);
+            group.endpoint().watch_devices();
+        }
+        Ok(Enqueued { turn, peers, stream: handle, captured: capture.is_some() })
+    }
+
+    /// An event that is complete when the call is done, and what answers [`crate::error::Error`] if it will not be. Not
+    /// for captured calls.
+    pub fn follow(
+        self: &Arc<Self>,
+        group: &Arc<Group>,
+        enqueued: Enqueued,
+    ) -> Result<(Arc<Event>, impl Fn() -> Option<Error> + Send + Sync + use<>)> {
+        let parts = self.parts();
+        let devices = parts.last.devices();
+        let event = Arc::new(Event::new(devices, self.device())?);
+        // SAFETY: the stream lives until the call returns to its caller.
+        let stream = unsafe { Stream::borrow(devices, self.device(), enqueued.stream) }?;
+        event.record(&stream)?;
+        let (this, group) = (self.clone(), group.clone());
+        let overdue = Mutex::new(Overdue::new(enqueued.turn, enqueued.peers));
+        let failure = move || overdue.try_lock().ok()?.look(&this, &group);
+        Ok((event, failure))
+    }
+
+    /// The ranks that have not come to call number `sequence`.
+    pub(super) fn missing(&self, sequence: u32) -> Vec<u32> {
+        let boards = &self.parts().boards;
+        // There are at most MAX_MEMBERS.
+        (0..boards.size()).filter(|&member| !boards.has_called(member, sequence)).map(|m| m as u32).collect()
+    }
+
+    /// Ends the kernels of this rank, now and from now on. Returns at once; from any thread.
+    pub fn abort(&self) {
+        self.parts().fault.abort();
+    }
+
+    /// Looks after calls that nobody waits for. Whether there may be some that are not done.
+    pub fn attend(&self, group: &Group) -> bool {
+        // Whoever holds it makes a call at this moment.
+        let Ok(mut watch) = self.watch.try_lock() else { return true };
+        let Some(overdue) = &mut *watch else { return false };
+        match self.parts().last.query() {
+            Ok(true) => {
+                *watch = None;
+                false
+            }
+            Ok(false) => {
+                if overdue.look(self, group).is_some() {
+                    *watch = None;
+                }
+                true
+            }
+            Err(error) => {
+                *watch = None;
+                // At the end of a process, the driver goes before we do.
+                if !error.text().contains("DEINITIALIZED") {
+                    group.fail(error);
+                }
+                false
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for DeviceExchange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DeviceExchange").field("parts", &self.parts).finish_non_exhaustive()
+    }
+}
+
+impl Drop for DeviceExchange {
+    fn drop(&mut self) {
+        if let Some(parts) = self.parts.take() {
+            retire(parts);
+        }
+    }
+}

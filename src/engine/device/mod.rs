@@ -1,0 +1,90 @@
+//! The exchange between the GPUs of one host, seen from the host: who may take part, which memory they share, which
+//! call comes when, and what happens when it goes wrong. The kernels that do it are in [`crate::cuda::exchange`].
+//!
+//! A group's ranks agree once whether their GPUs exchange ([`Setup`]): each gives an arena of device memory, maps those
+//! of the others, and proves that it reaches them. After that a call is one kernel on the caller's stream, on every
+//! rank; the host is in its way no more ([`DeviceExchange`]). What the host does keep is the order of the calls, and notes of
+//! them on boards in shared memory ([`board`]), so that ranks whose calls differ find out before their kernels meet.
+//!
+//! A failure of the group sets a word that kernels look at while they wait: they end, the streams go on, and no later
+//! call is launched. Arenas are given back when all members have said that they need them no more.
+
+pub mod board;
+mod exchange;
+mod offer;
+mod overdue;
+mod probe;
+mod retired;
+mod setup;
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::cuda::context::Devices;
+use crate::cuda::exchange::{Exchange, Fault, Job, Point};
+use crate::cuda::stream::Stream;
+use crate::error::Result;
+use crate::reduce::{DataType, Operator};
+use crate::signature::Kind;
+
+pub use exchange::{Caller, DeviceExchange, Enqueued};
+pub use setup::{MESSAGE_BYTES, Setup, Step};
+
+/// What the ranks of a group have agreed on.
+#[derive(Clone, Debug)]
+pub enum Way {
+    /// Their GPUs exchange.
+    Exchange(Arc<DeviceExchange>),
+    /// They do not, for this reason.
+    Staged(String),
+}
+
+/// The kernels of one rank of one exchange. [`Exchange`] is one; tests without GPUs have others.
+pub trait Kernels: fmt::Debug + Send + Sync {
+    /// As [`Exchange::serves`].
+    fn serves(&self, kind: Kind, dtype: DataType, operator: &Operator) -> bool;
+
+    /// As [`Exchange::enqueue`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn enqueue(&self, job: &Job, stream: &Stream) -> Result<()>;
+
+    /// As [`Exchange::enqueue_points`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn enqueue_points(&self, points: &[Point], stream: &Stream) -> Result<()>;
+}
+
+impl Kernels for Exchange {
+    fn serves(&self, kind: Kind, dtype: DataType, operator: &Operator) -> bool {
+        Exchange::serves(self, kind, dtype, operator)
+    }
+
+    unsafe fn enqueue(&self, job: &Job, stream: &Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { Exchange::enqueue(self, job, stream) }
+    }
+
+    unsafe fn enqueue_points(&self, points: &[Point], stream: &Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { Exchange::enqueue_points(self, points, stream) }
+    }
+}
+
+/// Loads the kernels of `rank` on `device`, which reaches all `arenas` until what it gives is dropped.
+pub type Load =
+    fn(&Arc<Devices>, device: u32, rank: u32, arenas: &[u64], Arc<Fault>) -> Result<Box<dyn Kernels>>;
+
+/// Loads the kernels of this library.
+pub fn load(
+    devices: &Arc<Devices>,
+    device: u32,
+    rank: u32,
+    arenas: &[u64],
+    fault: Arc<Fault>,
+) -> Result<Box<dyn Kernels>> {
+    // SAFETY: who sets an exchange up keeps the arenas mapped for longer than its kernels (`Setup`, `Retired`).
+    Ok(Box::new(unsafe { Exchange::new(devices, device, rank, arenas, fault) }?))
+}

@@ -1,0 +1,166 @@
+//! What the ranks tell each other while a device exchange is set up: fixed-size messages, parsed where they arrive.
+
+#![forbid(unsafe_code)]
+
+use crate::cuda::slab::{Identity, Place};
+use crate::error::{Result, fail};
+
+/// Bytes of every message, whatever it says.
+pub const MESSAGE_BYTES: usize = 256;
+
+const OFFER: u8 = 1;
+const READY: u8 = 2;
+const REFUSAL: u8 = 3;
+const STUCK: u8 = 4;
+
+/// One rank's word.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Message {
+    /// Here is what I have.
+    Offer(Offer),
+    /// This step has gone well.
+    Ready,
+    /// I cannot, for this reason.
+    Refusal {
+        /// For a person.
+        why: String,
+        /// My GPU may still write to the others' arenas.
+        stuck: bool,
+    },
+}
+
+/// Where a rank's arena and its board lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Offer {
+    /// Which GPU, whoever asks.
+    pub(super) uuid: [u8; 16],
+    /// The GPU's number in its process.
+    pub(super) device: u32,
+    /// The process.
+    pub(super) process: Identity,
+    /// The arena's address in its process.
+    pub(super) address: u64,
+    /// The arena's size; the same on all ranks.
+    pub(super) bytes: u64,
+    /// The board's offset in the rank's segment.
+    pub(super) board: u64,
+    /// For other processes, if the driver can share memory between processes.
+    pub(super) place: Option<Place>,
+}
+
+impl Message {
+    pub(super) fn encode(&self) -> [u8; MESSAGE_BYTES] {
+        let mut bytes = Vec::with_capacity(MESSAGE_BYTES);
+        match self {
+            Message::Ready => bytes.push(READY),
+            Message::Refusal { why, stuck } => {
+                bytes.push(if *stuck { STUCK } else { REFUSAL });
+                let most = why.len().min(MESSAGE_BYTES - 2);
+                let end = (0..=most).rev().find(|&end| why.is_char_boundary(end)).unwrap_or(0);
+                // PROOF: at most 254.
+                bytes.push(end as u8);
+                bytes.extend_from_slice(&why.as_bytes()[..end]);
+            }
+            Message::Offer(offer) => {
+                bytes.push(OFFER);
+                bytes.extend_from_slice(&offer.uuid);
+                bytes.extend_from_slice(&offer.device.to_le_bytes());
+                bytes.extend_from_slice(&offer.process);
+                for word in [offer.address, offer.bytes, offer.board] {
+                    bytes.extend_from_slice(&word.to_le_bytes());
+                }
+                bytes.push(u8::from(offer.place.is_some()));
+                if let Some(place) = &offer.place {
+                    bytes.extend_from_slice(&place.handle);
+                    bytes.extend_from_slice(&place.slab.to_le_bytes());
+                    bytes.extend_from_slice(&place.offset.to_le_bytes());
+                }
+            }
+        }
+        bytes.resize(MESSAGE_BYTES, 0);
+        std::array::from_fn(|i| bytes[i])
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Message> {
+        let Some(message) = Message::parse(bytes) else {
+            fail!(Internal, "a rank sent no message of this version; run the same unisono on all ranks")
+        };
+        Ok(message)
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Message> {
+        let (&kind, rest) = bytes.split_first()?;
+        match kind {
+            READY => Some(Message::Ready),
+            REFUSAL | STUCK => {
+                let (&len, text) = rest.split_first()?;
+                let why = String::from_utf8_lossy(text.get(..usize::from(len))?).into_owned();
+                Some(Message::Refusal { why, stuck: kind == STUCK })
+            }
+            OFFER => {
+                let (uuid, rest) = rest.split_first_chunk()?;
+                let (device, rest) = rest.split_first_chunk()?;
+                let (process, rest) = rest.split_first_chunk()?;
+                let ([address, bytes, board], rest) = words(rest)?;
+                let (&shared, rest) = rest.split_first()?;
+                let (handle, rest) = rest.split_first_chunk()?;
+                let ([slab, offset], _) = words(rest)?;
+                let (handle, process) = (*handle, *process);
+                let place = (shared == 1).then_some(Place { process, slab, handle, offset });
+                let (uuid, device) = (*uuid, u32::from_le_bytes(*device));
+                Some(Message::Offer(Offer { uuid, device, process, address, bytes, board, place }))
+            }
+            _ => None,
+        }
+    }
+}
+
+fn words<const N: usize>(mut bytes: &[u8]) -> Option<([u64; N], &[u8])> {
+    let mut words = [0; N];
+    for word in &mut words {
+        let (chunk, rest) = bytes.split_first_chunk()?;
+        (*word, bytes) = (u64::from_le_bytes(*chunk), rest);
+    }
+    Some((words, bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn messages_survive_the_wire() {
+        let place = Place { process: [3; 16], slab: 4, handle: [5; 64], offset: 6 };
+        let offer = Offer {
+            uuid: [1; 16],
+            device: 2,
+            process: [3; 16],
+            address: 7,
+            bytes: 8,
+            board: 9,
+            place: Some(place),
+        };
+        for message in [
+            Message::Offer(Offer { place: None, ..offer.clone() }),
+            Message::Offer(offer),
+            Message::Ready,
+            Message::Refusal { why: "no peer access".into(), stuck: false },
+            Message::Refusal { why: String::new(), stuck: true },
+        ] {
+            assert_eq!(Message::decode(&message.encode()).unwrap(), message);
+        }
+        let long = Message::Refusal { why: "é".repeat(500), stuck: false };
+        let Message::Refusal { why, .. } = Message::decode(&long.encode()).unwrap() else {
+            panic!("a refusal")
+        };
+        assert_eq!(why, "é".repeat(127));
+    }
+
+    proptest! {
+        #[test]
+        fn hostile_bytes_do_no_harm(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = Message::decode(&bytes);
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! A call that a stream was given, looked at from outside until it is done: whether it is late, and who is missing.
+
+use std::time::{Duration, Instant};
+
+use super::exchange::DeviceExchange;
+use crate::engine::group::{Group, Inquiry, Turn};
+use crate::engine::wire::Class;
+use crate::error::{Error, Status};
+
+/// How long kernels may take to leave after their group has failed, before the caller is told all the same.
+const LEAVING: Duration = Duration::from_millis(500);
+
+/// One call under observation.
+#[derive(Debug)]
+pub(super) struct Overdue {
+    turn: Turn,
+    /// The peer of a send or receive.
+    peers: Vec<u32>,
+    compared: bool,
+    inquiry: Option<Inquiry>,
+    failed_at: Option<Instant>,
+    /// Whether it is this call that the failure of the group tells of.
+    told: bool,
+}
+
+impl Overdue {
+    /// A call that was just made; `peers`: whom it meets, if those are not all.
+    pub(super) fn new(turn: Turn, peers: Vec<u32>) -> Overdue {
+        Overdue { turn, peers, compared: false, inquiry: None, failed_at: None, told: false }
+    }
+
+    /// Looks at a call that is not done. An error when it will not be done, as soon as its kernels have left or should
+    /// have: the group has failed then. Never waits.
+    pub(super) fn look(&mut self, exchange: &DeviceExchange, group: &Group) -> Option<Error> {
+        if let Some(error) = group.failure() {
+            let since = *self.failed_at.get_or_insert_with(Instant::now);
+            let error = if self.told { error } else { error.context(group.describe(&self.turn)) };
+            return (since.elapsed() > LEAVING).then_some(error);
+        }
+        if let Some(inquiry) = &self.inquiry {
+            if group.answered(inquiry) {
+                let error = self.late(exchange, group, inquiry);
+                self.told = true;
+                group.fail(error.context(group.describe(&self.turn)));
+            }
+            return None;
+        }
+        if self.turn.deadline.expired() {
+            let missing = self.missing(exchange);
+            self.inquiry = Some(group.ask(&self.turn, missing));
+        } else if !self.compared && self.turn.compare_at(self.turn.called).expired() {
+            self.compared = true;
+            group.compare(&self.turn, &self.missing(exchange));
+        }
+        None
+    }
+
+    /// Whom it waits for: those who have not called it.
+    fn missing(&self, exchange: &DeviceExchange) -> Vec<u32> {
+        match self.turn.class {
+            Class::PointToPoint => self.peers.clone(),
+            _ => exchange.missing(self.turn.sequence),
+        }
+    }
+
+    fn late(&self, exchange: &DeviceExchange, group: &Group, inquiry: &Inquiry) -> Error {
+        if self.turn.class != Class::PointToPoint && exchange.missing(self.turn.sequence).is_empty() {
+            let waited = self.turn.called.elapsed().as_secs_f64();
+            let text = format!(
+                "every rank has called it, but after {waited:.1} s it is not done on GPU {}: look at what the streams \
+                 were given before it, on every rank, or raise timeout_ms",
+                exchange.device()
+            );
+            return Error::new(Status::Timeout, text);
+        }
+        group.overdue(&self.turn, inquiry)
+    }
+}

@@ -1,0 +1,61 @@
+//! What is left of an exchange that nobody calls any more: memory that kernels, here or of other ranks, may still use.
+
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::Kernels;
+use super::board::Boards;
+use crate::cuda::event::Event;
+use crate::cuda::exchange::Fault;
+use crate::cuda::slab::{Arena, Kept, Opened};
+use crate::cuda::stream::Stream;
+use crate::sys;
+
+/// The parts of an exchange that outlive it.
+#[derive(Debug)]
+pub(super) struct Parts {
+    /// Complete when this rank's last kernel has left, as far as it was not a graph's: those are their owner's to wait for.
+    pub(super) last: Event,
+    /// Within a capture: its last kernel.
+    pub(super) within: Event,
+    /// For calls that name no stream.
+    pub(super) stream: Stream,
+    pub(super) kernels: Box<dyn Kernels>,
+    pub(super) fault: Arc<Fault>,
+    /// Here the others write.
+    pub(super) _arena: Arena,
+    /// There this rank writes.
+    pub(super) _opened: Vec<Arc<Opened>>,
+    pub(super) boards: Boards,
+    pub(super) said_goodbye: AtomicBool,
+    pub(super) fork: u32,
+}
+
+impl Kept for Parts {
+    fn is_over(&self) -> bool {
+        if !self.said_goodbye.load(Ordering::Relaxed) {
+            match self.last.query() {
+                Ok(false) => return false,
+                Ok(true) => {}
+                // The device is lost to this process, with everything that ran on it.
+                Err(error) => log::debug!("the last call of an exchange: {error}"),
+            }
+            self.boards.say_goodbye();
+            self.said_goodbye.store(true, Ordering::Relaxed);
+        }
+        self.boards.is_forsaken()
+    }
+}
+
+/// Gives the parts back as soon as nobody uses them. Never waits.
+pub(super) fn retire(parts: Parts) {
+    if parts.fork != sys::fork::generation() {
+        // All of it is the parent's, and CUDA does not work here.
+        let mut parts = ManuallyDrop::new(parts);
+        parts.boards.abandon();
+        return;
+    }
+    let devices = parts.last.devices().clone();
+    devices.keep(Box::new(parts));
+}

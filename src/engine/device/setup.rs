@@ -1,0 +1,355 @@
+//! How the ranks of a group come to exchange through their GPUs, or agree that they cannot.
+//!
+//! Three rounds, in each of which every rank hears a message from every other. First they tell where their arenas lie;
+//! each maps those of the others, and writes into them. Then they tell whether that went well; each looks whether what
+//! the others wrote has arrived, reads from them, and loads its kernels. Then they tell that. A rank that cannot go on
+//! says why and still takes part in the round, so that all come to the same answer at the same point.
+//!
+//! The rounds themselves are the caller's, who may be setting up many groups at once: see [`Step`].
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use super::board::{BOARD_BYTES, Boards, MAX_MEMBERS};
+use super::exchange::DeviceExchange;
+use super::offer::{Message, Offer};
+use super::probe::{PROBE_BYTES, Probe};
+use super::retired::Parts;
+use super::{Kernels, Load, Way};
+use crate::cuda::context::Devices;
+use crate::cuda::event::Event;
+use crate::cuda::exchange::{self, Fault};
+use crate::cuda::slab::{self, Arena, Opened};
+use crate::cuda::stream::Stream;
+use crate::deadline::Deadline;
+use crate::engine::group::Group;
+use crate::error::{Error, Result, fail};
+use crate::sys::fork;
+use crate::transport::memory::PeerMemory;
+use crate::transport::segment::Region;
+
+pub use super::offer::MESSAGE_BYTES;
+
+/// What comes next.
+pub enum Step {
+    /// Gather these bytes of every rank, in rank order, and give them to [`Setup::next`].
+    Gather([u8; MESSAGE_BYTES]),
+    /// It is over; the group knows it.
+    Agreed(Way),
+}
+
+/// One group's setup under way.
+pub struct Setup {
+    group: Arc<Group>,
+    load: Load,
+    deadline: Deadline,
+    stage: Stage,
+}
+
+/// How far it is. What this rank has offered stays until all have heard that it is not used: also when this rank itself
+/// has said that it cannot go on.
+enum Stage {
+    /// The offers are on their way; none: this rank makes none.
+    Offered(Option<Own>),
+    /// The others' arenas are mapped and written to, if they could be.
+    Mapped(Own, Option<Mapped>),
+    /// They were read; what the exchange consists of, if it could be made.
+    Proved(Own, Mapped, Option<Made>),
+    Over,
+}
+
+/// What this rank brings.
+struct Own {
+    devices: Arc<Devices>,
+    device: u32,
+    arena: Arena,
+    board: Region,
+    fault: Arc<Fault>,
+    probe: Probe,
+}
+
+/// The members' arenas.
+struct Mapped {
+    /// As this rank's GPU reaches them.
+    arenas: Vec<u64>,
+    /// Their areas for the proof, each with the device that it is reached as.
+    areas: Vec<(u64, u32)>,
+    opened: Vec<Arc<Opened>>,
+    /// The others' memory, and where their boards lie in it.
+    peers: Vec<Option<Arc<PeerMemory>>>,
+    boards: Vec<u64>,
+}
+
+/// What calls need.
+struct Made {
+    kernels: Box<dyn Kernels>,
+    last: Event,
+    within: Event,
+    stream: Stream,
+}
+
+impl Setup {
+    /// Begins on this rank's GPU; `devices`: the driver, or why there is none. Allocates: may wait for the GPU.
+    pub fn begin(
+        group: &Arc<Group>,
+        devices: Result<Arc<Devices>>,
+        device: u32,
+        load: Load,
+    ) -> (Setup, Step) {
+        let deadline = Deadline::after(group.timeout());
+        let mut setup = Setup { group: group.clone(), load, deadline, stage: Stage::Over };
+        // What all ranks know without a word.
+        if group.direct().is_none() {
+            let why = "the ranks are not all on one host, or share no memory there";
+            let step = setup.agree(Way::Staged(why.into()));
+            return (setup, step);
+        }
+        let (size, most) = (group.size() as usize, MAX_MEMBERS.min(exchange::MAX_RANKS));
+        if size > most {
+            let why = format!("{size} ranks are more than the {most} whose GPUs exchange");
+            let step = setup.agree(Way::Staged(why));
+            return (setup, step);
+        }
+        let offered = wanted().and(devices).and_then(|devices| Own::new(group, devices, device, deadline));
+        let offered = offered.and_then(|own| own.offer().map(|offer| (own, offer)));
+        let (own, message) = match offered {
+            Ok((own, offer)) => (Some(own), Message::Offer(offer)),
+            Err(error) => (None, refusal(&error)),
+        };
+        setup.stage = Stage::Offered(own);
+        (setup, Step::Gather(message.encode()))
+    }
+
+    /// Goes on with what the round has gathered. May wait for the GPU.
+    pub fn next(&mut self, gathered: &[u8]) -> Result<Step> {
+        let messages: Vec<Message> =
+            gathered.chunks_exact(MESSAGE_BYTES).map(Message::decode).collect::<Result<_>>()?;
+        if messages.len() != self.group.size() as usize {
+            fail!(Internal, "{} messages came from {} ranks", messages.len(), self.group.size());
+        }
+        let stage = std::mem::replace(&mut self.stage, Stage::Over);
+        if let Some(why) = self.refused(&messages) {
+            let stuck =
+                messages.iter().any(|message| matches!(message, Message::Refusal { stuck: true, .. }));
+            if let (true, Stage::Mapped(own, mapped)) = (stuck, stage) {
+                // Somebody's GPU may still write here, or this one there.
+                std::mem::forget((own.arena, own.probe, mapped));
+            }
+            return Ok(self.agree(Way::Staged(why)));
+        }
+        let message = match stage {
+            Stage::Offered(Some(own)) => {
+                let offers = messages.iter().map(|message| match message {
+                    Message::Offer(offer) => Ok(offer),
+                    _ => fail!(Internal, "a rank sent something else than an offer"),
+                });
+                let offers: Vec<&Offer> = offers.collect::<Result<_>>()?;
+                if let Some(why) = unfit(&offers) {
+                    return Ok(self.agree(Way::Staged(why)));
+                }
+                let (mapped, message) = match own.map(&self.group, &offers) {
+                    Ok(mapped) => {
+                        let message = match own.probe.write(&mapped.areas, self.deadline) {
+                            Ok(()) => Message::Ready,
+                            Err(error) => Message::Refusal { why: error.to_string(), stuck: true },
+                        };
+                        (Some(mapped), message)
+                    }
+                    Err(error) => (None, refusal(&error)),
+                };
+                self.stage = Stage::Mapped(own, mapped);
+                message
+            }
+            Stage::Mapped(own, Some(mapped)) => {
+                let read = own.probe.read(&mapped.areas, self.deadline);
+                let (made, message) = match read.and_then(|()| self.make(&own, &mapped)) {
+                    Ok(made) => (Some(made), Message::Ready),
+                    Err(error) => (None, refusal(&error)),
+                };
+                self.stage = Stage::Proved(own, mapped, made);
+                message
+            }
+            Stage::Proved(own, mapped, Some(made)) => {
+                let exchange = self.exchange(own, mapped, made)?;
+                return Ok(self.agree(Way::Exchange(Arc::new(exchange))));
+            }
+            // A rank that lacks something has refused.
+            _ => fail!(Internal, "this setup is over"),
+        };
+        Ok(Step::Gather(message.encode()))
+    }
+
+    /// Makes what may fail.
+    fn make(&self, own: &Own, mapped: &Mapped) -> Result<Made> {
+        let Own { devices, device, fault, .. } = own;
+        let kernels = (self.load)(devices, *device, self.group.rank(), &mapped.arenas, fault.clone())?;
+        let event = || Event::new(devices, *device);
+        Ok(Made { kernels, last: event()?, within: event()?, stream: Stream::new(devices, *device, true)? })
+    }
+
+    fn exchange(&self, own: Own, mapped: Mapped, made: Made) -> Result<DeviceExchange> {
+        let Made { kernels, last, within, stream } = made;
+        let rank = self.group.rank() as usize;
+        let Some(boards) = Boards::new(rank, own.board, mapped.peers, &mapped.boards) else {
+            fail!(Internal, "a member's board lies outside of its segment")
+        };
+        Ok(DeviceExchange::new(Parts {
+            last,
+            within,
+            stream,
+            kernels,
+            fault: own.fault,
+            _arena: own.arena,
+            _opened: mapped.opened,
+            boards,
+            said_goodbye: AtomicBool::new(false),
+            fork: fork::generation(),
+        }))
+    }
+
+    /// Why some rank cannot, if one cannot. The same on all ranks, which have heard the same.
+    fn refused(&self, messages: &[Message]) -> Option<String> {
+        messages.iter().enumerate().find_map(|(rank, message)| match message {
+            Message::Refusal { why, .. } => Some(format!("{}: {why}", self.group.describe_rank(rank as u32))),
+            _ => None,
+        })
+    }
+
+    fn agree(&self, way: Way) -> Step {
+        let name = self.group.name();
+        match &way {
+            Way::Exchange(_) => log::info!("group '{name}': the GPUs exchange directly"),
+            Way::Staged(why) => {
+                log::info!("group '{name}': device memory goes through the host, because of {why}");
+            }
+        }
+        self.group.link_devices(way.clone());
+        Step::Agreed(way)
+    }
+}
+
+impl Drop for Setup {
+    fn drop(&mut self) {
+        // Given up in between: the others may still write to what they were offered.
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Offered(Some(own)) | Stage::Mapped(own, _) | Stage::Proved(own, ..) => {
+                std::mem::forget(own.arena);
+            }
+            Stage::Offered(None) | Stage::Over => {}
+        }
+    }
+}
+
+/// Whether the environment allows it.
+fn wanted() -> Result<()> {
+    match std::env::var("UNISONO_P2P").as_deref() {
+        Err(_) | Ok("1" | "") => Ok(()),
+        Ok("0") => fail!(Unsupported, "UNISONO_P2P=0 switches it off"),
+        Ok(text) => fail!(InvalidArgument, "UNISONO_P2P={text}: use 0 or 1"),
+    }
+}
+
+fn refusal(error: &Error) -> Message {
+    Message::Refusal { why: error.text().to_string(), stuck: false }
+}
+
+/// Why these offers do not fit each other, if they do not.
+fn unfit(offers: &[&Offer]) -> Option<String> {
+    for (rank, offer) in offers.iter().enumerate() {
+        let same = |other: &&Offer| (other.process, other.device) == (offer.process, offer.device);
+        if let Some(other) = offers[..rank].iter().position(same) {
+            let device = offer.device;
+            // Kernels that wait for each other must never queue behind each other.
+            return Some(format!("ranks {other} and {rank} are one process on one GPU ({device})"));
+        }
+        if offer.bytes != offers[0].bytes {
+            return Some(format!("rank {rank} and rank 0 run different versions of unisono"));
+        }
+    }
+    None
+}
+
+impl Own {
+    fn new(group: &Group, devices: Arc<Devices>, device: u32, deadline: Deadline) -> Result<Own> {
+        devices.context(device)?;
+        let bytes = exchange::arena_bytes(group.size()).next_multiple_of(64);
+        let arena = Arena::new(&devices, device, bytes + PROBE_BYTES, deadline)?;
+        let Some(board) = group.endpoint().registration().segment().allocate(BOARD_BYTES, 64) else {
+            fail!(OutOfMemory, "no room for {BOARD_BYTES} bytes in the shared segment")
+        };
+        let fault = Arc::new(Fault::new(&devices, device)?);
+        let area = arena.address() + bytes as u64;
+        let probe = Probe::new(&devices, device, area, group.rank() as usize, group.id(), deadline)?;
+        Ok(Own { devices, device, arena, board, fault, probe })
+    }
+
+    fn offer(&self) -> Result<Offer> {
+        let place = self.arena.place(&self.devices);
+        if let Err(error) = &place {
+            log::debug!("GPU {} shares no memory with other processes: {error}", self.device);
+        }
+        Ok(Offer {
+            uuid: self.devices.driver().device_uuid(self.device)?,
+            device: self.device,
+            process: slab::identity(&self.devices),
+            address: self.arena.address(),
+            bytes: self.arena.bytes() as u64,
+            board: self.board.offset() as u64,
+            place: place.ok(),
+        })
+    }
+}
+
+impl Own {
+    /// Maps the others' arenas.
+    fn map(&self, group: &Group, offers: &[&Offer]) -> Result<Mapped> {
+        let Own { devices, device, arena, .. } = self;
+        let device = *device;
+        let before_area = (arena.bytes() - PROBE_BYTES) as u64;
+        let (mut arenas, mut areas, mut opened) = (Vec::new(), Vec::new(), Vec::new());
+        for (member, offer) in offers.iter().enumerate() {
+            let (address, owner) = if member == group.rank() as usize {
+                (arena.address(), device)
+            } else if offer.process == slab::identity(devices) {
+                if !devices.reaches(device, offer.device)? {
+                    fail!(Unsupported, "GPU {device} does not reach GPU {}, rank {member}'s", offer.device);
+                }
+                (offer.address, offer.device)
+            } else {
+                (map_slab(devices, device, member, offer, &mut opened)?, device)
+            };
+            arenas.push(address);
+            areas.push((address + before_area, owner));
+        }
+        let messages = group.endpoint().messages();
+        let peers = group.members().iter().map(|&peer| messages.memory(peer).cloned()).collect();
+        drop(messages);
+        let boards = offers.iter().map(|offer| offer.board).collect();
+        Ok(Mapped { arenas, areas, opened, peers, boards })
+    }
+}
+
+/// Where the arena of a rank in another process is mapped for `device`.
+fn map_slab(
+    devices: &Arc<Devices>,
+    device: u32,
+    member: usize,
+    offer: &Offer,
+    opened: &mut Vec<Arc<Opened>>,
+) -> Result<u64> {
+    let Some(place) = &offer.place else {
+        fail!(Unsupported, "rank {member}'s GPU shares no memory with other processes")
+    };
+    // A GPU that this process sees can be asked about; another one may still be reached.
+    for ordinal in 0..devices.count() {
+        let theirs = devices.driver().device_uuid(ordinal)? == offer.uuid;
+        if theirs && ordinal != device && !devices.driver().can_access_peer(device, ordinal)? {
+            fail!(Unsupported, "GPU {device} does not reach GPU {ordinal}, rank {member}'s");
+        }
+    }
+    let slab = Opened::new(devices, device, place)
+        .map_err(|error| error.context(format_args!("rank {member}'s memory")))?;
+    let address = slab.address(place);
+    opened.push(slab);
+    Ok(address)
+}

@@ -1,0 +1,225 @@
+//! The exchange between GPUs, in one process: every operation against the host's reduction bit for bit, eager and
+//! replayed, and what an abort does. Ranks share the GPUs that there are. `UNISONO_EXCHANGE_TIMES` asks for a table of
+//! times as well: see [`times`].
+
+mod times;
+mod world;
+
+use unisono::cuda::exchange::{Direction, Point};
+use unisono::reduce::{DataType, Operator};
+use unisono::signature::Kind;
+
+use world::{Case, Graph, World, gpus};
+
+/// Every size of group that the machine has room for.
+const SIZES: [u32; 4] = [2, 3, 4, 8];
+
+/// Bytes of calls, around the bounds of the protocols and of the tiles.
+const BYTES: [u64; 12] =
+    [1, 100, 4096, 15_000, 33_000, 70_001, 300_000, 500_000, 1_100_011, 2_500_000, 5_000_011, 20_000_003];
+
+fn operators(dtype: DataType) -> Vec<Operator> {
+    let mut all = vec![
+        Operator::Sum,
+        Operator::Product,
+        Operator::Min,
+        Operator::Max,
+        Operator::Average,
+        Operator::PreMulSum(1.0),
+    ];
+    if !dtype.is_float() {
+        all.extend([Operator::BitAnd, Operator::BitOr, Operator::BitXor]);
+    }
+    all
+}
+
+const COLLECTIVES: [Kind; 8] = [
+    Kind::Allreduce,
+    Kind::Reduce,
+    Kind::ReduceScatter,
+    Kind::Broadcast,
+    Kind::Allgather,
+    Kind::Alltoall,
+    Kind::Gather,
+    Kind::Scatter,
+];
+
+#[test]
+fn exchange_of_floats_at_every_size() {
+    for size in SIZES {
+        let world = World::new(size, 24 << 20);
+        for kind in COLLECTIVES {
+            for (i, bytes) in BYTES.into_iter().enumerate() {
+                let count = bytes.div_ceil(4);
+                let parts = if world::is_partial(kind) { u64::from(size) } else { 1 };
+                let case = Case {
+                    kind,
+                    dtype: DataType::F32,
+                    operator: Operator::Sum,
+                    count: count.div_ceil(parts),
+                    root: i as u32 % size,
+                    in_place: i % 3 == 1,
+                    skew: [0, 4, 8, 0][i % 4],
+                };
+                world.check(&case);
+            }
+        }
+    }
+}
+
+#[test]
+fn exchange_of_every_type_by_every_operator() {
+    for size in [2, 4, 8] {
+        let world = World::new(size, 4 << 20);
+        let mut round = 0;
+        for dtype in DataType::ALL {
+            for operator in operators(dtype) {
+                for kind in [Kind::Allreduce, Kind::Reduce, Kind::ReduceScatter] {
+                    for bytes in [300, 60_000, 900_001] {
+                        round += 1;
+                        let case = Case {
+                            kind,
+                            dtype,
+                            operator,
+                            count: bytes / dtype.size() as u64,
+                            root: round % size,
+                            in_place: round % 5 == 0,
+                            skew: if round % 4 == 0 { dtype.size() } else { 0 },
+                        };
+                        if case.bytes(size) <= 4 << 20 {
+                            world.check(&case);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn exchange_in_graphs_and_between_them() {
+    for size in [2, 4] {
+        let world = World::new(size, 8 << 20);
+        let cases: Vec<Case> = [100, 40_000, 400_000, 3_000_000]
+            .into_iter()
+            .flat_map(|count| COLLECTIVES.map(|kind| (kind, count)))
+            .enumerate()
+            .map(|(i, (kind, count))| Case {
+                kind,
+                dtype: DataType::Bf16,
+                operator: Operator::Average,
+                count: if world::is_partial(kind) { count / u64::from(size) } else { count },
+                root: i as u32 % size,
+                in_place: false,
+                skew: 0,
+            })
+            .collect();
+        for (i, case) in cases.iter().enumerate() {
+            let graph = world.captured(case);
+            for replay in 0..3 {
+                world.check_by(case, || graph.iter().for_each(Graph::launch));
+                // An eager call of another kind in between.
+                if replay == 1 {
+                    world.check(&cases[(i + 5) % cases.len()]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn exchange_of_sends_and_receives() {
+    for size in [2, 3, 4] {
+        let world = World::new(size, 16 << 20);
+        for bytes in [1, 5000, 130_001, 3_000_000] {
+            // Several transfers of different sizes to everybody, oneself too, the order of the group mixed.
+            for many in [1, 3, 20] {
+                let bytes = (bytes / many).max(1);
+                let part = |i: u64| bytes / (i % 3 + 1) + i % 2;
+                let slot = bytes + 16;
+                let points = |rank: u32| -> Vec<Point> {
+                    let mut points = Vec::new();
+                    for peer in 0..size {
+                        for i in 0..many {
+                            let at = (u64::from(peer) * many + i) * slot;
+                            let point = |direction, base: u64| Point {
+                                direction,
+                                peer,
+                                address: base + at,
+                                bytes: part(i),
+                            };
+                            points.push(point(Direction::Send, world.input(rank)));
+                            points.push(point(Direction::Receive, world.output(rank)));
+                        }
+                    }
+                    points
+                };
+                let input = |rank: u32| world::noise(u64::from(rank) + 7, (slot * many) as usize * size as usize);
+                for rank in 0..size {
+                    world.fill(rank, &input(rank));
+                }
+                for rank in 0..size {
+                    world.send_and_receive(rank, &points(rank));
+                }
+                world.wait();
+                for rank in 0..size {
+                    let got = world.result(rank, (slot * many) as usize * size as usize);
+                    for peer in 0..size {
+                        let sent = input(peer);
+                        for i in 0..many {
+                            let from = ((u64::from(rank) * many + i) * slot) as usize;
+                            let to = ((u64::from(peer) * many + i) * slot) as usize;
+                            let length = part(i) as usize;
+                            assert!(
+                                got[to..to + length] == sent[from..from + length],
+                                "transfer {i} of {many} from {peer} to {rank}, {length} bytes"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn exchange_ends_when_aborted() {
+    for bytes in [64, 40_000_000] {
+        let world = World::new(2, 48 << 20);
+        let case = Case {
+            kind: Kind::Allreduce,
+            dtype: DataType::F32,
+            operator: Operator::Sum,
+            count: bytes / 4,
+            root: 0,
+            in_place: false,
+            skew: 0,
+        };
+        let graph = world.captured(&case);
+        world.enqueue(0, &case);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let began = std::time::Instant::now();
+        world.abort(0);
+        world.wait_for(0);
+        // Replays leave at once.
+        graph[0].launch();
+        world.wait_for(0);
+        let took = began.elapsed();
+        assert!(took.as_millis() < 1000, "an aborted kernel took {took:?} to end");
+        let record = world.record(0).expect("what the kernel waited for");
+        assert_eq!(record.peer, 1, "{record:?}");
+        assert!(world.try_enqueue(0, &case).is_err());
+        println!("abort: {took:?}, {record:?}");
+    }
+}
+
+#[test]
+fn exchange_times() {
+    if std::env::var_os("UNISONO_EXCHANGE_TIMES").is_none() {
+        return println!("skipped: UNISONO_EXCHANGE_TIMES asks for it");
+    }
+    if gpus() < 2 {
+        return println!("skipped: needs 2 GPUs");
+    }
+    times::print();
+}
