@@ -193,10 +193,10 @@ impl Communicator {
     }
 
     /// Waits for everything that was started.
-    pub(crate) fn drain(&self) -> Result<()> {
+    pub(crate) fn drain(&self, deadline: Deadline) -> Result<()> {
         let started = std::mem::take(&mut *self.started());
         // All are waited for, also when one has failed; each ends by its own deadline, or when somebody aborts.
-        let results: Vec<_> = started.into_iter().map(|(_, work)| work.wait(Deadline::NEVER)).collect();
+        let results: Vec<_> = started.into_iter().map(|(_, work)| work.wait(deadline)).collect();
         results.into_iter().find_map(Result::err).map_or(Ok(()), Err)
     }
 

@@ -10,6 +10,7 @@ use unisono::rendezvous::store::Store;
 use crate::abi::{ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId};
 use crate::communicator::{self, COMMUNICATORS, Communicator, Phase, meeting_timeout};
 use crate::config::Config;
+use crate::engine;
 use crate::error::{Result, fail, guard, out};
 use crate::group::{self, Joining, in_group};
 use crate::place::{Place, device_count};
@@ -309,6 +310,14 @@ unsafe fn joining(
     meet: impl FnOnce() -> Result<Option<Context>> + Send + 'static,
 ) -> Joining {
     let handle = COMMUNICATORS.insert(communicator.clone());
+    let here = communicator.place;
+    let meet = move || {
+        let context = meet()?;
+        if let Some(context) = &context {
+            engine::connect(context, here)?;
+        }
+        Ok(context)
+    };
     // SAFETY: this function's contract.
     unsafe { place.write(handle) };
     Joining { communicator, handle, place, meet: Box::new(meet) }

@@ -1,10 +1,16 @@
 //! How communicators end.
 
 use std::ffi::c_int;
+use std::time::Duration;
+
+use unisono::deadline::Deadline;
 
 use crate::abi::{ncclComm_t, ncclResult_t};
 use crate::communicator::{self, COMMUNICATORS, Phase};
 use crate::error::{IN_PROGRESS, SUCCESS, fail, guard};
+
+/// How long a communicator that is destroyed waits for what was enqueued on it.
+const FAREWELL: Duration = Duration::from_secs(30);
 
 /// ncclCommRevoke: the only flag there is.
 #[allow(unreachable_pub, reason = "for the header")]
@@ -19,14 +25,15 @@ pub extern "C" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
         communicator.open_group()?;
         *communicator.phase() = Phase::Finalized;
         if communicator.config.blocking {
-            communicator.drain()?;
+            communicator.drain(Deadline::NEVER)?;
             return Ok(SUCCESS);
         }
         Ok(if communicator.idle() { SUCCESS } else { IN_PROGRESS })
     })
 }
 
-/// Ends the handle. Waits for no other rank: what was enqueued runs on, and keeps what it needs. NULL is fine.
+/// Ends the handle, once what was enqueued is complete: this process may end next, and others may need what it has yet to
+/// give. After half a minute it waits no longer; what was enqueued runs on, and keeps what it needs. NULL is fine.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
     guard(|| {
@@ -38,6 +45,10 @@ pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
         if communicator.met().is_none() {
             // It still meets the others, in the background; whoever does that holds the rest.
             communicator.abort();
+        }
+        if let Err(error) = communicator.drain(Deadline::after(FAREWELL)) {
+            // It is destroyed all the same; whoever wants to know asks ncclCommGetAsyncError before.
+            log::warn!("{error}");
         }
         Ok(SUCCESS)
     })

@@ -1,7 +1,8 @@
 //! Starts calls: the only module that gives anything to unisono's contexts.
 //!
 //! On devices a call is enqueued and this returns. In host memory it returns when the call is complete. Calls of one
-//! group are all begun before any stream is made to wait, or any is waited for: they may depend on each other.
+//! group are all begun before any stream is made to wait, or any is waited for: they may depend on each other. What
+//! `communicator::start_together` does for one device is done here for several, whose default streams have one name.
 
 use std::sync::Arc;
 
@@ -107,9 +108,9 @@ pub(crate) fn launch_one(mut launch: Launch) -> Result<()> {
     match communicator.place {
         // SAFETY: the client's promise: the buffers are valid until the call is complete.
         Place::Host(_) => unsafe { context.run(&launch.request, &call) }.map(drop),
-        Place::Device(device) => {
-            let current = Current::new(device, launch.stream)?;
-            let _entered = current.enter()?;
+        Place::Device(_) => {
+            let current = Current::of(&launch)?;
+            let _entered = current.as_ref().map(Current::enter).transpose()?;
             // SAFETY: as above, and the stream lives.
             let work = unsafe { context.start(&launch.request, &call) }?;
             communicator.keep(launch.stream, [work]);
@@ -142,30 +143,42 @@ pub(crate) fn launch_all(mut launches: Vec<Launch>) -> Result<()> {
         }
     }
     let mut works: Vec<(&Launch, Work)> = Vec::with_capacity(begun.len());
-    for (launch, pending) in begun {
-        match close(launch, pending) {
-            Ok(work) => works.push((launch, work)),
-            Err(error) => note(error),
+    while let Some((first, _)) = begun.first() {
+        // The calls of one device are closed with it current, all that are together at once.
+        let place = first.communicator.place;
+        let (same, others) = begun.into_iter().partition(|(launch, _)| launch.communicator.place == place);
+        begun = others;
+        for (launch, work) in close(place, same) {
+            match work {
+                Ok(work) => works.push((launch, work)),
+                Err(error) => note(error),
+            }
         }
     }
-    while let Some((launch, work)) = works.pop() {
-        let communicator = &launch.communicator;
-        if let Place::Host(_) = communicator.place {
-            // Each ends by its own deadline, or when somebody aborts.
-            if let Err(error) = work.wait(Deadline::NEVER) {
-                note(error);
-            }
-            continue;
-        }
-        let alike = |other: &Launch| {
-            Arc::ptr_eq(&other.communicator, communicator) && other.stream == launch.stream
-        };
-        let (same, rest) = works.into_iter().partition(|(other, _)| alike(other));
-        works = rest;
+    while let Some((launch, _)) = works.first() {
+        let (communicator, stream) = (&launch.communicator, launch.stream);
+        let (same, others) = works.into_iter().partition(|(other, _)| {
+            Arc::ptr_eq(&other.communicator, communicator) && other.stream == stream
+        });
+        works = others;
         let same: Vec<(&Launch, Work)> = same;
-        communicator.keep(launch.stream, same.into_iter().map(|(_, work)| work).chain([work]));
+        let same = same.into_iter().map(|(_, work)| work);
+        match communicator.place {
+            Place::Device(_) => communicator.keep(stream, same),
+            // Each ends by its own deadline, or when somebody aborts.
+            Place::Host(_) => same.filter_map(|work| work.wait(Deadline::NEVER).err()).for_each(&mut note),
+        }
     }
     first.map_or(Ok(()), Err)
+}
+
+/// Agrees with the other ranks how the group's devices reach each other. Part of making a communicator: later there may be no
+/// thread for each rank.
+pub(crate) fn connect(context: &Context, place: Place) -> Result<()> {
+    match place {
+        Place::Device(device) => context.connect_device(device),
+        Place::Host(_) => Ok(()),
+    }
 }
 
 fn begin(launch: &Launch) -> Result<Pending> {
@@ -176,10 +189,20 @@ fn begin(launch: &Launch) -> Result<Pending> {
     unsafe { context.begin(&launch.request, &launch.call()) }
 }
 
-fn close(launch: &Launch, pending: Pending) -> Result<Work> {
-    let current = Current::of(launch)?;
-    let _entered = current.as_ref().map(Current::enter).transpose()?;
-    pending.close()
+/// Closes calls of one place together.
+fn close(place: Place, begun: Vec<(&Launch, Pending)>) -> Vec<(&Launch, Result<Work>)> {
+    let (launches, pending): (Vec<&Launch>, Vec<Pending>) = begun.into_iter().unzip();
+    let works = match place {
+        Place::Host(_) => Pending::close_all(pending),
+        Place::Device(device) => {
+            let entered = devices().and_then(|devices| {
+                let _entered = devices.enter(device)?;
+                Ok(Pending::close_all(pending))
+            });
+            entered.unwrap_or_else(|error| launches.iter().map(|_| Err(error.clone())).collect())
+        }
+    };
+    launches.into_iter().zip(works).collect()
 }
 
 /// A default stream is that of the current device: the communicator's, here, whatever the client's is.
@@ -189,14 +212,13 @@ struct Current {
 }
 
 impl Current {
-    fn new(device: u32, stream: usize) -> Result<Current> {
-        Ok(Current { devices: devices()?, device: StreamHandle(stream).is_default().then_some(device) })
-    }
-
     fn of(launch: &Launch) -> Result<Option<Current>> {
         match launch.communicator.place {
             Place::Host(_) => Ok(None),
-            Place::Device(device) => Current::new(device, launch.stream).map(Some),
+            Place::Device(device) => {
+                let default = StreamHandle(launch.stream).is_default();
+                Ok(Some(Current { devices: devices()?, device: default.then_some(device) }))
+            }
         }
     }
 
