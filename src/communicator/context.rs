@@ -319,7 +319,8 @@ impl Context {
             return call.work(enqueued)?.wait(Deadline::NEVER);
         }
         // SAFETY: the caller's promise.
-        let Step { group, class, tag, signature, make } = match unsafe { self.step(request, call, buffers) }? {
+        let Step { group, class, tag, signature, make } = match unsafe { self.step(request, call, buffers) }?
+        {
             Next::Done => return Ok(Completion::default()),
             // SAFETY: the caller's promise.
             Next::Staged(staging) => return unsafe { self.run_staged(*staging, request, call) },
@@ -414,9 +415,12 @@ impl Context {
             return Ok(Next::Step(Step { group, class: Class::PointToPoint, tag, signature, make }));
         }
         let mut checked = Checked::new(request, self.rank(), self.size())?;
-        if let Some(staging) = self.survey(Spans::of_collective(&checked), call)? {
+        if let Some(staging) = self.or_fail(self.survey(Spans::of_collective(&checked), call))? {
             if buffers.len() > 1 {
-                fail!(Unsupported, "several buffers of a rank are taken from host memory, and without a stream");
+                fail!(
+                    Unsupported,
+                    "several buffers of a rank are taken from host memory, and without a stream"
+                );
             }
             return Ok(Next::Staged(Box::new(StagedCall::collective(staging, checked))));
         }
@@ -623,8 +627,7 @@ unsafe fn widen(
 ) -> Result<Option<Wide>> {
     let bytes = checked.output_len() * checked.dtype.size();
     let scale = if let Operator::PreMulSum(scale) = operator { scale } else { 1.0 };
-    let element =
-        |address: *const u8| Operand { address, representation: Representation::Element, scale };
+    let element = |address: *const u8| Operand { address, representation: Representation::Element, scale };
     match checked.operator {
         Some(Operator::PreMulSum(_)) if buffers.len() <= 1 => {
             let operands = [element(checked.input)];

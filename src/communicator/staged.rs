@@ -1,5 +1,8 @@
 //! Calls that name device memory or a stream: where their buffers are, and how they are handed to the engine.
 
+#[cfg(test)]
+mod tests;
+
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
@@ -25,7 +28,7 @@ use crate::engine::operation::{Operation, Running};
 use crate::engine::point::{Message, Point};
 use crate::engine::staged::{self, Cut, Entry, Exchange, Job, Place, Shape, Side, Staged, StreamOrder};
 use crate::engine::wire::Class;
-use crate::error::{Result, fail};
+use crate::error::{Result, Status, fail};
 use crate::reduce::{Operator, Reducer};
 use crate::signature::Signature;
 use crate::sys;
@@ -254,7 +257,7 @@ impl Context {
                     "{first} is memory of GPU {other}, but {name} of GPU {found}: buffers of a call share a device"
                 );
             }
-            device = Some((found, name));
+            device.get_or_insert((found, name));
             let room = (location.base.saturating_add(location.bytes))
                 .saturating_sub(span.address.expose_provenance() as u64);
             if room < span.bytes as u64 {
@@ -308,6 +311,16 @@ impl Context {
         }))
     }
 
+    /// A collective that the driver keeps this rank from starting fails for all: the others would wait for it.
+    pub(super) fn or_fail<T>(&self, result: Result<T>) -> Result<T> {
+        if let (Err(error), Membership::Group(group)) = (&result, self.place())
+            && matches!(error.status(), Status::Cuda | Status::OutOfMemory)
+        {
+            group.fail(error.context(format_args!("rank {} of '{}'", group.rank(), group.name())));
+        }
+        result
+    }
+
     /// [`Context::run`] for a call that is staged.
     ///
     /// # Safety
@@ -327,7 +340,8 @@ impl Context {
             return unsafe { self.begin_staged(call, request, options) }?.close()?.wait(Deadline::NEVER);
         }
         let (class, tag, signature) = self.header(&call, options)?;
-        let (job, _) = self.job(call, group, request, options)?;
+        let job = self.job(call, group, request, options);
+        let (job, _) = if class == Class::PointToPoint { job } else { self.or_fail(job) }?;
         // SAFETY: the caller's promise.
         group.run(class, tag, signature, options.timeout, |turn| unsafe {
             operation(group, turn, job, signature)
@@ -351,7 +365,8 @@ impl Context {
         let (devices, stream, ordered) =
             (call.survey.devices.clone(), call.survey.stream.clone(), call.survey.ordered);
         let (class, tag, signature) = self.header(&call, options)?;
-        let (job, exit) = self.job(call, group, request, options)?;
+        let job = self.job(call, group, request, options);
+        let (job, exit) = if class == Class::PointToPoint { job } else { self.or_fail(job) }?;
         // SAFETY: the caller's promise.
         let running = group.start(class, tag, signature, options.timeout, |turn| unsafe {
             operation(group, turn, job, signature)
@@ -363,9 +378,7 @@ impl Context {
     /// The name of a call, and what the ranks compare.
     fn header(&self, call: &StagedCall, options: &Call) -> Result<(Class, u64, Signature)> {
         match &call.what {
-            What::Message(signature, _) => {
-                Ok((Class::PointToPoint, options.tag.unwrap_or(0), *signature))
-            }
+            What::Message(signature, _) => Ok((Class::PointToPoint, options.tag.unwrap_or(0), *signature)),
             What::Collective(checked) => {
                 let mut checked = checked.clone();
                 if let Some(operator) = checked.operator {

@@ -458,8 +458,7 @@ impl Driver for Libcuda {
         let attribute = Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS as c_int;
         let mut can = 0;
         // SAFETY: fills `can`; a device that does not exist is refused.
-        let result =
-            unsafe { (self.calls.cuDeviceGetAttribute)(&raw mut can, attribute, ordinal(device)) };
+        let result = unsafe { (self.calls.cuDeviceGetAttribute)(&raw mut can, attribute, ordinal(device)) };
         self.check("cuDeviceGetAttribute", result)?;
         Ok(can != 0)
     }

@@ -187,14 +187,7 @@ impl Graph {
         // SAFETY: a live stream; fills both.
         unsafe {
             ok("cuStreamEndCapture", (calls().cuStreamEndCapture)(raw(stream.handle().0), &raw mut graph));
-<<<<<<< HEAD
-            ok(
-                "cuGraphInstantiate",
-                (calls().cuGraphInstantiateWithFlags)(&raw mut ready, graph, 0),
-            );
-=======
             ok("cuGraphInstantiate", (calls().cuGraphInstantiateWithFlags)(&raw mut ready, graph, 0));
->>>>>>> staged
         }
         Graph { device: stream.device(), graph, ready }
     }

@@ -6,6 +6,7 @@ mod cuda;
 mod device;
 mod driver;
 mod exchange;
+mod staged;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -17,5 +18,8 @@ fn rank() {
         ("device stop", device::scenario_stop),
         ("device mismatch", device::scenario_mismatch),
         ("device abort", device::scenario_abort),
+        ("staged", staged::collectives),
+        ("staged death", staged::death),
+        ("staged speed", staged::speed),
     ]);
 }

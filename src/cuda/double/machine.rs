@@ -87,8 +87,6 @@ pub(super) struct Pending {
     queue: Queue,
     task: Task,
     after: Vec<u64>,
-    /// Some thread runs it.
-    running: bool,
 }
 
 /// What runs in turn: a stream, or what stands for one.
@@ -191,6 +189,11 @@ pub(super) struct Machine {
     pub(super) creations: usize,
     pub(super) failing: Option<usize>,
     pub(super) no_wait_value: bool,
+    /// As for waits for events: how many waits for values there were, and the one that is ignored.
+    pub(super) values: usize,
+    pub(super) ignored_value: Option<usize>,
+    /// Tasks that some thread runs just now.
+    running: HashSet<u64>,
     allocations: BTreeMap<u64, Allocation>,
     /// The last task of each queue.
     last: HashMap<Queue, u64>,
@@ -226,6 +229,9 @@ impl Machine {
             creations: 0,
             failing: None,
             no_wait_value: false,
+            values: 0,
+            ignored_value: None,
+            running: HashSet::new(),
             allocations: BTreeMap::new(),
             last: HashMap::new(),
             known: Vec::new(),
@@ -331,7 +337,7 @@ impl Machine {
             _ => {}
         }
         let id = self.next_number();
-        self.pending.insert(id, Pending { queue, task, after, running: false });
+        self.pending.insert(id, Pending { queue, task, after });
         self.last.insert(queue, id);
         id
     }
@@ -444,7 +450,7 @@ impl Machine {
     }
 
     fn is_ready(&self, pending: &Pending) -> bool {
-        let free = !pending.running && pending.after.iter().all(|before| !self.pending.contains_key(before));
+        let free = pending.after.iter().all(|before| !self.pending.contains_key(before));
         free && match pending.task {
             Task::WaitValue { address, value } => match self.slice(Place { address, bytes: 4 }) {
                 Ok(found) => {
@@ -462,7 +468,7 @@ impl Machine {
     pub(super) fn choose(&mut self) -> Option<u64> {
         let mut ready: Vec<(u64, usize)> = Vec::new();
         for (&id, pending) in &self.pending {
-            if self.is_ready(pending) {
+            if !self.running.contains(&id) && self.is_ready(pending) {
                 let known = self.known.iter().position(|queue| *queue == pending.queue);
                 ready.push((id, known.unwrap_or(self.known.len())));
             }
@@ -487,15 +493,17 @@ impl Machine {
         };
         let (id, queue) = *chosen?;
         self.turn = (queue + 1) % queues;
+        self.running.insert(id);
         Some(id)
     }
 
     /// A ready task that has to run before `goal` is done, if one is ready.
-    pub(super) fn needed_for(&self, goal: u64) -> Option<u64> {
+    pub(super) fn needed_for(&mut self, goal: u64) -> Option<u64> {
         let (mut open, mut seen) = (vec![goal], HashSet::new());
         while let Some(id) = open.pop() {
             let Some(pending) = self.pending.get(&id).filter(|_| seen.insert(id)) else { continue };
-            if self.is_ready(pending) {
+            if !self.running.contains(&id) && self.is_ready(pending) {
+                self.running.insert(id);
                 return Some(id);
             }
             open.extend(&pending.after);
@@ -503,16 +511,20 @@ impl Machine {
         None
     }
 
-    /// The task of a pending number, if no other thread has it; it stays pending until it has run.
-    pub(super) fn take(&mut self, id: u64) -> Option<Task> {
-        let pending = self.pending.get_mut(&id).filter(|pending| !pending.running)?;
-        pending.running = true;
-        Some(pending.task.clone())
+    /// Whether some thread runs a task just now.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.running.is_empty()
     }
 
-    /// Whether any thread runs a task.
-    pub(super) fn is_busy(&self) -> bool {
-        self.pending.values().any(|pending| pending.running)
+    /// A task has run.
+    pub(super) fn finish(&mut self, id: u64) {
+        self.running.remove(&id);
+        self.pending.remove(&id);
+    }
+
+    /// The task of a pending number that was chosen; it stays pending until it has run.
+    pub(super) fn take(&self, id: u64) -> Task {
+        self.pending[&id].task.clone()
     }
 
     pub(super) fn execute(&mut self, task: &Task) {

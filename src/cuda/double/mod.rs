@@ -91,6 +91,22 @@ impl Double {
         self.lock().no_wait_value = true;
     }
 
+    /// Ignores the wait for a value that is the `index`-th from now.
+    pub(crate) fn ignore_value(&self, index: usize) {
+        let mut machine = self.lock();
+        machine.ignored_value = Some(machine.values + index);
+    }
+
+    /// How many waits for values streams have been given.
+    pub(crate) fn values(&self) -> usize {
+        self.lock().values
+    }
+
+    /// Whether streams have something left to do.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.lock().pending.is_empty()
+    }
+
     /// Lets the call fail that is the `index`-th from now. The calls that restore the caller's state never fail.
     pub(crate) fn fail_call(&self, index: usize) {
         self.lock().failing = Some(index);
@@ -154,14 +170,19 @@ impl Double {
 
     /// Runs everything that streams were given. Complains when they wait for each other for ever.
     pub(crate) fn drain(&self) {
-        while let Some(task) = self.choose() {
-            self.run(task);
-        }
+        while self.step() {}
         let mut machine = self.lock();
         let stuck = machine.pending.len();
         if stuck > 0 {
             machine.complain(format!("{stuck} tasks wait for each other for ever"));
         }
+    }
+
+    /// Runs one task, if one can run or another thread runs one. Whether that was so.
+    pub(crate) fn step(&self) -> bool {
+        let Some(task) = self.choose() else { return self.lock().is_busy() };
+        self.run(task);
+        true
     }
 
     /// Starts to record what the stream is given.
@@ -225,7 +246,7 @@ impl Double {
     }
 
     fn run(&self, id: u64) {
-        let Some(task) = self.lock().take(id) else { return };
+        let task = self.lock().take(id);
         if let Task::Host { function, user } = task {
             // Not under the lock: it is the test's own code.
             // SAFETY: the promise of `launch_host`.
@@ -233,14 +254,14 @@ impl Double {
         } else {
             self.lock().execute(&task);
         }
-        self.lock().pending.remove(&id);
+        self.lock().finish(id);
     }
 
     /// Runs what is needed for `goal`, and as little else as possible.
     fn demand(&self, goal: u64) -> Result<()> {
         loop {
             let task = {
-                let machine = self.lock();
+                let mut machine = self.lock();
                 if !machine.pending.contains_key(&goal) {
                     return Ok(());
                 }
@@ -596,7 +617,14 @@ impl Driver for Double {
     }
 
     unsafe fn wait_value(&self, stream: StreamHandle, address: u64, value: u32) -> Result<()> {
-        self.push("cuStreamWaitValue32", stream, Task::WaitValue { address, value })
+        let ignored = {
+            let mut machine = self.lock();
+            let index = machine.values;
+            machine.values += 1;
+            machine.ignored_value == Some(index)
+        };
+        let task = if ignored { Task::Mark } else { Task::WaitValue { address, value } };
+        self.push("cuStreamWaitValue32", stream, task)
     }
 
     unsafe fn launch_host(

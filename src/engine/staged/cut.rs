@@ -34,12 +34,12 @@ impl Cut {
     /// `bytes` bytes.
     pub fn even(count: u64, blocks: u64, element: usize, bytes: usize) -> Cut {
         let row = blocks.max(1).saturating_mul(element as u64);
-        let step = (bytes as u64 / row / GRAIN * GRAIN).max(GRAIN);
+        // No more pieces than can be counted.
+        let least = count.div_ceil(u64::from(u32::MAX)).max(GRAIN);
+        let step = (bytes as u64 / row / GRAIN * GRAIN).max(least);
         match u32::try_from(count.div_ceil(step)) {
             Ok(pieces @ 2..) => Cut { count, step, pieces },
-            Ok(_) => Cut::whole(),
-            // More pieces than can be counted: larger ones.
-            Err(_) => Cut { count, step: count.div_ceil(u64::from(u32::MAX)), pieces: u32::MAX },
+            _ => Cut::whole(),
         }
     }
 
@@ -106,7 +106,9 @@ mod tests {
 
     #[test]
     fn pieces_cover_every_element_once() {
-        for (count, blocks, bytes) in [(1, 1, 1024), (255, 1, 1024), (256, 1, 1024), (1000, 3, 1024), (65, 7, 1)] {
+        for (count, blocks, bytes) in
+            [(1, 1, 1024), (255, 1, 1024), (256, 1, 1024), (1000, 3, 1024), (65, 7, 1)]
+        {
             let cut = Cut::even(count, blocks, 4, bytes);
             let shape = Shape { bytes: (count * blocks) as usize * 4, blocks: blocks as usize };
             let mut seen = vec![0; shape.bytes];

@@ -17,8 +17,6 @@
 
 mod cut;
 mod resources;
-#[cfg(test)]
-mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -70,6 +68,13 @@ pub struct Side {
     pub place: Place,
     /// How it is laid out. No bytes: nothing is read or written.
     pub shape: Shape,
+}
+
+impl Side {
+    /// Whether it is copied by the device.
+    fn is_on_device(&self) -> bool {
+        matches!(self.place, Place::Device(_)) && self.shape.bytes > 0
+    }
 }
 
 /// When a call may touch the caller's memory, and who waits for it.
@@ -168,17 +173,16 @@ impl Staged {
         let StreamOrder { devices, device, entry, .. } = &self.job.order;
         let bay = self.bay.insert(Bay::take(devices, *device)?);
         let ringer = self.ringer.insert(Ringer::new(group.endpoint()));
-        let [loads, stores] = [&self.job.input, &self.job.output]
-            .map(|side| matches!(side.place, Place::Device(_)) && side.shape.bytes > 0);
+        let reads = self.job.input.shape.bytes > 0;
+        let [loads, stores] = [self.job.input, self.job.output].map(|side| side.is_on_device());
         if loads {
             bay.load.wait(entry)?;
-        } else {
-            // The host waits for the entry itself.
+        } else if reads || !stores {
+            // The host itself waits for the entry.
             bay.load.wait(entry)?;
             ringer.ring(&bay.load)?;
-        }
-        if stores && !loads {
-            // Otherwise the entry was reached when the first piece had been loaded.
+        } else {
+            // What is read comes from other ranks, maybe before this one's stream has come so far.
             bay.store.wait(entry)?;
         }
         if self.job.in_place {
@@ -214,7 +218,8 @@ impl Staged {
         {
             return (input, output);
         }
-        let address = |side: &Side, address| if side.shape.bytes > 0 { address } else { std::ptr::null_mut() };
+        let address =
+            |side: &Side, address| if side.shape.bytes > 0 { address } else { std::ptr::null_mut() };
         let (_, input, output) = self.lane(index);
         let input = address(&self.job.input, input);
         (input, if self.job.forwards { input } else { address(&self.job.output, output) })
@@ -265,10 +270,7 @@ impl Staged {
     }
 
     fn is_loaded(&self, index: u32) -> Result<bool> {
-        match self.job.input {
-            Side { place: Place::Device(_), shape } if shape.bytes > 0 => self.lane(index).0.loaded.query(),
-            _ => Ok(true),
-        }
+        if self.job.input.is_on_device() { self.lane(index).0.loaded.query() } else { Ok(true) }
     }
 
     /// Begins to store a piece. Whether it could.
@@ -282,7 +284,7 @@ impl Staged {
         {
             return Ok(false);
         }
-        let on_device = matches!(place, Place::Device(_)) && shape.bytes > 0;
+        let on_device = self.job.output.is_on_device();
         if !on_device && (shape.bytes == 0 || self.job.in_place) {
             self.released = last;
             if last && let Some(exit) = &self.job.order.exit {
@@ -319,10 +321,7 @@ impl Staged {
     }
 
     fn is_stored(&self, index: u32) -> Result<bool> {
-        match self.job.output {
-            Side { place: Place::Device(_), shape } if shape.bytes > 0 => self.lane(index).0.stored.query(),
-            _ => Ok(true),
-        }
+        if self.job.output.is_on_device() { self.lane(index).0.stored.query() } else { Ok(true) }
     }
 
     /// Whether nothing is loaded or stored, so that nothing but the entry says when to begin.
@@ -340,10 +339,7 @@ impl Staged {
             while self.stored < self.delivered && self.is_stored(self.stored)? {
                 self.stored += 1;
             }
-            while self.issued < pieces
-                && self.issued - self.stored < LANES
-                && self.load(self.issued)?
-            {
+            while self.issued < pieces && self.issued - self.stored < LANES && self.load(self.issued)? {
                 self.issued += 1;
             }
             if self.delivered < self.exchanged {

@@ -105,14 +105,13 @@ struct Pool {
     parked: Vec<Parked>,
 }
 
-static POOL: Mutex<Pool> =
-    Mutex::new(Pool {
-        bays: Vec::new(),
-        entries: Vec::new(),
-        lanes: Vec::new(),
-        kept_bytes: 0,
-        parked: Vec::new(),
-    });
+static POOL: Mutex<Pool> = Mutex::new(Pool {
+    bays: Vec::new(),
+    entries: Vec::new(),
+    lanes: Vec::new(),
+    kept_bytes: 0,
+    parked: Vec::new(),
+});
 
 impl Bay {
     /// Side streams of a device.
