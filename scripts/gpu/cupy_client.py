@@ -3,6 +3,7 @@
     cupy_client.py [ranks]
 """
 
+import faulthandler
 import multiprocessing
 import sys
 
@@ -35,6 +36,7 @@ def rank_main(rank, size, channel):
     import cupy
     from cupy.cuda import nccl
 
+    faulthandler.dump_traceback_later(40, exit=True)
     cupy.cuda.Device(rank).use()
     if rank == 0:
         unique = nccl.get_unique_id()

@@ -3,8 +3,8 @@
 #
 #   scripts/gpu/nccl_clients.sh LIBRARY [OUT]
 #
-# LIBRARY is libnccl.so.2; OUT a folder for the logs. NCCL_TESTS, if set, is a folder with the sources of nccl-tests, which are
-# built against include/unisono/nccl.h. What the machine lacks is skipped. A line for each client; fails if one did.
+# LIBRARY is libnccl.so.2; OUT a folder for the logs. NCCL_TESTS, if set, is a folder with the sources of nccl-tests, and
+# SUBJECTS those of torch_client.py, if not all. What the machine lacks is skipped. A line for each client; fails if one did.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -64,19 +64,30 @@ else
     echo "== cupy: skipped, not installed"
 fi
 
-if [ -n "${NCCL_TESTS:-}" ] && command -v nvcc >/dev/null; then
+# nccl-tests: compiled with our header and, since it has kernels for the device API, NVIDIA's headers of that, which include
+# ours. A line for each program and way: ranks of one thread, a thread for each, registered buffers, captured graphs.
+nvidia=$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0] + "/include")' 2>/dev/null)
+if [ -n "${NCCL_TESTS:-}" ] && command -v nvcc >/dev/null && [ -f "$nvidia/nccl_device.h" ]; then
     mkdir -p "$out/nccl/include" "$out/nccl/lib"
+    cp -r "$nvidia"/* "$out/nccl/include/"
     cp "$here/include/unisono/nccl.h" "$out/nccl/include/"
     cp -P "$out/lib/"* "$out/nccl/lib/"
-    client nccl-tests-build 300 make -C "$NCCL_TESTS" -j 16 MPI=0 NCCL_HOME="$out/nccl" BUILDDIR="$out/nccl-tests" \
-        NVCC_GENCODE="-gencode=arch=compute_90,code=sm_90"
+    cuda=$(dirname "$(dirname "$(realpath "$(command -v nvcc)")")")
+    client nccl-tests-build 240 make -C "$NCCL_TESTS" -j 32 MPI=0 NCCL_HOME="$out/nccl" CUDA_HOME="$cuda" \
+        BUILDDIR="$out/nccl-tests" NVCC_GENCODE="-gencode=arch=compute_90,code=sm_90"
+    export LD_LIBRARY_PATH=$out/lib
     for program in "$out"/nccl-tests/*_perf; do
         name=$(basename "$program" _perf)
-        client "nccl-tests-$name-g" 60 env LD_LIBRARY_PATH="$out/lib" "$program" -b 8 -e 4M -f 8 -g "$gpus" -n 5 -w 1 -o all -d all
-        client "nccl-tests-$name-t" 60 env LD_LIBRARY_PATH="$out/lib" "$program" -b 8 -e 4M -f 8 -t "$gpus" -g 1 -n 5 -w 1
+        check() { client "nccl-tests-$name$1" 60 "$program" -b 8 -e 4M -f 16 -n 2 -w 1 "${@:2}"; }
+        check -all-types -g "$gpus" -o all -d all
+        check -threads -t "$gpus" -g 1
+        check -graph -g "$gpus" -G 2
+        check -registered -g "$gpus" -R 1
+        check -windows -g "$gpus" -R 2
+        grep -hE "Out of bounds" "$out"/nccl-tests-"$name"-*.log | sort | uniq -c
     done
 else
-    echo "== nccl-tests: skipped, NCCL_TESTS names no sources"
+    echo "== nccl-tests: skipped: NCCL_TESTS names no sources, or nvcc or NVIDIA's nccl_device.h is missing"
 fi
 
 [ "$wrong" = 0 ] && echo "all clients: ok" || echo "$wrong clients failed"

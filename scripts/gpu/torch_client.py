@@ -4,10 +4,12 @@
 
 Subjects: collectives, types, groups, ddp, fsdp, graphs, abort. Each prints a line of rank 0. --losses writes the losses of
 the training subjects, to be compared with those of another library; --expect is a part of the path of the library that
-must be loaded.
+must be in use.
 """
 
 import argparse
+import ctypes
+import faulthandler
 import json
 import os
 import sys
@@ -267,12 +269,20 @@ def abort(rank, size):
 SUBJECTS = {f.__name__: f for f in (collectives, types, groups, ddp, fsdp, graphs, abort)}
 
 
-def loaded():
-    with open("/proc/self/maps") as maps:
-        return sorted({line.split()[-1] for line in maps if "libnccl" in line})
+def in_use():
+    """Which libnccl.so.2 the process's calls reach. Torch may have opened its own as well, after the one preloaded."""
+
+    class Info(ctypes.Structure):
+        _fields_ = [("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p),
+                    ("address", ctypes.c_void_p)]
+
+    info, process = Info(), ctypes.CDLL(None)
+    process.dladdr(ctypes.cast(process.ncclAllReduce, ctypes.c_void_p), ctypes.byref(info))
+    return info.file.decode()
 
 
 def main():
+    faulthandler.dump_traceback_later(120, exit=True)
     parser = argparse.ArgumentParser()
     parser.add_argument("--losses")
     parser.add_argument("--expect")
@@ -282,8 +292,8 @@ def main():
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl", timeout=timedelta(seconds=60))
     dist.all_reduce(torch.ones(1, device="cuda"))
-    if options.expect and not all(options.expect in path for path in loaded()):
-        sys.exit(f"loaded: {loaded()}, not {options.expect}")
+    if options.expect and options.expect not in in_use():
+        sys.exit(f"{in_use()} is in use, not {options.expect}")
     losses, wrong = {}, 0
     for name in options.subjects:
         start = time.monotonic()
