@@ -134,7 +134,11 @@ impl Communicator {
                 fail!(InvalidUsage, "'{}' was finalized: it can only be destroyed now", context.name())
             }
             Phase::Revoked => {
-                fail!(InvalidUsage, "'{}' was revoked: it can only be shrunk or destroyed now", context.name())
+                fail!(
+                    InvalidUsage,
+                    "'{}' was revoked: it can only be shrunk or destroyed now",
+                    context.name()
+                )
             }
         }
     }

@@ -124,7 +124,10 @@ unsafe fn copied(config: *const ncclConfig_t) -> Result<ncclConfig_t> {
     // SAFETY: a size is there.
     let theirs = unsafe { config.cast::<usize>().read_unaligned() };
     if !(SMALLEST..=LARGEST).contains(&theirs) {
-        fail!(InvalidArgument, "config->size is {theirs}: initialise the config with NCCL_CONFIG_INITIALIZER");
+        fail!(
+            InvalidArgument,
+            "config->size is {theirs}: initialise the config with NCCL_CONFIG_INITIALIZER"
+        );
     }
     let mut given = MaybeUninit::new(UNSET_CONFIG);
     let common = theirs.min(size_of::<ncclConfig_t>());

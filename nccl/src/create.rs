@@ -106,7 +106,8 @@ pub unsafe extern "C" fn ncclCommInitAll(
         let mut numbers = Vec::with_capacity(size as usize);
         for rank in 0..size {
             // SAFETY: the contract of the header: NULL, or `ndev` devices.
-            let number = if devlist.is_null() { rank as c_int } else { unsafe { *devlist.add(rank as usize) } };
+            let number =
+                if devlist.is_null() { rank as c_int } else { unsafe { *devlist.add(rank as usize) } };
             if numbers.contains(&number) {
                 fail!(InvalidUsage, "device {number} is twice in devlist: each rank has a device of its own");
             }
@@ -189,7 +190,10 @@ pub unsafe extern "C" fn ncclCommShrink(
         unsafe { out(newcomm, "newcomm") }?;
         let count = match usize::try_from(excludeRanksCount) {
             Ok(count) if count > 0 => count,
-            _ => fail!(InvalidArgument, "excludeRanksCount is {excludeRanksCount}; one rank or more is left out"),
+            _ => fail!(
+                InvalidArgument,
+                "excludeRanksCount is {excludeRanksCount}; one rank or more is left out"
+            ),
         };
         if excludeRanksList.is_null() {
             fail!(InvalidArgument, "excludeRanksList is NULL");
@@ -335,7 +339,9 @@ fn remaining(excluded: &[c_int], own: u32, size: u32) -> Result<Vec<u32>> {
             ),
             Some(place) if *place => *place = false,
             Some(_) => fail!(InvalidArgument, "rank {rank} is twice in excludeRanksList"),
-            None => fail!(InvalidArgument, "excludeRanksList has rank {rank}, but the group has {size} ranks"),
+            None => {
+                fail!(InvalidArgument, "excludeRanksList has rank {rank}, but the group has {size} ranks")
+            }
         }
     }
     Ok((0..size).filter(|&rank| left[rank as usize]).collect())
@@ -348,7 +354,8 @@ mod tests {
     #[test]
     fn the_ranks_that_remain_keep_their_order() {
         assert_eq!(remaining(&[3, 0], 1, 5), Ok(vec![1, 2, 4]));
-        for (excluded, part) in [(&[1][..], "which is this one"), (&[0, 0], "twice"), (&[5], "5 ranks"), (&[-1], "-1")]
+        for (excluded, part) in
+            [(&[1][..], "which is this one"), (&[0, 0], "twice"), (&[5], "5 ranks"), (&[-1], "-1")]
         {
             let error = remaining(excluded, 1, 5).unwrap_err();
             assert!(error.text().contains(part), "{error}");

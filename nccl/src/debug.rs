@@ -76,7 +76,9 @@ fn read_environment() {
         let path = file_name(&path, &host(), std::process::id());
         match OpenOptions::new().create(true).append(true).open(&path) {
             Ok(file) => *sink = Sink::File(file),
-            Err(cause) => sink.write(&line("WARN", &format!("NCCL_DEBUG_FILE {path} cannot be written: {cause}"))),
+            Err(cause) => {
+                sink.write(&line("WARN", &format!("NCCL_DEBUG_FILE {path} cannot be written: {cause}")))
+            }
         }
     }
     log::set_max_level(wish.level);
@@ -91,7 +93,9 @@ impl Sink {
     fn write(&mut self, line: &str) {
         // Nobody can be told that the log cannot be written.
         let _ = match self {
-            Sink::Stdout => std::io::stdout().write_all(line.as_bytes()).and_then(|()| std::io::stdout().flush()),
+            Sink::Stdout => {
+                std::io::stdout().write_all(line.as_bytes()).and_then(|()| std::io::stdout().flush())
+            }
             Sink::File(file) => file.write_all(line.as_bytes()),
         };
     }

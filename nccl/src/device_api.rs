@@ -252,7 +252,10 @@ mod tests {
 
     #[test]
     fn slots_hold_eight_bytes() {
-        assert_eq!([ncclLLA2ACalcSlots(4, 16), ncclLLA2ACalcSlots(3, 1), ncclLLA2ACalcSlots(0, 8)], [8, 3, 0]);
+        assert_eq!(
+            [ncclLLA2ACalcSlots(4, 16), ncclLLA2ACalcSlots(3, 1), ncclLLA2ACalcSlots(0, 8)],
+            [8, 3, 0]
+        );
         assert_eq!(ncclLLA2ACalcSlots(c_int::MAX, c_int::MAX), c_int::MAX);
     }
 

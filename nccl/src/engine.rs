@@ -45,7 +45,11 @@ impl Launch {
         }
         let (peer, size) = (self.request.root, context.size());
         if peer >= size {
-            fail!(InvalidArgument, "peer {peer} is out of range: the group has {size} ranks, 0 to {}", size - 1);
+            fail!(
+                InvalidArgument,
+                "peer {peer} is out of range: the group has {size} ranks, 0 to {}",
+                size - 1
+            );
         }
         let Counts::Uniform(count) = *counts else { return Ok(()) };
         let (name, null) = match kind {
@@ -157,9 +161,9 @@ pub(crate) fn launch_all(mut launches: Vec<Launch>) -> Result<()> {
     }
     while let Some((launch, _)) = works.first() {
         let (communicator, stream) = (&launch.communicator, launch.stream);
-        let (same, others) = works.into_iter().partition(|(other, _)| {
-            Arc::ptr_eq(&other.communicator, communicator) && other.stream == stream
-        });
+        let (same, others) = works
+            .into_iter()
+            .partition(|(other, _)| Arc::ptr_eq(&other.communicator, communicator) && other.stream == stream);
         works = others;
         let same: Vec<(&Launch, Work)> = same;
         let same = same.into_iter().map(|(_, work)| work);
@@ -251,7 +255,11 @@ fn take_messages_to_itself(launches: &mut Vec<Launch>) -> Result<Vec<Copy>> {
     for send in sends {
         let answers = |receive: &Launch| Arc::ptr_eq(&receive.communicator, &send.communicator);
         let Some(found) = receives.iter().position(answers) else {
-            fail!(InvalidUsage, "rank {} sends to itself, but does not receive that in the group", send.request.root)
+            fail!(
+                InvalidUsage,
+                "rank {} sends to itself, but does not receive that in the group",
+                send.request.root
+            )
         };
         let receive = receives.remove(found);
         let (given, wanted) = (&send.request, &receive.request);
@@ -285,7 +293,8 @@ impl Copy {
     /// is given afterwards.
     fn start(&self) -> Result<()> {
         let communicator = &self.communicator;
-        if self.request.counts == Counts::Uniform(0) || self.request.input == self.request.output.cast_const() {
+        if self.request.counts == Counts::Uniform(0) || self.request.input == self.request.output.cast_const()
+        {
             return Ok(());
         }
         let context = communicator.alone()?;
@@ -298,9 +307,8 @@ impl Copy {
         let _entered = devices.enter(device)?;
         if from != to {
             // SAFETY: the client's streams live.
-            let (from, to) = unsafe {
-                (Stream::borrow(&devices, device, from)?, Stream::borrow(&devices, device, to)?)
-            };
+            let (from, to) =
+                unsafe { (Stream::borrow(&devices, device, from)?, Stream::borrow(&devices, device, to)?) };
             let event = Event::new(&devices, device)?;
             event.record(&from)?;
             to.wait(&event)?;

@@ -133,7 +133,9 @@ pub extern "C" fn ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) -> ncclRes
         }
         match communicator.operators.lock().by_number.remove(&op) {
             Some(_) => Ok(SUCCESS),
-            None => fail!(InvalidArgument, "op {op} is no operator of this communicator, or was destroyed before"),
+            None => {
+                fail!(InvalidArgument, "op {op} is no operator of this communicator, or was destroyed before")
+            }
         }
     })
 }

@@ -33,13 +33,15 @@ fn the_committed_header_is_up_to_date() {
     let generated = String::from_utf8(generated).expect("cbindgen writes UTF-8");
     let (generated, declared) = with_second_names(&generated);
 
-    let exports = std::fs::read_to_string(root.join("../c_tests/exports/libnccl.txt")).expect("the list of exports");
+    let exports =
+        std::fs::read_to_string(root.join("../c_tests/exports/libnccl.txt")).expect("the list of exports");
     let exported: Vec<&str> = exports.lines().collect();
     for name in &declared {
         assert!(exported.contains(&name.as_str()), "{name} is declared, but not exported");
     }
     // All that is not in the header is the device API, and names without a meaning of their own.
-    let elsewhere = ["DevComm", "Team", "LLA2A", "Barrier", "DevicePointer", "QueryProperties", "DebugInitInternal"];
+    let elsewhere =
+        ["DevComm", "Team", "LLA2A", "Barrier", "DevicePointer", "QueryProperties", "DebugInitInternal"];
     for name in exported {
         let device = elsewhere.iter().any(|part| name.contains(part));
         assert_eq!(declared.iter().any(|declared| declared == name), !device, "{name}");
@@ -65,7 +67,9 @@ fn with_second_names(header: &str) -> (String, Vec<String>) {
     for line in header.lines() {
         text.push_str(line);
         text.push('\n');
-        let begins = !line.starts_with([' ', '/', '#', '}', '*']) && line.contains('(') && !line.starts_with("typedef");
+        let begins = !line.starts_with([' ', '/', '#', '}', '*'])
+            && line.contains('(')
+            && !line.starts_with("typedef");
         if !begins && declaration.is_empty() {
             continue;
         }
