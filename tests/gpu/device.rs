@@ -230,7 +230,7 @@ pub(crate) fn scenario_calls(seat: &Seat) {
 }
 
 /// The others of three ranks after one has failed them: what they hear, whether CUDA is well, whether they can go on.
-fn survive(seat: &Seat, call: &Call) {
+fn survive(seat: &Seat, call: &Call, before: Duration) {
     let context = Context::create(seat.options("first")).expect("the ranks meet");
     let rank = Rank::new(&context);
     let buffer = rank.buffer(&[1.0; 1000]);
@@ -240,7 +240,7 @@ fn survive(seat: &Seat, call: &Call) {
         std::thread::sleep(PATIENCE);
         return;
     }
-    std::thread::sleep(Duration::from_millis(300));
+    std::thread::sleep(before);
     let start = Instant::now();
     let error = rank.sum(&buffer, call).expect_err("rank 1 does not call");
     report(format_args!("error {:?} after {:.1?}: {error}", error.status(), start.elapsed()));
@@ -261,17 +261,19 @@ fn survive(seat: &Seat, call: &Call) {
 }
 
 pub(crate) fn scenario_death(seat: &Seat) {
-    survive(seat, &Call::default());
+    survive(seat, &Call::default(), Duration::ZERO);
 }
 
 pub(crate) fn scenario_stop(seat: &Seat) {
-    survive(seat, &within(1000));
+    survive(seat, &within(1000), Duration::from_millis(300));
 }
 
 /// Kills or stops rank 1 of three; what the others say.
 fn lose(scenario: &str, signal: i32) -> Vec<String> {
     let mut job = Job::start(scenario, 3, "shm");
     job.await_all(&[0, 1, 2], "ready");
+    // Those that do not wait for this are in their call by then.
+    std::thread::sleep(Duration::from_millis(100));
     job.signal(1, signal);
     let said = job.await_all(&[0, 2], "error");
     job.await_all(&[0, 2], "well");

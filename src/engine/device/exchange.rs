@@ -31,6 +31,9 @@ pub struct DeviceExchange {
     watch: Mutex<Option<Overdue>>,
 }
 
+/// Marks what stands for the id of a stream that is being captured: user space has no such addresses.
+const CAPTURED: u64 = 1 << 63;
+
 /// The order of the calls.
 #[derive(Default)]
 struct Lane {
@@ -151,8 +154,25 @@ impl DeviceExchange {
         let _entered = devices.enter(self.device())?;
         let mut lane = lock(&self.lane);
         let handle = caller.stream.unwrap_or(parts.stream.handle());
-        // SAFETY: the caller has promised that it lives.
-        let id = unsafe { devices.driver().stream_id(handle) }?;
+        let capture = match handle.is_legacy() {
+            // It is never captured, and must not even be asked while others are.
+            true => Capture::None,
+            // SAFETY: the caller has promised that it lives.
+            false => unsafe { devices.driver().stream_capture(handle) }?,
+        };
+        let capture = match capture {
+            Capture::None => None,
+            Capture::Active(capture) => Some(capture),
+            Capture::Invalidated => {
+                fail!(InvalidUsage, "the capture of the call's stream has failed; end it, and begin again")
+            }
+        };
+        let id = match capture {
+            // SAFETY: as above.
+            None => unsafe { devices.driver().stream_id(handle) }?,
+            // Then the driver does not tell. What is in one capture lives until it ends.
+            Some(_) => CAPTURED | handle.0 as u64,
+        };
         if lane.stream.as_ref().is_none_or(|(known, _)| *known != id) {
             // SAFETY: as above; it is not used for a later call unless it lives then.
             let stream = unsafe { Stream::borrow(devices, self.device(), handle) }?;
@@ -160,13 +180,6 @@ impl DeviceExchange {
         }
         let Lane { stream: Some((_, stream)), ran_on, captured } = &mut *lane else {
             fail!(Internal, "a stream that was put there is not there")
-        };
-        let capture = match stream.capture()? {
-            Capture::None => None,
-            Capture::Active(capture) => Some(capture),
-            Capture::Invalidated => {
-                fail!(InvalidUsage, "the capture of the call's stream has failed; end it, and begin again")
-            }
         };
         let mut turn = None;
         for signature in signatures {
@@ -222,9 +235,14 @@ impl DeviceExchange {
         // SAFETY: the stream lives until the call returns to its caller.
         let stream = unsafe { Stream::borrow(devices, self.device(), enqueued.stream) }?;
         event.record(&stream)?;
-        let (this, group) = (self.clone(), group.clone());
+        let (this, group, done) = (self.clone(), group.clone(), event.clone());
         let overdue = Mutex::new(Overdue::new(enqueued.turn, enqueued.peers));
-        let failure = move || overdue.try_lock().ok()?.look(&this, &group);
+        let failure = move || {
+            let mut overdue = overdue.try_lock().ok()?;
+            // A kernel that was ended looks as one that has done its work.
+            let left = group.failure().is_some() && done.query().unwrap_or(true);
+            if left { overdue.error(&group) } else { overdue.look(&this, &group) }
+        };
         Ok((event, failure))
     }
 

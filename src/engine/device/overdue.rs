@@ -32,9 +32,8 @@ impl Overdue {
     /// Looks at a call that is not done. An error when it will not be done, as soon as its kernels have left or should
     /// have: the group has failed then. Never waits.
     pub(super) fn look(&mut self, exchange: &DeviceExchange, group: &Group) -> Option<Error> {
-        if let Some(error) = group.failure() {
+        if let Some(error) = self.error(group) {
             let since = *self.failed_at.get_or_insert_with(Instant::now);
-            let error = if self.told { error } else { error.context(group.describe(&self.turn)) };
             return (since.elapsed() > LEAVING).then_some(error);
         }
         if let Some(inquiry) = &self.inquiry {
@@ -53,6 +52,12 @@ impl Overdue {
             group.compare(&self.turn, &self.missing(exchange));
         }
         None
+    }
+
+    /// What the group has failed with, told with this call.
+    pub(super) fn error(&self, group: &Group) -> Option<Error> {
+        let error = group.failure()?;
+        Some(if self.told { error } else { error.context(group.describe(&self.turn)) })
     }
 
     /// Whom it waits for: those who have not called it.
