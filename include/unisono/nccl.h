@@ -424,7 +424,8 @@ ncclResult_t pncclCommGetUniqueId(ncclComm_t _comm, struct ncclUniqueId *_unique
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t pncclCommFinalize(ncclComm_t comm);
 
-/// Ends the handle. Waits for no other rank: what was enqueued runs on, and keeps what it needs. NULL is fine.
+/// Ends the handle, once what was enqueued is complete: this process may end next, and others may need what it has yet to
+/// give. After half a minute it waits no longer; what was enqueued runs on, and keeps what it needs. NULL is fine.
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t pncclCommDestroy(ncclComm_t comm);
 

@@ -105,9 +105,11 @@ pub unsafe extern "C" fn ncclCommInitAll(
         }
         let mut numbers = Vec::with_capacity(size as usize);
         for rank in 0..size {
-            // SAFETY: the contract of the header: NULL, or `ndev` devices.
-            let number =
-                if devlist.is_null() { rank as c_int } else { unsafe { *devlist.add(rank as usize) } };
+            let number = match devlist.is_null() {
+                true => rank as c_int,
+                // SAFETY: the contract of the header: not NULL, so `ndev` devices.
+                false => unsafe { *devlist.add(rank as usize) },
+            };
             if numbers.contains(&number) {
                 fail!(InvalidUsage, "device {number} is twice in devlist: each rank has a device of its own");
             }
