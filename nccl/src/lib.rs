@@ -1,27 +1,41 @@
-//! The NCCL face: `libnccl.so.2`. Only the `nccl*` names live here; what they do is unisono's engine.
+//! The NCCL face: `libnccl.so.2`, the names of NCCL 2.28.9 and later over unisono's engine.
 //!
-//! So far the library answers for its version alone; the collectives follow with the device engine.
+//! An export parses its arguments, makes a [`group::Launch`] or a [`group::Joining`] of them and hands it to the
+//! thread's group; outside of a group that ends at once. [`engine`] is the only module that starts anything.
+//!
+//! Handles are numbers, never addresses ([`handle`]): a stale one is found out instead of followed. Whatever fails
+//! leaves its text in the thread's last error ([`error`]), and no panic crosses the boundary.
+#![allow(
+    non_camel_case_types,
+    non_snake_case,
+    reason = "the names are NCCL's, and the header generator takes them as they are"
+)]
+#![allow(
+    clippy::missing_safety_doc,
+    clippy::too_many_arguments,
+    reason = "the header is the contract: pointers are as its texts and types say, and the signatures are NCCL's"
+)]
 
-use std::ffi::c_int;
-
-/// NCCL's numeric version of the surface that this library reports: 2.28.9.
-const VERSION: c_int = 22809;
-
-/// `ncclSuccess`.
-const SUCCESS: c_int = 0;
-/// `ncclInvalidArgument`.
-const INVALID_ARGUMENT: c_int = 4;
-
-/// Writes the version of the NCCL surface, 22809, to `*version`. A NULL pointer is an invalid argument.
-///
-/// # Safety
-/// `version` is NULL or points to a writable `int`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> c_int {
-    if version.is_null() {
-        return INVALID_ARGUMENT;
-    }
-    // SAFETY: not NULL, so by the contract above it points to a writable int.
-    unsafe { version.write(VERSION) };
-    SUCCESS
-}
+pub mod abi;
+pub mod collective;
+pub mod collective_config;
+pub mod communicator;
+pub mod config;
+pub mod create;
+pub mod debug;
+pub mod device_api;
+pub mod end;
+pub mod engine;
+pub mod error;
+pub mod estimate;
+pub mod group;
+pub mod handle;
+pub mod memory;
+pub mod one_sided;
+pub mod operator;
+pub mod place;
+pub mod point_to_point;
+pub mod query;
+pub mod second_names;
+pub mod unique_id;
+pub mod version;

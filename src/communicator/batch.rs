@@ -43,8 +43,8 @@ impl Pending {
         Pending::close_all(vec![self]).pop().unwrap_or_else(|| Ok(Work::ended(Ok(Completion::default()))))
     }
 
-    /// Closes all of them: a work for each, in the order of the list.
-    fn close_all(all: Vec<Pending>) -> Vec<Result<Work>> {
+    /// Closes all of them, as [`start_together`] does: a work for each, in the order of the list.
+    pub fn close_all(all: Vec<Pending>) -> Vec<Result<Work>> {
         let mut points = Vec::new();
         let works: Vec<Option<Result<Work>>> = all
             .into_iter()

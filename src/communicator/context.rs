@@ -167,6 +167,15 @@ impl Context {
     /// A named child group of the listed ranks, in that order; called by its members only. Another rank's call is
     /// `NotMember` and names rank and group.
     pub fn group(&self, name: &str, ranks: &[u32]) -> Result<Context> {
+        if let Some(error) = self.failure() {
+            return Err(error.context(format!("group '{}' has failed before", self.name())));
+        }
+        self.regroup(name, ranks)
+    }
+
+    /// As [`Context::group`], also when this group has failed: the listed ranks, which are alive, go on without the
+    /// others.
+    pub fn regroup(&self, name: &str, ranks: &[u32]) -> Result<Context> {
         let size = self.size();
         if ranks.is_empty() {
             fail!(InvalidArgument, "group '{name}' has no ranks");
@@ -203,9 +212,6 @@ impl Context {
     }
 
     fn child(&self, parent: &Arc<Group>, name: String, ranks: &[u32]) -> Result<Context> {
-        if let Some(error) = parent.failure() {
-            return Err(error.context(format!("group '{}' has failed before", parent.name())));
-        }
         let count = {
             let mut children = lock(&self.0.children);
             let count = children.entry((name.clone(), ranks.to_vec())).or_insert(0);

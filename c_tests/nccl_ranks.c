@@ -1,0 +1,404 @@
+/*
+ * libnccl.so.2 between processes, on host memory.
+ *   nccl_ranks [collectives|groups|children|nonblocking|faults]
+ */
+
+#include <pthread.h>
+
+#include "nccl_harness.h"
+
+enum { COUNT = 1003, LARGE = 400000 };
+
+/* ---- collectives */
+
+static float value(int rank, size_t i) {
+    return (float)(rank + 1) * (float)(i % 17);
+}
+
+static void each_collective(ncclComm_t comm, int rank, int size, size_t count) {
+    size_t all = count * (size_t)size;
+    float *in = (float *)malloc(all * sizeof(float) + 1), *out = (float *)malloc(all * sizeof(float) + 1);
+    float ranks = (float)(size * (size + 1) / 2);
+    int root = size - 1;
+    CHECK(in != NULL && out != NULL);
+#define FILL()                                 \
+    do {                                       \
+        for (size_t i = 0; i < all; i++) {     \
+            in[i] = value(rank, i);            \
+            out[i] = -1;                       \
+        }                                      \
+    } while (0)
+    FILL();
+    CHECK_OK(ncclAllReduce(in, out, count, ncclFloat, ncclSum, comm, NULL));
+    for (size_t i = 0; i < count; i++) CHECK(out[i] == ranks * (float)(i % 17));
+    CHECK_OK(ncclAllReduce(in, in, count, ncclFloat, ncclMax, comm, NULL));
+    for (size_t i = 0; i < count; i++) CHECK(in[i] == value(size - 1, i));
+    FILL();
+    CHECK_OK(ncclReduce(in, rank == root ? out : NULL, count, ncclFloat, ncclAvg, root, comm, NULL));
+    for (size_t i = 0; i < count; i++) CHECK(rank != root || out[i] == ranks * (float)(i % 17) / (float)size);
+    FILL();
+    CHECK_OK(ncclReduce(in, in, count, ncclFloat, ncclMin, 0, comm, NULL));
+    for (size_t i = 0; i < count; i++) CHECK(rank != 0 || in[i] == value(0, i));
+    FILL();
+    CHECK_OK(ncclBroadcast(rank == root ? in : NULL, out, count, ncclFloat, root, comm, NULL));
+    for (size_t i = 0; i < count; i++) CHECK(out[i] == value(root, i));
+    CHECK_OK(ncclBcast(in, count, ncclFloat, root, comm, NULL));
+    for (size_t i = 0; i < count; i++) CHECK(in[i] == value(root, i));
+    FILL();
+    CHECK_OK(ncclAllGather(in, out, count, ncclFloat, comm, NULL));
+    for (size_t i = 0; i < all; i++) CHECK(out[i] == value((int)(i / count), i % count));
+    for (size_t i = 0; i < all; i++) out[i] = value(rank, i % count);
+    CHECK_OK(ncclAllGather(out + (size_t)rank * count, out, count, ncclFloat, comm, NULL));
+    for (size_t i = 0; i < all; i++) CHECK(out[i] == value((int)(i / count), i % count));
+    FILL();
+    CHECK_OK(ncclReduceScatter(in, out, count, ncclFloat, ncclSum, comm, NULL));
+    for (size_t i = 0; i < count; i++) CHECK(out[i] == ranks * (float)(((size_t)rank * count + i) % 17));
+    CHECK_OK(ncclReduceScatter(in, in + (size_t)rank * count, count, ncclFloat, ncclSum, comm, NULL));
+    for (size_t i = 0; i < count; i++) CHECK(in[(size_t)rank * count + i] == out[i]);
+    FILL();
+    CHECK_OK(ncclAlltoAll(in, out, count, ncclFloat, comm, NULL));
+    for (size_t i = 0; i < all; i++) {
+        CHECK(out[i] == value((int)(i / count), (size_t)rank * count + i % count));
+    }
+    FILL();
+    CHECK_OK(ncclGather(in, rank == root ? out : NULL, count, ncclFloat, root, comm, NULL));
+    for (size_t i = 0; i < all; i++) CHECK(rank != root || out[i] == value((int)(i / count), i % count));
+    CHECK_OK(ncclScatter(rank == root ? in : NULL, out, count, ncclFloat, root, comm, NULL));
+    for (size_t i = 0; i < count; i++) CHECK(out[i] == value(root, (size_t)rank * count + i));
+    /* Any alignment of the type's bytes: of one. */
+    unsigned char *odd_in = (unsigned char *)in + 1, *odd_out = (unsigned char *)out + 1;
+    for (size_t i = 0; i < count; i++) odd_in[i] = (unsigned char)(i + (size_t)rank);
+    CHECK_OK(ncclAllReduce(odd_in, odd_out, count, ncclUint8, ncclProd, comm, NULL));
+    for (size_t i = 0; i < count; i++) {
+        unsigned char product = 1;
+        for (int r = 0; r < size; r++) product = (unsigned char)(product * (unsigned char)(i + (size_t)r));
+        CHECK(odd_out[i] == product);
+    }
+    free(in);
+    free(out);
+}
+
+static void each_type(ncclComm_t comm, int rank, int size) {
+    static const size_t bytes[ncclNumTypes] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+    /* One in each type, the short floats as bits. */
+    static const uint64_t ones[ncclNumTypes] = {1,      1,          1,                     1,      1,    1,
+                                                0x3c00, 0x3f800000, 0x3ff0000000000000ull, 0x3f80, 0x38, 0x3c};
+    for (int type = 0; type < ncclNumTypes; type++) {
+        unsigned char in[32], out[32];
+        for (int op = 0; op < ncclNumOps; op++) {
+            for (size_t i = 0; i < 3; i++) memcpy(in + i * bytes[type], &ones[type], bytes[type]);
+            memset(out, 0, sizeof out);
+            CHECK_OK(ncclAllReduce(in, out, 3, (ncclDataType_t)type, (ncclRedOp_t)op, comm, NULL));
+            /* The product, the extremes and the average of ones are one; so is the result of all but the sum. */
+            CHECK(op == ncclSum || memcmp(in, out, 3 * bytes[type]) == 0);
+        }
+    }
+    /* Averages of integers truncate towards zero. */
+    int32_t x = rank == 0 ? -3 : 0, y = 9;
+    CHECK_OK(ncclAllReduce(&x, &y, 1, ncclInt, ncclAvg, comm, NULL));
+    CHECK(y == -3 / size);
+    /* Each rank has a factor of its own. */
+    ncclRedOp_t op;
+    double factor = rank + 1, in = 2, sum = 0;
+    CHECK_OK(ncclRedOpCreatePreMulSum(&op, &factor, ncclDouble, ncclScalarHostImmediate, comm));
+    CHECK_OK(ncclAllReduce(&in, &sum, 1, ncclDouble, op, comm, NULL));
+    CHECK(sum == size * (size + 1));
+    CHECK_OK(ncclRedOpDestroy(op, comm));
+}
+
+static void collectives(int rank, int size, ncclUniqueId id) {
+    ncclComm_t comm = meet(rank, size, id);
+    int number = -1;
+    CHECK_OK(ncclCommCount(comm, &number));
+    CHECK(number == size);
+    CHECK_OK(ncclCommUserRank(comm, &number));
+    CHECK(number == rank);
+    each_collective(comm, rank, size, 1);
+    each_collective(comm, rank, size, COUNT);
+    each_collective(comm, rank, size, LARGE);
+    each_type(comm, rank, size);
+    CHECK_OK(ncclCommFinalize(comm));
+    CHECK_OK(ncclCommDestroy(comm));
+}
+
+/* ---- groups */
+
+static void groups(int rank, int size, ncclUniqueId id) {
+    ncclComm_t comm = meet(rank, size, id), second = NULL;
+    int next = (rank + 1) % size, previous = (rank + size - 1) % size;
+    float *out = (float *)malloc(LARGE * sizeof(float)), *in = (float *)malloc(LARGE * sizeof(float));
+    /* A ring of messages, long and short, in orders that would deadlock one by one. */
+    for (size_t count = 1; count <= LARGE; count = count * 41 + 1) {
+        for (size_t i = 0; i < count; i++) out[i] = value(rank, i);
+        CHECK_OK(ncclGroupStart());
+        if (rank % 2 == 0) {
+            CHECK_OK(ncclSend(out, count, ncclFloat, next, comm, NULL));
+            CHECK_OK(ncclRecv(in, count, ncclFloat, previous, comm, NULL));
+        } else {
+            CHECK_OK(ncclSend(out, count, ncclFloat, next, comm, NULL));
+            CHECK_OK(ncclRecv(in, count, ncclFloat, previous, comm, NULL));
+        }
+        CHECK_OK(ncclGroupEnd());
+        for (size_t i = 0; i < count; i++) CHECK(in[i] == value(previous, i));
+    }
+    /* Everybody to everybody, itself too; receives first. */
+    CHECK_OK(ncclGroupStart());
+    for (int peer = size - 1; peer >= 0; peer--) CHECK_OK(ncclRecv(in + peer, 1, ncclFloat, peer, comm, NULL));
+    for (int peer = 0; peer < size; peer++) {
+        out[peer] = (float)(100 * rank + peer);
+        CHECK_OK(ncclSend(out + peer, 1, ncclFloat, peer, comm, NULL));
+    }
+    CHECK_OK(ncclGroupEnd());
+    for (int peer = 0; peer < size; peer++) CHECK(in[peer] == (float)(100 * peer + rank));
+    /* Messages of one pair match in the order of the calls. */
+    CHECK_OK(ncclGroupStart());
+    for (int i = 0; i < 20; i++) {
+        out[i] = (float)i;
+        CHECK_OK(ncclSend(out + i, 1, ncclFloat, next, comm, NULL));
+        CHECK_OK(ncclRecv(in + i, 1, ncclFloat, previous, comm, NULL));
+    }
+    CHECK_OK(ncclGroupEnd());
+    for (int i = 0; i < 20; i++) CHECK(in[i] == (float)i);
+    /* Messages of no elements. */
+    CHECK_OK(ncclGroupStart());
+    CHECK_OK(ncclSend(NULL, 0, ncclFloat, next, comm, NULL));
+    CHECK_OK(ncclRecv(NULL, 0, ncclFloat, previous, comm, NULL));
+    CHECK_OK(ncclGroupEnd());
+    /* Two communicators in one group, whose calls the ranks make in different orders. */
+    CHECK_OK(ncclCommSplit(comm, 0, -rank, &second, NULL));
+    float x = 1, y = 0, a = 2, b = 0, c[3] = {1, 2, 3}, d[3] = {0};
+    CHECK_OK(ncclGroupStart());
+    if (rank % 2 == 0) {
+        CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
+        CHECK_OK(ncclAllReduce(&a, &b, 1, ncclFloat, ncclSum, second, NULL));
+    } else {
+        CHECK_OK(ncclAllReduce(&a, &b, 1, ncclFloat, ncclSum, second, NULL));
+        CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
+    }
+    CHECK_OK(ncclAllReduce(c, d, 3, ncclFloat, ncclMax, comm, NULL));
+    CHECK_OK(ncclGroupEnd());
+    CHECK(y == (float)size && b == 2 * (float)size && d[2] == 3);
+    /* An error of one rank's call leaves the others' group with nobody to talk to: here nothing was started on any. */
+    CHECK_OK(ncclGroupStart());
+    CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
+    CHECK_FAILS(ncclInvalidArgument, "root 99", ncclBcast(&x, 1, ncclFloat, 99, comm, NULL));
+    CHECK_FAILS(ncclInvalidArgument, "root 99", ncclGroupEnd());
+    CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
+    CHECK(y == (float)size);
+    CHECK_OK(ncclCommDestroy(second));
+    CHECK_OK(ncclCommDestroy(comm));
+    free(in);
+    free(out);
+}
+
+/* ---- split and shrink */
+
+static void children(int rank, int size, ncclUniqueId id) {
+    ncclComm_t comm = meet(rank, size, id), half = NULL, reversed = NULL, rest = NULL;
+    int number = -1;
+    float x = (float)rank, y = -1;
+    /* By parity; the last rank takes no part. */
+    int color = rank == size - 1 ? NCCL_SPLIT_NOCOLOR : rank % 2;
+    CHECK_OK(ncclCommSplit(comm, color, 0, &half, NULL));
+    CHECK((half == NULL) == (rank == size - 1));
+    if (half != NULL) {
+        int members = 0, sum = 0;
+        for (int other = rank % 2; other < size - 1; other += 2) members++, sum += other;
+        CHECK_OK(ncclCommCount(half, &number));
+        CHECK(number == members);
+        CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, half, NULL));
+        CHECK(y == (float)sum);
+        CHECK_OK(ncclCommDestroy(half));
+    }
+    /* Two children at once, in a group; keys turn the order round. */
+    CHECK_OK(ncclGroupStart());
+    CHECK_OK(ncclCommSplit(comm, 3, -rank, &reversed, NULL));
+    CHECK_OK(ncclGroupEnd());
+    CHECK_OK(ncclCommUserRank(reversed, &number));
+    CHECK(number == size - 1 - rank);
+    x = (float)rank;
+    CHECK_OK(ncclBcast(&x, 1, ncclFloat, 0, reversed, NULL));
+    CHECK(x == (float)(size - 1));
+    CHECK_OK(ncclCommDestroy(reversed));
+    /* Without rank 0. */
+    int excluded[] = {0};
+    if (rank != 0) {
+        CHECK_FAILS(ncclInvalidArgument, "which is this one",
+                    ncclCommShrink(comm, &rank, 1, &rest, NULL, NCCL_SHRINK_DEFAULT));
+        CHECK_FAILS(ncclInvalidArgument, "shrinkFlags is 5", ncclCommShrink(comm, excluded, 1, &rest, NULL, 5));
+        CHECK(rest == NULL);
+        CHECK_OK(ncclCommShrink(comm, excluded, 1, &rest, NULL, NCCL_SHRINK_DEFAULT));
+        CHECK_OK(ncclCommUserRank(rest, &number));
+        CHECK(number == rank - 1);
+        x = 1;
+        CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, rest, NULL));
+        CHECK(y == (float)(size - 1));
+        CHECK_OK(ncclCommDestroy(rest));
+    }
+    /* The parent goes on. */
+    x = 1;
+    CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
+    CHECK(y == (float)size);
+    CHECK_OK(ncclCommDestroy(comm));
+}
+
+/* ---- communicators that do not block */
+
+static void nonblocking(int rank, int size, ncclUniqueId id) {
+    ncclComm_t comm = NULL, child = NULL;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    float x = 1, y = 0;
+    if (rank == 0) sleep_ms(100);
+    ncclResult_t begun = ncclCommInitRankConfig(&comm, size, id, rank, &config);
+    CHECK(begun == ncclInProgress || begun == ncclSuccess);
+    CHECK(comm != NULL);
+    if (rank == 1) {
+        /* Rank 0 is not there yet. */
+        ncclResult_t state = ncclSuccess;
+        CHECK_OK(ncclCommGetAsyncError(comm, &state));
+        CHECK(state == ncclInProgress);
+        CHECK_FAILS(ncclInvalidUsage, "still being created", ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
+    }
+    CHECK(settled(comm) == ncclSuccess);
+    ncclResult_t called = ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL);
+    CHECK(called == ncclSuccess || called == ncclInProgress);
+    CHECK(settled(comm) == ncclSuccess);
+    CHECK(y == (float)size);
+    /* The child inherits. */
+    CHECK_OK(ncclGroupStart());
+    CHECK_OK(ncclCommSplit(comm, 0, rank, &child, NULL));
+    ncclResult_t ended = ncclGroupEnd();
+    CHECK(ended == ncclInProgress || ended == ncclSuccess);
+    CHECK(settled(child) == ncclSuccess);
+    called = ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, child, NULL);
+    CHECK(called == ncclSuccess || called == ncclInProgress);
+    ncclResult_t finalized = ncclCommFinalize(child);
+    CHECK(finalized == ncclSuccess || finalized == ncclInProgress);
+    CHECK(settled(child) == ncclSuccess);
+    CHECK_OK(ncclCommDestroy(child));
+    CHECK_OK(ncclCommDestroy(comm));
+    /* One that is aborted before the others have come ends at once. */
+    if (rank == 0) {
+        ncclUniqueId lonely;
+        CHECK_OK(ncclGetUniqueId(&lonely));
+        CHECK_RESULT(ncclInProgress, ncclCommInitRankConfig(&comm, 2, lonely, 0, &config));
+        double start = seconds_now();
+        CHECK_OK(ncclCommAbort(comm));
+        CHECK(seconds_now() - start < 1);
+    }
+}
+
+/* ---- trouble: a rank that ends something waits until the others have come out of what was before */
+
+static void let_others_finish(void) {
+    sleep_ms(300);
+}
+
+static void *abort_soon(void *comm) {
+    let_others_finish();
+    CHECK_OK(ncclCommAbort((ncclComm_t)comm));
+    return NULL;
+}
+
+/* Rank 0 waits for a sum that rank 1 never calls, and is aborted from another thread; the others are told. */
+static void aborts(int rank, int size, ncclUniqueId id) {
+    ncclComm_t comm = meet(rank, size, id);
+    float x = 1, y = 0;
+    if (rank == 0) {
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, abort_soon, comm) == 0);
+        double start = seconds_now();
+        CHECK_FAILS(ncclRemoteError, "aborted", ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
+        CHECK(seconds_now() - start < 5);
+        CHECK(pthread_join(thread, NULL) == 0);
+        CHECK_FAILS(ncclInvalidArgument, "is no communicator", ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
+    } else {
+        ncclResult_t state = ncclSuccess;
+        double end = seconds_now() + 20;
+        while (state == ncclSuccess && seconds_now() < end) {
+            CHECK_OK(ncclCommGetAsyncError(comm, &state));
+            sleep_ms(1);
+        }
+        CHECK(state == ncclRemoteError);
+        CHECK_TEXT("rank 0 aborted");
+        CHECK_FAILS(ncclRemoteError, "failed before", ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
+        CHECK_OK(ncclCommAbort(comm));
+    }
+}
+
+/* All ranks learn what the odd one called, and the process goes on with another communicator. */
+static void mismatches(int rank, int size, ncclUniqueId id) {
+    ncclComm_t comm = meet(rank, size, id), rest = NULL;
+    float x[2] = {1, 1}, y[2] = {0};
+    size_t count = rank == 1 ? 2 : 1;
+    let_others_finish();
+    CHECK_FAILS(ncclInvalidUsage, "rank 1", ncclAllReduce(x, y, count, ncclFloat, ncclSum, comm, NULL));
+    CHECK_TEXT("allreduce(2");
+    /* Not without saying that what runs may end. */
+    int excluded[] = {1};
+    if (rank != 1) {
+        CHECK_FAILS(ncclInvalidUsage, "NCCL_SHRINK_ABORT", ncclCommShrink(comm, excluded, 1, &rest, NULL, NCCL_SHRINK_DEFAULT));
+        CHECK_OK(ncclCommShrink(comm, excluded, 1, &rest, NULL, NCCL_SHRINK_ABORT));
+        CHECK_OK(ncclAllReduce(x, y, 1, ncclFloat, ncclSum, rest, NULL));
+        CHECK(y[0] == (float)(size - 1));
+        CHECK_OK(ncclCommDestroy(rest));
+    }
+    CHECK_OK(ncclCommAbort(comm));
+}
+
+/* The last rank dies; the others are told, and go on without it. */
+static void deaths(int rank, int size, ncclUniqueId id) {
+    ncclComm_t comm = meet(rank, size, id), rest = NULL;
+    float x = 1, y = 0;
+    CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
+    if (rank == size - 1) {
+        let_others_finish();
+        kill(getpid(), SIGKILL);
+    }
+    char name[32];
+    snprintf(name, sizeof name, "rank %d", size - 1);
+    double start = seconds_now();
+    CHECK_FAILS(ncclRemoteError, name, ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
+    CHECK(seconds_now() - start < 10);
+    int excluded[] = {size - 1};
+    CHECK_OK(ncclCommShrink(comm, excluded, 1, &rest, NULL, NCCL_SHRINK_ABORT));
+    CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, rest, NULL));
+    CHECK(y == (float)(size - 1));
+    CHECK_OK(ncclCommDestroy(rest));
+    CHECK_OK(ncclCommDestroy(comm));
+}
+
+/* Stopped on purpose, by every rank, then shrunk. */
+static void revocations(int rank, int size, ncclUniqueId id) {
+    ncclComm_t comm = meet(rank, size, id), rest = NULL;
+    float x = 1, y = 0;
+    let_others_finish();
+    CHECK_OK(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
+    int excluded[] = {0};
+    if (rank != 0) {
+        CHECK_OK(ncclCommShrink(comm, excluded, 1, &rest, NULL, NCCL_SHRINK_DEFAULT));
+        CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, rest, NULL));
+        CHECK(y == (float)(size - 1));
+        CHECK_OK(ncclCommDestroy(rest));
+    }
+    CHECK_OK(ncclCommDestroy(comm));
+}
+
+int main(int argc, char **argv) {
+    const char *only = argc > 1 ? argv[1] : "";
+#define WANTED(name) (*only == '\0' || strcmp(only, name) == 0)
+    for (int size = 2; size <= 4; size++) {
+        if (WANTED("collectives")) nccl_ranks(size, 100, collectives);
+        if (WANTED("groups")) nccl_ranks(size, 60, groups);
+    }
+    if (WANTED("children")) nccl_ranks(4, 60, children);
+    if (WANTED("nonblocking")) nccl_ranks(2, 60, nonblocking);
+    if (WANTED("faults")) {
+        nccl_ranks(3, 60, aborts);
+        nccl_ranks(3, 60, mismatches);
+        nccl_ranks_but(3, 60, deaths, 2);
+        nccl_ranks(3, 60, revocations);
+    }
+    return 0;
+}

@@ -1,0 +1,225 @@
+//! Communicators: what a handle stands for, from the moment it is given out.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use unisono::communicator::{Context, Options, Rendezvous, Work};
+use unisono::deadline::Deadline;
+use unisono::rendezvous::hash::HashStore;
+use unisono::rendezvous::tcp_server::ServerHandle;
+
+use crate::abi::ncclComm_t;
+use crate::config::{Config, seconds};
+use crate::error::{Error, Result, fail};
+use crate::handle::Table;
+use crate::operator::Operators;
+use crate::place::Place;
+
+/// All communicators of this process that have a handle.
+pub(crate) static COMMUNICATORS: Table<Communicator> = Table::new();
+
+/// The communicator behind a handle.
+pub(crate) fn find(comm: ncclComm_t) -> Result<Arc<Communicator>> {
+    match COMMUNICATORS.find(comm) {
+        Some(communicator) => Ok(communicator),
+        None if comm.is_null() => fail!(InvalidArgument, "comm is NULL"),
+        None => fail!(
+            InvalidArgument,
+            "comm ({:#x}) is no communicator: it was destroyed or aborted before, or never created",
+            comm.addr()
+        ),
+    }
+}
+
+/// One rank's communicator. It has a handle before it has met the others, so that they may be met in the background.
+pub(crate) struct Communicator {
+    pub(crate) place: Place,
+    pub(crate) config: Config,
+    pub(crate) operators: Operators,
+    /// What came of meeting the others; unset while that is under way.
+    met: OnceLock<Result<Context>>,
+    phase: Mutex<Phase>,
+    /// What was started on each stream last.
+    started: Mutex<Vec<(usize, Work)>>,
+    /// A group of this rank alone, for what it sends to itself.
+    alone: OnceLock<Context>,
+    /// Whether it was aborted before it had met the others.
+    aborted: AtomicBool,
+    /// Serve the unique ids that it was made from, if this process made them.
+    servers: Vec<Arc<ServerHandle>>,
+}
+
+/// What may still be done with a communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Everything.
+    Open,
+    /// What was started is waited for; then it can be destroyed.
+    Finalized,
+    /// Nothing runs any more, but it can be shrunk.
+    Revoked,
+}
+
+/// How long the ranks of a new communicator wait for each other, if UNISONO_NCCL_TIMEOUT does not say.
+const MEETING: Duration = Duration::from_secs(600);
+/// Seconds that an operation may take, and that ranks wait for each other. Without it an operation takes as long as it
+/// takes, as NCCL's do: ranks of a training wait while another one writes a checkpoint. Death is noticed without it.
+const TIMEOUT_VARIABLE: &str = "UNISONO_NCCL_TIMEOUT";
+
+impl Communicator {
+    /// One that has yet to meet the others.
+    pub(crate) fn new(place: Place, config: Config, servers: Vec<Arc<ServerHandle>>) -> Arc<Communicator> {
+        Arc::new(Communicator {
+            place,
+            config,
+            operators: Operators::default(),
+            met: OnceLock::new(),
+            phase: Mutex::new(Phase::Open),
+            started: Mutex::default(),
+            alone: OnceLock::new(),
+            aborted: AtomicBool::new(false),
+            servers,
+        })
+    }
+
+    /// A child's servers are its parent's: it lives on them.
+    pub(crate) fn servers(&self) -> Vec<Arc<ServerHandle>> {
+        self.servers.clone()
+    }
+
+    /// Tells what came of meeting the others.
+    pub(crate) fn meet(&self, result: Result<Context>) {
+        if let Ok(context) = &result {
+            log::info!(
+                "rank {} of {} in '{}' on {:?}",
+                context.rank(),
+                context.size(),
+                context.name(),
+                self.place
+            );
+        }
+        // Set once: whoever makes a communicator meets for it once.
+        let _ = self.met.set(result);
+        if self.aborted.load(Ordering::SeqCst)
+            && let Some(Ok(context)) = self.met.get()
+        {
+            context.abort();
+        }
+    }
+
+    /// What came of meeting the others, if that is known.
+    pub(crate) fn met(&self) -> Option<&Result<Context>> {
+        self.met.get()
+    }
+
+    /// The group, once it has met; what it was, if it has failed since.
+    pub(crate) fn group(&self) -> Result<&Context> {
+        match self.met.get() {
+            Some(Ok(context)) => Ok(context),
+            Some(Err(error)) => Err(error.context("the communicator could not be created")),
+            None => fail!(
+                InvalidUsage,
+                "the communicator is still being created: poll ncclCommGetAsyncError until it answers no more ncclInProgress"
+            ),
+        }
+    }
+
+    /// The group, for a call.
+    pub(crate) fn open_group(&self) -> Result<&Context> {
+        let context = self.group()?;
+        match *self.phase() {
+            Phase::Open => Ok(context),
+            Phase::Finalized => {
+                fail!(InvalidUsage, "'{}' was finalized: it can only be destroyed now", context.name())
+            }
+            Phase::Revoked => {
+                fail!(
+                    InvalidUsage,
+                    "'{}' was revoked: it can only be shrunk or destroyed now",
+                    context.name()
+                )
+            }
+        }
+    }
+
+    /// Its phase, to look at or to change.
+    pub(crate) fn phase(&self) -> MutexGuard<'_, Phase> {
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The first failure, if there was one. A revoked communicator has none: it was stopped on purpose.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        match self.met.get()? {
+            Err(error) => Some(error.clone()),
+            Ok(_) if *self.phase() == Phase::Revoked => None,
+            Ok(context) => context.failure(),
+        }
+    }
+
+    /// A group of this rank alone.
+    pub(crate) fn alone(&self) -> Result<&Context> {
+        if let Some(context) = self.alone.get() {
+            return Ok(context);
+        }
+        let context = Context::create(Options {
+            rank: 0,
+            size: 1,
+            rendezvous: Rendezvous::Store(Arc::new(HashStore::new())),
+            name: "self".into(),
+            timeout: MEETING,
+            interface: None,
+            transports: None,
+        })?;
+        Ok(self.alone.get_or_init(|| context))
+    }
+
+    /// Ends everything that runs, here at once and soon on the other ranks. Waits for nobody.
+    pub(crate) fn abort(&self) {
+        self.aborted.store(true, Ordering::SeqCst);
+        if let Some(Ok(context)) = self.met.get() {
+            context.abort();
+        }
+    }
+
+    /// Keeps in sight what was started together on `stream`. What the stream was given before is done before it.
+    pub(crate) fn keep(&self, stream: usize, works: impl IntoIterator<Item = Work>) {
+        let mut started = self.started();
+        started.retain(|(other, _)| *other != stream);
+        started.extend(works.into_iter().map(|work| (stream, work)));
+    }
+
+    /// Whether everything that was started has ended.
+    pub(crate) fn idle(&self) -> bool {
+        let mut started = self.started();
+        started.retain(|(_, work)| work.test().is_none());
+        started.is_empty()
+    }
+
+    /// Waits for everything that was started.
+    pub(crate) fn drain(&self, deadline: Deadline) -> Result<()> {
+        let started = std::mem::take(&mut *self.started());
+        // All are waited for, also when one has failed; each ends by its own deadline, or when somebody aborts.
+        let results: Vec<_> = started.into_iter().map(|(_, work)| work.wait(deadline)).collect();
+        results.into_iter().find_map(Result::err).map_or(Ok(()), Err)
+    }
+
+    fn started(&self) -> MutexGuard<'_, Vec<(usize, Work)>> {
+        self.started.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How long ranks that meet wait for each other.
+pub(crate) fn meeting_timeout() -> Duration {
+    given_timeout().unwrap_or(MEETING)
+}
+
+/// How long an operation may take.
+pub(crate) fn operation_timeout() -> Duration {
+    given_timeout().unwrap_or(Duration::MAX)
+}
+
+fn given_timeout() -> Option<Duration> {
+    static GIVEN: OnceLock<Option<Duration>> = OnceLock::new();
+    *GIVEN.get_or_init(|| seconds(TIMEOUT_VARIABLE))
+}

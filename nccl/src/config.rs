@@ -1,0 +1,272 @@
+//! What a communicator's config says, parsed: whatever version of the struct a client was compiled with.
+
+use std::ffi::{c_int, c_uint};
+use std::mem::{MaybeUninit, offset_of};
+use std::time::Duration;
+
+use crate::abi::{MAGIC, UNSET, ncclConfig_t};
+use crate::error::{Result, fail, text};
+
+/// How a communicator is to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Config {
+    /// Whether creating, splitting and finalizing wait.
+    pub(crate) blocking: bool,
+    /// Blocks of a kernel at most.
+    pub(crate) max_ctas: Option<u32>,
+    /// Named in errors and logs.
+    pub(crate) name: Option<String>,
+}
+
+/// The first version of the struct ended after `blocking`.
+const SMALLEST: usize = offset_of!(ncclConfig_t, cgaClusterSize);
+/// Larger than any config will be: a size beyond it was never set.
+const LARGEST: usize = 4096;
+
+/// The fields after `blocking`, with the version of NCCL whose header has them first. A client's struct may end in
+/// padding where a later version has a field, so its size alone does not tell. The last one stands for itself and
+/// `nvlinkCentricSched`, which came with it.
+const FIELDS: [(usize, c_uint); 12] = [
+    (offset_of!(ncclConfig_t, cgaClusterSize), 21700),
+    (offset_of!(ncclConfig_t, minCTAs), 21700),
+    (offset_of!(ncclConfig_t, maxCTAs), 21700),
+    (offset_of!(ncclConfig_t, netName), 21700),
+    (offset_of!(ncclConfig_t, splitShare), 21800),
+    (offset_of!(ncclConfig_t, trafficClass), 22600),
+    (offset_of!(ncclConfig_t, commName), 22700),
+    (offset_of!(ncclConfig_t, collnetEnable), 22700),
+    (offset_of!(ncclConfig_t, CTAPolicy), 22700),
+    (offset_of!(ncclConfig_t, shrinkShare), 22700),
+    (offset_of!(ncclConfig_t, nvlsCTAs), 22700),
+    (offset_of!(ncclConfig_t, nChannelsPerNetPeer), 22800),
+];
+
+/// A config of which nothing is set.
+const UNSET_CONFIG: ncclConfig_t = ncclConfig_t {
+    size: size_of::<ncclConfig_t>(),
+    magic: MAGIC,
+    version: 0,
+    blocking: UNSET,
+    cgaClusterSize: UNSET,
+    minCTAs: UNSET,
+    maxCTAs: UNSET,
+    netName: std::ptr::null(),
+    splitShare: UNSET,
+    trafficClass: UNSET,
+    commName: std::ptr::null(),
+    collnetEnable: UNSET,
+    CTAPolicy: UNSET,
+    shrinkShare: UNSET,
+    nvlsCTAs: UNSET,
+    nChannelsPerNetPeer: UNSET,
+    nvlinkCentricSched: UNSET,
+};
+
+impl Config {
+    /// What a communicator without a config is.
+    pub(crate) fn unset() -> Config {
+        // Nothing in it can be refused, but for what the environment says of blocking.
+        Config { blocking: blocking_by_default(), max_ctas: None, name: None }
+    }
+
+    /// What the client asks for. What it leaves unset is as in `parent`.
+    ///
+    /// # Safety
+    /// `config` is NULL or points to as many readable bytes as its first field says, and its texts are NULL or C strings.
+    pub(crate) unsafe fn parse(config: *const ncclConfig_t, parent: &Config) -> Result<Config> {
+        if config.is_null() {
+            return Ok(parent.clone());
+        }
+        // SAFETY: this function's contract.
+        let given = unsafe { copied(config) }?;
+        let flag = |name: &str, value: c_int| -> Result<Option<bool>> {
+            Ok(in_range(name, value, 0, 1)?.map(|value| value != 0))
+        };
+        flag("splitShare", given.splitShare)?;
+        flag("shrinkShare", given.shrinkShare)?;
+        flag("collnetEnable", given.collnetEnable)?;
+        flag("nvlinkCentricSched", given.nvlinkCentricSched)?;
+        in_range("cgaClusterSize", given.cgaClusterSize, 0, 8)?;
+        in_range("trafficClass", given.trafficClass, 0, c_int::MAX)?;
+        in_range("CTAPolicy", given.CTAPolicy, 0, 3)?;
+        in_range("nvlsCTAs", given.nvlsCTAs, 1, c_int::MAX)?;
+        in_range("nChannelsPerNetPeer", given.nChannelsPerNetPeer, 1, c_int::MAX)?;
+        let min = in_range("minCTAs", given.minCTAs, 1, c_int::MAX)?;
+        let max = in_range("maxCTAs", given.maxCTAs, 1, c_int::MAX)?;
+        if let (Some(min), Some(max)) = (min, max)
+            && min > max
+        {
+            fail!(InvalidArgument, "config->minCTAs is {min}, but config->maxCTAs is {max}");
+        }
+        // SAFETY: this function's contract.
+        if let Some(network) = unsafe { text(given.netName) }
+            && !network.eq_ignore_ascii_case("socket")
+        {
+            fail!(
+                InvalidUsage,
+                "config->netName is \"{network}\", but between hosts there is TCP alone: leave it NULL, or give \"Socket\""
+            );
+        }
+        Ok(Config {
+            blocking: flag("blocking", given.blocking)?.unwrap_or(parent.blocking),
+            max_ctas: max.map(c_int::unsigned_abs).or(parent.max_ctas),
+            // SAFETY: this function's contract. A child has a name of its own.
+            name: unsafe { text(given.commName) }.filter(|name| !name.is_empty()),
+        })
+    }
+}
+
+/// The client's config as this library's struct: as much of it as both know, the rest unset.
+///
+/// # Safety
+/// `config` points to as many readable bytes as its first field says.
+unsafe fn copied(config: *const ncclConfig_t) -> Result<ncclConfig_t> {
+    // SAFETY: a size is there.
+    let theirs = unsafe { config.cast::<usize>().read_unaligned() };
+    if !(SMALLEST..=LARGEST).contains(&theirs) {
+        fail!(
+            InvalidArgument,
+            "config->size is {theirs}: initialise the config with NCCL_CONFIG_INITIALIZER"
+        );
+    }
+    let mut given = MaybeUninit::new(UNSET_CONFIG);
+    let common = theirs.min(size_of::<ncclConfig_t>());
+    // SAFETY: source and destination hold at least the smaller of the two sizes, and the copy is ours alone. Its
+    // fields are integers and pointers, for which any bytes are valid.
+    let mut given = unsafe {
+        std::ptr::copy_nonoverlapping(config.cast::<u8>(), given.as_mut_ptr().cast::<u8>(), common);
+        given.assume_init()
+    };
+    if given.magic != MAGIC {
+        fail!(
+            InvalidArgument,
+            "config->magic is {:#x}, not {MAGIC:#x}: initialise the config with NCCL_CONFIG_INITIALIZER",
+            given.magic
+        );
+    }
+    // What a client's header did not have yet is padding, if it is there at all.
+    if let Some(&(known, _)) = FIELDS.iter().find(|(_, since)| *since > given.version) {
+        let bytes = (&raw mut given).cast::<u8>();
+        let unset = UNSET_CONFIG;
+        let unset = (&raw const unset).cast::<u8>();
+        // SAFETY: both are whole structs, and `known` is an offset within them.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                unset.add(known),
+                bytes.add(known),
+                size_of::<ncclConfig_t>() - known,
+            );
+        }
+    }
+    Ok(given)
+}
+
+/// A field's value, if it is set.
+fn in_range(name: &str, value: c_int, least: c_int, most: c_int) -> Result<Option<c_int>> {
+    match value {
+        UNSET => Ok(None),
+        value if (least..=most).contains(&value) => Ok(Some(value)),
+        _ if most == c_int::MAX => {
+            fail!(InvalidArgument, "config->{name} is {value}; it is {least} or more, or left unset")
+        }
+        _ => fail!(InvalidArgument, "config->{name} is {value}; it is {least} to {most}, or left unset"),
+    }
+}
+
+/// What NCCL_COMM_BLOCKING says.
+fn blocking_by_default() -> bool {
+    !std::env::var("NCCL_COMM_BLOCKING").is_ok_and(|value| value.trim() == "0")
+}
+
+/// A duration in seconds from the environment.
+pub(crate) fn seconds(variable: &str) -> Option<Duration> {
+    let text = std::env::var(variable).ok()?;
+    match text.trim().parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
+        Some(duration) if !duration.is_zero() => Some(duration),
+        _ => {
+            log::warn!("{variable} is \"{text}\", which is not a number of seconds above 0; it is ignored");
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARENT: Config = Config { blocking: true, max_ctas: Some(16), name: None };
+
+    /// A config as a client compiled it: `size` bytes that end a page of rubbish, of NCCL `version`.
+    fn client(size: usize, version: c_uint, fill: impl FnOnce(&mut ncclConfig_t)) -> Vec<u64> {
+        let mut config = ncclConfig_t { size, version, ..UNSET_CONFIG };
+        fill(&mut config);
+        let mut memory = vec![0x5555_5555_5555_5555u64; size.div_ceil(8)];
+        // SAFETY: both hold the smaller of the two sizes.
+        unsafe {
+            let from = (&raw const config).cast::<u8>();
+            std::ptr::copy_nonoverlapping(from, memory.as_mut_ptr().cast(), size.min(size_of_val(&config)));
+        }
+        memory
+    }
+
+    fn parse(memory: &[u64]) -> Result<Config> {
+        // SAFETY: the memory has as many bytes as its size says.
+        unsafe { Config::parse(memory.as_ptr().cast(), &PARENT) }
+    }
+
+    /// Sizes of the struct by version, with what follows each in memory being rubbish.
+    #[test]
+    fn configs_of_all_versions_are_understood() {
+        let versions = [
+            (24, 21400),
+            (48, 21805),
+            (48, 22602),
+            (72, 22703),
+            (80, 22809),
+            (88, 22902),
+            (96, 23004),
+            (112, 23100),
+            (120, 23203),
+        ];
+        for (size, version) in versions {
+            let config = parse(&client(size, version, |config| config.blocking = 0)).unwrap();
+            assert_eq!(config, Config { blocking: false, ..PARENT }, "{size} bytes of {version}");
+        }
+    }
+
+    #[test]
+    fn fields_that_a_version_did_not_have_are_padding() {
+        // 2.18 ends with splitShare and four bytes of padding, where 2.26 has trafficClass.
+        let padded = client(48, 21805, |config| config.trafficClass = -7);
+        assert_eq!(parse(&padded), Ok(PARENT));
+        let set = client(48, 22602, |config| config.trafficClass = -7);
+        assert!(parse(&set).unwrap_err().text().contains("trafficClass is -7"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        type Fill = fn(&mut ncclConfig_t);
+        let wrong: [(Fill, &str); 8] = [
+            (|config| config.magic = 0, "NCCL_CONFIG_INITIALIZER"),
+            (|config| config.size = 3, "config->size is 3"),
+            (|config| config.size = 1 << 40, "config->size is"),
+            (|config| config.blocking = 2, "config->blocking is 2"),
+            (|config| config.cgaClusterSize = 9, "cgaClusterSize is 9; it is 0 to 8"),
+            (|config| config.maxCTAs = 0, "maxCTAs is 0"),
+            (|config| (config.minCTAs, config.maxCTAs) = (8, 4), "minCTAs is 8"),
+            (|config| config.netName = c"IB".as_ptr(), "\"IB\""),
+        ];
+        for (fill, part) in wrong {
+            let error = parse(&client(80, 22809, fill)).unwrap_err();
+            assert!(error.text().contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_unset_is_the_parents() {
+        let config = parse(&client(80, 22809, |config| config.commName = c"stage".as_ptr())).unwrap();
+        assert_eq!(config, Config { name: Some("stage".into()), ..PARENT });
+        // SAFETY: NULL is allowed.
+        assert_eq!(unsafe { Config::parse(std::ptr::null(), &PARENT) }, Ok(PARENT));
+    }
+}

@@ -1,0 +1,366 @@
+//! How communicators come to be: from unique ids, all at once in one process, or out of others.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use unisono::communicator::{Context, Options, Rendezvous};
+use unisono::rendezvous::hash::HashStore;
+use unisono::rendezvous::store::Store;
+
+use crate::abi::{ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId};
+use crate::communicator::{self, COMMUNICATORS, Communicator, Phase, meeting_timeout};
+use crate::config::Config;
+use crate::engine;
+use crate::error::{Result, fail, guard, out};
+use crate::group::{self, Joining, in_group};
+use crate::place::{Place, device_count};
+use crate::unique_id;
+
+/// The colour of a rank that joins no child in ncclCommSplit.
+#[allow(unreachable_pub, reason = "for the header")]
+pub const NCCL_SPLIT_NOCOLOR: c_int = -1;
+
+/// ncclCommShrink: the parent goes on.
+#[allow(unreachable_pub, reason = "for the header")]
+pub const NCCL_SHRINK_DEFAULT: c_int = 0;
+
+/// ncclCommShrink: what runs on the parent is ended first. The parent can only be destroyed or aborted then.
+#[allow(unreachable_pub, reason = "for the header")]
+pub const NCCL_SHRINK_ABORT: c_int = 1;
+
+/// Makes this rank's communicator of `nranks` and writes it to `*comm`. Its device is the one that is current on this thread.
+///
+/// All ranks call it with the same id, from processes or threads of their own, or in one group. It returns when all
+/// have come.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRank(
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    commId: ncclUniqueId,
+    rank: c_int,
+) -> ncclResult_t {
+    // SAFETY: the contract of the header.
+    in_group(|| unsafe { from_ids(comm, nranks, &[commId], rank, std::ptr::null()) })
+}
+
+/// As ncclCommInitRank, with a config; NULL is the default one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRankConfig(
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    commId: ncclUniqueId,
+    rank: c_int,
+    config: *mut ncclConfig_t,
+) -> ncclResult_t {
+    // SAFETY: the contract of the header.
+    in_group(|| unsafe { from_ids(comm, nranks, &[commId], rank, config) })
+}
+
+/// As ncclCommInitRankConfig, for programs that have made up to one unique id for each rank: the same ids in the same order
+/// on every rank. The ranks meet by the first.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRankScalable(
+    newcomm: *mut ncclComm_t,
+    nranks: c_int,
+    myrank: c_int,
+    nId: c_int,
+    commIds: *mut ncclUniqueId,
+    config: *mut ncclConfig_t,
+) -> ncclResult_t {
+    in_group(|| {
+        let count = match usize::try_from(nId) {
+            Ok(count) if (1..=nranks).contains(&nId) => count,
+            _ => fail!(InvalidArgument, "nId is {nId}; there are 1 to nranks ({nranks}) ids"),
+        };
+        if commIds.is_null() {
+            fail!(InvalidArgument, "commIds is NULL");
+        }
+        // SAFETY: the contract of the header: as many ids.
+        let ids = unsafe { std::slice::from_raw_parts(commIds, count) };
+        // SAFETY: the contract of the header.
+        unsafe { from_ids(newcomm, nranks, ids, myrank, config) }
+    })
+}
+
+/// Makes the communicators of all ranks of a group in this process, one for each device of `devlist` (NULL: the first
+/// `ndev`), and writes them to `comm[0]` to `comm[ndev - 1]`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitAll(
+    comm: *mut ncclComm_t,
+    ndev: c_int,
+    devlist: *const c_int,
+) -> ncclResult_t {
+    in_group(|| {
+        if comm.is_null() {
+            fail!(InvalidArgument, "comm is NULL");
+        }
+        let size = match u32::try_from(ndev) {
+            Ok(size) if size > 0 => size,
+            _ => fail!(InvalidArgument, "ndev is {ndev}; a group has one rank or more"),
+        };
+        if let Some(count) = device_count()?
+            && size > count
+        {
+            fail!(InvalidArgument, "ndev is {ndev}, but there are {count} devices");
+        }
+        let mut numbers = Vec::with_capacity(size as usize);
+        for rank in 0..size {
+            let number = match devlist.is_null() {
+                true => rank as c_int,
+                // SAFETY: the contract of the header: not NULL, so `ndev` devices.
+                false => unsafe { *devlist.add(rank as usize) },
+            };
+            if numbers.contains(&number) {
+                fail!(InvalidUsage, "device {number} is twice in devlist: each rank has a device of its own");
+            }
+            numbers.push(number);
+        }
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let mut joinings = Vec::with_capacity(numbers.len());
+        for (rank, number) in numbers.into_iter().enumerate() {
+            let number = match u32::try_from(number) {
+                Ok(number) => number,
+                Err(_) => fail!(InvalidArgument, "device {number} does not exist"),
+            };
+            let communicator = Communicator::new(Place::of_device(number)?, Config::unset(), Vec::new());
+            let rendezvous = Rendezvous::Store(store.clone());
+            let options = options(rank as u32, size, rendezvous, &communicator.config);
+            // SAFETY: the contract of the header: room for `ndev` communicators.
+            let place = unsafe { comm.add(rank) };
+            joinings.push((communicator, place, options));
+        }
+        // Nothing can be refused any more.
+        let joinings = joinings.into_iter().map(|(communicator, place, options)| {
+            // SAFETY: as above.
+            unsafe { joining(communicator, place, move || Context::create(options).map(Some)) }
+        });
+        group::join_all(joinings.collect())
+    })
+}
+
+/// Makes children of a communicator: ranks that give the same `color` form one, ordered by `key`, then by their rank here. All
+/// ranks of `comm` call it. With NCCL_SPLIT_NOCOLOR a rank joins none, and `*newcomm` is NULL. A NULL `config` is the
+/// parent's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommSplit(
+    comm: ncclComm_t,
+    color: c_int,
+    key: c_int,
+    newcomm: *mut ncclComm_t,
+    config: *mut ncclConfig_t,
+) -> ncclResult_t {
+    in_group(|| {
+        let parent = communicator::find(comm)?;
+        let context = parent.open_group()?.clone();
+        // SAFETY: the contract of the header: NULL or writable.
+        unsafe { out(newcomm, "newcomm") }?;
+        let color = match u32::try_from(color) {
+            Ok(color) => Some(color),
+            Err(_) if color == NCCL_SPLIT_NOCOLOR => None,
+            Err(_) => fail!(InvalidArgument, "color is {color}; it is 0 or more, or NCCL_SPLIT_NOCOLOR (-1)"),
+        };
+        // SAFETY: the contract of the header: NULL or a config.
+        let config = unsafe { Config::parse(config, &parent.config) }?;
+        let child = Communicator::new(parent.place, config, parent.servers());
+        let meet = move || context.split(color, i64::from(key));
+        // SAFETY: checked above.
+        let mut joining = unsafe { joining(child, newcomm, meet) };
+        if color.is_none() {
+            // It takes part in the splitting, and in nothing after that.
+            joining.give_up_handle();
+        }
+        group::join(joining)
+    })
+}
+
+/// Makes a child of a communicator without the `excludeRanksCount` ranks of `excludeRanksList`, which do not call it: the
+/// others all do. Their order is kept. `shrinkFlags` is NCCL_SHRINK_DEFAULT or, when a rank has failed,
+/// NCCL_SHRINK_ABORT, which ends what runs on the parent first. A NULL `config` is the parent's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommShrink(
+    comm: ncclComm_t,
+    excludeRanksList: *mut c_int,
+    excludeRanksCount: c_int,
+    newcomm: *mut ncclComm_t,
+    config: *mut ncclConfig_t,
+    shrinkFlags: c_int,
+) -> ncclResult_t {
+    in_group(|| {
+        let parent = communicator::find(comm)?;
+        let context = parent.group()?.clone();
+        // SAFETY: the contract of the header: NULL or writable.
+        unsafe { out(newcomm, "newcomm") }?;
+        let count = match usize::try_from(excludeRanksCount) {
+            Ok(count) if count > 0 => count,
+            _ => fail!(
+                InvalidArgument,
+                "excludeRanksCount is {excludeRanksCount}; one rank or more is left out"
+            ),
+        };
+        if excludeRanksList.is_null() {
+            fail!(InvalidArgument, "excludeRanksList is NULL");
+        }
+        // SAFETY: the contract of the header: as many ranks.
+        let excluded = unsafe { std::slice::from_raw_parts(excludeRanksList, count) };
+        let ranks = remaining(excluded, context.rank(), context.size())?;
+        // SAFETY: the contract of the header: NULL or a config.
+        let config = unsafe { Config::parse(config, &parent.config) }?;
+        match (shrinkFlags, *parent.phase()) {
+            (NCCL_SHRINK_DEFAULT | NCCL_SHRINK_ABORT, Phase::Finalized) => {
+                fail!(InvalidUsage, "'{}' was finalized: it can only be destroyed now", context.name())
+            }
+            (NCCL_SHRINK_ABORT, _) => parent.abort(),
+            (NCCL_SHRINK_DEFAULT, Phase::Revoked) => {}
+            (NCCL_SHRINK_DEFAULT, Phase::Open) => {
+                if let Some(error) = context.failure() {
+                    return Err(error.context(format!(
+                        "'{}' has failed, and shrinks with NCCL_SHRINK_ABORT only",
+                        context.name()
+                    )));
+                }
+            }
+            _ => fail!(
+                InvalidArgument,
+                "shrinkFlags is {shrinkFlags}; it is NCCL_SHRINK_DEFAULT (0) or NCCL_SHRINK_ABORT (1)"
+            ),
+        }
+        let child = Communicator::new(parent.place, config, parent.servers());
+        let name = format!("{}/shrunk", context.name());
+        let meet = move || context.regroup(&name, &ranks).map(Some);
+        // SAFETY: checked above.
+        group::join(unsafe { joining(child, newcomm, meet) })
+    })
+}
+
+/// Would add ranks to a communicator. This library answers ncclInvalidUsage: make a new communicator of all ranks instead.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommGrow(
+    _comm: ncclComm_t,
+    _nRanks: c_int,
+    _uniqueId: *const ncclUniqueId,
+    _rank: c_int,
+    _newcomm: *mut ncclComm_t,
+    _config: *mut ncclConfig_t,
+) -> ncclResult_t {
+    guard(|| cannot_grow("ncclCommGrow"))
+}
+
+/// Would make the id by which ranks join in ncclCommGrow. This library answers ncclInvalidUsage.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommGetUniqueId(
+    _comm: ncclComm_t,
+    _uniqueId: *mut ncclUniqueId,
+) -> ncclResult_t {
+    guard(|| cannot_grow("ncclCommGetUniqueId"))
+}
+
+fn cannot_grow(name: &str) -> Result<ncclResult_t> {
+    fail!(
+        InvalidUsage,
+        "{name}: communicators of this library do not grow; make a new one of all ranks by ncclGetUniqueId and ncclCommInitRank"
+    )
+}
+
+/// A communicator of ranks that meet by unique ids.
+///
+/// # Safety
+/// `place` is NULL or writable until the thread's group ends; `config` is NULL or a config.
+unsafe fn from_ids(
+    place: *mut ncclComm_t,
+    nranks: c_int,
+    ids: &[ncclUniqueId],
+    rank: c_int,
+    config: *const ncclConfig_t,
+) -> Result<ncclResult_t> {
+    // SAFETY: this function's contract.
+    unsafe { out(place, "comm") }?;
+    let size = match u32::try_from(nranks) {
+        Ok(size) if size > 0 => size,
+        _ => fail!(InvalidArgument, "nranks is {nranks}; a group has one rank or more"),
+    };
+    let rank = match u32::try_from(rank) {
+        Ok(rank) if rank < size => rank,
+        _ => fail!(InvalidArgument, "rank is {rank}; a group of {nranks} has ranks 0 to {}", nranks - 1),
+    };
+    // SAFETY: this function's contract.
+    let config = unsafe { Config::parse(config, &Config::unset()) }?;
+    let ids = ids.iter().map(unique_id::bytes).collect::<Result<Vec<_>>>()?;
+    let [meeting, ..] = ids[..] else { fail!(InvalidArgument, "there is no unique id") };
+    let here = Place::here()?;
+    let servers = ids.iter().filter_map(unique_id::claim).collect();
+    let communicator = Communicator::new(here, config, servers);
+    let options = options(rank, size, Rendezvous::Id(meeting), &communicator.config);
+    // SAFETY: this function's contract; not NULL.
+    group::join(unsafe { joining(communicator, place, move || Context::create(options).map(Some)) })
+}
+
+fn options(rank: u32, size: u32, rendezvous: Rendezvous, config: &Config) -> Options {
+    Options {
+        rank,
+        size,
+        rendezvous,
+        name: config.name.clone().unwrap_or_else(|| "world".into()),
+        timeout: meeting_timeout(),
+        interface: unique_id::interface(),
+        transports: None,
+    }
+}
+
+/// Gives a communicator its handle, so that it can be polled and aborted while it meets the others.
+///
+/// # Safety
+/// `place` is writable until the thread's group ends.
+unsafe fn joining(
+    communicator: Arc<Communicator>,
+    place: *mut ncclComm_t,
+    meet: impl FnOnce() -> Result<Option<Context>> + Send + 'static,
+) -> Joining {
+    let handle = COMMUNICATORS.insert(communicator.clone());
+    let here = communicator.place;
+    let meet = move || {
+        let context = meet()?;
+        if let Some(context) = &context {
+            engine::connect(context, here)?;
+        }
+        Ok(context)
+    };
+    // SAFETY: this function's contract.
+    unsafe { place.write(handle) };
+    Joining { communicator, handle, place, meet: Box::new(meet) }
+}
+
+/// The ranks that are left, of which this is one.
+fn remaining(excluded: &[c_int], own: u32, size: u32) -> Result<Vec<u32>> {
+    let mut left = vec![true; size as usize];
+    for &rank in excluded {
+        let place = usize::try_from(rank).ok().and_then(|rank| left.get_mut(rank));
+        match place {
+            Some(_) if rank.unsigned_abs() == own => fail!(
+                InvalidArgument,
+                "excludeRanksList has rank {rank}, which is this one: ranks that are left out do not call ncclCommShrink"
+            ),
+            Some(place) if *place => *place = false,
+            Some(_) => fail!(InvalidArgument, "rank {rank} is twice in excludeRanksList"),
+            None => {
+                fail!(InvalidArgument, "excludeRanksList has rank {rank}, but the group has {size} ranks")
+            }
+        }
+    }
+    Ok((0..size).filter(|&rank| left[rank as usize]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ranks_that_remain_keep_their_order() {
+        assert_eq!(remaining(&[3, 0], 1, 5), Ok(vec![1, 2, 4]));
+        for (excluded, part) in
+            [(&[1][..], "which is this one"), (&[0, 0], "twice"), (&[5], "5 ranks"), (&[-1], "-1")]
+        {
+            let error = remaining(excluded, 1, 5).unwrap_err();
+            assert!(error.text().contains(part), "{error}");
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! Starts calls: the only module that gives anything to unisono's contexts.
+//!
+//! On devices a call is enqueued and this returns. In host memory it returns when the call is complete. Calls of one
+//! group are all begun before any stream is made to wait, or any is waited for: they may depend on each other. What
+//! `communicator::start_together` does for one device is done here for several, whose default streams have one name.
+
+use std::sync::Arc;
+
+use unisono::collective::checked::{self, Checked};
+use unisono::collective::request::{Counts, Kind, Request};
+use unisono::communicator::{Call, Context, Pending, Work};
+use unisono::cuda::context::{Devices, Entered};
+use unisono::cuda::driver::StreamHandle;
+use unisono::cuda::event::Event;
+use unisono::cuda::memory::PinnedBuffer;
+use unisono::cuda::stream::Stream;
+use unisono::deadline::Deadline;
+use unisono::reduce::Operator;
+
+use crate::communicator::{Communicator, operation_timeout};
+use crate::error::{Error, Result, fail};
+use crate::operator;
+use crate::place::{Place, devices};
+
+/// A call that is ready to be started.
+pub(crate) struct Launch {
+    pub(crate) communicator: Arc<Communicator>,
+    pub(crate) request: Request,
+    /// The client's stream.
+    pub(crate) stream: usize,
+    /// Where the device has the factor of a PreMulSum, if that is not in the request.
+    pub(crate) factor: Option<u64>,
+}
+
+impl Launch {
+    /// Refuses what can be seen to be wrong without starting anything.
+    pub(crate) fn check(&self) -> Result<()> {
+        let context = self.communicator.open_group()?;
+        if let Some(error) = context.failure() {
+            return Err(error.context(format!("'{}' has failed before", context.name())));
+        }
+        let Request { kind, counts, dtype, .. } = &self.request;
+        if !kind.point_to_point() {
+            return Checked::new(&self.request, context.rank(), context.size()).map(drop);
+        }
+        let (peer, size) = (self.request.root, context.size());
+        if peer >= size {
+            fail!(
+                InvalidArgument,
+                "peer {peer} is out of range: the group has {size} ranks, 0 to {}",
+                size - 1
+            );
+        }
+        let Counts::Uniform(count) = *counts else { return Ok(()) };
+        let (name, null) = match kind {
+            Kind::Send => ("sendbuff", self.request.input.is_null()),
+            _ => ("recvbuff", self.request.output.is_null()),
+        };
+        let bytes = checked::bytes(name, count, dtype.size() as u64, *dtype)?;
+        if null && bytes > 0 {
+            fail!(InvalidArgument, "{name} is NULL, but count is {count}");
+        }
+        Ok(())
+    }
+
+    /// The request with the factor that the device has.
+    fn resolve(&mut self) -> Result<()> {
+        if let (Some(address), Place::Device(device)) = (self.factor.take(), self.communicator.place) {
+            let factor = read_factor(address, &self.request, device, StreamHandle(self.stream))?;
+            self.request.operator = Operator::PreMulSum(factor);
+        }
+        Ok(())
+    }
+
+    /// Whether it moves nothing: collectives of no elements, which agree on that everywhere.
+    fn is_empty(&self) -> bool {
+        !self.request.kind.point_to_point() && self.request.counts == Counts::Uniform(0)
+    }
+
+    /// Whether it sends to, or receives from, its own rank.
+    fn is_to_itself(&self, context: &Context) -> bool {
+        self.request.kind.point_to_point() && self.request.root == context.rank()
+    }
+
+    fn call(&self) -> Call {
+        let stream = match self.communicator.place {
+            Place::Host(_) => None,
+            Place::Device(_) => Some(StreamHandle(self.stream)),
+        };
+        Call { timeout: Some(operation_timeout()), stream, ..Call::default() }
+    }
+}
+
+/// Starts a call that is in no group.
+pub(crate) fn launch_one(mut launch: Launch) -> Result<()> {
+    let communicator = launch.communicator.clone();
+    let context = communicator.open_group()?;
+    if launch.is_to_itself(context) {
+        launch.check()?;
+        fail!(
+            InvalidUsage,
+            "rank {} {}s to itself outside of a group: put the send and the receive between ncclGroupStart and ncclGroupEnd",
+            context.rank(),
+            launch.request.kind.name()
+        );
+    }
+    if launch.is_empty() {
+        return launch.check();
+    }
+    launch.resolve()?;
+    let call = launch.call();
+    match communicator.place {
+        // SAFETY: the client's promise: the buffers are valid until the call is complete.
+        Place::Host(_) => unsafe { context.run(&launch.request, &call) }.map(drop),
+        Place::Device(_) => {
+            let current = Current::of(&launch)?;
+            let _entered = current.as_ref().map(Current::enter).transpose()?;
+            // SAFETY: as above, and the stream lives.
+            let work = unsafe { context.start(&launch.request, &call) }?;
+            communicator.keep(launch.stream, [work]);
+            Ok(())
+        }
+    }
+}
+
+/// Starts the calls of a group. All that can be started are, also when one cannot; the first error is returned.
+pub(crate) fn launch_all(mut launches: Vec<Launch>) -> Result<()> {
+    let copies = take_messages_to_itself(&mut launches)?;
+    launches.retain(|launch| !launch.is_empty());
+    for launch in &mut launches {
+        launch.resolve()?;
+    }
+    let mut first = None;
+    let mut note = |error: Error| {
+        first.get_or_insert(error);
+    };
+    let mut begun: Vec<(&Launch, Pending)> = Vec::with_capacity(launches.len());
+    for launch in &launches {
+        match begin(launch) {
+            Ok(pending) => begun.push((launch, pending)),
+            Err(error) => note(error),
+        }
+    }
+    for copy in &copies {
+        if let Err(error) = copy.start() {
+            note(error);
+        }
+    }
+    let mut works: Vec<(&Launch, Work)> = Vec::with_capacity(begun.len());
+    while let Some((first, _)) = begun.first() {
+        // The calls of one device are closed with it current, all that are together at once.
+        let place = first.communicator.place;
+        let (same, others) = begun.into_iter().partition(|(launch, _)| launch.communicator.place == place);
+        begun = others;
+        for (launch, work) in close(place, same) {
+            match work {
+                Ok(work) => works.push((launch, work)),
+                Err(error) => note(error),
+            }
+        }
+    }
+    while let Some((launch, _)) = works.first() {
+        let (communicator, stream) = (&launch.communicator, launch.stream);
+        let (same, others) = works
+            .into_iter()
+            .partition(|(other, _)| Arc::ptr_eq(&other.communicator, communicator) && other.stream == stream);
+        works = others;
+        let same: Vec<(&Launch, Work)> = same;
+        let same = same.into_iter().map(|(_, work)| work);
+        match communicator.place {
+            Place::Device(_) => communicator.keep(stream, same),
+            // Each ends by its own deadline, or when somebody aborts.
+            Place::Host(_) => same.filter_map(|work| work.wait(Deadline::NEVER).err()).for_each(&mut note),
+        }
+    }
+    first.map_or(Ok(()), Err)
+}
+
+/// Agrees with the other ranks how the group's devices reach each other. Part of making a communicator: later there may be no
+/// thread for each rank.
+pub(crate) fn connect(context: &Context, place: Place) -> Result<()> {
+    match place {
+        Place::Device(device) => context.connect_device(device),
+        Place::Host(_) => Ok(()),
+    }
+}
+
+fn begin(launch: &Launch) -> Result<Pending> {
+    let context = launch.communicator.open_group()?;
+    let current = Current::of(launch)?;
+    let _entered = current.as_ref().map(Current::enter).transpose()?;
+    // SAFETY: the client's promise: the buffers are valid until the call is complete, and the stream lives.
+    unsafe { context.begin(&launch.request, &launch.call()) }
+}
+
+/// Closes calls of one place together.
+fn close(place: Place, begun: Vec<(&Launch, Pending)>) -> Vec<(&Launch, Result<Work>)> {
+    let (launches, pending): (Vec<&Launch>, Vec<Pending>) = begun.into_iter().unzip();
+    let works = match place {
+        Place::Host(_) => Pending::close_all(pending),
+        Place::Device(device) => {
+            let entered = devices().and_then(|devices| {
+                let _entered = devices.enter(device)?;
+                Ok(Pending::close_all(pending))
+            });
+            entered.unwrap_or_else(|error| launches.iter().map(|_| Err(error.clone())).collect())
+        }
+    };
+    launches.into_iter().zip(works).collect()
+}
+
+/// A default stream is that of the current device: the communicator's, here, whatever the client's is.
+struct Current {
+    devices: Arc<Devices>,
+    device: Option<u32>,
+}
+
+impl Current {
+    fn of(launch: &Launch) -> Result<Option<Current>> {
+        match launch.communicator.place {
+            Place::Host(_) => Ok(None),
+            Place::Device(device) => {
+                let default = StreamHandle(launch.stream).is_default();
+                Ok(Some(Current { devices: devices()?, device: default.then_some(device) }))
+            }
+        }
+    }
+
+    fn enter(&self) -> Result<Option<Entered<'_>>> {
+        self.device.map(|device| self.devices.enter(device)).transpose()
+    }
+}
+
+/// What a rank sends to itself, and where that goes.
+struct Copy {
+    communicator: Arc<Communicator>,
+    request: Request,
+    from: usize,
+    to: usize,
+}
+
+/// Pairs the sends of each rank to itself with its receives from itself, in their order, and takes them out of the list.
+fn take_messages_to_itself(launches: &mut Vec<Launch>) -> Result<Vec<Copy>> {
+    let (mut sends, mut receives, mut others) = (Vec::new(), Vec::new(), Vec::new());
+    for launch in launches.drain(..) {
+        let to_itself = launch.communicator.group().is_ok_and(|context| launch.is_to_itself(context));
+        match (to_itself, launch.request.kind) {
+            (false, _) => others.push(launch),
+            (true, Kind::Send) => sends.push(launch),
+            (true, _) => receives.push(launch),
+        }
+    }
+    *launches = others;
+    let mut copies = Vec::with_capacity(sends.len());
+    for send in sends {
+        let answers = |receive: &Launch| Arc::ptr_eq(&receive.communicator, &send.communicator);
+        let Some(found) = receives.iter().position(answers) else {
+            fail!(
+                InvalidUsage,
+                "rank {} sends to itself, but does not receive that in the group",
+                send.request.root
+            )
+        };
+        let receive = receives.remove(found);
+        let (given, wanted) = (&send.request, &receive.request);
+        if (&given.counts, given.dtype) != (&wanted.counts, wanted.dtype) {
+            fail!(
+                InvalidUsage,
+                "rank {} sends itself {:?} {} but receives {:?} {}",
+                given.root,
+                given.counts,
+                given.dtype.name(),
+                wanted.counts,
+                wanted.dtype.name()
+            );
+        }
+        copies.push(Copy {
+            communicator: send.communicator,
+            request: Request { kind: Kind::Broadcast, input: given.input, root: 0, ..wanted.clone() },
+            from: send.stream,
+            to: receive.stream,
+        });
+    }
+    if let Some(receive) = receives.first() {
+        let rank = receive.request.root;
+        fail!(InvalidUsage, "rank {rank} receives from itself, but does not send that in the group");
+    }
+    Ok(copies)
+}
+
+impl Copy {
+    /// A broadcast in a group of one, on the receive's stream, between what the send's stream was given before and what it
+    /// is given afterwards.
+    fn start(&self) -> Result<()> {
+        let communicator = &self.communicator;
+        if self.request.counts == Counts::Uniform(0) || self.request.input == self.request.output.cast_const()
+        {
+            return Ok(());
+        }
+        let context = communicator.alone()?;
+        let Place::Device(device) = communicator.place else {
+            // SAFETY: the client's promise: the buffers are valid until the call is complete.
+            return unsafe { context.run(&self.request, &Call::default()) }.map(drop);
+        };
+        let devices = devices()?;
+        let (from, to) = (StreamHandle(self.from), StreamHandle(self.to));
+        let _entered = devices.enter(device)?;
+        if from != to {
+            // SAFETY: the client's streams live.
+            let (from, to) =
+                unsafe { (Stream::borrow(&devices, device, from)?, Stream::borrow(&devices, device, to)?) };
+            let event = Event::new(&devices, device)?;
+            event.record(&from)?;
+            to.wait(&event)?;
+        }
+        let call = Call { stream: Some(to), ..Call::default() };
+        // SAFETY: the client's promise: the buffers are valid until the call is complete, and the streams live.
+        let work = unsafe { context.start(&self.request, &call) }?;
+        if from != to {
+            // SAFETY: the client's streams live.
+            unsafe { work.block_stream(from) }?;
+        }
+        communicator.keep(self.to, [work]);
+        Ok(())
+    }
+}
+
+/// The factor of a PreMulSum that the device has, as it is when the stream has come this far. Waits for that.
+fn read_factor(address: u64, request: &Request, device: u32, stream: StreamHandle) -> Result<f64> {
+    let devices = devices()?;
+    let bytes = request.dtype.size();
+    let pinned = PinnedBuffer::new(&devices, device, bytes)?;
+    let _entered = devices.enter(device)?;
+    // SAFETY: the client's stream lives.
+    let stream = unsafe { Stream::borrow(&devices, device, stream) }?;
+    stream.refuse_capture(
+        "stream",
+        "a PreMulSum whose factor is in device memory reads it on the host, which a graph cannot: give it as ncclScalarHostImmediate",
+    )?;
+    // SAFETY: the client promised one element there; the buffer has room for it, and lives until the stream has come to
+    // the end of the copy, which is waited for.
+    unsafe { stream.copy_to_host(pinned.address(), address, bytes) }?;
+    stream.synchronize(Deadline::NEVER)?;
+    // SAFETY: the copy is complete.
+    let element = unsafe { std::slice::from_raw_parts(pinned.address(), bytes) };
+    operator::factor(element, request.dtype)
+}

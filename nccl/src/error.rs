@@ -1,0 +1,212 @@
+//! Results, the text of a thread's last failure, and the guard around every export.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, CString, c_char};
+use std::mem::MaybeUninit;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Once;
+
+pub(crate) use unisono::error::{Error, Result, Status};
+
+use crate::abi::{ncclComm_t, ncclResult, ncclResult_t};
+use crate::{communicator, debug};
+
+/// `fail!(InvalidArgument, "root {root} …")`: returns an [`Error`] from the enclosing function.
+macro_rules! fail {
+    ($status:ident, $($text:tt)+) => {
+        return Err($crate::error::Error::new($crate::error::Status::$status, format!($($text)+)))
+    };
+}
+pub(crate) use fail;
+
+/// `ncclSuccess`.
+pub(crate) const SUCCESS: ncclResult_t = ncclResult::ncclSuccess as ncclResult_t;
+/// `ncclInProgress`.
+pub(crate) const IN_PROGRESS: ncclResult_t = ncclResult::ncclInProgress as ncclResult_t;
+
+/// The result that stands for a status. A timeout is the other ranks' doing: NCCL has a result of its own for that only
+/// since 2.30, which clients of the version that this library reports do not know.
+pub(crate) fn result(status: Status) -> ncclResult_t {
+    let result = match status {
+        Status::Ok => ncclResult::ncclSuccess,
+        Status::Cuda => ncclResult::ncclUnhandledCudaError,
+        Status::System | Status::OutOfMemory => ncclResult::ncclSystemError,
+        Status::Internal => ncclResult::ncclInternalError,
+        Status::InvalidArgument => ncclResult::ncclInvalidArgument,
+        Status::InvalidUsage | Status::Mismatch | Status::NotMember | Status::Unsupported => {
+            ncclResult::ncclInvalidUsage
+        }
+        Status::Timeout | Status::PeerFailed | Status::Aborted => ncclResult::ncclRemoteError,
+        Status::InProgress => ncclResult::ncclInProgress,
+    };
+    result as ncclResult_t
+}
+
+/// A sentence for a result; "unknown result" for any other number. The text is static.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGetErrorString(result: ncclResult_t) -> *const c_char {
+    let text = match result {
+        0 => c"no error",
+        1 => c"the CUDA driver refused (ncclGetLastError has the cause)",
+        2 => c"the operating system refused (ncclGetLastError has the cause)",
+        3 => c"internal error, please report it (ncclGetLastError has the cause)",
+        4 => c"invalid argument (ncclGetLastError says which)",
+        5 => c"invalid usage (ncclGetLastError says why)",
+        6 => c"another rank failed, left or did not answer in time (ncclGetLastError says which)",
+        7 => c"in progress",
+        8 => c"timed out (ncclGetLastError says what was waited for)",
+        _ => c"unknown result",
+    };
+    text.as_ptr()
+}
+
+/// The text of this thread's last failure: one line that says what happened, who did it and what to do. If nothing has
+/// failed on this thread and `comm` is a communicator that has failed, the text of that failure. Empty otherwise, never
+/// NULL. `comm` may be NULL.
+///
+/// The text is valid until the next call that fails on the same thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGetLastError(comm: ncclComm_t) -> *const c_char {
+    let quiet = LAST_ERROR.try_with(|last| last.borrow().is_empty()).unwrap_or(false);
+    if quiet
+        && let Ok(communicator) = communicator::find(comm)
+        && let Some(failure) = communicator.failure()
+    {
+        remember(&failure);
+    }
+    LAST_ERROR.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+thread_local! {
+    static LAST_ERROR: RefCell<CString> = RefCell::default();
+    /// Whether this thread is inside a guard, and where its panic began.
+    static GUARDED: Cell<bool> = const { Cell::new(false) };
+    static PANICKED_AT: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Runs the body of an export: a failure or a panic becomes a result and this thread's last error.
+pub(crate) fn guard(body: impl FnOnce() -> Result<ncclResult_t>) -> ncclResult_t {
+    guard_or(|error| result(error.status()), body)
+}
+
+/// As [`guard`], for an export that answers with something else.
+pub(crate) fn guard_or<T>(otherwise: impl FnOnce(&Error) -> T, body: impl FnOnce() -> Result<T>) -> T {
+    prepare_process();
+    match caught(body) {
+        Ok(value) => value,
+        Err(error) => {
+            log::warn!("{error}");
+            remember(&error);
+            otherwise(&error)
+        }
+    }
+}
+
+/// Runs `body`; a panic becomes an error.
+pub(crate) fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    let outer = GUARDED.replace(true);
+    // A panic may leave the objects it passed through half changed. Their locks are poisoned then and later calls on
+    // them fail too; nothing here looks inside.
+    let outcome = panic::catch_unwind(AssertUnwindSafe(body));
+    GUARDED.set(outer);
+    outcome.unwrap_or_else(|payload| Err(panic_error(payload)))
+}
+
+fn panic_error(payload: Box<dyn Any + Send>) -> Error {
+    let text = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
+        (Some(text), _) => (*text).to_owned(),
+        (_, Some(text)) => text.clone(),
+        _ => "a panic without a text".to_owned(),
+    };
+    // Dropping a payload may panic again, with another payload: that one is leaked.
+    if let Err(again) = panic::catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        std::mem::forget(again);
+    }
+    let at = PANICKED_AT.take();
+    Error::new(Status::Internal, format!("a bug in unisono, please report it: {text} ({at})"))
+}
+
+/// Makes `error` this thread's last one.
+pub(crate) fn remember(error: &Error) {
+    let text = error.text().replace('\0', "\\0");
+    // No NUL is left in it.
+    let text = CString::new(text).unwrap_or_default();
+    // While the thread ends there is nowhere to keep the text, and nobody left to read it.
+    let _ = LAST_ERROR.try_with(|last| last.replace(text));
+}
+
+/// A place for a result, to be written when the call has succeeded.
+///
+/// # Safety
+/// `pointer` is NULL or writable for one `T` until `'a` ends, by nobody else.
+pub(crate) unsafe fn out<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut MaybeUninit<T>> {
+    // SAFETY: by the contract it is NULL or writable; MaybeUninit reads nothing.
+    match unsafe { pointer.cast::<MaybeUninit<T>>().as_mut() } {
+        Some(place) => Ok(place),
+        None => fail!(InvalidArgument, "{name} is NULL"),
+    }
+}
+
+/// A text of the client.
+///
+/// # Safety
+/// `pointer` is NULL or a C string.
+pub(crate) unsafe fn text(pointer: *const c_char) -> Option<String> {
+    // SAFETY: this function's contract.
+    (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
+}
+
+/// Once for the process: the log, and a panic hook that keeps quiet about panics that a guard will report.
+fn prepare_process() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        debug::install();
+        let previous = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if !GUARDED.try_with(Cell::get).unwrap_or(false) {
+                return previous(info);
+            }
+            let at = info.location().map(ToString::to_string).unwrap_or_default();
+            log::error!("panic at {at}");
+            let _ = PANICKED_AT.try_with(|place| place.replace(at));
+        }));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn last_error() -> String {
+        // SAFETY: the pointer is a C string of this thread, which no call changes before the copy is made.
+        unsafe { CStr::from_ptr(ncclGetLastError(std::ptr::null_mut())) }.to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_failure_leaves_its_text_on_its_thread() {
+        assert_eq!(guard(|| fail!(PeerFailed, "rank {} is gone", 3)), 6);
+        assert_eq!(last_error(), "rank 3 is gone");
+        assert_eq!(guard(|| Ok(SUCCESS)), 0);
+        assert_eq!(last_error(), "rank 3 is gone");
+        assert_eq!(std::thread::spawn(last_error).join().unwrap(), "");
+    }
+
+    #[test]
+    fn a_panic_becomes_an_internal_error_with_its_text_and_place() {
+        assert_eq!(guard(|| panic!("three is {}", 4)), ncclResult::ncclInternalError as ncclResult_t);
+        let text = last_error();
+        assert!(text.contains("three is 4") && text.contains("error.rs"), "{text}");
+    }
+
+    #[test]
+    fn every_result_has_a_text_of_its_own() {
+        let text = |number| {
+            // SAFETY: a static C string.
+            unsafe { CStr::from_ptr(ncclGetErrorString(number)) }.to_str().unwrap()
+        };
+        let texts: std::collections::BTreeSet<&str> = (-1..=8).map(text).collect();
+        assert_eq!(texts.len(), 10);
+        assert_eq!(text(-1), text(99));
+    }
+}

@@ -1,0 +1,58 @@
+//! Handles are numbers. A client's pointer is never followed: it is looked up, and one that was never given out, or was
+//! given back, is an error with a text instead of a fault. Numbers are never used again.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// What handles stand for, by their numbers.
+pub(crate) struct Table<T> {
+    entries: RwLock<BTreeMap<usize, Arc<T>>>,
+    next: AtomicUsize,
+}
+
+/// "nccl" in the upper half, which no address has: who follows such a handle faults at once.
+const FIRST: usize = 0x6e63_636c_0000_0010;
+/// Aligned as an address would be.
+const STEP: usize = 16;
+
+impl<T> Table<T> {
+    /// An empty one.
+    pub(crate) const fn new() -> Table<T> {
+        Table { entries: RwLock::new(BTreeMap::new()), next: AtomicUsize::new(FIRST) }
+    }
+
+    /// Gives `value` a handle.
+    pub(crate) fn insert<H>(&self, value: Arc<T>) -> *mut H {
+        let number = self.next.fetch_add(STEP, Ordering::Relaxed);
+        self.entries.write().unwrap_or_else(PoisonError::into_inner).insert(number, value);
+        std::ptr::without_provenance_mut(number)
+    }
+
+    /// What a handle stands for.
+    pub(crate) fn find<H>(&self, handle: *const H) -> Option<Arc<T>> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner).get(&handle.addr()).cloned()
+    }
+
+    /// Takes a handle back.
+    pub(crate) fn take<H>(&self, handle: *const H) -> Option<Arc<T>> {
+        self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(&handle.addr())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_that_was_given_back_is_nothing_and_never_comes_again() {
+        let table = Table::new();
+        let first: *mut u8 = table.insert(Arc::new(1));
+        assert_eq!(table.find(first).as_deref(), Some(&1));
+        assert_eq!(table.take(first).as_deref(), Some(&1));
+        assert!(table.take(first).is_none() && table.find(first).is_none());
+        let second: *mut u8 = table.insert(Arc::new(2));
+        assert_ne!(first, second);
+        assert!(table.find(std::ptr::null::<u8>()).is_none());
+    }
+}

@@ -1,0 +1,221 @@
+//! Memory: allocation, and the registrations that NCCL's clients make.
+//!
+//! Every call of this library takes ordinary memory at full speed, so a registration changes nothing. It is checked and
+//! given a handle, so that clients' own bookkeeping works and mistakes are found.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use unisono::cuda::memory::DeviceBuffer;
+
+use crate::abi::{ncclComm_t, ncclResult_t, ncclWindow_t};
+use crate::communicator;
+use crate::error::{Result, SUCCESS, fail, guard, out};
+use crate::handle::Table;
+use crate::place::{Place, devices};
+
+/// What ncclMemAlloc gave out, by address.
+static ALLOCATED: Mutex<BTreeMap<usize, Allocation>> = Mutex::new(BTreeMap::new());
+
+enum Allocation {
+    OnDevice(DeviceBuffer),
+    OnHost(Layout),
+}
+
+/// As windows must be aligned.
+const PAGE: usize = 4096;
+
+/// Allocates `size` bytes on the current device and writes their address to `*ptr`; NULL for no bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or writable.
+        let out = unsafe { out(ptr, "ptr") }?;
+        if size == 0 {
+            out.write(std::ptr::null_mut());
+            return Ok(SUCCESS);
+        }
+        let (address, allocation) = allocate(size)?;
+        allocated().insert(address.addr(), allocation);
+        out.write(address);
+        Ok(SUCCESS)
+    })
+}
+
+fn allocate(size: usize) -> Result<(*mut c_void, Allocation)> {
+    match Place::here()? {
+        Place::Device(device) => {
+            let buffer = DeviceBuffer::new(&devices()?, device, size)?;
+            let address = std::ptr::with_exposed_provenance_mut(buffer.address() as usize);
+            Ok((address, Allocation::OnDevice(buffer)))
+        }
+        Place::Host(_) => {
+            let Ok(layout) = Layout::from_size_align(size, PAGE) else {
+                fail!(InvalidArgument, "size is {size}, more than there is room for in an address space");
+            };
+            // SAFETY: the size is not zero.
+            let address = unsafe { alloc(layout) };
+            if address.is_null() {
+                fail!(OutOfMemory, "{size} bytes of host memory cannot be had");
+            }
+            Ok((address.cast(), Allocation::OnHost(layout)))
+        }
+    }
+}
+
+/// Frees what ncclMemAlloc gave out. May wait for the device. NULL is fine.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t {
+    guard(|| {
+        if ptr.is_null() {
+            return Ok(SUCCESS);
+        }
+        // Taken out in a statement of its own: freeing may take long, without the lock.
+        let allocation = allocated().remove(&ptr.addr());
+        match allocation {
+            Some(Allocation::OnDevice(buffer)) => drop(buffer),
+            // SAFETY: from `alloc` with this layout, and taken out of the list once.
+            Some(Allocation::OnHost(layout)) => unsafe { dealloc(ptr.cast(), layout) },
+            None => fail!(InvalidArgument, "ptr ({ptr:p}) is not from ncclMemAlloc, or was freed before"),
+        }
+        Ok(SUCCESS)
+    })
+}
+
+fn allocated() -> MutexGuard<'static, BTreeMap<usize, Allocation>> {
+    ALLOCATED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A buffer that a client has registered.
+pub(crate) struct Registration {
+    communicator: usize,
+    address: usize,
+}
+
+static REGISTRATIONS: Table<Registration> = Table::new();
+static WINDOWS: Table<Registration> = Table::new();
+
+impl Registration {
+    fn new(comm: ncclComm_t, buff: *mut c_void, size: usize) -> Result<Arc<Registration>> {
+        communicator::find(comm)?.open_group()?;
+        if buff.is_null() {
+            fail!(InvalidArgument, "buff is NULL");
+        }
+        if size == 0 {
+            fail!(InvalidArgument, "size is 0: there is nothing to register");
+        }
+        if buff.addr().checked_add(size).is_none() {
+            fail!(InvalidArgument, "size is {size}: the buffer ends beyond the address space");
+        }
+        Ok(Arc::new(Registration { communicator: comm.addr(), address: buff.expose_provenance() }))
+    }
+
+    /// Takes one of `comm` back.
+    fn end<H>(table: &Table<Registration>, comm: ncclComm_t, handle: *mut H, name: &str) -> Result<()> {
+        communicator::find(comm)?;
+        match table.find(handle) {
+            Some(found) if found.communicator == comm.addr() => {
+                table.take(handle);
+                Ok(())
+            }
+            Some(_) => fail!(InvalidArgument, "{name} was registered with another communicator"),
+            None => fail!(InvalidArgument, "{name} was never registered, or was deregistered before"),
+        }
+    }
+}
+
+/// Registers a buffer and writes a handle to `*handle`. Calls are as fast without: the handle is for ncclCommDeregister.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommRegister(
+    comm: ncclComm_t,
+    buff: *mut c_void,
+    size: usize,
+    handle: *mut *mut c_void,
+) -> ncclResult_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or writable.
+        let place = unsafe { out(handle, "handle") }?;
+        place.write(REGISTRATIONS.insert(Registration::new(comm, buff, size)?));
+        Ok(SUCCESS)
+    })
+}
+
+/// Ends a registration. A NULL `handle` is fine.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) -> ncclResult_t {
+    guard(|| {
+        if !handle.is_null() {
+            Registration::end(&REGISTRATIONS, comm, handle, "handle")?;
+        }
+        Ok(SUCCESS)
+    })
+}
+
+/// ncclCommWindowRegister: no promise.
+#[allow(unreachable_pub, reason = "for the header")]
+pub const NCCL_WIN_DEFAULT: c_int = 0;
+/// ncclCommWindowRegister: every rank registers, and calls on it use the same offset on all ranks.
+#[allow(unreachable_pub, reason = "for the header")]
+pub const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
+/// ncclCommWindowRegister: of one-sided operations, which this library does not have.
+#[allow(unreachable_pub, reason = "for the header")]
+pub const NCCL_WIN_STRICT_ORDERING: c_int = 2;
+
+/// Registers a buffer as a window and writes a handle to `*win`. Calls are as fast without; windows cannot be given to kernels
+/// (see ncclDevCommCreate). Waits for no other rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommWindowRegister(
+    comm: ncclComm_t,
+    buff: *mut c_void,
+    size: usize,
+    win: *mut ncclWindow_t,
+    winFlags: c_int,
+) -> ncclResult_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or writable.
+        let place = unsafe { out(win, "win") }?;
+        if winFlags & !(NCCL_WIN_COLL_SYMMETRIC | NCCL_WIN_STRICT_ORDERING) != 0 {
+            fail!(
+                InvalidArgument,
+                "winFlags is {winFlags:#x}; it is NCCL_WIN_DEFAULT (0), NCCL_WIN_COLL_SYMMETRIC (1), \
+                 NCCL_WIN_STRICT_ORDERING (2), or both"
+            );
+        }
+        place.write(WINDOWS.insert(Registration::new(comm, buff, size)?));
+        Ok(SUCCESS)
+    })
+}
+
+/// Ends a window. A NULL `win` is fine.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommWindowDeregister(comm: ncclComm_t, win: ncclWindow_t) -> ncclResult_t {
+    guard(|| {
+        if !win.is_null() {
+            Registration::end(&WINDOWS, comm, win, "win")?;
+        }
+        Ok(SUCCESS)
+    })
+}
+
+/// Writes the address that a window was registered with to `*outUserPtr`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclWinGetUserPtr(
+    comm: ncclComm_t,
+    win: ncclWindow_t,
+    outUserPtr: *mut *mut c_void,
+) -> ncclResult_t {
+    guard(|| {
+        communicator::find(comm)?;
+        // SAFETY: the contract of the header: NULL or writable.
+        let place = unsafe { out(outUserPtr, "outUserPtr") }?;
+        match WINDOWS.find(win) {
+            Some(window) if window.communicator == comm.addr() => {
+                place.write(std::ptr::with_exposed_provenance_mut(window.address));
+                Ok(SUCCESS)
+            }
+            _ => fail!(InvalidArgument, "win is no window of this communicator"),
+        }
+    })
+}

@@ -1,0 +1,129 @@
+//! What can be asked of a communicator.
+
+use std::ffi::c_int;
+
+use crate::abi::{ncclComm_t, ncclResult_t};
+use crate::communicator::{self, Phase};
+use crate::error::{IN_PROGRESS, SUCCESS, fail, guard, out, remember, result};
+
+/// Writes to `*asyncError` what became of the communicator: ncclSuccess, ncclInProgress while it is being created or
+/// finalized, or the result of its first failure, on whichever rank that was. ncclGetLastError then has the text. Never
+/// blocks.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommGetAsyncError(
+    comm: ncclComm_t,
+    asyncError: *mut ncclResult_t,
+) -> ncclResult_t {
+    guard(|| {
+        let communicator = communicator::find(comm)?;
+        // SAFETY: the contract of the header: NULL or writable.
+        let place = unsafe { out(asyncError, "asyncError") }?;
+        let finalizing = *communicator.phase() == Phase::Finalized;
+        place.write(match (communicator.met(), communicator.failure()) {
+            (None, _) => IN_PROGRESS,
+            (_, Some(failure)) => {
+                remember(&failure);
+                result(failure.status())
+            }
+            _ if finalizing && !communicator.idle() => IN_PROGRESS,
+            _ => SUCCESS,
+        });
+        Ok(SUCCESS)
+    })
+}
+
+/// Writes the number of ranks to `*count`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t {
+    guard(|| {
+        let size = communicator::find(comm)?.group()?.size();
+        // SAFETY: the contract of the header: NULL or writable. It was given as an int.
+        unsafe { out(count, "count") }?.write(size as c_int);
+        Ok(SUCCESS)
+    })
+}
+
+/// Writes the number of the communicator's device to `*device`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) -> ncclResult_t {
+    guard(|| {
+        let number = communicator::find(comm)?.place.number();
+        // SAFETY: the contract of the header: NULL or writable. Devices are few.
+        unsafe { out(device, "device") }?.write(number as c_int);
+        Ok(SUCCESS)
+    })
+}
+
+/// Writes this rank's number to `*rank`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t {
+    guard(|| {
+        let number = communicator::find(comm)?.group()?.rank();
+        // SAFETY: the contract of the header: NULL or writable. It was given as an int.
+        unsafe { out(rank, "rank") }?.write(number as c_int);
+        Ok(SUCCESS)
+    })
+}
+
+/// ncclCommSuspend: give memory back.
+#[allow(unreachable_pub, reason = "for the header")]
+pub const NCCL_SUSPEND_MEM: c_int = 1;
+
+/// Would give the communicator's device memory back until ncclCommResume. This library answers ncclInvalidUsage: its
+/// memory is the process's, shared by all communicators, and small.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommSuspend(comm: ncclComm_t, _flags: c_int) -> ncclResult_t {
+    guard(|| {
+        communicator::find(comm)?;
+        fail!(
+            InvalidUsage,
+            "ncclCommSuspend: a communicator has no device memory of its own to give back; what this library holds is \
+             shared by all communicators of the process"
+        )
+    })
+}
+
+/// Undoes ncclCommSuspend, which this library does not do: ncclInvalidUsage.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommResume(comm: ncclComm_t) -> ncclResult_t {
+    guard(|| {
+        communicator::find(comm)?;
+        fail!(InvalidUsage, "ncclCommResume: the communicator is not suspended; this library suspends none")
+    })
+}
+
+/// Which of a communicator's memory is asked for.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ncclCommMemStat {
+    /// Bytes that ncclCommSuspend would give back.
+    ncclStatGpuMemSuspend = 0,
+    /// Whether they are given back.
+    ncclStatGpuMemSuspended = 1,
+    /// Bytes that it keeps.
+    ncclStatGpuMemPersist = 2,
+    /// Bytes in all.
+    ncclStatGpuMemTotal = 3,
+}
+
+/// One of [`ncclCommMemStat`].
+pub type ncclCommMemStat_t = c_int;
+
+/// Writes to `*value` how much device memory the communicator alone holds: none, since what the library holds is shared
+/// by all communicators of the process.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommMemStats(
+    comm: ncclComm_t,
+    stat: ncclCommMemStat_t,
+    value: *mut u64,
+) -> ncclResult_t {
+    guard(|| {
+        communicator::find(comm)?;
+        if !(0..=3).contains(&stat) {
+            fail!(InvalidArgument, "stat {stat} is unknown; the statistics are 0 to 3");
+        }
+        // SAFETY: the contract of the header: NULL or writable.
+        unsafe { out(value, "value") }?.write(0);
+        Ok(SUCCESS)
+    })
+}
