@@ -11,7 +11,9 @@ use unisono::cuda::stream::Stream;
 use unisono::error::{Error, Status};
 use unisono::reduce::{DataType, Operator};
 
-use super::cuda::{Graph, begin_capture, current_context, devices, fewer_than, filled, read, soon, stream, write};
+use super::cuda::{
+    Graph, begin_capture, current_context, devices, fewer_than, filled, read, soon, stream, write,
+};
 use super::support::processes::{Job, Seat, report};
 use super::support::{PATIENCE, options, within};
 
@@ -41,7 +43,14 @@ impl<'a> Rank<'a> {
         bytes.chunks_exact(4).map(|bytes| f32::from_ne_bytes(bytes.try_into().expect("four bytes"))).collect()
     }
 
-    fn request(&self, kind: Kind, count: usize, root: u32, from: &DeviceBuffer, to: &DeviceBuffer) -> Request {
+    fn request(
+        &self,
+        kind: Kind,
+        count: usize,
+        root: u32,
+        from: &DeviceBuffer,
+        to: &DeviceBuffer,
+    ) -> Request {
         Request {
             kind,
             input: std::ptr::without_provenance(from.address() as usize),
@@ -118,6 +127,7 @@ const KINDS: [Kind; 8] = [
 fn calls(context: &Context) {
     let rank = Rank::new(context);
     let size = context.size();
+    context.connect_device(rank.device).expect("an agreement");
     let before = current_context();
     for (index, kind) in KINDS.into_iter().enumerate() {
         for count in [1, 3000, 200_001] {
@@ -171,7 +181,11 @@ fn calls(context: &Context) {
     }
 
     // Two communicators on two streams, and one of them on both.
-    let other = Rank { context: &context.duplicate().expect("a child"), device: rank.device, stream: stream(rank.device) };
+    let other = Rank {
+        context: &context.duplicate().expect("a child"),
+        device: rank.device,
+        stream: stream(rank.device),
+    };
     let (mine, theirs) = (rank.buffer(&[1.0; 100_000]), rank.buffer(&[1.0; 100_000]));
     for _ in 0..6 {
         // SAFETY: the buffers outlive the calls.
@@ -315,7 +329,8 @@ fn device_calls_of_one_thread_for_all_its_ranks() {
         threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
     });
     let ranks: Vec<Rank<'_>> = contexts.iter().map(Rank::new).collect();
-    connect_devices(&ranks.iter().map(|rank| (rank.context, rank.device)).collect::<Vec<_>>()).expect("an agreement");
+    connect_devices(&ranks.iter().map(|rank| (rank.context, rank.device)).collect::<Vec<_>>())
+        .expect("an agreement");
     let buffers: Vec<DeviceBuffer> = ranks.iter().map(|rank| rank.buffer(&[1.0; 5000])).collect();
     for (rank, buffer) in ranks.iter().zip(&buffers) {
         // SAFETY: the buffers outlive the streams' work.
