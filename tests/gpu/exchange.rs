@@ -154,7 +154,8 @@ fn exchange_of_sends_and_receives() {
                     }
                     points
                 };
-                let input = |rank: u32| world::noise(u64::from(rank) + 7, (slot * many) as usize * size as usize);
+                let input =
+                    |rank: u32| world::noise(u64::from(rank) + 7, (slot * many) as usize * size as usize);
                 for rank in 0..size {
                     world.fill(rank, &input(rank));
                 }

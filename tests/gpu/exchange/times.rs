@@ -27,9 +27,11 @@ pub(super) fn print() {
             let kind = Kind::ALL.into_iter().find(|k| k.name() == name).expect("a kind");
             let mut bound = |otherwise| fields.next().map_or(otherwise, |f| f.parse().expect("bytes"));
             let (first, last): (u64, u64) = (bound(8), bound(1 << 30));
-            let sizes: Vec<u64> = (3..=30).map(|log| 1 << log).filter(|b| (first..=last).contains(b)).collect();
+            let sizes: Vec<u64> =
+                (3..=30).map(|log| 1 << log).filter(|b| (first..=last).contains(b)).collect();
             println!("{name}, {size} GPUs, µs: bytes | {}", sets.replace(';', " | "));
-            let columns: Vec<Vec<f64>> = sets.split(';').map(|set| measure(kind, size, set, &sizes)).collect();
+            let columns: Vec<Vec<f64>> =
+                sets.split(';').map(|set| measure(kind, size, set, &sizes)).collect();
             for (i, bytes) in sizes.iter().enumerate() {
                 let row: Vec<String> = columns.iter().map(|column| format!("{:9.2}", column[i])).collect();
                 println!("{bytes:>11} {}", row.join(" "));
@@ -113,7 +115,11 @@ impl Timer<'_> {
         let stream = self.world.stream(self.rank);
         let _entered = self.world.devices().enter(stream.device()).expect("a context");
         // SAFETY: both live.
-        unsafe { sys::cuEventRecord(self.events[event], stream.handle().0 as sys::CUstream).result().expect("a record") };
+        unsafe {
+            sys::cuEventRecord(self.events[event], stream.handle().0 as sys::CUstream)
+                .result()
+                .expect("a record")
+        };
     }
 
     fn start(&self) {

@@ -99,7 +99,9 @@ impl Graph {
             body();
             let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
             sys::cuStreamEndCapture(handle, &raw mut graph).result().expect("a graph");
-            sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0).result().expect("an executable graph");
+            sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0)
+                .result()
+                .expect("an executable graph");
             sys::cuGraphUpload(executable, handle).result().expect("an uploaded graph");
             sys::cuGraphDestroy(graph).result().expect("a graph");
             Graph { devices: devices.clone(), device: stream.device(), stream: handle, executable }
@@ -231,7 +233,8 @@ impl World {
     /// What a rank calls.
     pub(super) fn job(&self, rank: u32, case: &Case) -> Job {
         let own = u64::from(rank) * case.part();
-        let (mut input, mut output) = (self.input(rank) + case.skew as u64, self.output(rank) + case.skew as u64);
+        let (mut input, mut output) =
+            (self.input(rank) + case.skew as u64, self.output(rank) + case.skew as u64);
         if case.in_place {
             match case.kind {
                 Kind::Allgather => input = output + own,
