@@ -3,21 +3,18 @@
 #[cfg(test)]
 mod tests;
 
-use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
 use once_cell::sync::OnceCell;
 
-use super::context::{Context, Place as Membership, alone, class_of};
+use super::context::{Context, Place as Membership, class_of};
 use super::work::Work;
 use super::{Call, Completion};
 use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{Location, Memory};
-use crate::cuda::event::Event;
 use crate::cuda::libcuda::Libcuda;
-use crate::cuda::memory::RegisteredBuffer;
 use crate::cuda::stream::Stream;
 use crate::cuda::word::Word;
 use crate::deadline::Deadline;
@@ -29,7 +26,7 @@ use crate::engine::point::{Message, Point};
 use crate::engine::staged::{self, Cut, Entry, Exchange, Job, Place, Shape, Side, Staged, StreamOrder};
 use crate::engine::wire::Class;
 use crate::error::{Result, Status, fail};
-use crate::reduce::{Operator, Reducer};
+use crate::reduce::Reducer;
 use crate::signature::Signature;
 use crate::sys;
 
@@ -151,27 +148,27 @@ impl Spans {
 
 /// Where a call's memory is, and the stream that it is ordered on.
 pub(super) struct Survey {
-    devices: Arc<Devices>,
-    device: u32,
+    pub(super) devices: Arc<Devices>,
+    pub(super) device: u32,
     /// Whether any of it is a device's.
     on_device: bool,
-    input: Place,
-    output: Place,
-    input_bytes: usize,
-    output_bytes: usize,
+    pub(super) input: Place,
+    pub(super) output: Place,
+    pub(super) input_bytes: usize,
+    pub(super) output_bytes: usize,
     /// The caller's, or ours that waits for the default stream.
-    stream: Arc<Stream>,
+    pub(super) stream: Arc<Stream>,
     /// Whether it is the caller's.
-    ordered: bool,
+    pub(super) ordered: bool,
 }
 
 /// A call that is staged, or ordered on a stream.
 pub(super) struct StagedCall {
-    survey: Survey,
-    what: What,
+    pub(super) survey: Survey,
+    pub(super) what: What,
 }
 
-enum What {
+pub(super) enum What {
     Collective(Checked),
     Message(Signature, Message),
 }
@@ -433,7 +430,7 @@ impl Context {
                     output: Side { place: output, shape: shape(survey.output_bytes, 1) },
                     forwards: false,
                     // A receive has to be posted before the stream has come to it.
-                    in_place: !on_device && sends,
+                    unstaged: !on_device && sends,
                     element: 1,
                     cut: Cut::whole(),
                     exchange: exchange_message(group, message, options.tag.unwrap_or(0)),
@@ -463,7 +460,7 @@ impl Context {
                     input: Side { place: input, shape: shape(survey.input_bytes, reads) },
                     output: Side { place: output, shape: shape(written, writes) },
                     forwards,
-                    in_place: !on_device,
+                    unstaged: !on_device,
                     element,
                     cut,
                     exchange: self.exchange_pieces(request, options),
@@ -486,40 +483,6 @@ impl Context {
                 Ok(make.operation(group, turn))
             }
         })
-    }
-
-    /// A group of one: the result is the input. On the stream; without one it is there on return.
-    ///
-    /// # Safety
-    /// As [`Context::start`].
-    unsafe fn alone_staged(&self, call: &StagedCall, request: &Request) -> Result<Work> {
-        if let Some(error) = self.failure() {
-            return Err(error);
-        }
-        let (survey, What::Collective(checked)) = (&call.survey, &call.what) else {
-            fail!(InvalidUsage, "a group of one has nobody to exchange messages with");
-        };
-        if let Some(operator) = checked.operator {
-            // Refuses what larger groups refuse.
-            Reducer::new(checked.dtype, operator, 1)?;
-        }
-        let bytes = survey.output_bytes;
-        // SAFETY: the caller's promise; input and output have the same length in a group of one.
-        unsafe {
-            match request.operator {
-                Operator::PreMulSum(_) if checked.operator.is_some() => scale(survey, checked, request)?,
-                _ if bytes == 0 => {}
-                _ => copy(survey, bytes)?,
-            }
-        }
-        let event = Arc::new(Event::new(&survey.devices, survey.device)?);
-        event.record(&survey.stream)?;
-        let context = self.clone();
-        let work = Work::enqueued(event, move || context.failure());
-        if !survey.ordered {
-            work.wait(Deadline::NEVER)?;
-        }
-        Ok(work)
     }
 }
 
@@ -578,81 +541,5 @@ fn readable(span: &Span) -> Result<()> {
         }
         // The kernel may forbid the question.
         _ => Ok(()),
-    }
-}
-
-/// Copies input to output in a group of one.
-///
-/// # Safety
-/// Both are valid until the stream has copied.
-unsafe fn copy(survey: &Survey, bytes: usize) -> Result<()> {
-    let stream = &survey.stream;
-    // SAFETY: the caller's promise.
-    unsafe {
-        match (survey.input, survey.output) {
-            (Place::Device(from), Place::Device(to)) if from == to => Ok(()),
-            (Place::Device(from), Place::Device(to)) => stream.copy_to_peer(to, survey.device, from, bytes),
-            (Place::Device(from), Place::Host(to)) => stream.copy_to_host(to, from, bytes),
-            (Place::Host(from), Place::Device(to)) => stream.copy_to_device(to, from.cast_const(), bytes),
-            (Place::Host(from), Place::Host(to)) => {
-                let job = Box::into_raw(Box::new(HostCopy { from, to, bytes }));
-                let given = stream.launch_host(host_copy, job.cast());
-                if given.is_err() {
-                    // The stream has not taken it.
-                    drop(Box::from_raw(job));
-                }
-                given
-            }
-        }
-    }
-}
-
-/// A copy within the host, when a stream comes to it.
-struct HostCopy {
-    from: *mut u8,
-    to: *mut u8,
-    bytes: usize,
-}
-
-/// # Safety
-/// `job` is a [`HostCopy`] in a box, given away.
-unsafe extern "C" fn host_copy(job: *mut c_void) {
-    // SAFETY: the promise above; the memory is the caller's, valid until the stream has come past this.
-    unsafe {
-        let job = Box::from_raw(job.cast::<HostCopy>());
-        std::ptr::copy(job.from, job.to, job.bytes);
-    }
-}
-
-/// The sum of one scaled input: by the host, which waits for the stream.
-///
-/// # Safety
-/// As [`copy`].
-unsafe fn scale(survey: &Survey, checked: &Checked, request: &Request) -> Result<()> {
-    let bytes = survey.input_bytes;
-    let memory = RegisteredBuffer::new(&survey.devices, survey.device, bytes)?;
-    let address = memory.address();
-    let stream = &survey.stream;
-    // SAFETY: the caller's promise, and the buffer holds `bytes` bytes.
-    unsafe {
-        if let Place::Device(from) = survey.input {
-            stream.copy_to_host(address, from, bytes)?;
-        }
-        stream.synchronize(Deadline::NEVER)?;
-        if let Place::Host(from) = survey.input {
-            std::ptr::copy_nonoverlapping(from.cast_const(), address, bytes);
-        }
-        let scaled = Checked { input: address.cast_const(), output: address, ..checked.clone() };
-        alone(&scaled, request.operator, &[])?;
-        match survey.output {
-            Place::Device(to) => {
-                stream.copy_to_device(to, address.cast_const(), bytes)?;
-                stream.synchronize(Deadline::NEVER)
-            }
-            Place::Host(to) => {
-                std::ptr::copy_nonoverlapping(address.cast_const(), to, bytes);
-                Ok(())
-            }
-        }
     }
 }

@@ -18,7 +18,6 @@
 mod cut;
 mod resources;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -105,8 +104,8 @@ pub struct Job {
     pub output: Side,
     /// Whether the result of this rank is what it has contributed: a broadcast's root.
     pub forwards: bool,
-    /// Whether it is exchanged in the caller's memory: both sides are the host's.
-    pub in_place: bool,
+    /// Whether it is exchanged where the caller has it: both sides are the host's.
+    pub unstaged: bool,
     /// Bytes of an element.
     pub element: usize,
     /// How it is cut.
@@ -120,7 +119,7 @@ pub struct Staged {
     job: Job,
     turn: Turn,
     bay: Option<Bay>,
-    lanes: VecDeque<Lane>,
+    lanes: Vec<Lane>,
     ringer: Option<Arc<Ringer>>,
     current: Option<Box<dyn Operation>>,
     entered: bool,
@@ -148,7 +147,7 @@ impl Staged {
             job,
             turn: *turn,
             bay: None,
-            lanes: VecDeque::new(),
+            lanes: Vec::new(),
             ringer: None,
             current: None,
             entered: false,
@@ -185,7 +184,7 @@ impl Staged {
             // What is read comes from other ranks, maybe before this one's stream has come so far.
             bay.store.wait(entry)?;
         }
-        if self.job.in_place {
+        if self.job.unstaged {
             return Ok(());
         }
         let largest = self.job.cut.piece(0);
@@ -194,7 +193,7 @@ impl Staged {
         let bytes = input.next_multiple_of(ALIGNMENT) + output;
         let pieces = self.job.cut.pieces();
         for _ in 0..pieces.min(LANES) {
-            self.lanes.push_back(Lane::take(devices, *device, bytes)?);
+            self.lanes.push(Lane::take(devices, *device, bytes)?);
         }
         Ok(())
     }
@@ -214,7 +213,7 @@ impl Staged {
     /// What a piece is exchanged between: NULL where there is nothing.
     fn sides(&self, index: u32) -> (*mut u8, *mut u8) {
         if let (true, Place::Host(input), Place::Host(output)) =
-            (self.job.in_place, self.job.input.place, self.job.output.place)
+            (self.job.unstaged, self.job.input.place, self.job.output.place)
         {
             return (input, output);
         }
@@ -240,7 +239,7 @@ impl Staged {
     fn load(&mut self, index: u32) -> Result<bool> {
         let piece = self.job.cut.piece(index);
         let Side { place, shape } = self.job.input;
-        if shape.bytes == 0 || self.job.in_place {
+        if shape.bytes == 0 || self.job.unstaged {
             return Ok(true);
         }
         if let Place::Host(_) = place
@@ -285,7 +284,7 @@ impl Staged {
             return Ok(false);
         }
         let on_device = self.job.output.is_on_device();
-        if !on_device && (shape.bytes == 0 || self.job.in_place) {
+        if !on_device && (shape.bytes == 0 || self.job.unstaged) {
             self.released = last;
             if last && let Some(exit) = &self.job.order.exit {
                 exit.release();
@@ -326,7 +325,7 @@ impl Staged {
 
     /// Whether nothing is loaded or stored, so that nothing but the entry says when to begin.
     fn moves_nothing(&self) -> bool {
-        self.job.in_place || self.job.input.shape.bytes == 0 && self.job.output.shape.bytes == 0
+        self.job.unstaged || self.job.input.shape.bytes == 0 && self.job.output.shape.bytes == 0
     }
 
     /// Moves on as far as it can. Whether the call has ended.
@@ -386,7 +385,7 @@ impl Staged {
             }
             return;
         };
-        let lanes: Vec<Lane> = self.lanes.drain(..).collect();
+        let lanes = std::mem::take(&mut self.lanes);
         let StreamOrder { devices, device, exit, .. } = &self.job.order;
         let behind = || -> Result<Event> {
             // Behind everything that either side stream was given.
@@ -428,7 +427,7 @@ impl Operation for Staged {
             Ok(false) => Poll::Pending,
             Ok(true) => {
                 if let Some(bay) = self.bay.take() {
-                    resources::give_back(bay, self.lanes.drain(..).collect());
+                    resources::give_back(bay, std::mem::take(&mut self.lanes));
                 }
                 Poll::Ready(Ok(self.completion))
             }

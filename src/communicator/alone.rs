@@ -1,0 +1,128 @@
+//! Calls of a group of one that name device memory or a stream: copies, in the order of the stream.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::context::{Context, alone};
+use super::staged::{StagedCall, Survey, What};
+use super::work::Work;
+use crate::collective::checked::Checked;
+use crate::collective::request::Request;
+use crate::cuda::event::Event;
+use crate::cuda::memory::RegisteredBuffer;
+use crate::deadline::Deadline;
+use crate::engine::staged::Place;
+use crate::error::{Result, fail};
+use crate::reduce::{Operator, Reducer};
+
+impl Context {
+    /// A group of one: the result is the input. On the stream; without one it is there on return.
+    ///
+    /// # Safety
+    /// As [`Context::start`].
+    pub(super) unsafe fn alone_staged(&self, call: &StagedCall, request: &Request) -> Result<Work> {
+        if let Some(error) = self.failure() {
+            return Err(error);
+        }
+        let (survey, What::Collective(checked)) = (&call.survey, &call.what) else {
+            fail!(InvalidUsage, "a group of one has nobody to exchange messages with");
+        };
+        if let Some(operator) = checked.operator {
+            // Refuses what larger groups refuse.
+            Reducer::new(checked.dtype, operator, 1)?;
+        }
+        let bytes = survey.output_bytes;
+        // SAFETY: the caller's promise; input and output have the same length in a group of one.
+        unsafe {
+            match request.operator {
+                Operator::PreMulSum(_) if checked.operator.is_some() => scale(survey, checked, request)?,
+                _ if bytes == 0 => {}
+                _ => copy(survey, bytes)?,
+            }
+        }
+        let event = Arc::new(Event::new(&survey.devices, survey.device)?);
+        event.record(&survey.stream)?;
+        let context = self.clone();
+        let work = Work::enqueued(event, move || context.failure());
+        if !survey.ordered {
+            work.wait(Deadline::NEVER)?;
+        }
+        Ok(work)
+    }
+}
+
+/// Copies input to output in a group of one.
+///
+/// # Safety
+/// Both are valid until the stream has copied.
+unsafe fn copy(survey: &Survey, bytes: usize) -> Result<()> {
+    let stream = &survey.stream;
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (survey.input, survey.output) {
+            (Place::Device(from), Place::Device(to)) if from == to => Ok(()),
+            (Place::Device(from), Place::Device(to)) => stream.copy_to_peer(to, survey.device, from, bytes),
+            (Place::Device(from), Place::Host(to)) => stream.copy_to_host(to, from, bytes),
+            (Place::Host(from), Place::Device(to)) => stream.copy_to_device(to, from.cast_const(), bytes),
+            (Place::Host(from), Place::Host(to)) => {
+                let job = Box::into_raw(Box::new(HostCopy { from, to, bytes }));
+                let given = stream.launch_host(host_copy, job.cast());
+                if given.is_err() {
+                    // The stream has not taken it.
+                    drop(Box::from_raw(job));
+                }
+                given
+            }
+        }
+    }
+}
+
+/// A copy within the host, when a stream comes to it.
+struct HostCopy {
+    from: *mut u8,
+    to: *mut u8,
+    bytes: usize,
+}
+
+/// # Safety
+/// `job` is a [`HostCopy`] in a box, given away.
+unsafe extern "C" fn host_copy(job: *mut c_void) {
+    // SAFETY: the promise above; the memory is the caller's, valid until the stream has come past this.
+    unsafe {
+        let job = Box::from_raw(job.cast::<HostCopy>());
+        std::ptr::copy(job.from, job.to, job.bytes);
+    }
+}
+
+/// The sum of one scaled input: by the host, which waits for the stream.
+///
+/// # Safety
+/// As [`copy`].
+unsafe fn scale(survey: &Survey, checked: &Checked, request: &Request) -> Result<()> {
+    let bytes = survey.input_bytes;
+    let memory = RegisteredBuffer::new(&survey.devices, survey.device, bytes)?;
+    let address = memory.address();
+    let stream = &survey.stream;
+    // SAFETY: the caller's promise, and the buffer holds `bytes` bytes.
+    unsafe {
+        if let Place::Device(from) = survey.input {
+            stream.copy_to_host(address, from, bytes)?;
+        }
+        stream.synchronize(Deadline::NEVER)?;
+        if let Place::Host(from) = survey.input {
+            std::ptr::copy_nonoverlapping(from.cast_const(), address, bytes);
+        }
+        let scaled = Checked { input: address.cast_const(), output: address, ..checked.clone() };
+        alone(&scaled, request.operator, &[])?;
+        match survey.output {
+            Place::Device(to) => {
+                stream.copy_to_device(to, address.cast_const(), bytes)?;
+                stream.synchronize(Deadline::NEVER)
+            }
+            Place::Host(to) => {
+                std::ptr::copy_nonoverlapping(address.cast_const(), to, bytes);
+                Ok(())
+            }
+        }
+    }
+}
