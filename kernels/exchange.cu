@@ -1,5 +1,5 @@
-// The kernels of the exchange between GPUs: unisono_combine_<operator>_<type>, with one parameter, `Combine`; and
-// unisono_move, unisono_move_many, with one parameter, `Move`. src/cuda/exchange/plan.rs says which grid suits a call.
+// The kernels of the exchange between GPUs: unisono_lines_<operator>_<type> and unisono_tiles_<operator>_<type>, with one
+// parameter, `Combine`; unisono_move and unisono_move_many, with one parameter, `Move`. src/cuda/exchange/plan.rs says which grid suits a call.
 //
 // Every rank of a group launches the same kernel with the same grid; all blocks of all of them run at the same time. The
 // kernels wait for nothing but each other and the host's abort word.
@@ -11,36 +11,57 @@
 namespace unisono {
 
 template <class T, class Op>
-DEVICE void combine(const Combine &call) {
+DEVICE Combiner<T, Op> combiner_of(const Combine &call, const LinePorts &ports) {
+    using Divider = typename Lanes<T, Op>::Divider;
+    return Combiner<T, Op>{Divider(call.ranks == 0 ? 1 : call.ranks), call.ranks != 0, call.scaled != 0, call.number,
+                           call.group.size, ports.scale};
+}
+
+template <class T, class Op>
+DEVICE void combine_lines(const Combine &call) {
+    __shared__ LinePorts ports;
+    LineAgent agent(call.group);
+    CombineLines<T, Op>(call, ports, combiner_of<T, Op>(call, ports)).run(agent);
+}
+
+template <class T, class Op>
+DEVICE void combine_tiles(const Combine &call) {
     __shared__ LinePorts ports;
     __shared__ TeamState states[3];
-    using Divider = typename Lanes<T, Op>::Divider;
-    const Combiner<T, Op> combiner{Divider(call.ranks == 0 ? 1 : call.ranks), call.ranks != 0, call.scaled != 0,
-                                   call.number, call.group.size, ports.scale};
-    LineAgent agent(call.group);
-    if (call.protocol != TILES) return CombineLines<T, Op>(call, ports, combiner).run(agent);
-
-    if (__syncthreads_or(agent.latched)) return;
-    if (call.scaled) {
+    __shared__ u32 pushed;
+    if (threadIdx.x == 0) pushed = 0;
+    if (__syncthreads_or(call.group.is_latched())) return;
+    if (Op::SCALES && call.scaled) {
+        LineAgent agent(call.group);
         const u32 others = ((1u << call.group.size) - 1) & ~call.me();
         const u32 to = call.is_source() ? call.owners & others : 0, from = call.is_owner() ? call.sources & others : 0;
+        agent.catch_up();
         if (!agent.exchange_scales(ports, to, from, call.scale)) return;
         agent.save();
     }
-    const u32 role = threadIdx.x / TEAM_THREADS;
-    const Team team{1 + role, threadIdx.x % TEAM_THREADS, TEAM_THREADS};
-    CombineTiles<T, Op> tiles{call, states[role], combiner, team};
-    if (role == 0 && call.is_source()) tiles.scatter();
-    if (role == 1 && call.is_owner()) tiles.combine();
-    if (role == 2 && call.is_taker()) tiles.gather();
+    const bool joined = call.takers == 0 && threadIdx.x >= TEAM_THREADS;
+    const u32 role = joined ? 1 : threadIdx.x / TEAM_THREADS;
+    const Team team{1 + role, threadIdx.x - role * TEAM_THREADS, joined ? 2 * TEAM_THREADS : TEAM_THREADS};
+    CombineTiles<T, Op> tiles{call, states[role], combiner_of<T, Op>(call, ports), team, pushed};
+    if (role == 0) {
+        if (call.is_source()) tiles.scatter();
+    } else if (role == 1) {
+        if (call.is_owner()) tiles.combine();
+    } else {
+        if (call.is_taker()) tiles.gather();
+    }
 }
 
 }  // namespace unisono
 
 #define KERNEL(op, type)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(unisono::LINE_THREADS, 1)                                             \
+        unisono_lines_##op##_##type(const __grid_constant__ unisono::Combine call) {                                   \
+        unisono::combine_lines<unisono::type, unisono::op>(call);                                                      \
+    }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(unisono::TILE_THREADS, 1)                                             \
-        unisono_combine_##op##_##type(const __grid_constant__ unisono::Combine call) {                                 \
-        unisono::combine<unisono::type, unisono::op>(call);                                                            \
+        unisono_tiles_##op##_##type(const __grid_constant__ unisono::Combine call) {                                   \
+        unisono::combine_tiles<unisono::type, unisono::op>(call);                                                      \
     }
 
 KERNEL(Sum, F32)

@@ -13,7 +13,9 @@
 namespace unisono {
 
 constexpr u32 MAX_RANKS = 8;
-constexpr u32 LINE_SLOT = 8192;
+// A slot for lines has a place for wide ones, then one of so many bytes for narrow ones. Each kind has its own, since data
+// of the one could look like a number of the other.
+constexpr u32 NARROW_BYTES = 4096;
 constexpr u32 LINE_DEPTH = 2;
 
 enum Area : u32 { LINES, INPUTS, RESULTS, AREAS };
@@ -23,7 +25,9 @@ struct alignas(1024) Control {
     // This rank's own.
     u64 sent[AREAS][MAX_RANKS];
     u64 received[AREAS][MAX_RANKS];
-    u64 apart[16];
+    // How many lines the peers must have taken, by what they have sent since.
+    u64 implied[MAX_RANKS];
+    u64 apart[8];
     // Written by the peers: how many items of ours they have taken, how many of theirs are there. Lines need no `ready`.
     u64 acked[AREAS][MAX_RANKS];
     u64 ready[AREAS][MAX_RANKS];
@@ -36,15 +40,16 @@ struct Group {
     // Where the areas begin.
     u64 area[AREAS];
     u32 rank, size;
-    // Bytes of a slot for tiles, and how many there are: a power of two.
-    u32 slot, depth;
+    // Bytes of a slot for tiles, and how many there are: a power of two. Bytes for wide lines in a slot for lines.
+    u32 slot, depth, wide;
+    u32 reserved;
 
     DEVICE Control *control(u32 of, u32 block) const { return reinterpret_cast<Control *>(arena[of] + 4096) + block; }
     DEVICE Waiter waiter() const { return Waiter{page, reinterpret_cast<Latch *>(arena[rank])}; }
     DEVICE bool is_latched() const { return reinterpret_cast<const Latch *>(arena[rank])->set != 0; }
 
     DEVICE u32 slots(Area of) const { return of == LINES ? LINE_DEPTH : depth; }
-    DEVICE u32 slot_bytes(Area of) const { return of == LINES ? LINE_SLOT : slot; }
+    DEVICE u32 slot_bytes(Area of) const { return of == LINES ? wide + NARROW_BYTES : slot; }
 
     // The slots of the queue from `source` to `target`, in the target's arena.
     DEVICE u8 *queue(Area of, u32 block, u32 source, u32 target) const {
@@ -59,20 +64,21 @@ struct Outbox {
     u8 *slots;
     const u64 *acked;
     u64 *ready;
-    u64 sent;
+    u64 sent, implied;
 
     Outbox() = default;
     DEVICE Outbox(const Group &group, u32 block, u32 peer)
         : slots(group.queue(AREA, block, group.rank, peer)),
           acked(&group.control(group.rank, block)->acked[AREA][peer]),
           ready(&group.control(peer, block)->ready[AREA][group.rank]),
-          sent(group.control(group.rank, block)->sent[AREA][peer]) {}
+          sent(group.control(group.rank, block)->sent[AREA][peer]),
+          implied(AREA == LINES ? group.control(group.rank, block)->implied[peer] : 0) {}
 
     // Waits until the next slot is free.
     DEVICE bool reserve(const Group &group, u32 peer) const {
         constexpr Phase ROOM = AREA == LINES ? LINE_ROOM : AREA == INPUTS ? TILE_ROOM : RESULT_ROOM;
         return group.waiter().wait(ROOM, peer, sent + 1,
-                                   [&] { return sent - load_relaxed(acked) < group.slots(AREA); });
+                                   [&] { return sent - max(load_relaxed(acked), implied) < group.slots(AREA); });
     }
     DEVICE u8 *next(const Group &group) const {
         return slots + (static_cast<u32>(sent) & (group.slots(AREA) - 1)) * group.slot_bytes(AREA);
@@ -81,6 +87,7 @@ struct Outbox {
     DEVICE void publish() { store_release(ready, ++sent); }
     DEVICE void save(const Group &group, u32 block, u32 peer) const {
         group.control(group.rank, block)->sent[AREA][peer] = sent;
+        if (AREA == LINES) group.control(group.rank, block)->implied[peer] = implied;
     }
 };
 
@@ -112,6 +119,8 @@ struct Inbox {
     // Tells the peer that an item was taken: after a barrier behind the last use of what was loaded. Loads whose values
     // have been used are complete, so the store needs no order of its own.
     DEVICE void release() { store_relaxed(acked, ++received); }
+    // Tells the peer what earlier calls took and kept to themselves: see `Combine::is_mutual`.
+    DEVICE void catch_up() const { store_relaxed(acked, received); }
     DEVICE void save(const Group &group, u32 block, u32 peer) const {
         group.control(group.rank, block)->received[AREA][peer] = received;
     }

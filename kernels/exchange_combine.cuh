@@ -47,6 +47,10 @@ struct Combine {
     // Whether this rank, the source of a broadcast, has another place to put what it sends.
     DEVICE bool copies() const { return output != nullptr && output != input; }
 
+    // Whether every rank sends each other rank one item of lines and hears from it. Then whoever hears from a peer knows
+    // that the peer has taken all items but this call's: nobody need say so, and no store is on its way at the end.
+    DEVICE bool is_mutual() const { return whole && takers == 0 && sources == owners && !scaled; }
+
     DEVICE u64 piece(u32 owner) const { return whole ? 0 : __popc(owners & ((1u << owner) - 1)) * stride; }
     DEVICE u64 length(u32 owner) const {
         u64 begin = piece(owner);
@@ -92,18 +96,29 @@ struct LineAgent {
 
     // Makes room for an item to each peer of `to`, and announces one from each of `from`. For all threads of the block;
     // false if the kernel is to leave.
-    DEVICE bool open(LinePorts::Step &step, u32 to, u32 from) {
+    // `place` is that of the kind of lines in a slot.
+    DEVICE bool open(LinePorts::Step &step, u32 place, u32 to, u32 from) {
         bool well = !latched;
         if (mask & to) {
             well = well && out.reserve(group, peer);
-            step.to[peer] = out.next(group);
+            step.to[peer] = out.next(group) + place;
             step.number_to[peer] = ++out.sent;
         }
         if (mask & from) {
-            step.from[peer] = in.next(group);
+            step.from[peer] = in.next(group) + place;
             step.number_from[peer] = ++in.received;
         }
         return !__syncthreads_or(!well);
+    }
+
+    // Tells the peers what earlier calls took.
+    DEVICE void catch_up() const {
+        if (mask != 0) in.catch_up();
+    }
+
+    // Notes that the peers have taken everything but the last item.
+    DEVICE void imply() {
+        if (mask != 0) out.implied = out.sent - 1;
     }
 
     // Gives the slots back that an item was read from: after a barrier.
@@ -115,7 +130,7 @@ struct LineAgent {
     DEVICE bool exchange_scales(LinePorts &ports, u32 to, u32 from, u64 own) {
         LinePorts::Step &step = ports.step[1];
         if (peer == group.rank) ports.scale[peer] = own;
-        if (!open(step, to, from)) return false;
+        if (!open(step, group.wide, to, from)) return false;
         bool well = true;
         if (mask & to) store_packet(step.to[peer], Packet{own, step.number_to[peer]});
         if (mask & from) {

@@ -9,6 +9,8 @@
 
 namespace unisono {
 
+constexpr u32 LINE_THREADS = 512;
+
 // How bytes are laid out as lines of one kind. A thread handles packets of 16 bytes, a warp 32 that follow each other.
 struct Lines {
     bool wide;
@@ -18,6 +20,8 @@ struct Lines {
         u64 word[2];
     };
 
+    // Where such lines lie in a slot.
+    DEVICE u32 place(const Group &group) const { return wide ? 0 : group.wide; }
     // How many packets carry `bytes`. A warp is in one of the last or is not.
     DEVICE u32 packets(u32 bytes) const {
         return wide ? ((bytes + 119) / 120 * 8 + 31) / 32 * 32 : (bytes + 7) / 8;
@@ -55,12 +59,19 @@ struct Lines {
         if (!is_numbered(packet)) *reinterpret_cast<u64 *>(base + at + 8) = data.word[1];
     }
 
+    // The threads of a warp store, and load, their parts of a wide line by one instruction: that is what makes it one.
+    DEVICE void together() const {
+        if (wide) __syncwarp();
+    }
+
     DEVICE void send(u8 *slot, u32 packet, const Data &data, u64 number) const {
+        together();
         store_packet(slot + packet * 16, Packet{data.word[0], is_numbered(packet) ? number : data.word[1]});
     }
 
     // A packet as it is in the slot now; answers whether it has the number.
     DEVICE bool peek(const u8 *slot, u32 packet, u64 number, Data &data) const {
+        together();
         Packet found = load_packet(slot + packet * 16);
         data.word[0] = found.low;
         data.word[1] = found.high;
@@ -90,14 +101,14 @@ struct CombineLines {
 
     const Combine &call;
     LinePorts &ports;
-    const Combiner<T, Op> &combiner;
+    const Combiner<T, Op> combiner;
     Lines lines;
     // Where this block's share of a piece begins, and what of this rank's own piece is in it.
     u64 begin;
     u32 own;
 
-    DEVICE CombineLines(const Combine &call, LinePorts &ports, const Combiner<T, Op> &combiner)
-        : call(call), ports(ports), combiner(combiner), lines{call.protocol == WIDE}, begin(blockIdx.x * call.share),
+    DEVICE CombineLines(const Combine &call, LinePorts &ports, const Combiner<T, Op> &with)
+        : call(call), ports(ports), combiner(with), lines{call.protocol == WIDE}, begin(blockIdx.x * call.share),
           own(call.is_owner() ? call.part(call.group.rank, begin) : 0) {}
 
     // The peers of a mask whose part, in this block, has anything in it.
@@ -119,8 +130,9 @@ struct CombineLines {
         const u32 bytes = call.part(__ffs(call.owners) - 1, begin);
         Data first{};
         if (sends_whole && threadIdx.x < lines.packets(bytes)) first = lines.load(call.input + begin, bytes, threadIdx.x);
-        if (call.scaled && !agent.exchange_scales(ports, to, from, call.scale)) return;
-        if (!agent.open(ports.step[0], to, from)) return;
+        if (!call.is_mutual()) agent.catch_up();
+        if (Op::SCALES && call.scaled && !agent.exchange_scales(ports, to, from, call.scale)) return;
+        if (!agent.open(ports.step[0], lines.place(call.group), to, from)) return;
         if (sends_whole) {
             send_whole(to, bytes, first);
         } else if (sends) {
@@ -128,10 +140,14 @@ struct CombineLines {
         }
         const u32 results_to = own != 0 ? call.takers & others : 0;
         const u32 results_from = call.is_taker() ? peers_with_parts(call.owners) : 0;
-        if (call.takers != 0 && !agent.open(ports.step[1], results_to, results_from)) return;
+        if (call.takers != 0 && !agent.open(ports.step[1], lines.place(call.group), results_to, results_from)) return;
         bool well = own == 0 || combine(from, results_to, first);
         if (__syncthreads_or(!well)) return;
-        agent.close(ports.step[0], from);
+        if (call.is_mutual()) {
+            agent.imply();
+        } else {
+            agent.close(ports.step[0], from);
+        }
         if (results_from != 0) {
             if (__syncthreads_or(!take_results(results_from))) return;
             agent.close(ports.step[1], results_from);
@@ -181,11 +197,11 @@ struct CombineLines {
     }
 
     // Combines this rank's part with those that come, keeps the result and passes it on.
-    DEVICE bool combine(u32 from, u32 results_to, Data mine) {
+    DEVICE bool combine(u32 from, u32 results_to, [[maybe_unused]] Data mine) {
         const u32 rank = call.group.rank;
         const u8 *input = call.input + call.piece(rank) + begin;
         u8 *output = call.result(rank) + begin;
-        const LinePorts::Step &inputs = ports.step[0], &results = ports.step[1];
+        const LinePorts::Step &results = ports.step[1];
 #pragma unroll 1
         for (u32 packet = threadIdx.x; packet < lines.packets(own); packet += blockDim.x) {
             Data data[OPERANDS];
@@ -223,18 +239,22 @@ struct CombineLines {
         if constexpr (COPIES) {
             const u32 root = call.root;
             return lines.take(call.group.waiter(), step.from[root], packet, step.number_from[root], root, data[0]);
-        }
+        } else {
 #pragma unroll 1
-        for (u32 polls = 1;; polls++) {
-            u32 missing = MAX_RANKS;
+            for (u32 polls = 1;; polls++) {
+                u32 missing = MAX_RANKS;
 #pragma unroll
-            for (u32 i = 0; i < OPERANDS; i++) {
-                if (Combine::has(from, i) && !lines.peek(step.from[i], packet, step.number_from[i], data[i])) missing = i;
-            }
-            if (lines.all(missing == MAX_RANKS)) return true;
-            if (polls % Waiter::POLLS == 0) {
-                missing = missing == MAX_RANKS ? call.group.rank : missing;
-                if (!lines.all(!call.group.waiter().aborted(LINES_COME, missing, step.number_from[missing]))) return false;
+                for (u32 i = 0; i < OPERANDS; i++) {
+                    if (!Combine::has(from, i)) continue;
+                    if (!lines.peek(step.from[i], packet, step.number_from[i], data[i])) missing = i;
+                }
+                if (lines.all(missing == MAX_RANKS)) return true;
+                if (polls % Waiter::POLLS == 0) {
+                    missing = missing == MAX_RANKS ? call.group.rank : missing;
+                    if (!lines.all(!call.group.waiter().aborted(LINES_COME, missing, step.number_from[missing]))) {
+                        return false;
+                    }
+                }
             }
         }
     }

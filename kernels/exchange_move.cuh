@@ -106,7 +106,7 @@ struct Mover {
         bool well = true;
         if (is_agent()) {
             well = out.reserve(call.group, peer);
-            table.slot = out.next(call.group);
+            table.slot = out.next(call.group) + lines.place(call.group);
             table.number = ++out.sent;
         }
         if (team.sync_or(!well)) return false;
@@ -146,6 +146,7 @@ struct Mover {
         if (is_agent()) {
             lines = Inbox<LINES>(call.group, block, peer);
             tiles = Inbox<INPUTS>(call.group, block, peer);
+            lines.catch_up();
             latched = call.group.is_latched();
         }
         if (team.sync_or(latched)) return;
@@ -168,7 +169,7 @@ struct Mover {
 
     DEVICE bool receive_lines(Inbox<LINES> &in, Lines lines, u8 *to, u32 bytes) {
         if (is_agent()) {
-            table.slot = in.next(call.group);
+            table.slot = in.next(call.group) + lines.place(call.group);
             table.number = in.received + 1;
         }
         team.sync();

@@ -1,6 +1,7 @@
 // Combining by tiles: three teams of each block, each with a loop of its own. The first pushes pieces of the input to
 // their owners, the second combines what has come and pushes the results, the third takes results. Counters join them
-// across ranks; inside a block they share nothing, and hide each other's waits.
+// across ranks; inside a block they share next to nothing, and hide each other's waits. Where there are no results to take,
+// the second team has the third's threads too.
 #pragma once
 
 #include "exchange_combine.cuh"
@@ -25,8 +26,10 @@ struct CombineTiles {
 
     const Combine &call;
     TeamState &state;
-    const Combiner<T, Op> &combiner;
+    const Combiner<T, Op> combiner;
     Team team;
+    // Shared by the teams: how many rounds of the input have been pushed.
+    volatile u32 &pushed;
 
     // This block's parts of a piece, one a round.
     struct Parts {
@@ -76,6 +79,7 @@ struct CombineTiles {
                 }
             });
             team.sync();
+            if (team.thread == 0) pushed = round + 1;
             if (bytes != 0) out.publish();
         }
         if (sends) out.save(call.group, blockIdx.x, peer);
@@ -92,11 +96,16 @@ struct CombineTiles {
         Outbox<RESULTS> &out = state.result_out[peer % MAX_RANKS];
         if (hears) in = Inbox<INPUTS>(call.group, blockIdx.x, peer);
         if (tells) out = Outbox<RESULTS>(call.group, blockIdx.x, peer);
+        u32 round = 0;
 #pragma unroll 1
-        for (Parts parts(call, rank); parts.bytes() != 0; parts.advance()) {
+        for (Parts parts(call, rank); parts.bytes() != 0; parts.advance(), round++) {
             bool well = true;
+            // Where pieces are the whole and the call is in place, the result goes where the push reads.
+            if (call.whole && call.is_source() && hears) {
+                well = call.group.waiter().wait(TILE_ROOM, peer, in.received, [&] { return pushed > round; });
+            }
             if (hears) {
-                well = in.await(call.group, peer);
+                well = well && in.await(call.group, peer);
                 table.from[peer] = in.next(call.group);
             }
             if (tells) {
@@ -109,7 +118,9 @@ struct CombineTiles {
             if constexpr (COPIES) {
                 fold<0, 4>(input, output, parts.bytes());
             } else {
-                if (call.group.size <= 4) {
+                if (call.group.size == 2) {
+                    fold<1, 4>(input, output, parts.bytes());
+                } else if (call.group.size <= 4) {
                     fold<2, 2>(input, output, parts.bytes());
                 } else {
                     fold<3, 1>(input, output, parts.bytes());
@@ -123,9 +134,10 @@ struct CombineTiles {
         if (tells) out.save(call.group, blockIdx.x, peer);
     }
 
-    // One tile of at most 2^LOG operands, VECTORS at a time.
+    // One tile of at most 2^LOG operands, VECTORS at a time. Not part of the loop around it: there it would have too few
+    // registers.
     template <u32 LOG, u32 VECTORS>
-    DEVICE void fold(const u8 *input, u8 *output, u32 bytes) {
+    __device__ __noinline__ void fold(const u8 *input, u8 *output, u32 bytes) {
         constexpr u32 OPERANDS = 1u << LOG;
         const TileTable &table = state.table;
         const u32 rank = call.group.rank, size = call.group.size, all = (bytes + 15) / 16;

@@ -29,8 +29,10 @@ const SLICE: Duration = Duration::from_millis(1);
 
 impl Context {
     /// Collective: agrees with the other ranks whether their GPUs exchange, this rank's being `device`, unless that is
-    /// agreed. Calls on device memory do it when they have to; whoever connects first has it behind them, and may have
-    /// several contexts in one thread: [`connect_devices`]. That the GPUs do not reach each other is no error.
+    /// agreed. The first collective on device memory does it when it has to; whoever connects before has it behind them,
+    /// and may have several contexts in one thread: [`connect_devices`]. Sends and receives, which are not for all ranks to
+    /// call, are exchanged by GPUs only where all ranks have connected by this. That the GPUs do not reach each other is
+    /// no error.
     ///
     /// May allocate device memory, and wait for the device.
     pub fn connect_device(&self, device: u32) -> Result<()> {
@@ -55,14 +57,18 @@ impl Context {
         buffers: &[*mut u8],
     ) -> Result<Option<OnDevices>> {
         let Place::Group(group) = self.place() else { return Ok(None) };
-        if !fits(request, call) || buffers.len() > 1 {
+        if !fits(request, call) || buffers.len() > 1 || !self.cuda().exchanges() {
+            return Ok(None);
+        }
+        let is_point = request.kind.point_to_point();
+        if is_point && !group.devices().is_some_and(Way::serves_points) {
             return Ok(None);
         }
         let Some(memory) = self.device_of(group, request, call)? else { return Ok(None) };
         let way = match group.devices() {
             Some(way) => way,
             None => {
-                self.connect_device(memory)?;
+                connect(&[(self, memory)], Devices::open, device::load, false)?;
                 match group.devices() {
                     Some(way) => way,
                     None => fail!(Internal, "the ranks have connected, and agreed on nothing"),
@@ -83,7 +89,7 @@ impl Context {
             );
         }
         let caller = Caller { stream: call.stream, timeout: call.timeout };
-        let what = if request.kind.point_to_point() {
+        let what = if is_point {
             let (_, signature, _) = self.point(request)?;
             let len = checked::bytes("buffer", signature.count, request.dtype.size() as u64, request.dtype)?;
             let sends = request.kind == Kind::Send;
@@ -137,12 +143,14 @@ pub(super) fn connect_for(operations: &[(&Context, &Request, &Call)]) -> Result<
         let Place::Group(group) = context.place() else { continue };
         if group.devices().is_none()
             && fits(request, call)
+            && !request.kind.point_to_point()
+            && context.cuda().exchanges()
             && let Some(device) = context.device_of(group, request, call)?
         {
             open.push((*context, device));
         }
     }
-    if open.is_empty() { Ok(()) } else { connect_devices(&open) }
+    if open.is_empty() { Ok(()) } else { connect(&open, Devices::open, device::load, false) }
 }
 
 /// Whether such calls can be exchanged between devices: all ranks make the same.
@@ -258,7 +266,7 @@ pub(super) unsafe fn enqueue_together(points: &[OnDevices]) -> Vec<Result<Work>>
 /// [`Context::connect_device`] for several contexts of this process at once, each with its device: what a thread needs
 /// that has several ranks of one group. Contexts that have agreed already are left alone.
 pub fn connect_devices(contexts: &[(&Context, u32)]) -> Result<()> {
-    connect(contexts, Devices::open, device::load)
+    connect(contexts, Devices::open, device::load, true)
 }
 
 /// [`connect_devices`] with the driver that `devices` opens, and the kernels that `load` loads.
@@ -266,6 +274,7 @@ fn connect(
     contexts: &[(&Context, u32)],
     devices: impl Fn() -> Result<Arc<Devices>> + Copy,
     load: Load,
+    before_calls: bool,
 ) -> Result<()> {
     let groups = contexts.iter().filter_map(|(context, device)| match context.place() {
         Place::Group(group) => Some((*context, group, *device)),
@@ -280,7 +289,10 @@ fn connect(
         match group.connecting().try_lock() {
             Ok(turn) if group.devices().is_none() => {
                 turns.push(turn);
-                connecting.push(Connecting::begin(context, group, devices(), device, load)?);
+                let (setup, step) = Setup::begin(group, devices(), device, load, before_calls);
+                let mut one = Connecting { context, group, setup, round: None };
+                one.step(step)?;
+                connecting.push(one);
             }
             Ok(_) => {}
             Err(_) => others.push((context, group, device)),
@@ -306,7 +318,7 @@ fn connect(
     for (context, group, device) in others {
         drop(lock(group.connecting()));
         if group.devices().is_none() {
-            connect(&[(context, device)], devices, load)?;
+            connect(&[(context, device)], devices, load, before_calls)?;
         }
     }
     Ok(())
@@ -320,20 +332,7 @@ struct Connecting<'a> {
     round: Option<(Arc<Running>, Arc<Mutex<Vec<u8>>>)>,
 }
 
-impl<'a> Connecting<'a> {
-    fn begin(
-        context: &'a Context,
-        group: &'a Arc<Group>,
-        devices: Result<Arc<Devices>>,
-        device: u32,
-        load: Load,
-    ) -> Result<Connecting<'a>> {
-        let (setup, step) = Setup::begin(group, devices, device, load);
-        let mut connecting = Connecting { context, group, setup, round: None };
-        connecting.step(step)?;
-        Ok(connecting)
-    }
-
+impl Connecting<'_> {
     fn step(&mut self, step: Step) -> Result<()> {
         self.round = match step {
             Step::Gather(message) => Some(self.context.gather(self.group, &message)?),

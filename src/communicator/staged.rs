@@ -78,7 +78,18 @@ impl Cuda {
         }
     }
 
-    /// Other devices than the machine's, and shorter pieces.
+    /// Whether devices may exchange without the host.
+    #[cfg(not(test))]
+    pub(super) fn exchanges(&self) -> bool {
+        true
+    }
+
+    #[cfg(test)]
+    pub(super) fn exchanges(&self) -> bool {
+        self.devices.get().is_none()
+    }
+
+    /// Other devices than the machine's, which do not exchange, and shorter pieces.
     #[cfg(test)]
     pub(super) fn pretend(&self, devices: &Arc<Devices>, piece: usize) {
         let _ = self.devices.set(devices.clone());

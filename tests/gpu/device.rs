@@ -127,6 +127,7 @@ const KINDS: [Kind; 8] = [
 fn calls(context: &Context) {
     let rank = Rank::new(context);
     let size = context.size();
+    context.connect_device(rank.device).expect("an agreement");
     let before = current_context();
     for (index, kind) in KINDS.into_iter().enumerate() {
         for count in [1, 3000, 200_001] {

@@ -8,8 +8,8 @@ pub const MAX_RANKS: usize = 8;
 const HEADER: u64 = 4096;
 /// The counters of a block: `Control` of `kernels/exchange_arena.cuh`.
 const CONTROL: u64 = 1024;
-/// Bytes of a slot for lines, and how many there are: `LINE_SLOT` and `LINE_DEPTH` there.
-pub(super) const LINE_SLOT: u64 = 8192;
+/// Bytes for narrow lines in a slot for lines, behind those for wide ones; and how many slots there are: as there.
+pub(super) const NARROW_BYTES: u32 = 4096;
 const LINE_DEPTH: u64 = 2;
 
 /// Where the areas of an arena begin. For each block: its counters; and for each peer, in an area each, slots for lines,
@@ -29,11 +29,12 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// That of a group of `size` whose kernels have at most `blocks` blocks, and `depth` slots of `slot` bytes for tiles.
-    pub(super) fn new(size: u32, blocks: u32, slot: u32, depth: u32) -> Layout {
+    /// That of a group of `size` whose kernels have at most `blocks` blocks, `depth` slots of `slot` bytes for tiles, and
+    /// `wide` bytes for wide lines in each slot for lines.
+    pub(super) fn new(size: u32, blocks: u32, slot: u32, depth: u32, wide: u32) -> Layout {
         let channels = u64::from(blocks) * u64::from(size.saturating_sub(1));
         let lines = HEADER + u64::from(blocks) * CONTROL;
-        let inputs = lines + channels * LINE_DEPTH * LINE_SLOT;
+        let inputs = lines + channels * LINE_DEPTH * u64::from(wide + NARROW_BYTES);
         let tiles = channels * u64::from(depth) * u64::from(slot);
         Layout { lines, inputs, results: inputs + tiles, bytes: inputs + 2 * tiles }
     }

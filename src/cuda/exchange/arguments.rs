@@ -17,6 +17,8 @@ pub(super) struct Group {
     size: u32,
     slot: u32,
     depth: u32,
+    wide: u32,
+    reserved: u32,
 }
 
 impl Group {
@@ -37,6 +39,8 @@ impl Group {
             size,
             slot: table.tuning(size).slot,
             depth: table.depth,
+            wide: table.tuning(size).wide,
+            reserved: 0,
         }
     }
 

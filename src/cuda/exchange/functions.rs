@@ -13,10 +13,34 @@ use crate::reduce::{DataType, Operator};
 /// What `cuModuleLoadData` takes: the kernels of the exchange, for the devices of [`crate::cuda::kernels::IMAGE`].
 pub const IMAGE: &[u8] = include_bytes!("../../../kernels/exchange.fatbin");
 
+/// The kernels of an operator and a type: by lines, by tiles.
+macro_rules! pair {
+    ($name:literal) => {
+        Names {
+            lines: cstr(concat!("unisono_lines_", $name, "\0")),
+            tiles: cstr(concat!("unisono_tiles_", $name, "\0")),
+        }
+    };
+}
+
+/// The kernels of one operator and type.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pair {
+    pub(super) lines: FunctionHandle,
+    pub(super) tiles: FunctionHandle,
+}
+
+/// Their names.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Names {
+    lines: &'static CStr,
+    tiles: &'static CStr,
+}
+
 /// The kernels of one device, loaded once in a process and kept: unloading could wait for the device.
 pub(super) struct Functions {
-    combines: HashMap<&'static CStr, FunctionHandle>,
-    relay: FunctionHandle,
+    combines: HashMap<Names, Pair>,
+    relay: Pair,
     mover: FunctionHandle,
     mover_of_many: FunctionHandle,
     /// Whose context the module is loaded into.
@@ -44,20 +68,24 @@ impl Functions {
         let _entered = devices.enter(device)?;
         let driver = devices.driver();
         // SAFETY: a fatbin, and a context that `devices` keeps.
-        let module = unsafe { driver.load_module(IMAGE) }?;
+        let image = std::env::var("DEV_IMAGE").map(|p| std::fs::read(p).unwrap()).unwrap_or(IMAGE.to_vec());
+        let module = unsafe { driver.load_module(&image) }?;
         // SAFETY: loaded above.
         let function = |name: &CStr| unsafe { driver.function(module, name) };
+        let pair = |names: Names| -> Result<Pair> {
+            Ok(Pair { lines: function(names.lines)?, tiles: function(names.tiles)? })
+        };
         let mut combines = HashMap::new();
         for dtype in DataType::ALL {
-            for name in [sum(dtype), various(dtype)] {
-                if !combines.contains_key(name) {
-                    combines.insert(name, function(name)?);
+            for names in [sum(dtype), various(dtype)] {
+                if !combines.contains_key(&names) {
+                    combines.insert(names, pair(names)?);
                 }
             }
         }
         Ok(Functions {
             combines,
-            relay: function(c"unisono_combine_Copy_U8")?,
+            relay: pair(pair!("Copy_U8"))?,
             mover: function(c"unisono_move")?,
             mover_of_many: function(c"unisono_move_many")?,
             devices: devices.clone(),
@@ -65,21 +93,21 @@ impl Functions {
         })
     }
 
-    /// Whether there is a kernel that combines so.
+    /// Whether there are kernels that combine so.
     pub(super) fn combines(dtype: DataType, operator: &Operator) -> bool {
-        name_of(dtype, operator).is_some()
+        names_of(dtype, operator).is_some()
     }
 
-    /// The kernel that combines so.
-    pub(super) fn combine(&self, dtype: DataType, operator: &Operator) -> Result<FunctionHandle> {
-        match name_of(dtype, operator).and_then(|name| self.combines.get(name)) {
-            Some(&function) => Ok(function),
+    /// The kernels that combine so.
+    pub(super) fn combine(&self, dtype: DataType, operator: &Operator) -> Result<Pair> {
+        match names_of(dtype, operator).and_then(|names| self.combines.get(&names)) {
+            Some(&pair) => Ok(pair),
             None => fail!(Internal, "no kernel combines {} so", dtype.name()),
         }
     }
 
-    /// The kernel that passes a root's bytes on.
-    pub(super) fn relay(&self) -> FunctionHandle {
+    /// The kernels that pass a root's bytes on.
+    pub(super) fn relay(&self) -> Pair {
         self.relay
     }
 
@@ -95,9 +123,9 @@ impl fmt::Debug for Functions {
     }
 }
 
-/// The name of the kernel for a type and an operator. Sums have kernels of their own; for floats they divide and scale
+/// The names of the kernels for a type and an operator. Sums have kernels of their own; for floats they divide and scale
 /// too.
-fn name_of(dtype: DataType, operator: &Operator) -> Option<&'static CStr> {
+fn names_of(dtype: DataType, operator: &Operator) -> Option<Names> {
     match operator {
         Operator::Sum | Operator::PreMulSum(_) => Some(sum(dtype)),
         Operator::Average if dtype.is_float() => Some(sum(dtype)),
@@ -107,34 +135,41 @@ fn name_of(dtype: DataType, operator: &Operator) -> Option<&'static CStr> {
     }
 }
 
-/// Where the sign makes no difference, both types of a size share a sum.
-const fn sum(dtype: DataType) -> &'static CStr {
-    match dtype {
-        DataType::I8 | DataType::U8 => c"unisono_combine_Sum_U8",
-        DataType::I32 | DataType::U32 => c"unisono_combine_Sum_U32",
-        DataType::I64 | DataType::U64 => c"unisono_combine_Sum_U64",
-        DataType::F16 => c"unisono_combine_Sum_F16",
-        DataType::F32 => c"unisono_combine_Sum_F32",
-        DataType::F64 => c"unisono_combine_Sum_F64",
-        DataType::Bf16 => c"unisono_combine_Sum_Bf16",
-        DataType::F8E4M3 => c"unisono_combine_Sum_F8E4M3",
-        DataType::F8E5M2 => c"unisono_combine_Sum_F8E5M2",
+const fn cstr(text: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
+        Ok(text) => text,
+        Err(_) => panic!("names end with a zero byte and have no other"),
     }
 }
 
-const fn various(dtype: DataType) -> &'static CStr {
+/// Where the sign makes no difference, both types of a size share a sum.
+const fn sum(dtype: DataType) -> Names {
     match dtype {
-        DataType::I8 => c"unisono_combine_Various_I8",
-        DataType::U8 => c"unisono_combine_Various_U8",
-        DataType::I32 => c"unisono_combine_Various_I32",
-        DataType::U32 => c"unisono_combine_Various_U32",
-        DataType::I64 => c"unisono_combine_Various_I64",
-        DataType::U64 => c"unisono_combine_Various_U64",
-        DataType::F16 => c"unisono_combine_Various_F16",
-        DataType::F32 => c"unisono_combine_Various_F32",
-        DataType::F64 => c"unisono_combine_Various_F64",
-        DataType::Bf16 => c"unisono_combine_Various_Bf16",
-        DataType::F8E4M3 => c"unisono_combine_Various_F8E4M3",
-        DataType::F8E5M2 => c"unisono_combine_Various_F8E5M2",
+        DataType::I8 | DataType::U8 => pair!("Sum_U8"),
+        DataType::I32 | DataType::U32 => pair!("Sum_U32"),
+        DataType::I64 | DataType::U64 => pair!("Sum_U64"),
+        DataType::F16 => pair!("Sum_F16"),
+        DataType::F32 => pair!("Sum_F32"),
+        DataType::F64 => pair!("Sum_F64"),
+        DataType::Bf16 => pair!("Sum_Bf16"),
+        DataType::F8E4M3 => pair!("Sum_F8E4M3"),
+        DataType::F8E5M2 => pair!("Sum_F8E5M2"),
+    }
+}
+
+const fn various(dtype: DataType) -> Names {
+    match dtype {
+        DataType::I8 => pair!("Various_I8"),
+        DataType::U8 => pair!("Various_U8"),
+        DataType::I32 => pair!("Various_I32"),
+        DataType::U32 => pair!("Various_U32"),
+        DataType::I64 => pair!("Various_I64"),
+        DataType::U64 => pair!("Various_U64"),
+        DataType::F16 => pair!("Various_F16"),
+        DataType::F32 => pair!("Various_F32"),
+        DataType::F64 => pair!("Various_F64"),
+        DataType::Bf16 => pair!("Various_Bf16"),
+        DataType::F8E4M3 => pair!("Various_F8E4M3"),
+        DataType::F8E5M2 => pair!("Various_F8E5M2"),
     }
 }

@@ -175,10 +175,11 @@ impl Exchange {
     }
 
     fn combine(&self, job: &Job, combination: &Combination, stream: &Stream) -> Result<()> {
-        let function = match job.kind {
+        let pair = match job.kind {
             Kind::Broadcast => self.functions.relay(),
             _ => self.functions.combine(job.dtype, &job.operator)?,
         };
+        let function = if combination.goes_by_tiles() { pair.tiles } else { pair.lines };
         let mut arguments = combination.arguments(self.group, job);
         self.launch(function, combination.grid, stream, (&raw mut arguments).cast())
     }

@@ -1,7 +1,7 @@
 //! What a call becomes: who gives, who combines which part of it by which protocol, and who takes the results.
 #![forbid(unsafe_code)]
 
-use super::arena::LINE_SLOT;
+use super::arena::NARROW_BYTES;
 use super::arguments::{Combine, Group};
 use super::table::Table;
 use super::{Job, kernels};
@@ -9,9 +9,16 @@ use crate::cuda::driver::Grid;
 use crate::reduce::Operator;
 use crate::signature::Kind;
 
-/// Bytes of data that a slot of lines holds: of a narrow line one half, of a wide one 15 parts of 16.
-pub(super) const NARROW_ROOM: u64 = LINE_SLOT / 2;
-pub(super) const WIDE_ROOM: u64 = LINE_SLOT / 16 * 15;
+/// Bytes of data that a slot of lines holds, of narrow ones.
+pub(super) const NARROW_ROOM: u64 = NARROW_BYTES as u64 / 2;
+
+/// The same of wide ones, which have `bytes` there: a multiple of [`LINE_GRAIN`].
+pub(super) const fn wide_room(bytes: u32) -> u64 {
+    bytes as u64 / 128 * 120 / LINE_GRAIN * LINE_GRAIN
+}
+
+/// Shares by lines begin at multiples of this.
+const LINE_GRAIN: u64 = 64;
 /// Parts of calls begin at multiples of this: wide accesses, and whole elements.
 const GRAIN: u64 = 128;
 
@@ -95,8 +102,11 @@ impl Plan {
                 }
                 Protocol::Narrow | Protocol::Wide => {
                     let wanted = piece.div_ceil(tuning.line_share).min(u64::from(limit)).max(1);
-                    let share = piece.div_ceil(wanted).next_multiple_of(GRAIN.min(64));
-                    (piece.div_ceil(share), share, line_threads(protocol, share))
+                    let share = piece.div_ceil(wanted).next_multiple_of(LINE_GRAIN);
+                    (piece.div_ceil(share), share, {
+                        let threads = line_threads(protocol, share);
+                        if whole { threads } else { (threads * (size - 1)).min(LINE_THREADS) }
+                    })
                 }
             };
             Combination {
@@ -115,7 +125,7 @@ impl Plan {
         };
         let fits = |combination: &Combination| match combination.protocol {
             Protocol::Narrow => combination.share <= NARROW_ROOM,
-            Protocol::Wide => combination.share <= WIDE_ROOM,
+            Protocol::Wide => combination.share <= wide_room(tuning.wide),
             Protocol::Tiles => true,
         };
         let choices = [
@@ -140,7 +150,7 @@ impl Plan {
 /// Threads of a block that moves `share` bytes by lines.
 pub(super) fn line_threads(protocol: Protocol, share: u64) -> u32 {
     let threads = match protocol {
-        Protocol::Wide => share.div_ceil(WIDE_ROOM / (LINE_SLOT / 16)),
+        Protocol::Wide => share.div_ceil(120) * 8,
         _ => share.div_ceil(8),
     };
     // At most LINE_THREADS.
@@ -148,6 +158,10 @@ pub(super) fn line_threads(protocol: Protocol, share: u64) -> u32 {
 }
 
 impl Combination {
+    pub(super) fn goes_by_tiles(&self) -> bool {
+        self.protocol == Protocol::Tiles
+    }
+
     pub(super) fn arguments(&self, group: Group, job: &Job) -> Combine {
         let (scaled, scale) = match job.operator {
             Operator::PreMulSum(scale) if job.kind.reduces() => (1, kernels::scalar(job.dtype, scale)),
@@ -172,6 +186,69 @@ impl Combination {
             ranks: if averages { group.size() } else { 0 },
             number: job.operator.number().into(),
             group,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reduce::DataType;
+
+    fn job(kind: Kind, count: u64) -> Job {
+        Job {
+            kind,
+            input: 0,
+            output: 0,
+            count,
+            dtype: DataType::U8,
+            operator: Operator::Sum,
+            root: 1,
+            max_blocks: 0,
+        }
+    }
+
+    /// Counts around every power of two that memory holds.
+    fn counts() -> impl Iterator<Item = u64> {
+        (0..40).flat_map(|log| [(1 << log) - 1, 1 << log, (1 << log) + 1, 5 << log >> 2])
+    }
+
+    #[test]
+    fn every_part_fits_its_slot_and_all_parts_are_the_whole() {
+        let table = Table::default();
+        for kind in [Kind::Allreduce, Kind::Reduce, Kind::ReduceScatter, Kind::Broadcast] {
+            for (size, count) in (2..=8).flat_map(|size| counts().map(move |count| (size, count))) {
+                for max_blocks in [0, 1, 7] {
+                    let job = Job { max_blocks, ..job(kind, count) };
+                    let Plan::Combine(plan) = Plan::of(&table, &job, size, count) else {
+                        assert_eq!(count, 0);
+                        continue;
+                    };
+                    let tuning = table.tuning(size);
+                    let limit = if max_blocks == 0 { table.blocks } else { max_blocks };
+                    assert!((1..=limit).contains(&plan.grid.blocks), "{plan:?}");
+                    let room = match plan.protocol {
+                        Protocol::Narrow => NARROW_ROOM,
+                        Protocol::Wide => wide_room(tuning.wide),
+                        Protocol::Tiles => tuning.slot.into(),
+                    };
+                    assert!(plan.share <= room, "{kind:?} of {count} on {size}: {plan:?}");
+                    let piece = if plan.whole { plan.bytes } else { plan.stride };
+                    if plan.protocol != Protocol::Tiles {
+                        assert!(plan.share * u64::from(plan.grid.blocks) >= piece, "{plan:?}");
+                    }
+                    assert!(plan.whole || plan.stride * u64::from(plan.owners.count_ones()) >= plan.bytes);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_moves_is_moved() {
+        let table = Table::default();
+        for kind in [Kind::Allgather, Kind::Alltoall, Kind::Gather, Kind::Scatter] {
+            assert_eq!(Plan::of(&table, &job(kind, 9), 4, 9), Plan::Move);
+            assert_eq!(Plan::of(&table, &job(kind, 0), 4, 0), Plan::Nothing);
         }
     }
 }

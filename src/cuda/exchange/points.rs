@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use super::Job;
 use super::arena::MAX_RANKS;
 use super::arguments::{Copy, Group, Move, Transfer};
-use super::plan::{NARROW_ROOM, WIDE_ROOM};
+use super::plan::{NARROW_ROOM, wide_room};
 use super::table::Table;
 use crate::cuda::driver::Grid;
 use crate::error::{Result, fail};
@@ -170,7 +170,7 @@ impl Limits {
         let bounds = tuning.moves;
         Limits {
             narrow: bounds.narrow.min(NARROW_ROOM * u64::from(parts)),
-            wide: bounds.wide.min(WIDE_ROOM / 64 * 64 * u64::from(parts)),
+            wide: bounds.wide.min(wide_room(tuning.wide) * u64::from(parts)),
             line_part: tuning.line_part,
             tile_part: tuning.tile_part,
             parts,
@@ -231,5 +231,59 @@ impl Limits {
         arguments.parts = self.parts;
         // A class of blocks for each peer, and one for the copies.
         (arguments, parts * size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(rank: u32, size: usize) -> Group {
+        Group::new(rank, &vec![4096; size], 0, &Table::default())
+    }
+
+    fn point(direction: Direction, peer: u32, bytes: u64) -> Point {
+        Point { direction, peer, address: 1 << 20, bytes }
+    }
+
+    fn counts(round: &Round) -> (u32, u32, u32) {
+        match &round.arguments {
+            Arguments::Few(few) => (few.sends.iter().sum(), few.receives.iter().sum(), few.copies),
+            Arguments::Many(many) => (many.sends.iter().sum(), many.receives.iter().sum(), many.copies),
+        }
+    }
+
+    #[test]
+    fn rounds_take_as_many_transfers_of_each_pair_on_both_sides() {
+        let many: Vec<Point> = (0..30).map(|i| point(Direction::Send, 1, i + 1)).collect();
+        let mirrored: Vec<Point> =
+            many.iter().map(|p| Point { direction: Direction::Receive, peer: 0, ..*p }).collect();
+        let table = Table::default();
+        let sends = rounds(&table, &group(0, 2), &many, 0).expect("points");
+        let receives = rounds(&table, &group(1, 2), &mirrored, 0).expect("points");
+        let sent: Vec<u32> = sends.iter().map(|round| counts(round).0).collect();
+        let received: Vec<u32> = receives.iter().map(|round| counts(round).1).collect();
+        assert_eq!(sent, received);
+        assert_eq!(sent.iter().sum::<u32>(), 30);
+    }
+
+    #[test]
+    fn what_a_rank_sends_itself_is_copied() {
+        let own = [
+            point(Direction::Send, 0, 5),
+            Point { address: 64, ..point(Direction::Receive, 0, 5) },
+            point(Direction::Send, 1, 0),
+        ];
+        let planned = rounds(&Table::default(), &group(0, 2), &own, 0).expect("points");
+        assert_eq!(planned.iter().map(counts).collect::<Vec<_>>(), [(0, 0, 1)]);
+        let alone = [point(Direction::Send, 0, 5)];
+        assert!(rounds(&Table::default(), &group(0, 2), &alone, 0).is_err());
+        let stranger = [point(Direction::Send, 2, 5)];
+        assert!(rounds(&Table::default(), &group(0, 2), &stranger, 0).is_err());
+    }
+
+    #[test]
+    fn parameters_fit_a_launch() {
+        assert!(size_of::<Move<MANY>>() <= 4096);
     }
 }

@@ -21,6 +21,8 @@ pub struct Bounds {
 pub struct Tuning {
     /// Bytes of a slot for tiles: a multiple of 4096.
     pub slot: u32,
+    /// Bytes for wide lines in a slot for lines: a multiple of 4096.
+    pub wide: u32,
     /// The blocks of calls that go by tiles.
     pub tile_blocks: u32,
     /// What a block should find to do at least, by lines.
@@ -63,7 +65,8 @@ impl Table {
     }
 
     pub(super) fn layout(&self, size: u32) -> Layout {
-        Layout::new(size, self.blocks, self.tuning(size).slot, self.depth)
+        let tuning = self.tuning(size);
+        Layout::new(size, self.blocks, tuning.slot, self.depth, tuning.wide)
     }
 
     /// The choices for a group of `size`.
@@ -92,38 +95,41 @@ const KIB: u64 = 1024;
 impl Default for Table {
     fn default() -> Table {
         let two = Tuning {
-            slot: 16 << 10,
+            slot: 64 << 10,
+            wide: 36 << 10,
             tile_blocks: 64,
             line_share: 2 * KIB,
-            parts: 32,
+            parts: 64,
             line_part: 2 * KIB,
             tile_part: 32 * KIB,
-            allreduce: Bounds { narrow: 64 * KIB, wide: 448 * KIB, sharded: 0 },
-            reduce: Bounds { narrow: 64 * KIB, wide: 448 * KIB, sharded: 0 },
-            reduce_scatter: Bounds { narrow: 64 * KIB, wide: 448 * KIB, sharded: 0 },
-            broadcast: Bounds { narrow: 64 * KIB, wide: 448 * KIB, sharded: 0 },
-            moves: Bounds { narrow: 64 * KIB, wide: 224 * KIB, sharded: 0 },
+            allreduce: Bounds { narrow: 4 * KIB, wide: 2048 * KIB, sharded: 0 },
+            reduce: Bounds { narrow: 4 * KIB, wide: 1024 * KIB, sharded: 0 },
+            reduce_scatter: Bounds { narrow: 4 * KIB, wide: 1024 * KIB, sharded: 0 },
+            broadcast: Bounds { narrow: 4 * KIB, wide: 1024 * KIB, sharded: 0 },
+            moves: Bounds { narrow: 4 * KIB, wide: 512 * KIB, sharded: 0 },
         };
         let four = Tuning {
-            slot: 8 << 10,
+            slot: 16 << 10,
+            wide: 16 << 10,
             parts: 16,
-            allreduce: Bounds { narrow: 32 * KIB, wide: 128 * KIB, sharded: 1792 * KIB },
-            reduce: Bounds { narrow: 32 * KIB, wide: 128 * KIB, sharded: 1792 * KIB },
-            reduce_scatter: Bounds { narrow: 32 * KIB, wide: 448 * KIB, sharded: 0 },
-            broadcast: Bounds { narrow: 64 * KIB, wide: 128 * KIB, sharded: 1280 * KIB },
-            moves: Bounds { narrow: 32 * KIB, wide: 112 * KIB, sharded: 0 },
+            allreduce: Bounds { narrow: 4 * KIB, wide: 128 * KIB, sharded: 3072 * KIB },
+            reduce: Bounds { narrow: 4 * KIB, wide: 128 * KIB, sharded: 3072 * KIB },
+            reduce_scatter: Bounds { narrow: 4 * KIB, wide: 512 * KIB, sharded: 0 },
+            broadcast: Bounds { narrow: 4 * KIB, wide: 128 * KIB, sharded: 2048 * KIB },
+            moves: Bounds { narrow: 4 * KIB, wide: 224 * KIB, sharded: 0 },
             ..two
         };
         let eight = Tuning {
-            slot: 4 << 10,
+            slot: 8 << 10,
+            wide: 8 << 10,
             parts: 8,
-            allreduce: Bounds { narrow: 16 * KIB, wide: 64 * KIB, sharded: 3584 * KIB },
-            reduce: Bounds { narrow: 16 * KIB, wide: 64 * KIB, sharded: 3584 * KIB },
-            reduce_scatter: Bounds { narrow: 16 * KIB, wide: 448 * KIB, sharded: 0 },
-            broadcast: Bounds { narrow: 32 * KIB, wide: 64 * KIB, sharded: 2048 * KIB },
-            moves: Bounds { narrow: 16 * KIB, wide: 56 * KIB, sharded: 0 },
+            allreduce: Bounds { narrow: 4 * KIB, wide: 64 * KIB, sharded: 3072 * KIB },
+            reduce: Bounds { narrow: 4 * KIB, wide: 64 * KIB, sharded: 3072 * KIB },
+            reduce_scatter: Bounds { narrow: 4 * KIB, wide: 384 * KIB, sharded: 0 },
+            broadcast: Bounds { narrow: 4 * KIB, wide: 64 * KIB, sharded: 2048 * KIB },
+            moves: Bounds { narrow: 4 * KIB, wide: 56 * KIB, sharded: 0 },
             ..two
         };
-        Table { blocks: 64, depth: 4, tunings: [two, four, eight] }
+        Table { blocks: 64, depth: 2, tunings: [two, four, eight] }
     }
 }

@@ -85,6 +85,11 @@ impl DeviceExchange {
         self.parts().last.device()
     }
 
+    /// Whether sends and receives can run here.
+    pub(super) fn serves_points(&self) -> bool {
+        self.parts().points
+    }
+
     /// Whether such calls can run here: the same answer on every rank.
     pub fn serves(&self, kind: Kind, dtype: DataType, operator: &Operator) -> bool {
         self.parts().kernels.serves(kind, dtype, operator)

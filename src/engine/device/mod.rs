@@ -39,6 +39,13 @@ pub enum Way {
     Staged(String),
 }
 
+impl Way {
+    /// Whether sends and receives go this way: all ranks knew of it before their first call.
+    pub fn serves_points(&self) -> bool {
+        matches!(self, Way::Exchange(exchange) if exchange.serves_points())
+    }
+}
+
 /// The kernels of one rank of one exchange. [`Exchange`] is one; tests without GPUs have others.
 pub trait Kernels: fmt::Debug + Send + Sync {
     /// As [`Exchange::serves`].

@@ -44,6 +44,8 @@ pub(super) struct Offer {
     pub(super) bytes: u64,
     /// The board's offset in the rank's segment.
     pub(super) board: u64,
+    /// Whether the rank sets the exchange up before its first call, and not in it.
+    pub(super) before_calls: bool,
     /// For other processes, if the driver can share memory between processes.
     pub(super) place: Option<Place>,
 }
@@ -69,6 +71,7 @@ impl Message {
                 for word in [offer.address, offer.bytes, offer.board] {
                     bytes.extend_from_slice(&word.to_le_bytes());
                 }
+                bytes.push(u8::from(offer.before_calls));
                 bytes.push(u8::from(offer.place.is_some()));
                 if let Some(place) = &offer.place {
                     bytes.extend_from_slice(&place.handle);
@@ -102,13 +105,23 @@ impl Message {
                 let (device, rest) = rest.split_first_chunk()?;
                 let (process, rest) = rest.split_first_chunk()?;
                 let ([address, bytes, board], rest) = words(rest)?;
+                let (&before_calls, rest) = rest.split_first()?;
                 let (&shared, rest) = rest.split_first()?;
                 let (handle, rest) = rest.split_first_chunk()?;
                 let ([slab, offset], _) = words(rest)?;
                 let (handle, process) = (*handle, *process);
                 let place = (shared == 1).then_some(Place { process, slab, handle, offset });
-                let (uuid, device) = (*uuid, u32::from_le_bytes(*device));
-                Some(Message::Offer(Offer { uuid, device, process, address, bytes, board, place }))
+                let (uuid, device, before_calls) = (*uuid, u32::from_le_bytes(*device), before_calls == 1);
+                Some(Message::Offer(Offer {
+                    uuid,
+                    device,
+                    process,
+                    address,
+                    bytes,
+                    board,
+                    before_calls,
+                    place,
+                }))
             }
             _ => None,
         }
@@ -139,6 +152,7 @@ mod tests {
             address: 7,
             bytes: 8,
             board: 9,
+            before_calls: true,
             place: Some(place),
         };
         for message in [

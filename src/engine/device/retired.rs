@@ -22,6 +22,8 @@ pub(super) struct Parts {
     /// For calls that name no stream.
     pub(super) stream: Stream,
     pub(super) kernels: Box<dyn Kernels>,
+    /// Whether all ranks knew of the exchange before their first call.
+    pub(super) points: bool,
     pub(super) fault: Arc<Fault>,
     /// Here the others write.
     pub(super) _arena: Arena,

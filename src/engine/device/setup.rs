@@ -78,6 +78,8 @@ struct Mapped {
     /// The others' memory, and where their boards lie in it.
     peers: Vec<Option<Arc<PeerMemory>>>,
     boards: Vec<u64>,
+    /// Whether all set this up before their first call.
+    before_calls: bool,
 }
 
 /// What calls need.
@@ -89,12 +91,14 @@ struct Made {
 }
 
 impl Setup {
-    /// Begins on this rank's GPU; `devices`: the driver, or why there is none. Allocates: may wait for the GPU.
+    /// Begins on this rank's GPU; `devices`: the driver, or why there is none; `before_calls`: not in the first call on device
+    /// memory, but before it. Allocates: may wait for the GPU.
     pub fn begin(
         group: &Arc<Group>,
         devices: Result<Arc<Devices>>,
         device: u32,
         load: Load,
+        before_calls: bool,
     ) -> (Setup, Step) {
         let deadline = Deadline::after(group.timeout());
         let mut setup = Setup { group: group.clone(), load, deadline, stage: Stage::Over };
@@ -111,7 +115,7 @@ impl Setup {
             return (setup, step);
         }
         let offered = wanted().and(devices).and_then(|devices| Own::new(group, devices, device, deadline));
-        let offered = offered.and_then(|own| own.offer().map(|offer| (own, offer)));
+        let offered = offered.and_then(|own| own.offer(before_calls).map(|offer| (own, offer)));
         let (own, message) = match offered {
             Ok((own, offer)) => (Some(own), Message::Offer(offer)),
             Err(error) => (None, refusal(&error)),
@@ -198,6 +202,7 @@ impl Setup {
             within,
             stream,
             kernels,
+            points: mapped.before_calls,
             fault: own.fault,
             _arena: own.arena,
             _opened: mapped.opened,
@@ -283,7 +288,7 @@ impl Own {
         Ok(Own { devices, device, arena, board, fault, probe })
     }
 
-    fn offer(&self) -> Result<Offer> {
+    fn offer(&self, before_calls: bool) -> Result<Offer> {
         let place = self.arena.place(&self.devices);
         if let Err(error) = &place {
             log::debug!("GPU {} shares no memory with other processes: {error}", self.device);
@@ -295,6 +300,7 @@ impl Own {
             address: self.arena.address(),
             bytes: self.arena.bytes() as u64,
             board: self.board.offset() as u64,
+            before_calls,
             place: place.ok(),
         })
     }
@@ -325,7 +331,8 @@ impl Own {
         let peers = group.members().iter().map(|&peer| messages.memory(peer).cloned()).collect();
         drop(messages);
         let boards = offers.iter().map(|offer| offer.board).collect();
-        Ok(Mapped { arenas, areas, opened, peers, boards })
+        let before_calls = offers.iter().all(|offer| offer.before_calls);
+        Ok(Mapped { arenas, areas, opened, peers, boards, before_calls })
     }
 }
 
