@@ -27,7 +27,7 @@ pub(crate) fn microseconds(launch: &Launch) -> f32 {
         Kind::Allgather | Kind::ReduceScatter | Kind::Alltoall | Kind::Gather | Kind::Scatter => {
             bytes * (ranks - 1.0)
         }
-        Kind::Barrier => 0.0,
+        Kind::Barrier | Kind::SparseAllreduce => 0.0,
     };
     LATENCY + through / BYTES
 }
