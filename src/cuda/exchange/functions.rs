@@ -1,6 +1,7 @@
 //! The loaded kernels of a device.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::CStr;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -77,8 +78,8 @@ impl Functions {
         let mut combines = HashMap::new();
         for dtype in DataType::ALL {
             for names in [sum(dtype), various(dtype)] {
-                if !combines.contains_key(&names) {
-                    combines.insert(names, pair(names)?);
+                if let Entry::Vacant(entry) = combines.entry(names) {
+                    entry.insert(pair(names)?);
                 }
             }
         }
