@@ -47,6 +47,7 @@ pub(super) struct Round {
 }
 
 /// The parameter of either kernel: the one for few transfers keeps launches light.
+#[allow(clippy::large_enum_variant)] // The common one is on the stack, the rare one on the heap.
 pub(super) enum Arguments {
     Few(Move<1>),
     Many(Box<Move<MANY>>),
