@@ -197,7 +197,7 @@ struct CombineLines {
     }
 
     // Combines this rank's part with those that come, keeps the result and passes it on.
-    DEVICE bool combine(u32 from, u32 results_to, [[maybe_unused]] Data mine) {
+    DEVICE bool combine(u32 from, u32 results_to, const Data &first) {
         const u32 rank = call.group.rank;
         const u8 *input = call.input + call.piece(rank) + begin;
         u8 *output = call.result(rank) + begin;
@@ -205,7 +205,10 @@ struct CombineLines {
 #pragma unroll 1
         for (u32 packet = threadIdx.x; packet < lines.packets(own); packet += blockDim.x) {
             Data data[OPERANDS];
-            if (call.is_source() && (packet != threadIdx.x || !call.whole)) mine = lines.load(input, own, packet);
+            Data mine = first;
+            if constexpr (!COPIES) {
+                if (packet != threadIdx.x || !call.whole) mine = lines.load(input, own, packet);
+            }
             if (!receive(from, packet, data)) return false;
             if constexpr (!COPIES) {
 #pragma unroll

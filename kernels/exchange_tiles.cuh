@@ -119,7 +119,7 @@ struct CombineTiles {
                 fold<0, 4>(input, output, parts.bytes());
             } else {
                 if (call.group.size == 2) {
-                    fold<1, 4>(input, output, parts.bytes());
+                    fold<1, 2>(input, output, parts.bytes());
                 } else if (call.group.size <= 4) {
                     fold<2, 2>(input, output, parts.bytes());
                 } else {

@@ -1,6 +1,7 @@
 //! The loaded kernels of a device.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::CStr;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -68,8 +69,7 @@ impl Functions {
         let _entered = devices.enter(device)?;
         let driver = devices.driver();
         // SAFETY: a fatbin, and a context that `devices` keeps.
-        let image = std::env::var("DEV_IMAGE").map(|p| std::fs::read(p).unwrap()).unwrap_or(IMAGE.to_vec());
-        let module = unsafe { driver.load_module(&image) }?;
+        let module = unsafe { driver.load_module(IMAGE) }?;
         // SAFETY: loaded above.
         let function = |name: &CStr| unsafe { driver.function(module, name) };
         let pair = |names: Names| -> Result<Pair> {
@@ -78,8 +78,8 @@ impl Functions {
         let mut combines = HashMap::new();
         for dtype in DataType::ALL {
             for names in [sum(dtype), various(dtype)] {
-                if !combines.contains_key(&names) {
-                    combines.insert(names, pair(names)?);
+                if let Entry::Vacant(entry) = combines.entry(names) {
+                    entry.insert(pair(names)?);
                 }
             }
         }

@@ -47,9 +47,10 @@ pub(super) struct Round {
 }
 
 /// The parameter of either kernel: the one for few transfers keeps launches light.
+#[allow(clippy::large_enum_variant)] // The common one is on the stack, the rare one on the heap.
 pub(super) enum Arguments {
     Few(Move<1>),
-    Many(Move<MANY>),
+    Many(Box<Move<MANY>>),
 }
 
 impl Round {
@@ -61,7 +62,7 @@ impl Round {
     pub(super) fn parameter(&mut self) -> *mut c_void {
         match &mut self.arguments {
             Arguments::Few(arguments) => std::ptr::from_mut(arguments).cast(),
-            Arguments::Many(arguments) => std::ptr::from_mut(arguments).cast(),
+            Arguments::Many(arguments) => std::ptr::from_mut(&mut **arguments).cast(),
         }
     }
 }
@@ -141,7 +142,7 @@ pub(super) fn rounds(table: &Table, group: &Group, points: &[Point], max_blocks:
             (Arguments::Few(few), blocks)
         } else {
             let (many, blocks) = limits.round(*group, &mut sends, &mut receives, &mut copies);
-            (Arguments::Many(many), blocks)
+            (Arguments::Many(Box::new(many)), blocks)
         };
         rounds.push(Round { grid: Grid { blocks, threads: THREADS, shared: 0 }, arguments });
         left -= taken;
