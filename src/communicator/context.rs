@@ -384,8 +384,8 @@ impl Context {
         let Step { group, class, tag, signature, make } = match unsafe { self.step(request, call, buffers) }?
         {
             Next::Done => return Ok(Pending::from(Work::ended(Ok(Completion::default())))),
-            // SAFETY: the caller's promise.
             Next::Staged(staging) => {
+                // SAFETY: the caller's promise.
                 return unsafe { self.begin_staged(*staging, request, call) }.map(Pending::from);
             }
             Next::Step(step) => step,

@@ -329,8 +329,11 @@ struct Connecting<'a> {
     context: &'a Context,
     group: &'a Arc<Group>,
     setup: Setup,
-    round: Option<(Arc<Running>, Arc<Mutex<Vec<u8>>>)>,
+    round: Option<Gathering>,
 }
+
+/// A gathering under way, and where its messages will be, in rank order.
+type Gathering = (Arc<Running>, Arc<Mutex<Vec<u8>>>);
 
 impl Connecting<'_> {
     fn step(&mut self, step: Step) -> Result<()> {
@@ -362,11 +365,7 @@ impl Connecting<'_> {
 
 impl Context {
     /// Starts to gather a message of every rank, in rank order.
-    fn gather(
-        &self,
-        group: &Arc<Group>,
-        message: &[u8; MESSAGE_BYTES],
-    ) -> Result<(Arc<Running>, Arc<Mutex<Vec<u8>>>)> {
+    fn gather(&self, group: &Arc<Group>, message: &[u8; MESSAGE_BYTES]) -> Result<Gathering> {
         let mine: Box<[u8]> = message.to_vec().into();
         let mut all = vec![0; MESSAGE_BYTES * group.size() as usize];
         let request = Request {

@@ -48,6 +48,7 @@ pub struct Setup {
 
 /// How far it is. What this rank has offered stays until all have heard that it is not used: also when this rank itself
 /// has said that it cannot go on.
+#[allow(clippy::large_enum_variant)] // One of them, for a moment.
 enum Stage {
     /// The offers are on their way; none: this rank makes none.
     Offered(Option<Own>),
