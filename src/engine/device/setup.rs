@@ -31,6 +31,7 @@ use crate::transport::segment::Region;
 pub use super::offer::MESSAGE_BYTES;
 
 /// What comes next.
+#[allow(clippy::large_enum_variant)] // One of them, for a moment.
 pub enum Step {
     /// Gather these bytes of every rank, in rank order, and give them to [`Setup::next`].
     Gather([u8; MESSAGE_BYTES]),
@@ -48,7 +49,6 @@ pub struct Setup {
 
 /// How far it is. What this rank has offered stays until all have heard that it is not used: also when this rank itself
 /// has said that it cannot go on.
-#[allow(clippy::large_enum_variant)] // One of them, for a moment.
 enum Stage {
     /// The offers are on their way; none: this rank makes none.
     Offered(Option<Own>),
