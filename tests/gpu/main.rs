@@ -7,6 +7,7 @@ mod bandwidth;
 mod cuda;
 mod driver;
 mod local;
+mod queues;
 mod staged;
 #[path = "../support/mod.rs"]
 mod support;
