@@ -365,13 +365,13 @@ impl Context {
             ),
             _ => fail!(InvalidArgument, "one of indices and values is device memory, the other is not"),
         };
-        let (stream, ordered) = survey.stream();
+        let (stream, _) = survey.stream();
         let endpoint = match self.place() {
             Membership::Group(group) => Some(group.endpoint()),
             Membership::Solo => None,
         };
         // SAFETY: the caller's promise.
-        let load = self.or_fail(unsafe { Load::begin(stream, &parts, ordered, endpoint) })?;
+        let load = self.or_fail(unsafe { Load::begin(stream, &parts, endpoint) })?;
         Ok((Source::Loading(load, numbers, bytes), Some(survey.devices().clone())))
     }
 }

@@ -9,6 +9,7 @@ mod device;
 mod driver;
 mod exchange;
 mod local;
+mod queues;
 mod sparse;
 mod staged;
 #[path = "../support/mod.rs"]

@@ -1,71 +1,64 @@
-//! Copies by themselves, in the order of a stream: from its device to pinned memory of the library, and back.
+//! Copies by themselves, on a caller's stream: from its device to pinned memory of the library, and back. They need no
+//! side stream, since what the stream is given next is to wait for them anyway.
 
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::resources::{self, Bay, Entry, Lane, Ringer};
+use super::resources::{self, Lane, Ringer};
 use crate::cuda::event::Event;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::endpoint::Endpoint;
-use crate::error::Result;
+use crate::error::{Result, fail};
 
 /// Parts of a transfer begin at multiples of this many bytes of the pinned memory.
 const ALIGNMENT: usize = 64;
 
-/// Device memory on its way to the host. Dropping it is fine at any time: what it ran in is used again when the copies
+/// Device memory on its way to the host. Dropping it is fine at any time: the pinned memory is used again when the copies
 /// are done.
 #[derive(Debug)]
 pub struct Load(Transfer);
 
 impl Load {
-    /// Begins to copy `parts`, addresses and lengths, when `stream` has come so far, and rings `endpoint` when they are
-    /// there. `holds`: what the stream is given after this waits until they have been read.
+    /// Gives `stream` the copies of `parts`, addresses and lengths, and rings `endpoint` when they are there.
     ///
     /// # Safety
-    /// The parts are memory of the stream's device, and nobody writes to it, until [`Load::is_complete`]; if the stream is
-    /// held, until what it is given next.
+    /// The parts are memory of the stream's device, and nobody writes to it until what the stream is given next.
     pub unsafe fn begin(
         stream: &Stream,
         parts: &[(u64, usize)],
-        holds: bool,
         endpoint: Option<&Arc<Endpoint>>,
     ) -> Result<Load> {
-        let transfer = Transfer::new(stream, Way::Load, parts.iter().map(|(_, bytes)| *bytes))?;
-        let (bay, lane) = transfer.held();
-        bay.load.wait(&*Entry::record(stream)?)?;
+        let mut transfer = Transfer::new(stream, parts.iter().map(|(_, bytes)| *bytes))?;
         for ((from, bytes), range) in parts.iter().zip(&transfer.parts) {
-            let to = lane.address().wrapping_add(range.start);
+            let to = transfer.lane().address().wrapping_add(range.start);
             // SAFETY: the caller's promise; the lane has room for the part, and is this transfer's.
-            unsafe { bay.load.copy_to_host(to, *from, *bytes) }?;
+            unsafe { stream.copy_to_host(to, *from, *bytes) }?;
         }
-        lane.loaded.record(&bay.load)?;
-        if holds {
-            stream.wait(&lane.loaded)?;
-        }
+        transfer.given(stream)?;
         if let Some(endpoint) = endpoint {
-            Ringer::new(endpoint).ring(&bay.load)?;
+            Ringer::new(endpoint).ring(stream)?;
         }
         Ok(Load(transfer))
     }
 
     /// Whether the bytes are there.
     pub fn is_complete(&self) -> Result<bool> {
-        let complete = self.0.held().1.loaded.query()?;
+        let complete = self.0.behind()?.query()?;
         self.0.ended.set(complete);
         Ok(complete)
     }
 
     /// Waits until the bytes are there.
     pub fn wait(&self, deadline: Deadline) -> Result<()> {
-        self.0.held().1.loaded.synchronize(deadline)
+        self.0.behind()?.synchronize(deadline)
     }
 
     /// Where a part lies in pinned memory: as long as it was, aligned to 64 bytes. Its bytes are there once the load is
     /// complete.
     pub fn part(&self, index: usize) -> *const u8 {
-        self.0.held().1.address().wrapping_add(self.0.parts[index].start).cast_const()
+        self.0.lane().address().wrapping_add(self.0.parts[index].start).cast_const()
     }
 }
 
@@ -75,41 +68,32 @@ impl Load {
 /// # Safety
 /// The destinations are memory of the stream's device that nobody else touches, until what the stream is given next.
 pub unsafe fn store(stream: &Stream, parts: &[(&[u8], u64)]) -> Result<()> {
-    let transfer = Transfer::new(stream, Way::Store, parts.iter().map(|(bytes, _)| bytes.len()))?;
-    let (bay, lane) = transfer.held();
-    bay.store.wait(&*Entry::record(stream)?)?;
+    let mut transfer = Transfer::new(stream, parts.iter().map(|(bytes, _)| bytes.len()))?;
     for ((bytes, to), range) in parts.iter().zip(&transfer.parts) {
-        let from = lane.address().wrapping_add(range.start);
+        let from = transfer.lane().address().wrapping_add(range.start);
         // SAFETY: the caller's promise; the lane has room for the part, and is this transfer's.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), from, bytes.len());
-            bay.store.copy_to_device(*to, from.cast_const(), bytes.len())?;
+            stream.copy_to_device(*to, from.cast_const(), bytes.len())?;
         }
     }
-    lane.stored.record(&bay.store)?;
-    stream.wait(&lane.stored)
+    transfer.given(stream)
 }
 
-/// What copies run in. When it is dropped, they may still be under way.
+/// What copies go through. When it is dropped, they may still be under way.
 #[derive(Debug)]
 struct Transfer {
     /// Set until the drop.
-    held: Option<(Bay, Lane)>,
+    lane: Option<Lane>,
     parts: Vec<Range<usize>>,
-    way: Way,
+    /// Behind all the copies, once they are given.
+    tail: Option<Event>,
     /// Whether the copies are known to be done.
     ended: Cell<bool>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    Load,
-    Store,
-}
-
 impl Transfer {
-    fn new(stream: &Stream, way: Way, lengths: impl Iterator<Item = usize>) -> Result<Transfer> {
-        let (devices, device) = (stream.devices(), stream.device());
+    fn new(stream: &Stream, lengths: impl Iterator<Item = usize>) -> Result<Transfer> {
         let mut end = 0_usize;
         let parts = lengths
             .map(|bytes| {
@@ -118,35 +102,41 @@ impl Transfer {
                 start..end
             })
             .collect();
-        let lane = Lane::take(devices, device, end)?;
-        let held = Some((Bay::take(devices, device)?, lane));
-        Ok(Transfer { held, parts, way, ended: Cell::new(false) })
+        let lane = Some(Lane::take(stream.devices(), stream.device(), end)?);
+        Ok(Transfer { lane, parts, tail: None, ended: Cell::new(false) })
     }
 
-    fn held(&self) -> &(Bay, Lane) {
+    /// The stream has been given all the copies.
+    fn given(&mut self, stream: &Stream) -> Result<()> {
+        let tail = Event::new(stream.devices(), stream.device())?;
+        tail.record(stream)?;
+        self.tail = Some(tail);
+        Ok(())
+    }
+
+    fn lane(&self) -> &Lane {
         // PROOF: nothing but the drop takes it.
-        self.held.as_ref().expect("held until the drop")
+        self.lane.as_ref().expect("held until the drop")
+    }
+
+    fn behind(&self) -> Result<&Event> {
+        match &self.tail {
+            Some(tail) => Ok(tail),
+            None => fail!(Internal, "a transfer has no copies to wait for"),
+        }
     }
 }
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        let Some((bay, lane)) = self.held.take() else { return };
-        if self.ended.get() {
-            return resources::give_back(bay, vec![lane]);
-        }
-        let stream = if self.way == Way::Load { &bay.load } else { &bay.store };
-        let behind = || -> Result<Event> {
-            let tail = Event::new(stream.devices(), stream.device())?;
-            tail.record(stream)?;
-            Ok(tail)
-        };
-        match behind() {
-            Ok(tail) => resources::park(tail, bay, vec![lane]),
-            Err(error) => {
-                // The device does nothing any more that could be waited for.
-                log::warn!("a copy leaves its pinned memory behind: {error}");
-                std::mem::forget((bay, lane));
+        let Some(lane) = self.lane.take() else { return };
+        match self.tail.take() {
+            _ if self.ended.get() => resources::give_back(None, vec![lane]),
+            Some(tail) => resources::park(tail, None, vec![lane]),
+            None => {
+                // A copy may be under way, and nothing tells when it ends.
+                log::warn!("a copy that failed leaves its pinned memory behind");
+                std::mem::forget(lane);
             }
         }
     }
@@ -160,21 +150,18 @@ mod tests {
 
     /// A part of so many bytes goes to the host and back to another place, while the caller's stream writes before and
     /// after. What went wrong.
-    fn there_and_back(order: Order, ignored: Option<usize>) -> Vec<String> {
+    fn there_and_back(order: Order) -> Vec<String> {
         let double = Double::new(1, order);
         let devices = Devices::over(double.clone()).expect("a driver");
         let handle = double.stream(0);
         // SAFETY: the double trusts no handles.
         let stream = unsafe { Stream::borrow(&devices, 0, handle) }.expect("a stream");
         let (short, long, back) = (double.memory(0, 8), double.memory(0, 100), double.memory(0, 108));
-        if let Some(index) = ignored {
-            double.ignore_wait(index);
-        }
         double.fill(handle, 0, short, &[1; 8]);
         double.fill(handle, 0, long, &[2; 100]);
         // SAFETY: the double keeps its memory.
         let load =
-            unsafe { Load::begin(&stream, &[(short, 8), (long, 100)], true, None) }.expect("it begins");
+            unsafe { Load::begin(&stream, &[(short, 8), (long, 100)], None) }.expect("it begins");
         double.fill(handle, 0, short, &[9; 8]);
         double.fill(handle, 0, long, &[9; 100]);
         // Everything runs, also what need not run before the load.
@@ -203,25 +190,13 @@ mod tests {
         wrong
     }
 
-    /// The caller's stream and two side streams.
-    const STREAMS: usize = 3;
+    /// The caller's stream.
+    const STREAMS: usize = 1;
 
     #[test]
     fn transfers_keep_the_order_of_the_stream() {
         for order in Order::all(STREAMS) {
-            assert_eq!(there_and_back(order, None), Vec::<String>::new(), "{order:?}");
-        }
-    }
-
-    #[test]
-    fn every_wait_of_a_transfer_is_needed() {
-        // Into the load, out of it, into the store, out of it.
-        for ignored in 0..4 {
-            let found = Order::all(STREAMS).into_iter().any(|order| {
-                // A wrong order may also be one in which the host waits for ever, or a copy of freed memory.
-                !there_and_back(order, Some(ignored)).is_empty()
-            });
-            assert!(found, "no order shows that wait {ignored} is missing");
+            assert_eq!(there_and_back(order), Vec::<String>::new(), "{order:?}");
         }
     }
 
@@ -235,7 +210,7 @@ mod tests {
             let stream = unsafe { Stream::borrow(&devices, 0, handle) }.expect("a stream");
             let memory = double.memory(0, 64);
             // SAFETY: the double keeps its memory.
-            drop(unsafe { Load::begin(&stream, &[(memory, 64)], true, None) }.expect("it begins"));
+            drop(unsafe { Load::begin(&stream, &[(memory, 64)], None) }.expect("it begins"));
             double.fill(handle, 0, memory, &[5; 64]);
             double.drain();
             assert_eq!(double.complaints(), Vec::<String>::new(), "{order:?}");
@@ -255,7 +230,7 @@ mod tests {
             double.fail_call(failing);
             // SAFETY: the double keeps its memory.
             let failed = unsafe {
-                Load::begin(&stream, &[(memory, 64)], true, None)
+                Load::begin(&stream, &[(memory, 64)], None)
                     .map(drop)
                     .and_then(|()| store(&stream, &[(&[1; 64], memory)]))
             };
