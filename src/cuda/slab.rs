@@ -19,7 +19,7 @@ use crate::sys::heap::Heap;
 use crate::sys::random;
 
 /// Bytes of a slab, unless one arena is larger.
-pub const SLAB_BYTES: usize = 32 << 20;
+pub const SLAB_BYTES: usize = 52 << 20;
 
 /// Arenas begin at multiples of this many bytes.
 const ALIGNMENT: usize = 4096;
