@@ -1,7 +1,8 @@
 // Moving bytes between pairs of ranks: sends, receives, and what is made of them (allgather, all-to-all, gather, scatter).
 //
 // Each peer has blocks of its own, so that a pair that is slow holds up no other; block j of those talks to block j of the
-// peer's. Half of a block sends, the other half receives, each in the order of the call.
+// peer's. Half of a block sends, the other half receives, each in the order of the call. Where what comes goes to where
+// what is sent lies, as in an all-to-all in place, a receive waits for the send of the same bytes: that is this block's, too.
 #pragma once
 
 #include "exchange_lines.cuh"
@@ -32,6 +33,8 @@ struct Move {
     // The most blocks for one transfer.
     u32 parts;
     u32 copies;
+    // Whether each receive goes to the bytes of the send of its turn.
+    u32 in_place, reserved;
     // By turn: of the peer `turn + 1` ranks further on.
     u32 sends[MAX_RANKS], receives[MAX_RANKS];
     Transfer send[MAX_RANKS - 1][MANY], receive[MAX_RANKS - 1][MANY];
@@ -66,6 +69,18 @@ struct Mover {
     MoveTable &table;
     Team team;
     u32 turn, peer, block;
+    // Shared by both halves: how many slots have been filled by this block.
+    volatile u32 &filled;
+
+    // Counts a slot as filled: its bytes have been read by all threads.
+    DEVICE void fill() const {
+        if (is_agent()) filled = filled + 1;
+    }
+    // Waits until the bytes that the `number`-th slot is to go to have been sent.
+    DEVICE bool await_fill(u32 number) const {
+        return !call.in_place ||
+               call.group.waiter().wait(TILE_ROOM, peer, number, [&] { return filled > number; });
+    }
 
     DEVICE bool is_agent() const { return team.thread == 0; }
     DEVICE Lines lines_for(u64 bytes) const { return Lines{bytes > call.narrow}; }
@@ -116,6 +131,7 @@ struct Mover {
             lines.send(table.slot, packet, data, table.number);
         }
         team.sync();
+        fill();
         return true;
     }
 
@@ -132,6 +148,7 @@ struct Mover {
             if (team.sync_or(!well)) return false;
             stream<TO_SLOTS>(team, table.tile, 1, (tile + 15) / 16, [](u32, u32, Packet) {});
             team.sync();
+            fill();
             if (is_agent()) out.publish();
         }
         return true;
@@ -150,6 +167,7 @@ struct Mover {
             latched = call.group.is_latched();
         }
         if (team.sync_or(latched)) return;
+        u32 taken = 0;
 #pragma unroll 1
         for (u32 i = 0; i < count; i++) {
             const Transfer &transfer = call.receive[turn][i];
@@ -157,8 +175,8 @@ struct Mover {
             if (part.bytes == 0) continue;
             u8 *to = transfer.address + part.begin;
             bool well = call.goes_by_lines(transfer.bytes)
-                            ? receive_lines(lines, lines_for(transfer.bytes), to, static_cast<u32>(part.bytes))
-                            : receive_tiles(tiles, to, part.bytes);
+                            ? receive_lines(lines, lines_for(transfer.bytes), to, static_cast<u32>(part.bytes), taken)
+                            : receive_tiles(tiles, to, part.bytes, taken);
             if (!well) return;
         }
         if (is_agent()) {
@@ -167,13 +185,14 @@ struct Mover {
         }
     }
 
-    DEVICE bool receive_lines(Inbox<LINES> &in, Lines lines, u8 *to, u32 bytes) {
+    DEVICE bool receive_lines(Inbox<LINES> &in, Lines lines, u8 *to, u32 bytes, u32 &taken) {
+        bool well = true;
         if (is_agent()) {
+            well = await_fill(taken++);
             table.slot = in.next(call.group) + lines.place(call.group);
             table.number = in.received + 1;
         }
-        team.sync();
-        bool well = true;
+        if (team.sync_or(!well)) return false;
 #pragma unroll 1
         for (u32 packet = team.thread; well && packet < lines.packets(bytes); packet += team.threads) {
             Lines::Data data;
@@ -185,14 +204,14 @@ struct Mover {
         return true;
     }
 
-    DEVICE bool receive_tiles(Inbox<INPUTS> &in, u8 *to, u64 bytes) {
+    DEVICE bool receive_tiles(Inbox<INPUTS> &in, u8 *to, u64 bytes, u32 &taken) {
         const u32 slot = call.group.slot;
 #pragma unroll 1
         for (u64 at = 0; at < bytes; at += slot) {
             const u32 tile = static_cast<u32>(bytes - at < slot ? bytes - at : slot);
             bool well = true;
             if (is_agent()) {
-                well = in.await(call.group, peer);
+                well = await_fill(taken++) && in.await(call.group, peer);
                 table.tile.set(0, in.next(call.group), to + at, tile);
             }
             if (team.sync_or(!well)) return false;
@@ -227,9 +246,13 @@ struct Mover {
 
     DEVICE static void run(const Move<MANY> &call) {
         __shared__ MoveTable tables[2];
+        __shared__ u32 filled;
+        if (threadIdx.x == 0) filled = 0;
+        __syncthreads();
         const u32 size = call.group.size, turn = blockIdx.x % size, half = threadIdx.x / (MOVE_THREADS / 2);
         Team team{1 + half, threadIdx.x % (MOVE_THREADS / 2), MOVE_THREADS / 2};
-        Mover mover{call, tables[half], team, turn, (call.group.rank + turn + 1) % size, blockIdx.x / size};
+        Mover mover{call, tables[half], team, turn, (call.group.rank + turn + 1) % size, blockIdx.x / size,
+                    filled};
         if (turn == size - 1) {
             mover.copy();
         } else if (half == 0) {

@@ -200,6 +200,8 @@ impl Limits {
             tile_part: self.tile_part,
             parts: 1,
             copies: 0,
+            in_place: 0,
+            reserved: 0,
             sends: [0; MAX_RANKS],
             receives: [0; MAX_RANKS],
             send: [[Transfer::default(); MANY]; MAX_RANKS - 1],
@@ -230,9 +232,19 @@ impl Limits {
         }
         arguments.copies = taken as u32;
         arguments.parts = self.parts;
+        arguments.in_place = swaps(&arguments).into();
         // A class of blocks for each peer, and one for the copies.
         (arguments, parts * size)
     }
+}
+
+/// Whether every pair sends as much as it receives, transfer by transfer, and some receive goes where its send lies.
+fn swaps<const MANY: usize>(arguments: &Move<MANY>) -> bool {
+    let Move { sends, receives, send, receive, .. } = arguments;
+    let pairs = || send.iter().flatten().zip(receive.iter().flatten());
+    sends == receives
+        && pairs().all(|(from, to)| from.bytes == to.bytes)
+        && pairs().any(|(from, to)| from.bytes > 0 && from.address == to.address)
 }
 
 #[cfg(test)]
@@ -281,6 +293,17 @@ mod tests {
         assert!(rounds(&Table::default(), &group(0, 2), &alone, 0).is_err());
         let stranger = [point(Direction::Send, 2, 5)];
         assert!(rounds(&Table::default(), &group(0, 2), &stranger, 0).is_err());
+    }
+
+    #[test]
+    fn what_goes_where_its_answer_comes_from_is_sent_first() {
+        let swap = |address, bytes| {
+            let to = Point { address, bytes, ..point(Direction::Receive, 1, 0) };
+            let rounds = rounds(&Table::default(), &group(0, 2), &[point(Direction::Send, 1, 8), to], 0);
+            let Arguments::Few(few) = rounds.expect("points")[0].arguments else { panic!("two transfers") };
+            few.in_place
+        };
+        assert_eq!([swap(1 << 20, 8), swap(1 << 21, 8), swap(1 << 20, 9)], [1, 0, 0]);
     }
 
     #[test]

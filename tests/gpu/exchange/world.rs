@@ -241,7 +241,7 @@ impl World {
                 Kind::Gather if rank == case.root => input = output + own,
                 Kind::ReduceScatter => output = input + own,
                 Kind::Scatter if rank == case.root => output = input + own,
-                Kind::Allreduce | Kind::Reduce | Kind::Broadcast => output = input,
+                Kind::Allreduce | Kind::Reduce | Kind::Broadcast | Kind::Alltoall => output = input,
                 _ => {}
             }
         }
