@@ -15,6 +15,7 @@ use super::messages::{Failure, Mismatch};
 use super::operation::{Completion, Operation, Running};
 use super::recorder::{Progress, Recorder, Slot};
 use super::sends::Sends;
+use super::staged::relay;
 use super::wire::{Class, Key};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status};
@@ -36,6 +37,7 @@ pub struct Group {
     orders: Mutex<Orders>,
     spare: Mutex<Spare>,
     direct: OnceLock<Arc<Direct>>,
+    relay: relay::Seat,
     sends: Arc<Sends>,
 }
 
@@ -176,6 +178,7 @@ impl Group {
             orders: Mutex::default(),
             spare: Mutex::default(),
             direct: OnceLock::new(),
+            relay: relay::Seat::default(),
         });
         group.endpoint.enrol(&group);
         group
@@ -461,6 +464,11 @@ impl Group {
     /// The members' shared memory, when all are on this host and it could be set up.
     pub fn direct(&self) -> Option<&Arc<Direct>> {
         self.direct.get()
+    }
+
+    /// What is kept for calls on device memory that are relayed.
+    pub fn relay(&self) -> &relay::Seat {
+        &self.relay
     }
 
     /// Sets up the direct exchange if the members are all on this host, and can. `exchange` gathers two words from

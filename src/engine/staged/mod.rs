@@ -16,6 +16,7 @@
 //! once the entry has been reached.
 
 mod cut;
+pub mod relay;
 mod resources;
 
 use std::sync::Arc;
