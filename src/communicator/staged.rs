@@ -13,7 +13,7 @@ use super::{Call, Completion};
 use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
-use crate::cuda::driver::{Location, Memory};
+use crate::cuda::driver::{Location, Memory, Priority};
 use crate::cuda::fold::FoldKernels;
 use crate::cuda::libcuda::Libcuda;
 use crate::cuda::local::Kernels;
@@ -37,7 +37,8 @@ use crate::sys;
 #[derive(Default)]
 pub(super) struct Cuda {
     devices: OnceCell<Arc<Devices>>,
-    /// For calls without a stream: a stream of ours for each device, which waits for its default stream.
+    /// For calls without a stream: a stream of ours for each device, which waits for its default stream. What it waits for
+    /// must hold up neither callers' streams nor the copies of calls, so it shares queues with neither.
     fronts: Mutex<Vec<Arc<Stream>>>,
     kernels: OnceCell<Arc<dyn Kernels>>,
     #[cfg(test)]
@@ -71,7 +72,7 @@ impl Cuda {
         if let Some(front) = fronts.iter().find(|front| front.device() == device) {
             return Ok(front.clone());
         }
-        let front = Arc::new(Stream::new(self.devices()?, device, true)?);
+        let front = Arc::new(Stream::with_priority(self.devices()?, device, true, Priority::High)?);
         fronts.push(front.clone());
         Ok(front)
     }
@@ -468,7 +469,10 @@ impl Context {
     ) -> Result<(Job, Option<Arc<Word>>)> {
         let StagedCall { survey, what } = call;
         let Survey { devices, device, on_device, input, output, stream, .. } = survey;
-        let entry = Entry::record(&stream)?;
+        let entry = match survey.ordered {
+            true => Entry::of_caller(&stream, group.endpoint()),
+            false => Entry::of_front(&stream, group.endpoint()),
+        }?;
         let exit = match survey.ordered && devices.driver().can_wait_value(device)? {
             true => Some(Arc::new(devices.word(device)?)),
             false => None,

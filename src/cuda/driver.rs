@@ -94,6 +94,18 @@ pub enum CaptureMode {
     Relaxed,
 }
 
+/// Which streams a stream shares queues of its device with. A device has fewer queues than a process has streams, and
+/// what waits at the head of one holds up everything behind it; streams of different priorities share none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Priority {
+    /// That of streams whose maker says nothing.
+    Ordinary,
+    /// The last but one: for streams of ours that may have to wait.
+    High,
+    /// The highest: for streams of ours that never wait for the host.
+    Highest,
+}
+
 /// The size of a kernel launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
@@ -144,11 +156,13 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn locate(&self, address: u64) -> Result<Option<Location>>;
 
     /// A new stream of the current context. `blocking`: it and the legacy default stream wait for each other.
-    fn create_stream(&self, blocking: bool) -> Result<StreamHandle>;
+    fn create_stream(&self, blocking: bool, priority: Priority) -> Result<StreamHandle>;
     /// Destroys a stream, once it has executed what it was given.
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> Result<()>;
     /// The device of a stream which is not a default stream.
     unsafe fn stream_device(&self, stream: StreamHandle) -> Result<u32>;
+    /// Whether a stream has done everything that it has been given. Not for one that is being captured.
+    unsafe fn query_stream(&self, stream: StreamHandle) -> Result<bool>;
     /// Whether a stream is being captured.
     unsafe fn stream_capture(&self, stream: StreamHandle) -> Result<Capture>;
 

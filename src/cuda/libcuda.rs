@@ -18,7 +18,7 @@ use symbols::Calls;
 
 use super::driver::{
     Capture, CaptureMode, ContextHandle, Driver, EventHandle, FunctionHandle, Grid, HostFunction, Location,
-    Memory, ModuleHandle, StreamHandle,
+    Memory, ModuleHandle, Priority, StreamHandle,
 };
 use crate::error::{Error, Result, Status, fail};
 
@@ -100,9 +100,8 @@ impl Libcuda {
     fn attribute(&self, device: u32, attribute: sys::CUdevice_attribute) -> Result<c_int> {
         let mut value = 0;
         // SAFETY: fills `value`; a device that does not exist is refused.
-        let result = unsafe {
-            (self.calls.cuDeviceGetAttribute)(&raw mut value, attribute as c_int, ordinal(device))
-        };
+        let result =
+            unsafe { (self.calls.cuDeviceGetAttribute)(&raw mut value, attribute as c_int, ordinal(device)) };
         self.check("cuDeviceGetAttribute", result)?;
         Ok(value)
     }
@@ -288,12 +287,23 @@ impl Driver for Libcuda {
         Ok(Some(Location { memory, device, base, bytes: bytes as u64, buffer }))
     }
 
-    fn create_stream(&self, blocking: bool) -> Result<StreamHandle> {
+    fn create_stream(&self, blocking: bool, priority: Priority) -> Result<StreamHandle> {
         use sys::CUstream_flags as Flags;
         let flags = if blocking { Flags::CU_STREAM_DEFAULT } else { Flags::CU_STREAM_NON_BLOCKING } as c_uint;
+        // The smaller, the higher. Streams are ordinary at 0.
+        let (mut lowest, mut highest) = (0, 0);
+        // SAFETY: fills both.
+        let result = unsafe { (self.calls.cuCtxGetStreamPriorityRange)(&raw mut lowest, &raw mut highest) };
+        self.check("cuCtxGetStreamPriorityRange", result)?;
+        let priority = match priority {
+            Priority::Ordinary => 0,
+            Priority::High => highest.saturating_add(1).min(0),
+            Priority::Highest => highest,
+        };
         let mut stream = std::ptr::null_mut();
         // SAFETY: fills `stream`.
-        self.check("cuStreamCreate", unsafe { (self.calls.cuStreamCreate)(&raw mut stream, flags) })?;
+        let result = unsafe { (self.calls.cuStreamCreateWithPriority)(&raw mut stream, flags, priority) };
+        self.check("cuStreamCreateWithPriority", result)?;
         Ok(StreamHandle(stream.expose_provenance()))
     }
 
@@ -319,6 +329,16 @@ impl Driver for Libcuda {
             Ok(device) => Ok(device),
             Err(_) => fail!(Cuda, "cuCtxGetDevice answered device {device}"),
         }
+    }
+
+    unsafe fn query_stream(&self, stream: StreamHandle) -> Result<bool> {
+        // SAFETY: the caller's promise.
+        let result = unsafe { (self.calls.cuStreamQuery)(raw(stream.0)) };
+        if result == sys::CUresult::CUDA_ERROR_NOT_READY as c_int {
+            return Ok(false);
+        }
+        self.check("cuStreamQuery", result)?;
+        Ok(true)
     }
 
     unsafe fn stream_capture(&self, stream: StreamHandle) -> Result<Capture> {

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::context::Devices;
-use super::driver::{Capture, HostFunction, StreamHandle};
+use super::driver::{Capture, HostFunction, Priority, StreamHandle};
 use super::event::Event;
 use super::word::Word;
 use crate::deadline::Deadline;
@@ -26,10 +26,20 @@ impl Stream {
     /// A stream of our own. `blocking`: it waits for what the legacy default stream was given before, and the legacy
     /// stream for it, as for any stream that a plain program makes.
     pub fn new(devices: &Arc<Devices>, device: u32, blocking: bool) -> Result<Stream> {
+        Stream::with_priority(devices, device, blocking, Priority::Ordinary)
+    }
+
+    /// [`Stream::new`] with a priority.
+    pub fn with_priority(
+        devices: &Arc<Devices>,
+        device: u32,
+        blocking: bool,
+        priority: Priority,
+    ) -> Result<Stream> {
         let handle = {
             let _relaxed = devices.relax()?;
             let _entered = devices.enter(device)?;
-            devices.driver().create_stream(blocking)?
+            devices.driver().create_stream(blocking, priority)?
         };
         Ok(Stream { devices: devices.clone(), device, handle, owned: true })
     }
@@ -113,6 +123,14 @@ impl Stream {
         let _entered = self.devices.enter(self.device)?;
         // SAFETY: both live.
         unsafe { self.devices.driver().wait_event(self.handle, event.handle()) }
+    }
+
+    /// Whether it has done everything that it has been given. Not while it is captured.
+    pub fn query(&self) -> Result<bool> {
+        let _relaxed = self.devices.relax()?;
+        let _entered = self.devices.enter(self.device)?;
+        // SAFETY: it lives.
+        unsafe { self.devices.driver().query_stream(self.handle) }
     }
 
     /// Waits on the host until it has done everything that it has been given.

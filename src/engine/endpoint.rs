@@ -47,6 +47,10 @@ const ROOMY: Patience =
 /// Ranks share processors.
 const CROWDED: Patience = Patience { burst: 4, spin: Duration::ZERO, yielding: Duration::from_micros(80) };
 
+/// The same, for a device to do what it was given. Its word through a sleeper's bell takes long, and after a pause the
+/// device's own first answers do.
+const DEVICE: Patience = Patience { yielding: Duration::from_micros(250), ..ROOMY };
+
 /// A sleeper looks up at least this often: a guard against a lost wake-up, not a way of working.
 const NAP: Duration = Duration::from_millis(500);
 
@@ -109,6 +113,8 @@ pub enum Through {
     Messages,
     /// By shared memory: look at the links now and then.
     Memory,
+    /// By a device or by messages: do not sleep soon.
+    Device,
 }
 
 impl Endpoint {
@@ -375,8 +381,11 @@ impl Endpoint {
         mut poll: impl FnMut() -> Option<T>,
     ) -> Option<T> {
         let bell = self.bell.get().expect("set by `new`");
-        let Patience { burst, spin, yielding } =
-            if self.crowded.load(Ordering::Relaxed) { CROWDED } else { ROOMY };
+        let Patience { burst, spin, yielding } = match through {
+            _ if self.crowded.load(Ordering::Relaxed) => CROWDED,
+            Through::Device => DEVICE,
+            Through::Messages | Through::Memory => ROOMY,
+        };
         let mut idle_since: Option<Instant> = None;
         let mut round = 0u32;
         let mut yields = false;

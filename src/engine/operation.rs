@@ -61,6 +61,8 @@ pub type Callback = Box<dyn FnOnce(Result<Completion>) + Send>;
 pub struct Running {
     group: Arc<Group>,
     call: Turn,
+    /// How whoever waits for it looks: at everything else, too.
+    through: Through,
     stage: Mutex<Stage>,
     /// Whether its turn has come.
     active: AtomicBool,
@@ -91,6 +93,10 @@ impl Running {
         Arc::new(Running {
             group,
             call,
+            through: match operation.through() {
+                Through::Memory => Through::Messages,
+                through => through,
+            },
             stage: Mutex::new(Stage::Running { operation, compare_at: Deadline::NEVER }),
             active: AtomicBool::new(false),
             done: AtomicBool::new(false),
@@ -103,6 +109,7 @@ impl Running {
         Arc::new(Running {
             group,
             call,
+            through: Through::Messages,
             stage: Mutex::new(Stage::Over),
             active: AtomicBool::new(true),
             done: AtomicBool::new(true),
@@ -240,7 +247,7 @@ impl Running {
         if let Err(error) = self.group.endpoint().check_fork() {
             return Some(Err(error));
         }
-        self.group.endpoint().wait(deadline, Through::Messages, || {
+        self.group.endpoint().wait(deadline, self.through, || {
             self.advance();
             self.result()
         })

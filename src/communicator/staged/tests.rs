@@ -1,7 +1,7 @@
-//! Whole calls between ranks in threads, each with a driver double of its own.
+//! Whole calls between ranks in threads, each with a driver double of its own, or with one for all.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use super::super::{Call, Completion, Context, Options, Rendezvous, Work, start_together};
@@ -9,6 +9,9 @@ use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::double::{Double, Order};
 use crate::cuda::driver::StreamHandle;
+use crate::cuda::event::Event;
+use crate::cuda::stream::Stream;
+use crate::cuda::word::Word;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status};
 use crate::reduce::{DataType, Operator};
@@ -25,6 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Rank {
     context: Context,
     double: Arc<Double>,
+    devices: Arc<Devices>,
     stream: StreamHandle,
     rank: u32,
 }
@@ -55,13 +59,30 @@ impl Drop for Clock {
     }
 }
 
-/// Runs `body` on `size` ranks. What they return, by rank.
+/// Runs `body` on `size` ranks, each with devices of its own. What they return, by rank.
 fn ranks<T: Send>(size: u32, transports: &str, order: Order, body: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
+    let doubles: Vec<_> = (0..size).map(|_| Double::new(2, order)).collect();
+    ranks_on(&doubles, transports, body)
+}
+
+/// Runs `body` on a rank for each of `doubles`, which may be the same. What they return, by rank.
+fn ranks_on<T: Send>(doubles: &[Arc<Double>], transports: &str, body: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
+    let mut all: Vec<Arc<Devices>> = Vec::new();
+    for (index, double) in doubles.iter().enumerate() {
+        let same = doubles[..index].iter().position(|other| Arc::ptr_eq(other, double));
+        let devices = same.map(|same| all[same].clone());
+        all.push(devices.unwrap_or_else(|| Devices::over(double.clone()).unwrap()));
+    }
+    // Streams of callers are made before any of ours.
+    let streams: Vec<StreamHandle> = doubles.iter().map(|double| double.stream(0)).collect();
+    let size = doubles.len() as u32;
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..size)
             .map(|rank| {
                 let (store, body) = (store.clone(), &body);
+                let (double, stream) = (doubles[rank as usize].clone(), streams[rank as usize]);
+                let devices = all[rank as usize].clone();
                 scope.spawn(move || {
                     let context = Context::create(Options {
                         rank,
@@ -73,12 +94,9 @@ fn ranks<T: Send>(size: u32, transports: &str, order: Order, body: impl Fn(&Rank
                         transports: Some(transports.into()),
                     })
                     .expect("the ranks meet");
-                    let double = Double::new(2, order);
-                    let devices = Devices::over(double.clone()).unwrap();
                     context.cuda().pretend(&devices, PIECE);
-                    let stream = double.stream(0);
                     let _clock = Clock::start(&double);
-                    body(&Rank { context, double, stream, rank })
+                    body(&Rank { context, double, devices, stream, rank })
                 })
             })
             .collect();
@@ -104,6 +122,19 @@ impl Rank {
 
     fn expect(&self, address: u64, values: &[i32], what: &str) {
         self.double.expect(self.stream, 0, address, &bytes(values), what);
+    }
+
+    /// The caller's stream.
+    fn stream(&self) -> Stream {
+        // SAFETY: it lives as long as the double.
+        unsafe { Stream::borrow(&self.devices, 0, self.stream) }.unwrap()
+    }
+
+    /// Has the caller's stream wait until the answer is released.
+    fn gate(&self) -> Word {
+        let gate = self.devices.word(0).unwrap();
+        self.stream().wait_word(&gate).unwrap();
+        gate
     }
 
     fn start(&self, request: &Request, call: &Call) -> Result<Work> {
@@ -272,20 +303,25 @@ fn every_collective_is_right() {
     }
 }
 
-/// Two calls of one kind, one after the other. Without the `missing`-th wait of rank `who` for an event (or, if
-/// `value`, for a value). What went wrong, and how many waits of either sort a rank has.
+/// Two calls of one kind, one after the other, on a stream that comes to them late. Without the `missing`-th entry that
+/// rank `who` records (or, if `value`, its `missing`-th wait for a value). What went wrong, and how many entries are
+/// recorded and values waited for by a rank.
 fn twice(kind: Kind, order: Order, missing: Option<(u32, bool, usize)>) -> (Vec<String>, Vec<[usize; 2]>) {
     let answers = ranks(2, "shm", order, |rank| {
+        let gate = rank.gate();
         if let Some((_, value, index)) = missing.filter(|(who, ..)| *who == rank.rank) {
-            if value { rank.double.ignore_value(index) } else { rank.double.ignore_wait(index) }
+            if value { rank.double.ignore_value(index) } else { rank.double.ignore_record(index) }
         }
-        let before = [rank.double.waits(), rank.double.values()];
+        let before = [rank.double.records(), rank.double.values()];
         // The same root twice.
         let works = [0, 2].map(|round| exercise(rank, kind, 201, false, round).expect("it starts"));
+        // Time for what comes too early.
+        std::thread::sleep(Duration::from_millis(1));
+        gate.release();
         for work in works {
             work.wait(Deadline::after(PATIENCE)).expect("it ends well");
         }
-        let waits = [rank.double.waits() - before[0], rank.double.values() - before[1]];
+        let waits = [rank.double.records() - before[0], rank.double.values() - before[1]];
         (rank.drain(), waits)
     });
     let (complaints, waits): (Vec<_>, Vec<_>) = answers.into_iter().unzip();
@@ -306,15 +342,122 @@ fn calls_are_right_in_every_order() {
 fn every_wait_is_needed() {
     for kind in [Kind::Allreduce, Kind::Broadcast] {
         let (_, waits) = twice(kind, Order::RoundRobin, None);
-        for (who, [events, values]) in waits.into_iter().enumerate() {
-            assert!(events >= 2, "{kind:?}, rank {who}");
-            let all = (0..events).map(|index| (false, index)).chain((0..values).map(|index| (true, index)));
+        for (who, [entries, values]) in waits.into_iter().enumerate() {
+            assert_eq!([entries, values], [2, 2], "{kind:?}, rank {who}");
+            let all = (0..entries).map(|index| (false, index)).chain((0..values).map(|index| (true, index)));
             for (value, index) in all {
                 let missing = Some((who as u32, value, index));
                 let found = Order::all(3).into_iter().any(|order| !twice(kind, order, missing).0.is_empty());
                 assert!(found, "{kind:?}: nothing goes wrong without {missing:?}");
             }
         }
+    }
+}
+
+// ---- fewer queues than streams
+
+/// Both halves of an exchange with `peer`, as a group, with work of the caller before and after it.
+fn exchange(rank: &Rank, context: &Context, round: u32) -> Vec<Work> {
+    const LEN: usize = 100;
+    let peer = 1 - rank.rank;
+    let values = given(rank.rank, round, LEN);
+    let (out, into) = (rank.memory(&values), rank.memory(&values));
+    rank.fill(out, &values);
+    let send = request(Kind::Send, out, 0, LEN as u64, peer);
+    let receive = request(Kind::Receive, 0, into, LEN as u64, peer);
+    let call = rank.call();
+    // SAFETY: the double trusts no address, and keeps memory until it is dropped.
+    let works = unsafe { start_together(&[(context, &send, &call), (context, &receive, &call)]) };
+    rank.expect(into, &given(peer, round, LEN), "received");
+    rank.fill(out, &[-2; LEN]);
+    works.expect("they start")
+}
+
+/// What goes wrong when each of `doubles` has a queue for every stream of a caller and one for ours, and `body` enqueues
+/// calls ahead of streams that come to them late.
+fn on_few_queues(doubles: &[Arc<Double>], body: impl Fn(&Rank) -> Vec<Work> + Sync) -> Vec<String> {
+    let met = Barrier::new(doubles.len());
+    let complaints = ranks_on(doubles, "shm", |rank| {
+        let gate = rank.gate();
+        let works = body(rank);
+        gate.release();
+        for work in works {
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        }
+        met.wait();
+        rank.drain()
+    });
+    complaints.concat()
+}
+
+/// A driver double of so many queues for each device and priority.
+fn with_queues(queues: usize, order: Order) -> Arc<Double> {
+    let double = Double::new(2, order);
+    double.share_queues(queues);
+    double
+}
+
+/// Many calls, in groups and alone.
+fn many(rank: &Rank) -> Vec<Work> {
+    let mut works = Vec::new();
+    for round in 0..8 {
+        works.extend(exchange(rank, &rank.context, round));
+        for kind in [Kind::Allreduce, Kind::Broadcast, Kind::Alltoall] {
+            works.push(exercise(rank, kind, 70, round % 2 == 0, round).expect("it starts"));
+        }
+        works.extend(exchange(rank, &rank.context, round));
+    }
+    works
+}
+
+#[test]
+fn calls_ahead_of_their_stream_need_one_queue() {
+    for order in [Order::Eager, Order::RoundRobin, Order::Backward, Order::Random(3)] {
+        let complaints = on_few_queues(&[with_queues(1, order), with_queues(1, order)], many);
+        assert_eq!(complaints, Vec::<String>::new(), "{order:?}");
+    }
+}
+
+#[test]
+fn ranks_of_one_process_need_one_queue_each() {
+    for order in [Order::Eager, Order::RoundRobin, Order::Backward, Order::Random(3)] {
+        let double = with_queues(2, order);
+        let complaints = on_few_queues(&[double.clone(), double], many);
+        assert_eq!(complaints, Vec::<String>::new(), "{order:?}");
+    }
+}
+
+#[test]
+fn streams_of_two_contexts_may_wait_for_each_other() {
+    for order in [Order::RoundRobin, Order::Backward, Order::Random(3)] {
+        let double = with_queues(4, order);
+        let others = [double.stream(0), double.stream(0)];
+        let complaints = on_few_queues(&[double.clone(), double.clone()], |rank| {
+            let second = rank.context.duplicate().expect("a second context");
+            second.cuda().pretend(&rank.devices, PIECE);
+            let other = Rank {
+                context: second,
+                double: rank.double.clone(),
+                devices: rank.devices.clone(),
+                stream: others[rank.rank as usize],
+                rank: rank.rank,
+            };
+            let mut works = Vec::new();
+            let follow = |one: &Rank, before: &Rank| {
+                let event = Event::new(&rank.devices, 0).unwrap();
+                event.record(&before.stream()).unwrap();
+                one.stream().wait(&event).unwrap();
+            };
+            for round in 0..6 {
+                works.push(exercise(rank, Kind::Allreduce, 70, false, round).expect("it starts"));
+                follow(&other, rank);
+                works.push(exercise(&other, Kind::Allgather, 70, false, round).expect("it starts"));
+                works.extend(exchange(&other, &other.context, round));
+                follow(rank, &other);
+            }
+            works
+        });
+        assert_eq!(complaints, Vec::<String>::new(), "{order:?}");
     }
 }
 

@@ -101,7 +101,13 @@ pub(super) enum Queue {
 pub(super) struct StreamState {
     pub(super) device: u32,
     blocking: bool,
+    priority: Priority,
+    /// How many streams of the device and priority there were before it.
+    index: usize,
 }
+
+/// A queue of the hardware: of a device, for streams of a priority, by its number.
+type Channel = (u32, Priority, usize);
 
 /// What an event means.
 #[derive(Clone)]
@@ -180,6 +186,15 @@ pub(super) struct Machine {
     /// As for waits for events: how many waits for values there were, and the one that is ignored.
     pub(super) values: usize,
     pub(super) ignored_value: Option<usize>,
+    /// How many queues the hardware has for the streams of a device and priority; `None`: as many as there are streams.
+    pub(super) channels: Option<usize>,
+    /// The last task of each of them.
+    last_of_channel: HashMap<Channel, u64>,
+    /// How many streams there have been of each device and priority.
+    made: HashMap<(u32, Priority), usize>,
+    /// How many records of events streams of ordinary priority were given, and the one that is ignored.
+    pub(super) records: usize,
+    pub(super) ignored_record: Option<usize>,
     /// Tasks that some thread runs just now.
     running: HashSet<u64>,
     allocations: BTreeMap<u64, Allocation>,
@@ -216,6 +231,11 @@ impl Machine {
             no_wait_value: false,
             values: 0,
             ignored_value: None,
+            channels: None,
+            last_of_channel: HashMap::new(),
+            made: HashMap::new(),
+            records: 0,
+            ignored_record: None,
             running: HashSet::new(),
             allocations: BTreeMap::new(),
             last: HashMap::new(),
@@ -246,9 +266,11 @@ impl Machine {
         current.map(|&context| device_of(context)).ok_or_else(|| refuse(call, "CUDA_ERROR_INVALID_CONTEXT"))
     }
 
-    pub(super) fn create_stream(&mut self, device: u32, blocking: bool) -> StreamHandle {
+    pub(super) fn create_stream(&mut self, device: u32, blocking: bool, priority: Priority) -> StreamHandle {
         let stream = StreamHandle(self.next_number() as usize);
-        self.streams.insert(stream, StreamState { device, blocking });
+        let made = self.made.entry((device, priority)).or_default();
+        self.streams.insert(stream, StreamState { device, blocking, priority, index: *made });
+        *made += 1;
         self.known.push(Queue::Stream(stream));
         stream
     }
@@ -288,6 +310,24 @@ impl Machine {
         }
     }
 
+    /// The priority of a queue's stream.
+    fn priority(&self, queue: Queue) -> Priority {
+        match queue {
+            Queue::Stream(stream) => self.streams.get(&stream).map_or(Priority::Ordinary, |s| s.priority),
+            _ => Priority::Ordinary,
+        }
+    }
+
+    /// What a queue's tasks go through in the hardware, in the order in which they are given, if it has few queues.
+    fn channel(&self, queue: Queue) -> Option<Channel> {
+        let (channels, (device, _)) = (self.channels?, self.device_of_queue(queue)?);
+        let index = match queue {
+            Queue::Stream(stream) => self.streams.get(&stream)?.index,
+            _ => 0,
+        };
+        Some((device, self.priority(queue), index % channels))
+    }
+
     /// Gives a queue a task; or a capture, if the queue is in one.
     pub(super) fn push(&mut self, queue: Queue, task: Task) -> Result<()> {
         if let Some(capture) = self.capture_of(queue)
@@ -322,6 +362,9 @@ impl Machine {
             _ => {}
         }
         let id = self.next_number();
+        if let Some(channel) = self.channel(queue) {
+            after.extend(self.last_of_channel.insert(channel, id));
+        }
         self.pending.insert(id, Pending { queue, task, after });
         self.last.insert(queue, id);
         id
@@ -332,6 +375,14 @@ impl Machine {
         match self.events.get(&event) {
             Some((owner, _)) if Some(*owner) == device => {}
             _ => return Err(refuse("cuEventRecord", "CUDA_ERROR_INVALID_HANDLE")),
+        }
+        if self.priority(queue) == Priority::Ordinary {
+            let index = self.records;
+            self.records += 1;
+            if self.ignored_record == Some(index) {
+                self.events.entry(event).and_modify(|state| state.1 = Recorded::Never);
+                return Ok(());
+            }
         }
         let recorded = match self.capture_of(queue) {
             Some(id) => {
@@ -375,6 +426,11 @@ impl Machine {
             },
         }
         Ok(())
+    }
+
+    /// The last task of a queue, if it has not run.
+    pub(super) fn last_task(&self, queue: Queue) -> Option<u64> {
+        self.last.get(&queue).copied().filter(|task| self.pending.contains_key(task))
     }
 
     /// The task that stands for what an event means, if any.

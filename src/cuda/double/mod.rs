@@ -19,7 +19,7 @@ use machine::{Allocation, Capturing, Graph, Machine, Place, Recorded, Task};
 use super::context::Devices;
 use super::driver::{
     Capture, CaptureMode, ContextHandle, Driver, EventHandle, FunctionHandle, Grid, HostFunction, Location,
-    Memory, ModuleHandle, StreamHandle,
+    Memory, ModuleHandle, Priority, StreamHandle,
 };
 use super::local::{Fold, Kernels};
 use crate::error::{Error, Result, Status};
@@ -85,6 +85,23 @@ impl Double {
         machine.ignored_value = Some(machine.values + index);
     }
 
+    /// Ignores the record of an event, on a stream of ordinary priority, that is the `index`-th from now.
+    pub(crate) fn ignore_record(&self, index: usize) {
+        let mut machine = self.lock();
+        machine.ignored_record = Some(machine.records + index);
+    }
+
+    /// How many events streams of ordinary priority have recorded.
+    pub(crate) fn records(&self) -> usize {
+        self.lock().records
+    }
+
+    /// Has the streams of each device and priority share so many queues of the hardware, to which they are dealt by
+    /// turns. What a queue is given runs in that order, whatever stream it is of.
+    pub(crate) fn share_queues(&self, queues: usize) {
+        self.lock().channels = Some(queues);
+    }
+
     /// How many waits for values streams have been given.
     pub(crate) fn values(&self) -> usize {
         self.lock().values
@@ -135,7 +152,7 @@ impl Double {
 
     /// A stream that counts as the caller's.
     pub(crate) fn stream(&self, device: u32) -> StreamHandle {
-        self.lock().create_stream(device, false)
+        self.lock().create_stream(device, false, Priority::Ordinary)
     }
 
     /// Writes `bytes` when the stream comes to it.
@@ -378,10 +395,10 @@ impl Driver for Double {
         Ok(machine.allocation(Place { address, bytes: 0 }).map(Allocation::location))
     }
 
-    fn create_stream(&self, blocking: bool) -> Result<StreamHandle> {
-        let mut machine = self.begin_unsafe("cuStreamCreate")?;
-        let device = machine.device_here("cuStreamCreate")?;
-        Ok(machine.create_stream(device, blocking))
+    fn create_stream(&self, blocking: bool, priority: Priority) -> Result<StreamHandle> {
+        let mut machine = self.begin_unsafe("cuStreamCreateWithPriority")?;
+        let device = machine.device_here("cuStreamCreateWithPriority")?;
+        Ok(machine.create_stream(device, blocking, priority))
     }
 
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> Result<()> {
@@ -397,6 +414,19 @@ impl Driver for Double {
             Some(stream) => Ok(stream.device),
             None => Err(refuse("cuStreamGetCtx", "CUDA_ERROR_INVALID_HANDLE")),
         }
+    }
+
+    unsafe fn query_stream(&self, stream: StreamHandle) -> Result<bool> {
+        let (queue, next) = {
+            let mut machine = self.begin_unsafe("cuStreamQuery")?;
+            machine.synchronizations += 1;
+            // Time passes while the host asks.
+            (machine.queue_here("cuStreamQuery", stream)?, machine.choose())
+        };
+        if let Some(next) = next {
+            self.run(next);
+        }
+        Ok(self.lock().last_task(queue).is_none())
     }
 
     unsafe fn stream_capture(&self, stream: StreamHandle) -> Result<Capture> {

@@ -77,6 +77,23 @@ fn streams_that_wait_for_ever_are_found() {
 }
 
 #[test]
+fn what_waits_in_a_queue_holds_up_other_streams_of_it() {
+    for (queues, priority, done) in
+        [(2, Priority::Ordinary, 1), (3, Priority::Ordinary, 9), (2, Priority::High, 9)]
+    {
+        let (double, devices, streams, memory) = two(Order::RoundRobin);
+        double.share_queues(queues);
+        let third = Stream::with_priority(&devices, 0, false, priority).unwrap();
+        double.fill(streams[0].handle(), 0, memory, &[1]);
+        // SAFETY: the memory lives until the double is dropped.
+        unsafe { streams[0].wait_value(memory, 5).unwrap() };
+        double.fill(third.handle(), 0, memory, &[9]);
+        double.drain();
+        assert_eq!(double.peek(memory, 1), [done], "{queues} queues, {priority:?}");
+    }
+}
+
+#[test]
 fn the_legacy_stream_is_ordered_with_blocking_streams_only() {
     for order in Order::all(3) {
         let double = Double::new(1, order);

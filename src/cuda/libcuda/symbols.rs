@@ -60,8 +60,10 @@ calls! {
     cuCtxEnablePeerAccess(sys::CUcontext, c_uint);
     cuThreadExchangeStreamCaptureMode(*mut c_uint);
     cuPointerGetAttributes(c_uint, *mut c_uint, *mut *mut c_void, sys::CUdeviceptr);
-    cuStreamCreate(*mut sys::CUstream, c_uint);
+    cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int);
+    cuStreamCreateWithPriority(*mut sys::CUstream, c_uint, c_int);
     cuStreamDestroy_v2(sys::CUstream);
+    cuStreamQuery(sys::CUstream);
     cuStreamGetCtx(sys::CUstream, *mut sys::CUcontext);
     cuStreamGetCaptureInfo_v2(
         sys::CUstream,

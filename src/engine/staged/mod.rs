@@ -4,10 +4,16 @@
 //! that a call on host memory would be, and stored from pinned memory to the device. The next pieces are loaded and the
 //! last ones stored meanwhile: up to [`LANES`] pieces are under way.
 //!
-//! Loads and stores run on side streams. Those wait for the *entry*, an event on the caller's stream at the call. What
-//! the caller's stream is given after the call waits for the *exit*, a word that the side stream of the stores releases
-//! behind the last of them. The host learns of copies by their events; a host function behind each of them rings whoever
-//! sleeps, and a look now and then finds out about a device that runs none any more.
+//! Loads and stores run on side streams, once the host has seen the *entry*: that the caller's stream has come to the
+//! call. What the caller's stream is given after the call waits for the *exit*, a word that the side stream of the stores
+//! releases behind the last of them. The host learns of the entry and of copies by their events; a host function behind
+//! each of them rings whoever sleeps, and a look now and then finds out about a device that runs none any more.
+//!
+//! A device has fewer queues than a process has streams: what waits in one stream holds up others that share its queue,
+//! and so maybe that which it waits for. Hence side streams are given nothing that cannot run at once, and do not share
+//! queues with streams of ordinary priority, in which callers wait for exits. What is left to callers: their streams of
+//! the highest priority may share queues with ours; and where two of their streams share a queue, on which calls are made
+//! in one order here and in another elsewhere, or by two ranks of one process on one device, each may hold up the other.
 //!
 //! A call that is given up enqueues the release of the exit behind the copies that are under way: the caller's stream
 //! goes on when nothing touches the caller's memory any more, and not before.
@@ -84,7 +90,7 @@ pub struct StreamOrder {
     pub devices: Arc<Devices>,
     /// The one that the call is on.
     pub device: u32,
-    /// Complete when the caller's stream has come to the call.
+    /// When the caller's stream has come to the call.
     pub entry: Entry,
     /// Released when nothing touches the caller's memory any more; `None`: no stream waits for that.
     pub exit: Option<Arc<Word>>,
@@ -168,23 +174,17 @@ impl Staged {
         self
     }
 
-    /// Takes what the call runs in, and has its side streams wait for the entry.
+    /// Whether nothing can be done before the entry.
+    fn begins_at_entry(&self) -> bool {
+        // What a call obtains comes from other ranks, maybe before this one's stream has come so far.
+        self.job.input.shape.bytes > 0 || self.moves_nothing()
+    }
+
+    /// Takes what the call runs in.
     fn set_out(&mut self, group: &Group) -> Result<()> {
-        let StreamOrder { devices, device, entry, .. } = &self.job.order;
-        let bay = self.bay.insert(Bay::take(devices, *device)?);
-        let ringer = self.ringer.insert(Ringer::new(group.endpoint()));
-        let reads = self.job.input.shape.bytes > 0;
-        let [loads, stores] = [self.job.input, self.job.output].map(|side| side.is_on_device());
-        if loads {
-            bay.load.wait(entry)?;
-        } else if reads || !stores {
-            // The host itself waits for the entry.
-            bay.load.wait(entry)?;
-            ringer.ring(&bay.load)?;
-        } else {
-            // What is read comes from other ranks, maybe before this one's stream has come so far.
-            bay.store.wait(entry)?;
-        }
+        let StreamOrder { devices, device, .. } = &self.job.order;
+        self.bay = Some(Bay::take(devices, *device)?);
+        self.ringer = Some(Ringer::new(group.endpoint()));
         if self.job.unstaged {
             return Ok(());
         }
@@ -232,21 +232,16 @@ impl Staged {
 
     /// Whether the caller's stream has come to the call.
     fn has_entered(&mut self) -> Result<bool> {
-        self.entered = self.entered || self.job.order.entry.query()?;
+        self.entered = self.entered || self.job.order.entry.has_come()?;
         Ok(self.entered)
     }
 
-    /// Begins to load a piece. Whether it could.
-    fn load(&mut self, index: u32) -> Result<bool> {
+    /// Begins to load a piece. The entry has come.
+    fn load(&mut self, index: u32) -> Result<()> {
         let piece = self.job.cut.piece(index);
         let Side { place, shape } = self.job.input;
         if shape.bytes == 0 || self.job.unstaged {
-            return Ok(true);
-        }
-        if let Place::Host(_) = place
-            && !self.has_entered()?
-        {
-            return Ok(false);
+            return Ok(());
         }
         let (lane, to, _) = self.lane(index);
         let (bay, ringer) = self.bay();
@@ -266,7 +261,7 @@ impl Staged {
             lane.loaded.record(&bay.load)?;
             ringer.ring(&bay.load)?;
         }
-        Ok(true)
+        Ok(())
     }
 
     fn is_loaded(&self, index: u32) -> Result<bool> {
@@ -278,10 +273,7 @@ impl Staged {
         let piece = self.job.cut.piece(index);
         let last = index + 1 == self.job.cut.pieces();
         let Side { place, shape } = self.job.output;
-        if let Place::Host(_) = place
-            && shape.bytes > 0
-            && !self.has_entered()?
-        {
+        if shape.bytes > 0 && !self.has_entered()? {
             return Ok(false);
         }
         let on_device = self.job.output.is_on_device();
@@ -324,7 +316,7 @@ impl Staged {
         if self.job.output.is_on_device() { self.lane(index).0.stored.query() } else { Ok(true) }
     }
 
-    /// Whether nothing is loaded or stored, so that nothing but the entry says when to begin.
+    /// Whether nothing is loaded or stored.
     fn moves_nothing(&self) -> bool {
         self.job.unstaged || self.job.input.shape.bytes == 0 && self.job.output.shape.bytes == 0
     }
@@ -332,6 +324,9 @@ impl Staged {
     /// Moves on as far as it can. Whether the call has ended.
     fn step(&mut self, group: &Group) -> Result<bool> {
         if self.bay.is_none() {
+            if self.begins_at_entry() && !self.has_entered()? {
+                return Ok(false);
+            }
             self.set_out(group)?;
         }
         let pieces = self.job.cut.pieces();
@@ -339,7 +334,8 @@ impl Staged {
             while self.stored < self.delivered && self.is_stored(self.stored)? {
                 self.stored += 1;
             }
-            while self.issued < pieces && self.issued - self.stored < LANES && self.load(self.issued)? {
+            while self.issued < pieces && self.issued - self.stored < LANES {
+                self.load(self.issued)?;
                 self.issued += 1;
             }
             if self.delivered < self.exchanged {
@@ -354,10 +350,7 @@ impl Staged {
             }
             if self.current.is_none() {
                 let next = self.exchanged;
-                if next == self.issued
-                    || !self.is_loaded(next)?
-                    || (self.moves_nothing() && !self.has_entered()?)
-                {
+                if next == self.issued || !self.is_loaded(next)? {
                     return Ok(false);
                 }
                 let turn = self.turn.at_piece(next);
@@ -448,6 +441,6 @@ impl Operation for Staged {
     }
 
     fn through(&self) -> Through {
-        Through::Messages
+        Through::Device
     }
 }

@@ -2,10 +2,11 @@
 //! nothing that an earlier one has given back, and nothing is freed while streams wait for the host: freeing may wait
 //! for the device.
 
-use std::ops::Deref;
 use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 
 use crate::cuda::context::Devices;
+use crate::cuda::driver::Priority;
 use crate::cuda::event::Event;
 use crate::cuda::memory::RegisteredBuffer;
 use crate::cuda::stream::Stream;
@@ -14,6 +15,9 @@ use crate::error::Result;
 
 /// The side streams of one call. A call has its own: on shared ones, a call whose stream has not come so far would hold up
 /// those behind it.
+///
+/// The device has fewer queues than streams. What these streams are given can run at once, and they share queues with
+/// no stream that may wait for the host: theirs is the highest priority.
 #[derive(Debug)]
 pub(super) struct Bay {
     devices: Arc<Devices>,
@@ -57,16 +61,49 @@ struct Parked {
     lanes: Vec<Lane>,
 }
 
-/// The event that a call waits for before it touches the caller's memory.
+/// How long a call without a stream looks whether it can begin, before it asks to be told: an idle device says so sooner.
+const SPIN: Duration = Duration::from_micros(20);
+
+/// What a stream was given before a call: the call does not touch the caller's memory before that is done. The host
+/// looks; no stream waits for it, since what waits in a stream may hold up others that share its queue.
 #[derive(Debug)]
 pub struct Entry {
-    /// Set until the drop.
+    /// `None`: the stream had nothing left to do.
     event: Option<Event>,
 }
 
 impl Entry {
-    /// What `stream` has been given so far.
-    pub fn record(stream: &Stream) -> Result<Entry> {
+    /// What `stream`, which is the caller's, has been given so far. Whoever waits at `endpoint` is rung when it is done.
+    pub fn of_caller(stream: &Stream, endpoint: &Arc<Endpoint>) -> Result<Entry> {
+        if stream.query()? {
+            return Ok(Entry { event: None });
+        }
+        let entry = Entry::record(stream)?;
+        // The stream is about to wait for the call: it does not go on later for this.
+        Ringer::new(endpoint).ring(stream)?;
+        Ok(entry)
+    }
+
+    /// What the default stream has been given so far, for which `front`, a stream of ours, waits.
+    pub fn of_front(front: &Stream, endpoint: &Arc<Endpoint>) -> Result<Entry> {
+        let entry = Entry::record(front)?;
+        let start = Instant::now();
+        while !entry.has_come()? {
+            if start.elapsed() > SPIN {
+                Ringer::new(endpoint).ring(front)?;
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        Ok(entry)
+    }
+
+    /// Whether it is done.
+    pub fn has_come(&self) -> Result<bool> {
+        self.event.as_ref().map_or(Ok(true), Event::query)
+    }
+
+    fn record(stream: &Stream) -> Result<Entry> {
         let mut pool = lock(&POOL);
         let fits = |event: &Event| {
             event.device() == stream.device() && Arc::ptr_eq(event.devices(), stream.devices())
@@ -82,17 +119,8 @@ impl Entry {
     }
 }
 
-impl Deref for Entry {
-    type Target = Event;
-
-    fn deref(&self) -> &Event {
-        self.event.as_ref().expect("set until the drop")
-    }
-}
-
 impl Drop for Entry {
     fn drop(&mut self) {
-        // Whoever was told to wait for it waits for what it meant then.
         lock(&POOL).entries.extend(self.event.take());
     }
 }
@@ -123,8 +151,8 @@ impl Bay {
             return Ok(pool.bays.swap_remove(index));
         }
         drop(pool);
-        let load = Stream::new(devices, device, false)?;
-        let store = Stream::new(devices, device, false)?;
+        let load = Stream::with_priority(devices, device, false, Priority::Highest)?;
+        let store = Stream::with_priority(devices, device, false, Priority::Highest)?;
         Ok(Bay { devices: devices.clone(), device, load, store })
     }
 }
