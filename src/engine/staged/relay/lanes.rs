@@ -30,7 +30,6 @@ const YES: u64 = 2;
 pub struct Seat {
     /// Once the members have agreed: their lanes, or that they have none.
     lanes: OnceLock<Option<Arc<Lanes>>>,
-    /// Pieces relayed so far, over all calls.
     pieces: AtomicU64,
 }
 
@@ -39,7 +38,8 @@ impl Seat {
         self.lanes.get()
     }
 
-    pub(super) fn pieces(&self) -> u64 {
+    /// Pieces relayed so far, over all calls.
+    pub fn pieces(&self) -> u64 {
         self.pieces.load(Ordering::Relaxed)
     }
 

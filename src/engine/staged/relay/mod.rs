@@ -498,10 +498,12 @@ impl Relayed<'_> {
             representation: Representation::Element,
             count: share.count,
         };
+        let entered = stream.devices().enter(self.device)?;
         // SAFETY: the others have marked their contributions, which stay in their lanes until this rank is done with the
         // piece; pinned memory is reached at its own address. The output is the caller's or this rank's lane; in place it is the
         // operand of the same place.
         unsafe { combine.kernels.fold(stream.devices(), &fold) }?;
+        drop(entered);
         if share.output.is_some() && share.shared {
             let bytes = share.count * route.element();
             // SAFETY: as above, and behind the fold.
@@ -587,6 +589,6 @@ impl Operation for Relay {
     }
 
     fn through(&self) -> Through {
-        Through::Messages
+        Through::Device
     }
 }

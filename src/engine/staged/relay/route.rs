@@ -322,7 +322,7 @@ mod tests {
                     }
                 }
             }
-            results.into_iter().for_each(|(rank, at, sum)| drop(lanes[rank].insert(at, sum)));
+            results.into_iter().for_each(|(rank, at, sum)| assert_eq!(lanes[rank].insert(at, sum), None));
             for (rank, route) in routes.iter().enumerate() {
                 for (from, found) in route.taken(index) {
                     let Move { from: at, to, bytes } = found;

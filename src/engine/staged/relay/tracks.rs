@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use super::lanes::Lanes;
 use crate::cuda::context::Devices;
+use crate::cuda::driver::Priority;
 use crate::cuda::event::Event;
 use crate::cuda::stream::Stream;
 use crate::engine::endpoint::lock;
@@ -48,7 +49,9 @@ impl Track {
         if let Some(track) = kept {
             return Ok(track);
         }
-        let (stream, step) = (Stream::new(devices, device, false)?, Event::new(devices, device)?);
+        // It shares a queue with no stream that may wait for the host (see `Bay`).
+        let stream = Stream::with_priority(devices, device, false, Priority::Highest)?;
+        let step = Event::new(devices, device)?;
         Ok(Track { devices: devices.clone(), device, stream, step, busy: false })
     }
 
