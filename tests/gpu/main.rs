@@ -7,6 +7,7 @@ mod bandwidth;
 mod cuda;
 mod driver;
 mod local;
+mod relay;
 mod staged;
 #[path = "../support/mod.rs"]
 mod support;
@@ -15,6 +16,7 @@ mod support;
 fn rank() {
     support::processes::enter(&[
         ("algorithms", algorithms::algorithms),
+        ("relay", relay::calls),
         ("staged", staged::collectives),
         ("staged death", staged::death),
         ("staged speed", staged::speed),

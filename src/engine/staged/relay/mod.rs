@@ -8,7 +8,8 @@
 //! What happens to a piece: its owner *gives* it; *works* on it, when those that it needs something of have given; and,
 //! where shares were combined, *takes* the others' shares when those have been folded. A track, a stream of its own, does all
 //! steps of a piece; the host gives it a step when it has seen the step before end, and says on the board how far it
-//! has come ([`Mark`]). A lane is used again when everybody is done with the piece that it held, so a rank that has ended
+//! has come ([`Mark`]). Steps are short, so whoever moves the call looks for their ends. What is under way when it goes to
+//! sleep gets a host function behind it that rings: that takes long, and the track stands still meanwhile. A lane is used again when everybody is done with the piece that it held, so a rank that has ended
 //! a call need not wait until the others have read what it gave.
 //!
 //! The ranks compare their calls before anything is written, on the board of the direct exchange, of which such a call
@@ -274,6 +275,9 @@ impl Relay {
         loop {
             let earlier = run.progress;
             let stops = call.advance(run)?;
+            if run.progress != earlier {
+                group.endpoint().stir();
+            }
             if run.progress.done == plan.route.pieces() {
                 if let Some(exit) = exit {
                     exit.release();
@@ -284,6 +288,9 @@ impl Relay {
                 return Ok(Waits::Ended);
             }
             if run.progress == earlier {
+                if group.endpoint().is_parking() {
+                    run.tracks.iter_mut().try_for_each(|track| track.ring(&run.ringer))?;
+                }
                 return Ok(stops.map_or(Waits::Device, Waits::Member));
             }
         }
@@ -539,7 +546,6 @@ impl Run {
         if any {
             let index = (piece % self.tracks.len() as u64) as usize;
             self.tracks[index].given()?;
-            self.ringer.ring(&self.tracks[index].stream)?;
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use super::super::resources::Ringer;
 use super::lanes::Lanes;
 use crate::cuda::context::Devices;
 use crate::cuda::driver::Priority;
@@ -18,8 +19,10 @@ pub(super) struct Track {
     pub(super) stream: Stream,
     /// After the last step.
     step: Event,
-    /// Whether a step has been given that was not seen to end.
+    /// Whether a step has been given that was not seen to end,
     busy: bool,
+    /// and rings when it does.
+    rings: bool,
 }
 
 /// Tracks of a call that was given up before its steps had ended, and the lanes that they use.
@@ -52,12 +55,12 @@ impl Track {
         // It shares a queue with no stream that may wait for the host (see `Bay`).
         let stream = Stream::with_priority(devices, device, false, Priority::Highest)?;
         let step = Event::new(devices, device)?;
-        Ok(Track { devices: devices.clone(), device, stream, step, busy: false })
+        Ok(Track { devices: devices.clone(), device, stream, step, busy: false, rings: false })
     }
 
     /// A step has been given.
     pub(super) fn given(&mut self) -> Result<()> {
-        self.busy = true;
+        (self.busy, self.rings) = (true, false);
         self.step.record(&self.stream)
     }
 
@@ -67,6 +70,15 @@ impl Track {
             self.busy = false;
         }
         Ok(!self.busy)
+    }
+
+    /// Has the end of the step ring. What is given after that waits until it has rung.
+    pub(super) fn ring(&mut self, ringer: &Arc<Ringer>) -> Result<()> {
+        if self.busy && !self.rings {
+            ringer.ring(&self.stream)?;
+            self.rings = true;
+        }
+        Ok(())
     }
 
     /// Has `other` wait for everything here.
