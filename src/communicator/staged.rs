@@ -14,7 +14,9 @@ use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{Location, Memory, Priority};
+use crate::cuda::fold::FoldKernels;
 use crate::cuda::libcuda::Libcuda;
+use crate::cuda::local::Kernels;
 use crate::cuda::stream::Stream;
 use crate::cuda::word::Word;
 use crate::deadline::Deadline;
@@ -23,10 +25,11 @@ use crate::engine::group::{Group, Turn};
 use crate::engine::lane::{Destination, Source};
 use crate::engine::operation::{Operation, Running};
 use crate::engine::point::{Message, Point};
+use crate::engine::staged::relay::{Combine, Limits, Plan, Relay, Route};
 use crate::engine::staged::{self, Cut, Entry, Exchange, Job, Place, Shape, Side, Staged, StreamOrder};
 use crate::engine::wire::Class;
 use crate::error::{Result, Status, fail};
-use crate::reduce::Reducer;
+use crate::reduce::{Operator, Reducer};
 use crate::signature::Signature;
 use crate::sys;
 
@@ -37,8 +40,11 @@ pub(super) struct Cuda {
     /// For calls without a stream: a stream of ours for each device, which waits for its default stream. What it waits for
     /// must hold up neither callers' streams nor the copies of calls, so it shares queues with neither.
     fronts: Mutex<Vec<Arc<Stream>>>,
+    kernels: OnceCell<Arc<dyn Kernels>>,
     #[cfg(test)]
     piece: std::sync::atomic::AtomicUsize,
+    #[cfg(test)]
+    limits: std::sync::OnceLock<Limits>,
 }
 
 impl Cuda {
@@ -77,6 +83,33 @@ impl Cuda {
             0 => staged::PIECE_BYTES,
             bytes => bytes,
         }
+    }
+
+    /// What folds on the devices.
+    fn kernels(&self) -> Arc<dyn Kernels> {
+        self.kernels.get_or_init(|| FoldKernels::open()).clone()
+    }
+
+    /// Other kernels than the machine's.
+    #[cfg(test)]
+    pub(super) fn pretend_kernels(&self, kernels: Arc<dyn Kernels>) {
+        let _ = self.kernels.set(kernels);
+    }
+
+    #[cfg(not(test))]
+    fn limits(&self) -> Limits {
+        Limits::default()
+    }
+
+    #[cfg(test)]
+    fn limits(&self) -> Limits {
+        self.limits.get().copied().unwrap_or_default()
+    }
+
+    /// Relays other calls than those that pay, in other pieces.
+    #[cfg(test)]
+    pub(super) fn pretend_limits(&self, limits: Limits) {
+        let _ = self.limits.set(limits);
     }
 
     /// Whether devices may exchange without the host.
@@ -373,11 +406,12 @@ impl Context {
             return unsafe { self.begin_staged(call, request, options) }?.close()?.wait(Deadline::NEVER);
         }
         let (class, tag, signature) = self.header(&call, options)?;
+        let plan = self.plan_relay(&call, group, request, options, &signature);
         let job = self.job(call, group, request, options);
         let (job, _) = if class == Class::PointToPoint { job } else { self.or_fail(job) }?;
         // SAFETY: the caller's promise.
         group.run(class, tag, signature, options.timeout, |turn| unsafe {
-            operation(group, turn, job, signature)
+            operation(group, turn, job, plan, signature)
         })
     }
 
@@ -398,11 +432,12 @@ impl Context {
         let (devices, stream, ordered) =
             (call.survey.devices.clone(), call.survey.stream.clone(), call.survey.ordered);
         let (class, tag, signature) = self.header(&call, options)?;
+        let plan = self.plan_relay(&call, group, request, options, &signature);
         let job = self.job(call, group, request, options);
         let (job, exit) = if class == Class::PointToPoint { job } else { self.or_fail(job) }?;
         // SAFETY: the caller's promise.
         let running = group.start(class, tag, signature, options.timeout, |turn| unsafe {
-            operation(group, turn, job, signature)
+            operation(group, turn, job, plan, signature)
         })?;
         let work = Work::running(running.clone()).on_devices(&devices);
         Ok(Begun { work, close: ordered.then_some(Close { stream, running, exit }) })
@@ -427,6 +462,36 @@ impl Context {
                 Ok((class, tag, checked.signature))
             }
         }
+    }
+
+    /// How a call is relayed, if it is one that may be: ordered, its algorithm left to the library, one count for all ranks.
+    /// The same answer on every rank.
+    fn plan_relay(
+        &self,
+        call: &StagedCall,
+        group: &Arc<Group>,
+        request: &Request,
+        options: &Call,
+        signature: &Signature,
+    ) -> Option<Plan> {
+        let What::Collective(checked) = &call.what else { return None };
+        let Counts::Uniform(count) = request.counts else { return None };
+        let automatic = options.tag.is_none() && options.algorithm.unwrap_or(0) == 0;
+        let combine = match checked.operator {
+            Some(Operator::Custom(_)) => return None,
+            Some(operator) => {
+                Some(Combine { kernels: self.cuda().kernels(), dtype: checked.dtype, operator })
+            }
+            None => None,
+        };
+        if !automatic || !signature.device {
+            return None;
+        }
+        let direct = group.direct()?.clone();
+        let (rank, size, in_place) = (group.rank(), group.size(), checked.alias.is_some());
+        let (element, limits) = (checked.dtype.size(), self.cuda().limits());
+        let route = Route::new(signature.kind, rank, size, signature.root, count, element, in_place, limits)?;
+        Some(Plan { direct, route, combine })
     }
 
     /// What the engine is to do, and the word that the stream is to wait for.
@@ -523,12 +588,19 @@ fn is_listed(checked: &Checked) -> bool {
 ///
 /// # Safety
 /// As [`Staged::new`].
-unsafe fn operation(group: &Group, turn: &Turn, job: Job, signature: Signature) -> Staged {
+unsafe fn operation(
+    group: &Group,
+    turn: &Turn,
+    job: Job,
+    plan: Option<Plan>,
+    signature: Signature,
+) -> Box<dyn Operation> {
     // SAFETY: the caller's promise.
     let staged = unsafe { Staged::new(turn, job) };
-    match signature.kind {
-        Kind::Receive | Kind::ReceiveAny => staged.begun(group),
-        _ => staged,
+    match (signature.kind, plan) {
+        (Kind::Receive | Kind::ReceiveAny, _) => Box::new(staged.begun(group)),
+        (_, Some(plan)) => Box::new(Relay::new(group, turn, staged, plan)),
+        (_, None) => Box::new(staged),
     }
 }
 

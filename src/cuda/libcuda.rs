@@ -485,7 +485,8 @@ impl Driver for Libcuda {
     unsafe fn register_host(&self, address: *mut u8, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
         let result = unsafe {
-            (self.calls.cuMemHostRegister_v2)(address.cast(), bytes, sys::CU_MEMHOSTREGISTER_PORTABLE)
+            let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+            (self.calls.cuMemHostRegister_v2)(address.cast(), bytes, flags)
         };
         self.check("cuMemHostRegister", result)
             .map_err(|e| e.context(format_args!("{bytes} bytes of pinned memory")))

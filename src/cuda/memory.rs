@@ -111,12 +111,58 @@ impl Drop for PinnedBuffer {
 /// What memory is pinned in.
 const PAGE: usize = 4096;
 
+/// Host memory of somebody else's that is pinned: devices copy from and to it, and their kernels read and write it at its
+/// own address. Ended on drop, which may wait for the devices.
+#[derive(Debug)]
+pub struct Registration {
+    devices: Arc<Devices>,
+    device: u32,
+    address: *mut u8,
+}
+
+// SAFETY: it is an address range, valid in every thread; who touches which byte when is up to its users.
+unsafe impl Send for Registration {}
+// SAFETY: as above; nothing is done with it but to end it.
+unsafe impl Sync for Registration {}
+
+impl Registration {
+    /// Pins whole pages. `device` is any that will use them.
+    ///
+    /// # Safety
+    /// They are mapped, and stay so until this is dropped.
+    pub unsafe fn new(
+        devices: &Arc<Devices>,
+        device: u32,
+        address: *mut u8,
+        bytes: usize,
+    ) -> Result<Registration> {
+        let _relaxed = devices.relax()?;
+        let _entered = devices.enter(device)?;
+        // SAFETY: the caller's promise.
+        unsafe { devices.driver().register_host(address, bytes) }?;
+        Ok(Registration { devices: devices.clone(), device, address })
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let unregistered = self.devices.relax().and_then(|_relaxed| {
+            let _entered = self.devices.enter(self.device)?;
+            // SAFETY: registered by `new`, and nobody uses it after this.
+            unsafe { self.devices.driver().unregister_host(self.address) }
+        });
+        if let Err(error) = unregistered {
+            log::warn!("{error}");
+        }
+    }
+}
+
 /// Ordinary memory of this process, pinned: devices copy from and to it, and so may other processes of the host with
 /// process_vm_readv, which cannot read what the driver allocates. Freed on drop, which may wait for the devices.
 #[derive(Debug)]
 pub struct RegisteredBuffer {
-    devices: Arc<Devices>,
-    device: u32,
+    /// Ends before the mapping.
+    _registration: Registration,
     mapping: Mapping,
 }
 
@@ -126,13 +172,9 @@ impl RegisteredBuffer {
         let bytes = bytes.max(1).next_multiple_of(PAGE);
         let mapping = Mapping::private(bytes)
             .map_err(|e| Error::new(Status::OutOfMemory, format!("{bytes} bytes to be pinned: {e}")))?;
-        {
-            let _relaxed = devices.relax()?;
-            let _entered = devices.enter(device)?;
-            // SAFETY: just mapped, and stays so until it is unregistered, by `drop`.
-            unsafe { devices.driver().register_host(start(&mapping), bytes) }?;
-        }
-        Ok(RegisteredBuffer { devices: devices.clone(), device, mapping })
+        // SAFETY: just mapped, and stays so until the registration has ended.
+        let registration = unsafe { Registration::new(devices, device, start(&mapping), bytes) }?;
+        Ok(RegisteredBuffer { _registration: registration, mapping })
     }
 
     /// The first byte.
@@ -149,17 +191,4 @@ impl RegisteredBuffer {
 fn start(mapping: &Mapping) -> *mut u8 {
     // PROOF: offset 0 lies inside every mapping.
     mapping.address(0, 0).map_or(std::ptr::null_mut(), NonNull::as_ptr)
-}
-
-impl Drop for RegisteredBuffer {
-    fn drop(&mut self) {
-        let unregistered = self.devices.relax().and_then(|_relaxed| {
-            let _entered = self.devices.enter(self.device)?;
-            // SAFETY: registered by `new`, and nobody uses it after this.
-            unsafe { self.devices.driver().unregister_host(self.address()) }
-        });
-        if let Err(error) = unregistered {
-            log::warn!("{error}");
-        }
-    }
 }

@@ -20,13 +20,25 @@
 
 mod board;
 mod run;
+mod watch;
 mod work;
 
-pub use board::{BOARD_BYTES, Direct, MAX_MEMBERS, Retired};
+pub use board::{BOARD_BYTES, Direct, MAX_MEMBERS, Mark, Retired};
 pub use run::DirectRun;
+pub use watch::Watch;
 
 use crate::reduce::{DataType, Reducer};
 use crate::schedule::Collective;
+
+/// Shards begin at multiples of this many elements.
+const SHARD_ELEMENTS: u64 = 64;
+
+/// The share of member `index` of `size` in a reduction of `count` elements: first element and length.
+pub fn shard(count: u64, index: usize, size: usize) -> (u64, u64) {
+    let each = count.div_ceil(size as u64).next_multiple_of(SHARD_ELEMENTS);
+    let start = (each * index as u64).min(count);
+    (start, each.min(count - start))
+}
 
 /// How a call is exchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

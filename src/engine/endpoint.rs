@@ -78,6 +78,11 @@ pub struct Endpoint {
     lost_any: AtomicBool,
     crowded: AtomicBool,
     sleepers: Sleepers,
+    /// Threads that take a last look before they sleep.
+    parking: AtomicUsize,
+    /// When this was made, and how many nanoseconds later a device was last given something.
+    born: Instant,
+    stirred: AtomicU64,
     /// What was asked, and what was answered.
     answers: Mutex<HashMap<u64, Option<String>>>,
     next_token: AtomicU64,
@@ -140,6 +145,9 @@ impl Endpoint {
             lost_any: AtomicBool::new(false),
             crowded: AtomicBool::new(false),
             sleepers: Sleepers::default(),
+            parking: AtomicUsize::new(0),
+            born: Instant::now(),
+            stirred: AtomicU64::new(0),
             answers: Mutex::default(),
             next_token: AtomicU64::new(1),
             store: OnceLock::new(),
@@ -489,11 +497,15 @@ impl Endpoint {
     fn sleep<T>(&self, bell: &Bell, deadline: Deadline, poll: &mut impl FnMut() -> Option<T>) -> Option<T> {
         let nap = deadline.remaining_capped(NAP);
         self.sleepers.count.fetch_add(1, Ordering::SeqCst);
+        let mut last_look = || {
+            let _parking = Parking::begin(self);
+            poll()
+        };
         let answer = match self.sleepers.bell.try_lock() {
             Ok(_sleeping) => {
                 bell.prepare_park();
-                let answer = poll();
-                if answer.is_some() || self.progress(0) {
+                let answer = last_look();
+                if answer.is_some() || self.progress_parking() {
                     bell.cancel_park();
                     answer
                 } else {
@@ -509,7 +521,7 @@ impl Endpoint {
                 let generation = lock(&self.sleepers.generation);
                 let before = *generation;
                 drop(generation);
-                let answer = poll();
+                let answer = last_look();
                 if answer.is_none() {
                     let generation = lock(&self.sleepers.generation);
                     let unchanged = |now: &mut u64| *now == before;
@@ -553,6 +565,29 @@ impl Endpoint {
         } else if self.running_count.load(Ordering::SeqCst) > 0 {
             self.kick();
         }
+    }
+
+    /// A device has been given something that it will have done soon: whoever moves operations looks again meanwhile.
+    pub fn stir(&self) {
+        self.stirred.store(self.born.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Whether somebody looks for the last time before sleeping: whatever is not going to ring has to be told to, now.
+    pub fn is_parking(&self) -> bool {
+        self.parking.load(Ordering::SeqCst) > 0
+    }
+
+    /// Whether a device was given something just now, and there are processors to look for its end.
+    fn is_stirred(&self) -> bool {
+        let now = self.born.elapsed().as_nanos() as u64;
+        let since = now.saturating_sub(self.stirred.load(Ordering::Relaxed));
+        u128::from(since) < DEVICE.yielding.as_nanos() && !self.crowded.load(Ordering::Relaxed)
+    }
+
+    /// [`Endpoint::progress`], for the last time before sleeping.
+    fn progress_parking(&self) -> bool {
+        let _parking = Parking::begin(self);
+        self.progress(0)
     }
 
     fn pass_on(&self) {
@@ -737,6 +772,22 @@ impl Endpoint {
     }
 }
 
+/// Counts a thread among those that look for the last time.
+struct Parking<'a>(&'a AtomicUsize);
+
+impl Parking<'_> {
+    fn begin(endpoint: &Endpoint) -> Parking<'_> {
+        endpoint.parking.fetch_add(1, Ordering::SeqCst);
+        Parking(&endpoint.parking)
+    }
+}
+
+impl Drop for Parking<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 impl Port for Endpoint {
     fn link_opened(&self, peer: u32, link: Link) {
         let mut messages = self.messages();
@@ -825,9 +876,12 @@ impl Endpoint {
         if self.running_count.load(Ordering::Relaxed) == 0 {
             return Attendance::Idle;
         }
+        if self.is_stirred() {
+            return Attendance::Again(soon);
+        }
         let Some(bell) = self.bell.get() else { return Attendance::Idle };
         bell.prepare_park();
-        if self.progress(0) {
+        if self.progress_parking() {
             return Attendance::Again(soon);
         }
         let next = lock(&self.running).iter().filter_map(|running| running.deadline().remaining()).min();

@@ -16,6 +16,7 @@ use super::messages::{Failure, Mismatch};
 use super::operation::{Completion, Operation, Running};
 use super::recorder::{Progress, Recorder, Slot};
 use super::sends::Sends;
+use super::staged::relay;
 use super::wire::{Class, Key};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status};
@@ -39,6 +40,7 @@ pub struct Group {
     direct: OnceLock<Arc<Direct>>,
     devices: OnceLock<Way>,
     connecting: Mutex<()>,
+    relay: relay::Seat,
     sends: Arc<Sends>,
 }
 
@@ -182,6 +184,7 @@ impl Group {
             direct: OnceLock::new(),
             devices: OnceLock::new(),
             connecting: Mutex::default(),
+            relay: relay::Seat::default(),
         });
         group.endpoint.enrol(&group);
         group
@@ -500,6 +503,11 @@ impl Group {
     /// The members' shared memory, when all are on this host and it could be set up.
     pub fn direct(&self) -> Option<&Arc<Direct>> {
         self.direct.get()
+    }
+
+    /// What is kept for calls on device memory that are relayed.
+    pub fn relay(&self) -> &relay::Seat {
+        &self.relay
     }
 
     /// Sets up the direct exchange if the members are all on this host, and can. `exchange` gathers two words from

@@ -19,6 +19,11 @@ impl Heap {
         Heap { free: BTreeMap::from([(start, end - start)]), untouched: start }
     }
 
+    /// How many bytes are free, in all spans together.
+    pub fn free_bytes(&self) -> usize {
+        self.free.values().sum()
+    }
+
     /// Takes `len` bytes, at least one, at a multiple of `align` (a power of two): the offset, and how many bytes from there
     /// were handed out before. `None`: there is no room.
     pub fn take(&mut self, len: usize, align: usize) -> Option<(usize, usize)> {

@@ -88,6 +88,12 @@ impl Segment {
         Some(region)
     }
 
+    /// As [`Segment::allocate`], for what others can do without: `None` also when less than `spared` bytes would be left.
+    pub fn allocate_sparing(self: &Arc<Self>, len: usize, align: usize, spared: usize) -> Option<Region> {
+        let left = self.heap.lock().unwrap_or_else(PoisonError::into_inner).free_bytes();
+        (left >= len.saturating_add(spared)).then(|| self.allocate(len, align)).flatten()
+    }
+
     /// Where `offset..offset + len` is mapped, or `None` when it is not inside the segment.
     pub fn address(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
         self.mapping.address(offset, len)
@@ -256,6 +262,8 @@ mod tests {
         let bytes = unsafe { std::slice::from_raw_parts(region.address().as_ptr(), region.len()) };
         assert!(bytes.iter().all(|&byte| byte == 0));
         assert!(own.allocate(1 << 20, 64).is_none());
+        assert!(own.allocate_sparing(1 << 17, 64, 1 << 20).is_none(), "too little would be left");
+        assert!(own.allocate_sparing(1 << 17, 64, 1 << 17).is_some());
         assert!(own.allocate(usize::MAX, 64).is_none());
     }
 

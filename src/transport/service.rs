@@ -65,7 +65,7 @@ impl Default for Options {
             addresses: Vec::new(),
             host: None,
             ring_bytes: 256 << 10,
-            segment_bytes: 64 << 20,
+            segment_bytes: 256 << 20,
         }
     }
 }

@@ -10,6 +10,7 @@ mod driver;
 mod exchange;
 mod local;
 mod queues;
+mod relay;
 mod sparse;
 mod staged;
 #[path = "../support/mod.rs"]
@@ -24,6 +25,7 @@ fn rank() {
         ("device stop", device::scenario_stop),
         ("device mismatch", device::scenario_mismatch),
         ("device abort", device::scenario_abort),
+        ("relay", relay::calls),
         ("staged", staged::collectives),
         ("staged death", staged::death),
         ("staged speed", staged::speed),

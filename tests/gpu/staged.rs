@@ -19,7 +19,7 @@ use super::support::processes::{Job, Seat, report};
 /// Elements: none, one, odd, three pieces and a bit.
 const COUNTS: [usize; 5] = [0, 1, 1003, 70_001, 3_200_007];
 
-const COLLECTIVES: [Kind; 8] = [
+pub(crate) const COLLECTIVES: [Kind; 8] = [
     Kind::Allreduce,
     Kind::Reduce,
     Kind::Broadcast,
@@ -31,27 +31,27 @@ const COLLECTIVES: [Kind; 8] = [
 ];
 
 /// A rank on its GPU.
-struct Rank {
-    context: Context,
-    device: u32,
-    stream: Stream,
-    rank: u32,
-    size: u32,
+pub(crate) struct Rank {
+    pub(crate) context: Context,
+    pub(crate) device: u32,
+    pub(crate) stream: Stream,
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
 }
 
 impl Rank {
-    fn new(seat: &Seat) -> Rank {
+    pub(crate) fn new(seat: &Seat) -> Rank {
         let context = Context::create(seat.options("")).expect("the ranks meet");
         let device = seat.rank % devices().count();
         let (rank, size) = (context.rank(), context.size());
         Rank { context, device, stream: stream(device), rank, size }
     }
 
-    fn call(&self) -> Call {
+    pub(crate) fn call(&self) -> Call {
         Call { stream: Some(self.stream.handle()), ..Call::default() }
     }
 
-    fn start(&self, request: &Request, call: &Call) -> Work {
+    pub(crate) fn start(&self, request: &Request, call: &Call) -> Work {
         // SAFETY: the tests keep the memory until the work has ended.
         unsafe { self.context.start(request, call) }.expect("it starts")
     }
@@ -61,11 +61,11 @@ fn soon() -> Deadline {
     Deadline::after(PATIENCE)
 }
 
-fn pointer(address: u64) -> *mut u8 {
+pub(crate) fn pointer(address: u64) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
 
-fn request(kind: Kind, input: u64, output: u64, count: usize, root: u32) -> Request {
+pub(crate) fn request(kind: Kind, input: u64, output: u64, count: usize, root: u32) -> Request {
     Request {
         kind,
         input: pointer(input).cast_const(),
@@ -128,7 +128,7 @@ fn alias(kind: Kind, count: usize, rank: u32) -> i64 {
 
 /// How a call is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+pub(crate) enum Way {
     /// On a stream, and forgotten.
     Stream,
     /// On a stream, with its work waited for.
@@ -137,7 +137,7 @@ enum Way {
     Blocking,
 }
 
-fn check(rank: &Rank, kind: Kind, count: usize, in_place: bool, way: Way, round: u32) {
+pub(crate) fn check(rank: &Rank, kind: Kind, count: usize, in_place: bool, way: Way, round: u32) {
     let what =
         format!("{kind:?} of {count}, in place {in_place}, {way:?}, rank {} of {}", rank.rank, rank.size);
     let root = round % rank.size;

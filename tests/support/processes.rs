@@ -85,13 +85,18 @@ pub(crate) struct Job {
 impl Job {
     /// Starts `size` processes that run `scenario`.
     pub(crate) fn start(scenario: &str, size: u32, transports: &str) -> Job {
+        Job::start_with(scenario, size, transports, &[])
+    }
+
+    /// [`Job::start`] with more in the environment.
+    pub(crate) fn start_with(scenario: &str, size: u32, transports: &str, more: &[(&str, &str)]) -> Job {
         let unique = format!("unisono-{}-{scenario}-{transports}", std::process::id());
         let directory = std::env::temp_dir().join(unique);
         let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir_all(&directory).expect("a directory");
         let (tell, reports) = channel();
         let children =
-            (0..size).map(|rank| start(scenario, rank, size, transports, &directory, &tell)).collect();
+            (0..size).map(|rank| start(scenario, rank, size, transports, &directory, &tell, more)).collect();
         let what = format!("{scenario} over {transports}");
         Job { children, reports, early: RefCell::default(), directory, what }
     }
@@ -182,6 +187,7 @@ fn start(
     transports: &str,
     directory: &std::path::Path,
     tell: &Sender<Report>,
+    more: &[(&str, &str)],
 ) -> Child {
     let mut child = Command::new(std::env::current_exe().expect("this program"))
         .args(["--exact", "rank", "--nocapture", "--test-threads=1"])
@@ -191,6 +197,7 @@ fn start(
         .env("TEST_TRANSPORTS", transports)
         .env("TEST_DIRECTORY", directory)
         .env("RUST_BACKTRACE", "0")
+        .envs(more.iter().copied())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()

@@ -1,5 +1,7 @@
 //! Whole calls between ranks in threads, each with a driver double of its own, or with one for all.
 
+mod relay;
+
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};

@@ -129,6 +129,11 @@ impl Double {
         self.lock().failing = Some(index);
     }
 
+    /// Whether the call that is to fail is still to come.
+    pub(crate) fn is_to_fail(&self) -> bool {
+        self.lock().failing.is_some()
+    }
+
     /// How many waits for events streams have been given.
     pub(crate) fn waits(&self) -> usize {
         self.lock().waits

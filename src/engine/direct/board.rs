@@ -1,7 +1,8 @@
 //! Boards: what the members of a group on one host see of each other.
 
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use super::{Job, Path};
@@ -57,6 +58,29 @@ struct Board {
     reading: Word,
     /// Set by each other member when it needs this board no more.
     goodbyes: [AtomicU8; MAX_MEMBERS],
+    relay: Relay,
+}
+
+/// What calls on device memory that are relayed say of themselves (see `engine::staged::relay`).
+#[repr(C, align(64))]
+struct Relay {
+    /// Where the owner's lanes lie in its segment; 0 until it is known.
+    offer: AtomicU64,
+    /// Whether the owner can use everybody's lanes; 0 until it is known.
+    vote: AtomicU64,
+    /// Pieces that have come so far, over all calls, by [`Mark`].
+    marks: [AtomicU64; 3],
+}
+
+/// How far a member has come with a piece that is relayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// What others read of its contribution is in its lane.
+    Given = 0,
+    /// So is its share of the result.
+    Folded = 1,
+    /// It reads no more of anybody's lane.
+    Done = 2,
 }
 
 #[repr(C, align(64))]
@@ -66,6 +90,8 @@ struct Word(AtomicU64);
 pub struct Direct {
     pub(super) rank: usize,
     pub(super) own: Option<Region>,
+    /// What else of its segment this rank lends to the members for as long as its board.
+    lent: OnceLock<Region>,
     pub(super) retired: Arc<Retired>,
     /// Where each member's board is mapped here; this rank's own among them.
     pub(super) boards: Vec<*mut u8>,
@@ -106,7 +132,8 @@ impl Direct {
         }
         let (calls, entered) = (AtomicU64::new(0), AtomicU64::new(0));
         let fork = sys::fork::generation();
-        Some(Direct { rank, own: Some(own), retired, boards, peers, pulls, fork, calls, entered })
+        let (own, lent) = (Some(own), OnceLock::new());
+        Some(Direct { rank, own, lent, retired, boards, peers, pulls, fork, calls, entered })
     }
 
     /// How a call is exchanged; `None`: not at all, messages do it. The same answer on every member.
@@ -132,8 +159,87 @@ impl Direct {
         self.pulls.then_some(Path::Long)
     }
 
-    pub(super) fn size(&self) -> usize {
+    /// How many members.
+    pub fn size(&self) -> usize {
         self.boards.len()
+    }
+
+    /// This rank's segment's `region` is the members' to read until all have said goodbye to the board.
+    pub fn lend(&self, region: Region) {
+        let _ = self.lent.set(region);
+    }
+
+    /// Where `offset..offset + len` of a member's segment is mapped here.
+    pub fn lent_by(&self, member: usize, offset: u64, len: usize) -> Option<*mut u8> {
+        let offset = usize::try_from(offset).ok()?;
+        match &self.peers[member] {
+            Some(memory) => memory.segment.address(offset, len).map(NonNull::as_ptr),
+            None => self.lent.get().filter(|region| region.len() >= len).map(|own| own.address().as_ptr()),
+        }
+    }
+
+    // ---- calls that are relayed
+
+    /// The number of the call whose turn it is.
+    pub fn next_call(&self) -> u64 {
+        self.calls.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// The first member that has not entered `call` yet.
+    pub fn absent(&self, call: u64) -> Option<usize> {
+        if self.entered.load(Ordering::Relaxed) >= call {
+            return None;
+        }
+        let absent = (0..self.size()).find(|&member| !self.has_entered(member, call));
+        if absent.is_none() {
+            self.entered.store(call, Ordering::Relaxed);
+        }
+        absent
+    }
+
+    /// Enters `call` with two words for the others.
+    pub fn enter(&self, call: u64, signature: &Signature, words: [u64; 2], bytes: u64) {
+        self.post(self.rank, call).write(call, signature, words[0], words[1], bytes);
+        self.ring();
+    }
+
+    /// The two words of a member that has entered `call`.
+    pub fn words(&self, member: usize, call: u64) -> [u64; 2] {
+        let post = self.post(member, call);
+        [post.input.load(Ordering::Relaxed), post.output.load(Ordering::Relaxed)]
+    }
+
+    /// Says where this rank's lanes are.
+    pub fn offer(&self, offer: u64) {
+        self.board(self.rank).relay.offer.store(offer, Ordering::Release);
+        self.ring();
+    }
+
+    /// Where a member's lanes are; 0 until it has said so.
+    pub fn offered(&self, member: usize) -> u64 {
+        self.board(member).relay.offer.load(Ordering::Acquire)
+    }
+
+    /// Says whether this rank can use everybody's lanes.
+    pub fn vote(&self, vote: u64) {
+        self.board(self.rank).relay.vote.store(vote, Ordering::Release);
+        self.ring();
+    }
+
+    /// What a member has said to that; 0 until it has.
+    pub fn voted(&self, member: usize) -> u64 {
+        self.board(member).relay.vote.load(Ordering::Acquire)
+    }
+
+    /// This rank has come so far with so many pieces, the first ones.
+    pub fn reach(&self, mark: Mark, pieces: u64) {
+        self.board(self.rank).relay.marks[mark as usize].store(pieces, Ordering::Release);
+        self.ring();
+    }
+
+    /// With how many pieces a member has come so far.
+    pub fn reached(&self, member: usize, mark: Mark) -> u64 {
+        self.board(member).relay.marks[mark as usize].load(Ordering::Acquire)
     }
 
     fn board(&self, member: usize) -> &Board {
@@ -249,9 +355,7 @@ impl Drop for Direct {
     fn drop(&mut self) {
         if self.fork != sys::fork::generation() {
             // The boards are the parent's, who has not left.
-            if let Some(own) = &mut self.own {
-                own.retire();
-            }
+            self.own.iter_mut().chain(self.lent.get_mut()).for_each(Region::retire);
             return;
         }
         for member in 0..self.size() {
@@ -260,24 +364,28 @@ impl Drop for Direct {
             }
         }
         if let Some(own) = self.own.take() {
-            self.retired.add(own, self.rank, self.size());
+            self.retired.add([Some(own), self.lent.take()], self.rank, self.size());
         }
     }
 }
 
-/// Boards of groups that are gone, each kept until every member has said goodbye to it: a member that is slow may
-/// still read from it.
+/// Boards of groups that are gone, and what was lent with them, each kept until every member has said goodbye to it:
+/// a member that is slow may still read from it.
 #[derive(Default)]
-pub struct Retired(Mutex<Vec<(Region, usize, usize)>>);
+pub struct Retired(Mutex<Vec<Left>>);
+
+/// A board and what was lent with it; the rank that left, and of how many.
+type Left = ([Option<Region>; 2], usize, usize);
 
 impl Retired {
-    pub(super) fn add(&self, board: Region, rank: usize, size: usize) {
-        lock(&self.0).push((board, rank, size));
+    fn add(&self, regions: [Option<Region>; 2], rank: usize, size: usize) {
+        lock(&self.0).push((regions, rank, size));
     }
 
     /// Gives back the boards that nobody reads any more.
     pub fn sweep(&self) {
-        lock(&self.0).retain(|(region, rank, size)| {
+        lock(&self.0).retain(|([board, _], rank, size)| {
+            let Some(region) = board else { return false };
             // SAFETY: a board is BOARD_BYTES of mapped shared memory that consists of atomics here.
             let board = unsafe { &*region.address().as_ptr().cast::<Board>() };
             (0..*size).any(|member| member != *rank && board.goodbyes[member].load(Ordering::Acquire) == 0)

@@ -5,25 +5,20 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 
 use super::board::{Direct, Stop};
-use super::{Job, Path};
+use super::watch::Watch;
+use super::{Job, Path, shard};
 use crate::engine::endpoint::Through;
 use crate::engine::executor::Workspace;
 use crate::engine::group::{Group, Turn};
-use crate::engine::messages::Mismatch;
 use crate::engine::operation::{Completion, Operation};
 use crate::engine::wire::Key;
-use crate::error::{Error, Result, Status};
+use crate::error::Result;
 use crate::schedule::Collective;
 use crate::signature::Signature;
 
 /// Bytes of each operand that are read and combined at a time: they stay in the second-level cache.
 pub(super) const BLOCK_BYTES: usize = 64 * 1024;
 
-/// Shards begin at multiples of this many elements.
-const SHARD_ELEMENTS: u64 = 64;
-
-/// Fruitless looks between two checks whether the awaited rank has left.
-const PATIENCE: u32 = 8;
 /// How far a call has come here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
@@ -53,9 +48,7 @@ pub struct DirectRun {
     stage: Stage,
     /// The member that is looked at next in the current stage.
     pub(super) next: usize,
-    pub(super) looks: u32,
-    /// The awaited member, once it is seen to have left. What it did before is there at the next look.
-    pub(super) leaver: Option<usize>,
+    watch: Watch,
     pub(super) workspace: Option<Workspace>,
 }
 
@@ -70,8 +63,8 @@ impl DirectRun {
     pub unsafe fn new(group: &Group, turn: &Turn, direct: Arc<Direct>, job: Job, path: Path) -> DirectRun {
         let key = turn.key(group);
         let signature = turn.signature;
-        let (call, stage, next, looks, leaver) = (0, Stage::Enter, 0, 0, None);
-        DirectRun { direct, job, path, key, signature, call, stage, next, looks, leaver, workspace: None }
+        let (call, stage, next, watch) = (0, Stage::Enter, 0, Watch::default());
+        DirectRun { direct, job, path, key, signature, call, stage, next, watch, workspace: None }
     }
 
     pub(super) fn root(&self) -> Option<usize> {
@@ -126,8 +119,7 @@ impl DirectRun {
     fn step(&mut self, stage: Stage) {
         self.stage = stage;
         self.next = 0;
-        self.looks = 0;
-        self.leaver = None;
+        self.watch = Watch::default();
     }
 
     pub(super) fn bytes(&self, elements: u64) -> usize {
@@ -136,10 +128,7 @@ impl DirectRun {
 
     /// Shard `index` of a long reduction of `count` elements: first element and length.
     pub(super) fn shard(&self, count: u64, index: usize) -> (u64, u64) {
-        let members = self.direct.size() as u64;
-        let each = count.div_ceil(members).next_multiple_of(SHARD_ELEMENTS);
-        let start = (each * index as u64).min(count);
-        (start, each.min(count - start))
+        shard(count, index, self.direct.size())
     }
 
     // ---- the stages
@@ -237,24 +226,8 @@ impl DirectRun {
             if !self.depends_on(member) {
                 continue;
             }
-            let post = self.direct.post(member, self.call);
-            let (theirs, bytes) = (post.signature(), post.bytes.load(Ordering::Relaxed));
             let own = self.bytes(self.job.collective.input_len(self.direct.rank as u32)) as u64;
-            // Accumulators of several buffers are longer than the elements of one.
-            let bytes = (self.signature.kind.reduces() && bytes != own).then_some((bytes, own));
-            if theirs == Some(self.signature) && bytes.is_none() {
-                continue;
-            }
-            let Some(theirs) = theirs else {
-                return Err(Error::new(
-                    Status::Internal,
-                    format!("rank {member} has posted something unknown"),
-                ));
-            };
-            let peer = group.members()[member];
-            let bytes = bytes.filter(|_| theirs == self.signature);
-            let mismatch = Mismatch { peer, key: self.key, theirs, ours: Some(self.signature), bytes };
-            return Err(group.explain(&mismatch, group.endpoint().recorder()));
+            self.direct.compare(group, member, self.call, self.key, &self.signature, own)?;
         }
         Ok(())
     }
@@ -278,24 +251,14 @@ impl DirectRun {
 
     /// Nothing yet. Now and then, looks whether the awaited rank has left for good.
     fn pending(&mut self, group: &Group) -> Poll<Result<Completion>> {
-        self.looks += 1;
-        if self.looks.is_multiple_of(PATIENCE) && group.endpoint().has_lost_any() {
-            let member = match self.stage {
-                Stage::Gather => (self.direct.rank + self.next) % self.direct.size(),
-                _ => self.next,
-            };
-            if let Some(&peer) = group.members().get(member)
-                && group.endpoint().messages().gone(peer)
-                && self.leaver.replace(member) == Some(member)
-            {
-                let who = group.describe_rank(member as u32);
-                return Poll::Ready(Err(Error::new(
-                    Status::PeerFailed,
-                    format!("{who} has left: it destroyed its context, or its process ended"),
-                )));
-            }
+        let member = match self.stage {
+            Stage::Gather => (self.direct.rank + self.next) % self.direct.size(),
+            _ => self.next,
+        };
+        match self.watch.look(group, member) {
+            Ok(()) => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
         }
-        Poll::Pending
     }
 }
 

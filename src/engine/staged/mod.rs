@@ -22,6 +22,7 @@
 //! once the entry has been reached.
 
 mod cut;
+pub mod relay;
 mod resources;
 mod transfer;
 

@@ -237,6 +237,9 @@ impl Ringer {
 
     /// Rings when `stream` has come so far.
     pub(super) fn ring(self: &Arc<Self>, stream: &Stream) -> Result<()> {
+        if let Some(endpoint) = self.0.upgrade() {
+            endpoint.stir();
+        }
         let user = Arc::into_raw(self.clone()).cast_mut().cast();
         // SAFETY: `rang` may be called on any thread with a ringer that it owns from here on; it calls nothing of CUDA.
         let given = unsafe { stream.launch_host(rang, user) };

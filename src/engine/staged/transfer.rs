@@ -160,8 +160,7 @@ mod tests {
         double.fill(handle, 0, short, &[1; 8]);
         double.fill(handle, 0, long, &[2; 100]);
         // SAFETY: the double keeps its memory.
-        let load =
-            unsafe { Load::begin(&stream, &[(short, 8), (long, 100)], None) }.expect("it begins");
+        let load = unsafe { Load::begin(&stream, &[(short, 8), (long, 100)], None) }.expect("it begins");
         double.fill(handle, 0, short, &[9; 8]);
         double.fill(handle, 0, long, &[9; 100]);
         // Everything runs, also what need not run before the load.

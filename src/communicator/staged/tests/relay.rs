@@ -1,0 +1,412 @@
+//! Calls that are relayed: the same expectations, other ways.
+
+use super::*;
+use crate::communicator::context::Place;
+use crate::cuda::double::DoubleKernels;
+use crate::cuda::fold::FoldKernels;
+use crate::engine::staged::relay::Limits;
+
+/// Pieces of 64 elements of 4 bytes, however short the call is.
+const LIMITS: Limits = Limits { piece: PIECE, above: 0 };
+
+/// Elements: one, odd, four pieces, and more pieces than lanes.
+const COUNTS: [usize; 4] = [1, 37, 201, 700];
+
+/// Runs `body` on ranks that relay.
+fn relaying<T: Send>(size: u32, order: Order, body: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
+    ranks(size, "shm", order, |rank| {
+        rank.relay();
+        body(rank)
+    })
+}
+
+impl Rank {
+    fn relay(&self) {
+        self.context.cuda().pretend_limits(LIMITS);
+        self.context.cuda().pretend_kernels(Arc::new(DoubleKernels(self.double.clone())));
+    }
+
+    /// How many pieces were relayed so far.
+    fn relayed(&self) -> u64 {
+        match self.context.place() {
+            Place::Group(group) => group.relay().pieces(),
+            Place::Solo => 0,
+        }
+    }
+}
+
+#[test]
+fn every_collective_is_right() {
+    for (size, order) in [
+        (2, Order::Eager),
+        (2, Order::RoundRobin),
+        (3, Order::Backward),
+        (3, Order::Random(7)),
+        (4, Order::Random(8)),
+    ] {
+        let complaints = relaying(size, order, |rank| {
+            let (mut round, mut pieces) = (0, 0);
+            let mut works = Vec::new();
+            for kind in COLLECTIVES {
+                for count in COUNTS {
+                    for in_place in [false, true] {
+                        works.push(exercise(rank, kind, count, in_place, round).expect("it starts"));
+                        round += 1;
+                        pieces += count.div_ceil(64) as u64;
+                    }
+                }
+            }
+            for work in works {
+                work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+            }
+            assert!(rank.relayed() >= pieces, "{} pieces were relayed", rank.relayed());
+            rank.drain()
+        });
+        assert_eq!(complaints.concat(), Vec::<String>::new(), "{size}, {order:?}");
+    }
+}
+
+/// As [`super::twice`], relayed.
+fn twice(kind: Kind, order: Order, missing: Option<(u32, bool, usize)>) -> (Vec<String>, Vec<[usize; 2]>) {
+    let answers = relaying(2, order, |rank| {
+        let gate = rank.gate();
+        if let Some((_, value, index)) = missing.filter(|(who, ..)| *who == rank.rank) {
+            if value { rank.double.ignore_value(index) } else { rank.double.ignore_record(index) }
+        }
+        let before = [rank.double.records(), rank.double.values()];
+        let works = [0, 2].map(|round| exercise(rank, kind, 700, false, round).expect("it starts"));
+        // Time for what comes too early.
+        std::thread::sleep(Duration::from_millis(1));
+        gate.release();
+        for work in works {
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        }
+        assert!(rank.relayed() > 0);
+        let waits = [rank.double.records() - before[0], rank.double.values() - before[1]];
+        (rank.drain(), waits)
+    });
+    let (complaints, waits): (Vec<_>, Vec<_>) = answers.into_iter().unzip();
+    (complaints.concat(), waits)
+}
+
+#[test]
+fn calls_are_right_in_every_order() {
+    for kind in COLLECTIVES {
+        for order in Order::all(3) {
+            let (complaints, _) = twice(kind, order, None);
+            assert!(complaints.is_empty(), "{kind:?}, {order:?}: {complaints:?}");
+        }
+    }
+}
+
+#[test]
+fn every_wait_is_needed() {
+    for kind in [Kind::Allreduce, Kind::Broadcast] {
+        let (_, waits) = twice(kind, Order::RoundRobin, None);
+        for (who, [entries, values]) in waits.into_iter().enumerate() {
+            assert_eq!([entries, values], [2, 2], "{kind:?}, rank {who}");
+            let all = (0..entries).map(|index| (false, index)).chain((0..values).map(|index| (true, index)));
+            for (value, index) in all {
+                let missing = Some((who as u32, value, index));
+                let found = Order::all(3).into_iter().any(|order| !twice(kind, order, missing).0.is_empty());
+                assert!(found, "{kind:?}: nothing goes wrong without {missing:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn one_queue_of_the_device_is_enough() {
+    for order in [Order::Eager, Order::RoundRobin, Order::Random(3)] {
+        let doubles = [with_queues(1, order), with_queues(1, order)];
+        let complaints = on_few_queues(&doubles, |rank| {
+            rank.relay();
+            many(rank)
+        });
+        assert_eq!(complaints, Vec::<String>::new(), "{order:?}");
+    }
+}
+
+#[test]
+fn the_bits_are_those_of_host_memory() {
+    let operators = |rank: &Rank| {
+        // A scalar of its own for each rank.
+        let scale = 0.37 + f64::from(rank.rank);
+        [Operator::Sum, Operator::Average, Operator::PreMulSum(scale), Operator::Product, Operator::Max]
+    };
+    let dtypes =
+        [DataType::F16, DataType::Bf16, DataType::F32, DataType::F64, DataType::F8E4M3, DataType::I32];
+    for size in 2..=4 {
+        let complaints = relaying(size, Order::Random(5), |rank| {
+            for dtype in dtypes {
+                for operator in operators(rank) {
+                    for kind in [Kind::Allreduce, Kind::Reduce, Kind::ReduceScatter] {
+                        let count = 333u64;
+                        let blocks = if kind == Kind::ReduceScatter { size as usize } else { 1 };
+                        let len = count as usize * dtype.size();
+                        let mut noise = u64::from(rank.rank) + 3;
+                        let input: Vec<u8> = (0..len * blocks)
+                            .map(|_| {
+                                noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                                // Small exponents, so that nothing overflows.
+                                (noise >> 56) as u8 & 0x3f
+                            })
+                            .collect();
+                        let mut host = vec![0u8; len];
+                        let on_host = Request {
+                            dtype,
+                            operator,
+                            input: input.as_ptr(),
+                            output: host.as_mut_ptr(),
+                            ..request(kind, 0, 0, count, 1)
+                        };
+                        rank.run(&on_host, &Call::default()).expect("on the host");
+                        let (from, to) = (rank.double.memory(0, input.len()), rank.double.memory(0, len));
+                        rank.double.fill(rank.stream, 0, from, &input);
+                        let on_device = Request { input: pointer(from), output: pointer(to), ..on_host };
+                        let before = rank.relayed();
+                        rank.run(&on_device, &rank.call()).expect("on the device");
+                        assert!(rank.relayed() > before);
+                        if kind != Kind::Reduce || rank.rank == 1 {
+                            let what = format!("{kind:?}, {dtype:?}, {operator:?}, {size} ranks");
+                            rank.double.expect(rank.stream, 0, to, &host, &what);
+                        }
+                    }
+                }
+            }
+            rank.drain()
+        });
+        assert_eq!(complaints.concat(), Vec::<String>::new(), "{size}");
+    }
+}
+
+#[test]
+fn calls_that_are_relayed_and_calls_that_are_not_keep_their_order() {
+    let complaints = relaying(2, Order::RoundRobin, |rank| {
+        let mut works = Vec::new();
+        for round in 0..6 {
+            works.push(exercise(rank, Kind::Allreduce, 300, true, round).expect("it starts"));
+            // By name, with a tag, from the host, empty, a message: none of them is relayed.
+            let values = given(rank.rank, round, 300);
+            let memory = rank.memory(&values);
+            rank.fill(memory, &values);
+            let sum = request(Kind::Allreduce, memory, memory, 300, 0);
+            let ways = [
+                Call { algorithm: Some(crate::schedule::Algorithm::Ring as i32), ..rank.call() },
+                Call { tag: Some(7), ..rank.call() },
+            ];
+            let before = rank.relayed();
+            works.push(rank.start(&sum, &ways[round as usize % 2]).expect("it starts"));
+            rank.expect(memory, &expected(Kind::Allreduce, 300, 2, rank.rank, 0, round), "not relayed");
+            let mut host = values.clone();
+            let address = host.as_mut_ptr().expose_provenance() as u64;
+            rank.run(&request(Kind::Allreduce, address, address, 300, 0), &Call::default())
+                .expect("it ends well");
+            assert_eq!(host, expected(Kind::Allreduce, 300, 2, rank.rank, 0, round));
+            works.push(exercise(rank, Kind::Allgather, 0, true, round).expect("it starts"));
+            works.extend(exchange(rank, &rank.context, round));
+            // The first of them may have been relayed meanwhile.
+            assert!(rank.relayed() <= before + 5);
+        }
+        for work in works {
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        }
+        assert_eq!(rank.relayed(), 6 * 5);
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
+#[test]
+fn a_rank_that_cannot_relay_has_all_go_the_ordinary_way() {
+    for order in [Order::Eager, Order::RoundRobin] {
+        let complaints = ranks(2, "shm", order, |rank| {
+            rank.context.cuda().pretend_limits(LIMITS);
+            let kernels = match rank.rank {
+                0 => Arc::new(DoubleKernels(rank.double.clone())) as Arc<dyn crate::cuda::local::Kernels>,
+                // The double loads no modules.
+                _ => FoldKernels::with_blocks(1),
+            };
+            rank.context.cuda().pretend_kernels(kernels);
+            let mut works = vec![exercise(rank, Kind::Allreduce, 300, false, 0).expect("it starts")];
+            // One side on the host, another on each rank.
+            let values = given(rank.rank, 1, 300);
+            let due = expected(Kind::Allgather, 300, 2, 0, 0, 1);
+            let mut host = if rank.rank == 0 { values.clone() } else { vec![0; 600] };
+            let address = host.as_mut_ptr().expose_provenance() as u64;
+            let device = rank.memory(&vec![0; 600]);
+            let (input, output) = if rank.rank == 0 { (address, device) } else { (device, address) };
+            if rank.rank == 1 {
+                rank.fill(device, &values);
+            }
+            let gather = request(Kind::Allgather, input, output, 300, 0);
+            let work = rank.start(&gather, &rank.call()).expect("it starts");
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+            if rank.rank == 0 {
+                rank.expect(device, &due, "gathered");
+            } else {
+                assert_eq!(host, due);
+            }
+            assert_eq!(rank.relayed(), 0, "not so far");
+            works.push(exercise(rank, Kind::Alltoall, 300, true, 2).expect("it starts"));
+            for work in works {
+                work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+            }
+            assert!(rank.relayed() > 0, "what needs no kernels is relayed");
+            rank.drain()
+        });
+        assert_eq!(complaints.concat(), Vec::<String>::new(), "{order:?}");
+    }
+}
+
+#[test]
+fn a_second_call_creates_nothing() {
+    relaying(2, Order::RoundRobin, |rank| {
+        let values = given(rank.rank, 0, 1000);
+        let (input, output) = (rank.memory(&values), rank.memory(&values));
+        let mut before = 0;
+        for round in 0..4 {
+            if round == 1 {
+                before = rank.double.creations();
+            }
+            // The stream comes late to every call.
+            let gate = rank.gate();
+            let sum = request(Kind::Allreduce, input, output, 1000, 0);
+            let work = rank.start(&sum, &rank.call()).expect("it starts");
+            gate.release();
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        }
+        assert_eq!(rank.double.creations(), before);
+        rank.drain()
+    });
+}
+
+#[test]
+fn groups_come_and_go() {
+    let complaints = relaying(2, Order::Random(2), |rank| {
+        for round in 0..12 {
+            let context = rank.context.duplicate().expect("a group");
+            context.cuda().pretend(&rank.devices, PIECE);
+            let child = Rank {
+                context,
+                double: rank.double.clone(),
+                devices: rank.devices.clone(),
+                stream: rank.stream,
+                rank: rank.rank,
+            };
+            child.relay();
+            for kind in [Kind::Allreduce, Kind::Alltoall] {
+                let work = exercise(&child, kind, 300, false, round).expect("it starts");
+                work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+            }
+        }
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
+// ---- trouble
+
+#[test]
+fn a_driver_call_that_fails_is_named_on_all_ranks_or_does_no_harm() {
+    for failing in 0.. {
+        let outcomes = relaying(2, Order::RoundRobin, |rank| {
+            // Everybody is there before anything goes wrong.
+            rank.run(&request(Kind::Barrier, 0, 0, 0, 0), &Call::default()).expect("a barrier");
+            if rank.rank == 0 {
+                rank.double.fail_call(failing);
+            }
+            let result = exercise(rank, Kind::Allreduce, 201, false, 0)
+                .and_then(|work| work.wait(Deadline::after(PATIENCE)));
+            if result.is_err() {
+                assert!(rank.context.failure().is_some(), "the group has failed");
+            }
+            let fails = rank.double.is_to_fail();
+            let complaints = rank.drain();
+            let complaints = if result.is_err() { grave(complaints) } else { complaints };
+            (result.err(), complaints, fails)
+        });
+        let errors: Vec<Error> = outcomes.iter().filter_map(|(error, ..)| error.clone()).collect();
+        let never = outcomes.iter().any(|(.., fails)| *fails);
+        for (_, complaints, _) in outcomes {
+            assert_eq!(complaints, Vec::<String>::new(), "call {failing}: {errors:?}");
+        }
+        if never {
+            assert!(failing > 50 && errors.is_empty(), "only {failing} calls");
+            return;
+        }
+        for error in &errors {
+            assert!(error.text().contains(" failed: CUDA_ERROR_INJECTED: "), "call {failing}: {error}");
+            assert_eq!(error.status(), Status::Cuda);
+        }
+    }
+}
+
+/// What a call ended with that rank 1 does not take part in as it should: the caller has its memory back.
+fn given_up(kind: Kind, timeout: Duration, order: Order, other: impl Fn(&Rank) + Sync) -> Error {
+    let outcomes = relaying(2, order, |rank| {
+        // The lanes are there.
+        exercise(rank, Kind::Allreduce, 300, false, 0)
+            .and_then(|work| work.wait(Deadline::after(PATIENCE)))
+            .expect("it ends well");
+        if rank.rank == 1 {
+            other(rank);
+            return None;
+        }
+        let (reads, writes) = lengths(kind, 700, 2, true);
+        let (input, output) = (rank.memory(&vec![0; reads]), rank.memory(&vec![0; writes]));
+        rank.fill(input, &given(0, 0, reads));
+        let call = Call { timeout: Some(timeout), ..rank.call() };
+        let work = rank.start(&request(kind, input, output, 700, 0), &call).expect("it starts");
+        let error = work.wait(Deadline::after(PATIENCE)).expect_err("rank 1 does not follow");
+        let marked = vec![-7; writes];
+        rank.fill(output, &marked);
+        assert_eq!(grave(rank.drain()), Vec::<String>::new());
+        assert_eq!(rank.double.peek(output, writes * 4), bytes(&marked), "written after the end");
+        Some(error)
+    });
+    outcomes.into_iter().flatten().next().expect("rank 0 answers")
+}
+
+#[test]
+fn a_deadline_lets_the_stream_go_on() {
+    for (kind, order) in [(Kind::Allreduce, Order::RoundRobin), (Kind::Alltoall, Order::Eager)] {
+        let error = given_up(kind, Duration::from_millis(100), order, |rank| {
+            // It calls, but its stream does not come to it.
+            let gate = rank.gate();
+            let (reads, writes) = lengths(kind, 700, 2, false);
+            let (input, output) = (rank.memory(&vec![0; reads]), rank.memory(&vec![0; writes]));
+            let work = rank.start(&request(kind, input, output, 700, 0), &rank.call()).expect("it starts");
+            work.wait(Deadline::after(PATIENCE)).expect_err("rank 0 has given up");
+            gate.release();
+            assert_eq!(grave(rank.drain()), Vec::<String>::new());
+        });
+        assert_eq!(error.status(), Status::Timeout);
+        assert!(error.text().contains("nothing from rank 1"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_is_named() {
+    for order in [Order::Eager, Order::RoundRobin] {
+        let error = given_up(Kind::Allreduce, PATIENCE, order, |_| ());
+        assert_eq!(error.status(), Status::PeerFailed);
+        assert!(error.text().contains("rank 1"), "{error}");
+    }
+}
+
+#[test]
+fn calls_that_differ_are_told_before_anything_is_written() {
+    let (sum, bits) = (Kind::Allreduce, Kind::Reduce);
+    for (theirs, count) in [(sum, 699), (bits, 700), (sum, 3)] {
+        let error = given_up(sum, PATIENCE, Order::RoundRobin, |rank| {
+            let memory = rank.memory(&[0; 700]);
+            let work = rank.start(&request(theirs, memory, memory, count, 0), &rank.call());
+            work.expect("it starts").wait(Deadline::after(PATIENCE)).expect_err("they differ");
+            assert_eq!(rank.double.peek(memory, 4), [0xdb; 4], "written");
+            assert_eq!(grave(rank.drain()), Vec::<String>::new());
+        });
+        assert_eq!(error.status(), Status::Mismatch, "{error}");
+        assert!(error.text().contains("allreduce(700 × int32, sum)"), "{error}");
+    }
+}

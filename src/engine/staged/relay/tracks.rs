@@ -1,0 +1,121 @@
+//! What relayed pieces run on: a stream and an event each. Kept by the process between calls.
+
+use std::sync::{Arc, Mutex};
+
+use super::super::resources::Ringer;
+use super::lanes::Lanes;
+use crate::cuda::context::Devices;
+use crate::cuda::driver::Priority;
+use crate::cuda::event::Event;
+use crate::cuda::stream::Stream;
+use crate::engine::endpoint::lock;
+use crate::error::Result;
+
+/// One piece after the other runs on it, step by step; the host sees every step end before it gives the next.
+#[derive(Debug)]
+pub(super) struct Track {
+    devices: Arc<Devices>,
+    device: u32,
+    pub(super) stream: Stream,
+    /// After the last step.
+    step: Event,
+    /// Whether a step has been given that was not seen to end,
+    busy: bool,
+    /// and rings when it does.
+    rings: bool,
+}
+
+/// Tracks of a call that was given up before its steps had ended, and the lanes that they use.
+struct Parked {
+    /// After all of them.
+    tail: Event,
+    tracks: Vec<Track>,
+    lanes: Arc<Lanes>,
+}
+
+struct Pool {
+    tracks: Vec<Track>,
+    parked: Vec<Parked>,
+}
+
+static POOL: Mutex<Pool> = Mutex::new(Pool { tracks: Vec::new(), parked: Vec::new() });
+
+impl Track {
+    /// A track on a device.
+    pub(super) fn take(devices: &Arc<Devices>, device: u32) -> Result<Track> {
+        let mut pool = lock(&POOL);
+        let done = pool.unpark();
+        let fits = |track: &Track| track.device == device && Arc::ptr_eq(&track.devices, devices);
+        let kept = pool.tracks.iter().position(fits).map(|index| pool.tracks.swap_remove(index));
+        drop(pool);
+        drop(done);
+        if let Some(track) = kept {
+            return Ok(track);
+        }
+        // It shares a queue with no stream that may wait for the host (see `Bay`).
+        let stream = Stream::with_priority(devices, device, false, Priority::Highest)?;
+        let step = Event::new(devices, device)?;
+        Ok(Track { devices: devices.clone(), device, stream, step, busy: false, rings: false })
+    }
+
+    /// A step has been given.
+    pub(super) fn given(&mut self) -> Result<()> {
+        (self.busy, self.rings) = (true, false);
+        self.step.record(&self.stream)
+    }
+
+    /// Whether every step that was given has ended.
+    pub(super) fn is_idle(&mut self) -> Result<bool> {
+        if self.busy && self.step.query()? {
+            self.busy = false;
+        }
+        Ok(!self.busy)
+    }
+
+    /// Has the end of the step ring. What is given after that waits until it has rung.
+    pub(super) fn ring(&mut self, ringer: &Arc<Ringer>) -> Result<()> {
+        if self.busy && !self.rings {
+            ringer.ring(&self.stream)?;
+            self.rings = true;
+        }
+        Ok(())
+    }
+
+    /// Has `other` wait for everything here.
+    pub(super) fn precede(&self, other: &Track) -> Result<()> {
+        self.step.record(&self.stream)?;
+        other.stream.wait(&self.step)
+    }
+}
+
+/// Takes back tracks whose steps have all ended.
+pub(super) fn give_back(tracks: Vec<Track>) {
+    lock(&POOL).tracks.extend(tracks);
+}
+
+/// Takes back tracks, and lets go of the lanes, once `tail` is complete.
+pub(super) fn park(tail: Event, tracks: Vec<Track>, lanes: Arc<Lanes>) {
+    lock(&POOL).parked.push(Parked { tail, tracks, lanes });
+}
+
+impl Pool {
+    /// Looks whether the steps of calls that were given up have ended. The lanes that they used, to be dropped without
+    /// the lock.
+    fn unpark(&mut self) -> Vec<Arc<Lanes>> {
+        let mut done = Vec::new();
+        let mut index = 0;
+        while index < self.parked.len() {
+            match self.parked[index].tail.query() {
+                Ok(true) => {
+                    let Parked { tracks, lanes, .. } = self.parked.swap_remove(index);
+                    self.tracks.extend(tracks.into_iter().map(|track| Track { busy: false, ..track }));
+                    done.push(lanes);
+                }
+                Ok(false) => index += 1,
+                // The device is lost to this process, and what it was given with it.
+                Err(_) => std::mem::forget(self.parked.swap_remove(index)),
+            }
+        }
+        done
+    }
+}
