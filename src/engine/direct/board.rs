@@ -52,6 +52,8 @@ pub(super) struct Post {
 struct Board {
     posts: [Post; 2],
     mark: Word,
+    /// Elements of the owner's shard that are final, in the call that it has posted last.
+    folded: Word,
     /// Not 0 once the owner has given up a call.
     withdrawn: Word,
     /// Not 0 while the owner reads another member's private memory.
@@ -269,6 +271,17 @@ impl Direct {
 
     pub(super) fn has_marked(&self, member: usize, call: u64, phase: u64) -> bool {
         self.board(member).mark.0.load(Ordering::Acquire) >= call * 4 + phase
+    }
+
+    /// Says how much of this rank's shard is final; 0 before it posts. Wakes nobody: it helps who is awake, and the mark
+    /// comes when all is done.
+    pub(super) fn note_folded(&self, elements: u64) {
+        self.board(self.rank).folded.0.store(elements, Ordering::Release);
+    }
+
+    /// What `member`, which has posted the current call and not left it, has noted.
+    pub(super) fn folded(&self, member: usize) -> u64 {
+        self.board(member).folded.0.load(Ordering::Acquire)
     }
 
     /// Whether `member` has entered `call`.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 
-use super::board::{Direct, Stop};
+use super::board::{Direct, MAX_MEMBERS, Stop};
 use super::watch::Watch;
 use super::{Job, Path, shard};
 use crate::engine::endpoint::Through;
@@ -16,8 +16,15 @@ use crate::error::Result;
 use crate::schedule::Collective;
 use crate::signature::Signature;
 
-/// Bytes of each operand that are read and combined at a time: they stay in the second-level cache.
-pub(super) const BLOCK_BYTES: usize = 64 * 1024;
+/// Bytes of the others' operands that are read and combined at a time: they stay in the second-level cache.
+const BLOCKS_BYTES: usize = 384 * 1024;
+
+/// The most, and the least, of one operand. A block costs a system call.
+const BLOCK_BYTES: (usize, usize) = (64 * 1024, 256 * 1024);
+
+/// Results of at least this many bytes do not stay in the caches until all is reduced: the others' shards are read as
+/// they grow. Shorter ones are quicker one after the other.
+const GATHERED_EARLY_BYTES: usize = 8 * 1024 * 1024;
 
 /// How far a call has come here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +57,8 @@ pub struct DirectRun {
     pub(super) next: usize,
     watch: Watch,
     pub(super) workspace: Option<Workspace>,
+    /// Elements of each member's shard that have been read.
+    pub(super) gathered: [u64; MAX_MEMBERS],
 }
 
 // SAFETY: the job's pointers are the caller's, promised to be usable from the library's threads.
@@ -64,7 +73,8 @@ impl DirectRun {
         let key = turn.key(group);
         let signature = turn.signature;
         let (call, stage, next, watch) = (0, Stage::Enter, 0, Watch::default());
-        DirectRun { direct, job, path, key, signature, call, stage, next, watch, workspace: None }
+        let (workspace, gathered) = (None, [0; MAX_MEMBERS]);
+        DirectRun { direct, job, path, key, signature, call, stage, next, watch, workspace, gathered }
     }
 
     pub(super) fn root(&self) -> Option<usize> {
@@ -184,6 +194,7 @@ impl DirectRun {
                 if self.job.listed {
                     self.write_table();
                 }
+                self.direct.note_folded(0);
             }
         }
         let post = self.direct.post(self.direct.rank, self.call);
@@ -193,7 +204,22 @@ impl DirectRun {
 
     /// Bytes of the blocks that a long reduction combines at a time.
     pub(super) fn blocks(&self) -> usize {
-        BLOCK_BYTES * (self.direct.size() - 1)
+        self.block() * (self.direct.size() - 1)
+    }
+
+    /// Bytes of one of them: a multiple of every element's size.
+    pub(super) fn block(&self) -> usize {
+        let (least, most) = BLOCK_BYTES;
+        let others = (self.direct.size() - 1).max(1);
+        (BLOCKS_BYTES / others).clamp(least, most).next_multiple_of(least)
+    }
+
+    /// Whether the others' shards are read while this rank still reduces its own.
+    pub(super) fn gathers_early(&self) -> bool {
+        match self.job.collective {
+            Collective::Allreduce { count } => self.bytes(count) >= GATHERED_EARLY_BYTES,
+            _ => false,
+        }
     }
 
     /// Where each rank finds its block in this rank's input, and how long it is.

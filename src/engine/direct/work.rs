@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::Path;
 use super::board::{MAX_MEMBERS, Stop};
-use super::run::{BLOCK_BYTES, DirectRun};
+use super::run::DirectRun;
 use crate::error::{Error, Result, Status};
 use crate::reduce::{Operand, Representation};
 use crate::schedule::Collective;
@@ -108,13 +108,13 @@ impl DirectRun {
     pub(super) fn work_long(&mut self) -> Result<bool, Stop> {
         let (rank, size) = (self.direct.rank, self.direct.size());
         let (input, output) = (self.job.input, self.job.output);
+        if let Collective::Allreduce { count } = self.job.collective {
+            let (start, len) = self.shard(count, rank);
+            return self.fold_private(start, len, output.wrapping_add(self.bytes(start))).map(|()| true);
+        }
         let collective = std::mem::replace(&mut self.job.collective, Collective::Barrier);
         let result = match &collective {
-            Collective::Barrier => Ok(false),
-            Collective::Allreduce { count } => {
-                let (start, len) = self.shard(*count, rank);
-                self.fold_private(start, len, output.wrapping_add(self.bytes(start))).map(|()| true)
-            }
+            Collective::Barrier | Collective::Allreduce { .. } => Ok(false),
             Collective::Reduce { count, root } => {
                 let (start, len) = self.shard(*count, rank);
                 let to = match &self.workspace {
@@ -229,13 +229,14 @@ impl DirectRun {
     }
 
     /// Combines `len` elements from element `start` of everybody's input into `to`, block by block.
-    pub(super) fn fold_private(&self, start: u64, len: u64, to: *mut u8) -> Result<(), Stop> {
-        let (Some(reducer), Some(workspace)) = (&self.job.reducer, &self.workspace) else {
+    pub(super) fn fold_private(&mut self, start: u64, len: u64, to: *mut u8) -> Result<(), Stop> {
+        let (Some(reducer), Some(workspace)) = (self.job.reducer, &self.workspace) else {
             return Err(Error::new(Status::Internal, "a reduction without its operator").into());
         };
         let (rank, size) = (self.direct.rank, self.direct.size());
         let blocks = workspace.address().wrapping_add(workspace.bytes() - self.blocks());
-        let per_block = (BLOCK_BYTES / self.job.dtype.size()) as u64;
+        let (block_bytes, early) = (self.block(), self.gathers_early());
+        let per_block = (block_bytes / self.job.dtype.size()) as u64;
         let mut operands = [EMPTY; MAX_MEMBERS];
         let mut done = 0;
         while done < len {
@@ -249,7 +250,7 @@ impl DirectRun {
                 }
                 self.take(member, offset as u64, block, bytes)?;
                 operand.address = block.cast_const();
-                block = block.wrapping_add(BLOCK_BYTES);
+                block = block.wrapping_add(block_bytes);
             }
             // SAFETY: the blocks hold `bytes` bytes each; `to` holds `len` elements and is apart from the operands, or is
             // this rank's own input at the same place.
@@ -258,35 +259,53 @@ impl DirectRun {
                 reducer.fold(&operands[..size], to, Representation::Element, count as usize);
             }
             done += count;
+            if early {
+                self.direct.note_folded(done);
+                for distance in 1..size {
+                    let member = (rank + distance) % size;
+                    self.gather_from(member, self.direct.folded(member))?;
+                }
+            }
         }
         Ok(())
     }
 
     /// Reads the shards of the others as they become ready. Whether all are here.
     pub(super) fn gather(&mut self) -> Result<bool, Stop> {
-        let count = match self.job.collective {
-            Collective::Allreduce { count } | Collective::Reduce { count, .. } => count,
-            _ => return Ok(true),
-        };
-        let (rank, size) = (self.direct.rank, self.direct.size());
-        let in_workspace = self.root().is_some();
+        let size = self.direct.size();
         while self.next < size {
             // Everybody begins with another one, so that not all read from the same rank at once.
-            let member = (rank + self.next) % size;
+            let member = (self.direct.rank + self.next) % size;
             if self.depends_on(member) {
                 if !self.direct.has_marked(member, self.call, 1) {
                     return Ok(false);
                 }
-                let (start, len) = self.shard(count, member);
-                let offset = self.bytes(start);
-                let posted = self.direct.post(member, self.call).output.load(Ordering::Relaxed);
-                let from = if in_workspace { posted } else { posted.wrapping_add(offset as u64) };
-                let to = self.job.output.wrapping_add(offset);
-                // SAFETY: the member has marked its shard as done and leaves after this rank's mark.
-                unsafe { self.direct.pull(member, from, to, self.bytes(len)) }?;
+                self.gather_from(member, u64::MAX)?;
             }
             self.next += 1;
         }
         Ok(true)
+    }
+
+    /// Reads the shard of `member` as far as its first `until` elements, which are final, and which nobody changes before
+    /// this rank's mark. Nobody reads the same place of this rank's input any more, should that be its output.
+    fn gather_from(&mut self, member: usize, until: u64) -> Result<(), Stop> {
+        let (Collective::Allreduce { count } | Collective::Reduce { count, .. }) = self.job.collective else {
+            return Ok(());
+        };
+        let (start, len) = self.shard(count, member);
+        let (before, until) = (self.gathered[member], until.min(len));
+        if before >= until {
+            return Ok(());
+        }
+        let offset = self.bytes(start + before);
+        let theirs = if self.root().is_some() { self.bytes(before) } else { offset };
+        let posted = self.direct.post(member, self.call).output.load(Ordering::Relaxed);
+        let (from, to) = (posted.wrapping_add(theirs as u64), self.job.output.wrapping_add(offset));
+        // SAFETY: these elements are final, and the member leaves after this rank's mark. `to` is inside this rank's
+        // output, where the member's shard belongs: only the member reads there, and it has.
+        unsafe { self.direct.pull(member, from, to, self.bytes(until - before)) }?;
+        self.gathered[member] = until;
+        Ok(())
     }
 }
