@@ -8,6 +8,7 @@ mod cuda;
 mod driver;
 mod local;
 mod relay;
+mod queues;
 mod staged;
 #[path = "../support/mod.rs"]
 mod support;

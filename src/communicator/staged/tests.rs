@@ -665,6 +665,29 @@ fn messages_keep_their_order_whatever_memory_they_are_of() {
     }
 }
 
+#[test]
+fn empty_messages_keep_their_order_too() {
+    let complaints = ranks(2, "shm", Order::RoundRobin, |rank| {
+        let gate = rank.gate();
+        let memory = rank.memory(&[0; 40]);
+        let mut works = Vec::new();
+        for round in 0..4 {
+            let count = if round % 2 == 0 { 0 } else { 40 };
+            let message = match rank.rank {
+                0 => request(Kind::Send, memory, 0, count, 1),
+                _ => request(Kind::Receive, 0, memory, count, 0),
+            };
+            works.push(rank.start(&message, &rank.call()).expect("it starts"));
+        }
+        gate.release();
+        for work in works {
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        }
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
 // ---- trouble
 
 /// What is wrong however the call ends: streams that wait for ever, memory that is freed while in use.

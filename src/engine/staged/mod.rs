@@ -130,6 +130,8 @@ pub struct Staged {
     ringer: Option<Arc<Ringer>>,
     current: Option<Box<dyn Operation>>,
     entered: bool,
+    /// Whether it exchanges before its entry, whatever it is to obtain.
+    begun: bool,
     /// Pieces whose load has been issued,
     issued: u32,
     /// that have been exchanged,
@@ -158,6 +160,7 @@ impl Staged {
             ringer: None,
             current: None,
             entered: false,
+            begun: false,
             issued: 0,
             exchanged: 0,
             delivered: 0,
@@ -170,6 +173,7 @@ impl Staged {
 
     /// Begins at once, as a receive has to: receives of one tag keep the order of their calls.
     pub fn begun(mut self, group: &Group) -> Staged {
+        self.begun = true;
         self.early = self.step(group).map(drop);
         self
     }
@@ -177,7 +181,7 @@ impl Staged {
     /// Whether nothing can be done before the entry.
     fn begins_at_entry(&self) -> bool {
         // What a call obtains comes from other ranks, maybe before this one's stream has come so far.
-        self.job.input.shape.bytes > 0 || self.moves_nothing()
+        self.job.input.shape.bytes > 0 || self.moves_nothing() && !self.begun
     }
 
     /// Takes what the call runs in.
@@ -273,7 +277,7 @@ impl Staged {
         let piece = self.job.cut.piece(index);
         let last = index + 1 == self.job.cut.pieces();
         let Side { place, shape } = self.job.output;
-        if shape.bytes > 0 && !self.has_entered()? {
+        if (shape.bytes > 0 || self.begun) && !self.has_entered()? {
             return Ok(false);
         }
         let on_device = self.job.output.is_on_device();
