@@ -7,8 +7,8 @@ mod bandwidth;
 mod cuda;
 mod driver;
 mod local;
-mod relay;
 mod queues;
+mod relay;
 mod staged;
 #[path = "../support/mod.rs"]
 mod support;

@@ -26,6 +26,14 @@ impl Rank {
         self.context.cuda().pretend_kernels(Arc::new(DoubleKernels(self.double.clone())));
     }
 
+    /// A first call, after which the lanes are there. It has ended on all ranks when any of them goes on.
+    fn warm_up(&self) {
+        exercise(self, Kind::Allreduce, 300, false, 0)
+            .and_then(|work| work.wait(Deadline::after(PATIENCE)))
+            .expect("it ends well");
+        self.run(&request(Kind::Barrier, 0, 0, 0, 0), &Call::default()).expect("a barrier");
+    }
+
     /// How many pieces were relayed so far.
     fn relayed(&self) -> u64 {
         match self.context.place() {
@@ -347,10 +355,7 @@ fn a_call_that_fails_midway_gives_the_memory_back() {
     for (order, first) in [(Order::RoundRobin, 0), (Order::Backward, 1), (Order::First(0), 2)] {
         for failing in (first..).step_by(3) {
             let fails = relaying(2, order, |rank| {
-                // The lanes are there.
-                exercise(rank, Kind::Allreduce, 300, false, 0)
-                    .and_then(|work| work.wait(Deadline::after(PATIENCE)))
-                    .expect("it ends well");
+                rank.warm_up();
                 let values = given(rank.rank, 0, 700);
                 let (input, output) = (rank.memory(&values), rank.memory(&values));
                 rank.fill(input, &values);
@@ -383,10 +388,7 @@ fn a_call_that_fails_midway_gives_the_memory_back() {
 /// What a call ended with that rank 1 does not take part in as it should: the caller has its memory back.
 fn given_up(kind: Kind, timeout: Duration, order: Order, other: impl Fn(&Rank) + Sync) -> Error {
     let outcomes = relaying(2, order, |rank| {
-        // The lanes are there.
-        exercise(rank, Kind::Allreduce, 300, false, 0)
-            .and_then(|work| work.wait(Deadline::after(PATIENCE)))
-            .expect("it ends well");
+        rank.warm_up();
         if rank.rank == 1 {
             other(rank);
             return None;
