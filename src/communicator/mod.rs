@@ -68,5 +68,10 @@ pub struct Call {
     /// A stream that the operation is ordered on: it starts when the stream comes to the call, and what the stream is
     /// given afterwards waits for it. Without one, an operation on device memory comes after what the default stream of
     /// its device was given before.
+    ///
+    /// By way of the host, the stream waits in a queue of the device of which a process has few (CUDA_DEVICE_MAX_CONNECTIONS,
+    /// 8 unless set, for each priority), and holds up other streams in it. So calls on two streams come in one order on all
+    /// ranks, as if the two were one, or there are no more such streams than queues; and none has the highest priority,
+    /// with which the library's own copies run.
     pub stream: Option<StreamHandle>,
 }

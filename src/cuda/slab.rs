@@ -260,7 +260,7 @@ mod tests {
         assert!(double.peek(second.address(), 10 << 20).iter().all(|&byte| byte == 0));
         assert!(first.address().abs_diff(second.address()) >= 10 << 20);
         // No room for a third of this size; then one that is larger than a slab.
-        let third = arena(20 << 20);
+        let third = arena(40 << 20);
         assert_eq!(double.allocated(0), 2 * SLAB_BYTES);
         let large = arena(SLAB_BYTES + 1);
         assert_eq!(double.allocated(0), 3 * SLAB_BYTES + (2 << 20));

@@ -133,7 +133,7 @@ fn enqueued(rank: &Rank) {
 #[test]
 fn relayed_calls_are_right() {
     for size in [2, 3, 4] {
-        let mut job = Job::start_with("relay", size, "shm", &[("UNISONO_P2P", "0")]);
+        let mut job = Job::start_with("relay", size, "shm", &[("UNISONO_P2P", "0"), ("UNISONO_RELAY", "1")]);
         let all: Vec<u32> = (0..size).collect();
         let began = Instant::now();
         for _ in 0..5 {

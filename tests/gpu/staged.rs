@@ -347,7 +347,7 @@ fn refusals(rank: &Rank) {
 #[test]
 fn collectives_of_processes_are_right() {
     for (size, transports) in [(2, "shm"), (2, "tcp"), (4, "shm"), (4, "tcp")] {
-        let mut job = Job::start("staged", size, transports);
+        let mut job = Job::start_with("staged", size, transports, &[("UNISONO_P2P", "0")]);
         let all: Vec<u32> = (0..size).collect();
         let began = Instant::now();
         job.await_all(&all, "done");
@@ -380,7 +380,7 @@ pub(crate) fn death(seat: &Seat) {
 #[test]
 fn the_death_of_a_rank_frees_the_streams() {
     for transports in ["shm", "tcp"] {
-        let mut job = Job::start("staged death", 2, transports);
+        let mut job = Job::start_with("staged death", 2, transports, &[("UNISONO_P2P", "0")]);
         job.await_all(&[0, 1], "up");
         std::thread::sleep(Duration::from_millis(300));
         job.signal(1, libc::SIGKILL);
@@ -426,7 +426,7 @@ pub(crate) fn speed(seat: &Seat) {
 #[test]
 fn how_long_allreduces_take() {
     for (size, transports) in [(2, "shm"), (2, "tcp"), (4, "shm")] {
-        let mut job = Job::start("staged speed", size, transports);
+        let mut job = Job::start_with("staged speed", size, transports, &[("UNISONO_P2P", "0")]);
         let all: Vec<u32> = (0..size).collect();
         for _ in 0..7 {
             let line = &job.await_all(&[0], "")[0].line;

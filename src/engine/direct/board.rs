@@ -376,8 +376,9 @@ impl Drop for Direct {
                 self.board(member).goodbyes[self.rank].store(1, Ordering::Release);
             }
         }
-        if let Some(own) = self.own.take() {
-            self.retired.add([Some(own), self.lent.take()], self.rank, self.size());
+        if let Some(board) = self.own.take() {
+            let (_lent, rank, size) = (self.lent.take(), self.rank, self.size());
+            self.retired.add(Remains { board, _lent, rank, size });
         }
     }
 }
@@ -385,20 +386,24 @@ impl Drop for Direct {
 /// Boards of groups that are gone, and what was lent with them, each kept until every member has said goodbye to it:
 /// a member that is slow may still read from it.
 #[derive(Default)]
-pub struct Retired(Mutex<Vec<Left>>);
+pub struct Retired(Mutex<Vec<Remains>>);
 
-/// A board and what was lent with it; the rank that left, and of how many.
-type Left = ([Option<Region>; 2], usize, usize);
+/// What is left of a member's [`Direct`].
+struct Remains {
+    board: Region,
+    _lent: Option<Region>,
+    rank: usize,
+    size: usize,
+}
 
 impl Retired {
-    fn add(&self, regions: [Option<Region>; 2], rank: usize, size: usize) {
-        lock(&self.0).push((regions, rank, size));
+    fn add(&self, remains: Remains) {
+        lock(&self.0).push(remains);
     }
 
     /// Gives back the boards that nobody reads any more.
     pub fn sweep(&self) {
-        lock(&self.0).retain(|([board, _], rank, size)| {
-            let Some(region) = board else { return false };
+        lock(&self.0).retain(|Remains { board: region, rank, size, .. }| {
             // SAFETY: a board is BOARD_BYTES of mapped shared memory that consists of atomics here.
             let board = unsafe { &*region.address().as_ptr().cast::<Board>() };
             (0..*size).any(|member| member != *rank && board.goodbyes[member].load(Ordering::Acquire) == 0)

@@ -7,7 +7,7 @@ use super::failure::Failure;
 use super::streamed::PIECE_BYTES;
 use super::transfer::{Early, Posted, Receive, Receiving, Sending};
 use crate::engine::pairs::{From, Waiting};
-use crate::engine::wire::{Frame, FrameKind, Key};
+use crate::engine::wire::{Class, Frame, FrameKind, Key};
 use crate::error::Status;
 use crate::transport::LinkKind;
 
@@ -132,6 +132,10 @@ impl Messages {
                 let begun = posted.received > 0 || lanes.iter().any(|lane| lane.is_receiving(key));
                 if !begun && posted.from.is_some() {
                     self.await_another(peer, key);
+                    return;
+                }
+                if key.class != Class::PointToPoint {
+                    // Its call has failed there, and why is on its way: that is the better cause.
                     return;
                 }
                 // The entry stays until its owner lets go: more of the message may be on its way in.

@@ -26,6 +26,14 @@ impl Rank {
         self.context.cuda().pretend_kernels(Arc::new(DoubleKernels(self.double.clone())));
     }
 
+    /// A first call, after which the lanes are there. It has ended on all ranks when any of them goes on.
+    fn warm_up(&self) {
+        exercise(self, Kind::Allreduce, 300, false, 0)
+            .and_then(|work| work.wait(Deadline::after(PATIENCE)))
+            .expect("it ends well");
+        self.run(&request(Kind::Barrier, 0, 0, 0, 0), &Call::default()).expect("a barrier");
+    }
+
     /// How many pieces were relayed so far.
     fn relayed(&self) -> u64 {
         match self.context.place() {
@@ -342,13 +350,45 @@ fn a_driver_call_that_fails_is_named_on_all_ranks_or_does_no_harm() {
     }
 }
 
+#[test]
+fn a_call_that_fails_midway_gives_the_memory_back() {
+    for (order, first) in [(Order::RoundRobin, 0), (Order::Backward, 1), (Order::First(0), 2)] {
+        for failing in (first..).step_by(3) {
+            let fails = relaying(2, order, |rank| {
+                rank.warm_up();
+                let values = given(rank.rank, 0, 700);
+                let (input, output) = (rank.memory(&values), rank.memory(&values));
+                rank.fill(input, &values);
+                if rank.rank == 0 {
+                    rank.double.fail_call(failing);
+                }
+                let sum = request(Kind::Allreduce, input, output, 700, 0);
+                let result = rank.start(&sum, &rank.call());
+                let result = result.and_then(|work| work.wait(Deadline::after(PATIENCE)));
+                let fails = rank.double.is_to_fail();
+                if result.is_err() {
+                    let marked = vec![-7; 700];
+                    rank.fill(output, &marked);
+                    assert_eq!(grave(rank.drain()), Vec::<String>::new());
+                    assert!(
+                        rank.double.peek(output, 2800) == bytes(&marked),
+                        "call {failing}: written after its end"
+                    );
+                }
+                fails
+            });
+            if fails[0] {
+                assert!(failing > 100, "only {failing} calls");
+                break;
+            }
+        }
+    }
+}
+
 /// What a call ended with that rank 1 does not take part in as it should: the caller has its memory back.
 fn given_up(kind: Kind, timeout: Duration, order: Order, other: impl Fn(&Rank) + Sync) -> Error {
     let outcomes = relaying(2, order, |rank| {
-        // The lanes are there.
-        exercise(rank, Kind::Allreduce, 300, false, 0)
-            .and_then(|work| work.wait(Deadline::after(PATIENCE)))
-            .expect("it ends well");
+        rank.warm_up();
         if rank.rank == 1 {
             other(rank);
             return None;
