@@ -3,8 +3,6 @@
 
 #include "harness.h"
 
-#include <unistd.h>
-
 static int32_t x[4] = {1, 2, 3, 4}, y[4];
 static const uint64_t huge = UINT64_C(5000000000000000000);
 
