@@ -323,14 +323,20 @@ fn until_it_fails(seat: &Seat) {
     let mut rounds = 0;
     // Some are always in flight.
     let error = loop {
+        let mut refused = None;
         while works.len() < 3 {
             match tensor.with(|input| context.start_sparse_allreduce(input, Operator::Sum, &Call::default()))
             {
                 Ok((work, _)) => works.push_back(work),
-                Err(_) => break,
+                Err(error) => {
+                    refused = Some(error);
+                    break;
+                }
             }
         }
-        match works.pop_front().expect("one was started").wait(Deadline::after(PATIENCE)) {
+        // Those before may all have ended well.
+        let Some(work) = works.pop_front() else { break refused.expect("one is started, or refused") };
+        match work.wait(Deadline::after(PATIENCE)) {
             Ok(_) => rounds += 1,
             Err(error) => break error,
         }
