@@ -107,7 +107,7 @@ impl Scene {
 }
 
 #[test]
-#[ignore = "measures"]
+#[ignore = "measures and asserts nothing: scripts/gpu/run.sh runs it by name"]
 fn local_operations() {
     let count = devices().count() as usize;
     let mut pointer_counts = vec![2, 4, 8];
