@@ -1,5 +1,6 @@
 //! Who is in the group and in which order its operations run: contexts, their children, work handles.
 
+mod ahead;
 mod alone;
 pub mod batch;
 pub mod buffer;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use once_cell::sync::OnceCell;
 
+use super::ahead;
 use super::context::{Context, Place as Membership, class_of};
 use super::work::Work;
 use super::{Call, Completion};
@@ -266,7 +267,7 @@ impl Begun {
         let Some(Close { stream, running, exit }) = self.close else { return Ok(self.work) };
         let waits = match exit {
             Some(exit) if exit.is_released() => Ok(()),
-            Some(exit) => stream.wait_word(&exit),
+            Some(exit) => stream.wait_word(&exit).inspect(|()| ahead::note(&stream, &running)),
             None => return self.work.wait(Deadline::NEVER).map(|_| self.work),
         };
         if let Err(error) = waits {
@@ -392,10 +393,10 @@ impl Context {
         }))
     }
 
-    /// A collective that the driver keeps this rank from starting fails for all: the others would wait for it.
+    /// A collective that this rank is kept from starting fails for all: the others would wait for it.
     pub(super) fn or_fail<T>(&self, result: Result<T>) -> Result<T> {
         if let (Err(error), Membership::Group(group)) = (&result, self.place())
-            && matches!(error.status(), Status::Cuda | Status::OutOfMemory)
+            && matches!(error.status(), Status::Cuda | Status::OutOfMemory | Status::Timeout)
         {
             group.fail(error.context(format_args!("rank {} of '{}'", group.rank(), group.name())));
         }
@@ -447,6 +448,11 @@ impl Context {
         let (devices, stream, ordered) =
             (call.survey.devices.clone(), call.survey.stream.clone(), call.survey.ordered);
         let (class, tag, signature) = self.header(&call, options)?;
+        if ordered {
+            let deadline = Deadline::after(options.timeout.unwrap_or(group.timeout()));
+            let room = ahead::make_room(&stream, group, deadline);
+            if class == Class::PointToPoint { room } else { self.or_fail(room) }?;
+        }
         let plan = self.plan_relay(&call, group, request, options, &signature);
         let job = self.job(call, group, request, options);
         let (job, exit) = if class == Class::PointToPoint { job } else { self.or_fail(job) }?;

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::Completion;
-use super::watch;
+use super::{ahead, watch};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::event::Event;
@@ -122,8 +122,10 @@ impl Work {
         match (&self.state, running) {
             (State::Enqueued(enqueued), _) => stream.wait(&enqueued.event),
             (_, Some(running)) => {
+                ahead::make_room(&stream, running.group(), Deadline::after(running.group().timeout()))?;
                 let word = devices.word(device)?;
                 stream.wait_word(&word)?;
+                ahead::note(&stream, running);
                 running.on_complete(Box::new(move |_| word.release()));
                 Ok(())
             }

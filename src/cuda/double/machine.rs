@@ -204,6 +204,10 @@ pub(super) struct Machine {
     last_of_channel: HashMap<Channel, u64>,
     /// How many streams there have been of each device and priority.
     made: HashMap<(u32, Priority), usize>,
+    /// For how many tasks the driver has room in the queue of a stream; `None`: for all.
+    pub(super) room: Option<usize>,
+    /// Who has the lock of a device's context.
+    pub(super) locks: HashMap<u32, ThreadId>,
     /// How many records of events streams of ordinary priority were given, and the one that is ignored.
     pub(super) records: usize,
     pub(super) ignored_record: Option<usize>,
@@ -249,6 +253,8 @@ impl Machine {
             channels: None,
             last_of_channel: HashMap::new(),
             made: HashMap::new(),
+            room: None,
+            locks: HashMap::new(),
             records: 0,
             ignored_record: None,
             running: HashSet::new(),
@@ -456,6 +462,21 @@ impl Machine {
             Some((_, Recorded::Task(task))) => Ok(Some(*task)),
             Some((_, Recorded::Nodes(..))) => Err(refuse(call, "CUDA_ERROR_CAPTURED_EVENT")),
         }
+    }
+
+    /// Whether there is no room for one more task of a queue.
+    pub(super) fn is_full(&self, queue: Queue) -> bool {
+        let Some(room) = self.room else { return false };
+        self.pending.values().filter(|pending| pending.queue == queue).count() >= room
+    }
+
+    /// The device whose context's lock a thread needs that gives `queue` something; none where there is no end of room.
+    pub(super) fn locked_by(&self, queue: Queue) -> Option<u32> {
+        self.room?;
+        if self.capture_of(queue).is_some() {
+            return None;
+        }
+        self.device_of_queue(queue).map(|(device, _)| device)
     }
 
     fn capture_of(&self, queue: Queue) -> Option<u64> {
