@@ -139,6 +139,11 @@ impl Running {
         &self.group
     }
 
+    /// How its condition comes true.
+    pub fn through(&self) -> Through {
+        self.through
+    }
+
     /// Whether it is a send or a receive.
     pub fn is_point_to_point(&self) -> bool {
         self.call.class == Class::PointToPoint

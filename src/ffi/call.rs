@@ -94,6 +94,7 @@ impl From<&unisono_call_t> for Call {
             timeout: timeout(call.timeout_ms),
             algorithm: (call.algorithm != 0).then_some(call.algorithm),
             stream: (!call.stream.is_null()).then(|| StreamHandle(call.stream.expose_provenance())),
+            on_device: false,
         }
     }
 }

@@ -177,6 +177,21 @@ impl Double {
         self.lock().allocate(Memory::Device, device, bytes)
     }
 
+    /// As [`Double::memory`], of another kind.
+    pub(crate) fn memory_of(&self, memory: Memory, device: u32, bytes: usize) -> u64 {
+        self.lock().allocate(memory, device, bytes)
+    }
+
+    /// Device memory of the caller's that it has mapped in pieces, each `bytes` long.
+    pub(crate) fn mapped(&self, device: u32, bytes: usize, pieces: usize) -> u64 {
+        self.lock().map_pieces(device, bytes, pieces)
+    }
+
+    /// Frees memory of the caller's.
+    pub(crate) fn free(&self, address: u64) {
+        self.lock().free(address).expect("the test has allocated it");
+    }
+
     /// A stream that counts as the caller's.
     pub(crate) fn stream(&self, device: u32) -> StreamHandle {
         self.lock().create_stream(device, false, Priority::Ordinary)

@@ -14,7 +14,7 @@ use crate::engine::endpoint::lock;
 use crate::engine::group::{Group, Turn};
 use crate::engine::messages::Mismatch;
 use crate::engine::wire::{Class, Key};
-use crate::error::{Error, Result, fail};
+use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operator};
 use crate::signature::{Kind, Signature};
 
@@ -52,6 +52,8 @@ pub struct Caller {
     pub stream: Option<StreamHandle>,
     /// `None`: the group's.
     pub timeout: Option<Duration>,
+    /// The argument that names the memory, for errors.
+    pub memory: &'static str,
 }
 
 /// A call that a stream was given.
@@ -163,7 +165,8 @@ impl DeviceExchange {
             // It is never captured, and must not even be asked while others are.
             true => Capture::None,
             // SAFETY: the caller has promised that it lives.
-            false => unsafe { devices.driver().stream_capture(handle) }?,
+            false => unsafe { devices.driver().stream_capture(handle) }
+                .map_err(|error| self.foreign(caller, error))?,
         };
         let capture = match capture {
             Capture::None => None,
@@ -180,8 +183,8 @@ impl DeviceExchange {
         };
         if lane.stream.as_ref().is_none_or(|(known, _)| *known != id) {
             // SAFETY: as above; it is not used for a later call unless it lives then.
-            let stream = unsafe { Stream::borrow(devices, self.device(), handle) }?;
-            lane.stream = Some((id, stream));
+            let stream = unsafe { Stream::borrow(devices, self.device(), handle) };
+            lane.stream = Some((id, stream.map_err(|error| self.foreign(caller, error))?));
         }
         let Lane { stream: Some((_, stream)), ran_on, captured } = &mut *lane else {
             fail!(Internal, "a stream that was put there is not there")
@@ -225,6 +228,23 @@ impl DeviceExchange {
             group.endpoint().watch_devices();
         }
         Ok(Enqueued { turn, peers, stream: handle, captured: capture.is_some() })
+    }
+
+    /// Why the caller's stream cannot be used: it may be one of another device.
+    #[cold]
+    fn foreign(&self, caller: Caller, error: Error) -> Error {
+        let (own, devices) = (self.device(), self.parts().last.devices());
+        let stream = caller.stream.filter(|stream| !stream.is_default());
+        // SAFETY: the caller has promised that it lives.
+        match stream.map(|stream| unsafe { devices.driver().stream_device(stream) }) {
+            Some(Ok(other)) if other != own => {
+                let name = caller.memory;
+                let text =
+                    format!("call->stream is a stream of GPU {other}, but {name} is memory of GPU {own}");
+                Error::new(Status::InvalidArgument, text)
+            }
+            _ => error,
+        }
     }
 
     /// An event that is complete when the call is done, and what answers [`crate::error::Error`] if it will not be. Not

@@ -265,7 +265,7 @@ impl Staged {
         }
         if let Place::Device(_) = place {
             lane.loaded.record(&bay.load)?;
-            ringer.ring(&bay.load)?;
+            ringer.ring();
         }
         Ok(())
     }
@@ -312,7 +312,7 @@ impl Staged {
         }
         if on_device {
             lane.stored.record(&bay.store)?;
-            ringer.ring(&bay.store)?;
+            ringer.ring();
         }
         self.released = last;
         Ok(true)

@@ -75,7 +75,7 @@ impl Track {
     /// Has the end of the step ring. What is given after that waits until it has rung.
     pub(super) fn ring(&mut self, ringer: &Arc<Ringer>) -> Result<()> {
         if self.busy && !self.rings {
-            ringer.ring(&self.stream)?;
+            ringer.ring();
             self.rings = true;
         }
         Ok(())
