@@ -98,7 +98,8 @@ impl Work {
         }
     }
 
-    /// Has what `stream` is given after this wait for the operation, instead of the host. Returns at once. A failure
+    /// Has what `stream` is given after this wait for the operation, instead of the host. Returns at once, unless the stream
+    /// waits for many already, as [`Call::stream`](super::Call) says. A failure
     /// of the operation lets the stream go on, too: the work tells of it. The handle of a default stream means that of
     /// the calling thread's current device. A stream that is being captured is `InvalidUsage`.
     ///

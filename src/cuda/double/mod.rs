@@ -120,6 +120,7 @@ impl Double {
 
     /// Has the driver have room for so many tasks of a stream. A thread that gives it one more waits until there is room,
     /// with the lock of the device's context held, which every thread needs that gives any stream of the device anything.
+    /// Drivers are not known to be as strict with all that a stream can be given.
     pub(crate) fn limit_queues(&self, room: usize) {
         self.lock().room = Some(room);
     }

@@ -4,6 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::board::Noted;
 use super::overdue::Overdue;
 use super::retired::{Parts, retire};
 use crate::cuda::driver::{Capture, StreamHandle};
@@ -43,6 +44,8 @@ struct Lane {
     ran_on: Option<u64>,
     /// The last capture with calls, and the stream of its last one.
     captured: Option<(u64, u64)>,
+    /// How many collectives there have been.
+    collectives: u32,
 }
 
 /// What may differ from call to call.
@@ -109,14 +112,23 @@ impl DeviceExchange {
         caller: Caller,
     ) -> Result<Enqueued> {
         let parts = self.parts();
-        let compare = |turn: &Turn| match parts.boards.note(turn.sequence, &signature) {
+        let compare = |turn: &Turn, before: u32| match parts.boards.note(before, turn.sequence, &signature) {
             None => Ok(()),
-            Some((member, theirs)) => {
-                let (class, tag, sequence) = (turn.class, turn.tag, turn.sequence);
+            Some((member, Noted { sequence, signature: theirs })) if sequence == turn.sequence => {
+                let (class, tag) = (turn.class, turn.tag);
                 let key = Key { group: group.id(), tag, sequence, slot: 0, class };
                 let peer = group.members()[member];
                 let mismatch = Mismatch { peer, key, theirs, ours: Some(signature), bytes: None };
                 Err(group.explain(&mismatch, group.endpoint().recorder()))
+            }
+            Some((member, Noted { sequence, signature: theirs })) => {
+                let (own, number) = (group.rank(), turn.sequence);
+                fail!(
+                    Mismatch,
+                    "calls of '{}' differ: rank {own} called {signature} as its call #{number}, rank {member} {theirs} as its call \
+                     #{sequence}; one has called something before that the other has not",
+                    group.name()
+                )
             }
         };
         // SAFETY: the caller's promise.
@@ -141,7 +153,7 @@ impl DeviceExchange {
         peers.dedup();
         // SAFETY: the caller's promise.
         let launch = |stream: &Stream| unsafe { self.parts().kernels.enqueue_points(points, stream) };
-        self.give(group, Class::PointToPoint, signatures, peers, caller, |_| Ok(()), launch)
+        self.give(group, Class::PointToPoint, signatures, peers, caller, |_, _| Ok(()), launch)
     }
 
     #[expect(clippy::too_many_arguments, reason = "two callers, above")]
@@ -152,7 +164,7 @@ impl DeviceExchange {
         signatures: &[Signature],
         peers: Vec<u32>,
         caller: Caller,
-        compare: impl FnOnce(&Turn) -> Result<()>,
+        compare: impl FnOnce(&Turn, u32) -> Result<()>,
         launch: impl FnOnce(&Stream) -> Result<()>,
     ) -> Result<Enqueued> {
         let parts = self.parts();
@@ -186,7 +198,7 @@ impl DeviceExchange {
             let stream = unsafe { Stream::borrow(devices, self.device(), handle) };
             lane.stream = Some((id, stream.map_err(|error| self.foreign(caller, error))?));
         }
-        let Lane { stream: Some((_, stream)), ran_on, captured } = &mut *lane else {
+        let Lane { stream: Some((_, stream)), ran_on, captured, collectives } = &mut *lane else {
             fail!(Internal, "a stream that was put there is not there")
         };
         let mut turn = None;
@@ -194,7 +206,9 @@ impl DeviceExchange {
             turn = Some(group.number(class, *signature, caller.timeout)?);
         }
         let Some(turn) = turn else { fail!(InvalidArgument, "no operations were given") };
-        let given = compare(&turn).and_then(|()| match capture {
+        let before = *collectives;
+        *collectives = before.wrapping_add(u32::from(class == Class::Ordered));
+        let given = compare(&turn, before).and_then(|()| match capture {
             Some(capture) => {
                 if captured.is_some_and(|(before, on)| before == capture && on != id) {
                     stream.wait(&parts.within)?;

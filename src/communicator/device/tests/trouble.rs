@@ -236,6 +236,35 @@ fn a_call_on_host_memory_that_nobody_waits_for_is_a_mismatch_too() {
 }
 
 #[test]
+fn kernels_of_different_calls_do_not_meet() {
+    let errors = troubled(2, true, |rank| {
+        rank.goes_on();
+        let memory = rank.double.memory(0, BYTES);
+        if rank.context.rank() == 0 {
+            return rank.sum(memory, memory, &Call::default()).expect_err("they differ");
+        }
+        // A call that goes on by itself, and one that looks like the other rank's.
+        let mut host = [0u8; BYTES];
+        let host = host.as_mut_ptr().expose_provenance() as u64;
+        let request = rank.request(Kind::Allreduce, host, host);
+        // SAFETY: the buffer outlives the work, which is waited for.
+        let work = unsafe { rank.context.start(&request, &Call::default()) }.expect("it starts");
+        let error = rank.sum(memory, memory, &Call::default()).expect_err("they differ");
+        work.wait(Deadline::after(PATIENCE)).expect_err("they differ");
+        error
+    });
+    for error in &errors {
+        let told = [
+            "as its call #2; one has called",
+            "as its call #1; one has called",
+            "call #1 of 'default' differs",
+        ];
+        assert!(told.iter().any(|text| error.text().contains(text)), "{error}");
+    }
+    mismatch(errors, &["rank 0 ", "rank 1 ", "allreduce(100 × uint32, sum) on device memory"]);
+}
+
+#[test]
 fn a_rank_that_does_not_come_is_named_in_time() {
     let started = Instant::now();
     let errors = troubled(3, true, |rank| {
