@@ -31,7 +31,8 @@ use crate::signature::Kind;
 
 pub use arena::MAX_RANKS;
 pub use fault::{Fault, FaultRecord};
-pub use functions::IMAGE;
+#[cfg(test)]
+pub(in crate::cuda) use functions::IMAGE;
 pub use points::{Direction, Point};
 pub use table::{Bounds, Table, Tuning};
 
