@@ -95,7 +95,12 @@ impl Table {
         u64::from_le_bytes(hash[..8].try_into().expect("eight bytes of a hash"))
     }
 
-    fn check(&self) -> Result<(), String> {
+    /// Refuses choices that make no sense, or arenas of more than 256 MiB.
+    pub fn check(&self) -> Result<()> {
+        self.sound().map_err(|why| Error::new(Status::InvalidArgument, why))
+    }
+
+    fn sound(&self) -> Result<(), String> {
         let numbers = numbers_of_table(&mut self.clone()).map(|number| number.check());
         numbers.into_iter().collect::<Result<(), String>>()?;
         for ((name, size), mut tuning) in GROUPS.into_iter().zip(self.tunings) {
@@ -294,7 +299,7 @@ impl FromStr for Table {
                 set.map_err(wrong)?;
             }
         }
-        table.check().map_err(|why| Error::new(Status::InvalidArgument, why))?;
+        table.check()?;
         Ok(table)
     }
 }
