@@ -5,8 +5,8 @@
 #
 # LIBRARY is libnccl.so.2; OUT a folder for the logs. NCCL_TESTS, if set, is a folder with the sources of nccl-tests, or with
 # the programs that they compile to. CLIENTS, such as "ctypes torch", says which clients, if not all; SUBJECTS those of
-# torch_client.py; PROGRAMS, such as "all_reduce gather", and WAYS, such as "types graph", those of nccl-tests. What the
-# machine lacks is skipped. A line for each client, with its seconds; fails if one did.
+# torch_client.py; PROGRAMS, such as "all_reduce gather", and WAYS, such as "graph windows", those of nccl-tests, of which
+# LANES (4) run at a time. What the machine lacks is skipped. A line for each client, with its seconds; fails if one did.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -28,14 +28,23 @@ client() {
     local name=$1 seconds=$2 status=0 start=$SECONDS
     shift 2
     timeout -k 5 "$seconds" "$@" >"$out/$name.log" 2>&1 </dev/null || status=$?
-    grep -hE "^(torch|cupy|ctypes|losses)" "$out/$name.log"
-    if [ "$status" = 0 ]; then
-        echo "== $name: ok, $((SECONDS - start)) s"
-    else
-        echo "== $name: FAILED ($status), $((SECONDS - start)) s"
-        tail -n "${FAILURE_LINES:-25}" "$out/$name.log"
-        echo "$name" >>"$failed"
-    fi
+    # In one piece, since several may end at once.
+    echo "$(
+        grep -hE "^(torch|cupy|ctypes|losses)" "$out/$name.log"
+        if [ "$status" = 0 ]; then
+            echo "== $name: ok, $((SECONDS - start)) s"
+        else
+            echo "== $name: FAILED ($status), $((SECONDS - start)) s"
+            tail -n "${FAILURE_LINES:-25}" "$out/$name.log"
+            echo "$name" >>"$failed"
+        fi
+    )"
+}
+
+# lane COMMAND...: beside others, at most LANES of them. `wait` ends when all have.
+lane() {
+    while [ "$(jobs -rp | wc -l)" -ge "${LANES:-4}" ]; do wait -n; done
+    "$@" &
 }
 
 wanted() { case " ${CLIENTS:-$1} " in *" $1 "*) ;; *) return 1 ;; esac; }
@@ -88,32 +97,35 @@ build_nccl_tests() {
     programs=$out/nccl-tests
 }
 
-# nccl_test PROGRAM WAY OPTIONS...: every result compared, the buffers in place and not, from 8 bytes to 2 MiB; fails too if
-# it counts a wrong one and exits well.
+# nccl_test PROGRAM WAY OPTIONS...: every type and operator, from 8 bytes to 2 MiB, in place and not, every result compared;
+# fails too if it counts a wrong one and exits well.
 nccl_test() {
     local program=$1 way=$2
     shift 2
     client "nccl-tests-$program-$way" 90 bash -c '"$@" && ! grep -q "Out of bounds values : [1-9]" "$0"' \
         "$out/nccl-tests-$program-$way.log" \
-        "$programs/${program}_perf" -b 8 -e 2M -f 64 -n 1 -w 0 -p 1 "$@"
+        "$programs/${program}_perf" -o all -d all -b 8 -e 2M -f 64 -n 1 -w 0 -p 1 "$@"
 }
 
-# Every program in every way: ranks of one thread and a thread for each, over all types and operators; captured graphs;
-# registered buffers; windows; misaligned buffers.
+# Every program in every way: ranks of one thread, and a thread for each; captured graphs; registered buffers; windows;
+# misaligned buffers. Those that compute come first, since they take longest: there are more operators.
 nccl_tests() {
-    local program way all="-o all -d all"
+    local program way options
     for program in ${PROGRAMS:-all_reduce reduce_scatter reduce broadcast all_gather alltoall alltoallv gather scatter sendrecv hypercube}; do
-        for way in ${WAYS:-types threads graph registered windows misaligned}; do
+        for way in ${WAYS:-group graph registered threads windows misaligned}; do
             case $way in
-                types) nccl_test "$program" "$way" -g "$gpus" $all ;;
-                threads) nccl_test "$program" "$way" -t "$gpus" -g 1 $all ;;
-                graph) nccl_test "$program" "$way" -g "$gpus" -G 2 -d all ;;
-                registered) nccl_test "$program" "$way" -g "$gpus" -R 1 -d all ;;
-                windows) nccl_test "$program" "$way" -g "$gpus" -R 2 -d all ;;
-                misaligned) nccl_test "$program" "$way" -g "$gpus" -u 1 -d all ;;
+                group) options="-g $gpus" ;;
+                graph) options="-g $gpus -G 2" ;;
+                registered) options="-g $gpus -R 1" ;;
+                threads) options="-t $gpus -g 1" ;;
+                windows) options="-t $gpus -g 1 -R 2" ;;
+                misaligned) options="-t $gpus -g 1 -u 1" ;;
+                *) echo "== nccl-tests: there is no way $way" | tee -a "$failed"; continue ;;
             esac
+            lane nccl_test "$program" "$way" $options
         done
     done
+    wait
 }
 
 programs=${NCCL_TESTS:-}
