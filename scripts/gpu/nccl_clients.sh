@@ -27,7 +27,11 @@ failed=$out/failed
 client() {
     local name=$1 seconds=$2 status=0 start=$SECONDS
     shift 2
-    timeout -k 5 "$seconds" "$@" >"$out/$name.log" 2>&1 </dev/null || status=$?
+    timeout -k 5 "$seconds" "$@" >"$out/$name.log" 2>&1 </dev/null &
+    # It has a process group of its own: who ends this script ends it only so.
+    trap "kill $! 2>/dev/null; exit 143" INT TERM
+    wait "$!" || status=$?
+    trap - INT TERM
     # In one piece, since several may end at once.
     echo "$(
         grep -hE "^(torch|cupy|ctypes|losses)" "$out/$name.log"
