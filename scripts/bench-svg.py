@@ -6,6 +6,7 @@ measured; below, how many times longer the others take than the first.
 """
 
 import argparse
+import itertools
 import json
 import math
 import sys
@@ -125,18 +126,18 @@ def main():
     panels = [Panel(LEFT + i * (WIDTH + GAP), title, series, names, min(math.ceil(worst), 5))
               for i, (title, series) in enumerate(found)]
 
-    width = LEFT + len(panels) * (WIDTH + GAP) - GAP
+    legend, x = [], LEFT
+    for name, color in zip(names, itertools.cycle(COLORS)):
+        legend += [f'<path d="M{x} 16h18" stroke="{color}" stroke-width="3"/>', text(x + 24, 20, name, color, "start")]
+        x += 48 + 7 * len(name)
+    width = max(LEFT + len(panels) * (WIDTH + GAP) - GAP, x)
     height = TOP + TIMES + BETWEEN + RATIOS + BOTTOM
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12" '
         f'role="img" aria-label="{escape("; ".join(title for title, _ in found))}: time by size">',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        *legend,
     ]
-    x = LEFT
-    for name in names:
-        color = COLORS[names.index(name) % len(COLORS)]
-        out += [f'<path d="M{x} 16h18" stroke="{color}" stroke-width="3"/>', text(x + 24, 20, name, color, "start")]
-        x += 48 + 7 * len(name)
     for panel in panels:
         out += panel.draw()
     below = f"µs a call (above) and times the first's (below), by bytes; calls: {arguments.call}"
