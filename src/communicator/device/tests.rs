@@ -257,12 +257,15 @@ fn where_one_rank_cannot_no_rank_does() {
     }
 }
 
+/// How a rank chooses its table.
+type Choose = fn(&Devices, u32) -> Result<Chosen>;
+
 /// What connecting answers on two ranks that choose so.
-fn choices(of: [fn(&Devices, u32) -> Result<Chosen>; 2]) -> Vec<Result<Result<(), String>>> {
+fn choices(of: [Choose; 2]) -> Vec<Result<Result<(), String>>> {
     let seats = processes(2);
     let store = Arc::new(HashStore::new());
     let answers = std::thread::scope(|scope| {
-        let spawn = |(rank, choose): (u32, fn(&Devices, u32) -> Result<Chosen>)| {
+        let spawn = |(rank, choose): (u32, Choose)| {
             let (store, devices) = (store.clone(), seats[rank as usize].1.clone());
             scope.spawn(move || {
                 let context = Context::create(options(rank, 2, &store, "")).expect("ranks meet");
