@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the committed kernels on a GPU: kernels_check.py [--quick]
 
-Correctness: every kernel of kernels/fold.fatbin against the same sources compiled for the host, which tests/kernels.rs holds
+Correctness: every kernel of kernels/fold.sm_90.xz, so on an H200, against the same sources compiled for the host, which tests/kernels.rs holds
 against src/reduce; over operand counts, alignments, representations, grids and in place. And the GPU's conversion
 instructions against the portable code, over every float. Speed: GB/s of memory traffic by type and count of operands.
 Needs CuPy, g++, and the driver. Exit status 1 if any bit differs. --quick leaves out the speed.
@@ -10,6 +10,7 @@ Needs CuPy, g++, and the driver. Exit status 1 if any bit differs. --quick leave
 import argparse
 import ctypes
 import itertools
+import lzma
 import subprocess
 import sys
 import tempfile
@@ -301,7 +302,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="no speed")
     arguments = parser.parse_args()
-    module = Module((KERNELS / "fold.fatbin").read_bytes())
+    module = Module(lzma.decompress((KERNELS / "fold.sm_90.xz").read_bytes()))
     wrong = check_folds(module, host_library())
     wrong += check_conversions(module)
     if not arguments.quick:

@@ -366,7 +366,8 @@ fn kernels_load_and_run() {
             let _entered = devices.enter(device).unwrap();
             // SAFETY: the image is whole; the memory outlives the launch, which `read` waits for.
             unsafe {
-                let module = devices.driver().load_module(IMAGE).unwrap();
+                let image = IMAGE.of_device(devices.driver(), device).unwrap();
+                let module = devices.driver().load_module(image).unwrap();
                 let name = kernel(dtype, &Operator::Sum).unwrap();
                 let function = devices.driver().function(module, name).unwrap();
                 let grid = Grid { blocks: grid.blocks, threads: grid.threads, shared: 0 };
