@@ -4,9 +4,11 @@
 //
 // The root broadcasts the first weights; in every step each rank computes the gradient over its own rows, and one
 // allreduce adds them up. All ranks then take the same step, so they hold the same bits at the end, which an allgather
-// of hashes shows.
+// of hashes shows. Where every rank has a GPU, the gradients are added up in the memory of the GPUs.
 
 #include <unisono.h>
+
+#include "gpu.hpp"
 
 #include <algorithm>
 #include <array>
@@ -72,9 +74,13 @@ public:
         check(unisono_broadcast(context_.get(), values.data(), values.size(), UNISONO_FLOAT32, kRoot, nullptr, nullptr));
     }
 
-    void sum(std::vector<float> &values) {
-        check(unisono_allreduce(context_.get(), values.data(), values.data(), values.size(), UNISONO_FLOAT32, UNISONO_SUM,
-                                nullptr, nullptr));
+    void sum(std::vector<float> &values) { sum(values.data(), values.size()); }
+
+    // In the memory of GPUs.
+    void sum(std::vector<float> &values, Gpu &gpu) {
+        gpu.load(values);
+        sum(gpu.memory(), values.size());
+        gpu.store(values);
     }
 
     void sum(std::array<std::int64_t, 2> &values) {
@@ -89,6 +95,11 @@ public:
     }
 
 private:
+    // On the host or on a GPU: unisono sees which. Without a stream, the sum is there when the call returns.
+    void sum(float *values, std::size_t count) {
+        check(unisono_allreduce(context_.get(), values, values, count, UNISONO_FLOAT32, UNISONO_SUM, nullptr, nullptr));
+    }
+
     struct Destroy {
         void operator()(unisono_context_t *context) const { unisono_context_destroy(context); }
     };
@@ -200,6 +211,13 @@ int train(const std::string &data, const std::string &weights_path, const std::s
     Weights weights = group.is_root() ? first_weights() : Weights(kWeights, std::nanf(""));
     group.broadcast(weights);
 
+    // All ranks have their gradients in memory of one kind.
+    std::unique_ptr<Gpu> gpu = Gpu::open(group.rank(), kWeights + 1);
+    std::array<std::int64_t, 2> with_gpu_and_all{gpu ? 1 : 0, 1};
+    group.sum(with_gpu_and_all);
+    if (with_gpu_and_all[0] != with_gpu_and_all[1]) gpu.reset();
+    if (group.is_root()) std::printf("gradients are added up in %s memory\n", gpu ? "GPU" : "host");
+
     std::ofstream curve;
     if (group.is_root() && !curve_path.empty()) curve.open(curve_path);
     const auto start = std::chrono::steady_clock::now();
@@ -209,7 +227,11 @@ int train(const std::string &data, const std::string &weights_path, const std::s
     for (int step = 0; step <= kSteps; step++) {
         std::fill(sums.begin(), sums.end(), 0.0F);
         add_gradient(weights, share.training, sums);
-        group.sum(sums);
+        if (gpu) {
+            group.sum(sums, *gpu);
+        } else {
+            group.sum(sums);
+        }
 
         if (step % 50 == 0 || (!curve_path.empty() && step % 5 == 0)) {
             const double loss = sums[kWeights] / static_cast<double>(share.training_of_all);
