@@ -13,7 +13,7 @@ use crate::collective::checked::{self, Checked};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::Memory;
-use crate::cuda::exchange::{Direction, Job, Point};
+use crate::cuda::exchange::{Chosen, Direction, Job, Point, Table};
 use crate::deadline::Deadline;
 use crate::engine::device::{self, Caller, DeviceExchange, Enqueued, Load, MESSAGE_BYTES, Setup, Step, Way};
 use crate::engine::endpoint::{Through, lock};
@@ -38,6 +38,14 @@ impl Context {
     /// May allocate device memory, and wait for the device.
     pub fn connect_device(&self, device: u32) -> Result<()> {
         connect_devices(&[(self, device)])
+    }
+
+    /// As [`Context::connect_device`], by this table, the same on all ranks, instead of what `UNISONO_TUNING` or the device
+    /// says: for measuring tables.
+    pub fn connect_device_by(&self, device: u32, table: Table) -> Result<()> {
+        let choose = |_: &Devices, _| Ok(Chosen { table, by_hand: true });
+        let candidate = Candidate { context: self, device, first: None };
+        connect(&[candidate], Devices::open, choose, device::load)
     }
 
     /// Whether the ranks' GPUs exchange directly, and if not, why; `None` before it is agreed.
@@ -78,7 +86,7 @@ impl Context {
             let Some(device) = device else { return Ok(None) };
             let first = Some(First { signature: what.signature(), timeout: call.timeout });
             let candidate = Candidate { context: self, device, first };
-            connect(&[candidate], || self.cuda().devices().cloned(), self.cuda().load())?;
+            connect(&[candidate], || self.cuda().devices().cloned(), choose, self.cuda().load())?;
         }
         let exchange = match group.devices() {
             Some(Way::Exchange(exchange)) if serves(exchange) => exchange,
@@ -187,7 +195,7 @@ pub(super) fn connect_for(operations: &[(&Context, &Request, &Call)]) -> Result<
     }
     let Some(Candidate { context, .. }) = open.first() else { return Ok(()) };
     let cuda = context.cuda();
-    connect(&open, || cuda.devices().cloned(), cuda.load())
+    connect(&open, || cuda.devices().cloned(), choose, cuda.load())
 }
 
 /// Whether such calls can be exchanged between devices: all ranks make the same.
@@ -313,7 +321,12 @@ pub(super) unsafe fn enqueue_together(points: &[OnDevices]) -> Vec<Result<Work>>
 pub fn connect_devices(contexts: &[(&Context, u32)]) -> Result<()> {
     let candidates: Vec<Candidate<'_>> =
         contexts.iter().map(|&(context, device)| Candidate { context, device, first: None }).collect();
-    connect(&candidates, Devices::open, device::load)
+    connect(&candidates, Devices::open, choose, device::load)
+}
+
+/// The table that this process goes by on a device.
+fn choose(devices: &Devices, device: u32) -> Result<Chosen> {
+    Chosen::of_device(devices.driver(), device)
 }
 
 /// A context whose devices are to agree.
@@ -333,10 +346,12 @@ struct First {
     timeout: Option<Duration>,
 }
 
-/// Has the devices agree, by the driver that `devices` opens and the kernels that `load` loads.
+/// Has the devices agree, by the driver that `devices` opens, the table that is chosen for a device, and the kernels that
+/// `load` loads.
 fn connect(
     candidates: &[Candidate<'_>],
     devices: impl Fn() -> Result<Arc<Devices>> + Copy,
+    choose: impl Fn(&Devices, u32) -> Result<Chosen> + Copy,
     load: Load,
 ) -> Result<()> {
     let mut turns = Vec::new();
@@ -353,7 +368,7 @@ fn connect(
             Ok(turn) if group.devices().is_none() => {
                 turns.push(turn);
                 let first = first.map(|first| group.announce(first.signature, first.timeout)).transpose()?;
-                let (setup, step) = Setup::begin(group, devices(), device, load, first.as_ref());
+                let (setup, step) = Setup::begin(group, devices(), device, choose, load, first.as_ref());
                 let compare_at = first.map_or(Deadline::NEVER, |first| first.compare_at(first.called));
                 let mut one = Connecting { context, group, setup, first, compare_at, round: None };
                 one.step(step)?;
@@ -383,7 +398,7 @@ fn connect(
     for (group, candidate) in others {
         drop(lock(group.connecting()));
         if group.devices().is_none() {
-            connect(&[candidate], devices, load)?;
+            connect(&[candidate], devices, choose, load)?;
         }
     }
     Ok(())
