@@ -303,6 +303,7 @@ fn options(rank: u32, size: u32, rendezvous: Rendezvous, config: &Config) -> Opt
         timeout: meeting_timeout(),
         interface: unique_id::interface(),
         transports: None,
+        host: std::env::var("NCCL_HOSTID").ok().filter(|name| !name.is_empty()),
     }
 }
 

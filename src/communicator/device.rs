@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::batch::Pending;
 use super::context::{Context, Place};
+use super::hosts::{self, Composed};
 use super::{Call, Completion, Work};
 use crate::collective::checked::{self, Checked};
 use crate::collective::request::{Counts, Kind, Request};
@@ -14,7 +15,7 @@ use crate::cuda::context::Devices;
 use crate::cuda::driver::Memory;
 use crate::cuda::exchange::{Direction, Job, Point};
 use crate::deadline::Deadline;
-use crate::engine::device::{self, Caller, DeviceExchange, Enqueued, Load, MESSAGE_BYTES, Setup, Step, Way};
+use crate::engine::device::{Caller, DeviceExchange, Enqueued, Loads, MESSAGE_BYTES, Setup, Step, Way};
 use crate::engine::endpoint::{Through, lock};
 use crate::engine::executor::Run;
 use crate::engine::group::Group;
@@ -39,11 +40,12 @@ impl Context {
         connect_devices(&[(self, device)])
     }
 
-    /// Whether the ranks' GPUs exchange directly, and if not, why; `None` before it is agreed.
+    /// Whether the ranks' GPUs exchange directly, with several hosts those of each host, and if not, why; `None` before it
+    /// is agreed.
     pub fn device_way(&self) -> Option<Result<(), String>> {
         let Place::Group(group) = self.place() else { return None };
         Some(match group.devices()? {
-            Way::Exchange(_) => Ok(()),
+            Way::Exchange(_) | Way::Hosts(_) => Ok(()),
             Way::Staged(why) => Err(why.clone()),
         })
     }
@@ -68,14 +70,23 @@ impl Context {
         let way = match group.devices() {
             Some(way) => way,
             None => {
-                connect(&[(self, memory)], Devices::open, device::load, false)?;
+                connect(&[(self, memory)], Devices::open, Loads::OWN, false)?;
                 match group.devices() {
                     Some(way) => way,
                     None => fail!(Internal, "the ranks have connected, and agreed on nothing"),
                 }
             }
         };
-        let Way::Exchange(exchange) = way else { return Ok(None) };
+        let (exchange, composes) = match way {
+            Way::Exchange(exchange) => (exchange, None),
+            Way::Hosts(hosts) if is_point && hosts.layout().is_here(request.root) => {
+                (hosts.exchange(), None)
+            }
+            Way::Hosts(hosts) if !is_point && hosts::composes(hosts, request) => {
+                (hosts.exchange(), Some(hosts))
+            }
+            Way::Hosts(_) | Way::Staged(_) => return Ok(None),
+        };
         if !exchange.serves(request.kind, request.dtype, &request.operator) {
             return Ok(None);
         }
@@ -97,8 +108,11 @@ impl Context {
                 true => (Direction::Send, request.input.addr()),
                 false => (Direction::Receive, request.output.addr()),
             };
-            let point = Point { direction, peer: request.root, address: address as u64, bytes: len as u64 };
+            let peer = request.root - way.first_member();
+            let point = Point { direction, peer, address: address as u64, bytes: len as u64 };
             What::Point(point, Signature { device: true, ..signature })
+        } else if let Some(hosts) = composes {
+            What::Composed(Box::new(Composed::new(self, group, hosts, request, call)?))
         } else {
             let checked = Checked::new(request, self.rank(), self.size())?;
             let job = Job {
@@ -150,7 +164,7 @@ pub(super) fn connect_for(operations: &[(&Context, &Request, &Call)]) -> Result<
             open.push((*context, device));
         }
     }
-    if open.is_empty() { Ok(()) } else { connect(&open, Devices::open, device::load, false) }
+    if open.is_empty() { Ok(()) } else { connect(&open, Devices::open, Loads::OWN, false) }
 }
 
 /// Whether such calls can be exchanged between devices: all ranks make the same.
@@ -172,6 +186,7 @@ pub(super) struct OnDevices {
 enum What {
     Collective(Job, Signature),
     Point(Point, Signature),
+    Composed(Box<Composed>),
 }
 
 impl OnDevices {
@@ -180,8 +195,35 @@ impl OnDevices {
     /// # Safety
     /// The request's memory is valid for what the operation accesses, and the call's stream lives, until the operation
     /// has ended.
-    pub(super) unsafe fn enqueue(&self) -> Result<Enqueued> {
+    pub(super) unsafe fn launch(&self) -> Result<()> {
         match &self.what {
+            // SAFETY: the caller's promise.
+            What::Composed(composed) => unsafe { composed.launch() },
+            // SAFETY: the caller's promise.
+            _ => unsafe { self.enqueue() }.map(drop),
+        }
+    }
+
+    /// As [`OnDevices::launch`]; the work ends when it is done.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn start(&self) -> Result<Work> {
+        match &self.what {
+            // SAFETY: the caller's promise.
+            What::Composed(composed) => unsafe { composed.start() },
+            // SAFETY: the caller's promise.
+            _ => self.work(unsafe { self.enqueue() }?),
+        }
+    }
+
+    /// Gives what is not composed to its stream.
+    ///
+    /// # Safety
+    /// As [`OnDevices::launch`].
+    unsafe fn enqueue(&self) -> Result<Enqueued> {
+        match &self.what {
+            What::Composed(_) => fail!(Internal, "a composed call is more than one launch"),
             // SAFETY: the caller's promise.
             What::Collective(job, signature) => unsafe {
                 self.exchange.enqueue(&self.group, *signature, job, self.caller)
@@ -196,14 +238,13 @@ impl OnDevices {
     /// Gives a collective to its stream; a send or a receive waits for others that may join it.
     ///
     /// # Safety
-    /// As [`OnDevices::enqueue`].
+    /// As [`OnDevices::launch`].
     pub(super) unsafe fn begin(self) -> Result<Pending> {
         if self.is_point() {
             return Ok(Pending::point(self));
         }
         // SAFETY: the caller's promise.
-        let enqueued = unsafe { self.enqueue() }?;
-        self.work(enqueued).map(Pending::from)
+        unsafe { self.start() }.map(Pending::from)
     }
 
     fn is_point(&self) -> bool {
@@ -233,7 +274,7 @@ impl OnDevices {
 /// each, in the order of the list.
 ///
 /// # Safety
-/// As [`OnDevices::enqueue`], for all of them.
+/// As [`OnDevices::launch`], for all of them.
 pub(super) unsafe fn enqueue_together(points: &[OnDevices]) -> Vec<Result<Work>> {
     let mut works: Vec<Option<Result<Work>>> = points.iter().map(|_| None).collect();
     for first in 0..points.len() {
@@ -266,14 +307,14 @@ pub(super) unsafe fn enqueue_together(points: &[OnDevices]) -> Vec<Result<Work>>
 /// [`Context::connect_device`] for several contexts of this process at once, each with its device: what a thread needs
 /// that has several ranks of one group. Contexts that have agreed already are left alone.
 pub fn connect_devices(contexts: &[(&Context, u32)]) -> Result<()> {
-    connect(contexts, Devices::open, device::load, true)
+    connect(contexts, Devices::open, Loads::OWN, true)
 }
 
-/// [`connect_devices`] with the driver that `devices` opens, and the kernels that `load` loads.
-fn connect(
+/// [`connect_devices`] with the driver that `devices` opens, and the kernels of `loads`.
+pub(super) fn connect(
     contexts: &[(&Context, u32)],
     devices: impl Fn() -> Result<Arc<Devices>> + Copy,
-    load: Load,
+    loads: Loads,
     before_calls: bool,
 ) -> Result<()> {
     let groups = contexts.iter().filter_map(|(context, device)| match context.place() {
@@ -289,7 +330,7 @@ fn connect(
         match group.connecting().try_lock() {
             Ok(turn) if group.devices().is_none() => {
                 turns.push(turn);
-                let (setup, step) = Setup::begin(group, devices(), device, load, before_calls);
+                let (setup, step) = Setup::begin(group, devices(), device, loads, before_calls);
                 let mut one = Connecting { context, group, setup, round: None };
                 one.step(step)?;
                 connecting.push(one);
@@ -318,7 +359,7 @@ fn connect(
     for (context, group, device) in others {
         drop(lock(group.connecting()));
         if group.devices().is_none() {
-            connect(&[(context, device)], devices, load, before_calls)?;
+            connect(&[(context, device)], devices, loads, before_calls)?;
         }
     }
     Ok(())

@@ -73,12 +73,12 @@ impl Cuda {
     }
 
     #[cfg(not(test))]
-    fn piece_bytes(&self) -> usize {
+    pub(super) fn piece_bytes(&self) -> usize {
         staged::PIECE_BYTES
     }
 
     #[cfg(test)]
-    fn piece_bytes(&self) -> usize {
+    pub(super) fn piece_bytes(&self) -> usize {
         match self.piece.load(std::sync::atomic::Ordering::Relaxed) {
             0 => staged::PIECE_BYTES,
             bytes => bytes,

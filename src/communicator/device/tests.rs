@@ -38,6 +38,7 @@ fn options(rank: u32, size: u32, store: &Arc<HashStore>, name: &str) -> Options 
         timeout: PATIENCE,
         interface: Some("127.0.0.1".into()),
         transports: Some("shm".into()),
+        host: None,
     }
 }
 

@@ -8,6 +8,7 @@ use super::Kernels;
 use super::board::Boards;
 use crate::cuda::event::Event;
 use crate::cuda::exchange::Fault;
+use crate::cuda::memory::DeviceBuffer;
 use crate::cuda::slab::{Arena, Kept, Opened};
 use crate::cuda::stream::Stream;
 use crate::sys;
@@ -25,8 +26,12 @@ pub(super) struct Parts {
     /// Whether all ranks knew of the exchange before their first call.
     pub(super) points: bool,
     pub(super) fault: Arc<Fault>,
+    /// The group's rank that is the first member.
+    pub(super) first: u32,
     /// Here the others write.
-    pub(super) _arena: Arena,
+    pub(super) arena: Arena,
+    /// What calls across hosts work in.
+    pub(super) _workspace: Option<DeviceBuffer>,
     /// There this rank writes.
     pub(super) _opened: Vec<Arc<Opened>>,
     pub(super) boards: Boards,

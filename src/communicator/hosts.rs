@@ -1,0 +1,159 @@
+//! Calls on device memory between ranks on several hosts: composed of what the GPUs of each host exchange by kernels, and
+//! of what the hosts exchange by way of pinned memory and messages.
+//!
+//! The ranks of a host, `inside` of them, share the work: each deals with the ranks of its own *place* on the other hosts, so
+//! that every byte crosses once and all ranks send and receive at the same time.
+//!
+//! | call | before, by kernels | across | after, by kernels |
+//! |---|---|---|---|
+//! | allreduce | reduce-scatter | allreduce of this place's shard | shards to all |
+//! | reduce | reduce-scatter | reduce of the shard to the root's host | shards to the root |
+//! | reduce-scatter | reduce-scatter, for each host | reduce-scatter of what it made | |
+//! | allgather | | allgather of this place's blocks | blocks to all |
+//! | broadcast | on the root's host: broadcast | broadcast of this place's shard | elsewhere: shards to all |
+//!
+//! It is one call to everybody: one number, one signature, one deadline; what the hosts exchange are its pieces, between ranks
+//! of the group. The kernels and the exits of the staged parts are on the caller's stream. Long calls are cut into chunks that fit one
+//! half of the group's workspace: what comes before a chunk is given to the stream ahead of the wait for the one before.
+//!
+//! Reductions keep the canonical order where a host's ranks are an inner node of its tree, so where they are a power of two. What a
+//! host makes of its inputs are accumulators, and the last step rounds: so inputs of short floats are widened first.
+
+mod across;
+mod parts;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::across::{Across, Queue};
+use self::parts::Parts;
+use super::Call;
+use super::context::Context;
+use super::staged::Spans;
+use super::work::Work;
+use crate::collective::checked::Checked;
+use crate::collective::request::{Kind, Request};
+use crate::deadline::Deadline;
+use crate::engine::device::{Caller, Enqueued, Hosts};
+use crate::engine::group::Group;
+use crate::engine::operation::Running;
+use crate::engine::staged::Place;
+use crate::engine::wire::Class;
+use crate::error::{Result, fail};
+use crate::reduce::{Operator, Reducer};
+
+/// How much longer than the hosts' part the kernels behind it may take before they are missed.
+const LATE: Duration = Duration::from_secs(1);
+
+/// Whether a call is composed; it is one that GPUs of one host would exchange. The same answer on every rank.
+pub(super) fn composes(hosts: &Hosts, request: &Request) -> bool {
+    match request.kind {
+        Kind::Broadcast | Kind::Allgather => true,
+        Kind::Allreduce | Kind::Reduce | Kind::ReduceScatter => {
+            let accumulator = request.dtype.accumulator();
+            hosts.layout().keeps_order()
+                && hosts.exchange().serves(request.kind, accumulator, &between(request.operator))
+        }
+        _ => false,
+    }
+}
+
+/// What combines accumulators: the rest of an operator comes before or after.
+fn between(operator: Operator) -> Operator {
+    match operator {
+        Operator::Average | Operator::PreMulSum(_) => Operator::Sum,
+        other => other,
+    }
+}
+
+/// A call that is composed, checked.
+pub(super) struct Composed {
+    context: Context,
+    group: Arc<Group>,
+    hosts: Arc<Hosts>,
+    caller: Caller,
+    checked: Checked,
+}
+
+impl Composed {
+    pub(super) fn new(
+        context: &Context,
+        group: &Arc<Group>,
+        hosts: &Arc<Hosts>,
+        request: &Request,
+        call: &Call,
+    ) -> Result<Composed> {
+        let mut checked = Checked::new(request, group.rank(), group.size())?;
+        if let Some(operator) = checked.operator {
+            Reducer::new(checked.dtype, operator, group.size())?;
+        }
+        if let Some(survey) = context.survey(Spans::of_collective(&checked), call)? {
+            let on_host = |place, bytes| matches!(place, Place::Host(_)) && bytes > 0;
+            let (input, output) = survey.places();
+            if on_host(input, survey.input_bytes) || on_host(output, survey.output_bytes) {
+                fail!(
+                    InvalidArgument,
+                    "one buffer is host memory, the other is a GPU's: where the GPUs of a host exchange, a call takes both \
+                     from the same"
+                );
+            }
+        }
+        checked.signature.device = true;
+        Ok(Composed {
+            context: context.clone(),
+            group: group.clone(),
+            hosts: hosts.clone(),
+            caller: Caller { stream: call.stream, timeout: call.timeout },
+            checked,
+        })
+    }
+
+    /// Gives it to its stream.
+    ///
+    /// # Safety
+    /// The call's memory is valid for what it accesses, and its stream lives, until it has ended.
+    pub(super) unsafe fn launch(&self) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.give() }.map(drop)
+    }
+
+    /// As [`Composed::launch`]; the work ends when it is done.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn start(&self) -> Result<Work> {
+        // SAFETY: the caller's promise.
+        let (enqueued, running) = unsafe { self.give() }?;
+        let (event, failure) = self.hosts.exchange().follow(&self.group, enqueued)?;
+        Ok(Work::composed(Some(running), event, failure))
+    }
+
+    /// # Safety
+    /// As [`Composed::launch`].
+    unsafe fn give(&self) -> Result<(Enqueued, Arc<Running>)> {
+        let (group, exchange) = (&self.group, self.hosts.exchange());
+        // SAFETY: the caller's promise.
+        let series = unsafe { exchange.series(self.caller) }?;
+        let queue = Arc::new(Queue::default());
+        let mut turn = None;
+        let (timeout, signature) = (self.caller.timeout, self.checked.signature);
+        // The series is held: calls have their numbers in the order of their launches.
+        let running = group.start(Class::Ordered, 0, signature, timeout, |its| {
+            turn = Some(*its);
+            Across::new(its, exchange.clone(), queue.clone())
+        })?;
+        let Some(turn) = turn else { fail!(Internal, "an operation was started without a turn") };
+        let mut parts = Parts::new(self, &series, turn, &queue);
+        // SAFETY: the caller's promise.
+        let given = series.begin(group, &turn).and_then(|()| unsafe { parts.give() });
+        queue.close();
+        let until = Deadline::since(turn.called, timeout.unwrap_or(group.timeout()).saturating_add(LATE));
+        let enqueued = given.and_then(|()| series.end(group, turn.until(until)));
+        let enqueued = enqueued.map_err(|cause| group.blame(&turn, cause));
+        // Nobody else may be looking.
+        group.endpoint().kick();
+        Ok((enqueued?, running))
+    }
+}
