@@ -77,6 +77,11 @@ pub(super) struct Composed {
     checked: Checked,
 }
 
+// SAFETY: the pointers name memory of devices, which nothing here reads through them.
+unsafe impl Send for Composed {}
+// SAFETY: as above.
+unsafe impl Sync for Composed {}
+
 impl Composed {
     pub(super) fn new(
         context: &Context,

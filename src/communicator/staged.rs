@@ -44,6 +44,8 @@ pub(super) struct Cuda {
     #[cfg(test)]
     piece: std::sync::atomic::AtomicUsize,
     #[cfg(test)]
+    exchanging: std::sync::atomic::AtomicBool,
+    #[cfg(test)]
     limits: std::sync::OnceLock<Limits>,
 }
 
@@ -120,7 +122,14 @@ impl Cuda {
 
     #[cfg(test)]
     pub(super) fn exchanges(&self) -> bool {
-        self.devices.get().is_none()
+        self.devices.get().is_none() || self.exchanging.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Other devices than the machine's, which exchange, and shorter pieces.
+    #[cfg(test)]
+    pub(super) fn pretend_exchange(&self, devices: &Arc<Devices>, piece: usize) {
+        self.exchanging.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.pretend(devices, piece);
     }
 
     /// Other devices than the machine's, which do not exchange, and shorter pieces.

@@ -9,7 +9,8 @@ use crate::cuda::driver::StreamHandle;
 use crate::cuda::exchange::Fault;
 use crate::cuda::slab::SLAB_BYTES;
 use crate::cuda::stream::Stream;
-use crate::engine::device::Kernels;
+use crate::cuda::local::Kernels as Folds;
+use crate::engine::device::{Kernels, Load};
 use crate::error::{Error, Status};
 use crate::rendezvous::hash::HashStore;
 
@@ -42,6 +43,14 @@ fn options(rank: u32, size: u32, store: &Arc<HashStore>, name: &str) -> Options 
     }
 }
 
+/// On one host, nothing is folded.
+fn only(exchange: Load) -> Loads {
+    fn none(_: &Arc<Devices>) -> Arc<dyn Folds> {
+        panic!("nothing is composed here")
+    }
+    Loads { exchange, fold: none }
+}
+
 /// Runs `body` on a thread for each rank, its context connected with `load`.
 fn ranks<T: Send>(seats: &[Seat], load: Load, body: impl Fn(&Context, &Seat) -> T + Sync) -> Vec<T> {
     let store = Arc::new(HashStore::new());
@@ -51,7 +60,7 @@ fn ranks<T: Send>(seats: &[Seat], load: Load, body: impl Fn(&Context, &Seat) -> 
             let (store, body, seat) = (store.clone(), &body, seat.clone());
             scope.spawn(move || {
                 let context = Context::create(options(rank as u32, size, &store, "")).expect("ranks meet");
-                connect(&[(&context, seat.2)], || Ok(seat.1.clone()), load, true).expect("an agreement");
+                connect(&[(&context, seat.2)], || Ok(seat.1.clone()), only(load), true).expect("an agreement");
                 body(&context, &seat)
             })
         };
@@ -201,7 +210,7 @@ fn devices_of_one_process_use_peer_access_and_one_slab_each() {
     ranks(&seats, words, |context, (double, _, device)| {
         assert_eq!(context.device_way(), Some(Ok(())));
         let other = context.duplicate().expect("a child");
-        connect(&[(&other, *device)], || Ok(seats[0].1.clone()), words, true).expect("an agreement");
+        connect(&[(&other, *device)], || Ok(seats[0].1.clone()), only(words), true).expect("an agreement");
         assert_eq!(double.allocated(*device), SLAB_BYTES);
     });
     assert_eq!(double.complaints(), Vec::<String>::new());
@@ -259,9 +268,9 @@ fn one_thread_connects_all_its_ranks() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     let all: Vec<(&Context, u32)> = contexts.iter().zip(0..).collect();
-    connect(&all, || Ok(devices.clone()), words, true).expect("an agreement");
+    connect(&all, || Ok(devices.clone()), only(words), true).expect("an agreement");
     // Again, it has nothing to do.
-    connect(&all, || Ok(devices.clone()), words, true).expect("an agreement");
+    connect(&all, || Ok(devices.clone()), only(words), true).expect("an agreement");
     let calls: Vec<OnDevices> = contexts
         .iter()
         .zip(0..)
@@ -362,14 +371,14 @@ fn a_rank_that_does_not_call_is_named_whether_or_not_anybody_waits() {
                 let (store, seat) = (store.clone(), seats[1].clone());
                 scope.spawn(move || {
                     let context = Context::create(options(1, 2, &store, "")).unwrap();
-                    connect(&[(&context, 0)], || Ok(seat.1.clone()), words, true).unwrap();
+                    connect(&[(&context, 0)], || Ok(seat.1.clone()), only(words), true).unwrap();
                     stay.recv().unwrap();
                     until("the news", || context.failure().is_some());
                 })
             };
             let (double, devices, device) = &seats[0];
             let context = Context::create(options(0, 2, &store, "")).unwrap();
-            connect(&[(&context, 0)], || Ok(devices.clone()), words, true).unwrap();
+            connect(&[(&context, 0)], || Ok(devices.clone()), only(words), true).unwrap();
             let call = sum(&context, 1, double.memory(*device, 4), None, Duration::from_millis(300));
             let error: Error = if waits {
                 run(&call).unwrap_err()

@@ -182,7 +182,7 @@ impl<'a> Parts<'a> {
                 points.push(send(peer, place(self.layout.place())));
                 points.push(receive(peer, place(peer)));
             }
-            self.series.enqueue_points(&points)
+            self.transfer(points)
         }
     }
 
@@ -246,6 +246,16 @@ impl<'a> Parts<'a> {
             // SAFETY: the engine gives memory of the piece's size, and keeps it until the operation has ended.
             Ok(Box::new(unsafe { Run::new(group, &turn, plan, checked.input, checked.output) }))
         })
+    }
+
+    /// Moves bytes between the GPUs of this host.
+    ///
+    /// # Safety
+    /// As [`Composed::launch`], for the points' memory.
+    unsafe fn transfer(&self, mut points: Vec<Point>) -> Result<()> {
+        points.retain(|point| point.bytes > 0);
+        // SAFETY: the caller's promise.
+        unsafe { self.series.enqueue_points(&points) }
     }
 
     fn wait(&self, exit: &Word) -> Result<()> {
@@ -466,7 +476,7 @@ impl Steps for Reduce {
             if finishes {
                 self.reduction.finish(parts, made, from, shard + rest)?;
             }
-            parts.series.enqueue_points(&points)
+            parts.transfer(points)
         }
     }
 }
@@ -560,8 +570,8 @@ impl Steps for ReduceScatter {
         unsafe {
             self.reduction.finish(parts, result, rounded, chunk.len)?;
             // By the kernels that do nothing once the group has failed.
-            let points = [send(place, (rounded, bytes)), receive(place, (self.output(parts, chunk), bytes))];
-            parts.series.enqueue_points(&points)
+            let output = self.output(parts, chunk);
+            parts.transfer(vec![send(place, (rounded, bytes)), receive(place, (output, bytes))])
         }
     }
 }
@@ -595,6 +605,6 @@ impl Steps for Allgather {
             points.push(receive(peer, (output + (rank * count + chunk.start) * self.element, bytes)));
         }
         // SAFETY: the caller's promise; the chunk fits the workspace.
-        unsafe { parts.series.enqueue_points(&points) }
+        unsafe { parts.transfer(points) }
     }
 }
