@@ -62,12 +62,7 @@ trait Steps {
 }
 
 impl<'a> Parts<'a> {
-    pub(super) fn new(
-        call: &'a Composed,
-        series: &'a Series<'a>,
-        turn: Turn,
-        queue: &'a Queue,
-    ) -> Parts<'a> {
+    pub(super) fn new(call: &'a Composed, series: &'a Series<'a>, turn: Turn, queue: &'a Queue) -> Parts<'a> {
         Parts { call, layout: call.hosts.layout(), series, turn, queue, pieces: 0 }
     }
 
@@ -587,8 +582,7 @@ impl Steps for Allgather {
         let checked = &parts.call.checked;
         let input = checked.input.addr() as u64 + chunk.start * self.element;
         let dtype = checked.dtype;
-        let request =
-            parts.request(Kind::Allgather, input, chunk.workspace, chunk.len, dtype, Operator::Sum);
+        let request = parts.request(Kind::Allgather, input, chunk.workspace, chunk.len, dtype, Operator::Sum);
         // SAFETY: the caller's promise; the chunk fits the workspace.
         unsafe { parts.across(request) }
     }

@@ -93,11 +93,7 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    pub(super) fn new(
-        exchange: Arc<DeviceExchange>,
-        layout: Layout,
-        tools: Tools<(u64, usize)>,
-    ) -> Hosts {
+    pub(super) fn new(exchange: Arc<DeviceExchange>, layout: Layout, tools: Tools<(u64, usize)>) -> Hosts {
         Hosts { exchange, layout, tools }
     }
 

@@ -12,10 +12,10 @@ use std::sync::atomic::AtomicBool;
 
 use super::board::{BOARD_BYTES, Boards, MAX_MEMBERS};
 use super::exchange::DeviceExchange;
+use super::hosts::{Hosts, Layout, Tools};
 use super::offer::{Message, Offer};
 use super::probe::{PROBE_BYTES, Probe};
 use super::retired::Parts;
-use super::hosts::{Hosts, Layout, Tools};
 use super::{Kernels, Loads, Way};
 use crate::cuda::context::Devices;
 use crate::cuda::event::Event;
@@ -113,7 +113,8 @@ impl Setup {
             Setup { group: group.clone(), layout: layout.unwrap_or_default(), loads, deadline, stage };
         // What all ranks know without a word.
         let Some(layout) = layout else {
-            let why = "the ranks share no memory on their host, or have no equal blocks of numbers on several";
+            let why =
+                "the ranks share no memory on their host, or have no equal blocks of numbers on several";
             let step = setup.agree(Way::Staged(why.into()));
             return (setup, step);
         };
@@ -123,7 +124,8 @@ impl Setup {
             let step = setup.agree(Way::Staged(why));
             return (setup, step);
         }
-        let offered = wanted().and(devices).and_then(|devices| Own::new(group, layout, devices, device, deadline));
+        let offered =
+            wanted().and(devices).and_then(|devices| Own::new(group, layout, devices, device, deadline));
         let offered = offered.and_then(|own| own.offer(before_calls).map(|offer| (own, offer)));
         let (own, message) = match offered {
             Ok((own, offer)) => (Some(own), Message::Offer(offer)),
@@ -313,7 +315,10 @@ impl Own {
         devices.context(device)?;
         if layout.hosts > 1 {
             if !group.endpoint().shares_memory() {
-                fail!(Unsupported, "UNISONO_TRANSPORT has no shm, by which the ranks of a host find each other");
+                fail!(
+                    Unsupported,
+                    "UNISONO_TRANSPORT has no shm, by which the ranks of a host find each other"
+                );
             }
             if !devices.driver().can_wait_value(device)? {
                 fail!(Unsupported, "streams of GPU {device} cannot wait for the host");
