@@ -79,9 +79,7 @@ impl Context {
         };
         let (exchange, composes) = match way {
             Way::Exchange(exchange) => (exchange, None),
-            Way::Hosts(hosts) if is_point && hosts.layout().is_here(request.root) => {
-                (hosts.exchange(), None)
-            }
+            Way::Hosts(hosts) if is_point && hosts.layout().is_here(request.root) => (hosts.exchange(), None),
             Way::Hosts(hosts) if !is_point && hosts::composes(hosts, request) => {
                 (hosts.exchange(), Some(hosts))
             }

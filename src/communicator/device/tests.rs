@@ -7,9 +7,9 @@ use crate::communicator::{Options, Rendezvous};
 use crate::cuda::double::{Double, Order};
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::exchange::Fault;
+use crate::cuda::local::Kernels as Folds;
 use crate::cuda::slab::SLAB_BYTES;
 use crate::cuda::stream::Stream;
-use crate::cuda::local::Kernels as Folds;
 use crate::engine::device::{Kernels, Load};
 use crate::error::{Error, Status};
 use crate::rendezvous::hash::HashStore;
@@ -60,7 +60,8 @@ fn ranks<T: Send>(seats: &[Seat], load: Load, body: impl Fn(&Context, &Seat) -> 
             let (store, body, seat) = (store.clone(), &body, seat.clone());
             scope.spawn(move || {
                 let context = Context::create(options(rank as u32, size, &store, "")).expect("ranks meet");
-                connect(&[(&context, seat.2)], || Ok(seat.1.clone()), only(load), true).expect("an agreement");
+                connect(&[(&context, seat.2)], || Ok(seat.1.clone()), only(load), true)
+                    .expect("an agreement");
                 body(&context, &seat)
             })
         };
