@@ -1,4 +1,4 @@
-//! What the hosts do among themselves in one composed call: its staged parts, one after the other, as one operation.
+//! What the hosts do among themselves in one composed call: its staged parts as one operation.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -42,38 +42,50 @@ impl Queue {
     }
 }
 
+/// Parts under way: as many as the workspace has room for.
+const ACTIVE: usize = 2;
+
 /// The operation.
 pub(super) struct Across {
     turn: Turn,
     exchange: Arc<DeviceExchange>,
     queue: Arc<Queue>,
-    current: Option<Staged>,
+    active: VecDeque<Staged>,
 }
 
 impl Across {
     /// The parts of `turn` that come through `queue`, between launches of `exchange`.
     pub(super) fn new(turn: &Turn, exchange: Arc<DeviceExchange>, queue: Arc<Queue>) -> Across {
-        Across { turn: *turn, exchange, queue, current: None }
+        Across { turn: *turn, exchange, queue, active: VecDeque::with_capacity(ACTIVE) }
+    }
+
+    /// Takes parts that can begin. Whether there are any under way, or more may come.
+    fn take(&mut self) -> bool {
+        let mut parts = lock(&self.queue.0);
+        let free = ACTIVE - self.active.len();
+        let taken = free.min(parts.waiting.len());
+        self.active.extend(parts.waiting.drain(..taken));
+        !self.active.is_empty() || !parts.closed
     }
 }
 
 impl Operation for Across {
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
         loop {
-            let part = match &mut self.current {
-                Some(part) => part,
-                None => {
-                    let mut parts = lock(&self.queue.0);
-                    match parts.waiting.pop_front() {
-                        Some(part) => self.current.insert(part),
-                        None if parts.closed => return Poll::Ready(Ok(Completion::default())),
-                        None => return Poll::Pending,
-                    }
+            if !self.take() {
+                return Poll::Ready(Ok(Completion::default()));
+            }
+            let before = self.active.len();
+            let mut index = 0;
+            while let Some(part) = self.active.get_mut(index) {
+                match part.advance(group) {
+                    Poll::Ready(Ok(_)) => drop(self.active.remove(index)),
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                    Poll::Pending => index += 1,
                 }
-            };
-            match part.advance(group) {
-                Poll::Ready(Ok(_)) => self.current = None,
-                other => return other,
+            }
+            if self.active.len() == before {
+                return Poll::Pending;
             }
         }
     }
@@ -85,13 +97,15 @@ impl Operation for Across {
         parts.abandoned = true;
         let waiting = std::mem::take(&mut parts.waiting);
         drop(parts);
-        for mut part in self.current.take().into_iter().chain(waiting) {
+        for mut part in self.active.drain(..).chain(waiting) {
             part.abandon(group);
         }
     }
 
     fn waits_for(&self, group: &Group) -> Vec<u32> {
-        let ranks = self.current.as_ref().map_or_else(Vec::new, |part| part.waits_for(group));
+        let mut ranks: Vec<u32> = self.active.iter().flat_map(|part| part.waits_for(group)).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
         // Or its stream has not come so far: then it may be the other ranks of this host that have not called.
         if ranks.is_empty() { self.exchange.missing(self.turn.sequence) } else { ranks }
     }

@@ -8,13 +8,14 @@ use std::sync::Arc;
 use super::exchange::DeviceExchange;
 use crate::cuda::context::Devices;
 use crate::cuda::local::Kernels as Folds;
-use crate::cuda::memory::DeviceBuffer;
-use crate::error::{Error, Result, Status};
+use crate::cuda::slab::Arena;
+use crate::deadline::Deadline;
+use crate::error::Result;
 use crate::reduce::{DataType, Operator};
 
-/// Bytes of device memory that calls across hosts work in.
+/// Bytes of device memory that calls across hosts work in: two chunks, which the slab of the arenas has room for.
 #[cfg(not(test))]
-const WORKSPACE_BYTES: usize = 32 << 20;
+const WORKSPACE_BYTES: usize = 16 << 20;
 /// Tests cut short calls.
 #[cfg(test)]
 const WORKSPACE_BYTES: usize = 16 << 10;
@@ -120,14 +121,19 @@ impl Hosts {
 
 /// What has to be made before the ranks agree, since it may fail.
 #[derive(Debug)]
-pub(super) struct Tools<Workspace = DeviceBuffer> {
+pub(super) struct Tools<Workspace = Arena> {
     folds: Arc<dyn Folds>,
     workspace: Workspace,
 }
 
 impl Tools {
     /// Loads and allocates: may wait for the device.
-    pub(super) fn new(devices: &Arc<Devices>, device: u32, folds: &Arc<dyn Folds>) -> Result<Tools> {
+    pub(super) fn new(
+        devices: &Arc<Devices>,
+        device: u32,
+        folds: &Arc<dyn Folds>,
+        deadline: Deadline,
+    ) -> Result<Tools> {
         for dtype in DataType::ALL {
             let scaled = [Operator::Average, Operator::PreMulSum(1.0)];
             // Accumulators of other types are elements, and every other operator leaves them as they are.
@@ -137,13 +143,12 @@ impl Tools {
                 folds.prepare(devices, device, dtype, operator)?;
             }
         }
-        let workspace = DeviceBuffer::new(devices, device, WORKSPACE_BYTES)
-            .map_err(|error| Error::new(Status::OutOfMemory, error.text().to_owned()))?;
+        let workspace = Arena::new(devices, device, WORKSPACE_BYTES, deadline)?;
         Ok(Tools { folds: folds.clone(), workspace })
     }
 
     /// The memory apart: it is kept until the last call has left it.
-    pub(super) fn part(self) -> (Tools<(u64, usize)>, DeviceBuffer) {
+    pub(super) fn part(self) -> (Tools<(u64, usize)>, Arena) {
         let place = (self.workspace.address(), self.workspace.bytes());
         (Tools { folds: self.folds, workspace: place }, self.workspace)
     }

@@ -8,7 +8,6 @@ use super::Kernels;
 use super::board::Boards;
 use crate::cuda::event::Event;
 use crate::cuda::exchange::Fault;
-use crate::cuda::memory::DeviceBuffer;
 use crate::cuda::slab::{Arena, Kept, Opened};
 use crate::cuda::stream::Stream;
 use crate::sys;
@@ -31,7 +30,7 @@ pub(super) struct Parts {
     /// Here the others write.
     pub(super) arena: Arena,
     /// What calls across hosts work in.
-    pub(super) _workspace: Option<DeviceBuffer>,
+    pub(super) _workspace: Option<Arena>,
     /// There this rank writes.
     pub(super) _opened: Vec<Arc<Opened>>,
     pub(super) boards: Boards,

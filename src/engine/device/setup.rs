@@ -202,7 +202,7 @@ impl Setup {
         let event = || Event::new(devices, *device);
         let tools = match self.layout.hosts {
             1 => None,
-            _ => Some(Tools::new(devices, *device, &(self.loads.fold)(devices))?),
+            _ => Some(Tools::new(devices, *device, &(self.loads.fold)(devices), self.deadline)?),
         };
         let stream = Stream::new(devices, *device, true)?;
         Ok(Made { kernels, last: event()?, within: event()?, stream, tools })
