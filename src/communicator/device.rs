@@ -13,7 +13,7 @@ use crate::collective::checked::{self, Checked};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::Memory;
-use crate::cuda::exchange::{Direction, Job, Point};
+use crate::cuda::exchange::{Chosen, Direction, Job, Point, Table};
 use crate::deadline::Deadline;
 use crate::engine::device::{Caller, DeviceExchange, Enqueued, Loads, MESSAGE_BYTES, Setup, Step, Way};
 use crate::engine::endpoint::{Through, lock};
@@ -38,6 +38,13 @@ impl Context {
     /// May allocate device memory, and wait for the device.
     pub fn connect_device(&self, device: u32) -> Result<()> {
         connect_devices(&[(self, device)])
+    }
+
+    /// As [`Context::connect_device`], by this table, the same on all ranks, instead of what `UNISONO_TUNING` or the device
+    /// says: for measuring tables.
+    pub fn connect_device_by(&self, device: u32, table: Table) -> Result<()> {
+        let choose = |_: &Devices, _| Ok(Chosen { table, by_hand: true });
+        connect(&[(self, device)], Devices::open, choose, Loads::OWN, true)
     }
 
     /// Whether the ranks' GPUs exchange directly, with several hosts those of each host, and if not, why; `None` before it
@@ -70,7 +77,7 @@ impl Context {
         let way = match group.devices() {
             Some(way) => way,
             None => {
-                connect(&[(self, memory)], Devices::open, Loads::OWN, false)?;
+                connect(&[(self, memory)], Devices::open, choose, Loads::OWN, false)?;
                 match group.devices() {
                     Some(way) => way,
                     None => fail!(Internal, "the ranks have connected, and agreed on nothing"),
@@ -162,7 +169,7 @@ pub(super) fn connect_for(operations: &[(&Context, &Request, &Call)]) -> Result<
             open.push((*context, device));
         }
     }
-    if open.is_empty() { Ok(()) } else { connect(&open, Devices::open, Loads::OWN, false) }
+    if open.is_empty() { Ok(()) } else { connect(&open, Devices::open, choose, Loads::OWN, false) }
 }
 
 /// Whether such calls can be exchanged between devices: all ranks make the same.
@@ -305,13 +312,20 @@ pub(super) unsafe fn enqueue_together(points: &[OnDevices]) -> Vec<Result<Work>>
 /// [`Context::connect_device`] for several contexts of this process at once, each with its device: what a thread needs
 /// that has several ranks of one group. Contexts that have agreed already are left alone.
 pub fn connect_devices(contexts: &[(&Context, u32)]) -> Result<()> {
-    connect(contexts, Devices::open, Loads::OWN, true)
+    connect(contexts, Devices::open, choose, Loads::OWN, true)
 }
 
-/// [`connect_devices`] with the driver that `devices` opens, and the kernels of `loads`.
+/// The table that this process goes by on a device.
+fn choose(devices: &Devices, device: u32) -> Result<Chosen> {
+    Chosen::of_device(devices.driver(), device)
+}
+
+/// [`connect_devices`] with the driver that `devices` opens, the table that is chosen for a device, and the kernels of
+/// `loads`.
 pub(super) fn connect(
     contexts: &[(&Context, u32)],
     devices: impl Fn() -> Result<Arc<Devices>> + Copy,
+    choose: impl Fn(&Devices, u32) -> Result<Chosen> + Copy,
     loads: Loads,
     before_calls: bool,
 ) -> Result<()> {
@@ -328,7 +342,7 @@ pub(super) fn connect(
         match group.connecting().try_lock() {
             Ok(turn) if group.devices().is_none() => {
                 turns.push(turn);
-                let (setup, step) = Setup::begin(group, devices(), device, loads, before_calls);
+                let (setup, step) = Setup::begin(group, devices(), device, choose, loads, before_calls);
                 let mut one = Connecting { context, group, setup, round: None };
                 one.step(step)?;
                 connecting.push(one);
@@ -357,7 +371,7 @@ pub(super) fn connect(
     for (context, group, device) in others {
         drop(lock(group.connecting()));
         if group.devices().is_none() {
-            connect(&[(context, device)], devices, loads, before_calls)?;
+            connect(&[(context, device)], devices, choose, loads, before_calls)?;
         }
     }
     Ok(())

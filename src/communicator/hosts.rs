@@ -34,7 +34,7 @@ use super::context::Context;
 use super::staged::Spans;
 use super::work::Work;
 use crate::collective::checked::Checked;
-use crate::collective::request::{Kind, Request};
+use crate::collective::request::{Counts, Kind, Request};
 use crate::deadline::Deadline;
 use crate::engine::device::{Caller, Enqueued, Hosts};
 use crate::engine::group::Group;
@@ -47,8 +47,25 @@ use crate::reduce::{Operator, Reducer};
 /// How much longer than the hosts' part the kernels behind it may take before they are missed.
 const LATE: Duration = Duration::from_secs(1);
 
+/// Up to so many bytes, of all blocks together, staging alone is as quick: on two pretended hosts of two H200s each, an
+/// allreduce of 1 KiB takes 96 µs composed and 65 staged, of 64 KiB 79 to 96 and 95; a reduce-scatter of 64 KiB 104 and 72.
+const SHORT: u64 = if cfg!(test) { 0 } else { 32 << 10 };
+/// The same where blocks are gathered or scattered.
+const SHORT_BLOCKS: u64 = if cfg!(test) { 0 } else { 96 << 10 };
+
 /// Whether a call is composed; it is one that GPUs of one host would exchange. The same answer on every rank.
 pub(super) fn composes(hosts: &Hosts, request: &Request) -> bool {
+    let Counts::Uniform(count) = request.counts else { return false };
+    let bytes = count.saturating_mul(request.dtype.size() as u64);
+    let blocks = bytes.saturating_mul(hosts.layout().size().into());
+    let is_short = match request.kind {
+        Kind::Allreduce => bytes <= SHORT,
+        Kind::Allgather | Kind::ReduceScatter => blocks <= SHORT_BLOCKS,
+        _ => false,
+    };
+    if is_short {
+        return false;
+    }
     match request.kind {
         Kind::Broadcast | Kind::Allgather => true,
         Kind::Allreduce | Kind::Reduce | Kind::ReduceScatter => {

@@ -26,7 +26,9 @@ use crate::engine::lane::{Destination, Source};
 use crate::engine::operation::{Operation, Running};
 use crate::engine::point::{Message, Point};
 use crate::engine::staged::relay::{Combine, Limits, Plan, Relay, Route};
-use crate::engine::staged::{self, Cut, Entry, Exchange, Job, Place, Shape, Side, Staged, StreamOrder};
+use crate::engine::staged::{
+    self, Blocks, Cut, Entry, Exchange, Job, Place, Shape, Side, Staged, StreamOrder,
+};
 use crate::engine::wire::Class;
 use crate::error::{Result, Status, fail};
 use crate::reduce::{Operator, Reducer};
@@ -480,8 +482,8 @@ impl Context {
                     // What is wrong with it is said now. It also notes the algorithm.
                     self.plans().plan(&mut checked, options, self.seat())?;
                 }
-                // Lists are exchanged whole, as from host memory; so ranks may differ in their memory.
-                checked.signature.device = call.survey.on_device && !is_listed(&checked);
+                // Lists that not every rank knows are exchanged whole, as from host memory; so ranks may differ in their memory.
+                checked.signature.device = call.survey.on_device && !checked.listed;
                 let (class, tag) = class_of(options);
                 Ok((class, tag, checked.signature))
             }
@@ -537,7 +539,7 @@ impl Context {
             false => None,
         };
         let order = StreamOrder { devices, device, entry, exit: exit.clone() };
-        let shape = |bytes, blocks| Shape { bytes, blocks };
+        let shape = |bytes, blocks| Shape { bytes, blocks: Blocks::Even(blocks) };
         let job = match what {
             What::Message(_, message) => {
                 let sends = matches!(message, Message::Send { .. });
@@ -561,12 +563,24 @@ impl Context {
                     Kind::Alltoall => (size, size),
                     _ => (1, 1),
                 };
-                let element = checked.dtype.size();
-                let cut = match request.counts {
-                    Counts::Uniform(count) if on_device => {
-                        Cut::even(count, reads.max(writes) as u64, element, self.cuda().piece_bytes())
+                let (element, piece) = (checked.dtype.size(), self.cuda().piece_bytes());
+                let shape = |bytes, blocks| match &request.counts {
+                    // What is one block is this rank's.
+                    Counts::Blocks(counts) => {
+                        let own = checked.rank as usize;
+                        let counts = if blocks == 1 { &counts[own..=own] } else { counts };
+                        Shape { bytes, blocks: Blocks::Listed(counts.into()) }
                     }
-                    // Ranks with host memory do not cut, and not every rank knows a list.
+                    _ => shape(bytes, blocks),
+                };
+                let cut = match &request.counts {
+                    Counts::Uniform(count) if on_device => {
+                        Cut::even(*count, reads.max(writes) as u64, element, piece)
+                    }
+                    Counts::Blocks(counts) if on_device && !checked.listed => {
+                        Cut::listed(counts, element, piece)
+                    }
+                    // Ranks with host memory do not cut, and not every rank knows other lists.
                     _ => Cut::whole(),
                 };
                 // A broadcast's root has its result already, unless it is to go elsewhere.
@@ -591,7 +605,13 @@ impl Context {
     fn exchange_pieces(&self, request: &Request, options: &Call) -> Exchange {
         let (context, request, options) = (self.clone(), request.clone(), options.clone());
         Box::new(move |group, turn, piece, input, output| {
-            let counts = if piece.whole { request.counts.clone() } else { Counts::Uniform(piece.len) };
+            let counts = match &request.counts {
+                counts if piece.whole => counts.clone(),
+                Counts::Blocks(counts) => {
+                    Counts::Blocks(counts.iter().map(|&count| piece.of(count).1).collect())
+                }
+                _ => Counts::Uniform(piece.len),
+            };
             let request = Request { input, output, counts, ..request.clone() };
             let mut checked = Checked::new(&request, group.rank(), group.size())?;
             // SAFETY: the engine gives memory of the piece's size, and keeps it until the operation has ended.
@@ -601,11 +621,6 @@ impl Context {
             }
         })
     }
-}
-
-/// Whether not every rank knows how much every other has.
-fn is_listed(checked: &Checked) -> bool {
-    checked.listed || checked.signature.count & crate::signature::COUNT_IS_DIGEST != 0
 }
 
 /// The operation of a call that is staged.

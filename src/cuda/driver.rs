@@ -123,7 +123,8 @@ pub struct Grid {
 /// A function that a stream calls on a thread of the driver. It makes no CUDA calls and does not unwind.
 pub type HostFunction = unsafe extern "C" fn(user: *mut c_void);
 
-/// The driver calls. Every failure is `Status::Cuda`, with the name of the call and what the driver said.
+/// The driver calls. Every failure is `Status::Cuda`, or `Status::OutOfMemory` if it is about memory, with the name of the
+/// call and what the driver said.
 ///
 /// All methods may be called from any thread. Those that say *current* act on the calling thread's current context. A
 /// stream or an event is used with a context of its own device current.

@@ -123,11 +123,13 @@ impl Libcuda {
         };
         let name = describe(self.calls.cuGetErrorName).unwrap_or_else(|| "an unknown CUresult".into());
         let text = describe(self.calls.cuGetErrorString).unwrap_or_else(|| "no description".into());
-        Error::new(Status::Cuda, format!("{call} failed: {name} ({result}): {text}"))
+        let status = if result == OUT_OF_MEMORY { Status::OutOfMemory } else { Status::Cuda };
+        Error::new(status, format!("{call} failed: {name} ({result}): {text}"))
     }
 }
 
 const SUCCESS: c_int = sys::CUresult::CUDA_SUCCESS as c_int;
+const OUT_OF_MEMORY: c_int = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_int;
 
 impl Driver for Libcuda {
     fn device_count(&self) -> Result<u32> {

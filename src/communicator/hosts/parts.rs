@@ -14,7 +14,7 @@ use crate::cuda::word::Word;
 use crate::engine::device::{Layout, Series};
 use crate::engine::executor::Run;
 use crate::engine::group::Turn;
-use crate::engine::staged::{Cut, Entry, Exchange, Job, Place, Shape, Side, Staged, StreamOrder};
+use crate::engine::staged::{Blocks, Cut, Entry, Exchange, Job, Place, Shape, Side, Staged, StreamOrder};
 use crate::error::Result;
 use crate::reduce::{DataType, Operator, Representation};
 
@@ -203,7 +203,7 @@ impl<'a> Parts<'a> {
         let written = if forwards { 0 } else { checked.output_len() * element };
         let side = |address: usize, bytes, blocks| Side {
             place: Place::Device(address as u64),
-            shape: Shape { bytes, blocks },
+            shape: Shape { bytes, blocks: Blocks::Even(blocks) },
         };
         let exit = Arc::new(devices.word(device)?);
         let entry = Entry::of_caller(stream, group.endpoint())?;

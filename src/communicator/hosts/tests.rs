@@ -7,13 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::*;
-use crate::collective::request::Counts;
 use crate::communicator::device::connect;
 use crate::communicator::{Completion, Options, Rendezvous, start_together};
 use crate::cuda::context::Devices;
 use crate::cuda::double::{Double, DoubleKernels, Order};
 use crate::cuda::driver::StreamHandle;
-use crate::cuda::exchange::{Direction, Fault, Job, Point};
+use crate::cuda::exchange::{Chosen, Direction, Fault, Job, Point, Table};
 use crate::cuda::local::{Fold, Kernels as Folds, Operand};
 use crate::cuda::stream::Stream;
 use crate::engine::device::{Kernels, Loads};
@@ -43,13 +42,17 @@ fn driver() -> Arc<Double> {
 }
 
 const LOADS: Loads = Loads {
-    exchange: |_, device, rank, arenas, fault| {
+    exchange: |_, device, rank, arenas, fault, _| {
         let folds = DoubleKernels(driver());
         let (first, calls) = (device - rank, Mutex::new(0));
         Ok(Box::new(Members { rank, first, arenas: arenas.to_vec(), folds, calls, fault }))
     },
     fold: |_| Arc::new(DoubleKernels(driver())),
 };
+
+fn choose(_: &Devices, _: u32) -> Result<Chosen> {
+    Ok(Chosen { table: Table::default(), by_hand: false })
+}
 
 /// Kernels of the double, for ranks of one process: in each call, every member puts what it gives into the others' arenas,
 /// takes from its own what it was given, and says so. The arenas' first word is the latch.
@@ -247,7 +250,7 @@ fn ranks_of<T: Send>(
                     .expect("the ranks meet");
                     let device = rank % inside;
                     context.cuda().pretend_exchange(&devices, PIECE);
-                    connect(&[(&context, device)], || Ok(devices.clone()), LOADS, true)
+                    connect(&[(&context, device)], || Ok(devices.clone()), choose, LOADS, true)
                         .expect("an agreement");
                     assert_eq!(context.device_way(), Some(Ok(())));
                     body(&Rank { context, double, device, stream })
@@ -589,7 +592,7 @@ fn where_a_host_cannot_all_is_staged() {
                         host: Some(format!("host {host}")),
                     })
                     .expect("the ranks meet");
-                    connect(&[(&context, rank % 2)], || Ok(devices.clone()), LOADS, true)
+                    connect(&[(&context, rank % 2)], || Ok(devices.clone()), choose, LOADS, true)
                         .expect("an agreement");
                     context.device_way()
                 })

@@ -22,7 +22,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::cuda::context::Devices;
-use crate::cuda::exchange::{Exchange, Fault, Job, Point};
+use crate::cuda::exchange::{Exchange, Fault, Job, Point, Table};
 use crate::cuda::fold::FoldKernels;
 use crate::cuda::local::Kernels as Folds;
 use crate::cuda::stream::Stream;
@@ -105,7 +105,7 @@ impl Kernels for Exchange {
 
 /// Loads the kernels of `rank` on `device`, which reaches all `arenas` until what it gives is dropped.
 pub type Load =
-    fn(&Arc<Devices>, device: u32, rank: u32, arenas: &[u64], Arc<Fault>) -> Result<Box<dyn Kernels>>;
+    fn(&Arc<Devices>, device: u32, rank: u32, arenas: &[u64], Arc<Fault>, Table) -> Result<Box<dyn Kernels>>;
 
 /// Where kernels come from.
 #[derive(Clone, Copy)]
@@ -128,7 +128,8 @@ pub fn load(
     rank: u32,
     arenas: &[u64],
     fault: Arc<Fault>,
+    table: Table,
 ) -> Result<Box<dyn Kernels>> {
     // SAFETY: who sets an exchange up keeps the arenas mapped for longer than its kernels (`Setup`, `Retired`).
-    Ok(Box::new(unsafe { Exchange::new(devices, device, rank, arenas, fault) }?))
+    Ok(Box::new(unsafe { Exchange::new(devices, device, rank, arenas, fault, table) }?))
 }

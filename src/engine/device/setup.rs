@@ -19,12 +19,12 @@ use super::retired::Parts;
 use super::{Kernels, Loads, Way};
 use crate::cuda::context::Devices;
 use crate::cuda::event::Event;
-use crate::cuda::exchange::{self, Fault};
+use crate::cuda::exchange::{self, Chosen, Fault};
 use crate::cuda::slab::{self, Arena, Opened};
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::group::Group;
-use crate::error::{Error, Result, fail};
+use crate::error::{Error, Result, Status, fail};
 use crate::sys::fork;
 use crate::transport::memory::PeerMemory;
 use crate::transport::segment::Region;
@@ -66,6 +66,7 @@ enum Stage {
 struct Own {
     devices: Arc<Devices>,
     device: u32,
+    chosen: Chosen,
     arena: Arena,
     board: Region,
     fault: Arc<Fault>,
@@ -97,12 +98,13 @@ struct Made {
 }
 
 impl Setup {
-    /// Begins on this rank's GPU; `devices`: the driver, or why there is none; `before_calls`: not in the first call on device
-    /// memory, but before it. Allocates: may wait for the GPU.
+    /// Begins on this rank's GPU; `devices`: the driver, or why there is none; `choose`: the table for the device;
+    /// `before_calls`: not in the first call on device memory, but before it. Allocates: may wait for the GPU.
     pub fn begin(
         group: &Arc<Group>,
         devices: Result<Arc<Devices>>,
         device: u32,
+        choose: impl FnOnce(&Devices, u32) -> Result<Chosen>,
         loads: Loads,
         before_calls: bool,
     ) -> (Setup, Step) {
@@ -124,11 +126,15 @@ impl Setup {
             let step = setup.agree(Way::Staged(why));
             return (setup, step);
         }
+        let chosen = wanted().and(devices).and_then(|devices| Ok((choose(&devices, device)?, devices)));
         let offered =
-            wanted().and(devices).and_then(|devices| Own::new(group, layout, devices, device, deadline));
+            chosen.and_then(|(chosen, devices)| Own::new(group, layout, devices, device, chosen, deadline));
         let offered = offered.and_then(|own| own.offer(before_calls).map(|offer| (own, offer)));
         let (own, message) = match offered {
             Ok((own, offer)) => (Some(own), Message::Offer(offer)),
+            Err(error) if error.status() == Status::InvalidArgument => {
+                (None, Message::Wrong(error.text().to_string()))
+            }
             Err(error) => (None, refusal(&error)),
         };
         setup.stage = Stage::Offered(own);
@@ -141,6 +147,13 @@ impl Setup {
             gathered.chunks_exact(MESSAGE_BYTES).map(Message::decode).collect::<Result<_>>()?;
         if messages.len() != self.group.size() as usize {
             fail!(Internal, "{} messages came from {} ranks", messages.len(), self.group.size());
+        }
+        for (rank, message) in messages.iter().enumerate() {
+            if let Message::Wrong(why) = message {
+                // Only ever said before anybody has mapped anything.
+                self.stage = Stage::Over;
+                fail!(InvalidArgument, "{}: {why}", self.group.describe_rank(rank as u32));
+            }
         }
         let stage = std::mem::replace(&mut self.stage, Stage::Over);
         if let Some(why) = self.refused(&messages) {
@@ -159,6 +172,7 @@ impl Setup {
                     _ => fail!(Internal, "a rank sent something else than an offer"),
                 });
                 let offers: Vec<&Offer> = offers.collect::<Result<_>>()?;
+                self.compare_tables(&offers)?;
                 if let Some(why) = unfit(&offers, self.layout) {
                     return Ok(self.agree(Way::Staged(why)));
                 }
@@ -196,9 +210,9 @@ impl Setup {
 
     /// Makes what may fail.
     fn make(&self, own: &Own, mapped: &Mapped) -> Result<Made> {
-        let Own { devices, device, fault, .. } = own;
-        let place = self.layout.place();
-        let kernels = (self.loads.exchange)(devices, *device, place, &mapped.arenas, fault.clone())?;
+        let Own { devices, device, chosen, fault, .. } = own;
+        let (rank, arenas) = (self.layout.place(), &mapped.arenas);
+        let kernels = (self.loads.exchange)(devices, *device, rank, arenas, fault.clone(), chosen.table)?;
         let event = || Event::new(devices, *device);
         let tools = match self.layout.hosts {
             1 => None,
@@ -235,6 +249,26 @@ impl Setup {
             None => Way::Exchange(exchange),
             Some(tools) => Way::Hosts(Arc::new(Hosts::new(exchange, layout, tools))),
         })
+    }
+
+    /// Refuses tables that somebody has chosen differently: kernels that go by different tables would wait for each other.
+    fn compare_tables(&self, offers: &[&Offer]) -> Result<()> {
+        if !offers.iter().any(|offer| offer.chosen) {
+            return Ok(());
+        }
+        if let Some(other) = offers.iter().position(|offer| offer.table != offers[0].table) {
+            let what = |offer: &Offer| if offer.chosen { "a file of its own" } else { "no file" };
+            fail!(
+                Mismatch,
+                "the ranks of '{}' exchange by different tables: {} has {}, {} has {}; give all ranks one UNISONO_TUNING",
+                self.group.name(),
+                self.group.describe_rank(0),
+                what(offers[0]),
+                self.group.describe_rank(other as u32),
+                what(offers[other])
+            );
+        }
+        Ok(())
     }
 
     /// Why some rank cannot, if one cannot. The same on all ranks, which have heard the same.
@@ -297,8 +331,10 @@ fn unfit(offers: &[&Offer], layout: Layout) -> Option<String> {
             // Kernels that wait for each other must never queue behind each other.
             return Some(format!("ranks {other} and {rank} are one process on one GPU ({device})"));
         }
-        if offer.bytes != offers[0].bytes {
-            return Some(format!("rank {rank} and rank 0 run different versions of unisono"));
+        if (offer.bytes, offer.table) != (offers[first].bytes, offers[first].table) {
+            return Some(format!(
+                "rank {rank} and rank {first} have different kinds of GPU or run different versions of unisono"
+            ));
         }
     }
     None
@@ -310,6 +346,7 @@ impl Own {
         layout: Layout,
         devices: Arc<Devices>,
         device: u32,
+        chosen: Chosen,
         deadline: Deadline,
     ) -> Result<Own> {
         devices.context(device)?;
@@ -325,7 +362,7 @@ impl Own {
             }
             group.endpoint().open_links(&layout.others(group.members()), deadline)?;
         }
-        let bytes = exchange::arena_bytes(layout.inside).next_multiple_of(64);
+        let bytes = chosen.table.arena_bytes(layout.inside).next_multiple_of(64);
         let arena = Arena::new(&devices, device, bytes + PROBE_BYTES, deadline)?;
         let Some(board) = group.endpoint().registration().segment().allocate(BOARD_BYTES, 64) else {
             fail!(OutOfMemory, "no room for {BOARD_BYTES} bytes in the shared segment")
@@ -333,7 +370,7 @@ impl Own {
         let fault = Arc::new(Fault::new(&devices, device)?);
         let area = arena.address() + bytes as u64;
         let probe = Probe::new(&devices, device, area, layout.place() as usize, group.id(), deadline)?;
-        Ok(Own { devices, device, arena, board, fault, probe })
+        Ok(Own { devices, device, chosen, arena, board, fault, probe })
     }
 
     fn offer(&self, before_calls: bool) -> Result<Offer> {
@@ -347,6 +384,8 @@ impl Own {
             process: slab::identity(&self.devices),
             address: self.arena.address(),
             bytes: self.arena.bytes() as u64,
+            table: self.chosen.table.digest(),
+            chosen: self.chosen.by_hand,
             board: self.board.offset() as u64,
             before_calls,
             place: place.ok(),

@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-pub use cut::{Cut, Piece, Shape, Strip};
+pub use cut::{Blocks, Cut, Piece, Shape, Strip};
 pub use resources::Entry;
 use resources::{Bay, Lane, Ringer};
 pub use transfer::{Load, store};
@@ -70,7 +70,7 @@ pub enum Place {
 unsafe impl Send for Place {}
 
 /// What a call reads or writes on this rank.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Side {
     /// Where it begins.
     pub place: Place,
@@ -245,7 +245,7 @@ impl Staged {
     /// Begins to load a piece. The entry has come.
     fn load(&mut self, index: u32) -> Result<()> {
         let piece = self.job.cut.piece(index);
-        let Side { place, shape } = self.job.input;
+        let Side { place, ref shape } = self.job.input;
         if shape.bytes == 0 || self.job.unstaged {
             return Ok(());
         }
@@ -278,10 +278,10 @@ impl Staged {
     fn store(&mut self, index: u32) -> Result<bool> {
         let piece = self.job.cut.piece(index);
         let last = index + 1 == self.job.cut.pieces();
-        let Side { place, shape } = self.job.output;
-        if (shape.bytes > 0 || self.begun) && !self.has_entered()? {
+        if (self.job.output.shape.bytes > 0 || self.begun) && !self.has_entered()? {
             return Ok(false);
         }
+        let Side { place, ref shape } = self.job.output;
         let on_device = self.job.output.is_on_device();
         if !on_device && (shape.bytes == 0 || self.job.unstaged) {
             self.released = last;
