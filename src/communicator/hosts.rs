@@ -29,9 +29,8 @@ use std::time::Duration;
 
 use self::across::{Across, Queue};
 use self::parts::Parts;
-use super::Call;
+use super::ahead;
 use super::context::Context;
-use super::staged::Spans;
 use super::work::Work;
 use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
@@ -39,10 +38,10 @@ use crate::deadline::Deadline;
 use crate::engine::device::{Caller, Enqueued, Hosts};
 use crate::engine::group::Group;
 use crate::engine::operation::Running;
-use crate::engine::staged::Place;
 use crate::engine::wire::Class;
 use crate::error::{Result, fail};
 use crate::reduce::{Operator, Reducer};
+use crate::signature::Signature;
 
 /// How much longer than the hosts' part the kernels behind it may take before they are missed.
 const LATE: Duration = Duration::from_secs(1);
@@ -105,31 +104,19 @@ impl Composed {
         group: &Arc<Group>,
         hosts: &Arc<Hosts>,
         request: &Request,
-        call: &Call,
+        caller: Caller,
     ) -> Result<Composed> {
         let mut checked = Checked::new(request, group.rank(), group.size())?;
         if let Some(operator) = checked.operator {
             Reducer::new(checked.dtype, operator, group.size())?;
         }
-        if let Some(survey) = context.survey(Spans::of_collective(&checked), call)? {
-            let on_host = |place, bytes| matches!(place, Place::Host(_)) && bytes > 0;
-            let (input, output) = survey.places();
-            if on_host(input, survey.input_bytes) || on_host(output, survey.output_bytes) {
-                fail!(
-                    InvalidArgument,
-                    "one buffer is host memory, the other is a GPU's: where the GPUs of a host exchange, a call takes both \
-                     from the same"
-                );
-            }
-        }
         checked.signature.device = true;
-        Ok(Composed {
-            context: context.clone(),
-            group: group.clone(),
-            hosts: hosts.clone(),
-            caller: Caller { stream: call.stream, timeout: call.timeout },
-            checked,
-        })
+        Ok(Composed { context: context.clone(), group: group.clone(), hosts: hosts.clone(), caller, checked })
+    }
+
+    /// What the ranks agree on.
+    pub(super) fn signature(&self) -> Signature {
+        self.checked.signature
     }
 
     /// Gives it to its stream.
@@ -157,7 +144,9 @@ impl Composed {
     unsafe fn give(&self) -> Result<(Enqueued, Arc<Running>)> {
         let (group, exchange) = (&self.group, self.hosts.exchange());
         // SAFETY: the caller's promise.
-        let series = unsafe { exchange.series(self.caller) }?;
+        let mut series = unsafe { exchange.series(self.caller) }?;
+        let until = Deadline::after(self.caller.timeout.unwrap_or(group.timeout()));
+        self.context.or_fail(ahead::make_room(series.stream(), group, until))?;
         let queue = Arc::new(Queue::default());
         let mut turn = None;
         let (timeout, signature) = (self.caller.timeout, self.checked.signature);
@@ -167,9 +156,11 @@ impl Composed {
             Across::new(its, exchange.clone(), queue.clone())
         })?;
         let Some(turn) = turn else { fail!(Internal, "an operation was started without a turn") };
+        let begun = series.begin(group, &turn);
         let mut parts = Parts::new(self, &series, turn, &queue);
         // SAFETY: the caller's promise.
-        let given = series.begin(group, &turn).and_then(|()| unsafe { parts.give() });
+        let given = begun.and_then(|()| unsafe { parts.give() });
+        ahead::note(series.stream(), &running);
         queue.close();
         let until = Deadline::since(turn.called, timeout.unwrap_or(group.timeout()).saturating_add(LATE));
         let enqueued = given.and_then(|()| series.end(group, turn.until(until)));

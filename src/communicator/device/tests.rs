@@ -1,5 +1,7 @@
 //! Ranks are threads, their processes driver doubles, their kernels words that they write to each other's arenas.
 
+mod trouble;
+
 use std::time::Instant;
 
 use super::*;
@@ -28,6 +30,17 @@ fn process(devices: u32) -> (Arc<Double>, Arc<Devices>) {
 /// Each rank a process with one device.
 fn processes(size: u32) -> Vec<Seat> {
     (0..size).map(|_| process(1)).map(|(double, devices)| (double, devices, 0)).collect()
+}
+
+/// Has the devices of ranks agree before any call.
+fn meet(
+    contexts: &[(&Context, u32)],
+    devices: impl Fn() -> Result<Arc<Devices>> + Copy,
+    choose: impl Fn(&Devices, u32) -> Result<Chosen> + Copy,
+    load: Load,
+) -> Result<()> {
+    let candidate = |&(context, device)| Candidate { context, device, first: None };
+    connect(&contexts.iter().map(candidate).collect::<Vec<_>>(), devices, choose, only(load))
 }
 
 fn options(rank: u32, size: u32, store: &Arc<HashStore>, name: &str) -> Options {
@@ -60,8 +73,7 @@ fn ranks<T: Send>(seats: &[Seat], load: Load, body: impl Fn(&Context, &Seat) -> 
             let (store, body, seat) = (store.clone(), &body, seat.clone());
             scope.spawn(move || {
                 let context = Context::create(options(rank as u32, size, &store, "")).expect("ranks meet");
-                connect(&[(&context, seat.2)], || Ok(seat.1.clone()), choose, only(load), true)
-                    .expect("an agreement");
+                meet(&[(&context, seat.2)], || Ok(seat.1.clone()), choose, load).expect("an agreement");
                 body(&context, &seat)
             })
         };
@@ -167,7 +179,7 @@ fn sum(
         count,
         device: true,
     };
-    let caller = Caller { stream, timeout: Some(timeout) };
+    let caller = Caller { stream, timeout: Some(timeout), memory: "sendbuf" };
     OnDevices { group, exchange, caller, what: What::Collective(job, signature) }
 }
 
@@ -219,8 +231,7 @@ fn devices_of_one_process_use_peer_access_and_one_slab_each() {
     ranks(&seats, words, |context, (double, _, device)| {
         assert_eq!(context.device_way(), Some(Ok(())));
         let other = context.duplicate().expect("a child");
-        connect(&[(&other, *device)], || Ok(seats[0].1.clone()), choose, only(words), true)
-            .expect("an agreement");
+        meet(&[(&other, *device)], || Ok(seats[0].1.clone()), choose, words).expect("an agreement");
         assert_eq!(double.allocated(*device), SLAB_BYTES);
     });
     assert_eq!(double.complaints(), Vec::<String>::new());
@@ -280,7 +291,7 @@ fn choices(of: [Choose; 2]) -> Vec<Result<Result<(), String>>> {
             let (store, devices) = (store.clone(), seats[rank as usize].1.clone());
             scope.spawn(move || {
                 let context = Context::create(options(rank, 2, &store, "")).expect("ranks meet");
-                connect(&[(&context, 0)], || Ok(devices.clone()), choose, only(words), true)?;
+                meet(&[(&context, 0)], || Ok(devices.clone()), choose, words)?;
                 Ok(context.device_way().expect("agreed"))
             })
         };
@@ -335,9 +346,9 @@ fn one_thread_connects_all_its_ranks() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     let all: Vec<(&Context, u32)> = contexts.iter().zip(0..).collect();
-    connect(&all, || Ok(devices.clone()), choose, only(words), true).expect("an agreement");
+    meet(&all, || Ok(devices.clone()), choose, words).expect("an agreement");
     // Again, it has nothing to do.
-    connect(&all, || Ok(devices.clone()), choose, only(words), true).expect("an agreement");
+    meet(&all, || Ok(devices.clone()), choose, words).expect("an agreement");
     let calls: Vec<OnDevices> = contexts
         .iter()
         .zip(0..)
@@ -438,14 +449,14 @@ fn a_rank_that_does_not_call_is_named_whether_or_not_anybody_waits() {
                 let (store, seat) = (store.clone(), seats[1].clone());
                 scope.spawn(move || {
                     let context = Context::create(options(1, 2, &store, "")).unwrap();
-                    connect(&[(&context, 0)], || Ok(seat.1.clone()), choose, only(words), true).unwrap();
+                    meet(&[(&context, 0)], || Ok(seat.1.clone()), choose, words).unwrap();
                     stay.recv().unwrap();
                     until("the news", || context.failure().is_some());
                 })
             };
             let (double, devices, device) = &seats[0];
             let context = Context::create(options(0, 2, &store, "")).unwrap();
-            connect(&[(&context, 0)], || Ok(devices.clone()), choose, only(words), true).unwrap();
+            meet(&[(&context, 0)], || Ok(devices.clone()), choose, words).unwrap();
             let call = sum(&context, 1, double.memory(*device, 4), None, Duration::from_millis(300));
             let error: Error = if waits {
                 run(&call).unwrap_err()
@@ -508,7 +519,7 @@ fn sends_and_receives_that_start_together_are_one_piece() {
                 device: true,
             };
             let point = Point { direction, peer, address, bytes: 4 };
-            let caller = Caller { stream, timeout: None };
+            let caller = Caller { stream, timeout: None, memory: "sendbuf" };
             let what = What::Point(point, signature);
             OnDevices { group: group.clone(), exchange: exchange.clone(), caller, what }
         };

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::*;
-use crate::communicator::device::connect;
-use crate::communicator::{Completion, Options, Rendezvous, start_together};
+use crate::communicator::device::{Candidate, connect};
+use crate::communicator::{Call, Completion, Options, Rendezvous, start_together};
 use crate::cuda::context::Devices;
 use crate::cuda::double::{Double, DoubleKernels, Order};
 use crate::cuda::driver::StreamHandle;
@@ -49,6 +49,11 @@ const LOADS: Loads = Loads {
     },
     fold: |_| Arc::new(DoubleKernels(driver())),
 };
+
+fn agree(context: &Context, device: u32, devices: &Arc<Devices>) -> Result<()> {
+    let candidate = Candidate { context, device, first: None };
+    connect(&[candidate], || Ok(devices.clone()), choose, LOADS)
+}
 
 fn choose(_: &Devices, _: u32) -> Result<Chosen> {
     Ok(Chosen { table: Table::default(), by_hand: false })
@@ -249,9 +254,9 @@ fn ranks_of<T: Send>(
                     })
                     .expect("the ranks meet");
                     let device = rank % inside;
-                    context.cuda().pretend_exchange(&devices, PIECE);
-                    connect(&[(&context, device)], || Ok(devices.clone()), choose, LOADS, true)
-                        .expect("an agreement");
+                    context.cuda().pretend(&devices, PIECE);
+                    context.cuda().pretend_loads(LOADS);
+                    agree(&context, device, &devices).expect("an agreement");
                     assert_eq!(context.device_way(), Some(Ok(())));
                     body(&Rank { context, double, device, stream })
                 })
@@ -592,8 +597,7 @@ fn where_a_host_cannot_all_is_staged() {
                         host: Some(format!("host {host}")),
                     })
                     .expect("the ranks meet");
-                    connect(&[(&context, rank % 2)], || Ok(devices.clone()), choose, LOADS, true)
-                        .expect("an agreement");
+                    agree(&context, rank % 2, &devices).expect("an agreement");
                     context.device_way()
                 })
             })

@@ -1,5 +1,6 @@
 //! Whole calls between ranks in threads, each with a driver double of its own, or with one for all.
 
+mod ahead;
 mod relay;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

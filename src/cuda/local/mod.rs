@@ -167,7 +167,9 @@ fn device_of(devices: &Devices, span: &Span) -> Result<u32> {
     if location.memory == Memory::Host {
         fail!(InvalidArgument, "{address:#x} is pinned host memory, but a device pointer is due");
     }
-    let room = location.base.saturating_add(location.bytes).saturating_sub(address);
+    let end =
+        location.reach(address, address.saturating_add(span.bytes as u64), |next| devices.locate(next))?;
+    let room = end.saturating_sub(address);
     if room < span.bytes as u64 {
         fail!(
             InvalidArgument,

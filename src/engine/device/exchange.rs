@@ -7,6 +7,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use super::board::Noted;
 use super::overdue::Overdue;
 use super::retired::{Parts, retire};
 use crate::cuda::context::Devices;
@@ -19,7 +20,7 @@ use crate::engine::endpoint::lock;
 use crate::engine::group::{Group, Turn};
 use crate::engine::messages::Mismatch;
 use crate::engine::wire::{Class, Key};
-use crate::error::{Error, Result, fail};
+use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operator};
 use crate::signature::{Kind, Signature};
 
@@ -51,6 +52,8 @@ struct Lane {
     ran_on: Option<u64>,
     /// The last capture with calls, and the stream of its last one.
     captured: Option<(u64, u64)>,
+    /// How many collectives there have been.
+    collectives: u32,
 }
 
 /// What may differ from call to call.
@@ -60,6 +63,8 @@ pub struct Caller {
     pub stream: Option<StreamHandle>,
     /// `None`: the group's.
     pub timeout: Option<Duration>,
+    /// The argument that names the memory, for errors.
+    pub memory: &'static str,
 }
 
 /// A call that a stream was given.
@@ -115,24 +120,33 @@ impl DeviceExchange {
         caller: Caller,
     ) -> Result<Enqueued> {
         let parts = self.parts();
-        let compare = |turn: &Turn| self.compare(group, turn);
+        let compare = |turn: &Turn, before: u32| self.compare(group, turn, before);
         // SAFETY: the caller's promise.
         let launch = |stream: &Stream| unsafe { parts.kernels.enqueue(job, stream) };
         self.give(group, Class::Ordered, &[signature], Vec::new(), caller, compare, launch)
     }
 
-    /// Notes a call, and compares it with what the others have noted.
-    fn compare(&self, group: &Group, turn: &Turn) -> Result<()> {
-        let parts = self.parts();
-        match parts.boards.note(turn.sequence, &turn.signature) {
+    /// Notes a collective after `before` others, and compares it with what the others have noted.
+    fn compare(&self, group: &Group, turn: &Turn, before: u32) -> Result<()> {
+        let Parts { boards, first, .. } = self.parts();
+        let signature = turn.signature;
+        match boards.note(before, turn.sequence, &signature) {
             None => Ok(()),
-            Some((member, theirs)) => {
-                let (class, tag, sequence) = (turn.class, turn.tag, turn.sequence);
+            Some((member, Noted { sequence, signature: theirs })) if sequence == turn.sequence => {
+                let (class, tag) = (turn.class, turn.tag);
                 let key = Key { group: group.id(), tag, sequence, slot: 0, class };
-                let peer = group.members()[parts.first as usize + member];
-                let ours = Some(turn.signature);
-                let mismatch = Mismatch { peer, key, theirs, ours, bytes: None };
+                let peer = group.members()[*first as usize + member];
+                let mismatch = Mismatch { peer, key, theirs, ours: Some(signature), bytes: None };
                 Err(group.explain(&mismatch, group.endpoint().recorder()))
+            }
+            Some((member, Noted { sequence, signature: theirs })) => {
+                let (own, number, peer) = (group.rank(), turn.sequence, *first as usize + member);
+                fail!(
+                    Mismatch,
+                    "calls of '{}' differ: rank {own} called {signature} as its call #{number}, rank {peer} {theirs} as its call \
+                     #{sequence}; one has called something before that the other has not",
+                    group.name()
+                )
             }
         }
     }
@@ -155,7 +169,7 @@ impl DeviceExchange {
         peers.dedup();
         // SAFETY: the caller's promise.
         let launch = |stream: &Stream| unsafe { self.parts().kernels.enqueue_points(points, stream) };
-        self.give(group, Class::PointToPoint, signatures, peers, caller, |_| Ok(()), launch)
+        self.give(group, Class::PointToPoint, signatures, peers, caller, |_, _| Ok(()), launch)
     }
 
     #[expect(clippy::too_many_arguments, reason = "two callers, above")]
@@ -166,7 +180,7 @@ impl DeviceExchange {
         signatures: &[Signature],
         peers: Vec<u32>,
         caller: Caller,
-        compare: impl FnOnce(&Turn) -> Result<()>,
+        compare: impl FnOnce(&Turn, u32) -> Result<()>,
         launch: impl FnOnce(&Stream) -> Result<()>,
     ) -> Result<Enqueued> {
         let parts = self.parts();
@@ -179,7 +193,8 @@ impl DeviceExchange {
             // It is never captured, and must not even be asked while others are.
             true => Capture::None,
             // SAFETY: the caller has promised that it lives.
-            false => unsafe { devices.driver().stream_capture(handle) }?,
+            false => unsafe { devices.driver().stream_capture(handle) }
+                .map_err(|error| self.foreign(caller, error))?,
         };
         let capture = match capture {
             Capture::None => None,
@@ -196,10 +211,10 @@ impl DeviceExchange {
         };
         if lane.stream.as_ref().is_none_or(|(known, _)| *known != id) {
             // SAFETY: as above; it is not used for a later call unless it lives then.
-            let stream = unsafe { Stream::borrow(devices, self.device(), handle) }?;
-            lane.stream = Some((id, stream));
+            let stream = unsafe { Stream::borrow(devices, self.device(), handle) };
+            lane.stream = Some((id, stream.map_err(|error| self.foreign(caller, error))?));
         }
-        let Lane { stream: Some((_, stream)), ran_on, captured } = &mut *lane else {
+        let Lane { stream: Some((_, stream)), ran_on, captured, collectives } = &mut *lane else {
             fail!(Internal, "a stream that was put there is not there")
         };
         let mut turn = None;
@@ -207,7 +222,9 @@ impl DeviceExchange {
             turn = Some(group.number(class, *signature, caller.timeout)?);
         }
         let Some(turn) = turn else { fail!(InvalidArgument, "no operations were given") };
-        let given = compare(&turn).and_then(|()| match capture {
+        let before = *collectives;
+        *collectives = before.wrapping_add(u32::from(class == Class::Ordered));
+        let given = compare(&turn, before).and_then(|()| match capture {
             Some(capture) => {
                 if captured.is_some_and(|(before, on)| before == capture && on != id) {
                     stream.wait(&parts.within)?;
@@ -241,6 +258,23 @@ impl DeviceExchange {
             group.endpoint().watch_devices();
         }
         Ok(Enqueued { turn, peers, stream: handle, captured: capture.is_some() })
+    }
+
+    /// Why the caller's stream cannot be used: it may be one of another device.
+    #[cold]
+    fn foreign(&self, caller: Caller, error: Error) -> Error {
+        let (own, devices) = (self.device(), self.parts().last.devices());
+        let stream = caller.stream.filter(|stream| !stream.is_default());
+        // SAFETY: the caller has promised that it lives.
+        match stream.map(|stream| unsafe { devices.driver().stream_device(stream) }) {
+            Some(Ok(other)) if other != own => {
+                let name = caller.memory;
+                let text =
+                    format!("call->stream is a stream of GPU {other}, but {name} is memory of GPU {own}");
+                Error::new(Status::InvalidArgument, text)
+            }
+            _ => error,
+        }
     }
 
     /// An event that is complete when the call is done, and what answers [`crate::error::Error`] if it will not be. Not
@@ -289,7 +323,8 @@ impl DeviceExchange {
         let devices = parts.last.devices();
         let handle = caller.stream.unwrap_or(parts.stream.handle());
         // SAFETY: the caller's promise.
-        let stream = unsafe { Stream::borrow(devices, self.device(), handle) }?;
+        let stream = unsafe { Stream::borrow(devices, self.device(), handle) };
+        let stream = stream.map_err(|error| self.foreign(caller, error))?;
         stream.refuse_capture("call->stream", "a call between hosts cannot be captured")?;
         let lane = lock(&self.lane);
         let id = {
@@ -365,8 +400,10 @@ impl Series<'_> {
     }
 
     /// Notes the call, compares it with those of the other members, and has the stream wait for what ran before.
-    pub fn begin(&self, group: &Group, turn: &Turn) -> Result<()> {
-        self.exchange.compare(group, turn)?;
+    pub fn begin(&mut self, group: &Group, turn: &Turn) -> Result<()> {
+        let before = self.lane.collectives;
+        self.lane.collectives = before.wrapping_add(1);
+        self.exchange.compare(group, turn, before)?;
         if self.lane.ran_on.is_some_and(|before| before != self.id) {
             self.stream.wait(&self.exchange.parts().last)?;
         }

@@ -4,6 +4,8 @@
 
 use crate::cuda::slab::{Identity, Place};
 use crate::error::{Result, fail};
+use crate::reduce::DataType;
+use crate::signature::Signature;
 
 /// Bytes of every message, whatever it says.
 pub const MESSAGE_BYTES: usize = 256;
@@ -51,8 +53,8 @@ pub(super) struct Offer {
     pub(super) chosen: bool,
     /// The board's offset in the rank's segment.
     pub(super) board: u64,
-    /// Whether the rank sets the exchange up before its first call, and not in it.
-    pub(super) before_calls: bool,
+    /// The call in which the rank sets the exchange up, by its number; `None`: before its calls.
+    pub(super) call: Option<(u32, Signature)>,
     /// For other processes, if the driver can share memory between processes.
     pub(super) place: Option<Place>,
 }
@@ -74,7 +76,14 @@ impl Message {
                     bytes.extend_from_slice(&word.to_le_bytes());
                 }
                 bytes.push(u8::from(offer.chosen));
-                bytes.push(u8::from(offer.before_calls));
+                bytes.push(u8::from(offer.call.is_some()));
+                if let Some((number, signature)) = &offer.call {
+                    let Signature { dtype, operator, algorithm, root, count, .. } = *signature;
+                    bytes.extend_from_slice(&[signature.head(), dtype as u8, operator, algorithm]);
+                    bytes.extend_from_slice(&number.to_le_bytes());
+                    bytes.extend_from_slice(&root.to_le_bytes());
+                    bytes.extend_from_slice(&count.to_le_bytes());
+                }
                 bytes.push(u8::from(offer.place.is_some()));
                 if let Some(place) = &offer.place {
                     bytes.extend_from_slice(&place.handle);
@@ -112,14 +121,18 @@ impl Message {
                 let (process, rest) = rest.split_first_chunk()?;
                 let ([address, bytes, table, board], rest) = words(rest)?;
                 let (&chosen, rest) = rest.split_first()?;
-                let (&before_calls, rest) = rest.split_first()?;
+                let (&in_call, rest) = rest.split_first()?;
+                let (call, rest) = match in_call {
+                    0 => (None, rest),
+                    _ => call(rest).map(|(call, rest)| (Some(call), rest))?,
+                };
                 let (&shared, rest) = rest.split_first()?;
                 let (handle, rest) = rest.split_first_chunk()?;
                 let ([slab, offset], _) = words(rest)?;
                 let (handle, process) = (*handle, *process);
                 let place = (shared == 1).then_some(Place { process, slab, handle, offset });
                 let (uuid, device) = (*uuid, u32::from_le_bytes(*device));
-                let (chosen, before_calls) = (chosen == 1, before_calls == 1);
+                let chosen = chosen == 1;
                 Some(Message::Offer(Offer {
                     uuid,
                     device,
@@ -129,7 +142,7 @@ impl Message {
                     table,
                     chosen,
                     board,
-                    before_calls,
+                    call,
                     place,
                 }))
             }
@@ -147,6 +160,24 @@ fn encode_text(kind: u8, text: &str, into: &mut Vec<u8>) {
     into.extend_from_slice(&text.as_bytes()[..end]);
 }
 
+fn call(bytes: &[u8]) -> Option<((u32, Signature), &[u8])> {
+    let (&[head, dtype, operator, algorithm], rest) = bytes.split_first_chunk()?;
+    let (number, rest) = rest.split_first_chunk()?;
+    let (root, rest) = rest.split_first_chunk()?;
+    let (count, rest) = rest.split_first_chunk()?;
+    let (kind, device) = Signature::parse_head(head).ok()?;
+    let signature = Signature {
+        kind,
+        dtype: DataType::from_number(i32::from(dtype)).ok()?,
+        operator,
+        algorithm,
+        root: u32::from_le_bytes(*root),
+        count: u64::from_le_bytes(*count),
+        device,
+    };
+    Some(((u32::from_le_bytes(*number), signature), rest))
+}
+
 fn words<const N: usize>(mut bytes: &[u8]) -> Option<([u64; N], &[u8])> {
     let mut words = [0; N];
     for word in &mut words {
@@ -159,11 +190,21 @@ fn words<const N: usize>(mut bytes: &[u8]) -> Option<([u64; N], &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::signature::Kind;
     use proptest::prelude::*;
 
     #[test]
     fn messages_survive_the_wire() {
         let place = Place { process: [3; 16], slab: 4, handle: [5; 64], offset: 6 };
+        let signature = Signature {
+            kind: Kind::Reduce,
+            dtype: DataType::F16,
+            operator: 2,
+            algorithm: 3,
+            root: 70_000,
+            count: 1 << 40,
+            device: true,
+        };
         let offer = Offer {
             uuid: [1; 16],
             device: 2,
@@ -173,11 +214,12 @@ mod tests {
             table: 10,
             chosen: true,
             board: 9,
-            before_calls: true,
+            call: Some((7, signature)),
             place: Some(place),
         };
         for message in [
             Message::Offer(Offer { place: None, ..offer.clone() }),
+            Message::Offer(Offer { call: None, ..offer.clone() }),
             Message::Offer(offer),
             Message::Ready,
             Message::Refusal { why: "no peer access".into(), stuck: false },

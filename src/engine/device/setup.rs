@@ -23,7 +23,7 @@ use crate::cuda::exchange::{self, Chosen, Fault};
 use crate::cuda::slab::{self, Arena, Opened};
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
-use crate::engine::group::Group;
+use crate::engine::group::{Group, Turn};
 use crate::error::{Error, Result, Status, fail};
 use crate::sys::fork;
 use crate::transport::memory::PeerMemory;
@@ -98,15 +98,15 @@ struct Made {
 }
 
 impl Setup {
-    /// Begins on this rank's GPU; `devices`: the driver, or why there is none; `choose`: the table for the device;
-    /// `before_calls`: not in the first call on device memory, but before it. Allocates: may wait for the GPU.
+    /// Begins on this rank's GPU; `devices`: the driver, or why there is none; `choose`: the table for the device; `call`: the
+    /// group's first on device memory, announced, unless this comes before it. Allocates: may wait for the GPU.
     pub fn begin(
         group: &Arc<Group>,
         devices: Result<Arc<Devices>>,
         device: u32,
         choose: impl FnOnce(&Devices, u32) -> Result<Chosen>,
         loads: Loads,
-        before_calls: bool,
+        call: Option<&Turn>,
     ) -> (Setup, Step) {
         let deadline = Deadline::after(group.timeout());
         let layout = group.layout();
@@ -129,7 +129,7 @@ impl Setup {
         let chosen = wanted().and(devices).and_then(|devices| Ok((choose(&devices, device)?, devices)));
         let offered =
             chosen.and_then(|(chosen, devices)| Own::new(group, layout, devices, device, chosen, deadline));
-        let offered = offered.and_then(|own| own.offer(before_calls).map(|offer| (own, offer)));
+        let offered = offered.and_then(|own| own.offer(call).map(|offer| (own, offer)));
         let (own, message) = match offered {
             Ok((own, offer)) => (Some(own), Message::Offer(offer)),
             Err(error) if error.status() == Status::InvalidArgument => {
@@ -173,6 +173,10 @@ impl Setup {
                 });
                 let offers: Vec<&Offer> = offers.collect::<Result<_>>()?;
                 self.compare_tables(&offers)?;
+                if let Some(error) = self.differing(&offers) {
+                    self.group.fail(error.clone());
+                    return Err(error);
+                }
                 if let Some(why) = unfit(&offers, self.layout) {
                     return Ok(self.agree(Way::Staged(why)));
                 }
@@ -279,6 +283,20 @@ impl Setup {
         })
     }
 
+    /// Ranks that set this up in calls of different numbers have made different calls before. The same on all ranks.
+    fn differing(&self, offers: &[&Offer]) -> Option<Error> {
+        let calls = || offers.iter().enumerate().filter_map(|(rank, offer)| Some((rank, offer.call?)));
+        let (early, (number, call)) = calls().min_by_key(|(_, (number, _))| *number)?;
+        let (late, (later, other)) = calls().find(|(_, (other, _))| *other != number)?;
+        let name = self.group.name();
+        Some(Error::new(
+            Status::Mismatch,
+            format!(
+                "call #{number} of '{name}' differs: rank {early} called {call}, rank {late} something that is not on device                  memory, and {other} as its call #{later}"
+            ),
+        ))
+    }
+
     fn agree(&self, way: Way) -> Step {
         let name = self.group.name();
         match &way {
@@ -373,7 +391,7 @@ impl Own {
         Ok(Own { devices, device, chosen, arena, board, fault, probe })
     }
 
-    fn offer(&self, before_calls: bool) -> Result<Offer> {
+    fn offer(&self, call: Option<&Turn>) -> Result<Offer> {
         let place = self.arena.place(&self.devices);
         if let Err(error) = &place {
             log::debug!("GPU {} shares no memory with other processes: {error}", self.device);
@@ -387,7 +405,7 @@ impl Own {
             table: self.chosen.table.digest(),
             chosen: self.chosen.by_hand,
             board: self.board.offset() as u64,
-            before_calls,
+            call: call.map(|turn| (turn.sequence, turn.signature)),
             place: place.ok(),
         })
     }
@@ -423,7 +441,7 @@ impl Own {
             fail!(Unsupported, "it cannot map the memory that ranks of its host share");
         }
         let boards = offers[neighbours].iter().map(|offer| offer.board).collect();
-        let before_calls = offers.iter().all(|offer| offer.before_calls);
+        let before_calls = offers.iter().all(|offer| offer.call.is_none());
         Ok(Mapped { arenas, areas, opened, peers, boards, before_calls })
     }
 }

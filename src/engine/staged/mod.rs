@@ -6,8 +6,8 @@
 //!
 //! Loads and stores run on side streams, once the host has seen the *entry*: that the caller's stream has come to the
 //! call. What the caller's stream is given after the call waits for the *exit*, a word that the side stream of the stores
-//! releases behind the last of them. The host learns of the entry and of copies by their events; a host function behind
-//! each of them rings whoever sleeps, and a look now and then finds out about a device that runs none any more.
+//! releases behind the last of them. The host learns of the entry and of copies by their events, at which whoever moves operations
+//! looks: at once for a quarter of a millisecond, then after naps ([`super::endpoint`]).
 //!
 //! A device has fewer queues than a process has streams: what waits in one stream holds up others that share its queue,
 //! and so maybe that which it waits for. Hence side streams are given nothing that cannot run at once, and do not share
@@ -265,7 +265,7 @@ impl Staged {
         }
         if let Place::Device(_) = place {
             lane.loaded.record(&bay.load)?;
-            ringer.ring(&bay.load)?;
+            ringer.ring();
         }
         Ok(())
     }
@@ -312,7 +312,7 @@ impl Staged {
         }
         if on_device {
             lane.stored.record(&bay.store)?;
-            ringer.ring(&bay.store)?;
+            ringer.ring();
         }
         self.released = last;
         Ok(true)
