@@ -46,15 +46,18 @@ struct Group {
 
     DEVICE Control *control(u32 of, u32 block) const { return reinterpret_cast<Control *>(arena[of] + 4096) + block; }
     DEVICE Waiter waiter() const { return Waiter{page, reinterpret_cast<Latch *>(arena[rank])}; }
-    DEVICE bool is_latched() const { return reinterpret_cast<const Latch *>(arena[rank])->set != 0; }
+    // Not 0 once kernels are to leave at once.
+    DEVICE u64 latch() const { return reinterpret_cast<const Latch *>(arena[rank])->set; }
+    DEVICE bool is_latched() const { return latch() != 0; }
 
     DEVICE u32 slots(Area of) const { return of == LINES ? LINE_DEPTH : depth; }
     DEVICE u32 slot_bytes(Area of) const { return of == LINES ? wide + NARROW_BYTES : slot; }
 
     // The slots of the queue from `source` to `target`, in the target's arena.
     DEVICE u8 *queue(Area of, u32 block, u32 source, u32 target) const {
-        u64 channel = static_cast<u64>(block) * (size - 1) + source - (source > target);
-        return arena[target] + area[of] + channel * slots(of) * slot_bytes(of);
+        const u32 channel = block * (size - 1) + source - (source > target);
+        // An arena has less than 4 GiB.
+        return arena[target] + (static_cast<u32>(area[of]) + channel * (slots(of) * slot_bytes(of)));
     }
 };
 
@@ -77,6 +80,7 @@ struct Outbox {
     // Waits until the next slot is free.
     DEVICE bool reserve(const Group &group, u32 peer) const {
         constexpr Phase ROOM = AREA == LINES ? LINE_ROOM : AREA == INPUTS ? TILE_ROOM : RESULT_ROOM;
+        if (AREA == LINES && sent - implied < group.slots(AREA)) return true;
         return group.waiter().wait(ROOM, peer, sent + 1,
                                    [&] { return sent - max(load_relaxed(acked), implied) < group.slots(AREA); });
     }
@@ -84,7 +88,11 @@ struct Outbox {
         return slots + (static_cast<u32>(sent) & (group.slots(AREA) - 1)) * group.slot_bytes(AREA);
     }
     // Tells the peer that a tile is there: after a barrier behind the stores of all threads.
+#ifdef RELAXED
+    DEVICE void publish() { store_relaxed(ready, ++sent); }
+#else
     DEVICE void publish() { store_release(ready, ++sent); }
+#endif
     DEVICE void save(const Group &group, u32 block, u32 peer) const {
         group.control(group.rank, block)->sent[AREA][peer] = sent;
         if (AREA == LINES) group.control(group.rank, block)->implied[peer] = implied;
@@ -176,7 +184,8 @@ DEVICE void stream(const Team &team, const TileTable &table, u32 turns, u32 vect
     u32 step = team.threads << (3 - log);
 #pragma unroll 1
     for (u32 first = team.thread; first < vectors; first += step) {
-        Packet loaded[BATCH];
+        // What is not loaded is defined, or else it would be kept from one round to the next.
+        Packet loaded[BATCH]{};
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
             u32 vector = first + (i >> log) * team.threads, turn = i & mask;

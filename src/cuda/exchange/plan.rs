@@ -25,7 +25,7 @@ const GRAIN: u64 = 128;
 /// Threads of a kernel that goes by lines, at most: `LINE_THREADS` of the kernels.
 const LINE_THREADS: u32 = 512;
 /// Threads of a kernel that goes by tiles: `TILE_THREADS` of the kernels.
-const TILE_THREADS: u32 = 768;
+const TILE_THREADS: u32 = 512;
 
 /// How the parts of a call travel. The numbers are the kernels'.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
