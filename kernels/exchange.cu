@@ -64,7 +64,7 @@ DEVICE void combine_tiles(const Combine &call) {
         unisono_lines_##op##_##type(const __grid_constant__ unisono::Combine call) {                                   \
         unisono::combine_lines<unisono::type, unisono::op>(call);                                                      \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(unisono::TILE_THREADS, 512 / unisono::TILE_THREADS)                                             \
+    extern "C" __global__ void __launch_bounds__(unisono::TILE_THREADS, 2)                                             \
         unisono_tiles_##op##_##type(const __grid_constant__ unisono::Combine call) {                                   \
         unisono::combine_tiles<unisono::type, unisono::op>(call);                                                      \
     }
@@ -81,12 +81,12 @@ KERNEL(Various, U32) KERNEL(Various, I64) KERNEL(Various, U64)
 #endif
 KERNEL(Copy, U8)
 
-extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 2)
     unisono_move(const __grid_constant__ unisono::Move<1> call) {
     unisono::Mover<1>::run(call);
 }
 
-extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 2)
     unisono_move_many(const __grid_constant__ unisono::Move<14> call) {
     unisono::Mover<14>::run(call);
 }

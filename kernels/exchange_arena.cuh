@@ -1,8 +1,8 @@
 // The arena of a rank, and what two blocks tell each other through it.
 //
 // Block b of a kernel talks to block b of its peers' kernels, and to nobody else. From each rank to each other rank, and
-// for each block, there is a queue in each of three areas of the receiver's arena: lines, tiles of inputs, tiles of
-// results. A queue has a few slots. The sender counts what it has sent, the receiver what it has taken and reads no more;
+// for each block, there is a queue in each of four areas of the receiver's arena: lines, tiles of inputs, tiles of
+// results, and tiles that are moved from rank to rank as they are. A queue has a few slots. The sender counts what it has sent, the receiver what it has taken and reads no more;
 // both counts live in device memory and go on from kernel to kernel, so launches and replays of graphs mix freely. They
 // have 64 bits and never wrap. The sender waits until the receiver has told it that the slot is free: so no operation
 // needs a barrier, in whichever direction data goes.
@@ -18,10 +18,10 @@ constexpr u32 MAX_RANKS = 8;
 constexpr u32 NARROW_BYTES = 4096;
 constexpr u32 LINE_DEPTH = 2;
 
-enum Area : u32 { LINES, INPUTS, RESULTS, AREAS };
+enum Area : u32 { LINES, INPUTS, RESULTS, MOVES, AREAS };
 
 // The counters of a block. All are indexed by the peer.
-struct alignas(1024) Control {
+struct alignas(2048) Control {
     // This rank's own.
     u64 sent[AREAS][MAX_RANKS];
     u64 received[AREAS][MAX_RANKS];
@@ -40,9 +40,9 @@ struct Group {
     // Where the areas begin.
     u64 area[AREAS];
     u32 rank, size;
-    // Bytes of a slot for tiles, and how many there are: a power of two. Bytes for wide lines in a slot for lines.
-    u32 slot, depth, wide;
-    u32 reserved;
+    // Bytes of a slot for tiles, and how many there are: a power of two. Bytes for wide lines in a slot for lines. Bytes of
+    // a slot for tiles that are moved.
+    u32 slot, depth, wide, move_slot;
 
     DEVICE Control *control(u32 of, u32 block) const { return reinterpret_cast<Control *>(arena[of] + 4096) + block; }
     DEVICE Waiter waiter() const { return Waiter{page, reinterpret_cast<Latch *>(arena[rank])}; }
@@ -51,7 +51,9 @@ struct Group {
     DEVICE bool is_latched() const { return latch() != 0; }
 
     DEVICE u32 slots(Area of) const { return of == LINES ? LINE_DEPTH : depth; }
-    DEVICE u32 slot_bytes(Area of) const { return of == LINES ? wide + NARROW_BYTES : slot; }
+    DEVICE u32 slot_bytes(Area of) const {
+        return of == LINES ? wide + NARROW_BYTES : of == MOVES ? move_slot : slot;
+    }
 
     // The slots of the queue from `source` to `target`, in the target's arena.
     DEVICE u8 *queue(Area of, u32 block, u32 source, u32 target) const {
@@ -79,7 +81,7 @@ struct Outbox {
 
     // Waits until the next slot is free.
     DEVICE bool reserve(const Group &group, u32 peer) const {
-        constexpr Phase ROOM = AREA == LINES ? LINE_ROOM : AREA == INPUTS ? TILE_ROOM : RESULT_ROOM;
+        constexpr Phase ROOM = AREA == LINES ? LINE_ROOM : AREA == RESULTS ? RESULT_ROOM : TILE_ROOM;
         if (AREA == LINES && sent - implied < group.slots(AREA)) return true;
         return group.waiter().wait(ROOM, peer, sent + 1,
                                    [&] { return sent - max(load_relaxed(acked), implied) < group.slots(AREA); });
@@ -88,11 +90,7 @@ struct Outbox {
         return slots + (static_cast<u32>(sent) & (group.slots(AREA) - 1)) * group.slot_bytes(AREA);
     }
     // Tells the peer that a tile is there: after a barrier behind the stores of all threads.
-#ifdef RELAXED
-    DEVICE void publish() { store_relaxed(ready, ++sent); }
-#else
     DEVICE void publish() { store_release(ready, ++sent); }
-#endif
     DEVICE void save(const Group &group, u32 block, u32 peer) const {
         group.control(group.rank, block)->sent[AREA][peer] = sent;
         if (AREA == LINES) group.control(group.rank, block)->implied[peer] = implied;
@@ -116,7 +114,7 @@ struct Inbox {
 
     // Waits until the next tile is there, and for what was written before it.
     DEVICE bool await(const Group &group, u32 peer) const {
-        constexpr Phase COME = AREA == INPUTS ? TILES_COME : RESULTS_COME;
+        constexpr Phase COME = AREA == RESULTS ? RESULTS_COME : TILES_COME;
         bool came = group.waiter().wait(COME, peer, received + 1, [&] { return load_relaxed(ready) != received; });
         load_acquire(ready);
         return came;

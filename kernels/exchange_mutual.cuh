@@ -46,8 +46,8 @@ __device__ __noinline__ bool is_mutual_aborted(const Group &group, Lines lines, 
 
 constexpr u32 MUTUAL_RANKS = 4;
 
-// Of at most 2^LOG ranks.
-template <class T, class Op, u32 LOG, bool WIDE_LINES>
+// Of at most 2^LOG ranks; each rank's piece, or the whole.
+template <class T, class Op, u32 LOG, bool WIDE_LINES, bool PIECES>
 struct MutualLines {
     using Data = Lines::Data;
     static constexpr u32 OPERANDS = 1u << LOG, PEERS = OPERANDS - 1;
@@ -65,7 +65,7 @@ struct MutualLines {
     const u8 *from[PEERS];
 
     DEVICE MutualLines(const Combine &call) : call(call), combiner(Combiner<T, Op>::plain(call.group.size)) {
-        const u64 begin = blockIdx.x * call.share, length = call.whole ? call.bytes : call.stride;
+        const u64 begin = blockIdx.x * call.share, length = PIECES ? call.stride : call.bytes;
         input = call.input + begin;
         output = call.output + begin;
         bytes = static_cast<u32>(length - begin < call.share ? length - begin : call.share);
@@ -75,17 +75,19 @@ struct MutualLines {
     DEVICE bool is_peer(u32 i) const { return LOG == 1 || i + 1 < call.group.size; }
     DEVICE u32 rank_of(u32 i) const { return i + (i >= call.group.rank); }
 
+    DEVICE const u8 *piece(u32 rank) const { return PIECES ? input + rank * call.stride : input; }
+
     // What is to be sent, and what is this rank's own: of pieces each has another.
     struct Packets {
         Data own, other[PEERS];
     };
     DEVICE Packets load(u32 packet) const {
         Packets packets{};
-        packets.own = lines.load(input + call.group.rank * call.stride, bytes, packet);
+        packets.own = lines.load(piece(call.group.rank), bytes, packet);
 #pragma unroll
         for (u32 i = 0; i < PEERS; i++) {
             packets.other[i] = packets.own;
-            if (is_peer(i) && !call.whole) packets.other[i] = lines.load(input + rank_of(i) * call.stride, bytes, packet);
+            if (PIECES && is_peer(i)) packets.other[i] = lines.load(piece(rank_of(i)), bytes, packet);
         }
         return packets;
     }
@@ -145,7 +147,7 @@ struct MutualLines {
 #pragma unroll 1
         for (u32 packet = threadIdx.x; packet < all; packet += blockDim.x) {
             Data mine = first.own;
-            if (packet != threadIdx.x) mine = lines.load(input + rank * call.stride, bytes, packet);
+            if (packet != threadIdx.x) mine = lines.load(piece(rank), bytes, packet);
             u64 low[PEERS]{}, high[PEERS]{};
             if (!receive(packet, low, high)) return false;
             // The operands in the order of ranks.
@@ -190,15 +192,21 @@ struct MutualLines {
 };
 
 // The code that suits a call of at most MUTUAL_RANKS. More would take longer this way than by agents.
-template <class T, class Op>
+template <class T, class Op, u32 LOG>
 DEVICE void exchange_mutually(const Combine &call) {
     const bool wide = call.protocol == WIDE;
-    if (call.group.size == 2) {
-        if (wide) return MutualLines<T, Op, 1, true>(call).run();
-        return MutualLines<T, Op, 1, false>(call).run();
+    if (call.whole) {
+        if (wide) return MutualLines<T, Op, LOG, true, false>(call).run();
+        return MutualLines<T, Op, LOG, false, false>(call).run();
     }
-    if (wide) return MutualLines<T, Op, 2, true>(call).run();
-    MutualLines<T, Op, 2, false>(call).run();
+    if (wide) return MutualLines<T, Op, LOG, true, true>(call).run();
+    MutualLines<T, Op, LOG, false, true>(call).run();
+}
+
+template <class T, class Op>
+DEVICE void exchange_mutually(const Combine &call) {
+    if (call.group.size == 2) return exchange_mutually<T, Op, 1>(call);
+    exchange_mutually<T, Op, 2>(call);
 }
 
 }  // namespace unisono

@@ -8,13 +8,8 @@
 
 namespace unisono {
 
-#ifndef TILE_T
-#define TILE_T 512
-#define PUSH_T 128
-#define TAKE_T 128
-#endif
-constexpr u32 TILE_THREADS = TILE_T;
-constexpr u32 PUSH_THREADS = PUSH_T, TAKE_THREADS = TAKE_T;
+constexpr u32 TILE_THREADS = 256;
+constexpr u32 PUSH_THREADS = 64, TAKE_THREADS = 64;
 
 // What a team keeps in shared memory: its table, and the ends of its queues, each with its agent alone.
 struct TeamState {
@@ -226,18 +221,10 @@ struct CombineTiles {
 
     // Pushes a packet of the result to the takers.
     DEVICE void tell(u32 at, Packet result) {
-#ifdef ROTATE
-#pragma unroll 1
-        for (u32 turn = 1, peer = call.group.rank; turn < call.group.size; turn++) {
-            peer = peer + 1 == call.group.size ? 0 : peer + 1;
-            if (Combine::has(call.takers, peer)) *reinterpret_cast<Packet *>(state.table.to[peer] + at) = result;
-        }
-#else
 #pragma unroll 1
         for (u32 left = call.takers & ~call.me(); left != 0; left &= left - 1) {
             *reinterpret_cast<Packet *>(state.table.to[__ffs(left) - 1] + at) = result;
         }
-#endif
     }
 
     // Takes the owners' results.

@@ -24,8 +24,10 @@ const GRAIN: u64 = 128;
 
 /// Threads of a kernel that goes by lines, at most: `LINE_THREADS` of the kernels.
 const LINE_THREADS: u32 = 512;
+/// Up to how many ranks each thread of a kernel that goes by lines serves all peers: `MUTUAL_RANKS` of the kernels.
+const MUTUAL_RANKS: u32 = 4;
 /// Threads of a kernel that goes by tiles: `TILE_THREADS` of the kernels.
-const TILE_THREADS: u32 = 512;
+const TILE_THREADS: u32 = 256;
 
 /// How the parts of a call travel. The numbers are the kernels'.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,11 +103,12 @@ impl Plan {
                     (wanted, piece.div_ceil(wanted * rounds).next_multiple_of(GRAIN), TILE_THREADS)
                 }
                 Protocol::Narrow | Protocol::Wide => {
-                    let wanted = piece.div_ceil(tuning.line_share).min(u64::from(limit)).max(1);
+                    let wanted = piece.div_ceil(tuning.line_share).min(u64::from(tuning.line_blocks.min(limit))).max(1);
                     let share = piece.div_ceil(wanted).next_multiple_of(LINE_GRAIN);
                     (piece.div_ceil(share), share, {
                         let threads = line_threads(protocol, share);
-                        if whole { threads } else { (threads * (size - 1)).min(LINE_THREADS) }
+                        let mutual = whole || scatters && size <= MUTUAL_RANKS;
+                        if mutual { threads } else { (threads * (size - 1)).min(LINE_THREADS) }
                     })
                 }
             };
