@@ -20,8 +20,8 @@ DEVICE Combiner<T, Op> combiner_of(const Combine &call, const LinePorts &ports) 
 template <class T, class Op>
 DEVICE void combine_lines(const Combine &call) {
     __shared__ LinePorts ports;
-    // What is called most, without what only others need.
-    if constexpr (Same<Op, Sum>::VALUE) {
+    // What is called most, without what only others need; for types that are summed often.
+    if constexpr (Same<Op, Sum>::VALUE && sizeof(typename T::Memory) > 1) {
         if (call.group.size <= MUTUAL_RANKS && call.is_mutual() && call.ranks == 0) return exchange_mutually<T, Op>(call);
     }
     LineAgent agent(call.group);
