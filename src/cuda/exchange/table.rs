@@ -49,7 +49,7 @@ pub struct Tuning {
     pub moves: Bounds,
 }
 
-/// All choices. The default is measured on H200s.
+/// All choices. The default is measured on two and four H200s; what groups of five to eight have is extrapolated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Table {
     /// The most blocks of a kernel that exchanges, whatever the tunings say: never more than run side by side, since they
