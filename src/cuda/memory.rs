@@ -24,7 +24,7 @@ impl DeviceBuffer {
             let _relaxed = devices.relax()?;
             let _entered = devices.enter(device)?;
             let allocated = devices.driver().allocate_device(bytes.max(1));
-            allocated.map_err(|error| error.context(format_args!("device {device}")))?
+            allocated.map_err(|error| error.context(format_args!("GPU {device}")))?
         };
         Ok(DeviceBuffer { devices: devices.clone(), device, address, bytes })
     }

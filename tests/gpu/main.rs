@@ -8,6 +8,7 @@ mod cuda;
 mod device;
 mod driver;
 mod exchange;
+mod hosts;
 mod local;
 mod queues;
 mod relay;
@@ -15,6 +16,7 @@ mod sparse;
 mod staged;
 #[path = "../support/mod.rs"]
 mod support;
+mod trouble;
 
 #[test]
 fn rank() {
@@ -25,9 +27,15 @@ fn rank() {
         ("device stop", device::scenario_stop),
         ("device mismatch", device::scenario_mismatch),
         ("device abort", device::scenario_abort),
+        ("hosts", hosts::calls),
+        ("hosts death", hosts::death),
+        ("hosts mismatch", hosts::mismatch),
         ("relay", relay::calls),
         ("staged", staged::collectives),
         ("staged death", staged::death),
         ("staged speed", staged::speed),
+        ("trouble arguments", trouble::scenario_arguments),
+        ("trouble host", trouble::scenario_host),
+        ("trouble absent", trouble::scenario_absent),
     ]);
 }

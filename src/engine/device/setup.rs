@@ -1,7 +1,7 @@
 //! How the ranks of a group come to exchange through their GPUs, or agree that they cannot.
 //!
 //! Three rounds, in each of which every rank hears a message from every other. First they tell where their arenas lie;
-//! each maps those of the others, and writes into them. Then they tell whether that went well; each looks whether what
+//! each maps those of the others on its host, and writes into them. Then they tell whether that went well; each looks whether what
 //! the others wrote has arrived, reads from them, and loads its kernels. Then they tell that. A rank that cannot go on
 //! says why and still takes part in the round, so that all come to the same answer at the same point.
 //!
@@ -12,18 +12,19 @@ use std::sync::atomic::AtomicBool;
 
 use super::board::{BOARD_BYTES, Boards, MAX_MEMBERS};
 use super::exchange::DeviceExchange;
+use super::hosts::{Hosts, Layout, Tools};
 use super::offer::{Message, Offer};
 use super::probe::{PROBE_BYTES, Probe};
 use super::retired::Parts;
-use super::{Kernels, Load, Way};
+use super::{Kernels, Loads, Way};
 use crate::cuda::context::Devices;
 use crate::cuda::event::Event;
-use crate::cuda::exchange::{self, Fault};
+use crate::cuda::exchange::{self, Chosen, Fault};
 use crate::cuda::slab::{self, Arena, Opened};
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
-use crate::engine::group::Group;
-use crate::error::{Error, Result, fail};
+use crate::engine::group::{Group, Turn};
+use crate::error::{Error, Result, Status, fail};
 use crate::sys::fork;
 use crate::transport::memory::PeerMemory;
 use crate::transport::segment::Region;
@@ -42,7 +43,9 @@ pub enum Step {
 /// One group's setup under way.
 pub struct Setup {
     group: Arc<Group>,
-    load: Load,
+    /// This rank exchanges with those of its host.
+    layout: Layout,
+    loads: Loads,
     deadline: Deadline,
     stage: Stage,
 }
@@ -63,6 +66,7 @@ enum Stage {
 struct Own {
     devices: Arc<Devices>,
     device: u32,
+    chosen: Chosen,
     arena: Arena,
     board: Region,
     fault: Arc<Fault>,
@@ -89,36 +93,48 @@ struct Made {
     last: Event,
     within: Event,
     stream: Stream,
+    /// Where there are several hosts.
+    tools: Option<Tools>,
 }
 
 impl Setup {
-    /// Begins on this rank's GPU; `devices`: the driver, or why there is none; `before_calls`: not in the first call on device
-    /// memory, but before it. Allocates: may wait for the GPU.
+    /// Begins on this rank's GPU; `devices`: the driver, or why there is none; `choose`: the table for the device; `call`: the
+    /// group's first on device memory, announced, unless this comes before it. Allocates: may wait for the GPU.
     pub fn begin(
         group: &Arc<Group>,
         devices: Result<Arc<Devices>>,
         device: u32,
-        load: Load,
-        before_calls: bool,
+        choose: impl FnOnce(&Devices, u32) -> Result<Chosen>,
+        loads: Loads,
+        call: Option<&Turn>,
     ) -> (Setup, Step) {
         let deadline = Deadline::after(group.timeout());
-        let mut setup = Setup { group: group.clone(), load, deadline, stage: Stage::Over };
+        let layout = group.layout();
+        let stage = Stage::Over;
+        let mut setup =
+            Setup { group: group.clone(), layout: layout.unwrap_or_default(), loads, deadline, stage };
         // What all ranks know without a word.
-        if group.direct().is_none() {
-            let why = "the ranks are not all on one host, or share no memory there";
+        let Some(layout) = layout else {
+            let why =
+                "the ranks share no memory on their host, or have no equal blocks of numbers on several";
             let step = setup.agree(Way::Staged(why.into()));
             return (setup, step);
-        }
-        let (size, most) = (group.size() as usize, MAX_MEMBERS.min(exchange::MAX_RANKS));
+        };
+        let (size, most) = (layout.inside as usize, MAX_MEMBERS.min(exchange::MAX_RANKS));
         if size > most {
-            let why = format!("{size} ranks are more than the {most} whose GPUs exchange");
+            let why = format!("{size} ranks on a host are more than the {most} whose GPUs exchange");
             let step = setup.agree(Way::Staged(why));
             return (setup, step);
         }
-        let offered = wanted().and(devices).and_then(|devices| Own::new(group, devices, device, deadline));
-        let offered = offered.and_then(|own| own.offer(before_calls).map(|offer| (own, offer)));
+        let chosen = wanted().and(devices).and_then(|devices| Ok((choose(&devices, device)?, devices)));
+        let offered =
+            chosen.and_then(|(chosen, devices)| Own::new(group, layout, devices, device, chosen, deadline));
+        let offered = offered.and_then(|own| own.offer(call).map(|offer| (own, offer)));
         let (own, message) = match offered {
             Ok((own, offer)) => (Some(own), Message::Offer(offer)),
+            Err(error) if error.status() == Status::InvalidArgument => {
+                (None, Message::Wrong(error.text().to_string()))
+            }
             Err(error) => (None, refusal(&error)),
         };
         setup.stage = Stage::Offered(own);
@@ -131,6 +147,13 @@ impl Setup {
             gathered.chunks_exact(MESSAGE_BYTES).map(Message::decode).collect::<Result<_>>()?;
         if messages.len() != self.group.size() as usize {
             fail!(Internal, "{} messages came from {} ranks", messages.len(), self.group.size());
+        }
+        for (rank, message) in messages.iter().enumerate() {
+            if let Message::Wrong(why) = message {
+                // Only ever said before anybody has mapped anything.
+                self.stage = Stage::Over;
+                fail!(InvalidArgument, "{}: {why}", self.group.describe_rank(rank as u32));
+            }
         }
         let stage = std::mem::replace(&mut self.stage, Stage::Over);
         if let Some(why) = self.refused(&messages) {
@@ -149,10 +172,15 @@ impl Setup {
                     _ => fail!(Internal, "a rank sent something else than an offer"),
                 });
                 let offers: Vec<&Offer> = offers.collect::<Result<_>>()?;
-                if let Some(why) = unfit(&offers) {
+                self.compare_tables(&offers)?;
+                if let Some(error) = self.differing(&offers) {
+                    self.group.fail(error.clone());
+                    return Err(error);
+                }
+                if let Some(why) = unfit(&offers, self.layout) {
                     return Ok(self.agree(Way::Staged(why)));
                 }
-                let (mapped, message) = match own.map(&self.group, &offers) {
+                let (mapped, message) = match own.map(&self.group, self.layout, &offers) {
                     Ok(mapped) => {
                         let message = match own.probe.write(&mapped.areas, self.deadline) {
                             Ok(()) => Message::Ready,
@@ -175,8 +203,8 @@ impl Setup {
                 message
             }
             Stage::Proved(own, mapped, Some(made)) => {
-                let exchange = self.exchange(own, mapped, made)?;
-                return Ok(self.agree(Way::Exchange(Arc::new(exchange))));
+                let way = self.way(own, mapped, made)?;
+                return Ok(self.agree(way));
             }
             // A rank that lacks something has refused.
             _ => fail!(Internal, "this setup is over"),
@@ -186,31 +214,65 @@ impl Setup {
 
     /// Makes what may fail.
     fn make(&self, own: &Own, mapped: &Mapped) -> Result<Made> {
-        let Own { devices, device, fault, .. } = own;
-        let kernels = (self.load)(devices, *device, self.group.rank(), &mapped.arenas, fault.clone())?;
+        let Own { devices, device, chosen, fault, .. } = own;
+        let (rank, arenas) = (self.layout.place(), &mapped.arenas);
+        let kernels = (self.loads.exchange)(devices, *device, rank, arenas, fault.clone(), chosen.table)?;
         let event = || Event::new(devices, *device);
-        Ok(Made { kernels, last: event()?, within: event()?, stream: Stream::new(devices, *device, true)? })
+        let tools = match self.layout.hosts {
+            1 => None,
+            _ => Some(Tools::new(devices, *device, &(self.loads.fold)(devices), self.deadline)?),
+        };
+        let stream = Stream::new(devices, *device, true)?;
+        Ok(Made { kernels, last: event()?, within: event()?, stream, tools })
     }
 
-    fn exchange(&self, own: Own, mapped: Mapped, made: Made) -> Result<DeviceExchange> {
-        let Made { kernels, last, within, stream } = made;
-        let rank = self.group.rank() as usize;
+    fn way(&self, own: Own, mapped: Mapped, made: Made) -> Result<Way> {
+        let Made { kernels, last, within, stream, tools } = made;
+        let rank = self.layout.place() as usize;
         let Some(boards) = Boards::new(rank, own.board, mapped.peers, &mapped.boards) else {
             fail!(Internal, "a member's board lies outside of its segment")
         };
-        Ok(DeviceExchange::new(Parts {
+        let layout = self.layout;
+        let (tools, workspace) = tools.map(Tools::part).unzip();
+        let exchange = Arc::new(DeviceExchange::new(Parts {
+            first: layout.first(),
             last,
             within,
             stream,
             kernels,
             points: mapped.before_calls,
             fault: own.fault,
-            _arena: own.arena,
+            arena: own.arena,
+            _workspace: workspace,
             _opened: mapped.opened,
             boards,
             said_goodbye: AtomicBool::new(false),
             fork: fork::generation(),
-        }))
+        }));
+        Ok(match tools {
+            None => Way::Exchange(exchange),
+            Some(tools) => Way::Hosts(Arc::new(Hosts::new(exchange, layout, tools))),
+        })
+    }
+
+    /// Refuses tables that somebody has chosen differently: kernels that go by different tables would wait for each other.
+    fn compare_tables(&self, offers: &[&Offer]) -> Result<()> {
+        if !offers.iter().any(|offer| offer.chosen) {
+            return Ok(());
+        }
+        if let Some(other) = offers.iter().position(|offer| offer.table != offers[0].table) {
+            let what = |offer: &Offer| if offer.chosen { "a file of its own" } else { "no file" };
+            fail!(
+                Mismatch,
+                "the ranks of '{}' exchange by different tables: {} has {}, {} has {}; give all ranks one UNISONO_TUNING",
+                self.group.name(),
+                self.group.describe_rank(0),
+                what(offers[0]),
+                self.group.describe_rank(other as u32),
+                what(offers[other])
+            );
+        }
+        Ok(())
     }
 
     /// Why some rank cannot, if one cannot. The same on all ranks, which have heard the same.
@@ -221,10 +283,28 @@ impl Setup {
         })
     }
 
+    /// Ranks that set this up in calls of different numbers have made different calls before. The same on all ranks.
+    fn differing(&self, offers: &[&Offer]) -> Option<Error> {
+        let calls = || offers.iter().enumerate().filter_map(|(rank, offer)| Some((rank, offer.call?)));
+        let (early, (number, call)) = calls().min_by_key(|(_, (number, _))| *number)?;
+        let (late, (later, other)) = calls().find(|(_, (other, _))| *other != number)?;
+        let name = self.group.name();
+        Some(Error::new(
+            Status::Mismatch,
+            format!(
+                "call #{number} of '{name}' differs: rank {early} called {call}, rank {late} something that is not on device                  memory, and {other} as its call #{later}"
+            ),
+        ))
+    }
+
     fn agree(&self, way: Way) -> Step {
         let name = self.group.name();
         match &way {
             Way::Exchange(_) => log::info!("group '{name}': the GPUs exchange directly"),
+            Way::Hosts(hosts) => {
+                let Layout { inside, hosts, .. } = hosts.layout();
+                log::info!("group '{name}': {inside} GPUs exchange directly on each of {hosts} hosts");
+            }
             Way::Staged(why) => {
                 log::info!("group '{name}': device memory goes through the host, because of {why}");
             }
@@ -259,37 +339,59 @@ fn refusal(error: &Error) -> Message {
     Message::Refusal { why: error.text().to_string(), stuck: false }
 }
 
-/// Why these offers do not fit each other, if they do not.
-fn unfit(offers: &[&Offer]) -> Option<String> {
+/// Why these offers do not fit each other, if they do not. The same on all ranks.
+fn unfit(offers: &[&Offer], layout: Layout) -> Option<String> {
     for (rank, offer) in offers.iter().enumerate() {
+        let first = rank - rank % layout.inside as usize;
         let same = |other: &&Offer| (other.process, other.device) == (offer.process, offer.device);
-        if let Some(other) = offers[..rank].iter().position(same) {
+        if let Some(other) = offers[first..rank].iter().position(same).map(|other| first + other) {
             let device = offer.device;
             // Kernels that wait for each other must never queue behind each other.
             return Some(format!("ranks {other} and {rank} are one process on one GPU ({device})"));
         }
-        if offer.bytes != offers[0].bytes {
-            return Some(format!("rank {rank} and rank 0 run different versions of unisono"));
+        if (offer.bytes, offer.table) != (offers[first].bytes, offers[first].table) {
+            return Some(format!(
+                "rank {rank} and rank {first} have different kinds of GPU or run different versions of unisono"
+            ));
         }
     }
     None
 }
 
 impl Own {
-    fn new(group: &Group, devices: Arc<Devices>, device: u32, deadline: Deadline) -> Result<Own> {
+    fn new(
+        group: &Group,
+        layout: Layout,
+        devices: Arc<Devices>,
+        device: u32,
+        chosen: Chosen,
+        deadline: Deadline,
+    ) -> Result<Own> {
         devices.context(device)?;
-        let bytes = exchange::arena_bytes(group.size()).next_multiple_of(64);
+        if layout.hosts > 1 {
+            if !group.endpoint().shares_memory() {
+                fail!(
+                    Unsupported,
+                    "UNISONO_TRANSPORT has no shm, by which the ranks of a host find each other"
+                );
+            }
+            if !devices.driver().can_wait_value(device)? {
+                fail!(Unsupported, "streams of GPU {device} cannot wait for the host");
+            }
+            group.endpoint().open_links(&layout.others(group.members()), deadline)?;
+        }
+        let bytes = chosen.table.arena_bytes(layout.inside).next_multiple_of(64);
         let arena = Arena::new(&devices, device, bytes + PROBE_BYTES, deadline)?;
         let Some(board) = group.endpoint().registration().segment().allocate(BOARD_BYTES, 64) else {
             fail!(OutOfMemory, "no room for {BOARD_BYTES} bytes in the shared segment")
         };
         let fault = Arc::new(Fault::new(&devices, device)?);
         let area = arena.address() + bytes as u64;
-        let probe = Probe::new(&devices, device, area, group.rank() as usize, group.id(), deadline)?;
-        Ok(Own { devices, device, arena, board, fault, probe })
+        let probe = Probe::new(&devices, device, area, layout.place() as usize, group.id(), deadline)?;
+        Ok(Own { devices, device, chosen, arena, board, fault, probe })
     }
 
-    fn offer(&self, before_calls: bool) -> Result<Offer> {
+    fn offer(&self, call: Option<&Turn>) -> Result<Offer> {
         let place = self.arena.place(&self.devices);
         if let Err(error) = &place {
             log::debug!("GPU {} shares no memory with other processes: {error}", self.device);
@@ -300,21 +402,24 @@ impl Own {
             process: slab::identity(&self.devices),
             address: self.arena.address(),
             bytes: self.arena.bytes() as u64,
+            table: self.chosen.table.digest(),
+            chosen: self.chosen.by_hand,
             board: self.board.offset() as u64,
-            before_calls,
+            call: call.map(|turn| (turn.sequence, turn.signature)),
             place: place.ok(),
         })
     }
 }
 
 impl Own {
-    /// Maps the others' arenas.
-    fn map(&self, group: &Group, offers: &[&Offer]) -> Result<Mapped> {
+    /// Maps the arenas of the others on this host.
+    fn map(&self, group: &Group, layout: Layout, offers: &[&Offer]) -> Result<Mapped> {
         let Own { devices, device, arena, .. } = self;
         let device = *device;
         let before_area = (arena.bytes() - PROBE_BYTES) as u64;
         let (mut arenas, mut areas, mut opened) = (Vec::new(), Vec::new(), Vec::new());
-        for (member, offer) in offers.iter().enumerate() {
+        let neighbours = layout.neighbours();
+        for (member, offer) in offers.iter().enumerate().take(neighbours.end).skip(neighbours.start) {
             let (address, owner) = if member == group.rank() as usize {
                 (arena.address(), device)
             } else if offer.process == slab::identity(devices) {
@@ -329,10 +434,14 @@ impl Own {
             areas.push((address + before_area, owner));
         }
         let messages = group.endpoint().messages();
-        let peers = group.members().iter().map(|&peer| messages.memory(peer).cloned()).collect();
+        let members = &group.members()[neighbours.clone()];
+        let peers: Vec<_> = members.iter().map(|&peer| messages.memory(peer).cloned()).collect();
         drop(messages);
-        let boards = offers.iter().map(|offer| offer.board).collect();
-        let before_calls = offers.iter().all(|offer| offer.before_calls);
+        if peers.iter().flatten().count() + 1 < peers.len() {
+            fail!(Unsupported, "it cannot map the memory that ranks of its host share");
+        }
+        let boards = offers[neighbours].iter().map(|offer| offer.board).collect();
+        let before_calls = offers.iter().all(|offer| offer.call.is_none());
         Ok(Mapped { arenas, areas, opened, peers, boards, before_calls })
     }
 }
