@@ -168,24 +168,25 @@ struct TileTable {
     }
 };
 
-// How many loads a thread begins before it uses the first.
+// How many loads a thread begins before it uses the first: where it combines, and the logarithm where it only moves.
 constexpr u32 BATCH = 8;
+constexpr u32 STREAM_LOG = 4;
 
 enum Way { TO_SLOTS, FROM_SLOTS };
 
 // Moves the tiles of `turns` peers, of at most `vectors` packets each, between the caller's memory and slots, which are
 // aligned and whole; `keep(turn, at, packet)` sees each packet too.
-template <Way WAY, class Keep>
+template <Way WAY, u32 BATCH_LOG = STREAM_LOG, class Keep>
 DEVICE void stream(const Team &team, const TileTable &table, u32 turns, u32 vectors, Keep keep) {
     u32 log = turns <= 1 ? 0 : turns <= 2 ? 1 : turns <= 4 ? 2 : 3;
     u32 mask = (1u << log) - 1;
-    u32 step = team.threads << (3 - log);
+    u32 step = team.threads << (BATCH_LOG - log);
 #pragma unroll 1
     for (u32 first = team.thread; first < vectors; first += step) {
         // What is not loaded is defined, or else it would be kept from one round to the next.
-        Packet loaded[BATCH]{};
+        Packet loaded[1u << BATCH_LOG]{};
 #pragma unroll
-        for (u32 i = 0; i < BATCH; i++) {
+        for (u32 i = 0; i < 1u << BATCH_LOG; i++) {
             u32 vector = first + (i >> log) * team.threads, turn = i & mask;
             if (turn < turns && vector < table.fast[turn]) {
                 const u8 *from = table.from[turn] + vector * 16;
@@ -193,7 +194,7 @@ DEVICE void stream(const Team &team, const TileTable &table, u32 turns, u32 vect
             }
         }
 #pragma unroll
-        for (u32 i = 0; i < BATCH; i++) {
+        for (u32 i = 0; i < 1u << BATCH_LOG; i++) {
             u32 vector = first + (i >> log) * team.threads, turn = i & mask;
             if (turn < turns && vector < table.fast[turn]) {
                 *reinterpret_cast<Packet *>(table.to[turn] + vector * 16) = loaded[i];

@@ -9,7 +9,7 @@
 namespace unisono {
 
 constexpr u32 TILE_THREADS = 256;
-constexpr u32 PUSH_THREADS = 64, TAKE_THREADS = 64;
+constexpr u32 PUSH_THREADS = 96, TAKE_THREADS = 64;
 
 // What a team keeps in shared memory: its table, and the ends of its queues, each with its agent alone.
 struct TeamState {
@@ -73,11 +73,13 @@ struct CombineTiles {
             bool well = bytes == 0 || out.reserve(call.group, peer);
             if (is_agent) table.set(team.thread, call.input + parts.begin(), sends ? out.next(call.group) : nullptr, bytes);
             if (team.sync_or(!well)) return;
-            stream<TO_SLOTS>(team, table, turns, vectors(), [&](u32 turn, u32 at, Packet packet) {
+            const auto keep = [&](u32 turn, u32 at, Packet packet) {
                 if (COPIES && call.copies()) {
                     store_bytes(call.output + (table.from[turn] - call.input), at, table.bytes[turn], packet);
                 }
-            });
+            };
+            // Where an own copy is kept, there are no registers for as many loads.
+            stream<TO_SLOTS, COPIES ? STREAM_LOG - 1 : STREAM_LOG>(team, table, turns, vectors(), keep);
             team.sync();
             if (team.thread == 0) pushed = round + 1;
             if (bytes != 0) out.publish();

@@ -50,7 +50,7 @@ pub struct Tuning {
     pub moves: Bounds,
 }
 
-/// All choices. The default is measured on H200s.
+/// All choices. The default is measured on two and four H200s; what groups of five to eight have is extrapolated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Table {
     /// The most blocks of a kernel that exchanges, whatever the tunings say: never more than run side by side, since they
@@ -92,7 +92,7 @@ impl Table {
     pub fn line_room(&self, kind: Kind, size: u32) -> [u64; 3] {
         let tuning = self.tuning(size);
         let moves = matches!(kind, Kind::Allgather | Kind::Gather | Kind::Scatter | Kind::Alltoall);
-        let blocks = u64::from(if moves { tuning.parts.min(self.blocks) } else { self.blocks });
+        let blocks = u64::from(if moves { tuning.parts } else { tuning.line_blocks }.min(self.blocks));
         let [narrow, wide] = [NARROW_ROOM, wide_room(tuning.wide)].map(|room| room * blocks);
         let owners = match kind {
             Kind::Allreduce | Kind::Reduce => u64::from(size),

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! unisono-tuning 1
-//! blocks 64
+//! blocks 128
 //! ranks 3-4
 //!   slot 16384
 //!   allreduce narrow 4096 wide 131072 sharded 3145728
