@@ -101,14 +101,15 @@ build_nccl_tests() {
     programs=$out/nccl-tests
 }
 
-# nccl_test PROGRAM WAY OPTIONS...: every type and operator, from 8 bytes to 2 MiB, in place and not, every result compared;
-# fails too if it counts a wrong one and exits well.
+# nccl_test PROGRAM WAY OPTIONS...: every type and, where there is something to compute, operator, from 8 bytes to 2 MiB, in
+# place and not, every result compared; fails too if it counts a wrong one and exits well.
 nccl_test() {
-    local program=$1 way=$2
+    local program=$1 way=$2 operators=sum
     shift 2
+    case $program in *reduce*) operators=all ;; esac
     client "nccl-tests-$program-$way" 90 bash -c '"$@" && ! grep -q "Out of bounds values : [1-9]" "$0"' \
         "$out/nccl-tests-$program-$way.log" \
-        "$programs/${program}_perf" -o all -d all -b 8 -e 2M -f 64 -n 1 -w 0 -p 1 "$@"
+        "$programs/${program}_perf" -o $operators -d all -b 8 -e 2M -f 64 -n 1 -w 0 -p 1 "$@"
 }
 
 # Every program in every way: ranks of one thread, and a thread for each, which is quicker; captured graphs; registered
