@@ -118,6 +118,11 @@ nccl_tests() {
     local program way options
     for program in ${PROGRAMS:-all_reduce reduce_scatter reduce broadcast all_gather alltoall alltoallv gather scatter sendrecv hypercube}; do
         for way in ${WAYS:-group threads graph registered windows misaligned}; do
+            if [ "$program-$way" = hypercube-group ] && [ "$gpus" -gt 2 ]; then
+                # -g makes one group of all rounds: what the second round sends may not have been received yet.
+                echo "== nccl-tests-hypercube-group: skipped, its rounds need an order that a group does not give"
+                continue
+            fi
             case $way in
                 group) options="-g $gpus" ;;
                 graph) options="-t $gpus -g 1 -G 2" ;;
