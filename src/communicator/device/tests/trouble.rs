@@ -22,7 +22,7 @@ fn troubled<T: Send>(size: u32, exchanges: bool, body: impl Fn(&Rank<'_>) -> T +
                     let context = Context::create(options(rank, size, &store, "")).expect("ranks meet");
                     context.cuda().pretend(&devices, 256);
                     if exchanges {
-                        context.cuda().pretend_load(words);
+                        context.cuda().pretend_loads(only(words));
                     }
                     let answer = body(&Rank { context: &context, double: &double, exchanges });
                     // Kernels of the double wait on when their group has failed.
