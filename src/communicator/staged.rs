@@ -363,6 +363,7 @@ impl Context {
     ) -> Result<(Job, Option<Arc<Word>>)> {
         let StagedCall { survey, what } = call;
         let Survey { devices, device, on_device, input, output, stream, .. } = survey;
+        staged::prepare(&devices, device)?;
         let entry = match survey.ordered {
             true => Entry::of_caller(&stream, group.endpoint()),
             false => Entry::of_front(&stream, group.endpoint()),
