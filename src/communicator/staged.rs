@@ -29,7 +29,7 @@ use crate::engine::staged::relay::{Combine, Limits, Plan, Relay, Route};
 use crate::engine::staged::{self, Cut, Entry, Exchange, Job, Place, Shape, Side, Staged, StreamOrder};
 use crate::engine::wire::Class;
 use crate::error::{Result, Status, fail};
-use crate::reduce::{Operator, Reducer};
+use crate::reduce::{DataType, Operator, Reducer};
 use crate::signature::Signature;
 use crate::sys;
 
@@ -490,6 +490,14 @@ impl Context {
         signature: &Signature,
     ) -> Option<Plan> {
         let What::Collective(checked) = &call.what else { return None };
+        if !relays() {
+            return None;
+        }
+        let (device, devices) = (call.survey.device, &call.survey.devices);
+        // Before any stream waits for a call: loading waits for the device.
+        if let Err(error) = self.cuda().kernels().prepare(devices, device, DataType::U8, Operator::Sum) {
+            log::debug!("reductions on GPU {device} are not loaded: {error}");
+        }
         let Counts::Uniform(count) = request.counts else { return None };
         let automatic = options.tag.is_none() && options.algorithm.unwrap_or(0) == 0;
         let combine = match checked.operator {
@@ -499,7 +507,7 @@ impl Context {
             }
             None => None,
         };
-        if !automatic || !signature.device || !relays() {
+        if !automatic || !signature.device {
             return None;
         }
         let direct = group.direct()?.clone();

@@ -28,6 +28,9 @@ impl log::Log for Ear {
 
     fn log(&self, record: &log::Record) {
         let text = record.args().to_string();
+        if std::env::var_os("RELAY_LOG").is_some() {
+            eprintln!("{} {text}", std::process::id());
+        }
         if text.contains("relays calls on device memory: true") {
             RELAYS.store(true, Ordering::Relaxed);
         }

@@ -710,7 +710,7 @@ impl fmt::Debug for Double {
 pub(crate) struct DoubleKernels(pub(crate) Arc<Double>);
 
 impl Kernels for DoubleKernels {
-    fn prepare(&self, _: &Devices, _: u32, dtype: DataType, operator: Operator) -> Result<()> {
+    fn prepare(&self, _: &Arc<Devices>, _: u32, dtype: DataType, operator: Operator) -> Result<()> {
         Reducer::new(dtype, operator, 1).map(drop)
     }
 

@@ -298,6 +298,7 @@ impl Relay {
 
     /// Takes what the call runs in.
     fn set_out(&mut self, group: &Group) -> Result<()> {
+        log::debug!("relay: the stream has come to the call");
         let StreamOrder { devices, device, .. } = &self.staged.job.order;
         // PROOF: the stage says that there are lanes.
         let lanes = group.relay().lanes().and_then(Option::as_ref).expect("lanes").clone();
@@ -424,7 +425,9 @@ impl Relayed<'_> {
                 stops = stops.or(Some(member));
                 break;
             }
+            log::debug!("relay: piece {piece} to be worked on");
             self.work(run, piece)?;
+            log::debug!("relay: piece {piece} in work");
             run.progress.worked += 1;
         }
         while run.progress.given < run.progress.begun && run.is_idle(run.progress.given)? {
@@ -454,6 +457,7 @@ impl Relayed<'_> {
             // it, as the marks of the others have said.
             unsafe { track.stream.copy_to_host(lane.wrapping_add(*to), self.input + *from as u64, *bytes) }?;
         }
+        log::debug!("relay: piece {piece} given");
         run.given(piece, !moves.is_empty())
     }
 
