@@ -25,7 +25,7 @@ use crate::engine::group::{Group, Turn};
 use crate::engine::lane::{Destination, Source};
 use crate::engine::operation::{Operation, Running};
 use crate::engine::point::{Message, Point};
-use crate::engine::staged::relay::{Combine, Limits, Plan, Relay, Route};
+use crate::engine::staged::relay::{Combine, Gather, Limits, MAX_WIRED, MeetingPlace, Plan, Relay, Route};
 use crate::engine::staged::{self, Cut, Entry, Exchange, Job, Place, Shape, Side, Staged, StreamOrder};
 use crate::engine::wire::Class;
 use crate::error::{Result, Status, fail};
@@ -74,7 +74,7 @@ impl Cuda {
 
     #[cfg(not(test))]
     fn piece_bytes(&self) -> usize {
-        staged::PIECE_BYTES
+        staged::relay::knob("UNISONO_X_PIECE", staged::PIECE_BYTES)
     }
 
     #[cfg(test)]
@@ -510,11 +510,37 @@ impl Context {
         if !automatic || !signature.device {
             return None;
         }
-        let direct = group.direct()?.clone();
+        let place = match group.direct() {
+            Some(direct) => MeetingPlace::Boards(direct.clone()),
+            None if group.size() <= MAX_WIRED => MeetingPlace::Messages(self.gather_words(options)),
+            None => return None,
+        };
         let (rank, size, in_place) = (group.rank(), group.size(), checked.alias.is_some());
         let (element, limits) = (checked.dtype.size(), self.cuda().limits());
         let route = Route::new(signature.kind, rank, size, signature.root, count, element, in_place, limits)?;
-        Some(Plan { direct, route, combine })
+        Some(Plan { place, route, combine })
+    }
+
+    /// Gathers a few bytes of every rank in the course of a call.
+    fn gather_words(&self, options: &Call) -> Gather {
+        let (context, options) = (self.clone(), options.clone());
+        Arc::new(move |group, turn, input, output, bytes| {
+            let request = Request {
+                kind: Kind::Allgather,
+                input,
+                output,
+                counts: Counts::Uniform(bytes as u64),
+                dtype: DataType::U8,
+                operator: Operator::Sum,
+                root: 0,
+            };
+            let mut checked = Checked::new(&request, group.rank(), group.size())?;
+            // SAFETY: the meeting keeps both until the operation has ended.
+            unsafe {
+                let make = context.make(group, &mut checked, request.operator, &options, &[])?;
+                Ok(make.operation(group, turn))
+            }
+        })
     }
 
     /// What the engine is to do, and the word that the stream is to wait for.
@@ -622,7 +648,7 @@ unsafe fn operation(
     let staged = unsafe { Staged::new(turn, job) };
     match (signature.kind, plan) {
         (Kind::Receive | Kind::ReceiveAny, _) => Box::new(staged.begun(group)),
-        (_, Some(plan)) => Box::new(Relay::new(group, turn, staged, plan)),
+        (_, Some(plan)) => Box::new(Relay::new(turn, staged, plan)),
         (_, None) => Box::new(staged),
     }
 }

@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::ffi::CStr;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::context::Devices;
 use super::driver::{FunctionHandle, Grid};
@@ -122,6 +122,7 @@ impl Loaded {
             Some(blocks) => blocks,
             None => driver.multiprocessors(device)?.max(1) * BLOCKS_OF_A_MULTIPROCESSOR,
         };
+        let began = Instant::now();
         let _relaxed = devices.relax()?;
         let _entered = devices.enter(device)?;
         // SAFETY: a fat binary, which tells its own length.
@@ -137,12 +138,15 @@ impl Loaded {
                 let mut launch =
                     Launch::new(dtype, &operator, 1, &[nothing], std::ptr::null_mut(), ELEMENT, 0);
                 let grid = Grid { blocks: 1, threads: 32, shared: 0 };
-                // SAFETY: the kernel takes a `Launch`; of no positions it touches none.
-                unsafe { driver.launch(function, grid, stream.handle(), &mut [launch.parameter()]) }?;
+                if std::env::var_os("UNISONO_X_NOWARM").is_none() {
+                    // SAFETY: the kernel takes a `Launch`; of no positions it touches none.
+                    unsafe { driver.launch(function, grid, stream.handle(), &mut [launch.parameter()]) }?;
+                }
                 entry.insert(function);
             }
         }
         stream.synchronize(Deadline::after(LOADING))?;
+        log::debug!("reductions on GPU {device} are loaded after {:.1} ms", began.elapsed().as_secs_f64() * 1e3);
         Ok(Loaded { blocks, functions })
     }
 }

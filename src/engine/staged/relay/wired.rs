@@ -1,0 +1,322 @@
+//! Lanes of ranks that do not all share memory: each keeps copies of what it reads of the others', and connections of its own
+//! bring them.
+//!
+//! These are links of a second endpoint, made for this group and nothing else. Each has [`STRIPES`] connections; a part of a
+//! lane is split over them, and a thread for each direction moves its bytes (see [`super::mover`]). So
+//! several processors copy, none combines, and the waiting thread only looks at counters.
+
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use super::mover::{self, Frame, Outbox, Sockets};
+use super::route::{LANE_BYTES, LANES, Route};
+use crate::cuda::context::Devices;
+use crate::cuda::memory::RegisteredBuffer;
+use crate::deadline::Deadline;
+use crate::engine::direct::Mark;
+use crate::engine::endpoint::{Endpoint, lock};
+use crate::engine::group::Group;
+use crate::error::{Error, Result, fail};
+use crate::sys::event::EventFd;
+use crate::sys::fork;
+use crate::transport::Link;
+use crate::transport::address::PeerAddress;
+use crate::transport::service::{Attendance, Identity, Options, Port, Registration};
+
+/// The most ranks of a group that is wired: each has pinned memory for all.
+pub const MAX_MEMBERS: u32 = 8;
+
+/// Connections to each member.
+fn stripes() -> usize {
+    super::knob("UNISONO_X_STRIPES", 4)
+}
+
+/// Parts of stripes begin at multiples of so many bytes.
+const GRAIN: usize = 4096;
+
+/// How long links may take to open.
+const OPENING: Duration = Duration::from_secs(60);
+
+/// How long after the end of a connection the death of its process, or the failure of the group, is the better cause.
+const DOUBT: Duration = Duration::from_millis(250);
+
+/// Bytes of a member's lanes.
+const BYTES: usize = LANES as usize * LANE_BYTES;
+
+/// The connections of a group, and the lanes behind them.
+pub(super) struct Wire {
+    hub: Arc<Hub>,
+    registration: ManuallyDrop<Registration>,
+    fork: u32,
+}
+
+impl Wire {
+    /// Listens for the other members.
+    pub(super) fn listen(group: &Group) -> Result<Wire> {
+        let (identity, options) = group.endpoint().identity();
+        if !options.tcp {
+            fail!(Unsupported, "TCP is off");
+        }
+        let identity = Identity { rank: group.rank(), size: group.size(), job: group.id(), ..identity.clone() };
+        let options = Options { shm: false, tcp_streams: stripes(), segment_bytes: 0, ..options.clone() };
+        let hub = Hub::new(group).map_err(|cause| Error::system("no descriptors for a group's movers", cause))?;
+        let hub = Arc::new(hub);
+        let port = Arc::downgrade(&hub) as Weak<dyn Port>;
+        let registration = ManuallyDrop::new(Registration::new(identity, options, port)?);
+        Ok(Wire { hub, registration, fork: fork::generation() })
+    }
+
+    /// Where the other members reach it.
+    pub(super) fn own_address(&self) -> &PeerAddress {
+        self.registration.address()
+    }
+
+    /// Begins to connect to the others, and pins the lanes. May wait for the device.
+    pub(super) fn connect(
+        &self,
+        addresses: Vec<PeerAddress>,
+        devices: &Arc<Devices>,
+        device: u32,
+    ) -> Result<()> {
+        for address in addresses {
+            if address.rank as usize != self.hub.rank {
+                self.registration.open(address, Deadline::after(OPENING));
+            }
+        }
+        let memory = RegisteredBuffer::new(devices, device, self.hub.size * BYTES)?;
+        let _ = self.hub.memory.set(memory);
+        Ok(())
+    }
+
+    /// The first member whose link is not there yet.
+    pub(super) fn missing(&self) -> Option<usize> {
+        let links = lock(&self.hub.links);
+        links.iter().enumerate().position(|(member, link)| member != self.hub.rank && link.is_none())
+    }
+
+    /// All links are there, or will not be: the movers begin.
+    pub(super) fn start(&self) -> Result<()> {
+        let count = self.hub.outboxes.len();
+        let mut sockets: Vec<Sockets> = (0..count).map(|_| vec![None; self.hub.size]).collect();
+        for (member, link) in std::mem::take(&mut *lock(&self.hub.links)).into_iter().enumerate() {
+            if member == self.hub.rank {
+                continue;
+            }
+            let Some(link) = link else { fail!(Internal, "no link to rank {member}") };
+            let streams = link?.streams;
+            if streams.len() != count {
+                fail!(InvalidUsage, "rank {member} has {} connections, not {count}", streams.len());
+            }
+            for (stripe, stream) in streams.into_iter().enumerate() {
+                sockets[stripe][member] = stream.into_socket().map(Arc::new);
+            }
+        }
+        for (stripe, sockets) in sockets.into_iter().enumerate() {
+            type Work = fn(&Hub, usize, &Sockets) -> std::io::Result<()>;
+            for work in [mover::send as Work, mover::receive as Work] {
+                let (hub, sockets) = (self.hub.clone(), sockets.clone());
+                let run = move || {
+                    if let Err(cause) = work(&hub, stripe, &sockets) {
+                        hub.broke(hub.rank, &cause);
+                    }
+                };
+                std::thread::Builder::new()
+                    .name("unisono-mover".into())
+                    .spawn(run)
+                    .map_err(|cause| Error::system("no thread to move a group's pieces", cause))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The lane of `member` with this number.
+    pub(super) fn address(&self, member: usize, lane: u64) -> *mut u8 {
+        self.hub.lane(member, lane)
+    }
+
+    /// With how many pieces, over all calls, a member has come so far.
+    pub(super) fn reached(&self, member: usize, mark: Mark) -> u64 {
+        let hub = &*self.hub;
+        let seen = |stripe: usize| hub.seen[stripe * hub.size + member][mark as usize].load(Ordering::Acquire);
+        let stripes = if mark == Mark::Done { 1 } else { hub.outboxes.len() };
+        (0..stripes).map(seen).min().unwrap_or(0)
+    }
+
+    /// This rank has come so far: whoever waits for it gets what it reads.
+    pub(super) fn reach(&self, route: &Route, mark: Mark, before: u64, pieces: u64) {
+        let hub = &*self.hub;
+        let (index, piece) = (pieces - 1, before + pieces - 1);
+        let stripes = if mark == Mark::Done { 1 } else { hub.outboxes.len() };
+        for stripe in 0..stripes {
+            hub.seen[stripe * hub.size + hub.rank][mark as usize].store(before + pieces, Ordering::Release);
+        }
+        for step in 1..hub.size {
+            let member = (hub.rank + step) % hub.size;
+            let Some((at, bytes)) = route.read_by(member, mark, index) else { continue };
+            let share = bytes.div_ceil(stripes).next_multiple_of(GRAIN);
+            for stripe in 0..stripes {
+                let start = (stripe * share).min(bytes);
+                let length = share.min(bytes - start) as u32;
+                let frame = Frame { mark, piece, offset: (at + start) as u64, length };
+                let from = hub.lane(hub.rank, piece % LANES).wrapping_add(at + start);
+                // SAFETY: what a route says lies in the lane, which is written again when all members are done with this piece.
+                unsafe { hub.outboxes[stripe].post(member, frame, from) };
+            }
+        }
+    }
+
+    /// Why nothing more comes from a member, once there has been time for a better cause.
+    pub(super) fn check(&self, group: &Group) -> Result<()> {
+        match self.hub.broken.get() {
+            Some((member, at, why)) if at.elapsed() > DOUBT => {
+                let who = group.describe_rank(*member as u32);
+                fail!(PeerFailed, "the data connections to {who} broke: {why}; its process or the network has failed")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        if self.fork != fork::generation() {
+            // The parent's.
+            return;
+        }
+        self.hub.close();
+        // SAFETY: taken once, here.
+        let registration = unsafe { ManuallyDrop::take(&mut self.registration) };
+        let registration = ManuallyDrop::new(registration);
+        // On a thread of its own: it says goodbye, which may take a moment. Without a thread it stays open.
+        let close = move || drop(ManuallyDrop::into_inner(registration));
+        if let Err(error) = std::thread::Builder::new().name("unisono-unpin".into()).spawn(close) {
+            log::warn!("the connections of a group are not closed: {error}");
+        }
+    }
+}
+
+/// What the movers of a group share with its calls.
+pub(super) struct Hub {
+    rank: usize,
+    size: usize,
+    endpoint: Weak<Endpoint>,
+    crowded: bool,
+    /// By member, until the movers begin.
+    links: Mutex<Vec<Option<Result<Link>>>>,
+    /// The lanes of all members, in their order.
+    memory: OnceLock<RegisteredBuffer>,
+    /// With how many pieces, over all calls, each member has come so far, by stripe, member and mark.
+    seen: Vec<[AtomicU64; 3]>,
+    outboxes: Vec<Outbox>,
+    /// Wake receivers that are to end.
+    enders: Vec<EventFd>,
+    closing: AtomicBool,
+    broken: OnceLock<(usize, Instant, String)>,
+}
+
+impl Hub {
+    fn new(group: &Group) -> std::io::Result<Hub> {
+        let (rank, size, stripes) = (group.rank() as usize, group.size() as usize, stripes());
+        Ok(Hub {
+            rank,
+            size,
+            endpoint: Arc::downgrade(group.endpoint()),
+            crowded: group.endpoint().is_crowded(),
+            links: Mutex::new((0..size).map(|_| None).collect()),
+            memory: OnceLock::new(),
+            seen: (0..stripes * size).map(|_| Default::default()).collect(),
+            outboxes: (0..stripes).map(|_| Outbox::new()).collect::<std::io::Result<_>>()?,
+            enders: (0..stripes).map(|_| EventFd::new()).collect::<std::io::Result<_>>()?,
+            closing: AtomicBool::new(false),
+            broken: OnceLock::new(),
+        })
+    }
+
+    fn lane(&self, member: usize, lane: u64) -> *mut u8 {
+        // PROOF: a wire that is used has been connected.
+        let memory = self.memory.get().expect("pinned").address();
+        memory.wrapping_add(member * BYTES + lane as usize * LANE_BYTES)
+    }
+
+    pub(super) fn outbox(&self, stripe: usize) -> &Outbox {
+        &self.outboxes[stripe]
+    }
+
+    pub(super) fn ender(&self, stripe: usize) -> &EventFd {
+        &self.enders[stripe]
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Relaxed)
+    }
+
+    /// How long to look before sleeping: not at all where ranks share processors.
+    pub(super) fn spin(&self, spin: Duration) -> Duration {
+        if self.crowded { Duration::ZERO } else { spin }
+    }
+
+    /// Where the bytes of a member's frame go. `None`: it does not fit its lane.
+    pub(super) fn target(&self, member: usize, frame: &Frame) -> Option<*mut u8> {
+        let offset = usize::try_from(frame.offset).ok()?;
+        let end = offset.checked_add(frame.length as usize)?;
+        (end <= LANE_BYTES).then(|| self.lane(member, frame.piece % LANES).wrapping_add(offset))
+    }
+
+    /// A frame is whole.
+    pub(super) fn arrived(&self, stripe: usize, member: usize, frame: Frame) {
+        let seen = &self.seen[stripe * self.size + member][frame.mark as usize];
+        seen.store(frame.piece.saturating_add(1), Ordering::Release);
+        self.rouse();
+    }
+
+    /// A connection to `member` has ended, or a mover (this rank itself).
+    pub(super) fn broke(&self, member: usize, why: &std::io::Error) {
+        if !self.is_closing() {
+            let _ = self.broken.set((member, Instant::now(), why.to_string()));
+            self.rouse();
+        }
+    }
+
+    fn rouse(&self) {
+        if let Some(endpoint) = self.endpoint.upgrade() {
+            endpoint.rouse();
+        }
+    }
+
+    fn close(&self) {
+        self.closing.store(true, Ordering::SeqCst);
+        self.outboxes.iter().for_each(Outbox::wake);
+        self.enders.iter().for_each(EventFd::signal);
+    }
+
+    fn linked(&self, peer: u32, link: Result<Link>) {
+        if let Some(slot @ None) = lock(&self.links).get_mut(peer as usize) {
+            *slot = Some(link);
+        }
+        self.rouse();
+    }
+}
+
+impl Port for Hub {
+    fn link_opened(&self, peer: u32, link: Link) {
+        self.linked(peer, Ok(link));
+    }
+
+    fn link_refused(&self, peer: u32, why: Error) {
+        self.linked(peer, Err(why));
+    }
+
+    // The group's own links tell of the end of a member, with its cause.
+
+    fn peer_left(&self, _: u32) {}
+
+    fn peer_lost(&self, _: u32, _: Error) {}
+
+    fn control(&self, _: u32, _: &[u8]) {}
+
+    fn attend(&self) -> Attendance {
+        Attendance::Idle
+    }
+}
