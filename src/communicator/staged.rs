@@ -134,16 +134,16 @@ impl Cuda {
 /// Whether calls may be relayed: where UNISONO_RELAY is 1, on all ranks alike. Not otherwise, since on the only machine where it
 /// was tried the first relayed call did not end.
 #[cfg(not(test))]
-fn relays() -> bool {
+fn relays(_: &Cuda) -> bool {
     static WANTED: std::sync::LazyLock<bool> =
         std::sync::LazyLock::new(|| std::env::var("UNISONO_RELAY").is_ok_and(|value| value == "1"));
     *WANTED
 }
 
-/// Tests do not ask.
+/// Tests do not ask: they name kernels, or relay nothing.
 #[cfg(test)]
-fn relays() -> bool {
-    true
+fn relays(cuda: &Cuda) -> bool {
+    cuda.kernels.get().is_some()
 }
 
 /// The memory that a call names on this rank.
@@ -490,7 +490,7 @@ impl Context {
         signature: &Signature,
     ) -> Option<Plan> {
         let What::Collective(checked) = &call.what else { return None };
-        if !relays() {
+        if !relays(self.cuda()) {
             return None;
         }
         let (device, devices) = (call.survey.device, &call.survey.devices);
@@ -502,9 +502,7 @@ impl Context {
         let automatic = options.tag.is_none() && options.algorithm.unwrap_or(0) == 0;
         let combine = match checked.operator {
             Some(Operator::Custom(_)) => return None,
-            Some(operator) => {
-                Some(Combine { kernels: self.cuda().kernels(), dtype: checked.dtype, operator })
-            }
+            Some(operator) => Some(Combine { dtype: checked.dtype, operator }),
             None => None,
         };
         if !automatic || !signature.device {
@@ -518,7 +516,7 @@ impl Context {
         let (rank, size, in_place) = (group.rank(), group.size(), checked.alias.is_some());
         let (element, limits) = (checked.dtype.size(), self.cuda().limits());
         let route = Route::new(signature.kind, rank, size, signature.root, count, element, in_place, limits)?;
-        Some(Plan { place, route, combine })
+        Some(Plan { place, route, kernels: self.cuda().kernels(), combine })
     }
 
     /// Gathers a few bytes of every rank in the course of a call.

@@ -377,9 +377,12 @@ fn exchange(rank: &Rank, context: &Context, round: u32) -> Vec<Work> {
 
 /// What goes wrong when each of `doubles` has a queue for every stream of a caller and one for ours, and `body` enqueues
 /// calls ahead of streams that come to them late.
-fn on_few_queues(doubles: &[Arc<Double>], body: impl Fn(&Rank) -> Vec<Work> + Sync) -> Vec<String> {
+fn on_few_queues(
+    doubles: &[Arc<Double>],
+    transports: &str,
+    body: impl Fn(&Rank) -> Vec<Work> + Sync) -> Vec<String> {
     let met = Barrier::new(doubles.len());
-    let complaints = ranks_on(doubles, "shm", |rank| {
+    let complaints = ranks_on(doubles, transports, |rank| {
         let gate = rank.gate();
         let works = body(rank);
         gate.release();
@@ -415,7 +418,7 @@ fn many(rank: &Rank) -> Vec<Work> {
 #[test]
 fn calls_ahead_of_their_stream_need_one_queue() {
     for order in [Order::Eager, Order::RoundRobin, Order::Backward, Order::Random(3)] {
-        let complaints = on_few_queues(&[with_queues(1, order), with_queues(1, order)], many);
+        let complaints = on_few_queues(&[with_queues(1, order), with_queues(1, order)], "shm", many);
         assert_eq!(complaints, Vec::<String>::new(), "{order:?}");
     }
 }
@@ -424,7 +427,7 @@ fn calls_ahead_of_their_stream_need_one_queue() {
 fn ranks_of_one_process_need_one_queue_each() {
     for order in [Order::Eager, Order::RoundRobin, Order::Backward, Order::Random(3)] {
         let double = with_queues(2, order);
-        let complaints = on_few_queues(&[double.clone(), double], many);
+        let complaints = on_few_queues(&[double.clone(), double], "shm", many);
         assert_eq!(complaints, Vec::<String>::new(), "{order:?}");
     }
 }
@@ -434,7 +437,7 @@ fn streams_of_two_contexts_may_wait_for_each_other() {
     for order in [Order::RoundRobin, Order::Backward, Order::Random(3)] {
         let double = with_queues(4, order);
         let others = [double.stream(0), double.stream(0)];
-        let complaints = on_few_queues(&[double.clone(), double.clone()], |rank| {
+        let complaints = on_few_queues(&[double.clone(), double.clone()], "shm", |rank| {
             let second = rank.context.duplicate().expect("a second context");
             second.cuda().pretend(&rank.devices, PIECE);
             let other = Rank {

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use super::route::{LANES, Route};
 use super::shared::Shared;
 use super::wired::Wire;
-use crate::engine::direct::Mark;
+use crate::engine::direct::{Mark, Watch};
 use crate::engine::group::Group;
 use crate::error::Result;
 
@@ -27,7 +27,7 @@ impl Seat {
     pub(super) fn settle(&self, group: &Group, lanes: Option<Lanes>) {
         let how = match &lanes {
             Some(Lanes::Shared(_)) => "relays calls on device memory: true",
-            Some(Lanes::Wired(_)) => "relays calls on device memory over wires: true",
+            Some(Lanes::Wired(_)) => "relays calls on device memory: true, over connections",
             None => "relays calls on device memory: false",
         };
         log::debug!("'{}' {how}", group.name());
@@ -79,11 +79,19 @@ impl Lanes {
         }
     }
 
-    /// An error when nothing more can come from a member.
-    pub(super) fn check(&self, group: &Group) -> Result<()> {
+    /// Whether what this rank has given needs it no more.
+    pub(super) fn is_flushed(&self) -> bool {
         match self {
-            Lanes::Shared(_) => Ok(()),
-            Lanes::Wired(wire) => wire.check(group),
+            Lanes::Shared(_) => true,
+            Lanes::Wired(wire) => wire.is_flushed(),
+        }
+    }
+
+    /// An error when a member that is waited for never comes so far.
+    pub(super) fn check(&self, group: &Group, watch: &mut Watch, member: usize) -> Result<()> {
+        match self {
+            Lanes::Shared(_) => watch.look(group, member),
+            Lanes::Wired(wire) => wire.check(group, member),
         }
     }
 }

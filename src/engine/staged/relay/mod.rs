@@ -54,15 +54,16 @@ use crate::reduce::{DataType, Operator};
 use crate::sys;
 
 /// How the ranks' contributions are combined.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Combine {
-    /// What combines on the devices.
-    pub kernels: Arc<dyn Kernels>,
     /// Type of the elements.
     pub dtype: DataType,
     /// With this rank's own scalar, if it has one.
     pub operator: Operator,
 }
+
+/// A copy is a sum of one.
+const COPY: Combine = Combine { dtype: DataType::U8, operator: Operator::Sum };
 
 /// What a call needs to be relayed.
 pub struct Plan {
@@ -70,18 +71,20 @@ pub struct Plan {
     pub place: MeetingPlace,
     /// What each rank does.
     pub route: Route,
+    /// What copies and combines on the devices.
+    pub kernels: Arc<dyn Kernels>,
     /// Set when the operation reduces.
     pub combine: Option<Combine>,
 }
 
 impl Plan {
-    /// Whether this rank can combine on `order`'s device.
-    fn can_combine(&self, order: &StreamOrder) -> bool {
-        let Some(Combine { kernels, dtype, operator }) = &self.combine else { return true };
-        if kernels.most_operands() < self.route.size() {
+    /// Whether this rank can copy and combine on `order`'s device.
+    fn can_run(&self, order: &StreamOrder) -> bool {
+        let Combine { dtype, operator } = self.combine.unwrap_or(COPY);
+        if self.combine.is_some() && self.kernels.most_operands() < self.route.size() {
             return false;
         }
-        match kernels.prepare(&order.devices, order.device, *dtype, *operator) {
+        match self.kernels.prepare(&order.devices, order.device, dtype, operator) {
             Ok(()) => true,
             Err(error) => {
                 log::debug!("a call is not relayed: {error}");
@@ -135,7 +138,7 @@ impl Relay {
     pub fn new(turn: &Turn, staged: Staged, plan: Plan) -> Relay {
         let job = &staged.job;
         let on_device = |side: &Side| side.shape.bytes == 0 || matches!(side.place, Place::Device(_));
-        let can = on_device(&job.input) && on_device(&job.output) && plan.can_combine(&job.order);
+        let can = on_device(&job.input) && on_device(&job.output) && plan.can_run(&job.order);
         let word = Word { scale: plan.scale(), can, bytes: job.input.shape.bytes as u64 };
         let stage = Stage::Meet(Meeting::new(plan.place.clone(), word));
         Relay { staged, plan, turn: *turn, stage, watch: Watch::default(), running: None }
@@ -169,7 +172,7 @@ impl Relay {
         if self.running.is_none() {
             self.set_out(group)?;
         }
-        let Relay { staged, plan, stage, running, .. } = self;
+        let Relay { staged, plan, stage, running, watch, .. } = self;
         let Stage::Relay(scales) = stage else { return Ok(Waits::Device) };
         // PROOF: it has set out.
         let run = running.as_mut().expect("set out");
@@ -186,7 +189,7 @@ impl Relay {
             if run.progress != earlier {
                 group.endpoint().stir();
             }
-            if run.progress.done == plan.route.pieces() {
+            if run.progress.done == plan.route.pieces() && run.lanes.is_flushed() {
                 if let Some(exit) = exit {
                     exit.release();
                 }
@@ -196,11 +199,13 @@ impl Relay {
                 return Ok(Waits::Ended);
             }
             if run.progress == earlier {
-                run.lanes.check(group)?;
+                if let Some(member) = stops {
+                    run.lanes.check(group, watch, member)?;
+                }
                 if group.endpoint().is_parking() {
                     run.tracks.iter_mut().try_for_each(|track| track.ring(&run.ringer))?;
                 }
-                return Ok(stops.map_or(Waits::Device, Waits::Member));
+                return Ok(Waits::Device);
             }
         }
     }

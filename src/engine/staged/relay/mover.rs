@@ -20,7 +20,7 @@ use crate::sys::epoll::{Epoll, Interest};
 use crate::sys::event::EventFd;
 use crate::sys::fork::Unshared;
 
-/// A stripe's connections, by member. None to this rank itself.
+/// A stripe's connections, by connection, those of the first stripe twice. None to this rank itself.
 pub(super) type Sockets = Vec<Option<Arc<Unshared<Socket>>>>;
 
 /// How long a mover with nothing to do looks again before it sleeps.
@@ -76,7 +76,7 @@ pub(super) struct Outbox {
 
 /// A frame with its bytes, which stay until their piece is done everywhere.
 struct Parcel {
-    member: usize,
+    connection: usize,
     header: [u8; HEADER],
     bytes: *const u8,
     length: usize,
@@ -91,13 +91,13 @@ impl Outbox {
         Ok(Outbox { posted: Mutex::default(), bell: EventFd::new()?, parked: AtomicBool::new(false) })
     }
 
-    /// Sends `frame` with the bytes at `bytes` to a member.
+    /// Sends `frame` with the bytes at `bytes` over a connection.
     ///
     /// # Safety
     /// They stay as they are until the member is done with the piece, and mapped as long as the hub.
-    pub(super) unsafe fn post(&self, member: usize, frame: Frame, bytes: *const u8) {
+    pub(super) unsafe fn post(&self, connection: usize, frame: Frame, bytes: *const u8) {
         let (header, length) = (frame.encode(), frame.length as usize);
-        lock(&self.posted).push(Parcel { member, header, bytes, length, written: 0 });
+        lock(&self.posted).push(Parcel { connection, header, bytes, length, written: 0 });
         fence(Ordering::SeqCst);
         if self.parked.load(Ordering::Relaxed) {
             self.bell.signal();
@@ -133,14 +133,17 @@ pub(super) fn send(hub: &Hub, stripe: usize, sockets: &Sockets) -> io::Result<()
     while !hub.is_closing() {
         let posted = std::mem::take(&mut *lock(&outbox.posted));
         let mut moved = !posted.is_empty();
-        posted.into_iter().for_each(|parcel| queues[parcel.member].push_back(parcel));
-        let mut blocked = false;
-        for (member, queue) in queues.iter_mut().enumerate() {
-            let Some(socket) = &sockets[member] else { continue };
+        posted.into_iter().for_each(|parcel| queues[parcel.connection].push_back(parcel));
+        let (mut blocked, mut written) = (false, 0);
+        for (connection, queue) in queues.iter_mut().enumerate() {
+            let Some(socket) = &sockets[connection] else { continue };
             while let Some(parcel) = queue.front_mut() {
                 let before = parcel.written;
                 match parcel.write(socket) {
-                    Ok(true) => drop(queue.pop_front()),
+                    Ok(true) => {
+                        queue.pop_front();
+                        written += 1;
+                    }
                     Ok(false) => {}
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -148,13 +151,17 @@ pub(super) fn send(hub: &Hub, stripe: usize, sockets: &Sockets) -> io::Result<()
                         break;
                     }
                     Err(error) => {
-                        hub.broke(member, &error);
+                        hub.ended(connection, &error);
+                        written += queue.len() as u64;
                         queue.clear();
                         break;
                     }
                 }
                 moved |= queue.front().is_none_or(|parcel| parcel.written != before);
             }
+        }
+        if written > 0 {
+            hub.wrote(written, !blocked);
         }
         if moved {
             last = Instant::now();
@@ -198,9 +205,9 @@ pub(super) fn receive(hub: &Hub, stripe: usize, sockets: &Sockets) -> io::Result
     let epoll = Epoll::new()?;
     let reads = Interest { read: true, ..Interest::default() };
     epoll.watch(hub.ender(stripe).as_fd(), BELL, reads)?;
-    for (member, socket) in sockets.iter().enumerate() {
+    for (connection, socket) in sockets.iter().enumerate() {
         if let Some(socket) = socket {
-            epoll.watch(socket.as_fd(), member as u64, reads)?;
+            epoll.watch(socket.as_fd(), connection as u64, reads)?;
         }
     }
     let none = || Arriving { header: [0; HEADER], read: 0, frame: None, closed: false };
@@ -208,11 +215,11 @@ pub(super) fn receive(hub: &Hub, stripe: usize, sockets: &Sockets) -> io::Result
     let mut last = Instant::now();
     while !hub.is_closing() {
         let mut moved = false;
-        for (member, arriving) in arriving.iter_mut().enumerate() {
-            let Some(socket) = sockets[member].as_deref().filter(|_| !arriving.closed) else { continue };
+        for (connection, arriving) in arriving.iter_mut().enumerate() {
+            let Some(socket) = sockets[connection].as_deref().filter(|_| !arriving.closed) else { continue };
             let before = arriving.read;
             let came = loop {
-                match arriving.read(hub, member, socket) {
+                match arriving.read(hub, connection, socket) {
                     Ok(Some(frame)) => break Ok(Some(frame)),
                     Ok(None) => {}
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -223,13 +230,13 @@ pub(super) fn receive(hub: &Hub, stripe: usize, sockets: &Sockets) -> io::Result
             match came {
                 Ok(Some(frame)) => {
                     moved = true;
-                    hub.arrived(stripe, member, frame);
+                    hub.arrived(stripe, connection, frame);
                 }
                 Ok(None) => moved |= arriving.read != before,
                 Err(error) => {
                     arriving.closed = true;
                     epoll.unwatch(socket.as_fd());
-                    hub.broke(member, &error);
+                    hub.ended(connection, &error);
                 }
             }
         }
@@ -247,7 +254,7 @@ pub(super) fn receive(hub: &Hub, stripe: usize, sockets: &Sockets) -> io::Result
 
 impl Arriving {
     /// Reads once. The frame, once it is whole.
-    fn read(&mut self, hub: &Hub, member: usize, socket: &Socket) -> io::Result<Option<Frame>> {
+    fn read(&mut self, hub: &Hub, connection: usize, socket: &Socket) -> io::Result<Option<Frame>> {
         if self.read < HEADER {
             let mut bytes = [MaybeUninit::uninit(); HEADER];
             let count = some(socket.recv(&mut bytes[self.read..])?)?;
@@ -259,7 +266,7 @@ impl Arriving {
             if self.read < HEADER {
                 return Ok(None);
             }
-            let frame = Frame::decode(&self.header).and_then(|frame| Some((frame, hub.target(member, &frame)?)));
+            let frame = Frame::decode(&self.header).and_then(|frame| Some((frame, hub.target(connection, &frame)?)));
             let Some(frame) = frame else { return Err(io::ErrorKind::InvalidData.into()) };
             self.frame = Some(frame);
         }

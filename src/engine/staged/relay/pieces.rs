@@ -6,11 +6,12 @@ use super::super::resources::Ringer;
 use super::lanes::Lanes;
 use super::route::{LANES, Move, RESULT_AT, Route, Share};
 use super::tracks::Track;
-use super::{Combine, Plan};
+use super::{COPY, Combine, Plan};
 use crate::cuda::local::{Fold, Operand};
+use crate::cuda::stream::Stream;
 use crate::engine::direct::Mark;
 use crate::error::Result;
-use crate::reduce::Representation;
+use crate::reduce::{DataType, Representation};
 
 /// What a call runs in.
 pub(super) struct Run {
@@ -108,12 +109,12 @@ impl Relayed<'_> {
     /// From this rank's memory to its lane.
     fn give(&self, run: &mut Run, piece: u64) -> Result<()> {
         let moves = self.plan.route.given(piece);
-        let lane = run.lane(self.plan.route.rank(), piece);
+        let lane = run.lane(self.plan.route.rank(), piece).expose_provenance() as u64;
         let track = run.track(piece);
         for Move { from, to, bytes } in &moves {
             // SAFETY: the caller's input holds every piece; the lane is this rank's, holds what a route says, and nobody reads
             // it, as the marks of the others have said.
-            unsafe { track.stream.copy_to_host(lane.wrapping_add(*to), self.input + *from as u64, *bytes) }?;
+            unsafe { self.copy(&track.stream, lane + *to as u64, self.input + *from as u64, *bytes) }?;
         }
         log::debug!("relay: piece {piece} given");
         run.given(piece, !moves.is_empty())
@@ -132,7 +133,7 @@ impl Relayed<'_> {
         if let Some(Move { from, to, bytes }) = route.kept(piece) {
             let (to, from) = (self.output + to as u64, self.input + from as u64);
             // SAFETY: both sides are the caller's, hold every piece, and are apart, or the call would be in place.
-            unsafe { run.track(piece).stream.copy_to_peer(to, self.device, from, bytes) }?;
+            unsafe { self.copy(&run.track(piece).stream, to, from, bytes) }?;
             run.given(piece, true)?;
         }
         self.take(run, piece)
@@ -151,11 +152,11 @@ impl Relayed<'_> {
                 scale: self.scales[member],
             })
             .collect();
-        let result = run.lane(route.rank(), piece).wrapping_add(RESULT_AT);
+        let result = run.lane(route.rank(), piece).wrapping_add(RESULT_AT).expose_provenance() as u64;
         let stream = &run.track(piece).stream;
         let out = match share.output {
             Some(at) => self.output + at as u64,
-            None => result.expose_provenance() as u64,
+            None => result,
         };
         let fold = Fold {
             stream,
@@ -171,12 +172,12 @@ impl Relayed<'_> {
         // SAFETY: the others have marked their contributions, which stay in their lanes until this rank is done with the
         // piece; pinned memory is reached at its own address. The output is the caller's or this rank's lane; in place it is the
         // operand of the same place.
-        unsafe { combine.kernels.fold(stream.devices(), &fold) }?;
+        unsafe { self.plan.kernels.fold(stream.devices(), &fold) }?;
         drop(entered);
         if share.output.is_some() && share.shared {
             let bytes = share.count * route.element();
             // SAFETY: as above, and behind the fold.
-            unsafe { stream.copy_to_host(result, out, bytes) }?;
+            unsafe { self.copy(stream, result, out, bytes) }?;
         }
         Ok(())
     }
@@ -185,12 +186,39 @@ impl Relayed<'_> {
     fn take(&self, run: &mut Run, piece: u64) -> Result<()> {
         let moves = self.plan.route.taken(piece);
         for (member, Move { from, to, bytes }) in &moves {
-            let lane = run.lane(*member, piece).wrapping_add(*from).cast_const();
+            let lane = run.lane(*member, piece).wrapping_add(*from).expose_provenance() as u64;
             // SAFETY: the member has marked what is read, which stays there until this rank is done with the piece; the
             // caller's output holds every piece.
-            unsafe { run.track(piece).stream.copy_to_device(self.output + *to as u64, lane, *bytes) }?;
+            unsafe { self.copy(&run.track(piece).stream, self.output + *to as u64, lane, *bytes) }?;
         }
         run.given(piece, !moves.is_empty())
+    }
+
+    /// Copies by a kernel, not by a copy engine: the engines' queues are shared by all streams, whatever their priority, and a copy
+    /// that a caller's stream has been given behind this call waits at the head of one.
+    ///
+    /// # Safety
+    /// As [`Stream`] says; pinned memory is reached at its own address.
+    unsafe fn copy(&self, stream: &Stream, to: u64, from: u64, bytes: usize) -> Result<()> {
+        let dtype = match (to | from | bytes as u64).trailing_zeros() {
+            0 | 1 => DataType::U8,
+            2 => DataType::U32,
+            _ => DataType::U64,
+        };
+        let operand = Operand { address: from, representation: Representation::Element, scale: 1.0 };
+        let fold = Fold {
+            stream,
+            dtype,
+            operator: COPY.operator,
+            ranks: 1,
+            operands: &[operand],
+            out: to,
+            representation: Representation::Element,
+            count: bytes / dtype.size(),
+        };
+        let _entered = stream.devices().enter(self.device)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.plan.kernels.fold(stream.devices(), &fold) }
     }
 }
 

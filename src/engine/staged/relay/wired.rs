@@ -60,7 +60,7 @@ impl Wire {
             fail!(Unsupported, "TCP is off");
         }
         let identity = Identity { rank: group.rank(), size: group.size(), job: group.id(), ..identity.clone() };
-        let options = Options { shm: false, tcp_streams: stripes(), segment_bytes: 0, ..options.clone() };
+        let options = Options { shm: false, tcp_streams: stripes() + 1, segment_bytes: 0, ..options.clone() };
         let hub = Hub::new(group).map_err(|cause| Error::system("no descriptors for a group's movers", cause))?;
         let hub = Arc::new(hub);
         let port = Arc::downgrade(&hub) as Weak<dyn Port>;
@@ -98,19 +98,28 @@ impl Wire {
 
     /// All links are there, or will not be: the movers begin.
     pub(super) fn start(&self) -> Result<()> {
-        let count = self.hub.outboxes.len();
-        let mut sockets: Vec<Sockets> = (0..count).map(|_| vec![None; self.hub.size]).collect();
+        let (count, size) = (self.hub.outboxes.len(), self.hub.size);
+        let mut sockets: Vec<Sockets> = (0..count).map(|_| vec![None; size]).collect();
+        sockets[0].resize(2 * size, None);
         for (member, link) in std::mem::take(&mut *lock(&self.hub.links)).into_iter().enumerate() {
             if member == self.hub.rank {
                 continue;
             }
             let Some(link) = link else { fail!(Internal, "no link to rank {member}") };
             let streams = link?.streams;
-            if streams.len() != count {
-                fail!(InvalidUsage, "rank {member} has {} connections, not {count}", streams.len());
+            if streams.len() != count + 1 {
+                fail!(InvalidUsage, "rank {member} has {} connections, not {}", streams.len(), count + 1);
             }
-            for (stripe, stream) in streams.into_iter().enumerate() {
-                sockets[stripe][member] = stream.into_socket().map(Arc::new);
+            for (index, stream) in streams.into_iter().enumerate() {
+                // The last is for what takes no part in the data: `Mark::Done`.
+                let (stripe, at) = if index == count { (0, size + member) } else { (index, member) };
+                let socket = stream.into_socket();
+                let buffer = super::knob("UNISONO_X_BUFFER", 0);
+                if let (Some(socket), true) = (&socket, buffer > 0) {
+                    let _ = socket.set_send_buffer_size(buffer);
+                    let _ = socket.set_recv_buffer_size(buffer);
+                }
+                sockets[stripe][at] = socket.map(Arc::new);
             }
         }
         for (stripe, sockets) in sockets.into_iter().enumerate() {
@@ -119,7 +128,7 @@ impl Wire {
                 let (hub, sockets) = (self.hub.clone(), sockets.clone());
                 let run = move || {
                     if let Err(cause) = work(&hub, stripe, &sockets) {
-                        hub.broke(hub.rank, &cause);
+                        (0..hub.size).for_each(|member| hub.ended(member, &cause));
                     }
                 };
                 std::thread::Builder::new()
@@ -148,7 +157,9 @@ impl Wire {
     pub(super) fn reach(&self, route: &Route, mark: Mark, before: u64, pieces: u64) {
         let hub = &*self.hub;
         let (index, piece) = (pieces - 1, before + pieces - 1);
-        let stripes = if mark == Mark::Done { 1 } else { hub.outboxes.len() };
+        // Done goes over a connection of its own. A process that ends may still have data on the way, which the kernel
+        // brings to its end, unless it is sent something on the same connection.
+        let (stripes, base) = if mark == Mark::Done { (1, hub.size) } else { (hub.outboxes.len(), 0) };
         for stripe in 0..stripes {
             hub.seen[stripe * hub.size + hub.rank][mark as usize].store(before + pieces, Ordering::Release);
         }
@@ -162,17 +173,23 @@ impl Wire {
                 let frame = Frame { mark, piece, offset: (at + start) as u64, length };
                 let from = hub.lane(hub.rank, piece % LANES).wrapping_add(at + start);
                 // SAFETY: what a route says lies in the lane, which is written again when all members are done with this piece.
-                unsafe { hub.outboxes[stripe].post(member, frame, from) };
+                unsafe { hub.outboxes[stripe].post(base + member, frame, from) };
+                hub.posted.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 
-    /// Why nothing more comes from a member, once there has been time for a better cause.
-    pub(super) fn check(&self, group: &Group) -> Result<()> {
-        match self.hub.broken.get() {
-            Some((member, at, why)) if at.elapsed() > DOUBT => {
-                let who = group.describe_rank(*member as u32);
-                fail!(PeerFailed, "the data connections to {who} broke: {why}; its process or the network has failed")
+    /// Whether the kernel has all that was sent: it is delivered even if this process ends.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.hub.written.load(Ordering::Acquire) == self.hub.posted.load(Ordering::Relaxed)
+    }
+
+    /// An error when nothing more comes from a member that is waited for, once there has been time for a better cause.
+    pub(super) fn check(&self, group: &Group, member: usize) -> Result<()> {
+        match self.hub.ends[member].get() {
+            Some((at, why)) if at.elapsed() > DOUBT => {
+                let who = group.describe_rank(member as u32);
+                fail!(PeerFailed, "{who} has left, or a connection to it broke: {why}")
             }
             _ => Ok(()),
         }
@@ -213,7 +230,11 @@ pub(super) struct Hub {
     /// Wake receivers that are to end.
     enders: Vec<EventFd>,
     closing: AtomicBool,
-    broken: OnceLock<(usize, Instant, String)>,
+    /// Parcels so far.
+    posted: AtomicU64,
+    written: AtomicU64,
+    /// When and why the first connection to a member has ended.
+    ends: Vec<OnceLock<(Instant, String)>>,
 }
 
 impl Hub {
@@ -230,7 +251,9 @@ impl Hub {
             outboxes: (0..stripes).map(|_| Outbox::new()).collect::<std::io::Result<_>>()?,
             enders: (0..stripes).map(|_| EventFd::new()).collect::<std::io::Result<_>>()?,
             closing: AtomicBool::new(false),
-            broken: OnceLock::new(),
+            posted: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+            ends: (0..size).map(|_| OnceLock::new()).collect(),
         })
     }
 
@@ -258,23 +281,31 @@ impl Hub {
     }
 
     /// Where the bytes of a member's frame go. `None`: it does not fit its lane.
-    pub(super) fn target(&self, member: usize, frame: &Frame) -> Option<*mut u8> {
+    pub(super) fn target(&self, connection: usize, frame: &Frame) -> Option<*mut u8> {
         let offset = usize::try_from(frame.offset).ok()?;
         let end = offset.checked_add(frame.length as usize)?;
-        (end <= LANE_BYTES).then(|| self.lane(member, frame.piece % LANES).wrapping_add(offset))
+        (end <= LANE_BYTES).then(|| self.lane(connection % self.size, frame.piece % LANES).wrapping_add(offset))
     }
 
     /// A frame is whole.
-    pub(super) fn arrived(&self, stripe: usize, member: usize, frame: Frame) {
-        let seen = &self.seen[stripe * self.size + member][frame.mark as usize];
+    pub(super) fn arrived(&self, stripe: usize, connection: usize, frame: Frame) {
+        let seen = &self.seen[stripe * self.size + connection % self.size][frame.mark as usize];
         seen.store(frame.piece.saturating_add(1), Ordering::Release);
         self.rouse();
     }
 
-    /// A connection to `member` has ended, or a mover (this rank itself).
-    pub(super) fn broke(&self, member: usize, why: &std::io::Error) {
+    /// So many parcels have been written.
+    pub(super) fn wrote(&self, parcels: u64, is_last: bool) {
+        self.written.fetch_add(parcels, Ordering::Release);
+        if is_last {
+            self.rouse();
+        }
+    }
+
+    /// A connection has ended.
+    pub(super) fn ended(&self, connection: usize, why: &std::io::Error) {
         if !self.is_closing() {
-            let _ = self.broken.set((member, Instant::now(), why.to_string()));
+            let _ = self.ends[connection % self.size].set((Instant::now(), why.to_string()));
             self.rouse();
         }
     }
