@@ -1,4 +1,4 @@
-//! What moves the bytes between ranks that share no memory: of each stripe, one thread sends and one receives.
+//! What moves the bytes between ranks that share no memory: one thread for each stripe.
 //!
 //! They touch nothing but the lanes and their own connections, and say what has come on counters that the call looks at.
 //! They watch out for a moment after the last byte and then sleep.
@@ -28,6 +28,11 @@ const SPIN: Duration = Duration::from_micros(100);
 
 /// A sleeper looks up at least this often: a guard against a lost wake-up, not a way of working.
 const NAP: Duration = Duration::from_millis(500);
+
+/// Bytes that are written or read at a time: both directions of a connection have their turn.
+const TURN: usize = 256 * 1024;
+
+const READS: Interest = Interest { read: true, write: false, once: false };
 
 /// The token of a mover's bell.
 const BELL: u64 = u64::MAX;
@@ -104,7 +109,7 @@ impl Outbox {
         }
     }
 
-    /// Has the sender look whether it is to end.
+    /// Has the mover look whether it is to end.
     pub(super) fn wake(&self) {
         self.bell.signal();
     }
@@ -115,7 +120,8 @@ impl Parcel {
     fn write(&mut self, socket: &Socket) -> io::Result<bool> {
         let from = self.written.saturating_sub(HEADER);
         // SAFETY: the promise of `post`; `from` is at most the length.
-        let rest = unsafe { std::slice::from_raw_parts(self.bytes.add(from), self.length - from) };
+        let rest =
+            unsafe { std::slice::from_raw_parts(self.bytes.add(from), (self.length - from).min(TURN)) };
         let parts = [IoSlice::new(&self.header[self.written.min(HEADER)..]), IoSlice::new(rest)];
         let parts = if self.written < HEADER { &parts[..] } else { &parts[1..] };
         // A closed connection is an error, not the signal that ends a C program.
@@ -124,54 +130,58 @@ impl Parcel {
     }
 }
 
-/// Sends what is posted to a stripe until the hub closes.
-pub(super) fn send(hub: &Hub, stripe: usize, sockets: &Sockets) -> io::Result<()> {
+/// One connection, and what is under way on it.
+struct Connection<'a> {
+    socket: &'a Socket,
+    leaving: VecDeque<Parcel>,
+    arriving: Arriving,
+    /// Whether the last write did not fit, and whether the kernel is asked for room.
+    blocked: bool,
+    watched: bool,
+    ended: bool,
+}
+
+/// Moves what a stripe sends and receives until the hub closes.
+pub(super) fn run(hub: &Hub, stripe: usize, sockets: &Sockets) -> io::Result<()> {
     let (outbox, epoll) = (hub.outbox(stripe), Epoll::new()?);
-    epoll.watch(outbox.bell.as_fd(), BELL, Interest { read: true, ..Interest::default() })?;
-    let mut queues: Vec<VecDeque<Parcel>> = sockets.iter().map(|_| VecDeque::new()).collect();
+    epoll.watch(outbox.bell.as_fd(), BELL, READS)?;
+    let mut connections: Vec<Option<Connection<'_>>> = Vec::new();
+    for (index, socket) in sockets.iter().enumerate() {
+        let Some(socket) = socket else {
+            connections.push(None);
+            continue;
+        };
+        epoll.watch(socket.as_fd(), index as u64, READS)?;
+        connections.push(Some(Connection::new(socket)));
+    }
     let mut last = Instant::now();
     while !hub.is_closing() {
-        let posted = std::mem::take(&mut *lock(&outbox.posted));
-        let mut moved = !posted.is_empty();
-        posted.into_iter().for_each(|parcel| queues[parcel.connection].push_back(parcel));
-        let (mut blocked, mut written) = (false, 0);
-        for (connection, queue) in queues.iter_mut().enumerate() {
-            let Some(socket) = &sockets[connection] else { continue };
-            while let Some(parcel) = queue.front_mut() {
-                let before = parcel.written;
-                match parcel.write(socket) {
-                    Ok(true) => {
-                        queue.pop_front();
-                        written += 1;
-                    }
-                    Ok(false) => {}
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        blocked = true;
-                        break;
-                    }
-                    Err(error) => {
-                        hub.ended(connection, &error);
-                        written += queue.len() as u64;
-                        queue.clear();
-                        break;
-                    }
-                }
-                moved |= queue.front().is_none_or(|parcel| parcel.written != before);
+        let mut moved = false;
+        for parcel in std::mem::take(&mut *lock(&outbox.posted)) {
+            moved = true;
+            if let Some(Some(connection)) = connections.get_mut(parcel.connection) {
+                connection.leaving.push_back(parcel);
             }
         }
-        if written > 0 {
-            hub.wrote(written, !blocked);
+        for (index, connection) in connections.iter_mut().enumerate() {
+            let Some(connection) = connection else { continue };
+            match connection.step(hub, stripe, index) {
+                Ok(more) => moved |= more,
+                Err(error) => {
+                    connection.end(hub);
+                    epoll.unwatch(connection.socket.as_fd());
+                    hub.ended(index, &error);
+                }
+            }
         }
         if moved {
             last = Instant::now();
         } else if last.elapsed() < hub.spin(SPIN) {
             std::thread::yield_now();
         } else {
-            if blocked {
-                let open = queues.iter().zip(sockets).filter(|(queue, _)| !queue.is_empty());
-                for socket in open.filter_map(|(_, socket)| socket.as_ref()) {
-                    epoll.watch(socket.as_fd(), 0, Interest { write: true, once: true, read: false })?;
+            for (index, connection) in connections.iter_mut().enumerate() {
+                if let Some(connection) = connection {
+                    connection.watch(&epoll, index as u64)?;
                 }
             }
             outbox.parked.store(true, Ordering::Relaxed);
@@ -184,72 +194,82 @@ pub(super) fn send(hub: &Hub, stripe: usize, sockets: &Sockets) -> io::Result<()
                 })?;
             }
             outbox.parked.store(false, Ordering::Relaxed);
-            // What woke it is tried once.
+            // What woke it is tried for a while.
             last = Instant::now();
         }
     }
     Ok(())
 }
 
+impl Connection<'_> {
+    fn new(socket: &Socket) -> Connection<'_> {
+        let leaving = VecDeque::new();
+        Connection { socket, leaving, arriving: Arriving::default(), blocked: false, watched: false, ended: false }
+    }
+
+    /// Writes and reads a little. Whether anything moved.
+    fn step(&mut self, hub: &Hub, stripe: usize, index: usize) -> io::Result<bool> {
+        if self.ended {
+            // Nobody waits for what was to go there.
+            hub.wrote(self.leaving.len() as u64);
+            self.leaving.clear();
+            return Ok(false);
+        }
+        let mut moved = false;
+        self.blocked = false;
+        if let Some(parcel) = self.leaving.front_mut() {
+            match unless_blocked(parcel.write(self.socket))? {
+                Some(whole) => {
+                    moved = true;
+                    if whole {
+                        self.leaving.pop_front();
+                        hub.wrote(1);
+                    }
+                }
+                None => self.blocked = true,
+            }
+        }
+        match unless_blocked(self.arriving.read(hub, index, self.socket))? {
+            Some(Some(frame)) => hub.arrived(stripe, index, frame),
+            Some(None) => {}
+            None => return Ok(moved),
+        }
+        Ok(true)
+    }
+
+    /// Nothing more goes or comes.
+    fn end(&mut self, hub: &Hub) {
+        self.ended = true;
+        hub.wrote(self.leaving.len() as u64);
+        self.leaving.clear();
+    }
+
+    /// Has the kernel wake for what is waited for.
+    fn watch(&mut self, epoll: &Epoll, token: u64) -> io::Result<()> {
+        if !self.ended && self.blocked != self.watched {
+            epoll.watch(self.socket.as_fd(), token, Interest { write: self.blocked, ..READS })?;
+            self.watched = self.blocked;
+        }
+        Ok(())
+    }
+}
+
+/// `None`: not now.
+fn unless_blocked<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// A frame that is coming in.
+#[derive(Default)]
 struct Arriving {
     header: [u8; HEADER],
     /// Bytes of header and payload that have come.
     read: usize,
     frame: Option<(Frame, *mut u8)>,
-    closed: bool,
-}
-
-/// Receives what comes to a stripe until the hub closes.
-pub(super) fn receive(hub: &Hub, stripe: usize, sockets: &Sockets) -> io::Result<()> {
-    let epoll = Epoll::new()?;
-    let reads = Interest { read: true, ..Interest::default() };
-    epoll.watch(hub.ender(stripe).as_fd(), BELL, reads)?;
-    for (connection, socket) in sockets.iter().enumerate() {
-        if let Some(socket) = socket {
-            epoll.watch(socket.as_fd(), connection as u64, reads)?;
-        }
-    }
-    let none = || Arriving { header: [0; HEADER], read: 0, frame: None, closed: false };
-    let mut arriving: Vec<Arriving> = sockets.iter().map(|_| none()).collect();
-    let mut last = Instant::now();
-    while !hub.is_closing() {
-        let mut moved = false;
-        for (connection, arriving) in arriving.iter_mut().enumerate() {
-            let Some(socket) = sockets[connection].as_deref().filter(|_| !arriving.closed) else { continue };
-            let before = arriving.read;
-            let came = loop {
-                match arriving.read(hub, connection, socket) {
-                    Ok(Some(frame)) => break Ok(Some(frame)),
-                    Ok(None) => {}
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break Ok(None),
-                    Err(error) => break Err(error),
-                }
-            };
-            match came {
-                Ok(Some(frame)) => {
-                    moved = true;
-                    hub.arrived(stripe, connection, frame);
-                }
-                Ok(None) => moved |= arriving.read != before,
-                Err(error) => {
-                    arriving.closed = true;
-                    epoll.unwatch(socket.as_fd());
-                    hub.ended(connection, &error);
-                }
-            }
-        }
-        if moved {
-            last = Instant::now();
-        } else if last.elapsed() < hub.spin(SPIN) {
-            std::thread::yield_now();
-        } else {
-            epoll.wait(Some(NAP), |_| ())?;
-            last = Instant::now();
-        }
-    }
-    Ok(())
 }
 
 impl Arriving {
@@ -274,9 +294,10 @@ impl Arriving {
         let (frame, target) = self.frame.expect("a header has come");
         let (done, length) = (self.read - HEADER, frame.length as usize);
         if done < length {
+            let most = (length - done).min(TURN);
             // SAFETY: `target` says that the frame lies in the member's lane, which nobody reads before it has come.
             let rest = unsafe {
-                std::slice::from_raw_parts_mut(target.add(done).cast::<MaybeUninit<u8>>(), length - done)
+                std::slice::from_raw_parts_mut(target.add(done).cast::<MaybeUninit<u8>>(), most)
             };
             self.read += some(socket.recv(rest)?)?;
         }

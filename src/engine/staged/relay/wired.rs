@@ -2,7 +2,7 @@
 //! bring them.
 //!
 //! These are links of a second endpoint, made for this group and nothing else. Each has [`STRIPES`] connections; a part of a
-//! lane is split over them, and a thread for each direction moves its bytes (see [`super::mover`]). So
+//! lane is split over them, and a thread moves its bytes both ways (see [`super::mover`]). So
 //! several processors copy, none combines, and the waiting thread only looks at counters.
 
 use std::mem::ManuallyDrop;
@@ -19,8 +19,7 @@ use crate::engine::direct::Mark;
 use crate::engine::endpoint::{Endpoint, lock};
 use crate::engine::group::Group;
 use crate::error::{Error, Result, fail};
-use crate::sys::event::EventFd;
-use crate::sys::fork;
+use crate::sys::{self, fork};
 use crate::transport::Link;
 use crate::transport::address::PeerAddress;
 use crate::transport::service::{Attendance, Identity, Options, Port, Registration};
@@ -123,19 +122,17 @@ impl Wire {
             }
         }
         for (stripe, sockets) in sockets.into_iter().enumerate() {
-            type Work = fn(&Hub, usize, &Sockets) -> std::io::Result<()>;
-            for work in [mover::send as Work, mover::receive as Work] {
-                let (hub, sockets) = (self.hub.clone(), sockets.clone());
-                let run = move || {
-                    if let Err(cause) = work(&hub, stripe, &sockets) {
-                        (0..hub.size).for_each(|member| hub.ended(member, &cause));
-                    }
-                };
-                std::thread::Builder::new()
-                    .name("unisono-mover".into())
-                    .spawn(run)
-                    .map_err(|cause| Error::system("no thread to move a group's pieces", cause))?;
-            }
+            let hub = self.hub.clone();
+            let run = move || {
+                sys::process::block_signals();
+                if let Err(cause) = mover::run(&hub, stripe, &sockets) {
+                    (0..hub.size).for_each(|member| hub.ended(member, &cause));
+                }
+            };
+            std::thread::Builder::new()
+                .name("unisono-mover".into())
+                .spawn(run)
+                .map_err(|cause| Error::system("no thread to move a group's pieces", cause))?;
         }
         Ok(())
     }
@@ -172,9 +169,9 @@ impl Wire {
                 let length = share.min(bytes - start) as u32;
                 let frame = Frame { mark, piece, offset: (at + start) as u64, length };
                 let from = hub.lane(hub.rank, piece % LANES).wrapping_add(at + start);
+                hub.posted.fetch_add(1, Ordering::Relaxed);
                 // SAFETY: what a route says lies in the lane, which is written again when all members are done with this piece.
                 unsafe { hub.outboxes[stripe].post(base + member, frame, from) };
-                hub.posted.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
@@ -227,8 +224,6 @@ pub(super) struct Hub {
     /// With how many pieces, over all calls, each member has come so far, by stripe, member and mark.
     seen: Vec<[AtomicU64; 3]>,
     outboxes: Vec<Outbox>,
-    /// Wake receivers that are to end.
-    enders: Vec<EventFd>,
     closing: AtomicBool,
     /// Parcels so far.
     posted: AtomicU64,
@@ -249,7 +244,6 @@ impl Hub {
             memory: OnceLock::new(),
             seen: (0..stripes * size).map(|_| Default::default()).collect(),
             outboxes: (0..stripes).map(|_| Outbox::new()).collect::<std::io::Result<_>>()?,
-            enders: (0..stripes).map(|_| EventFd::new()).collect::<std::io::Result<_>>()?,
             closing: AtomicBool::new(false),
             posted: AtomicU64::new(0),
             written: AtomicU64::new(0),
@@ -265,10 +259,6 @@ impl Hub {
 
     pub(super) fn outbox(&self, stripe: usize) -> &Outbox {
         &self.outboxes[stripe]
-    }
-
-    pub(super) fn ender(&self, stripe: usize) -> &EventFd {
-        &self.enders[stripe]
     }
 
     pub(super) fn is_closing(&self) -> bool {
@@ -294,10 +284,10 @@ impl Hub {
         self.rouse();
     }
 
-    /// So many parcels have been written.
-    pub(super) fn wrote(&self, parcels: u64, is_last: bool) {
-        self.written.fetch_add(parcels, Ordering::Release);
-        if is_last {
+    /// So many parcels have been written, or never will be.
+    pub(super) fn wrote(&self, parcels: u64) {
+        let written = self.written.fetch_add(parcels, Ordering::AcqRel) + parcels;
+        if parcels > 0 && written == self.posted.load(Ordering::Relaxed) {
             self.rouse();
         }
     }
@@ -319,7 +309,6 @@ impl Hub {
     fn close(&self) {
         self.closing.store(true, Ordering::SeqCst);
         self.outboxes.iter().for_each(Outbox::wake);
-        self.enders.iter().for_each(EventFd::signal);
     }
 
     fn linked(&self, peer: u32, link: Result<Link>) {
