@@ -83,11 +83,11 @@ impl Launch {
     }
 
     fn call(&self) -> Call {
-        let stream = match self.communicator.place {
-            Place::Host(_) => None,
-            Place::Device(_) => Some(StreamHandle(self.stream)),
+        let (stream, on_device) = match self.communicator.place {
+            Place::Host(_) => (None, false),
+            Place::Device(_) => (Some(StreamHandle(self.stream)), true),
         };
-        Call { timeout: Some(operation_timeout()), stream, ..Call::default() }
+        Call { timeout: Some(operation_timeout()), stream, on_device, ..Call::default() }
     }
 }
 
@@ -313,7 +313,7 @@ impl Copy {
             event.record(&from)?;
             to.wait(&event)?;
         }
-        let call = Call { stream: Some(to), ..Call::default() };
+        let call = Call { stream: Some(to), on_device: true, ..Call::default() };
         // SAFETY: the client's promise: the buffers are valid until the call is complete, and the streams live.
         let work = unsafe { context.start(&self.request, &call) }?;
         if from != to {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::context::Devices;
 use super::driver::{FunctionHandle, Grid};
-use super::kernels::{self, IMAGE, LOWEST_CAPABILITY, Launch, MAX_OPERANDS};
+use super::kernels::{self, IMAGE, Launch, MAX_OPERANDS};
 use super::local::{Fold, Kernels};
 use super::stream::Stream;
 use crate::deadline::Deadline;
@@ -108,16 +108,7 @@ impl Loaded {
     /// waits for everything that runs on the device. A stream that waits for a call of ours would then wait for ever.
     fn new(devices: &Arc<Devices>, device: u32, blocks: Option<u32>) -> Result<Loaded> {
         let driver = devices.driver();
-        let (major, minor) = driver.capability(device)?;
-        if (major, minor) < LOWEST_CAPABILITY {
-            fail!(
-                Unsupported,
-                "GPU {device} has compute capability {major}.{minor}; reductions on GPUs need {}.{} or newer: reduce in host \
-                 memory",
-                LOWEST_CAPABILITY.0,
-                LOWEST_CAPABILITY.1
-            );
-        }
+        let image = IMAGE.of_device(driver, device)?;
         let blocks = match blocks {
             Some(blocks) => blocks,
             None => driver.multiprocessors(device)?.max(1) * BLOCKS_OF_A_MULTIPROCESSOR,
@@ -125,8 +116,8 @@ impl Loaded {
         let began = Instant::now();
         let _relaxed = devices.relax()?;
         let _entered = devices.enter(device)?;
-        // SAFETY: a fat binary, which tells its own length.
-        let module = unsafe { driver.load_module(IMAGE) }
+        // SAFETY: what was compiled for this device, whole.
+        let module = unsafe { driver.load_module(image) }
             .map_err(|error| error.context(format_args!("the reduction kernels for GPU {device}")))?;
         let stream = Stream::new(devices, device, false)?;
         let mut functions = HashMap::new();
@@ -138,10 +129,8 @@ impl Loaded {
                 let mut launch =
                     Launch::new(dtype, &operator, 1, &[nothing], std::ptr::null_mut(), ELEMENT, 0);
                 let grid = Grid { blocks: 1, threads: 32, shared: 0 };
-                if std::env::var_os("UNISONO_X_NOWARM").is_none() {
-                    // SAFETY: the kernel takes a `Launch`; of no positions it touches none.
-                    unsafe { driver.launch(function, grid, stream.handle(), &mut [launch.parameter()]) }?;
-                }
+                // SAFETY: the kernel takes a `Launch`; of no positions it touches none.
+                unsafe { driver.launch(function, grid, stream.handle(), &mut [launch.parameter()]) }?;
                 entry.insert(function);
             }
         }

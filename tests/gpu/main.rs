@@ -15,6 +15,7 @@ mod sparse;
 mod staged;
 #[path = "../support/mod.rs"]
 mod support;
+mod trouble;
 
 #[test]
 fn rank() {
@@ -29,5 +30,8 @@ fn rank() {
         ("staged", staged::collectives),
         ("staged death", staged::death),
         ("staged speed", staged::speed),
+        ("trouble arguments", trouble::scenario_arguments),
+        ("trouble host", trouble::scenario_host),
+        ("trouble absent", trouble::scenario_absent),
     ]);
 }

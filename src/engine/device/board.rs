@@ -2,8 +2,8 @@
 //! who needs whose arena no more.
 //!
 //! The GPUs exchange without the host, so nobody waits for anything here. A rank notes each call before it launches it and
-//! looks whether the others have noted the same call under the same number: whoever comes last sees a difference, before its kernel
-//! runs.
+//! looks whether the others' calls that its kernel will meet are the same, and have the same number: whoever comes last sees a
+//! difference, before its kernel runs. Numbers differ when a rank has called something else in between.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
@@ -28,7 +28,16 @@ struct Note {
     /// The number of the call, plus one, above what is called; 0 while it is written. Stored last.
     head: AtomicU64,
     count: AtomicU64,
+    /// The root, below how many calls the exchange has had with this one.
     root: AtomicU64,
+}
+
+/// A call of one rank.
+pub struct Noted {
+    /// Its number.
+    pub sequence: u32,
+    /// What is called.
+    pub signature: Signature,
 }
 
 #[repr(C, align(64))]
@@ -89,40 +98,41 @@ impl Boards {
         unsafe { &*self.boards[member] }
     }
 
-    /// Notes call number `sequence` of this rank, and compares it with what the others have noted under that number. The
-    /// first who differs, and its call.
-    pub fn note(&self, sequence: u32, signature: &Signature) -> Option<(usize, Signature)> {
+    /// Notes this rank's call of the exchange after `before` others, and compares it with those that the others have noted
+    /// after as many. The first who differs, and its call.
+    pub fn note(&self, before: u32, sequence: u32, signature: &Signature) -> Option<(usize, Noted)> {
         let board = self.board(self.rank);
-        let note = &board.notes[sequence as usize % NOTES];
+        let note = &board.notes[before as usize % NOTES];
         let head = head(sequence, signature);
         note.head.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         note.count.store(signature.count, Ordering::Relaxed);
-        note.root.store(u64::from(signature.root), Ordering::Relaxed);
+        let root = u64::from(signature.root) | u64::from(before.wrapping_add(1)) << 32;
+        note.root.store(root, Ordering::Relaxed);
         note.head.store(head, Ordering::Release);
         board.called.store(sequence.wrapping_add(1), Ordering::Relaxed);
         // Against the same of the others: one of two sees the other's note.
         fence(Ordering::SeqCst);
         let others = (0..self.size()).filter(|&member| member != self.rank);
         others
-            .filter_map(|member| Some((member, self.noted(member, sequence)?)))
-            .find(|(_, theirs)| theirs != signature)
+            .filter_map(|member| Some((member, self.noted(member, before)?)))
+            .find(|(_, theirs)| theirs.sequence != sequence || theirs.signature != *signature)
     }
 
-    /// What `member` has noted under this number, if it has and the note still stands.
-    pub fn noted(&self, member: usize, sequence: u32) -> Option<Signature> {
-        let note = &self.board(member).notes[sequence as usize % NOTES];
+    /// What `member` has noted after `before` calls, if it has and the note still stands.
+    fn noted(&self, member: usize, before: u32) -> Option<Noted> {
+        let note = &self.board(member).notes[before as usize % NOTES];
         let head = note.head.load(Ordering::Acquire);
-        if head >> 32 != u64::from(sequence.wrapping_add(1)) {
-            return None;
-        }
         let (count, root) = (note.count.load(Ordering::Relaxed), note.root.load(Ordering::Relaxed));
         fence(Ordering::Acquire);
-        if note.head.load(Ordering::Relaxed) != head {
+        if head == 0
+            || root >> 32 != u64::from(before.wrapping_add(1))
+            || note.head.load(Ordering::Relaxed) != head
+        {
             return None;
         }
         let (kind, device) = Signature::parse_head(head as u8).ok()?;
-        Some(Signature {
+        let signature = Signature {
             kind,
             dtype: DataType::from_number((head >> 8 & 0xff) as i32).ok()?,
             operator: (head >> 16) as u8,
@@ -130,7 +140,8 @@ impl Boards {
             root: root as u32,
             count,
             device,
-        })
+        };
+        Some(Noted { sequence: ((head >> 32) as u32).wrapping_sub(1), signature })
     }
 
     /// Whether `member` has come to call number `sequence`, or further.

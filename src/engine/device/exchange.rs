@@ -4,6 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::board::Noted;
 use super::overdue::Overdue;
 use super::retired::{Parts, retire};
 use crate::cuda::driver::{Capture, StreamHandle};
@@ -14,7 +15,7 @@ use crate::engine::endpoint::lock;
 use crate::engine::group::{Group, Turn};
 use crate::engine::messages::Mismatch;
 use crate::engine::wire::{Class, Key};
-use crate::error::{Error, Result, fail};
+use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operator};
 use crate::signature::{Kind, Signature};
 
@@ -43,6 +44,8 @@ struct Lane {
     ran_on: Option<u64>,
     /// The last capture with calls, and the stream of its last one.
     captured: Option<(u64, u64)>,
+    /// How many collectives there have been.
+    collectives: u32,
 }
 
 /// What may differ from call to call.
@@ -52,6 +55,8 @@ pub struct Caller {
     pub stream: Option<StreamHandle>,
     /// `None`: the group's.
     pub timeout: Option<Duration>,
+    /// The argument that names the memory, for errors.
+    pub memory: &'static str,
 }
 
 /// A call that a stream was given.
@@ -107,14 +112,23 @@ impl DeviceExchange {
         caller: Caller,
     ) -> Result<Enqueued> {
         let parts = self.parts();
-        let compare = |turn: &Turn| match parts.boards.note(turn.sequence, &signature) {
+        let compare = |turn: &Turn, before: u32| match parts.boards.note(before, turn.sequence, &signature) {
             None => Ok(()),
-            Some((member, theirs)) => {
-                let (class, tag, sequence) = (turn.class, turn.tag, turn.sequence);
+            Some((member, Noted { sequence, signature: theirs })) if sequence == turn.sequence => {
+                let (class, tag) = (turn.class, turn.tag);
                 let key = Key { group: group.id(), tag, sequence, slot: 0, class };
                 let peer = group.members()[member];
                 let mismatch = Mismatch { peer, key, theirs, ours: Some(signature), bytes: None };
                 Err(group.explain(&mismatch, group.endpoint().recorder()))
+            }
+            Some((member, Noted { sequence, signature: theirs })) => {
+                let (own, number) = (group.rank(), turn.sequence);
+                fail!(
+                    Mismatch,
+                    "calls of '{}' differ: rank {own} called {signature} as its call #{number}, rank {member} {theirs} as its call \
+                     #{sequence}; one has called something before that the other has not",
+                    group.name()
+                )
             }
         };
         // SAFETY: the caller's promise.
@@ -139,7 +153,7 @@ impl DeviceExchange {
         peers.dedup();
         // SAFETY: the caller's promise.
         let launch = |stream: &Stream| unsafe { self.parts().kernels.enqueue_points(points, stream) };
-        self.give(group, Class::PointToPoint, signatures, peers, caller, |_| Ok(()), launch)
+        self.give(group, Class::PointToPoint, signatures, peers, caller, |_, _| Ok(()), launch)
     }
 
     #[expect(clippy::too_many_arguments, reason = "two callers, above")]
@@ -150,7 +164,7 @@ impl DeviceExchange {
         signatures: &[Signature],
         peers: Vec<u32>,
         caller: Caller,
-        compare: impl FnOnce(&Turn) -> Result<()>,
+        compare: impl FnOnce(&Turn, u32) -> Result<()>,
         launch: impl FnOnce(&Stream) -> Result<()>,
     ) -> Result<Enqueued> {
         let parts = self.parts();
@@ -163,7 +177,8 @@ impl DeviceExchange {
             // It is never captured, and must not even be asked while others are.
             true => Capture::None,
             // SAFETY: the caller has promised that it lives.
-            false => unsafe { devices.driver().stream_capture(handle) }?,
+            false => unsafe { devices.driver().stream_capture(handle) }
+                .map_err(|error| self.foreign(caller, error))?,
         };
         let capture = match capture {
             Capture::None => None,
@@ -180,10 +195,10 @@ impl DeviceExchange {
         };
         if lane.stream.as_ref().is_none_or(|(known, _)| *known != id) {
             // SAFETY: as above; it is not used for a later call unless it lives then.
-            let stream = unsafe { Stream::borrow(devices, self.device(), handle) }?;
-            lane.stream = Some((id, stream));
+            let stream = unsafe { Stream::borrow(devices, self.device(), handle) };
+            lane.stream = Some((id, stream.map_err(|error| self.foreign(caller, error))?));
         }
-        let Lane { stream: Some((_, stream)), ran_on, captured } = &mut *lane else {
+        let Lane { stream: Some((_, stream)), ran_on, captured, collectives } = &mut *lane else {
             fail!(Internal, "a stream that was put there is not there")
         };
         let mut turn = None;
@@ -191,7 +206,9 @@ impl DeviceExchange {
             turn = Some(group.number(class, *signature, caller.timeout)?);
         }
         let Some(turn) = turn else { fail!(InvalidArgument, "no operations were given") };
-        let given = compare(&turn).and_then(|()| match capture {
+        let before = *collectives;
+        *collectives = before.wrapping_add(u32::from(class == Class::Ordered));
+        let given = compare(&turn, before).and_then(|()| match capture {
             Some(capture) => {
                 if captured.is_some_and(|(before, on)| before == capture && on != id) {
                     stream.wait(&parts.within)?;
@@ -225,6 +242,23 @@ impl DeviceExchange {
             group.endpoint().watch_devices();
         }
         Ok(Enqueued { turn, peers, stream: handle, captured: capture.is_some() })
+    }
+
+    /// Why the caller's stream cannot be used: it may be one of another device.
+    #[cold]
+    fn foreign(&self, caller: Caller, error: Error) -> Error {
+        let (own, devices) = (self.device(), self.parts().last.devices());
+        let stream = caller.stream.filter(|stream| !stream.is_default());
+        // SAFETY: the caller has promised that it lives.
+        match stream.map(|stream| unsafe { devices.driver().stream_device(stream) }) {
+            Some(Ok(other)) if other != own => {
+                let name = caller.memory;
+                let text =
+                    format!("call->stream is a stream of GPU {other}, but {name} is memory of GPU {own}");
+                Error::new(Status::InvalidArgument, text)
+            }
+            _ => error,
+        }
     }
 
     /// An event that is complete when the call is done, and what answers [`crate::error::Error`] if it will not be. Not

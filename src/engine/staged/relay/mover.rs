@@ -32,7 +32,7 @@ const NAP: Duration = Duration::from_millis(500);
 /// Bytes that are written or read at a time: both directions of a connection have their turn.
 const TURN: usize = 256 * 1024;
 
-const READS: Interest = Interest { read: true, write: false, once: false };
+const READS: Interest = Interest { read: true, write: false, close: false, once: false };
 
 /// The token of a mover's bell.
 const BELL: u64 = u64::MAX;
