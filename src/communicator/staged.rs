@@ -94,6 +94,11 @@ impl Cuda {
         self.kernels.get_or_init(|| FoldKernels::open()).clone()
     }
 
+    /// What copies; in tests, where kernels are named.
+    fn copier(&self) -> Option<Arc<dyn Kernels>> {
+        if cfg!(test) { self.kernels.get().cloned() } else { Some(self.kernels()) }
+    }
+
     /// Other kernels than the machine's.
     #[cfg(test)]
     pub(super) fn pretend_kernels(&self, kernels: Arc<dyn Kernels>) {
@@ -337,11 +342,9 @@ impl Context {
         if !relays(self.cuda()) {
             return None;
         }
-        let (device, devices) = (call.survey.device, &call.survey.devices);
-        // Before any stream waits for a call: loading waits for the device.
-        if let Err(error) = self.cuda().kernels().prepare(devices, device, DataType::U8, Operator::Sum) {
-            log::debug!("reductions on GPU {device} are not loaded: {error}");
-        }
+        // A rank that cannot use them says so when the ranks meet.
+        self.copier(&call.survey);
+        let kernels = self.cuda().kernels();
         let Counts::Uniform(count) = request.counts else { return None };
         let automatic = options.tag.is_none() && options.algorithm.unwrap_or(0) == 0;
         let combine = match checked.operator {
@@ -360,7 +363,21 @@ impl Context {
         let (rank, size, in_place) = (group.rank(), group.size(), checked.alias.is_some());
         let (element, limits) = (checked.dtype.size(), self.cuda().limits());
         let route = Route::new(signature.kind, rank, size, signature.root, count, element, in_place, limits)?;
-        Some(Plan { place, route, kernels: self.cuda().kernels(), combine })
+        Some(Plan { place, route, kernels, combine })
+    }
+
+    /// What copies on a call's device; `None`: it has no kernels. Loaded before any stream waits for a call of ours, since loading
+    /// waits for the device.
+    fn copier(&self, survey: &Survey) -> Option<Arc<dyn Kernels>> {
+        let (dtype, operator) = staged::COPY;
+        let kernels = self.cuda().copier()?;
+        match kernels.prepare(&survey.devices, survey.device, dtype, operator) {
+            Ok(()) => Some(kernels),
+            Err(error) => {
+                log::debug!("GPU {} copies by its copy engines: {error}", survey.device);
+                None
+            }
+        }
     }
 
     /// Gathers a few bytes of every rank in the course of a call.
@@ -393,6 +410,7 @@ impl Context {
         request: &Request,
         options: &Call,
     ) -> Result<(Job, Option<Arc<Word>>)> {
+        let copier = if call.survey.on_device { self.copier(&call.survey) } else { None };
         let StagedCall { survey, what } = call;
         let Survey { devices, device, on_device, input, output, stream, .. } = survey;
         let entry = match survey.ordered {
@@ -403,7 +421,7 @@ impl Context {
             true => Some(Arc::new(devices.word(device)?)),
             false => None,
         };
-        let order = StreamOrder { devices, device, entry, exit: exit.clone() };
+        let order = StreamOrder { devices, device, entry, exit: exit.clone(), copier };
         let shape = |bytes, blocks| Shape { bytes, blocks: Blocks::Even(blocks) };
         let job = match what {
             What::Message(_, message) => {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::super::{Call, Completion, Context, Options, Rendezvous, Work, start_together};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
-use crate::cuda::double::{Double, Order};
+use crate::cuda::double::{Double, DoubleKernels, Order};
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::event::Event;
 use crate::cuda::stream::Stream;
@@ -148,6 +148,11 @@ impl Rank {
     fn run(&self, request: &Request, call: &Call) -> Result<Completion> {
         // SAFETY: as above.
         unsafe { self.context.run(request, call) }
+    }
+
+    /// Copies go through the queues of kernels.
+    fn copy_by_kernels(&self) {
+        self.context.cuda().pretend_kernels(Arc::new(DoubleKernels(self.double.clone())));
     }
 
     /// Waits until the streams have nothing left to do.
@@ -428,9 +433,11 @@ fn exchange(rank: &Rank, context: &Context, round: u32) -> Vec<Work> {
 fn on_few_queues(
     doubles: &[Arc<Double>],
     transports: &str,
-    body: impl Fn(&Rank) -> Vec<Work> + Sync) -> Vec<String> {
+    body: impl Fn(&Rank) -> Vec<Work> + Sync,
+) -> Vec<String> {
     let met = Barrier::new(doubles.len());
     let complaints = ranks_on(doubles, transports, |rank| {
+        rank.copy_by_kernels();
         let gate = rank.gate();
         let works = body(rank);
         gate.release();
@@ -461,6 +468,25 @@ fn many(rank: &Rank) -> Vec<Work> {
         works.extend(exchange(rank, &rank.context, round));
     }
     works
+}
+
+#[test]
+fn copy_engines_may_be_held_up_by_what_is_behind_a_call() {
+    let doubles = [with_queues(1, Order::Eager), with_queues(1, Order::Eager)];
+    let errors = ranks_on(&doubles, "shm", |rank| {
+        let gate = rank.gate();
+        let values = given(rank.rank, 0, 70);
+        let memory = rank.memory(&values);
+        rank.fill(memory, &values);
+        let call = Call { timeout: Some(Duration::from_millis(200)), ..rank.call() };
+        let work = rank.start(&request(Kind::Allreduce, memory, memory, 70, 0), &call).expect("it starts");
+        rank.fill(memory, &values);
+        gate.release();
+        let error = work.wait(Deadline::after(PATIENCE)).expect_err("its copies do not run");
+        rank.drain();
+        error
+    });
+    assert!(errors.iter().all(|error| error.status() == Status::Timeout), "{errors:?}");
 }
 
 #[test]

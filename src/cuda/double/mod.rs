@@ -113,7 +113,7 @@ impl Double {
     }
 
     /// Has the streams of each device and priority share so many queues of the hardware, to which they are dealt by
-    /// turns. What a queue is given runs in that order, whatever stream it is of.
+    /// turns, and all streams of a device as many queues for copies. What a queue is given runs in that order, whatever stream it is of.
     pub(crate) fn share_queues(&self, queues: usize) {
         self.lock().channels = Some(queues);
     }

@@ -41,7 +41,7 @@ use tracks::Track;
 pub use wired::MAX_MEMBERS as MAX_WIRED;
 
 use super::resources::Ringer;
-use super::{COPIES, Place, Side, Staged, StreamOrder};
+use super::{COPIES, COPY, Place, Side, Staged, StreamOrder};
 use crate::cuda::event::Event;
 use crate::cuda::local::Kernels;
 use crate::deadline::Deadline;
@@ -62,9 +62,6 @@ pub struct Combine {
     pub operator: Operator,
 }
 
-/// A copy is a sum of one.
-const COPY: Combine = Combine { dtype: DataType::U8, operator: Operator::Sum };
-
 /// What a call needs to be relayed.
 pub struct Plan {
     /// Where the ranks meet.
@@ -80,7 +77,7 @@ pub struct Plan {
 impl Plan {
     /// Whether this rank can copy and combine on `order`'s device.
     fn can_run(&self, order: &StreamOrder) -> bool {
-        let Combine { dtype, operator } = self.combine.unwrap_or(COPY);
+        let (dtype, operator) = self.combine.map_or(COPY, |combine| (combine.dtype, combine.operator));
         if self.combine.is_some() && self.kernels.most_operands() < self.route.size() {
             return false;
         }

@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
+use super::super::copies;
 use super::super::resources::Ringer;
 use super::lanes::Lanes;
 use super::route::{LANES, Move, RESULT_AT, Route, Share};
 use super::tracks::Track;
-use super::{COPY, Combine, Plan};
+use super::{Combine, Plan};
 use crate::cuda::local::{Fold, Operand};
 use crate::cuda::stream::Stream;
 use crate::engine::direct::Mark;
 use crate::error::Result;
-use crate::reduce::{DataType, Representation};
+use crate::reduce::Representation;
 
 /// What a call runs in.
 pub(super) struct Run {
@@ -194,31 +195,11 @@ impl Relayed<'_> {
         run.given(piece, !moves.is_empty())
     }
 
-    /// Copies by a kernel, not by a copy engine: the engines' queues are shared by all streams, whatever their priority, and a copy
-    /// that a caller's stream has been given behind this call waits at the head of one.
-    ///
     /// # Safety
-    /// As [`Stream`] says; pinned memory is reached at its own address.
+    /// As [`Stream`] says.
     unsafe fn copy(&self, stream: &Stream, to: u64, from: u64, bytes: usize) -> Result<()> {
-        let dtype = match (to | from | bytes as u64).trailing_zeros() {
-            0 | 1 => DataType::U8,
-            2 => DataType::U32,
-            _ => DataType::U64,
-        };
-        let operand = Operand { address: from, representation: Representation::Element, scale: 1.0 };
-        let fold = Fold {
-            stream,
-            dtype,
-            operator: COPY.operator,
-            ranks: 1,
-            operands: &[operand],
-            out: to,
-            representation: Representation::Element,
-            count: bytes / dtype.size(),
-        };
-        let _entered = stream.devices().enter(self.device)?;
-        // SAFETY: the caller's promise.
-        unsafe { self.plan.kernels.fold(stream.devices(), &fold) }
+        // SAFETY: the caller's promise; who relays has prepared the kernels.
+        unsafe { copies::copy(&*self.plan.kernels, stream, to, from, bytes) }
     }
 }
 
