@@ -4,6 +4,7 @@
 mod tests;
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use once_cell::sync::OnceCell;
 
@@ -34,6 +35,7 @@ use crate::engine::wire::Class;
 use crate::error::{Result, Status};
 use crate::reduce::{DataType, Operator, Reducer};
 use crate::signature::Signature;
+use crate::sys;
 
 /// The devices as one context sees them.
 #[derive(Default)]
@@ -219,21 +221,32 @@ impl Begun {
         let Some(Close { stream, running, exit }) = self.close else { return Ok(self.work) };
         let waits = match exit {
             Some(exit) if exit.is_released() => Ok(()),
-            Some(exit) => stream.wait_word(&exit).inspect(|()| ahead::note(&stream, &running)),
+            Some(exit) => stream
+                .wait_word(&exit)
+                .inspect(|()| ahead::note(&stream, &running))
+                .map_err(|error| (error, exit)),
             None => return self.work.wait(Deadline::NEVER).map(|_| self.work),
         };
-        if let Err(error) = waits {
+        if let Err((error, exit)) = waits {
             // Nothing orders the stream behind it: it must not go on.
             let error = error.context("call->stream cannot be made to wait");
             if !running.is_point_to_point() {
                 running.group().fail(error.clone());
             }
             running.cancel();
+            // The caller has its memory back when this returns: not before the copies under way have ended.
+            let until = Deadline::after(COPIES);
+            while !exit.is_released() && !until.expired() {
+                sys::process::yield_now();
+            }
             return Err(error);
         }
         Ok(self.work)
     }
 }
+
+/// How long a call that its stream does not wait for is waited for on the host, once it is given up.
+const COPIES: Duration = Duration::from_secs(1);
 
 impl Context {
     /// A collective that this rank is kept from starting fails for all: the others would wait for it.

@@ -521,6 +521,7 @@ fn streams_of_two_contexts_may_wait_for_each_other() {
                 stream: others[rank.rank as usize],
                 rank: rank.rank,
             };
+            other.copy_by_kernels();
             let mut works = Vec::new();
             let follow = |one: &Rank, before: &Rank| {
                 let event = Event::new(&rank.devices, 0).unwrap();
