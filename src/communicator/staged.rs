@@ -80,7 +80,7 @@ impl Cuda {
 
     #[cfg(not(test))]
     fn piece_bytes(&self) -> usize {
-        staged::relay::knob("UNISONO_X_PIECE", staged::PIECE_BYTES)
+        staged::PIECE_BYTES
     }
 
     #[cfg(test)]
@@ -159,13 +159,12 @@ impl Cuda {
     }
 }
 
-/// Whether calls may be relayed: where UNISONO_RELAY is 1, on all ranks alike. Not otherwise, since on the only machine where it
-/// was tried the first relayed call did not end.
+/// Whether calls may be relayed: unless UNISONO_RELAY is 0, on all ranks alike.
 #[cfg(not(test))]
 fn relays(_: &Cuda) -> bool {
-    static WANTED: std::sync::LazyLock<bool> =
-        std::sync::LazyLock::new(|| std::env::var("UNISONO_RELAY").is_ok_and(|value| value == "1"));
-    *WANTED
+    static UNWANTED: std::sync::LazyLock<bool> =
+        std::sync::LazyLock::new(|| std::env::var("UNISONO_RELAY").is_ok_and(|value| value == "0"));
+    !*UNWANTED
 }
 
 /// Tests do not ask: they name kernels, or relay nothing.

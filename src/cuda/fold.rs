@@ -58,7 +58,13 @@ impl FoldKernels {
 }
 
 impl Kernels for FoldKernels {
-    fn prepare(&self, devices: &Arc<Devices>, device: u32, dtype: DataType, operator: Operator) -> Result<()> {
+    fn prepare(
+        &self,
+        devices: &Arc<Devices>,
+        device: u32,
+        dtype: DataType,
+        operator: Operator,
+    ) -> Result<()> {
         name(dtype, operator)?;
         if let Entry::Vacant(entry) = self.lock().entry(device) {
             entry.insert(Loaded::new(devices, device, self.blocks)?);
@@ -135,7 +141,10 @@ impl Loaded {
             }
         }
         stream.synchronize(Deadline::after(LOADING))?;
-        log::debug!("reductions on GPU {device} are loaded after {:.1} ms", began.elapsed().as_secs_f64() * 1e3);
+        log::debug!(
+            "reductions on GPU {device} are loaded after {:.1} ms",
+            began.elapsed().as_secs_f64() * 1e3
+        );
         Ok(Loaded { blocks, functions })
     }
 }

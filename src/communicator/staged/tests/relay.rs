@@ -109,7 +109,12 @@ fn every_collective_is_right(way: &str) {
 }
 
 /// As [`super::twice`], relayed.
-fn twice(way: &str, kind: Kind, order: Order, missing: Option<(u32, bool, usize)>) -> (Vec<String>, Vec<[usize; 2]>) {
+fn twice(
+    way: &str,
+    kind: Kind,
+    order: Order,
+    missing: Option<(u32, bool, usize)>,
+) -> (Vec<String>, Vec<[usize; 2]>) {
     let answers = relaying(2, way, order, |rank| {
         rank.warm_up();
         let gate = rank.gate();
@@ -149,7 +154,8 @@ fn every_wait_is_needed(way: &str) {
             let all = (0..entries).map(|index| (false, index)).chain((0..values).map(|index| (true, index)));
             for (value, index) in all {
                 let missing = Some((who as u32, value, index));
-                let found = Order::all(3).into_iter().any(|order| !twice(way, kind, order, missing).0.is_empty());
+                let found =
+                    Order::all(3).into_iter().any(|order| !twice(way, kind, order, missing).0.is_empty());
                 assert!(found, "{kind:?}: nothing goes wrong without {missing:?}");
             }
         }

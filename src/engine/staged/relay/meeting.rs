@@ -111,7 +111,9 @@ impl Meeting {
     pub(super) fn waits_for(&self, group: &Group) -> Vec<u32> {
         let size = group.size() as usize;
         let absent: Vec<usize> = match (&self.place, &self.stage) {
-            (Place::Boards(direct), Stage::Enter(call)) => direct.absent(call.saturating_sub(1)).into_iter().collect(),
+            (Place::Boards(direct), Stage::Enter(call)) => {
+                direct.absent(call.saturating_sub(1)).into_iter().collect()
+            }
             (Place::Boards(direct), Stage::Arrive(call)) => direct.absent(*call).into_iter().collect(),
             (Place::Boards(direct), Stage::Agree(Agreement::Offered(_), _)) => {
                 (0..size).filter(|&member| direct.offered(member) == 0).collect()
@@ -128,7 +130,13 @@ impl Meeting {
         absent.into_iter().map(|member| member as u32).collect()
     }
 
-    fn at_boards(&mut self, direct: &Arc<Direct>, group: &Group, turn: &Turn, order: &StreamOrder) -> Result<Met> {
+    fn at_boards(
+        &mut self,
+        direct: &Arc<Direct>,
+        group: &Group,
+        turn: &Turn,
+        order: &StreamOrder,
+    ) -> Result<Met> {
         let Word { scale, can, bytes } = self.word;
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
@@ -180,7 +188,13 @@ impl Meeting {
         }
     }
 
-    fn by_messages(&mut self, gather: &Gather, group: &Group, turn: &Turn, order: &StreamOrder) -> Result<Met> {
+    fn by_messages(
+        &mut self,
+        gather: &Gather,
+        group: &Group,
+        turn: &Turn,
+        order: &StreamOrder,
+    ) -> Result<Met> {
         let size = group.size() as usize;
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
@@ -206,7 +220,8 @@ impl Meeting {
                         None
                     });
                     own.resize(WORD_BYTES + if first { RECORD_BYTES } else { 0 }, 0);
-                    self.stage = Stage::Greet(Gathering::begin(gather, group, turn.at_piece(GREETING), own)?, wire);
+                    self.stage =
+                        Stage::Greet(Gathering::begin(gather, group, turn.at_piece(GREETING), own)?, wire);
                 }
                 Stage::Greet(mut gathering, wire) => {
                     match gathering.operation.advance(group) {

@@ -32,11 +32,11 @@ use std::sync::Arc;
 use std::task::Poll;
 
 pub use lanes::Seat;
-use meeting::{Meeting, Met, Word};
 pub use meeting::{Gather, Place as MeetingPlace};
+use meeting::{Meeting, Met, Word};
 use pieces::{Progress, Relayed, Run};
 use route::LANES;
-pub use route::{Limits, Route, knob};
+pub use route::{Limits, Route};
 use tracks::Track;
 pub use wired::MAX_MEMBERS as MAX_WIRED;
 
@@ -209,7 +209,6 @@ impl Relay {
 
     /// Takes what the call runs in.
     fn set_out(&mut self, group: &Group) -> Result<()> {
-        log::debug!("relay: the stream has come to the call");
         let StreamOrder { devices, device, .. } = &self.staged.job.order;
         // PROOF: the stage says that there are lanes.
         let lanes = group.relay().lanes().and_then(Option::as_ref).expect("lanes").clone();

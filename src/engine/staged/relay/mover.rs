@@ -204,7 +204,14 @@ pub(super) fn run(hub: &Hub, stripe: usize, sockets: &Sockets) -> io::Result<()>
 impl Connection<'_> {
     fn new(socket: &Socket) -> Connection<'_> {
         let leaving = VecDeque::new();
-        Connection { socket, leaving, arriving: Arriving::default(), blocked: false, watched: false, ended: false }
+        Connection {
+            socket,
+            leaving,
+            arriving: Arriving::default(),
+            blocked: false,
+            watched: false,
+            ended: false,
+        }
     }
 
     /// Writes and reads a little. Whether anything moved.
@@ -258,7 +265,9 @@ impl Connection<'_> {
 fn unless_blocked<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
-        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+            Ok(None)
+        }
         Err(error) => Err(error),
     }
 }
@@ -286,7 +295,8 @@ impl Arriving {
             if self.read < HEADER {
                 return Ok(None);
             }
-            let frame = Frame::decode(&self.header).and_then(|frame| Some((frame, hub.target(connection, &frame)?)));
+            let frame =
+                Frame::decode(&self.header).and_then(|frame| Some((frame, hub.target(connection, &frame)?)));
             let Some(frame) = frame else { return Err(io::ErrorKind::InvalidData.into()) };
             self.frame = Some(frame);
         }
@@ -296,9 +306,8 @@ impl Arriving {
         if done < length {
             let most = (length - done).min(TURN);
             // SAFETY: `target` says that the frame lies in the member's lane, which nobody reads before it has come.
-            let rest = unsafe {
-                std::slice::from_raw_parts_mut(target.add(done).cast::<MaybeUninit<u8>>(), most)
-            };
+            let rest =
+                unsafe { std::slice::from_raw_parts_mut(target.add(done).cast::<MaybeUninit<u8>>(), most) };
             self.read += some(socket.recv(rest)?)?;
         }
         if self.read < HEADER + length {

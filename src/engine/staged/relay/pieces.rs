@@ -85,9 +85,7 @@ impl Relayed<'_> {
                 stops = stops.or(Some(member));
                 break;
             }
-            log::debug!("relay: piece {piece} to be worked on");
             self.work(run, piece)?;
-            log::debug!("relay: piece {piece} in work");
             run.progress.worked += 1;
         }
         while run.progress.given < run.progress.begun && run.is_idle(run.progress.given)? {
@@ -117,7 +115,6 @@ impl Relayed<'_> {
             // it, as the marks of the others have said.
             unsafe { self.copy(&track.stream, lane + *to as u64, self.input + *from as u64, *bytes) }?;
         }
-        log::debug!("relay: piece {piece} given");
         run.given(piece, !moves.is_empty())
     }
 

@@ -22,6 +22,9 @@ pub(super) const LANES: u64 = 4;
 /// The smallest piece. With smaller ones the host's looks take longer than the copies.
 const SMALLEST: usize = 256 * 1024;
 
+/// The longest allreduce of two ranks that each combines whole. Above, the folds of shares are the shorter ones.
+const MOST_WHOLE: usize = 8 * 1024 * 1024;
+
 /// How long pieces are, and which calls are relayed at all.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -33,17 +36,8 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { piece: knob("UNISONO_X_RPIECE", INPUT_BYTES), above: 64 * 1024 }
+        Limits { piece: INPUT_BYTES, above: 64 * 1024 }
     }
-}
-
-pub fn knob(name: &str, default: usize) -> usize {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-}
-
-fn whole() -> bool {
-    static W: std::sync::LazyLock<bool> = std::sync::LazyLock::new(|| knob("UNISONO_X_ONESHOT", 0) == 1);
-    *W
 }
 
 /// A call as one rank sees it.
@@ -111,8 +105,7 @@ impl Route {
             return None;
         }
         // So many pieces that all lanes are in use, if they are not too small for it.
-        let piece = (bytes / LANES as usize)
-            .clamp(knob("UNISONO_X_SMALLEST", SMALLEST).min(limits.piece), limits.piece);
+        let piece = (bytes / LANES as usize).clamp(SMALLEST.min(limits.piece), limits.piece);
         let cut = Cut::even(count as u64, blocks as u64, element, piece);
         let (rank, size, root) = (rank as usize, size as usize, root as usize);
         let route = Route { kind, rank, size, root, count, element, in_place, cut };
@@ -177,8 +170,10 @@ impl Route {
         self.others().filter(move |_| all).chain(root.then_some(self.root))
     }
 
+    /// Whether each rank combines all, and nobody gives a share of the result to others: between two, as many bytes travel as
+    /// by shares, in half the steps.
     fn each_whole(&self) -> bool {
-        self.kind == Kind::Allreduce && self.size == 2 && whole()
+        self.kind == Kind::Allreduce && self.size == 2 && self.count * self.element <= MOST_WHOLE
     }
 
     /// Those whose shares of the result this rank reads.

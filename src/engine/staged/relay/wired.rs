@@ -27,10 +27,9 @@ use crate::transport::service::{Attendance, Identity, Options, Port, Registratio
 /// The most ranks of a group that is wired: each has pinned memory for all.
 pub const MAX_MEMBERS: u32 = 8;
 
-/// Connections to each member.
-fn stripes() -> usize {
-    super::knob("UNISONO_X_STRIPES", 4)
-}
+/// Connections to each member that carry data, each with a thread. With 4 a call of 64 MiB takes half as long again, with 12 as
+/// long.
+const STRIPES: usize = 8;
 
 /// Parts of stripes begin at multiples of so many bytes.
 const GRAIN: usize = 4096;
@@ -58,9 +57,11 @@ impl Wire {
         if !options.tcp {
             fail!(Unsupported, "TCP is off");
         }
-        let identity = Identity { rank: group.rank(), size: group.size(), job: group.id(), ..identity.clone() };
-        let options = Options { shm: false, tcp_streams: stripes() + 1, segment_bytes: 0, ..options.clone() };
-        let hub = Hub::new(group).map_err(|cause| Error::system("no descriptors for a group's movers", cause))?;
+        let identity =
+            Identity { rank: group.rank(), size: group.size(), job: group.id(), ..identity.clone() };
+        let options = Options { shm: false, tcp_streams: STRIPES + 1, segment_bytes: 0, ..options.clone() };
+        let hub =
+            Hub::new(group).map_err(|cause| Error::system("no descriptors for a group's movers", cause))?;
         let hub = Arc::new(hub);
         let port = Arc::downgrade(&hub) as Weak<dyn Port>;
         let registration = ManuallyDrop::new(Registration::new(identity, options, port)?);
@@ -97,8 +98,8 @@ impl Wire {
 
     /// All links are there, or will not be: the movers begin.
     pub(super) fn start(&self) -> Result<()> {
-        let (count, size) = (self.hub.outboxes.len(), self.hub.size);
-        let mut sockets: Vec<Sockets> = (0..count).map(|_| vec![None; size]).collect();
+        let size = self.hub.size;
+        let mut sockets: Vec<Sockets> = (0..STRIPES).map(|_| vec![None; size]).collect();
         sockets[0].resize(2 * size, None);
         for (member, link) in std::mem::take(&mut *lock(&self.hub.links)).into_iter().enumerate() {
             if member == self.hub.rank {
@@ -106,19 +107,13 @@ impl Wire {
             }
             let Some(link) = link else { fail!(Internal, "no link to rank {member}") };
             let streams = link?.streams;
-            if streams.len() != count + 1 {
-                fail!(InvalidUsage, "rank {member} has {} connections, not {}", streams.len(), count + 1);
+            if streams.len() != STRIPES + 1 {
+                fail!(InvalidUsage, "rank {member} has {} connections, not {}", streams.len(), STRIPES + 1);
             }
             for (index, stream) in streams.into_iter().enumerate() {
                 // The last is for what takes no part in the data: `Mark::Done`.
-                let (stripe, at) = if index == count { (0, size + member) } else { (index, member) };
-                let socket = stream.into_socket();
-                let buffer = super::knob("UNISONO_X_BUFFER", 0);
-                if let (Some(socket), true) = (&socket, buffer > 0) {
-                    let _ = socket.set_send_buffer_size(buffer);
-                    let _ = socket.set_recv_buffer_size(buffer);
-                }
-                sockets[stripe][at] = socket.map(Arc::new);
+                let (stripe, at) = if index == STRIPES { (0, size + member) } else { (index, member) };
+                sockets[stripe][at] = stream.into_socket().map(Arc::new);
             }
         }
         for (stripe, sockets) in sockets.into_iter().enumerate() {
@@ -145,8 +140,9 @@ impl Wire {
     /// With how many pieces, over all calls, a member has come so far.
     pub(super) fn reached(&self, member: usize, mark: Mark) -> u64 {
         let hub = &*self.hub;
-        let seen = |stripe: usize| hub.seen[stripe * hub.size + member][mark as usize].load(Ordering::Acquire);
-        let stripes = if mark == Mark::Done { 1 } else { hub.outboxes.len() };
+        let seen =
+            |stripe: usize| hub.seen[stripe * hub.size + member][mark as usize].load(Ordering::Acquire);
+        let stripes = if mark == Mark::Done { 1 } else { STRIPES };
         (0..stripes).map(seen).min().unwrap_or(0)
     }
 
@@ -156,7 +152,7 @@ impl Wire {
         let (index, piece) = (pieces - 1, before + pieces - 1);
         // Done goes over a connection of its own. A process that ends may still have data on the way, which the kernel
         // brings to its end, unless it is sent something on the same connection.
-        let (stripes, base) = if mark == Mark::Done { (1, hub.size) } else { (hub.outboxes.len(), 0) };
+        let (stripes, base) = if mark == Mark::Done { (1, hub.size) } else { (STRIPES, 0) };
         for stripe in 0..stripes {
             hub.seen[stripe * hub.size + hub.rank][mark as usize].store(before + pieces, Ordering::Release);
         }
@@ -234,7 +230,7 @@ pub(super) struct Hub {
 
 impl Hub {
     fn new(group: &Group) -> std::io::Result<Hub> {
-        let (rank, size, stripes) = (group.rank() as usize, group.size() as usize, stripes());
+        let (rank, size) = (group.rank() as usize, group.size() as usize);
         Ok(Hub {
             rank,
             size,
@@ -242,8 +238,8 @@ impl Hub {
             crowded: group.endpoint().is_crowded(),
             links: Mutex::new((0..size).map(|_| None).collect()),
             memory: OnceLock::new(),
-            seen: (0..stripes * size).map(|_| Default::default()).collect(),
-            outboxes: (0..stripes).map(|_| Outbox::new()).collect::<std::io::Result<_>>()?,
+            seen: (0..STRIPES * size).map(|_| Default::default()).collect(),
+            outboxes: (0..STRIPES).map(|_| Outbox::new()).collect::<std::io::Result<_>>()?,
             closing: AtomicBool::new(false),
             posted: AtomicU64::new(0),
             written: AtomicU64::new(0),
@@ -274,7 +270,8 @@ impl Hub {
     pub(super) fn target(&self, connection: usize, frame: &Frame) -> Option<*mut u8> {
         let offset = usize::try_from(frame.offset).ok()?;
         let end = offset.checked_add(frame.length as usize)?;
-        (end <= LANE_BYTES).then(|| self.lane(connection % self.size, frame.piece % LANES).wrapping_add(offset))
+        (end <= LANE_BYTES)
+            .then(|| self.lane(connection % self.size, frame.piece % LANES).wrapping_add(offset))
     }
 
     /// A frame is whole.
