@@ -224,6 +224,7 @@ struct Mover {
 
     // Copies within this rank.
     DEVICE void copy() const {
+        if (call.group.is_latched()) return;
 #pragma unroll 1
         for (u32 i = 0; i < call.copies; i++) {
             const OwnCopy &own = call.copy[i];

@@ -402,6 +402,20 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_is_wrong_is_named() {
+        let path = std::env::temp_dir().join(format!("unisono-tuning-{}", std::process::id()));
+        let name = path.display().to_string();
+        let missing = read(&path).expect_err("nobody has written it");
+        assert!(missing.text().starts_with(&format!("UNISONO_TUNING={name} cannot be read: ")), "{missing}");
+        std::fs::write(&path, "unisono-tuning 1\ndepth 5\n").expect("a file can be written");
+        let wrong = read(&path).expect_err("no power of two");
+        assert!(wrong.text().starts_with(&format!("UNISONO_TUNING={name}: line 2: depth 5")), "{wrong}");
+        std::fs::write(&path, Table::default().to_string()).expect("a file can be written");
+        assert_eq!(read(&path), Ok(Table::default()));
+        std::fs::remove_file(&path).expect("it is there");
+    }
+
+    #[test]
     fn other_devices_keep_half_of_their_multiprocessors() {
         assert_eq!(Table::of_device(132, (9, 0)), Table::default());
         assert_eq!(Table::of_device(16, (9, 0)).blocks, 8);

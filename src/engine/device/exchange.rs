@@ -1,16 +1,21 @@
 //! The calls of one exchange between GPUs, as one rank makes them.
+//!
+//! Its members are the ranks of one host: all of the group, or consecutive ones. They are numbered from 0 here and by the
+//! kernels; errors speak of the group's ranks.
 
 use std::sync::atomic::{Ordering, fence};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::board::Noted;
 use super::overdue::Overdue;
 use super::retired::{Parts, retire};
-use crate::cuda::driver::{Capture, StreamHandle};
+use crate::cuda::context::Devices;
+use crate::cuda::driver::{Capture, Priority, StreamHandle};
 use crate::cuda::event::Event;
 use crate::cuda::exchange::{Job, Point};
 use crate::cuda::stream::Stream;
+use crate::deadline::Deadline;
 use crate::engine::endpoint::lock;
 use crate::engine::group::{Group, Turn};
 use crate::engine::messages::Mismatch;
@@ -32,11 +37,14 @@ pub struct DeviceExchange {
     watch: Mutex<Option<Overdue>>,
 }
 
+/// How long [`DeviceExchange::shut`] waits for the device.
+const LATCHING: Duration = Duration::from_millis(20);
+
 /// Marks what stands for the id of a stream that is being captured: user space has no such addresses.
 const CAPTURED: u64 = 1 << 63;
 
 /// The order of the calls.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Lane {
     /// The stream of the last call, checked, by its id: ids are never used again.
     stream: Option<(u64, Stream)>,
@@ -112,32 +120,39 @@ impl DeviceExchange {
         caller: Caller,
     ) -> Result<Enqueued> {
         let parts = self.parts();
-        let compare = |turn: &Turn, before: u32| match parts.boards.note(before, turn.sequence, &signature) {
-            None => Ok(()),
-            Some((member, Noted { sequence, signature: theirs })) if sequence == turn.sequence => {
-                let (class, tag) = (turn.class, turn.tag);
-                let key = Key { group: group.id(), tag, sequence, slot: 0, class };
-                let peer = group.members()[member];
-                let mismatch = Mismatch { peer, key, theirs, ours: Some(signature), bytes: None };
-                Err(group.explain(&mismatch, group.endpoint().recorder()))
-            }
-            Some((member, Noted { sequence, signature: theirs })) => {
-                let (own, number) = (group.rank(), turn.sequence);
-                fail!(
-                    Mismatch,
-                    "calls of '{}' differ: rank {own} called {signature} as its call #{number}, rank {member} {theirs} as its call \
-                     #{sequence}; one has called something before that the other has not",
-                    group.name()
-                )
-            }
-        };
+        let compare = |turn: &Turn, before: u32| self.compare(group, turn, before);
         // SAFETY: the caller's promise.
         let launch = |stream: &Stream| unsafe { parts.kernels.enqueue(job, stream) };
         self.give(group, Class::Ordered, &[signature], Vec::new(), caller, compare, launch)
     }
 
+    /// Notes a collective after `before` others, and compares it with what the others have noted.
+    fn compare(&self, group: &Group, turn: &Turn, before: u32) -> Result<()> {
+        let Parts { boards, first, .. } = self.parts();
+        let signature = turn.signature;
+        match boards.note(before, turn.sequence, &signature) {
+            None => Ok(()),
+            Some((member, Noted { sequence, signature: theirs })) if sequence == turn.sequence => {
+                let (class, tag) = (turn.class, turn.tag);
+                let key = Key { group: group.id(), tag, sequence, slot: 0, class };
+                let peer = group.members()[*first as usize + member];
+                let mismatch = Mismatch { peer, key, theirs, ours: Some(signature), bytes: None };
+                Err(group.explain(&mismatch, group.endpoint().recorder()))
+            }
+            Some((member, Noted { sequence, signature: theirs })) => {
+                let (own, number, peer) = (group.rank(), turn.sequence, *first as usize + member);
+                fail!(
+                    Mismatch,
+                    "calls of '{}' differ: rank {own} called {signature} as its call #{number}, rank {peer} {theirs} as its call \
+                     #{sequence}; one has called something before that the other has not",
+                    group.name()
+                )
+            }
+        }
+    }
+
     /// Gives sends and receives to the caller's stream, to run beside each other, and returns. `signatures` are theirs,
-    /// for the record.
+    /// for the record; the points' peers are members.
     ///
     /// # Safety
     /// As [`DeviceExchange::enqueue`].
@@ -148,7 +163,8 @@ impl DeviceExchange {
         points: &[Point],
         caller: Caller,
     ) -> Result<Enqueued> {
-        let mut peers: Vec<u32> = points.iter().map(|point| point.peer).collect();
+        let first = self.parts().first;
+        let mut peers: Vec<u32> = points.iter().map(|point| first + point.peer).collect();
         peers.sort_unstable();
         peers.dedup();
         // SAFETY: the caller's promise.
@@ -285,11 +301,54 @@ impl DeviceExchange {
         Ok((event, failure))
     }
 
-    /// The ranks that have not come to call number `sequence`.
-    pub(super) fn missing(&self, sequence: u32) -> Vec<u32> {
-        let boards = &self.parts().boards;
+    /// The ranks of the group that have not come to call number `sequence`.
+    pub fn missing(&self, sequence: u32) -> Vec<u32> {
+        let Parts { boards, first, .. } = self.parts();
+        let members = (0..boards.size()).filter(|&member| !boards.has_called(member, sequence));
         // There are at most MAX_MEMBERS.
-        (0..boards.size()).filter(|&member| !boards.has_called(member, sequence)).map(|m| m as u32).collect()
+        members.map(|member| first + member as u32).collect()
+    }
+
+    /// The driver's devices.
+    pub fn devices(&self) -> &Arc<Devices> {
+        self.parts().last.devices()
+    }
+
+    /// Begins a call that takes several launches. No other call of this exchange comes between them.
+    ///
+    /// # Safety
+    /// The caller's stream lives until the series is dropped.
+    pub unsafe fn series(self: &Arc<Self>, caller: Caller) -> Result<Series<'_>> {
+        let parts = self.parts();
+        let devices = parts.last.devices();
+        let handle = caller.stream.unwrap_or(parts.stream.handle());
+        // SAFETY: the caller's promise.
+        let stream = unsafe { Stream::borrow(devices, self.device(), handle) };
+        let stream = stream.map_err(|error| self.foreign(caller, error))?;
+        stream.refuse_capture("call->stream", "a call between hosts cannot be captured")?;
+        let lane = lock(&self.lane);
+        let id = {
+            let _entered = devices.enter(self.device())?;
+            // SAFETY: as above.
+            unsafe { devices.driver().stream_id(handle) }?
+        };
+        Ok(Series { exchange: self, lane, stream, id })
+    }
+
+    /// As [`DeviceExchange::abort`], also for kernels that would find all that they wait for: what streams come to from now
+    /// on leaves the caller's memory alone. Waits until that is so, a few milliseconds at most.
+    pub fn shut(&self) {
+        self.abort();
+        let parts = self.parts();
+        let latch = || -> Result<()> {
+            let stream = Stream::with_priority(self.devices(), self.device(), false, Priority::Highest)?;
+            // SAFETY: the arena's first word, which is the kernels' latch; the arena outlives this group's streams.
+            unsafe { stream.write_value(parts.arena.address(), 1) }?;
+            stream.synchronize(Deadline::after(LATCHING))
+        };
+        if let Err(error) = latch() {
+            log::debug!("kernels that are launched already may run: {error}");
+        }
     }
 
     /// Ends the kernels of this rank, now and from now on. Returns at once; from any thread.
@@ -322,6 +381,65 @@ impl DeviceExchange {
                 false
             }
         }
+    }
+}
+
+/// The launches of one call. The exchange is this call's until it is dropped.
+#[derive(Debug)]
+pub struct Series<'a> {
+    exchange: &'a Arc<DeviceExchange>,
+    lane: MutexGuard<'a, Lane>,
+    stream: Stream,
+    id: u64,
+}
+
+impl Series<'_> {
+    /// The stream that the call is on.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Notes the call, compares it with those of the other members, and has the stream wait for what ran before.
+    pub fn begin(&mut self, group: &Group, turn: &Turn) -> Result<()> {
+        let before = self.lane.collectives;
+        self.lane.collectives = before.wrapping_add(1);
+        self.exchange.compare(group, turn, before)?;
+        if self.lane.ran_on.is_some_and(|before| before != self.id) {
+            self.stream.wait(&self.exchange.parts().last)?;
+        }
+        Ok(())
+    }
+
+    /// A part of the call that is a collective of the members.
+    ///
+    /// # Safety
+    /// As [`crate::cuda::exchange::Exchange::enqueue`].
+    pub unsafe fn enqueue(&self, job: &Job) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.exchange.parts().kernels.enqueue(job, &self.stream) }
+    }
+
+    /// A part of the call that consists of sends and receives between members.
+    ///
+    /// # Safety
+    /// As [`crate::cuda::exchange::Exchange::enqueue_points`].
+    pub unsafe fn enqueue_points(&self, points: &[Point]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.exchange.parts().kernels.enqueue_points(points, &self.stream) }
+    }
+
+    /// All parts have been given. `turn` says until when they are to be done.
+    pub fn end(mut self, group: &Group, turn: Turn) -> Result<Enqueued> {
+        let exchange = self.exchange;
+        let mut watch = lock(&exchange.watch);
+        exchange.parts().last.record(&self.stream)?;
+        self.lane.ran_on = Some(self.id);
+        *watch = Some(Overdue::new(turn, Vec::new()));
+        drop(watch);
+        // As in `give`.
+        fence(Ordering::SeqCst);
+        group.endpoint().watch_devices();
+        Ok(Enqueued { turn, peers: Vec::new(), stream: self.stream.handle(), captured: false })
     }
 }
 

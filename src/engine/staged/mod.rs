@@ -33,8 +33,8 @@ use std::time::Duration;
 
 pub use copies::COPY;
 pub use cut::{Blocks, Cut, Piece, Shape, Strip};
-pub use resources::Entry;
 use resources::{Bay, Lane, Ringer};
+pub use resources::{Entry, prepare};
 pub use transfer::{Load, store};
 
 use super::endpoint::Through;
@@ -134,7 +134,7 @@ pub struct Job {
 pub struct Staged {
     job: Job,
     turn: Turn,
-    bay: Option<Bay>,
+    bay: Option<Arc<Bay>>,
     lanes: Vec<Lane>,
     ringer: Option<Arc<Ringer>>,
     current: Option<Box<dyn Operation>>,
@@ -437,7 +437,7 @@ impl Staged {
                 while exit.is_none() && matches!(tail.query(), Ok(false)) && !until.expired() {
                     sys::process::yield_now();
                 }
-                resources::park(tail, Some(bay), lanes);
+                resources::park(tail, lanes);
             }
             Err(error) => {
                 // The device does nothing any more that could be waited for.
@@ -445,7 +445,7 @@ impl Staged {
                 if let Some(exit) = exit {
                     exit.release();
                 }
-                std::mem::forget((bay, lanes));
+                std::mem::forget(lanes);
             }
         }
     }
@@ -457,9 +457,8 @@ impl Operation for Staged {
         match early.and_then(|()| self.step(group)) {
             Ok(false) => Poll::Pending,
             Ok(true) => {
-                if let Some(bay) = self.bay.take() {
-                    resources::give_back(Some(bay), std::mem::take(&mut self.lanes));
-                }
+                self.bay = None;
+                resources::give_back(std::mem::take(&mut self.lanes));
                 Poll::Ready(Ok(self.completion))
             }
             Err(error) => Poll::Ready(Err(error)),
