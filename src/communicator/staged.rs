@@ -355,7 +355,7 @@ impl Context {
             return None;
         }
         // A rank that cannot use them says so when the ranks meet.
-        self.copier(&call.survey);
+        self.copier(&call.survey.devices, call.survey.device);
         let kernels = self.cuda().kernels();
         let Counts::Uniform(count) = request.counts else { return None };
         let automatic = options.tag.is_none() && options.algorithm.unwrap_or(0) == 0;
@@ -380,13 +380,13 @@ impl Context {
 
     /// What copies on a call's device; `None`: it has no kernels. Loaded before any stream waits for a call of ours, since loading
     /// waits for the device.
-    fn copier(&self, survey: &Survey) -> Option<Arc<dyn Kernels>> {
+    pub(super) fn copier(&self, devices: &Arc<Devices>, device: u32) -> Option<Arc<dyn Kernels>> {
         let (dtype, operator) = staged::COPY;
         let kernels = self.cuda().copier()?;
-        match kernels.prepare(&survey.devices, survey.device, dtype, operator) {
+        match kernels.prepare(devices, device, dtype, operator) {
             Ok(()) => Some(kernels),
             Err(error) => {
-                log::debug!("GPU {} copies by its copy engines: {error}", survey.device);
+                log::debug!("GPU {device} copies by its copy engines: {error}");
                 None
             }
         }
@@ -422,7 +422,8 @@ impl Context {
         request: &Request,
         options: &Call,
     ) -> Result<(Job, Option<Arc<Word>>)> {
-        let copier = if call.survey.on_device { self.copier(&call.survey) } else { None };
+        let Survey { devices, device, on_device, .. } = &call.survey;
+        let copier = if *on_device { self.copier(devices, *device) } else { None };
         let StagedCall { survey, what } = call;
         let Survey { devices, device, on_device, input, output, stream, .. } = survey;
         staged::prepare(&devices, device)?;
