@@ -4,6 +4,7 @@
 mod tests;
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use once_cell::sync::OnceCell;
 
@@ -28,12 +29,13 @@ use crate::engine::group::{Group, Turn};
 use crate::engine::lane::{Destination, Source};
 use crate::engine::operation::{Operation, Running};
 use crate::engine::point::{Message, Point};
-use crate::engine::staged::relay::{Combine, Limits, Plan, Relay, Route};
+use crate::engine::staged::relay::{Combine, Gather, Limits, MAX_WIRED, MeetingPlace, Plan, Relay, Route};
 use crate::engine::staged::{self, Blocks, Cut, Entry, Exchange, Job, Shape, Side, Staged, StreamOrder};
 use crate::engine::wire::Class;
 use crate::error::{Result, Status};
-use crate::reduce::{Operator, Reducer};
+use crate::reduce::{DataType, Operator, Reducer};
 use crate::signature::Signature;
+use crate::sys;
 
 /// The devices as one context sees them.
 #[derive(Default)]
@@ -94,6 +96,11 @@ impl Cuda {
         self.kernels.get_or_init(|| FoldKernels::open()).clone()
     }
 
+    /// What copies; in tests, where kernels are named.
+    fn copier(&self) -> Option<Arc<dyn Kernels>> {
+        if cfg!(test) { self.kernels.get().cloned() } else { Some(self.kernels()) }
+    }
+
     /// Other kernels than the machine's.
     #[cfg(test)]
     pub(super) fn pretend_kernels(&self, kernels: Arc<dyn Kernels>) {
@@ -152,19 +159,18 @@ impl Cuda {
     }
 }
 
-/// Whether calls may be relayed: where UNISONO_RELAY is 1, on all ranks alike. Not otherwise, since on the only machine where it
-/// was tried the first relayed call did not end.
+/// Whether calls may be relayed: unless UNISONO_RELAY is 0, on all ranks alike.
 #[cfg(not(test))]
-fn relays() -> bool {
-    static WANTED: std::sync::LazyLock<bool> =
-        std::sync::LazyLock::new(|| std::env::var("UNISONO_RELAY").is_ok_and(|value| value == "1"));
-    *WANTED
+fn relays(_: &Cuda) -> bool {
+    static UNWANTED: std::sync::LazyLock<bool> =
+        std::sync::LazyLock::new(|| std::env::var("UNISONO_RELAY").is_ok_and(|value| value == "0"));
+    !*UNWANTED
 }
 
-/// Tests do not ask.
+/// Tests do not ask: they name kernels, or relay nothing.
 #[cfg(test)]
-fn relays() -> bool {
-    true
+fn relays(cuda: &Cuda) -> bool {
+    cuda.kernels.get().is_some()
 }
 
 /// A call that is staged, or ordered on a stream.
@@ -214,21 +220,32 @@ impl Begun {
         let Some(Close { stream, running, exit }) = self.close else { return Ok(self.work) };
         let waits = match exit {
             Some(exit) if exit.is_released() => Ok(()),
-            Some(exit) => stream.wait_word(&exit).inspect(|()| ahead::note(&stream, &running)),
+            Some(exit) => stream
+                .wait_word(&exit)
+                .inspect(|()| ahead::note(&stream, &running))
+                .map_err(|error| (error, exit)),
             None => return self.work.wait(Deadline::NEVER).map(|_| self.work),
         };
-        if let Err(error) = waits {
+        if let Err((error, exit)) = waits {
             // Nothing orders the stream behind it: it must not go on.
             let error = error.context("call->stream cannot be made to wait");
             if !running.is_point_to_point() {
                 running.group().fail(error.clone());
             }
             running.cancel();
+            // The caller has its memory back when this returns: not before the copies under way have ended.
+            let until = Deadline::after(COPIES);
+            while !exit.is_released() && !until.expired() {
+                sys::process::yield_now();
+            }
             return Err(error);
         }
         Ok(self.work)
     }
 }
+
+/// How long a call that its stream does not wait for is waited for on the host, once it is given up.
+const COPIES: Duration = Duration::from_secs(1);
 
 impl Context {
     /// A collective that this rank is kept from starting fails for all: the others would wait for it.
@@ -334,23 +351,67 @@ impl Context {
         signature: &Signature,
     ) -> Option<Plan> {
         let What::Collective(checked) = &call.what else { return None };
+        if !relays(self.cuda()) {
+            return None;
+        }
+        // A rank that cannot use them says so when the ranks meet.
+        self.copier(&call.survey.devices, call.survey.device);
+        let kernels = self.cuda().kernels();
         let Counts::Uniform(count) = request.counts else { return None };
         let automatic = options.tag.is_none() && options.algorithm.unwrap_or(0) == 0;
         let combine = match checked.operator {
             Some(Operator::Custom(_)) => return None,
-            Some(operator) => {
-                Some(Combine { kernels: self.cuda().kernels(), dtype: checked.dtype, operator })
-            }
+            Some(operator) => Some(Combine { dtype: checked.dtype, operator }),
             None => None,
         };
-        if !automatic || !signature.device || !relays() {
+        if !automatic || !signature.device {
             return None;
         }
-        let direct = group.direct()?.clone();
+        let place = match group.direct() {
+            Some(direct) => MeetingPlace::Boards(direct.clone()),
+            None if group.size() <= MAX_WIRED => MeetingPlace::Messages(self.gather_words(options)),
+            None => return None,
+        };
         let (rank, size, in_place) = (group.rank(), group.size(), checked.alias.is_some());
         let (element, limits) = (checked.dtype.size(), self.cuda().limits());
         let route = Route::new(signature.kind, rank, size, signature.root, count, element, in_place, limits)?;
-        Some(Plan { direct, route, combine })
+        Some(Plan { place, route, kernels, combine })
+    }
+
+    /// What copies on a call's device; `None`: it has no kernels. Loaded before any stream waits for a call of ours, since loading
+    /// waits for the device.
+    pub(super) fn copier(&self, devices: &Arc<Devices>, device: u32) -> Option<Arc<dyn Kernels>> {
+        let (dtype, operator) = staged::COPY;
+        let kernels = self.cuda().copier()?;
+        match kernels.prepare(devices, device, dtype, operator) {
+            Ok(()) => Some(kernels),
+            Err(error) => {
+                log::debug!("GPU {device} copies by its copy engines: {error}");
+                None
+            }
+        }
+    }
+
+    /// Gathers a few bytes of every rank in the course of a call.
+    fn gather_words(&self, options: &Call) -> Gather {
+        let (context, options) = (self.clone(), options.clone());
+        Arc::new(move |group, turn, input, output, bytes| {
+            let request = Request {
+                kind: Kind::Allgather,
+                input,
+                output,
+                counts: Counts::Uniform(bytes as u64),
+                dtype: DataType::U8,
+                operator: Operator::Sum,
+                root: 0,
+            };
+            let mut checked = Checked::new(&request, group.rank(), group.size())?;
+            // SAFETY: the meeting keeps both until the operation has ended.
+            unsafe {
+                let make = context.make(group, &mut checked, request.operator, &options, &[])?;
+                Ok(make.operation(group, turn))
+            }
+        })
     }
 
     /// What the engine is to do, and the word that the stream is to wait for.
@@ -361,6 +422,8 @@ impl Context {
         request: &Request,
         options: &Call,
     ) -> Result<(Job, Option<Arc<Word>>)> {
+        let Survey { devices, device, on_device, .. } = &call.survey;
+        let copier = if *on_device { self.copier(devices, *device) } else { None };
         let StagedCall { survey, what } = call;
         let Survey { devices, device, on_device, input, output, stream, .. } = survey;
         staged::prepare(&devices, device)?;
@@ -372,7 +435,7 @@ impl Context {
             true => Some(Arc::new(devices.word(device)?)),
             false => None,
         };
-        let order = StreamOrder { devices, device, entry, exit: exit.clone() };
+        let order = StreamOrder { devices, device, entry, exit: exit.clone(), copier };
         let shape = |bytes, blocks| Shape { bytes, blocks: Blocks::Even(blocks) };
         let job = match what {
             What::Message(_, message) => {
@@ -472,7 +535,7 @@ unsafe fn operation(
     let staged = unsafe { Staged::new(turn, job) };
     match (signature.kind, plan) {
         (Kind::Receive | Kind::ReceiveAny, _) => Box::new(staged.begun(group)),
-        (_, Some(plan)) => Box::new(Relay::new(group, turn, staged, plan)),
+        (_, Some(plan)) => Box::new(Relay::new(turn, staged, plan)),
         (_, None) => Box::new(staged),
     }
 }

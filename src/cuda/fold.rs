@@ -5,16 +5,24 @@ use std::collections::hash_map::Entry;
 use std::ffi::CStr;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::context::Devices;
-use super::driver::{FunctionHandle, Grid, ModuleHandle};
+use super::driver::{FunctionHandle, Grid};
 use super::kernels::{self, IMAGE, Launch, MAX_OPERANDS};
 use super::local::{Fold, Kernels};
+use super::stream::Stream;
+use crate::deadline::Deadline;
 use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operand, Operator, Reducer, Representation};
 
 /// Blocks of a launch for each multiprocessor, at most: with two they run at the memory's speed.
 const BLOCKS_OF_A_MULTIPROCESSOR: u32 = 2;
+
+/// How long loading may wait for what runs on the device.
+const LOADING: Duration = Duration::from_secs(60);
+
+const ELEMENT: Representation = Representation::Element;
 
 /// [`IMAGE`], loaded once on each device that folds. It stays loaded: a process that once folded on a device will again, and
 /// unloading waits for everything that runs there.
@@ -26,7 +34,6 @@ pub struct FoldKernels {
 
 /// What is loaded on one device.
 struct Loaded {
-    module: ModuleHandle,
     /// The most blocks of a launch.
     blocks: u32,
     functions: HashMap<&'static CStr, FunctionHandle>,
@@ -51,18 +58,16 @@ impl FoldKernels {
 }
 
 impl Kernels for FoldKernels {
-    fn prepare(&self, devices: &Devices, device: u32, dtype: DataType, operator: Operator) -> Result<()> {
-        let name = name(dtype, operator)?;
-        let mut all = self.lock();
-        let loaded = match all.entry(device) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(Loaded::new(devices, device, self.blocks)?),
-        };
-        if let Entry::Vacant(entry) = loaded.functions.entry(name) {
-            let _relaxed = devices.relax()?;
-            let _entered = devices.enter(device)?;
-            // SAFETY: the module is loaded and stays so.
-            entry.insert(unsafe { devices.driver().function(loaded.module, name) }?);
+    fn prepare(
+        &self,
+        devices: &Arc<Devices>,
+        device: u32,
+        dtype: DataType,
+        operator: Operator,
+    ) -> Result<()> {
+        name(dtype, operator)?;
+        if let Entry::Vacant(entry) = self.lock().entry(device) {
+            entry.insert(Loaded::new(devices, device, self.blocks)?);
         }
         Ok(())
     }
@@ -105,19 +110,42 @@ impl fmt::Debug for FoldKernels {
 }
 
 impl Loaded {
-    fn new(devices: &Devices, device: u32, blocks: Option<u32>) -> Result<Loaded> {
+    /// Loads the kernels and has each run once, over nothing: the driver loads a kernel when it is first launched, and that
+    /// waits for everything that runs on the device. A stream that waits for a call of ours would then wait for ever.
+    fn new(devices: &Arc<Devices>, device: u32, blocks: Option<u32>) -> Result<Loaded> {
         let driver = devices.driver();
         let image = IMAGE.of_device(driver, device)?;
         let blocks = match blocks {
             Some(blocks) => blocks,
             None => driver.multiprocessors(device)?.max(1) * BLOCKS_OF_A_MULTIPROCESSOR,
         };
+        let began = Instant::now();
         let _relaxed = devices.relax()?;
         let _entered = devices.enter(device)?;
         // SAFETY: what was compiled for this device, whole.
         let module = unsafe { driver.load_module(image) }
             .map_err(|error| error.context(format_args!("the reduction kernels for GPU {device}")))?;
-        Ok(Loaded { module, blocks, functions: HashMap::new() })
+        let stream = Stream::new(devices, device, false)?;
+        let mut functions = HashMap::new();
+        for (dtype, operator) in kernels::all() {
+            if let Entry::Vacant(entry) = functions.entry(name(dtype, operator)?) {
+                // SAFETY: the module is loaded and stays so.
+                let function = unsafe { driver.function(module, entry.key()) }?;
+                let nothing = Operand { address: std::ptr::null(), representation: ELEMENT, scale: 1.0 };
+                let mut launch =
+                    Launch::new(dtype, &operator, 1, &[nothing], std::ptr::null_mut(), ELEMENT, 0);
+                let grid = Grid { blocks: 1, threads: 32, shared: 0 };
+                // SAFETY: the kernel takes a `Launch`; of no positions it touches none.
+                unsafe { driver.launch(function, grid, stream.handle(), &mut [launch.parameter()]) }?;
+                entry.insert(function);
+            }
+        }
+        stream.synchronize(Deadline::after(LOADING))?;
+        log::debug!(
+            "reductions on GPU {device} are loaded after {:.1} ms",
+            began.elapsed().as_secs_f64() * 1e3
+        );
+        Ok(Loaded { blocks, functions })
     }
 }
 

@@ -145,6 +145,22 @@ pub fn kernel(dtype: DataType, operator: &Operator) -> Option<&'static CStr> {
     })
 }
 
+/// Every type and operator that has a kernel. Some share theirs.
+pub(super) fn all() -> impl Iterator<Item = (DataType, Operator)> {
+    let operators = [
+        Operator::Sum,
+        Operator::Average,
+        Operator::Product,
+        Operator::Min,
+        Operator::Max,
+        Operator::BitAnd,
+        Operator::BitOr,
+        Operator::BitXor,
+    ];
+    let pairs = DataType::ALL.into_iter().flat_map(move |dtype| operators.map(|operator| (dtype, operator)));
+    pairs.filter(|(dtype, operator)| kernel(*dtype, operator).is_some())
+}
+
 const fn sum(dtype: DataType) -> &'static CStr {
     match dtype {
         DataType::I8 | DataType::U8 => c"unisono_fold_Sum_U8",

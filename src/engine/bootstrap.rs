@@ -21,7 +21,7 @@ use crate::transport::address::PeerAddress;
 use crate::transport::service::{Identity, Options};
 
 /// Bytes of one rank's record in the table: a length and an encoded address.
-const RECORD_BYTES: usize = 320;
+pub(super) const RECORD_BYTES: usize = 320;
 
 /// The most ranks of a job.
 pub const MAX_RANKS: u32 = 1 << 16;
@@ -195,7 +195,7 @@ fn exchange(
     result
 }
 
-fn record(address: &PeerAddress, into: &mut [u8]) -> Result<()> {
+pub(super) fn record(address: &PeerAddress, into: &mut [u8]) -> Result<()> {
     let mut address = address.clone();
     let mut bytes = address.encode();
     while bytes.len() > RECORD_BYTES - 2 && address.addresses.len() > 1 {
@@ -210,7 +210,7 @@ fn record(address: &PeerAddress, into: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-fn read_record(bytes: &[u8]) -> Result<PeerAddress> {
+pub(super) fn read_record(bytes: &[u8]) -> Result<PeerAddress> {
     let len = usize::from(u16::from_le_bytes([bytes[0], bytes[1]]));
     match bytes.get(2..2 + len) {
         Some(bytes) => PeerAddress::decode(bytes),

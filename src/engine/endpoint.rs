@@ -68,8 +68,8 @@ const DIRECT_READS: usize = 3;
 /// A rank's presence in a job.
 pub struct Endpoint {
     this: Weak<Endpoint>,
-    rank: u32,
-    size: u32,
+    identity: Identity,
+    options: Options,
     registration: OnceLock<Registration>,
     bell: OnceLock<Arc<Bell>>,
     recorder: OnceLock<Recorder>,
@@ -93,7 +93,6 @@ pub struct Endpoint {
     answers: Mutex<HashMap<u64, Option<String>>>,
     next_token: AtomicU64,
     store: OnceLock<Arc<dyn Store>>,
-    shares_memory: bool,
     retired: Arc<Retired>,
     /// Whether calls that streams do are looked after.
     watches_devices: AtomicBool,
@@ -138,8 +137,8 @@ impl Endpoint {
     pub fn new(identity: Identity, options: Options) -> Result<Arc<Endpoint>> {
         let endpoint = Arc::new_cyclic(|this| Endpoint {
             this: this.clone(),
-            rank: identity.rank,
-            size: identity.size,
+            identity: identity.clone(),
+            options: options.clone(),
             registration: OnceLock::new(),
             bell: OnceLock::new(),
             recorder: OnceLock::new(),
@@ -158,7 +157,6 @@ impl Endpoint {
             answers: Mutex::default(),
             next_token: AtomicU64::new(1),
             store: OnceLock::new(),
-            shares_memory: options.shm,
             retired: Arc::default(),
             watches_devices: AtomicBool::new(false),
             quiet: AtomicU32::new(0),
@@ -174,12 +172,17 @@ impl Endpoint {
 
     /// This rank in the job.
     pub fn rank(&self) -> u32 {
-        self.rank
+        self.identity.rank
     }
 
     /// The ranks of the job.
     pub fn size(&self) -> u32 {
-        self.size
+        self.identity.size
+    }
+
+    /// Who this rank is, and how it links to others.
+    pub fn identity(&self) -> (&Identity, &Options) {
+        (&self.identity, &self.options)
     }
 
     /// The presence in the service.
@@ -234,7 +237,7 @@ impl Endpoint {
 
     /// Whether this rank links through shared memory where it can.
     pub fn shares_memory(&self) -> bool {
-        self.shares_memory
+        self.options.shm
     }
 
     /// Whether any peer has left or is lost, this job long.
@@ -593,6 +596,21 @@ impl Endpoint {
         }
     }
 
+    /// As [`Endpoint::nudge`], for whoever looks in short intervals anyway and must not be late.
+    pub fn rouse(&self) {
+        if let Some(bell) = self.bell.get() {
+            bell.ring_if_parked();
+        }
+        if self.sleepers.count.load(Ordering::SeqCst) > 1 {
+            self.pass_on();
+        }
+    }
+
+    /// Whether ranks share processors.
+    pub fn is_crowded(&self) -> bool {
+        self.crowded.load(Ordering::Relaxed)
+    }
+
     /// A device has been given something that it will have done soon: whoever moves operations looks again meanwhile.
     pub fn stir(&self) {
         self.stirred.store(self.born.elapsed().as_nanos() as u64, Ordering::Relaxed);
@@ -734,7 +752,7 @@ impl Endpoint {
 
     /// Ends a link that is of no use here, so that the peer learns of it.
     fn hang_up(&self, peer: u32, why: &Error) {
-        let text = format!("rank {} has given up this link: {}", self.rank, why.text());
+        let text = format!("rank {} has given up this link: {}", self.rank(), why.text());
         self.registration().hang_up(peer, &Error::new(Status::PeerFailed, text));
     }
 

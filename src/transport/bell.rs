@@ -97,6 +97,15 @@ impl Bell {
         self.ringer.signal();
     }
 
+    /// The same if somebody parks or is about to. Call it after publishing.
+    pub fn ring_if_parked(&self) {
+        fence(Ordering::SeqCst);
+        let parked = self.segment.parked();
+        if parked.load(Ordering::Relaxed) != 0 && parked.swap(0, Ordering::Relaxed) != 0 {
+            self.ringer.signal();
+        }
+    }
+
     /// Readable while there are events or rings: it nests in another epoll.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()

@@ -15,6 +15,10 @@ use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use socket2::Socket;
+
+use crate::sys::fork::Unshared;
+
 /// One ordered byte stream between two ranks: a TCP connection, a ring in shared memory, later TLS. Never blocks.
 pub trait Stream: Send {
     /// Writes as much of `parts`, in order, as fits now. `WouldBlock` when nothing fits.
@@ -26,6 +30,11 @@ pub trait Stream: Send {
     /// What to poll. `None`: the peer rings the doorbell of this endpoint instead (see [`bell`]), both when data comes
     /// and when room comes after a write that did not fit.
     fn poll_fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// The connection itself, for whoever moves its bytes in another way. `None`: it is none.
+    fn into_socket(self: Box<Self>) -> Option<Unshared<Socket>> {
+        None
+    }
 
     /// Counts a withdrawal that is queued for this stream, so that the peer knows of it before it can read it: at once,
     /// where memory is shared, and not at all elsewhere.

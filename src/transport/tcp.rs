@@ -48,6 +48,10 @@ impl Stream for TcpLane {
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.socket.as_fd())
     }
+
+    fn into_socket(self: Box<Self>) -> Option<Unshared<Socket>> {
+        Some(self.socket)
+    }
 }
 
 /// A non-blocking socket that listens on `address` (port 0: any).

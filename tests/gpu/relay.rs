@@ -28,6 +28,9 @@ impl log::Log for Ear {
 
     fn log(&self, record: &log::Record) {
         let text = record.args().to_string();
+        if std::env::var_os("RELAY_LOG").is_some() {
+            eprintln!("{} {text}", std::process::id());
+        }
         if text.contains("relays calls on device memory: true") {
             RELAYS.store(true, Ordering::Relaxed);
         }
@@ -132,15 +135,27 @@ fn enqueued(rank: &Rank) {
 
 #[test]
 fn relayed_calls_are_right() {
+    are_right("shm");
+}
+
+#[test]
+fn calls_relayed_over_connections_are_right() {
+    are_right("tcp");
+}
+
+fn are_right(transports: &str) {
     for size in [2, 3, 4] {
-        let mut job = Job::start_with("relay", size, "shm", &[("UNISONO_P2P", "0"), ("UNISONO_RELAY", "1")]);
+        let mut job = Job::start_with("relay", size, transports, &[("UNISONO_P2P", "0")]);
         let all: Vec<u32> = (0..size).collect();
         let began = Instant::now();
         for _ in 0..5 {
-            println!("relay: {size} ranks: allreduce, {}", job.await_all(&[0], "time of ")[0].line);
+            println!(
+                "relay: {size} ranks over {transports}: allreduce, {}",
+                job.await_all(&[0], "time of ")[0].line
+            );
         }
         job.await_all(&all, "done");
         job.all_end_well(&all);
-        println!("relay: {size} ranks: {:.1} s", began.elapsed().as_secs_f64());
+        println!("relay: {size} ranks over {transports}: {:.1} s", began.elapsed().as_secs_f64());
     }
 }

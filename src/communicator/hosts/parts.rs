@@ -205,6 +205,7 @@ impl<'a> Parts<'a> {
             place: Place::Device(address as u64),
             shape: Shape { bytes, blocks: Blocks::Even(blocks) },
         };
+        let copier = self.call.context.copier(devices, device);
         let exit = Arc::new(devices.word(device)?);
         let entry = Entry::of_caller(stream, group.endpoint())?;
         let seat = Seat {
@@ -214,7 +215,7 @@ impl<'a> Parts<'a> {
             numbering: (self.layout.place(), inside),
         };
         let job = Job {
-            order: StreamOrder { devices: devices.clone(), device, entry, exit: Some(exit.clone()) },
+            order: StreamOrder { devices: devices.clone(), device, entry, exit: Some(exit.clone()), copier },
             input: side(checked.input.addr(), checked.input_len() * element, reads),
             output: side(checked.output.addr(), written, writes),
             forwards,

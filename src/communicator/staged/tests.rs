@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::super::{Call, Completion, Context, Options, Rendezvous, Work, start_together};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
-use crate::cuda::double::{Double, Order};
+use crate::cuda::double::{Double, DoubleKernels, Order};
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::event::Event;
 use crate::cuda::stream::Stream;
@@ -149,6 +149,11 @@ impl Rank {
     fn run(&self, request: &Request, call: &Call) -> Result<Completion> {
         // SAFETY: as above.
         unsafe { self.context.run(request, call) }
+    }
+
+    /// Copies go through the queues of kernels.
+    fn copy_by_kernels(&self) {
+        self.context.cuda().pretend_kernels(Arc::new(DoubleKernels(self.double.clone())));
     }
 
     /// Waits until the streams have nothing left to do.
@@ -426,9 +431,14 @@ fn exchange(rank: &Rank, context: &Context, round: u32) -> Vec<Work> {
 
 /// What goes wrong when each of `doubles` has a queue for every stream of a caller and one for ours, and `body` enqueues
 /// calls ahead of streams that come to them late.
-fn on_few_queues(doubles: &[Arc<Double>], body: impl Fn(&Rank) -> Vec<Work> + Sync) -> Vec<String> {
+fn on_few_queues(
+    doubles: &[Arc<Double>],
+    transports: &str,
+    body: impl Fn(&Rank) -> Vec<Work> + Sync,
+) -> Vec<String> {
     let met = Barrier::new(doubles.len());
-    let complaints = ranks_on(doubles, "shm", |rank| {
+    let complaints = ranks_on(doubles, transports, |rank| {
+        rank.copy_by_kernels();
         let gate = rank.gate();
         let works = body(rank);
         gate.release();
@@ -462,9 +472,28 @@ fn many(rank: &Rank) -> Vec<Work> {
 }
 
 #[test]
+fn copy_engines_may_be_held_up_by_what_is_behind_a_call() {
+    let doubles = [with_queues(1, Order::Eager), with_queues(1, Order::Eager)];
+    let errors = ranks_on(&doubles, "shm", |rank| {
+        let gate = rank.gate();
+        let values = given(rank.rank, 0, 70);
+        let memory = rank.memory(&values);
+        rank.fill(memory, &values);
+        let call = Call { timeout: Some(Duration::from_millis(200)), ..rank.call() };
+        let work = rank.start(&request(Kind::Allreduce, memory, memory, 70, 0), &call).expect("it starts");
+        rank.fill(memory, &values);
+        gate.release();
+        let error = work.wait(Deadline::after(PATIENCE)).expect_err("its copies do not run");
+        rank.drain();
+        error
+    });
+    assert!(errors.iter().all(|error| error.status() == Status::Timeout), "{errors:?}");
+}
+
+#[test]
 fn calls_ahead_of_their_stream_need_one_queue() {
     for order in [Order::Eager, Order::RoundRobin, Order::Backward, Order::Random(3)] {
-        let complaints = on_few_queues(&[with_queues(1, order), with_queues(1, order)], many);
+        let complaints = on_few_queues(&[with_queues(1, order), with_queues(1, order)], "shm", many);
         assert_eq!(complaints, Vec::<String>::new(), "{order:?}");
     }
 }
@@ -473,7 +502,7 @@ fn calls_ahead_of_their_stream_need_one_queue() {
 fn ranks_of_one_process_need_one_queue_each() {
     for order in [Order::Eager, Order::RoundRobin, Order::Backward, Order::Random(3)] {
         let double = with_queues(2, order);
-        let complaints = on_few_queues(&[double.clone(), double], many);
+        let complaints = on_few_queues(&[double.clone(), double], "shm", many);
         assert_eq!(complaints, Vec::<String>::new(), "{order:?}");
     }
 }
@@ -483,7 +512,7 @@ fn streams_of_two_contexts_may_wait_for_each_other() {
     for order in [Order::RoundRobin, Order::Backward, Order::Random(3)] {
         let double = with_queues(4, order);
         let others = [double.stream(0), double.stream(0)];
-        let complaints = on_few_queues(&[double.clone(), double.clone()], |rank| {
+        let complaints = on_few_queues(&[double.clone(), double.clone()], "shm", |rank| {
             let second = rank.context.duplicate().expect("a second context");
             second.cuda().pretend(&rank.devices, PIECE);
             let other = Rank {
@@ -493,6 +522,7 @@ fn streams_of_two_contexts_may_wait_for_each_other() {
                 stream: others[rank.rank as usize],
                 rank: rank.rank,
             };
+            other.copy_by_kernels();
             let mut works = Vec::new();
             let follow = |one: &Rank, before: &Rank| {
                 let event = Event::new(&rank.devices, 0).unwrap();

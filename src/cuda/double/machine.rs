@@ -107,8 +107,8 @@ pub(super) struct StreamState {
     index: usize,
 }
 
-/// A queue of the hardware: of a device, for streams of a priority, by its number.
-type Channel = (u32, Priority, usize);
+/// A queue of the hardware: of a device, for streams of a priority or for copies, by its number.
+type Channel = (u32, Option<Priority>, usize);
 
 /// What an event means.
 #[derive(Clone)]
@@ -346,13 +346,15 @@ impl Machine {
     }
 
     /// What a queue's tasks go through in the hardware, in the order in which they are given, if it has few queues.
-    fn channel(&self, queue: Queue) -> Option<Channel> {
+    fn channel(&self, queue: Queue, task: &Task) -> Option<Channel> {
         let (channels, (device, _)) = (self.channels?, self.device_of_queue(queue)?);
         let index = match queue {
             Queue::Stream(stream) => self.streams.get(&stream)?.index,
             _ => 0,
         };
-        Some((device, self.priority(queue), index % channels))
+        // Copy engines have queues of their own, the same for all priorities.
+        let copies = matches!(task, Task::Copy { .. } | Task::Fill { .. } | Task::Expect { .. });
+        Some((device, (!copies).then(|| self.priority(queue)), index % channels))
     }
 
     /// Gives a queue a task; or a capture, if the queue is in one.
@@ -389,7 +391,7 @@ impl Machine {
             _ => {}
         }
         let id = self.next_number();
-        if let Some(channel) = self.channel(queue) {
+        if let Some(channel) = self.channel(queue, &task) {
             after.extend(self.last_of_channel.insert(channel, id));
         }
         self.pending.insert(id, Pending { queue, task, after });

@@ -113,7 +113,7 @@ impl Double {
     }
 
     /// Has the streams of each device and priority share so many queues of the hardware, to which they are dealt by
-    /// turns. What a queue is given runs in that order, whatever stream it is of.
+    /// turns, and all streams of a device as many queues for copies. What a queue is given runs in that order, whatever stream it is of.
     pub(crate) fn share_queues(&self, queues: usize) {
         self.lock().channels = Some(queues);
     }
@@ -771,7 +771,7 @@ impl fmt::Debug for Double {
 pub(crate) struct DoubleKernels(pub(crate) Arc<Double>);
 
 impl Kernels for DoubleKernels {
-    fn prepare(&self, _: &Devices, _: u32, dtype: DataType, operator: Operator) -> Result<()> {
+    fn prepare(&self, _: &Arc<Devices>, _: u32, dtype: DataType, operator: Operator) -> Result<()> {
         Reducer::new(dtype, operator, 1).map(drop)
     }
 

@@ -214,9 +214,10 @@ pub struct Fold<'a> {
 
 /// The kernels that fold.
 pub trait Kernels: fmt::Debug + Send + Sync {
-    /// Loads what folds of this type and operator need on `device`, so that a launch loads nothing. Refuses what it
-    /// has no kernel for.
-    fn prepare(&self, devices: &Devices, device: u32, dtype: DataType, operator: Operator) -> Result<()>;
+    /// Loads what folds need on `device`, so that a launch loads nothing; the first time this may wait for everything that
+    /// runs there. Refuses a type and operator that it has no kernel for.
+    fn prepare(&self, devices: &Arc<Devices>, device: u32, dtype: DataType, operator: Operator)
+    -> Result<()>;
 
     /// The most operands of a fold: a power of two, 2 or more.
     fn most_operands(&self) -> usize;

@@ -85,6 +85,11 @@ pub enum Mark {
     Done = 2,
 }
 
+impl Mark {
+    /// In the order in which a member comes to them.
+    pub const ALL: [Mark; 3] = [Mark::Given, Mark::Folded, Mark::Done];
+}
+
 #[repr(C, align(64))]
 struct Word(AtomicU64);
 

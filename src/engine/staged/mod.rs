@@ -21,6 +21,7 @@
 //! Memory of the host that a call on devices names, or that a call ordered on a stream names, is copied by the processor
 //! once the entry has been reached.
 
+mod copies;
 mod cut;
 pub mod relay;
 mod resources;
@@ -30,6 +31,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+pub use copies::COPY;
 pub use cut::{Blocks, Cut, Piece, Shape, Strip};
 use resources::{Bay, Lane, Ringer};
 pub use resources::{Entry, prepare};
@@ -40,6 +42,8 @@ use super::group::{Group, Turn};
 use super::operation::{Completion, Operation};
 use crate::cuda::context::Devices;
 use crate::cuda::event::Event;
+use crate::cuda::local::Kernels;
+use crate::cuda::stream::Stream;
 use crate::cuda::word::Word;
 use crate::deadline::Deadline;
 use crate::error::Result;
@@ -96,6 +100,9 @@ pub struct StreamOrder {
     pub entry: Entry,
     /// Released when nothing touches the caller's memory any more; `None`: no stream waits for that.
     pub exit: Option<Arc<Word>>,
+    /// What copies between the device and pinned memory, with [`COPY`] prepared; `None`: the copy engines, for devices that have
+    /// no kernels.
+    pub copier: Option<Arc<dyn Kernels>>,
 }
 
 /// Makes the operation that exchanges a piece, between what this rank contributes (NULL if nothing) and where its
@@ -256,7 +263,7 @@ impl Staged {
             match place {
                 // SAFETY: the strips lie in the caller's memory, which has been promised, and in the lane, which is this
                 // call's and was made for its largest piece.
-                Place::Device(from) => unsafe { bay.load.copy_to_host(to, from + at as u64, bytes) }?,
+                Place::Device(from) => unsafe { self.copy_to_host(&bay.load, to, from + at as u64, bytes) }?,
                 // SAFETY: as above.
                 Place::Host(from) => unsafe {
                     std::ptr::copy_nonoverlapping(from.wrapping_add(at).cast_const(), to, bytes);
@@ -268,6 +275,30 @@ impl Staged {
             ringer.ring();
         }
         Ok(())
+    }
+
+    /// # Safety
+    /// As [`Stream`] says.
+    unsafe fn copy_to_host(&self, stream: &Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        match &self.job.order.copier {
+            Some(kernels) => unsafe {
+                copies::copy(&**kernels, stream, to.expose_provenance() as u64, from, bytes)
+            },
+            None => unsafe { stream.copy_to_host(to, from, bytes) },
+        }
+    }
+
+    /// # Safety
+    /// As [`Stream`] says.
+    unsafe fn copy_to_device(&self, stream: &Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        match &self.job.order.copier {
+            Some(kernels) => unsafe {
+                copies::copy(&**kernels, stream, to, from.expose_provenance() as u64, bytes)
+            },
+            None => unsafe { stream.copy_to_device(to, from, bytes) },
+        }
     }
 
     fn is_loaded(&self, index: u32) -> Result<bool> {
@@ -296,7 +327,7 @@ impl Staged {
             let from = from.wrapping_add(packed).cast_const();
             match place {
                 // SAFETY: as for loads.
-                Place::Device(to) => unsafe { bay.store.copy_to_device(to + at as u64, from, bytes) }?,
+                Place::Device(to) => unsafe { self.copy_to_device(&bay.store, to + at as u64, from, bytes) }?,
                 // SAFETY: as for loads.
                 Place::Host(to) => unsafe {
                     std::ptr::copy_nonoverlapping(from, to.wrapping_add(at), bytes);

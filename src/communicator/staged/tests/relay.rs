@@ -12,9 +12,44 @@ const LIMITS: Limits = Limits { piece: PIECE, above: 0 };
 /// Elements: one, odd, four pieces, and more pieces than lanes.
 const COUNTS: [usize; 4] = [1, 37, 201, 700];
 
+/// Every test twice: with lanes that all ranks have mapped, and with lanes of each that connections fill.
+macro_rules! both_ways {
+    ($($name:ident),* $(,)?) => {
+        mod shared {
+            $(#[test]
+            fn $name() {
+                super::$name("shm");
+            })*
+        }
+        mod wired {
+            $(#[test]
+            fn $name() {
+                super::$name("tcp");
+            })*
+        }
+    };
+}
+
+both_ways! {
+    every_collective_is_right,
+    calls_are_right_in_every_order,
+    every_wait_is_needed,
+    one_queue_of_the_device_is_enough,
+    the_bits_are_those_of_host_memory,
+    calls_that_are_relayed_and_calls_that_are_not_keep_their_order,
+    a_rank_that_cannot_relay_has_all_go_the_ordinary_way,
+    a_second_call_creates_nothing,
+    groups_come_and_go,
+    a_driver_call_that_fails_is_named_on_all_ranks_or_does_no_harm,
+    a_call_that_fails_midway_gives_the_memory_back,
+    a_deadline_lets_the_stream_go_on,
+    a_rank_that_leaves_is_named,
+    calls_that_differ_are_told_before_anything_is_written,
+}
+
 /// Runs `body` on ranks that relay.
-fn relaying<T: Send>(size: u32, order: Order, body: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
-    ranks(size, "shm", order, |rank| {
+fn relaying<T: Send>(size: u32, way: &str, order: Order, body: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
+    ranks(size, way, order, |rank| {
         rank.relay();
         body(rank)
     })
@@ -23,7 +58,7 @@ fn relaying<T: Send>(size: u32, order: Order, body: impl Fn(&Rank) -> T + Sync) 
 impl Rank {
     fn relay(&self) {
         self.context.cuda().pretend_limits(LIMITS);
-        self.context.cuda().pretend_kernels(Arc::new(DoubleKernels(self.double.clone())));
+        self.copy_by_kernels();
     }
 
     /// A first call, after which the lanes are there. It has ended on all ranks when any of them goes on.
@@ -43,8 +78,7 @@ impl Rank {
     }
 }
 
-#[test]
-fn every_collective_is_right() {
+fn every_collective_is_right(way: &str) {
     for (size, order) in [
         (2, Order::Eager),
         (2, Order::RoundRobin),
@@ -52,7 +86,7 @@ fn every_collective_is_right() {
         (3, Order::Random(7)),
         (4, Order::Random(8)),
     ] {
-        let complaints = relaying(size, order, |rank| {
+        let complaints = relaying(size, way, order, |rank| {
             let (mut round, mut pieces) = (0, 0);
             let mut works = Vec::new();
             for kind in COLLECTIVES {
@@ -75,8 +109,14 @@ fn every_collective_is_right() {
 }
 
 /// As [`super::twice`], relayed.
-fn twice(kind: Kind, order: Order, missing: Option<(u32, bool, usize)>) -> (Vec<String>, Vec<[usize; 2]>) {
-    let answers = relaying(2, order, |rank| {
+fn twice(
+    way: &str,
+    kind: Kind,
+    order: Order,
+    missing: Option<(u32, bool, usize)>,
+) -> (Vec<String>, Vec<[usize; 2]>) {
+    let answers = relaying(2, way, order, |rank| {
+        rank.warm_up();
         let gate = rank.gate();
         if let Some((_, value, index)) = missing.filter(|(who, ..)| *who == rank.rank) {
             if value { rank.double.ignore_value(index) } else { rank.double.ignore_record(index) }
@@ -97,37 +137,35 @@ fn twice(kind: Kind, order: Order, missing: Option<(u32, bool, usize)>) -> (Vec<
     (complaints.concat(), waits)
 }
 
-#[test]
-fn calls_are_right_in_every_order() {
+fn calls_are_right_in_every_order(way: &str) {
     for kind in COLLECTIVES {
         for order in Order::all(3) {
-            let (complaints, _) = twice(kind, order, None);
+            let (complaints, _) = twice(way, kind, order, None);
             assert!(complaints.is_empty(), "{kind:?}, {order:?}: {complaints:?}");
         }
     }
 }
 
-#[test]
-fn every_wait_is_needed() {
+fn every_wait_is_needed(way: &str) {
     for kind in [Kind::Allreduce, Kind::Broadcast] {
-        let (_, waits) = twice(kind, Order::RoundRobin, None);
+        let (_, waits) = twice(way, kind, Order::RoundRobin, None);
         for (who, [entries, values]) in waits.into_iter().enumerate() {
             assert_eq!([entries, values], [2, 2], "{kind:?}, rank {who}");
             let all = (0..entries).map(|index| (false, index)).chain((0..values).map(|index| (true, index)));
             for (value, index) in all {
                 let missing = Some((who as u32, value, index));
-                let found = Order::all(3).into_iter().any(|order| !twice(kind, order, missing).0.is_empty());
+                let found =
+                    Order::all(3).into_iter().any(|order| !twice(way, kind, order, missing).0.is_empty());
                 assert!(found, "{kind:?}: nothing goes wrong without {missing:?}");
             }
         }
     }
 }
 
-#[test]
-fn one_queue_of_the_device_is_enough() {
+fn one_queue_of_the_device_is_enough(way: &str) {
     for order in [Order::Eager, Order::RoundRobin, Order::Random(3)] {
         let doubles = [with_queues(1, order), with_queues(1, order)];
-        let complaints = on_few_queues(&doubles, |rank| {
+        let complaints = on_few_queues(&doubles, way, |rank| {
             rank.relay();
             many(rank)
         });
@@ -135,8 +173,7 @@ fn one_queue_of_the_device_is_enough() {
     }
 }
 
-#[test]
-fn the_bits_are_those_of_host_memory() {
+fn the_bits_are_those_of_host_memory(way: &str) {
     let operators = |rank: &Rank| {
         // A scalar of its own for each rank.
         let scale = 0.37 + f64::from(rank.rank);
@@ -145,7 +182,7 @@ fn the_bits_are_those_of_host_memory() {
     let dtypes =
         [DataType::F16, DataType::Bf16, DataType::F32, DataType::F64, DataType::F8E4M3, DataType::I32];
     for size in 2..=4 {
-        let complaints = relaying(size, Order::Random(5), |rank| {
+        let complaints = relaying(size, way, Order::Random(5), |rank| {
             for dtype in dtypes {
                 for operator in operators(rank) {
                     for kind in [Kind::Allreduce, Kind::Reduce, Kind::ReduceScatter] {
@@ -188,9 +225,8 @@ fn the_bits_are_those_of_host_memory() {
     }
 }
 
-#[test]
-fn calls_that_are_relayed_and_calls_that_are_not_keep_their_order() {
-    let complaints = relaying(2, Order::RoundRobin, |rank| {
+fn calls_that_are_relayed_and_calls_that_are_not_keep_their_order(way: &str) {
+    let complaints = relaying(2, way, Order::RoundRobin, |rank| {
         let mut works = Vec::new();
         for round in 0..6 {
             works.push(exercise(rank, Kind::Allreduce, 300, true, round).expect("it starts"));
@@ -225,10 +261,9 @@ fn calls_that_are_relayed_and_calls_that_are_not_keep_their_order() {
     assert_eq!(complaints.concat(), Vec::<String>::new());
 }
 
-#[test]
-fn a_rank_that_cannot_relay_has_all_go_the_ordinary_way() {
+fn a_rank_that_cannot_relay_has_all_go_the_ordinary_way(way: &str) {
     for order in [Order::Eager, Order::RoundRobin] {
-        let complaints = ranks(2, "shm", order, |rank| {
+        let complaints = ranks(2, way, order, |rank| {
             rank.context.cuda().pretend_limits(LIMITS);
             let kernels = match rank.rank {
                 0 => Arc::new(DoubleKernels(rank.double.clone())) as Arc<dyn crate::cuda::local::Kernels>,
@@ -260,16 +295,15 @@ fn a_rank_that_cannot_relay_has_all_go_the_ordinary_way() {
             for work in works {
                 work.wait(Deadline::after(PATIENCE)).expect("it ends well");
             }
-            assert!(rank.relayed() > 0, "what needs no kernels is relayed");
+            assert_eq!(rank.relayed(), 0);
             rank.drain()
         });
         assert_eq!(complaints.concat(), Vec::<String>::new(), "{order:?}");
     }
 }
 
-#[test]
-fn a_second_call_creates_nothing() {
-    relaying(2, Order::RoundRobin, |rank| {
+fn a_second_call_creates_nothing(way: &str) {
+    relaying(2, way, Order::RoundRobin, |rank| {
         let values = given(rank.rank, 0, 1000);
         let (input, output) = (rank.memory(&values), rank.memory(&values));
         let mut before = 0;
@@ -289,9 +323,8 @@ fn a_second_call_creates_nothing() {
     });
 }
 
-#[test]
-fn groups_come_and_go() {
-    let complaints = relaying(2, Order::Random(2), |rank| {
+fn groups_come_and_go(way: &str) {
+    let complaints = relaying(2, way, Order::Random(2), |rank| {
         for round in 0..12 {
             let context = rank.context.duplicate().expect("a group");
             context.cuda().pretend(&rank.devices, PIECE);
@@ -315,12 +348,13 @@ fn groups_come_and_go() {
 
 // ---- trouble
 
-#[test]
-fn a_driver_call_that_fails_is_named_on_all_ranks_or_does_no_harm() {
+fn a_driver_call_that_fails_is_named_on_all_ranks_or_does_no_harm(way: &str) {
     for failing in 0.. {
-        let outcomes = relaying(2, Order::RoundRobin, |rank| {
+        let met = Barrier::new(2);
+        let outcomes = relaying(2, way, Order::RoundRobin, |rank| {
             // Everybody is there before anything goes wrong.
             rank.run(&request(Kind::Barrier, 0, 0, 0, 0), &Call::default()).expect("a barrier");
+            met.wait();
             if rank.rank == 0 {
                 rank.double.fail_call(failing);
             }
@@ -350,12 +384,13 @@ fn a_driver_call_that_fails_is_named_on_all_ranks_or_does_no_harm() {
     }
 }
 
-#[test]
-fn a_call_that_fails_midway_gives_the_memory_back() {
+fn a_call_that_fails_midway_gives_the_memory_back(way: &str) {
     for (order, first) in [(Order::RoundRobin, 0), (Order::Backward, 1), (Order::First(0), 2)] {
         for failing in (first..).step_by(3) {
-            let fails = relaying(2, order, |rank| {
+            let met = Barrier::new(2);
+            let fails = relaying(2, way, order, |rank| {
                 rank.warm_up();
+                met.wait();
                 let values = given(rank.rank, 0, 700);
                 let (input, output) = (rank.memory(&values), rank.memory(&values));
                 rank.fill(input, &values);
@@ -386,8 +421,8 @@ fn a_call_that_fails_midway_gives_the_memory_back() {
 }
 
 /// What a call ended with that rank 1 does not take part in as it should: the caller has its memory back.
-fn given_up(kind: Kind, timeout: Duration, order: Order, other: impl Fn(&Rank) + Sync) -> Error {
-    let outcomes = relaying(2, order, |rank| {
+fn given_up(way: &str, kind: Kind, timeout: Duration, order: Order, other: impl Fn(&Rank) + Sync) -> Error {
+    let outcomes = relaying(2, way, order, |rank| {
         rank.warm_up();
         if rank.rank == 1 {
             other(rank);
@@ -408,10 +443,9 @@ fn given_up(kind: Kind, timeout: Duration, order: Order, other: impl Fn(&Rank) +
     outcomes.into_iter().flatten().next().expect("rank 0 answers")
 }
 
-#[test]
-fn a_deadline_lets_the_stream_go_on() {
+fn a_deadline_lets_the_stream_go_on(way: &str) {
     for (kind, order) in [(Kind::Allreduce, Order::RoundRobin), (Kind::Alltoall, Order::Eager)] {
-        let error = given_up(kind, Duration::from_millis(100), order, |rank| {
+        let error = given_up(way, kind, Duration::from_millis(100), order, |rank| {
             // It calls, but its stream does not come to it.
             let gate = rank.gate();
             let (reads, writes) = lengths(kind, 700, 2, false);
@@ -426,20 +460,18 @@ fn a_deadline_lets_the_stream_go_on() {
     }
 }
 
-#[test]
-fn a_rank_that_leaves_is_named() {
+fn a_rank_that_leaves_is_named(way: &str) {
     for order in [Order::Eager, Order::RoundRobin] {
-        let error = given_up(Kind::Allreduce, PATIENCE, order, |_| ());
+        let error = given_up(way, Kind::Allreduce, PATIENCE, order, |_| ());
         assert_eq!(error.status(), Status::PeerFailed);
         assert!(error.text().contains("rank 1"), "{error}");
     }
 }
 
-#[test]
-fn calls_that_differ_are_told_before_anything_is_written() {
+fn calls_that_differ_are_told_before_anything_is_written(way: &str) {
     let (sum, bits) = (Kind::Allreduce, Kind::Reduce);
     for (theirs, count) in [(sum, 699), (bits, 700), (sum, 3)] {
-        let error = given_up(sum, PATIENCE, Order::RoundRobin, |rank| {
+        let error = given_up(way, sum, PATIENCE, Order::RoundRobin, |rank| {
             let memory = rank.memory(&[0; 700]);
             let work = rank.start(&request(theirs, memory, memory, count, 0), &rank.call());
             work.expect("it starts").wait(Deadline::after(PATIENCE)).expect_err("they differ");

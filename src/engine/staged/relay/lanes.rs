@@ -1,29 +1,14 @@
-//! The lanes: memory of every member's segment that all members have mapped and pinned.
+//! Lanes: where the members' pieces lie for this rank, and how far everybody has come with them.
 
-use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::route::{LANE_BYTES, LANES};
-use crate::cuda::context::Devices;
-use crate::cuda::memory::Registration;
-use crate::engine::direct::Direct;
+use super::route::{LANES, Route};
+use super::shared::Shared;
+use super::wired::Wire;
+use crate::engine::direct::{Mark, Watch};
 use crate::engine::group::Group;
 use crate::error::Result;
-use crate::sys;
-
-/// Bytes of a member's lanes.
-const BYTES: usize = (LANES as usize * LANE_BYTES).next_multiple_of(4096);
-
-/// Bytes of a segment that lanes leave for what cannot do without it: boards, rings.
-const SPARED: usize = 128 * 1024 * 1024;
-
-/// The offer of a member that has no lanes.
-const NONE: u64 = u64::MAX;
-
-/// Votes.
-const NO: u64 = 1;
-const YES: u64 = 2;
 
 /// What a group keeps for calls that are relayed.
 #[derive(Default)]
@@ -38,6 +23,17 @@ impl Seat {
         self.lanes.get()
     }
 
+    /// The members have agreed.
+    pub(super) fn settle(&self, group: &Group, lanes: Option<Lanes>) {
+        let how = match &lanes {
+            Some(Lanes::Shared(_)) => "relays calls on device memory: true",
+            Some(Lanes::Wired(_)) => "relays calls on device memory: true, over connections",
+            None => "relays calls on device memory: false",
+        };
+        log::debug!("'{}' {how}", group.name());
+        let _ = self.lanes.set(lanes.map(Arc::new));
+    }
+
     /// Pieces relayed so far, over all calls.
     pub fn pieces(&self) -> u64 {
         self.pieces.load(Ordering::Relaxed)
@@ -50,179 +46,52 @@ impl Seat {
 }
 
 /// Everybody's lanes.
-pub(super) struct Lanes {
-    /// By member.
-    addresses: Vec<*mut u8>,
-    _pins: Pins,
+pub(super) enum Lanes {
+    /// In memory that all members have mapped and pinned.
+    Shared(Shared),
+    /// In this rank's pinned memory: what it reads of the others' is sent to it.
+    Wired(Wire),
 }
-
-// SAFETY: address ranges of shared memory, mapped and pinned as long as the pins; the marks of the board say who touches
-// which lane when.
-unsafe impl Send for Lanes {}
-// SAFETY: as above.
-unsafe impl Sync for Lanes {}
 
 impl Lanes {
     /// The lane of `member` for the piece of this number.
     pub(super) fn address(&self, member: usize, piece: u64) -> *mut u8 {
-        self.addresses[member].wrapping_add((piece % LANES) as usize * LANE_BYTES)
-    }
-}
-
-/// What keeps lanes mapped and pinned.
-struct Pins {
-    registrations: ManuallyDrop<Vec<Registration>>,
-    /// Says goodbye to the others' memory when this is gone.
-    direct: ManuallyDrop<Arc<Direct>>,
-    fork: u32,
-}
-
-impl Drop for Pins {
-    fn drop(&mut self) {
-        if self.fork != sys::fork::generation() {
-            // The parent's.
-            return;
-        }
-        // SAFETY: taken once, here.
-        let (registrations, direct) =
-            unsafe { (ManuallyDrop::take(&mut self.registrations), ManuallyDrop::take(&mut self.direct)) };
-        let pinned = ManuallyDrop::new((registrations, direct));
-        // On a thread of its own: it may wait for what only this one can bring to its end. Without a thread it stays pinned.
-        let unpin = move || {
-            let (registrations, direct) = ManuallyDrop::into_inner(pinned);
-            drop(registrations);
-            drop(direct);
-        };
-        if let Err(error) = std::thread::Builder::new().name("unisono-unpin".into()).spawn(unpin) {
-            log::warn!("pinned memory is not given back: {error}");
+        match self {
+            Lanes::Shared(shared) => shared.address(member, piece % LANES),
+            Lanes::Wired(wire) => wire.address(member, piece % LANES),
         }
     }
-}
 
-/// How far the members have agreed on their lanes.
-pub(super) enum Agreement {
-    /// Waiting to hear where everybody's lanes are.
-    Offered(Pinning),
-    /// Waiting to hear who can use them.
-    Voted(Pinning),
-}
-
-/// Lanes that are not everybody's yet.
-pub(super) struct Pinning {
-    pins: Pins,
-    addresses: Vec<*mut u8>,
-}
-
-// SAFETY: as for `Lanes`.
-unsafe impl Send for Pinning {}
-
-/// What has come of an agreement.
-pub(super) enum Outcome {
-    /// Waiting for this member.
-    Waits(usize, Agreement),
-    /// All have agreed.
-    Agreed,
-}
-
-impl Agreement {
-    /// Makes this rank's lanes, and tells the others where they are.
-    pub(super) fn begin(
-        group: &Group,
-        direct: &Arc<Direct>,
-        devices: &Arc<Devices>,
-        device: u32,
-    ) -> Agreement {
-        let pins = Pins {
-            registrations: ManuallyDrop::default(),
-            direct: ManuallyDrop::new(direct.clone()),
-            fork: sys::fork::generation(),
-        };
-        let mut pinning = Pinning { pins, addresses: Vec::new() };
-        group.endpoint().retired().sweep();
-        let segment = group.endpoint().registration().segment();
-        let offer = match segment.allocate_sparing(BYTES, 4096, SPARED) {
-            Some(region) => {
-                let (offset, address) = (region.offset() as u64, region.address().as_ptr());
-                direct.lend(region);
-                match pinning.pin(devices, device, address) {
-                    Ok(()) => offset,
-                    Err(error) => {
-                        log::debug!("'{}' relays nothing: {error}", group.name());
-                        NONE
-                    }
-                }
-            }
-            None => {
-                log::debug!("'{}' relays nothing: its segment has no room for lanes", group.name());
-                NONE
-            }
-        };
-        direct.offer(offer);
-        Agreement::Offered(pinning)
-    }
-
-    /// Goes on as far as the others have.
-    pub(super) fn advance(
-        self,
-        group: &Group,
-        direct: &Direct,
-        devices: &Arc<Devices>,
-        device: u32,
-    ) -> Outcome {
-        let size = direct.size();
-        let mut pinning = match self {
-            Agreement::Voted(pinning) => pinning,
-            Agreement::Offered(mut pinning) => {
-                if let Some(member) = (0..size).find(|&member| direct.offered(member) == 0) {
-                    return Outcome::Waits(member, Agreement::Offered(pinning));
-                }
-                if (0..size).any(|member| direct.offered(member) == NONE) {
-                    let _ = group.relay().lanes.set(None);
-                    return Outcome::Agreed;
-                }
-                let vote = match pinning.pin_all(direct, devices, device, group.rank() as usize) {
-                    Ok(true) => YES,
-                    Ok(false) => NO,
-                    Err(error) => {
-                        log::debug!("'{}' relays nothing: {error}", group.name());
-                        NO
-                    }
-                };
-                direct.vote(vote);
-                pinning
-            }
-        };
-        if let Some(member) = (0..size).find(|&member| direct.voted(member) == 0) {
-            return Outcome::Waits(member, Agreement::Voted(pinning));
+    /// With how many pieces, over all calls, a member has come so far.
+    pub(super) fn reached(&self, member: usize, mark: Mark) -> u64 {
+        match self {
+            Lanes::Shared(shared) => shared.direct().reached(member, mark),
+            Lanes::Wired(wire) => wire.reached(member, mark),
         }
-        let agreed = (0..size).all(|member| direct.voted(member) == YES);
-        let addresses = std::mem::take(&mut pinning.addresses);
-        let lanes = agreed.then(|| Arc::new(Lanes { addresses, _pins: pinning.pins }));
-        log::debug!("'{}' relays calls on device memory: {agreed}", group.name());
-        let _ = group.relay().lanes.set(lanes);
-        Outcome::Agreed
-    }
-}
-
-impl Pinning {
-    fn pin(&mut self, devices: &Arc<Devices>, device: u32, address: *mut u8) -> Result<()> {
-        // SAFETY: a part of a segment, which stays mapped as long as `direct`.
-        let registration = unsafe { Registration::new(devices, device, address, BYTES) }?;
-        self.pins.registrations.push(registration);
-        Ok(())
     }
 
-    /// Pins what the others have offered. `false`: some of it is not there.
-    fn pin_all(&mut self, direct: &Direct, devices: &Arc<Devices>, device: u32, rank: usize) -> Result<bool> {
-        for member in 0..direct.size() {
-            let Some(address) = direct.lent_by(member, direct.offered(member), BYTES) else {
-                return Ok(false);
-            };
-            if member != rank {
-                self.pin(devices, device, address)?;
-            }
-            self.addresses.push(address);
+    /// This rank has come so far with `pieces` pieces of a call, the first ones; `before` it there were so many of other
+    /// calls.
+    pub(super) fn reach(&self, route: &Route, mark: Mark, before: u64, pieces: u64) {
+        match self {
+            Lanes::Shared(shared) => shared.direct().reach(mark, before + pieces),
+            Lanes::Wired(wire) => wire.reach(route, mark, before, pieces),
         }
-        Ok(true)
+    }
+
+    /// Whether what this rank has given needs it no more.
+    pub(super) fn is_flushed(&self) -> bool {
+        match self {
+            Lanes::Shared(_) => true,
+            Lanes::Wired(wire) => wire.is_flushed(),
+        }
+    }
+
+    /// An error when a member that is waited for never comes so far.
+    pub(super) fn check(&self, group: &Group, watch: &mut Watch, member: usize) -> Result<()> {
+        match self {
+            Lanes::Shared(_) => watch.look(group, member),
+            Lanes::Wired(wire) => wire.check(group, member),
+        }
     }
 }

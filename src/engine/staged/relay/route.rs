@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::super::cut::Cut;
-use crate::engine::direct::shard;
+use crate::engine::direct::{Mark, shard};
 use crate::signature::Kind;
 
 /// Bytes of a lane that hold what its owner contributes to a piece.
@@ -21,6 +21,9 @@ pub(super) const LANES: u64 = 4;
 
 /// The smallest piece. With smaller ones the host's looks take longer than the copies.
 const SMALLEST: usize = 256 * 1024;
+
+/// The longest allreduce of two ranks that each combines whole. Above, the folds of shares are the shorter ones.
+const MOST_WHOLE: usize = 8 * 1024 * 1024;
 
 /// How long pieces are, and which calls are relayed at all.
 #[derive(Clone, Copy, Debug)]
@@ -167,14 +170,40 @@ impl Route {
         self.others().filter(move |_| all).chain(root.then_some(self.root))
     }
 
+    /// Whether each rank combines all, and nobody gives a share of the result to others: between two, as many bytes travel as
+    /// by shares, in half the steps.
+    fn each_whole(&self) -> bool {
+        self.kind == Kind::Allreduce && self.size == 2 && self.count * self.element <= MOST_WHOLE
+    }
+
     /// Those whose shares of the result this rank reads.
     pub(super) fn sharers(&self) -> impl Iterator<Item = usize> + use<> {
         let all = match self.kind {
-            Kind::Allreduce => true,
+            Kind::Allreduce => !self.each_whole(),
             Kind::Reduce => self.rank == self.root,
             _ => false,
         };
         self.others().filter(move |_| all)
+    }
+
+    /// What `reader` reads of this rank's lane once this rank has come so far: where it begins, and its bytes. `None`: it does
+    /// not wait for it.
+    pub(super) fn read_by(&self, reader: usize, mark: Mark, index: u64) -> Option<(usize, usize)> {
+        let (_, len) = self.span(index);
+        let (is_root, to_root) = (self.rank == self.root, reader == self.root);
+        let (first, count) = match (mark, self.kind) {
+            (Mark::Done, _) => (0, 0),
+            (Mark::Folded, Kind::Allreduce) if !self.each_whole() => (0, self.shard(len, self.rank).1),
+            (Mark::Folded, Kind::Reduce) if to_root => (0, self.shard(len, self.rank).1),
+            (Mark::Folded, _) => return None,
+            (Mark::Given, Kind::Broadcast | Kind::Scatter) if !is_root => return None,
+            (Mark::Given, Kind::Gather) if !to_root => return None,
+            (Mark::Given, Kind::Allreduce | Kind::Reduce) if !self.each_whole() => self.shard(len, reader),
+            (Mark::Given, Kind::Scatter | Kind::ReduceScatter | Kind::Alltoall) => (reader * len, len),
+            (Mark::Given, _) => (0, len),
+        };
+        let start = if mark == Mark::Folded { RESULT_AT } else { first * self.element };
+        Some((start, count * self.element))
     }
 
     /// From this rank's input to its lane: what others need.
@@ -182,6 +211,7 @@ impl Route {
         let (start, len) = self.span(index);
         let is_root = self.rank == self.root;
         let mut moves = match self.kind {
+            _ if self.each_whole() => vec![self.moved(start, 0, len)],
             Kind::Allreduce | Kind::Reduce => {
                 let (own, share) = self.shard(len, self.rank);
                 let rest = own + share;
@@ -224,6 +254,10 @@ impl Route {
             let lane = bytes(self.rank * len);
             return Some(Share { own, lane, output: Some(bytes(start)), shared: false, count: len });
         }
+        if self.each_whole() {
+            let own = bytes(start);
+            return Some(Share { own, lane: 0, output: Some(own), shared: false, count: len });
+        }
         let (first, count) = self.shard(len, self.rank);
         let own = bytes(start + first);
         let (output, shared) = match self.kind {
@@ -244,6 +278,7 @@ impl Route {
         let mut moves: Vec<(usize, Move)> = match self.kind {
             Kind::Reduce | Kind::Gather if !is_root => Vec::new(),
             Kind::Broadcast | Kind::Scatter if is_root => Vec::new(),
+            _ if self.each_whole() => Vec::new(),
             Kind::Allreduce | Kind::Reduce => {
                 let share = |member| {
                     let (first, count) = self.shard(len, member);

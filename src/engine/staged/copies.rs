@@ -1,0 +1,46 @@
+//! Copies between a device and pinned memory, by kernels.
+//!
+//! A device's copy engines have few queues, and all streams share them, whatever their priority. What a caller's stream
+//! was given behind a call, a copy of the result to the host say, waits at the head of one of them; a copy of ours behind it
+//! in the same queue would never run. Kernels have queues for each priority. And they are no slower.
+
+use crate::cuda::local::{Fold, Kernels, Operand};
+use crate::cuda::stream::Stream;
+use crate::error::Result;
+use crate::reduce::{DataType, Operator, Representation};
+
+/// What must have been prepared for a copy: a sum of one operand.
+pub const COPY: (DataType, Operator) = (DataType::U8, Operator::Sum);
+
+/// Copies in the order of a stream, between its device and memory that is pinned, which is reached at its own address.
+///
+/// # Safety
+/// As [`Stream`] says. [`COPY`] has been prepared on its device.
+pub(super) unsafe fn copy(
+    kernels: &dyn Kernels,
+    stream: &Stream,
+    to: u64,
+    from: u64,
+    bytes: usize,
+) -> Result<()> {
+    // The largest elements that the addresses allow.
+    let dtype = match (to | from | bytes as u64).trailing_zeros() {
+        0 | 1 => DataType::U8,
+        2 => DataType::U32,
+        _ => DataType::U64,
+    };
+    let operand = Operand { address: from, representation: Representation::Element, scale: 1.0 };
+    let fold = Fold {
+        stream,
+        dtype,
+        operator: COPY.1,
+        ranks: 1,
+        operands: &[operand],
+        out: to,
+        representation: Representation::Element,
+        count: bytes / dtype.size(),
+    };
+    let _entered = stream.devices().enter(stream.device())?;
+    // SAFETY: the caller's promise.
+    unsafe { kernels.fold(stream.devices(), &fold) }
+}

@@ -1,0 +1,230 @@
+//! The pieces of a call that is relayed, step by step.
+
+use std::sync::Arc;
+
+use super::super::copies;
+use super::super::resources::Ringer;
+use super::lanes::Lanes;
+use super::route::{LANES, Move, RESULT_AT, Route, Share};
+use super::tracks::Track;
+use super::{Combine, Plan};
+use crate::cuda::local::{Fold, Operand};
+use crate::cuda::stream::Stream;
+use crate::engine::direct::Mark;
+use crate::error::Result;
+use crate::reduce::Representation;
+
+/// What a call runs in.
+pub(super) struct Run {
+    pub(super) lanes: Arc<Lanes>,
+    pub(super) ringer: Arc<Ringer>,
+    pub(super) tracks: Vec<Track>,
+    /// Pieces of all calls before this one.
+    pub(super) before: u64,
+    pub(super) progress: Progress,
+}
+
+/// Pieces of the call that have come so far. None of them overtakes the one above.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    /// This rank's contribution is on its way to its lane,
+    pub(super) begun: u64,
+    /// and there.
+    pub(super) given: u64,
+    /// What this rank does with the others' contributions has been given to the device,
+    pub(super) worked: u64,
+    /// and done.
+    pub(super) folded: u64,
+    /// The others' shares of the result are on their way,
+    pub(super) taken: u64,
+    /// and here.
+    pub(super) done: u64,
+}
+
+/// A call, as its pieces need it.
+pub(super) struct Relayed<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) scales: &'a [f64],
+    pub(super) input: u64,
+    pub(super) output: u64,
+    pub(super) device: u32,
+}
+
+impl Relayed<'_> {
+    /// Moves every piece on by a step, where it can. The member that the last of the pieces waits for, if any.
+    pub(super) fn advance(&self, run: &mut Run) -> Result<Option<usize>> {
+        let Plan { route, .. } = self.plan;
+        let (before, pieces, tracks) = (run.before, route.pieces(), run.tracks.len() as u64);
+        let mut stops = None;
+        while run.progress.done < run.progress.taken && run.is_idle(run.progress.done)? {
+            run.progress.done += 1;
+            run.reach(route, Mark::Done, run.progress.done);
+        }
+        while run.progress.taken < run.progress.folded {
+            let piece = run.progress.taken;
+            let lacks = |member: &usize| run.lanes.reached(*member, Mark::Folded) <= before + piece;
+            if let Some(member) = route.sharers().find(lacks) {
+                stops = stops.or(Some(member));
+                break;
+            }
+            if route.reduces() {
+                self.take(run, piece)?;
+            }
+            run.progress.taken += 1;
+        }
+        while run.progress.folded < run.progress.worked && run.is_idle(run.progress.folded)? {
+            run.progress.folded += 1;
+            if route.reduces() {
+                run.reach(route, Mark::Folded, run.progress.folded);
+            }
+        }
+        while run.progress.worked < run.progress.given {
+            let piece = run.progress.worked;
+            let lacks = |member: &usize| run.lanes.reached(*member, Mark::Given) <= before + piece;
+            if let Some(member) = route.contributors().find(lacks) {
+                stops = stops.or(Some(member));
+                break;
+            }
+            self.work(run, piece)?;
+            run.progress.worked += 1;
+        }
+        while run.progress.given < run.progress.begun && run.is_idle(run.progress.given)? {
+            run.progress.given += 1;
+            run.reach(route, Mark::Given, run.progress.given);
+        }
+        while run.progress.begun < pieces && run.progress.begun < run.progress.done + tracks {
+            let piece = run.progress.begun;
+            let reads = |member: &usize| run.lanes.reached(*member, Mark::Done) + LANES <= before + piece;
+            if let Some(member) = (0..route.size()).find(reads) {
+                stops = stops.or(Some(member));
+                break;
+            }
+            self.give(run, piece)?;
+            run.progress.begun += 1;
+        }
+        Ok(stops)
+    }
+
+    /// From this rank's memory to its lane.
+    fn give(&self, run: &mut Run, piece: u64) -> Result<()> {
+        let moves = self.plan.route.given(piece);
+        let lane = run.lane(self.plan.route.rank(), piece).expose_provenance() as u64;
+        let track = run.track(piece);
+        for Move { from, to, bytes } in &moves {
+            // SAFETY: the caller's input holds every piece; the lane is this rank's, holds what a route says, and nobody reads
+            // it, as the marks of the others have said.
+            unsafe { self.copy(&track.stream, lane + *to as u64, self.input + *from as u64, *bytes) }?;
+        }
+        run.given(piece, !moves.is_empty())
+    }
+
+    /// What this rank does with the others' contributions.
+    fn work(&self, run: &mut Run, piece: u64) -> Result<()> {
+        let Plan { route, combine, .. } = self.plan;
+        if let (Some(combine), Some(share)) = (combine, route.share(piece)) {
+            self.fold(run, piece, combine, share)?;
+            return run.given(piece, true);
+        }
+        if route.reduces() {
+            return Ok(());
+        }
+        if let Some(Move { from, to, bytes }) = route.kept(piece) {
+            let (to, from) = (self.output + to as u64, self.input + from as u64);
+            // SAFETY: both sides are the caller's, hold every piece, and are apart, or the call would be in place.
+            unsafe { self.copy(&run.track(piece).stream, to, from, bytes) }?;
+            run.given(piece, true)?;
+        }
+        self.take(run, piece)
+    }
+
+    /// Combines this rank's share.
+    fn fold(&self, run: &mut Run, piece: u64, combine: &Combine, share: Share) -> Result<()> {
+        let Plan { route, .. } = self.plan;
+        let operands: Vec<Operand> = (0..route.size())
+            .map(|member| Operand {
+                address: match member == route.rank() {
+                    true => self.input + share.own as u64,
+                    false => run.lane(member, piece).expose_provenance() as u64 + share.lane as u64,
+                },
+                representation: Representation::Element,
+                scale: self.scales[member],
+            })
+            .collect();
+        let result = run.lane(route.rank(), piece).wrapping_add(RESULT_AT).expose_provenance() as u64;
+        let stream = &run.track(piece).stream;
+        let out = match share.output {
+            Some(at) => self.output + at as u64,
+            None => result,
+        };
+        let fold = Fold {
+            stream,
+            dtype: combine.dtype,
+            operator: combine.operator,
+            ranks: route.size() as u32,
+            operands: &operands,
+            out,
+            representation: Representation::Element,
+            count: share.count,
+        };
+        let entered = stream.devices().enter(self.device)?;
+        // SAFETY: the others have marked their contributions, which stay in their lanes until this rank is done with the
+        // piece; pinned memory is reached at its own address. The output is the caller's or this rank's lane; in place it is the
+        // operand of the same place.
+        unsafe { self.plan.kernels.fold(stream.devices(), &fold) }?;
+        drop(entered);
+        if share.output.is_some() && share.shared {
+            let bytes = share.count * route.element();
+            // SAFETY: as above, and behind the fold.
+            unsafe { self.copy(stream, result, out, bytes) }?;
+        }
+        Ok(())
+    }
+
+    /// From the others' lanes to this rank's memory.
+    fn take(&self, run: &mut Run, piece: u64) -> Result<()> {
+        let moves = self.plan.route.taken(piece);
+        for (member, Move { from, to, bytes }) in &moves {
+            let lane = run.lane(*member, piece).wrapping_add(*from).expose_provenance() as u64;
+            // SAFETY: the member has marked what is read, which stays there until this rank is done with the piece; the
+            // caller's output holds every piece.
+            unsafe { self.copy(&run.track(piece).stream, self.output + *to as u64, lane, *bytes) }?;
+        }
+        run.given(piece, !moves.is_empty())
+    }
+
+    /// # Safety
+    /// As [`Stream`] says.
+    unsafe fn copy(&self, stream: &Stream, to: u64, from: u64, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise; who relays has prepared the kernels.
+        unsafe { copies::copy(&*self.plan.kernels, stream, to, from, bytes) }
+    }
+}
+
+impl Run {
+    fn track(&self, piece: u64) -> &Track {
+        &self.tracks[(piece % self.tracks.len() as u64) as usize]
+    }
+
+    /// This rank has come so far with so many pieces of the call, the first ones.
+    fn reach(&self, route: &Route, mark: Mark, pieces: u64) {
+        self.lanes.reach(route, mark, self.before, pieces);
+    }
+
+    fn lane(&self, member: usize, piece: u64) -> *mut u8 {
+        self.lanes.address(member, self.before + piece)
+    }
+
+    /// A step of a piece has been given to its track, if there was something to do.
+    fn given(&mut self, piece: u64, any: bool) -> Result<()> {
+        if any {
+            let index = (piece % self.tracks.len() as u64) as usize;
+            self.tracks[index].given()?;
+        }
+        Ok(())
+    }
+
+    fn is_idle(&mut self, piece: u64) -> Result<bool> {
+        let index = (piece % self.tracks.len() as u64) as usize;
+        self.tracks[index].is_idle()
+    }
+}
