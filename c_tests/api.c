@@ -24,7 +24,7 @@ static void numbers(void) {
     CHECK(UNISONO_INTERNAL == 12 && UNISONO_IN_PROGRESS == 13);
     CHECK(UNISONO_INT8 == 0 && UNISONO_FLOAT32 == 7 && UNISONO_FLOAT8_E5M2 == 11);
     CHECK(UNISONO_SUM == 0 && UNISONO_MAX == 2 && UNISONO_MIN == 3 && UNISONO_CUSTOM == 9);
-    CHECK(sizeof(unisono_call_t) == 64 && sizeof(unisono_context_options_t) == 64);
+    CHECK(sizeof(unisono_call_t) == 72 && sizeof(unisono_context_options_t) == 72);
     CHECK(sizeof(unisono_tcp_store_options_t) == 40 && sizeof(unisono_store_callbacks_t) == 64);
     CHECK(sizeof(unisono_algorithm_options_t) == 80 && sizeof(unisono_unique_id_t) == 128);
 }
@@ -150,6 +150,10 @@ static void calls(unisono_context_t *ctx) {
     call = (unisono_call_t)UNISONO_CALL_INIT;
     call.reserved = 1;
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "call->reserved",
+                unisono_allreduce(ctx, x, y, 4, UNISONO_INT32, UNISONO_SUM, &call, NULL));
+    call = (unisono_call_t)UNISONO_CALL_INIT;
+    call.pdl = 3;
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "call->pdl",
                 unisono_allreduce(ctx, x, y, 4, UNISONO_INT32, UNISONO_SUM, &call, NULL));
     call = (unisono_call_t)UNISONO_CALL_INIT;
     call.size = 8;

@@ -127,7 +127,7 @@ struct Page {
 };
 
 // What is waited for; fault.rs has the words.
-enum Phase : u32 { LINE_ROOM, LINES_COME, TILE_ROOM, TILES_COME, RESULT_ROOM, RESULTS_COME };
+enum Phase : u32 { LINE_ROOM, LINES_COME, TILE_ROOM, TILES_COME, RESULT_ROOM, RESULTS_COME, STAGE };
 
 // The first line of an arena, its owner's own: once `latch` is set, kernels leave at once.
 struct Latch {

@@ -12,7 +12,7 @@ use crate::collective::checked::{self, Checked};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::Memory;
-use crate::cuda::exchange::{Direction, Job, Point};
+use crate::cuda::exchange::{Direction, Job, Point, Pull, Stages};
 use crate::deadline::Deadline;
 use crate::engine::device::{self, Caller, DeviceExchange, Enqueued, Load, MESSAGE_BYTES, Setup, Step, Way};
 use crate::engine::endpoint::{Through, lock};
@@ -48,14 +48,50 @@ impl Context {
         })
     }
 
-    /// The exchange that `request` runs on, if it is a call on device memory for which the GPUs have one. Agrees on that
-    /// with the others at the first such call.
+    /// What `request` is on the group's devices, if they exchange it. A broadcast by stages is exchanged or refused.
     pub(super) fn on_devices(
         &self,
         request: &Request,
         call: &Call,
         buffers: &[*mut u8],
     ) -> Result<Option<OnDevices>> {
+        let found = self.exchanged(request, call, buffers)?;
+        match (Stages::from_number(call.algorithm.unwrap_or(0)), self.place()) {
+            (Some(stages), Place::Group(group)) if found.is_none() => {
+                let name = stages.name();
+                if request.kind != Kind::Broadcast {
+                    fail!(
+                        InvalidArgument,
+                        "algorithm '{name}' does not serve {}, but broadcast",
+                        request.kind.name()
+                    );
+                }
+                if call.tag.is_some() {
+                    fail!(
+                        InvalidArgument,
+                        "algorithm '{name}' takes no tag: GPUs run its calls in their order"
+                    );
+                }
+                match group.devices() {
+                    Some(Way::Staged(why)) => {
+                        fail!(
+                            Unsupported,
+                            "algorithm '{name}' is for GPUs that reach each other, but there is {why}"
+                        )
+                    }
+                    _ => fail!(
+                        InvalidArgument,
+                        "algorithm '{name}' is for device memory, one pointer on each rank"
+                    ),
+                }
+            }
+            _ => Ok(found),
+        }
+    }
+
+    /// The exchange that `request` runs on, if it is a call on device memory for which the GPUs have one. Agrees on that
+    /// with the others at the first such call.
+    fn exchanged(&self, request: &Request, call: &Call, buffers: &[*mut u8]) -> Result<Option<OnDevices>> {
         let Place::Group(group) = self.place() else { return Ok(None) };
         if !fits(request, call) || buffers.len() > 1 || !self.cuda().exchanges() {
             return Ok(None);
@@ -101,6 +137,15 @@ impl Context {
             What::Point(point, Signature { device: true, ..signature })
         } else {
             let checked = Checked::new(request, self.rank(), self.size())?;
+            if let Some(stages) = Stages::from_number(call.algorithm.unwrap_or(0)) {
+                let (what, signature) = pull(stages, &checked, call)?;
+                return Ok(Some(OnDevices {
+                    group: group.clone(),
+                    exchange: exchange.clone(),
+                    caller,
+                    what: What::Pull(what, signature),
+                }));
+            }
             let job = Job {
                 kind: request.kind,
                 input: checked.input.addr() as u64,
@@ -109,7 +154,7 @@ impl Context {
                 dtype: request.dtype,
                 operator: request.operator,
                 root: checked.signature.root,
-                max_blocks: 0,
+                max_blocks: call.max_blocks,
             };
             What::Collective(job, Signature { device: true, ..checked.signature })
         };
@@ -156,9 +201,32 @@ pub(super) fn connect_for(operations: &[(&Context, &Request, &Call)]) -> Result<
 /// Whether such calls can be exchanged between devices: all ranks make the same.
 fn fits(request: &Request, call: &Call) -> bool {
     call.tag.is_none()
-        && call.algorithm.unwrap_or(0) == 0
+        && match call.algorithm.unwrap_or(0) {
+            0 => true,
+            number => request.kind == Kind::Broadcast && Stages::from_number(number).is_some(),
+        }
         && matches!(request.counts, Counts::Uniform(_))
         && !matches!(request.kind, Kind::Barrier | Kind::ReceiveAny)
+}
+
+/// A broadcast by stages.
+fn pull(stages: Stages, checked: &Checked, call: &Call) -> Result<(Pull, Signature)> {
+    let Signature { count, root, .. } = checked.signature;
+    let pull = Pull {
+        stages,
+        input: checked.input.addr() as u64,
+        output: checked.output.addr() as u64,
+        bytes: checked::bytes("buffer", count, checked.dtype.size() as u64, checked.dtype)? as u64,
+        root,
+        readable: false,
+        max_blocks: call.max_blocks,
+        // The exchange knows.
+        multiprocessors: 0,
+        overlap: call.overlap,
+    };
+    // Three numbers, which fit.
+    let algorithm = stages.number() as u8;
+    Ok((pull, Signature { device: true, algorithm, ..checked.signature }))
 }
 
 /// A call that GPUs exchange, checked.
@@ -171,6 +239,7 @@ pub(super) struct OnDevices {
 
 enum What {
     Collective(Job, Signature),
+    Pull(Pull, Signature),
     Point(Point, Signature),
 }
 
@@ -185,6 +254,10 @@ impl OnDevices {
             // SAFETY: the caller's promise.
             What::Collective(job, signature) => unsafe {
                 self.exchange.enqueue(&self.group, *signature, job, self.caller)
+            },
+            // SAFETY: the caller's promise.
+            What::Pull(pull, signature) => unsafe {
+                self.exchange.enqueue_pull(&self.group, *signature, pull, self.caller)
             },
             // SAFETY: the caller's promise.
             What::Point(point, signature) => unsafe {
@@ -289,7 +362,8 @@ fn connect(
         match group.connecting().try_lock() {
             Ok(turn) if group.devices().is_none() => {
                 turns.push(turn);
-                let (setup, step) = Setup::begin(group, devices(), device, load, before_calls);
+                let (setup, step) =
+                    Setup::begin(group, devices(), device, load, before_calls, context.max_blocks());
                 let mut one = Connecting { context, group, setup, round: None };
                 one.step(step)?;
                 connecting.push(one);

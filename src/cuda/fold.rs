@@ -92,7 +92,7 @@ impl Kernels for FoldKernels {
         let mut launch =
             Launch::new(fold.dtype, &fold.operator, fold.ranks, operands, out, representation, count);
         let kernels::Grid { blocks, threads } = launch.grid(fold.dtype, blocks);
-        let grid = Grid { blocks, threads, shared: 0 };
+        let grid = Grid { blocks, threads, shared: 0, overlaps: false };
         // SAFETY: the caller's promise about the memory; the kernel takes a `Launch`, and nothing else.
         unsafe { devices.driver().launch(function, grid, fold.stream.handle(), &mut [launch.parameter()]) }
     }

@@ -13,6 +13,7 @@ mod queues;
 mod relay;
 mod sparse;
 mod staged;
+mod stages;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -26,6 +27,7 @@ fn rank() {
         ("device mismatch", device::scenario_mismatch),
         ("device abort", device::scenario_abort),
         ("relay", relay::calls),
+        ("stages", stages::scenario),
         ("staged", staged::collectives),
         ("staged death", staged::death),
         ("staged speed", staged::speed),

@@ -1,6 +1,8 @@
 //! What lies where in an arena.
 #![forbid(unsafe_code)]
 
+use super::stages::SIGNAL_BYTES;
+
 /// The most ranks of an exchange.
 pub const MAX_RANKS: usize = 8;
 
@@ -24,6 +26,8 @@ pub(super) struct Layout {
     pub(super) inputs: u64,
     /// Of the slots for tiles of results.
     pub(super) results: u64,
+    /// Of the signals of broadcasts by stages.
+    pub(super) signals: u64,
     /// All of it.
     pub(super) bytes: u64,
 }
@@ -36,6 +40,7 @@ impl Layout {
         let lines = HEADER + u64::from(blocks) * CONTROL;
         let inputs = lines + channels * LINE_DEPTH * u64::from(wide + NARROW_BYTES);
         let tiles = channels * u64::from(depth) * u64::from(slot);
-        Layout { lines, inputs, results: inputs + tiles, bytes: inputs + 2 * tiles }
+        let signals = inputs + 2 * tiles;
+        Layout { lines, inputs, results: inputs + tiles, signals, bytes: signals + SIGNAL_BYTES }
     }
 }

@@ -14,6 +14,9 @@ use crate::reduce::{DataType, Operator};
 /// What `cuModuleLoadData` takes: the kernels of the exchange, for the devices of [`crate::cuda::kernels::IMAGE`].
 pub const IMAGE: &[u8] = include_bytes!("../../../kernels/exchange.fatbin");
 
+/// The same for broadcasts by stages.
+pub const STAGES: &[u8] = include_bytes!("../../../kernels/stages.fatbin");
+
 /// The kernels of an operator and a type: by lines, by tiles.
 macro_rules! pair {
     ($name:literal) => {
@@ -44,6 +47,7 @@ pub(super) struct Functions {
     relay: Pair,
     mover: FunctionHandle,
     mover_of_many: FunctionHandle,
+    pull: FunctionHandle,
     /// Whose context the module is loaded into.
     devices: Arc<Devices>,
     device: u32,
@@ -70,6 +74,8 @@ impl Functions {
         let driver = devices.driver();
         // SAFETY: a fatbin, and a context that `devices` keeps.
         let module = unsafe { driver.load_module(IMAGE) }?;
+        // SAFETY: as above.
+        let stages = unsafe { driver.load_module(STAGES) }?;
         // SAFETY: loaded above.
         let function = |name: &CStr| unsafe { driver.function(module, name) };
         let pair = |names: Names| -> Result<Pair> {
@@ -88,6 +94,8 @@ impl Functions {
             relay: pair(pair!("Copy_U8"))?,
             mover: function(c"unisono_move")?,
             mover_of_many: function(c"unisono_move_many")?,
+            // SAFETY: loaded above.
+            pull: unsafe { driver.function(stages, c"unisono_pull") }?,
             devices: devices.clone(),
             device,
         })
@@ -109,6 +117,11 @@ impl Functions {
     /// The kernels that pass a root's bytes on.
     pub(super) fn relay(&self) -> Pair {
         self.relay
+    }
+
+    /// The kernel of broadcasts by stages.
+    pub(super) fn pull(&self) -> FunctionHandle {
+        self.pull
     }
 
     /// The kernel that moves bytes between pairs of ranks: few transfers, or many.

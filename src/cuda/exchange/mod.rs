@@ -13,6 +13,7 @@ mod fault;
 mod functions;
 mod plan;
 mod points;
+mod stages;
 mod table;
 
 use std::ffi::c_void;
@@ -31,8 +32,9 @@ use crate::signature::Kind;
 
 pub use arena::MAX_RANKS;
 pub use fault::{Fault, FaultRecord};
-pub use functions::IMAGE;
+pub use functions::{IMAGE, STAGES};
 pub use points::{Direction, Point};
+pub use stages::{Overlap, Pull, Stages};
 pub use table::{Bounds, Table, Tuning};
 
 /// Bytes of one rank's arena in a group of `size` ranks. Zero them before any rank's first call.
@@ -151,27 +153,39 @@ impl Exchange {
             // SAFETY: the points lie within what the caller promised.
             Plan::Move => unsafe {
                 let points = points::of_job(job, self.group.rank(), size, bytes);
-                self.enqueue_within(&points, job.max_blocks, stream)
+                self.enqueue_points(&points, job.max_blocks, stream)
             },
         }
     }
 
     /// Enqueues the sends and receives of a group, as one kernel unless there are very many. Between two ranks, the i-th
-    /// send meets the i-th receive, of as many bytes; between different pairs of ranks there is no order.
+    /// send meets the i-th receive, of as many bytes; between different pairs of ranks there is no order. A kernel has at most
+    /// `max_blocks` blocks, the same on all ranks; 0 for as many as suit it.
     ///
     /// # Safety
     /// As [`Exchange::enqueue`].
-    pub unsafe fn enqueue_points(&self, points: &[Point], stream: &Stream) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.enqueue_within(points, 0, stream) }
-    }
-
-    unsafe fn enqueue_within(&self, points: &[Point], max_blocks: u32, stream: &Stream) -> Result<()> {
+    pub unsafe fn enqueue_points(&self, points: &[Point], max_blocks: u32, stream: &Stream) -> Result<()> {
         for mut round in points::rounds(&self.table, &self.group, points, max_blocks)? {
             let (function, grid) = (self.functions.mover(round.is_small()), round.grid);
             self.launch(function, grid, stream, round.parameter())?;
         }
         Ok(())
+    }
+
+    /// Enqueues a broadcast by stages: one kernel, or none for no bytes.
+    ///
+    /// # Safety
+    /// As [`Exchange::enqueue`]; if the input is said to be readable, by every rank's device.
+    pub unsafe fn enqueue_pull(&self, pull: &Pull, stream: &Stream) -> Result<()> {
+        if pull.root >= self.group.size() {
+            fail!(InvalidArgument, "root {} of {} ranks", pull.root, self.group.size());
+        }
+        if pull.bytes == 0 {
+            return self.fault.check();
+        }
+        let (grid, mut arguments) = pull.arguments(self.group, &self.table);
+        let overlaps = pull.overlap != Overlap::Off;
+        self.launch(self.functions.pull(), Grid { overlaps, ..grid }, stream, (&raw mut arguments).cast())
     }
 
     fn combine(&self, job: &Job, combination: &Combination, stream: &Stream) -> Result<()> {

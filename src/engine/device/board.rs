@@ -22,12 +22,22 @@ pub const MAX_MEMBERS: usize = 64;
 /// Bytes of a member's board.
 pub const BOARD_BYTES: usize = size_of::<Board>();
 
+/// A call, as far as the kernels of its ranks must agree on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Noted {
+    /// What it is.
+    pub signature: Signature,
+    /// The most blocks that its caller allows; 0: no word on it.
+    pub max_blocks: u32,
+}
+
 /// One call, as its rank noted it.
 #[repr(C, align(32))]
 struct Note {
     /// The number of the call, plus one, above what is called; 0 while it is written. Stored last.
     head: AtomicU64,
     count: AtomicU64,
+    /// In the low half the root; above, the most blocks that the caller allows.
     root: AtomicU64,
 }
 
@@ -91,14 +101,15 @@ impl Boards {
 
     /// Notes call number `sequence` of this rank, and compares it with what the others have noted under that number. The
     /// first who differs, and its call.
-    pub fn note(&self, sequence: u32, signature: &Signature) -> Option<(usize, Signature)> {
+    pub fn note(&self, sequence: u32, call: &Noted) -> Option<(usize, Noted)> {
+        let Noted { signature, max_blocks } = call;
         let board = self.board(self.rank);
         let note = &board.notes[sequence as usize % NOTES];
         let head = head(sequence, signature);
         note.head.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         note.count.store(signature.count, Ordering::Relaxed);
-        note.root.store(u64::from(signature.root), Ordering::Relaxed);
+        note.root.store(u64::from(signature.root) | u64::from(*max_blocks) << 32, Ordering::Relaxed);
         note.head.store(head, Ordering::Release);
         board.called.store(sequence.wrapping_add(1), Ordering::Relaxed);
         // Against the same of the others: one of two sees the other's note.
@@ -106,11 +117,11 @@ impl Boards {
         let others = (0..self.size()).filter(|&member| member != self.rank);
         others
             .filter_map(|member| Some((member, self.noted(member, sequence)?)))
-            .find(|(_, theirs)| theirs != signature)
+            .find(|(_, theirs)| theirs != call)
     }
 
     /// What `member` has noted under this number, if it has and the note still stands.
-    pub fn noted(&self, member: usize, sequence: u32) -> Option<Signature> {
+    pub fn noted(&self, member: usize, sequence: u32) -> Option<Noted> {
         let note = &self.board(member).notes[sequence as usize % NOTES];
         let head = note.head.load(Ordering::Acquire);
         if head >> 32 != u64::from(sequence.wrapping_add(1)) {
@@ -122,7 +133,7 @@ impl Boards {
             return None;
         }
         let (kind, device) = Signature::parse_head(head as u8).ok()?;
-        Some(Signature {
+        let signature = Signature {
             kind,
             dtype: DataType::from_number((head >> 8 & 0xff) as i32).ok()?,
             operator: (head >> 16) as u8,
@@ -130,7 +141,8 @@ impl Boards {
             root: root as u32,
             count,
             device,
-        })
+        };
+        Some(Noted { signature, max_blocks: (root >> 32) as u32 })
     }
 
     /// Whether `member` has come to call number `sequence`, or further.

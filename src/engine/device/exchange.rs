@@ -4,11 +4,12 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::board::Noted;
 use super::overdue::Overdue;
 use super::retired::{Parts, retire};
 use crate::cuda::driver::{Capture, StreamHandle};
 use crate::cuda::event::Event;
-use crate::cuda::exchange::{Job, Point};
+use crate::cuda::exchange::{Job, Point, Pull};
 use crate::cuda::stream::Stream;
 use crate::engine::endpoint::lock;
 use crate::engine::group::{Group, Turn};
@@ -107,19 +108,66 @@ impl DeviceExchange {
         caller: Caller,
     ) -> Result<Enqueued> {
         let parts = self.parts();
-        let compare = |turn: &Turn| match parts.boards.note(turn.sequence, &signature) {
+        let asked = job.max_blocks;
+        let job = &Job { max_blocks: parts.room.blocks(asked), ..*job };
+        // SAFETY: the caller's promise.
+        let launch = |stream: &Stream| unsafe { parts.kernels.enqueue(job, stream) };
+        let compare = self.compare(group, Noted { signature, max_blocks: asked });
+        self.give(group, Class::Ordered, &[signature], Vec::new(), caller, compare, launch)
+    }
+
+    /// Gives a broadcast by stages to the caller's stream and returns, as [`DeviceExchange::enqueue`].
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn enqueue_pull(
+        &self,
+        group: &Group,
+        signature: Signature,
+        pull: &Pull,
+        caller: Caller,
+    ) -> Result<Enqueued> {
+        let parts = self.parts();
+        let call = Noted { signature, max_blocks: pull.max_blocks };
+        let (max_blocks, multiprocessors) = (parts.room.allowed(pull.max_blocks), parts.room.multiprocessors);
+        let mut pull = Pull { max_blocks, multiprocessors, ..*pull };
+        if group.rank() == pull.root && pull.bytes > 0 {
+            pull.readable =
+                parts.room.one_process && parts.last.devices().driver().is_shareable(pull.input)?;
+        }
+        // SAFETY: the caller's promise; ranks of one process reach each other's shareable memory (`Setup`).
+        let launch = |stream: &Stream| unsafe { parts.kernels.enqueue_pull(&pull, stream) };
+        let compare = self.compare(group, call);
+        self.give(group, Class::Ordered, &[signature], Vec::new(), caller, compare, launch)
+    }
+
+    /// Compares a call with those of the other ranks.
+    fn compare(&self, group: &Group, call: Noted) -> impl FnOnce(&Turn) -> Result<()> {
+        let signature = call.signature;
+        move |turn: &Turn| match self.parts().boards.note(turn.sequence, &call) {
             None => Ok(()),
-            Some((member, theirs)) => {
+            Some((member, theirs)) if theirs.signature == signature => {
+                let blocks = |allowed: u32| match allowed {
+                    0 => "no limit to the blocks of a kernel".to_owned(),
+                    _ => format!("at most {allowed} blocks"),
+                };
+                let (ours, theirs) = (blocks(call.max_blocks), blocks(theirs.max_blocks));
+                fail!(
+                    Mismatch,
+                    "call #{} of '{}' differs: rank {} called {signature} with {ours}, rank {member} with {theirs}",
+                    turn.sequence,
+                    group.name(),
+                    group.rank()
+                )
+            }
+            Some((member, Noted { signature: theirs, .. })) => {
                 let (class, tag, sequence) = (turn.class, turn.tag, turn.sequence);
                 let key = Key { group: group.id(), tag, sequence, slot: 0, class };
                 let peer = group.members()[member];
                 let mismatch = Mismatch { peer, key, theirs, ours: Some(signature), bytes: None };
                 Err(group.explain(&mismatch, group.endpoint().recorder()))
             }
-        };
-        // SAFETY: the caller's promise.
-        let launch = |stream: &Stream| unsafe { parts.kernels.enqueue(job, stream) };
-        self.give(group, Class::Ordered, &[signature], Vec::new(), caller, compare, launch)
+        }
     }
 
     /// Gives sends and receives to the caller's stream, to run beside each other, and returns. `signatures` are theirs,
@@ -138,7 +186,9 @@ impl DeviceExchange {
         peers.sort_unstable();
         peers.dedup();
         // SAFETY: the caller's promise.
-        let launch = |stream: &Stream| unsafe { self.parts().kernels.enqueue_points(points, stream) };
+        let launch = |stream: &Stream| unsafe {
+            self.parts().kernels.enqueue_points(points, self.parts().room.blocks(0), stream)
+        };
         self.give(group, Class::PointToPoint, signatures, peers, caller, |_| Ok(()), launch)
     }
 

@@ -21,7 +21,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::cuda::context::Devices;
-use crate::cuda::exchange::{Exchange, Fault, Job, Point};
+use crate::cuda::exchange::{Exchange, Fault, Job, Point, Pull};
 use crate::cuda::stream::Stream;
 use crate::error::Result;
 use crate::reduce::{DataType, Operator};
@@ -57,11 +57,17 @@ pub trait Kernels: fmt::Debug + Send + Sync {
     /// As there.
     unsafe fn enqueue(&self, job: &Job, stream: &Stream) -> Result<()>;
 
+    /// As [`Exchange::enqueue_pull`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn enqueue_pull(&self, pull: &Pull, stream: &Stream) -> Result<()>;
+
     /// As [`Exchange::enqueue_points`].
     ///
     /// # Safety
     /// As there.
-    unsafe fn enqueue_points(&self, points: &[Point], stream: &Stream) -> Result<()>;
+    unsafe fn enqueue_points(&self, points: &[Point], max_blocks: u32, stream: &Stream) -> Result<()>;
 }
 
 impl Kernels for Exchange {
@@ -74,9 +80,14 @@ impl Kernels for Exchange {
         unsafe { Exchange::enqueue(self, job, stream) }
     }
 
-    unsafe fn enqueue_points(&self, points: &[Point], stream: &Stream) -> Result<()> {
+    unsafe fn enqueue_pull(&self, pull: &Pull, stream: &Stream) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { Exchange::enqueue_points(self, points, stream) }
+        unsafe { Exchange::enqueue_pull(self, pull, stream) }
+    }
+
+    unsafe fn enqueue_points(&self, points: &[Point], max_blocks: u32, stream: &Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { Exchange::enqueue_points(self, points, max_blocks, stream) }
     }
 }
 

@@ -44,6 +44,10 @@ pub(super) struct Offer {
     pub(super) bytes: u64,
     /// The board's offset in the rank's segment.
     pub(super) board: u64,
+    /// The most blocks that the rank's caller allows kernels; 0: no limit.
+    pub(super) max_blocks: u32,
+    /// Its GPU's multiprocessors.
+    pub(super) multiprocessors: u32,
     /// Whether the rank sets the exchange up before its first call, and not in it.
     pub(super) before_calls: bool,
     /// For other processes, if the driver can share memory between processes.
@@ -69,6 +73,9 @@ impl Message {
                 bytes.extend_from_slice(&offer.device.to_le_bytes());
                 bytes.extend_from_slice(&offer.process);
                 for word in [offer.address, offer.bytes, offer.board] {
+                    bytes.extend_from_slice(&word.to_le_bytes());
+                }
+                for word in [offer.max_blocks, offer.multiprocessors] {
                     bytes.extend_from_slice(&word.to_le_bytes());
                 }
                 bytes.push(u8::from(offer.before_calls));
@@ -105,6 +112,10 @@ impl Message {
                 let (device, rest) = rest.split_first_chunk()?;
                 let (process, rest) = rest.split_first_chunk()?;
                 let ([address, bytes, board], rest) = words(rest)?;
+                let (max_blocks, rest) = rest.split_first_chunk()?;
+                let (multiprocessors, rest) = rest.split_first_chunk()?;
+                let (max_blocks, multiprocessors) =
+                    (u32::from_le_bytes(*max_blocks), u32::from_le_bytes(*multiprocessors));
                 let (&before_calls, rest) = rest.split_first()?;
                 let (&shared, rest) = rest.split_first()?;
                 let (handle, rest) = rest.split_first_chunk()?;
@@ -119,6 +130,8 @@ impl Message {
                     address,
                     bytes,
                     board,
+                    max_blocks,
+                    multiprocessors,
                     before_calls,
                     place,
                 }))
@@ -152,6 +165,8 @@ mod tests {
             address: 7,
             bytes: 8,
             board: 9,
+            max_blocks: 10,
+            multiprocessors: 11,
             before_calls: true,
             place: Some(place),
         };

@@ -14,7 +14,7 @@ use super::board::{BOARD_BYTES, Boards, MAX_MEMBERS};
 use super::exchange::DeviceExchange;
 use super::offer::{Message, Offer};
 use super::probe::{PROBE_BYTES, Probe};
-use super::retired::Parts;
+use super::retired::{Parts, Room};
 use super::{Kernels, Load, Way};
 use crate::cuda::context::Devices;
 use crate::cuda::event::Event;
@@ -81,6 +81,7 @@ struct Mapped {
     boards: Vec<u64>,
     /// Whether all set this up before their first call.
     before_calls: bool,
+    room: Room,
 }
 
 /// What calls need.
@@ -93,13 +94,15 @@ struct Made {
 
 impl Setup {
     /// Begins on this rank's GPU; `devices`: the driver, or why there is none; `before_calls`: not in the first call on device
-    /// memory, but before it. Allocates: may wait for the GPU.
+    /// memory, but before it; `max_blocks`: what this rank's caller allows its kernels, 0 for as many as suit them. Allocates:
+    /// may wait for the GPU.
     pub fn begin(
         group: &Arc<Group>,
         devices: Result<Arc<Devices>>,
         device: u32,
         load: Load,
         before_calls: bool,
+        max_blocks: u32,
     ) -> (Setup, Step) {
         let deadline = Deadline::after(group.timeout());
         let mut setup = Setup { group: group.clone(), load, deadline, stage: Stage::Over };
@@ -116,7 +119,7 @@ impl Setup {
             return (setup, step);
         }
         let offered = wanted().and(devices).and_then(|devices| Own::new(group, devices, device, deadline));
-        let offered = offered.and_then(|own| own.offer(before_calls).map(|offer| (own, offer)));
+        let offered = offered.and_then(|own| own.offer(before_calls, max_blocks).map(|offer| (own, offer)));
         let (own, message) = match offered {
             Ok((own, offer)) => (Some(own), Message::Offer(offer)),
             Err(error) => (None, refusal(&error)),
@@ -204,6 +207,7 @@ impl Setup {
             stream,
             kernels,
             points: mapped.before_calls,
+            room: mapped.room,
             fault: own.fault,
             _arena: own.arena,
             _opened: mapped.opened,
@@ -242,6 +246,17 @@ impl Drop for Setup {
                 std::mem::forget(own.arena);
             }
             Stage::Offered(None) | Stage::Over => {}
+        }
+    }
+}
+
+impl Room {
+    fn of(offers: &[&Offer]) -> Room {
+        let limits = offers.iter().map(|offer| offer.max_blocks).filter(|&limit| limit != 0);
+        Room {
+            max_blocks: limits.min().unwrap_or(0),
+            multiprocessors: offers.iter().map(|offer| offer.multiprocessors.max(1)).min().unwrap_or(1),
+            one_process: offers.iter().all(|offer| offer.process == offers[0].process),
         }
     }
 }
@@ -289,7 +304,8 @@ impl Own {
         Ok(Own { devices, device, arena, board, fault, probe })
     }
 
-    fn offer(&self, before_calls: bool) -> Result<Offer> {
+    fn offer(&self, before_calls: bool, max_blocks: u32) -> Result<Offer> {
+        let multiprocessors = self.devices.driver().multiprocessors(self.device)?;
         let place = self.arena.place(&self.devices);
         if let Err(error) = &place {
             log::debug!("GPU {} shares no memory with other processes: {error}", self.device);
@@ -301,6 +317,8 @@ impl Own {
             address: self.arena.address(),
             bytes: self.arena.bytes() as u64,
             board: self.board.offset() as u64,
+            max_blocks,
+            multiprocessors,
             before_calls,
             place: place.ok(),
         })
@@ -333,7 +351,8 @@ impl Own {
         drop(messages);
         let boards = offers.iter().map(|offer| offer.board).collect();
         let before_calls = offers.iter().all(|offer| offer.before_calls);
-        Ok(Mapped { arenas, areas, opened, peers, boards, before_calls })
+        let room = Room::of(offers);
+        Ok(Mapped { arenas, areas, opened, peers, boards, before_calls, room })
     }
 }
 
