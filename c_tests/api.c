@@ -159,6 +159,11 @@ static void calls(unisono_context_t *ctx) {
     call.size = 8;
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "call->size is 8",
                 unisono_allreduce(ctx, x, y, 4, UNISONO_INT32, UNISONO_SUM, &call, NULL));
+    unisono_window_t *window = NULL;
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "is no device memory", unisono_window_create(ctx, x, 16, &window));
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "a window has memory", unisono_window_create(ctx, NULL, 16, &window));
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "window is NULL", unisono_window_create(ctx, x, 16, NULL));
+    unisono_window_destroy(NULL);
     uint32_t source = 5;
     unisono_work_t *work = NULL;
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "unisono_work_source",

@@ -20,7 +20,7 @@ constexpr u32 STAGE_THREADS = 256;
 constexpr u32 STAGE_RESIDENT = 3;
 
 struct Signals {
-    // Where the root's input lies, as every rank reaches it, or 0 if it goes through the root's payload: for each block.
+    // Where the root's input lies, as this rank reaches it, or 0 if it goes through the root's payload: for each block.
     u64 source[STAGE_BLOCKS];
     // How often this rank has waited, for each block and peer.
     u32 waited[STAGE_BLOCKS][MAX_RANKS];
@@ -37,8 +37,10 @@ struct Pull {
     // Where the signals and the payload begin in an arena, and how long the payload may be.
     u64 signals, payload, room;
     u32 root;
-    // Whether there are two stages; whether the others reach the root's input; the level of dependent launch.
-    u32 two, readable, overlap;
+    // Whether there are two stages; the level of dependent launch.
+    u32 two, overlap, reserved;
+    // On the root, the input as each rank reaches it, or zeros.
+    u64 seen[MAX_RANKS];
 
     DEVICE Signals *signals_of(u32 rank) const { return reinterpret_cast<Signals *>(group.arena[rank] + signals); }
     DEVICE u8 *payload_of(u32 rank) const { return group.arena[rank] + payload; }
@@ -136,11 +138,10 @@ struct Puller {
         if (__syncthreads_or(call.group.is_latched())) return;
         const bool copies = call.is_root() && call.output != nullptr && call.output != call.input;
         if (call.is_root() && threadIdx.x < call.group.size) {
-            const u64 source = call.readable ? reinterpret_cast<u64>(call.input) : 0;
-            store_relaxed(&call.signals_of(threadIdx.x)->source[blockIdx.x], source);
+            store_relaxed(&call.signals_of(threadIdx.x)->source[blockIdx.x], call.seen[threadIdx.x]);
         }
         const u64 grain = 16 * call.group.size, half = call.room / 2 / grain * grain;
-        if (call.is_root() && !call.readable) stage(Parts(call.bytes < half ? call.bytes : half, call.group.size), 0);
+        if (call.is_root() && call.seen[call.group.rank] == 0) stage(Parts(call.bytes < half ? call.bytes : half, call.group.size), 0);
         if (!barrier<true>()) return;
         const u8 *input =
             reinterpret_cast<const u8 *>(load_relaxed(&call.signals_of(call.group.rank)->source[blockIdx.x]));
@@ -201,10 +202,8 @@ struct Puller {
 
 extern "C" __global__ void __launch_bounds__(unisono::STAGE_THREADS, unisono::STAGE_RESIDENT)
     unisono_pull(const __grid_constant__ unisono::Pull call) {
-#if __CUDA_ARCH__ >= 900
     // Before anything of what the stream was given is touched, and anything of the peers.
-    if (call.overlap == 2) asm volatile("griddepcontrol.launch_dependents;");
-    if (call.overlap != 0) asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+    if (call.overlap == 2) unisono::release_stream();
+    if (call.overlap != 0) unisono::await_stream();
     unisono::Puller{call}.run();
 }

@@ -324,6 +324,7 @@ fn the_committed_code_is_what_the_sources_compile_to() {
     assert_eq!(IMAGE[..4], 0xba55_ed50u32.to_le_bytes(), "kernels/fold.fatbin is a fatbin");
     assert_eq!(exchange::IMAGE[..4], 0xba55_ed50u32.to_le_bytes(), "kernels/exchange.fatbin is a fatbin");
     assert_eq!(exchange::STAGES[..4], 0xba55_ed50u32.to_le_bytes(), "kernels/stages.fatbin is a fatbin");
+    assert_eq!(exchange::WINDOWED[..4], 0xba55_ed50u32.to_le_bytes(), "kernels/windowed.fatbin is a fatbin");
     let output = match Command::new("python3").arg(root().join("scripts/kernels")).arg("--check").output() {
         Ok(output) => output,
         Err(error) => return eprintln!("NOT RUN: scripts/kernels --check: python3: {error}"),

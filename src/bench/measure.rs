@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::case::Case;
-use super::options::{CallStyle, Choice, Options, Place, Transport};
+use super::options::{CallStyle, Options, Place, Transport};
 use super::seat::{Seat, barrier, combine};
 use super::values;
 use crate::collective::request::{Counts, Kind, Request};

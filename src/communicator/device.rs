@@ -218,7 +218,7 @@ fn pull(stages: Stages, checked: &Checked, call: &Call) -> Result<(Pull, Signatu
         output: checked.output.addr() as u64,
         bytes: checked::bytes("buffer", count, checked.dtype.size() as u64, checked.dtype)? as u64,
         root,
-        readable: false,
+        seen: None,
         max_blocks: call.max_blocks,
         // The exchange knows.
         multiprocessors: 0,
@@ -438,6 +438,16 @@ impl Connecting<'_> {
 }
 
 impl Context {
+    /// Gathers a message of every rank, in rank order.
+    pub(super) fn gather_all(&self, group: &Arc<Group>, message: &[u8; MESSAGE_BYTES]) -> Result<Vec<u8>> {
+        let (running, gathered) = self.gather(group, message)?;
+        // Its own deadline ends it.
+        if let Some(result) = running.wait(Deadline::NEVER) {
+            result?;
+        }
+        Ok(std::mem::take(&mut *lock(&gathered)))
+    }
+
     /// Starts to gather a message of every rank, in rank order.
     fn gather(&self, group: &Arc<Group>, message: &[u8; MESSAGE_BYTES]) -> Result<Gathering> {
         let mine: Box<[u8]> = message.to_vec().into();

@@ -12,12 +12,14 @@ pub mod sparse;
 mod staged;
 mod watch;
 pub mod wide;
+pub mod window;
 pub mod work;
 
 pub use batch::{Pending, start_together};
 pub use context::Context;
 pub use device::connect_devices;
 pub use prepared::{AlgorithmOptions, Prepared};
+pub use window::Window;
 pub use work::Work;
 
 use std::sync::Arc;

@@ -232,13 +232,13 @@ fn exchange_with_few_blocks() {
         for max_blocks in [1, 2, 3, 5, 9] {
             world.limit_blocks(max_blocks);
             for kind in COLLECTIVES {
-                for (i, bytes) in [100, 70_001, 1_100_011, 5_000_011].into_iter().enumerate() {
+                for (i, bytes) in [100u64, 70_001, 1_100_011, 5_000_011].into_iter().enumerate() {
                     let parts = if world::is_partial(kind) { u64::from(size) } else { 1 };
                     world.check(&Case {
                         kind,
                         dtype: DataType::F32,
                         operator: Operator::Sum,
-                        count: bytes.div_ceil(4u64).div_ceil(parts),
+                        count: bytes.div_ceil(4).div_ceil(parts),
                         root: i as u32 % size,
                         in_place: i % 2 == 1,
                         skew: [0, 4, 8, 0][i],
@@ -318,6 +318,52 @@ fn broadcasts_by_stages_in_graphs_among_other_calls() {
                 world.check(&reduce);
                 let run = |rank| world.enqueue_pull(rank, &short, Stages::Two, readable, overlap);
                 world.check_by(&short, || (0..size).for_each(run));
+            }
+        }
+    }
+}
+
+#[test]
+fn calls_into_windows() {
+    for size in SIZES {
+        let world = World::new(size, 24 << 20);
+        for max_blocks in [0, 1, 7] {
+            world.limit_blocks(max_blocks);
+            for kind in [Kind::Allgather, Kind::Alltoall, Kind::Broadcast] {
+                let all = [1 << 20, 1_500_011, 5_000_003, 24 << 20];
+                for (i, bytes) in all.into_iter().enumerate().take(if max_blocks == 0 { 4 } else { 2 }) {
+                    let parts = if world::is_partial(kind) { u64::from(size) } else { 1 };
+                    let case = Case {
+                        kind,
+                        dtype: DataType::U8,
+                        operator: Operator::Sum,
+                        // Ranks get as much as makes it worth while, and buffers hold it.
+                        count: match parts {
+                            1 => bytes,
+                            _ => (bytes / parts).max((1 << 20) / (parts - 1) + 1),
+                        },
+                        root: i as u32 % size,
+                        in_place: kind != Kind::Alltoall && i % 2 == 1,
+                        skew: [0, 1, 16, 8][i],
+                    };
+                    if case.bytes(size) > 24 << 20 {
+                        continue;
+                    }
+                    world.check_by(&case, || (0..size).for_each(|rank| world.enqueue_windowed(rank, &case)));
+                    let graphs: Vec<Graph> = (0..size)
+                        .map(|rank| {
+                            Graph::capture(world.devices(), world.stream(rank), || {
+                                world.enqueue_windowed(rank, &case);
+                                world.enqueue(rank, &case);
+                                world.enqueue_windowed(rank, &case);
+                            })
+                        })
+                        .collect();
+                    for _ in 0..2 {
+                        world.check_by(&case, || graphs.iter().for_each(Graph::launch));
+                        world.check(&case);
+                    }
+                }
             }
         }
     }

@@ -16,6 +16,7 @@ mod staged;
 mod stages;
 #[path = "../support/mod.rs"]
 mod support;
+mod windows;
 
 #[test]
 fn rank() {
@@ -28,6 +29,7 @@ fn rank() {
         ("device abort", device::scenario_abort),
         ("relay", relay::calls),
         ("stages", stages::scenario),
+        ("windows", windows::scenario),
         ("staged", staged::collectives),
         ("staged death", staged::death),
         ("staged speed", staged::speed),

@@ -6,7 +6,7 @@ use super::*;
 use crate::communicator::{Options, Rendezvous};
 use crate::cuda::double::{Double, Order};
 use crate::cuda::driver::StreamHandle;
-use crate::cuda::exchange::Fault;
+use crate::cuda::exchange::{Fault, MAX_RANKS};
 use crate::cuda::slab::SLAB_BYTES;
 use crate::cuda::stream::Stream;
 use crate::engine::device::Kernels;
@@ -96,12 +96,23 @@ impl Kernels for Words {
         unsafe { stream.write_value(job.output, number) }
     }
 
+    unsafe fn enqueue_windowed(&self, job: &Job, seen: [u64; MAX_RANKS], stream: &Stream) -> Result<()> {
+        self.meet(stream)?;
+        for address in &seen[..self.arenas.len()] {
+            // SAFETY: a rank's output holds a word for each rank.
+            unsafe { stream.write_value(address + 4 * self.rank as u64, 1000 + self.rank as u32) }?;
+        }
+        assert_eq!(seen[self.rank], job.output);
+        // All have written.
+        self.meet(stream).map(drop)
+    }
+
     unsafe fn enqueue_pull(&self, pull: &Pull, stream: &Stream) -> Result<()> {
         self.meet(stream)?;
         // SAFETY: the output holds two words.
         unsafe {
             stream.write_value(pull.output, pull.max_blocks)?;
-            stream.write_value(pull.output + 4, pull.readable.into())
+            stream.write_value(pull.output + 4, pull.seen.is_some().into())
         }
     }
 
@@ -477,7 +488,7 @@ fn by_stages(context: &Context, output: u64, max_blocks: u32) -> OnDevices {
         output,
         bytes: 8,
         root: 0,
-        readable: false,
+        seen: None,
         max_blocks,
         multiprocessors: 0,
         overlap: crate::cuda::exchange::Overlap::Off,
@@ -571,4 +582,90 @@ fn broadcasts_by_stages_are_refused_where_they_cannot_be() {
             "{text}"
         );
     });
+}
+
+/// An allgather of so many bytes of each rank.
+fn allgather(context: &Context, count: u64, input: u64, output: u64) -> OnDevices {
+    let (group, exchange) = exchange(context);
+    let (kind, dtype, operator) = (Kind::Allgather, DataType::U8, Operator::Sum);
+    let job = Job { kind, input, output, count, dtype, operator, root: 0, max_blocks: 0 };
+    let signature = Signature { kind, dtype, operator: 0, algorithm: 0, root: 0, count, device: true };
+    let caller = Caller { stream: None, timeout: Some(PATIENCE) };
+    OnDevices { group, exchange, caller, what: What::Collective(job, signature) }
+}
+
+/// Registers `bytes` from `address` on with all ranks.
+fn window(context: &Context, address: u64, bytes: u64) -> Result<crate::communicator::Window> {
+    context.register_at(&exchange(context).1, address, bytes)
+}
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn outputs_in_windows_are_written_by_the_other_ranks() {
+    let check = |seats: &[Seat]| {
+        ranks(seats, words, |context, (double, _, device)| {
+            // A window in the midst of an allocation, and an output in the midst of a window; others on each rank.
+            let skew = 64 * u64::from(context.rank() + 1);
+            let memory = double.memory(*device, 5 * MIB as usize);
+            let served = window(context, memory + skew, 4 * MIB).expect("a window");
+            assert!(served.serves());
+            let output = memory + 2 * skew;
+            let gathered = |output: u64, count: u64| {
+                run(&allgather(context, count, memory, output)).expect("an allgather");
+                [0, 1, 2].map(|rank| word(double, output + 4 * rank))
+            };
+            assert_eq!(gathered(output, MIB), [1000, 1001, 1002]);
+            // What is short, or ends outside, is staged: then the double writes how often the ranks have met.
+            assert_eq!(gathered(output, 100)[0], 3);
+            assert_eq!(gathered(output, 4 * MIB / 3 + 1)[0], 4);
+            drop(served);
+            assert_eq!(gathered(output, MIB)[0], 5);
+            assert_eq!(double.complaints(), Vec::<String>::new());
+        });
+    };
+    check(&processes(3));
+    let (double, devices) = process(3);
+    let seats: Vec<Seat> = (0..3).map(|device| (double.clone(), devices.clone(), device)).collect();
+    check(&seats);
+}
+
+#[test]
+fn windows_serve_all_ranks_or_none() {
+    let (double, devices) = process(2);
+    // No memory that peers map; arenas need none in one process.
+    double.forbid_sharing();
+    let seats: Vec<Seat> = (0..2).map(|device| (double.clone(), devices.clone(), device)).collect();
+    ranks(&seats, words, |context, (double, _, device)| {
+        let memory = double.memory(*device, MIB as usize);
+        assert!(!window(context, memory, MIB).expect("a window").serves());
+    });
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        let memory = double.memory(*device, 100);
+        let error = window(context, memory, 101).unwrap_err();
+        assert_eq!(error.status(), Status::InvalidArgument);
+        assert!(error.text().contains("has 101 bytes, but its memory has 100 left"), "{error}");
+        let error = window(context, 4096, 1).unwrap_err();
+        assert!(error.text().contains("no device memory"), "{error}");
+        for (address, bytes) in [(0, 1), (memory, 0), (memory, u64::MAX)] {
+            let error = context.register_window(address, bytes).unwrap_err();
+            assert_eq!(error.status(), Status::InvalidArgument, "{error}");
+        }
+    });
+}
+
+#[test]
+fn an_output_in_a_window_on_one_rank_only_fails_and_names_both() {
+    let errors = ranks(&processes(2), words, |context, (double, _, device)| {
+        let memory = double.memory(*device, 4 * MIB as usize);
+        let _window = window(context, memory, 2 * MIB).expect("a window");
+        let output = memory + 2 * MIB * u64::from(context.rank());
+        run(&allgather(context, MIB, memory, output)).unwrap_err()
+    });
+    for error in errors {
+        assert_eq!(error.status(), Status::Mismatch);
+        for part in ["allgather(1048576 × uint8)", "its output in a window", "its output in no window"] {
+            assert!(error.text().contains(part), "{error}");
+        }
+    }
 }

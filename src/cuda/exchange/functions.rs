@@ -17,6 +17,9 @@ pub const IMAGE: &[u8] = include_bytes!("../../../kernels/exchange.fatbin");
 /// The same for broadcasts by stages.
 pub const STAGES: &[u8] = include_bytes!("../../../kernels/stages.fatbin");
 
+/// The same for calls whose outputs lie in windows.
+pub const WINDOWED: &[u8] = include_bytes!("../../../kernels/windowed.fatbin");
+
 /// The kernels of an operator and a type: by lines, by tiles.
 macro_rules! pair {
     ($name:literal) => {
@@ -48,6 +51,7 @@ pub(super) struct Functions {
     mover: FunctionHandle,
     mover_of_many: FunctionHandle,
     pull: FunctionHandle,
+    windowed: FunctionHandle,
     /// Whose context the module is loaded into.
     devices: Arc<Devices>,
     device: u32,
@@ -76,6 +80,8 @@ impl Functions {
         let module = unsafe { driver.load_module(IMAGE) }?;
         // SAFETY: as above.
         let stages = unsafe { driver.load_module(STAGES) }?;
+        // SAFETY: as above.
+        let windowed = unsafe { driver.load_module(WINDOWED) }?;
         // SAFETY: loaded above.
         let function = |name: &CStr| unsafe { driver.function(module, name) };
         let pair = |names: Names| -> Result<Pair> {
@@ -96,6 +102,8 @@ impl Functions {
             mover_of_many: function(c"unisono_move_many")?,
             // SAFETY: loaded above.
             pull: unsafe { driver.function(stages, c"unisono_pull") }?,
+            // SAFETY: loaded above.
+            windowed: unsafe { driver.function(windowed, c"unisono_windowed") }?,
             devices: devices.clone(),
             device,
         })
@@ -122,6 +130,11 @@ impl Functions {
     /// The kernel of broadcasts by stages.
     pub(super) fn pull(&self) -> FunctionHandle {
         self.pull
+    }
+
+    /// The kernel of calls whose outputs lie in windows.
+    pub(super) fn windowed(&self) -> FunctionHandle {
+        self.windowed
     }
 
     /// The kernel that moves bytes between pairs of ranks: few transfers, or many.

@@ -15,6 +15,7 @@ mod plan;
 mod points;
 mod stages;
 mod table;
+mod windowed;
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ use crate::signature::Kind;
 
 pub use arena::MAX_RANKS;
 pub use fault::{Fault, FaultRecord};
-pub use functions::{IMAGE, STAGES};
+pub use functions::{IMAGE, STAGES, WINDOWED};
 pub use points::{Direction, Point};
 pub use stages::{Overlap, Pull, Stages};
 pub use table::{Bounds, Table, Tuning};
@@ -75,6 +76,8 @@ pub struct Exchange {
     table: Table,
     group: Group,
     fault: Arc<Fault>,
+    /// Whether kernels may be launched while what comes before them ends.
+    overlaps: bool,
 }
 
 impl Exchange {
@@ -117,7 +120,8 @@ impl Exchange {
         }
         let functions = Functions::of(devices, device)?;
         let group = Group::new(rank, arenas, fault.device_address(), &table);
-        Ok(Exchange { devices: devices.clone(), device, functions, table, group, fault })
+        let overlaps = std::env::var("UNISONO_PDL").is_ok_and(|switch| switch == "1");
+        Ok(Exchange { devices: devices.clone(), device, functions, table, group, fault, overlaps })
     }
 
     /// Whether a call can run here: the same answer on every rank.
@@ -167,9 +171,35 @@ impl Exchange {
     pub unsafe fn enqueue_points(&self, points: &[Point], max_blocks: u32, stream: &Stream) -> Result<()> {
         for mut round in points::rounds(&self.table, &self.group, points, max_blocks)? {
             let (function, grid) = (self.functions.mover(round.is_small()), round.grid);
-            self.launch(function, grid, stream, round.parameter())?;
+            self.launch(function, self.ordinary(grid), stream, round.parameter())?;
         }
         Ok(())
+    }
+
+    /// Whether a call gains where its outputs lie in windows; `size` ranks make it.
+    pub fn gains_by_windows(job: &Job, size: u32) -> bool {
+        job.count.checked_mul(job.dtype.size() as u64).is_some_and(|bytes| windowed::gains(job, size, bytes))
+    }
+
+    /// Enqueues a call that gains ([`Exchange::gains_by_windows`]) by writing into the outputs of all ranks, as every one of them
+    /// enqueues it. `seen` is this rank's output, as each rank reaches it.
+    ///
+    /// # Safety
+    /// As [`Exchange::enqueue`], for each rank's output.
+    pub unsafe fn enqueue_windowed(&self, job: &Job, seen: [u64; MAX_RANKS], stream: &Stream) -> Result<()> {
+        let size = self.group.size();
+        if !Exchange::gains_by_windows(job, size) || (job.kind.rooted() && job.root >= size) {
+            fail!(
+                Internal,
+                "{} of {} elements from root {} is not for windows",
+                job.kind.name(),
+                job.count,
+                job.root
+            );
+        }
+        let bytes = job.count * job.dtype.size() as u64;
+        let (grid, mut arguments) = windowed::arguments(&self.table, self.group, job, bytes, seen);
+        self.launch(self.functions.windowed(), self.ordinary(grid), stream, (&raw mut arguments).cast())
     }
 
     /// Enqueues a broadcast by stages: one kernel, or none for no bytes.
@@ -195,7 +225,12 @@ impl Exchange {
         };
         let function = if combination.goes_by_tiles() { pair.tiles } else { pair.lines };
         let mut arguments = combination.arguments(self.group, job);
-        self.launch(function, combination.grid, stream, (&raw mut arguments).cast())
+        self.launch(function, self.ordinary(combination.grid), stream, (&raw mut arguments).cast())
+    }
+
+    /// The grid of a kernel whose caller has no say in what it overlaps with.
+    fn ordinary(&self, grid: Grid) -> Grid {
+        Grid { overlaps: self.overlaps, ..grid }
     }
 
     fn launch(

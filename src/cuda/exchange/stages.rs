@@ -98,7 +98,7 @@ impl Overlap {
     }
 }
 
-/// A broadcast by stages as this rank makes it. All ranks agree on everything but the addresses, `readable` and `overlap`.
+/// A broadcast by stages as this rank makes it. All ranks agree on everything but the addresses and `overlap`.
 #[derive(Clone, Copy, Debug)]
 pub struct Pull {
     /// How many stages.
@@ -111,8 +111,8 @@ pub struct Pull {
     pub bytes: u64,
     /// Whose input it is.
     pub root: u32,
-    /// On the root, whether the other ranks' GPUs reach the input at the same address. Else it goes through the root's arena.
-    pub readable: bool,
+    /// On the root, the input as each rank reaches it. If they do not, it goes through the root's arena.
+    pub seen: Option<[u64; MAX_RANKS]>,
     /// The most blocks; 0 for as many as suit it.
     pub max_blocks: u32,
     /// Multiprocessors of each GPU, at least. More blocks than fit on them at the same time would wait for each other.
@@ -135,8 +135,9 @@ pub(super) struct Arguments {
     room: u64,
     root: u32,
     two: u32,
-    readable: u32,
     overlap: u32,
+    reserved: u32,
+    seen: [u64; MAX_RANKS],
 }
 
 impl Pull {
@@ -161,8 +162,9 @@ impl Pull {
             room: layout.signals - layout.inputs,
             root: self.root,
             two: two.into(),
-            readable: self.readable.into(),
             overlap: self.overlap as u32,
+            reserved: 0,
+            seen: self.seen.unwrap_or_default(),
         };
         (grid, arguments)
     }
@@ -179,7 +181,7 @@ mod tests {
             output: 0,
             bytes,
             root: 0,
-            readable: false,
+            seen: None,
             max_blocks,
             multiprocessors,
             overlap: Overlap::Off,

@@ -29,7 +29,12 @@ pub struct Noted {
     pub signature: Signature,
     /// The most blocks that its caller allows; 0: no word on it.
     pub max_blocks: u32,
+    /// Whether the output lies in a window, where a call gains by that.
+    pub windowed: bool,
 }
+
+/// In the word of the root and the blocks: the output lies in a window.
+const WINDOWED: u64 = 1 << 63;
 
 /// One call, as its rank noted it.
 #[repr(C, align(32))]
@@ -37,7 +42,7 @@ struct Note {
     /// The number of the call, plus one, above what is called; 0 while it is written. Stored last.
     head: AtomicU64,
     count: AtomicU64,
-    /// In the low half the root; above, the most blocks that the caller allows.
+    /// In the low half the root; above, the most blocks that the caller allows; the last bit: the output lies in a window.
     root: AtomicU64,
 }
 
@@ -102,14 +107,17 @@ impl Boards {
     /// Notes call number `sequence` of this rank, and compares it with what the others have noted under that number. The
     /// first who differs, and its call.
     pub fn note(&self, sequence: u32, call: &Noted) -> Option<(usize, Noted)> {
-        let Noted { signature, max_blocks } = call;
+        let Noted { signature, max_blocks, windowed } = call;
+        // A grid of 2^31 blocks is no limit.
+        let blocks = u64::from(max_blocks & u32::MAX >> 1) << 32;
+        let root = u64::from(signature.root) | blocks | if *windowed { WINDOWED } else { 0 };
         let board = self.board(self.rank);
         let note = &board.notes[sequence as usize % NOTES];
         let head = head(sequence, signature);
         note.head.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         note.count.store(signature.count, Ordering::Relaxed);
-        note.root.store(u64::from(signature.root) | u64::from(*max_blocks) << 32, Ordering::Relaxed);
+        note.root.store(root, Ordering::Relaxed);
         note.head.store(head, Ordering::Release);
         board.called.store(sequence.wrapping_add(1), Ordering::Relaxed);
         // Against the same of the others: one of two sees the other's note.
@@ -142,7 +150,8 @@ impl Boards {
             count,
             device,
         };
-        Some(Noted { signature, max_blocks: (root >> 32) as u32 })
+        let max_blocks = ((root & !WINDOWED) >> 32) as u32;
+        Some(Noted { signature, max_blocks, windowed: root & WINDOWED != 0 })
     }
 
     /// Whether `member` has come to call number `sequence`, or further.

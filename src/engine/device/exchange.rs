@@ -7,9 +7,11 @@ use std::time::Duration;
 use super::board::Noted;
 use super::overdue::Overdue;
 use super::retired::{Parts, retire};
+use super::window::Window;
+use crate::cuda::context::Devices;
 use crate::cuda::driver::{Capture, StreamHandle};
 use crate::cuda::event::Event;
-use crate::cuda::exchange::{Job, Point, Pull};
+use crate::cuda::exchange::{Exchange, Job, MAX_RANKS, Point, Pull};
 use crate::cuda::stream::Stream;
 use crate::engine::endpoint::lock;
 use crate::engine::group::{Group, Turn};
@@ -110,9 +112,14 @@ impl DeviceExchange {
         let parts = self.parts();
         let asked = job.max_blocks;
         let job = &Job { max_blocks: parts.room.blocks(asked), ..*job };
-        // SAFETY: the caller's promise.
-        let launch = |stream: &Stream| unsafe { parts.kernels.enqueue(job, stream) };
-        let compare = self.compare(group, Noted { signature, max_blocks: asked });
+        let seen = self.output_in_window(job, group.size())?;
+        let launch = |stream: &Stream| match seen {
+            // SAFETY: the caller's promise; all ranks have theirs in windows, or the call fails before it is launched.
+            Some(seen) => unsafe { parts.kernels.enqueue_windowed(job, seen, stream) },
+            // SAFETY: the caller's promise.
+            None => unsafe { parts.kernels.enqueue(job, stream) },
+        };
+        let compare = self.compare(group, Noted { signature, max_blocks: asked, windowed: seen.is_some() });
         self.give(group, Class::Ordered, &[signature], Vec::new(), caller, compare, launch)
     }
 
@@ -128,17 +135,61 @@ impl DeviceExchange {
         caller: Caller,
     ) -> Result<Enqueued> {
         let parts = self.parts();
-        let call = Noted { signature, max_blocks: pull.max_blocks };
+        let call = Noted { signature, max_blocks: pull.max_blocks, windowed: false };
         let (max_blocks, multiprocessors) = (parts.room.allowed(pull.max_blocks), parts.room.multiprocessors);
         let mut pull = Pull { max_blocks, multiprocessors, ..*pull };
         if group.rank() == pull.root && pull.bytes > 0 {
-            pull.readable =
-                parts.room.one_process && parts.last.devices().driver().is_shareable(pull.input)?;
+            pull.seen = self.in_window(pull.input, pull.bytes)?;
+            if pull.seen.is_none()
+                && parts.room.one_process
+                && self.devices().driver().is_shareable(pull.input)?
+            {
+                pull.seen = Some([pull.input; MAX_RANKS]);
+            }
         }
         // SAFETY: the caller's promise; ranks of one process reach each other's shareable memory (`Setup`).
         let launch = |stream: &Stream| unsafe { parts.kernels.enqueue_pull(&pull, stream) };
         let compare = self.compare(group, call);
         self.give(group, Class::Ordered, &[signature], Vec::new(), caller, compare, launch)
+    }
+
+    /// The output of a call that gains by windows, as each rank reaches it, if it lies in one.
+    fn output_in_window(&self, job: &Job, size: u32) -> Result<Option<[u64; MAX_RANKS]>> {
+        if !Exchange::gains_by_windows(job, size) {
+            return Ok(None);
+        }
+        let parts = if job.kind == Kind::Broadcast { 1 } else { u64::from(size) };
+        self.in_window(job.output, job.count.saturating_mul(job.dtype.size() as u64 * parts))
+    }
+
+    /// Memory that lies in a window, as each rank reaches it.
+    fn in_window(&self, address: u64, bytes: u64) -> Result<Option<[u64; MAX_RANKS]>> {
+        if !lock(&self.parts().windows).may_hold(address, bytes) {
+            return Ok(None);
+        }
+        let Some(location) = self.devices().locate(address)? else { return Ok(None) };
+        Ok(lock(&self.parts().windows).find(address, bytes, location.buffer))
+    }
+
+    /// The devices that its GPU is one of.
+    pub(super) fn devices(&self) -> &Arc<Devices> {
+        self.parts().last.devices()
+    }
+
+    /// Adds a window that all ranks have mapped; answers its number.
+    pub(super) fn add_window(&self, window: Window) -> u64 {
+        lock(&self.parts().windows).add(window)
+    }
+
+    /// Ends the window of this number, of this rank. May wait for the GPU.
+    pub fn end_window(&self, number: u64) {
+        let parts = self.parts();
+        lock(&parts.windows).end(number);
+        // What still runs may use it: then it goes with the next one, or with the exchange.
+        if parts.last.query().unwrap_or(false) {
+            let over = lock(&parts.windows).sweep();
+            drop(over);
+        }
     }
 
     /// Compares a call with those of the other ranks.
@@ -147,11 +198,15 @@ impl DeviceExchange {
         move |turn: &Turn| match self.parts().boards.note(turn.sequence, &call) {
             None => Ok(()),
             Some((member, theirs)) if theirs.signature == signature => {
-                let blocks = |allowed: u32| match allowed {
-                    0 => "no limit to the blocks of a kernel".to_owned(),
-                    _ => format!("at most {allowed} blocks"),
+                let terms = |call: &Noted| {
+                    let window =
+                        if call.windowed { "its output in a window" } else { "its output in no window" };
+                    match call.max_blocks {
+                        0 => format!("{window} and no limit to the blocks of a kernel"),
+                        most => format!("{window} and at most {most} blocks"),
+                    }
                 };
-                let (ours, theirs) = (blocks(call.max_blocks), blocks(theirs.max_blocks));
+                let (ours, theirs) = (terms(&call), terms(&theirs));
                 fail!(
                     Mismatch,
                     "call #{} of '{}' differs: rank {} called {signature} with {ours}, rank {member} with {theirs}",

@@ -16,12 +16,13 @@ mod overdue;
 mod probe;
 mod retired;
 mod setup;
+mod window;
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::cuda::context::Devices;
-use crate::cuda::exchange::{Exchange, Fault, Job, Point, Pull};
+use crate::cuda::exchange::{Exchange, Fault, Job, MAX_RANKS, Point, Pull};
 use crate::cuda::stream::Stream;
 use crate::error::Result;
 use crate::reduce::{DataType, Operator};
@@ -29,6 +30,7 @@ use crate::signature::Kind;
 
 pub use exchange::{Caller, DeviceExchange, Enqueued};
 pub use setup::{MESSAGE_BYTES, Setup, Step};
+pub use window::Registration;
 
 /// What the ranks of a group have agreed on.
 #[derive(Clone, Debug)]
@@ -57,6 +59,12 @@ pub trait Kernels: fmt::Debug + Send + Sync {
     /// As there.
     unsafe fn enqueue(&self, job: &Job, stream: &Stream) -> Result<()>;
 
+    /// As [`Exchange::enqueue_windowed`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn enqueue_windowed(&self, job: &Job, seen: [u64; MAX_RANKS], stream: &Stream) -> Result<()>;
+
     /// As [`Exchange::enqueue_pull`].
     ///
     /// # Safety
@@ -78,6 +86,11 @@ impl Kernels for Exchange {
     unsafe fn enqueue(&self, job: &Job, stream: &Stream) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { Exchange::enqueue(self, job, stream) }
+    }
+
+    unsafe fn enqueue_windowed(&self, job: &Job, seen: [u64; MAX_RANKS], stream: &Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { Exchange::enqueue_windowed(self, job, seen, stream) }
     }
 
     unsafe fn enqueue_pull(&self, pull: &Pull, stream: &Stream) -> Result<()> {

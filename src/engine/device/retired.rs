@@ -1,11 +1,12 @@
 //! What is left of an exchange that nobody calls any more: memory that kernels, here or of other ranks, may still use.
 
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use super::Kernels;
 use super::board::Boards;
+use super::window::Windows;
 use crate::cuda::event::Event;
 use crate::cuda::exchange::Fault;
 use crate::cuda::slab::{Arena, Kept, Opened};
@@ -54,6 +55,7 @@ pub(super) struct Parts {
     /// Whether all ranks knew of the exchange before their first call.
     pub(super) points: bool,
     pub(super) room: Room,
+    pub(super) windows: Mutex<Windows>,
     pub(super) fault: Arc<Fault>,
     /// Here the others write.
     pub(super) _arena: Arena,

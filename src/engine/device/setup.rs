@@ -7,8 +7,8 @@
 //!
 //! The rounds themselves are the caller's, who may be setting up many groups at once: see [`Step`].
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
 use super::board::{BOARD_BYTES, Boards, MAX_MEMBERS};
 use super::exchange::DeviceExchange;
@@ -208,6 +208,7 @@ impl Setup {
             kernels,
             points: mapped.before_calls,
             room: mapped.room,
+            windows: Mutex::default(),
             fault: own.fault,
             _arena: own.arena,
             _opened: mapped.opened,

@@ -301,7 +301,7 @@ impl World {
             output: job.output,
             bytes: case.part(),
             root: case.root,
-            readable,
+            seen: readable.then_some([job.input; 8]),
             max_blocks: job.max_blocks,
             // All blocks of all ranks of a GPU run at the same time.
             multiprocessors: 132 / self.size().div_ceil(gpus()),
@@ -310,6 +310,14 @@ impl World {
         let rank = &self.ranks[rank as usize];
         // SAFETY: the buffers live as long as the world, which waits for its streams, and its GPUs reach each other.
         unsafe { rank.exchange.enqueue_pull(&pull, &rank.stream) }.expect("a launch");
+    }
+
+    /// A call of outputs that every rank reaches.
+    pub(super) fn enqueue_windowed(&self, rank: u32, case: &Case) {
+        let job = self.job(rank, case);
+        let rank = &self.ranks[rank as usize];
+        // SAFETY: the buffers live as long as the world, which waits for its streams, and its GPUs reach each other.
+        unsafe { rank.exchange.enqueue_windowed(&job, [job.output; 8], &rank.stream) }.expect("a launch");
     }
 
     /// The call of every rank as a graph.
