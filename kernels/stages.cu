@@ -140,39 +140,44 @@ struct Puller {
         if (call.is_root() && threadIdx.x < call.group.size) {
             store_relaxed(&call.signals_of(threadIdx.x)->source[blockIdx.x], call.seen[threadIdx.x]);
         }
-        const u64 grain = 16 * call.group.size, half = call.room / 2 / grain * grain;
-        if (call.is_root() && call.seen[call.group.rank] == 0) stage(Parts(call.bytes < half ? call.bytes : half, call.group.size), 0);
+        const u32 own = call.group.rank;
+        const u64 half = staged_stride() * call.group.size;
+        if (call.is_root() && call.seen[own] == 0) stage(Parts(call.bytes < half ? call.bytes : half, call.group.size), 0);
         if (!barrier<true>()) return;
         const u8 *input =
-            reinterpret_cast<const u8 *>(load_relaxed(&call.signals_of(call.group.rank)->source[blockIdx.x]));
+            reinterpret_cast<const u8 *>(load_relaxed(&call.signals_of(own)->source[blockIdx.x]));
         const bool in_place = input != nullptr;
-        // What the payload holds: the root's input, then a part of it.
+        // What the payload holds: the root's input, the last part of which may be a little longer than the stride, then a part of it.
         const u64 piece = call.two ? (in_place ? half * call.group.size : half) : (in_place ? call.bytes : half);
-        const u64 part_at = in_place ? 0 : half;
+        const u64 part_at = in_place ? 0 : half + 256;
 #pragma unroll 1
         for (u64 at = 0; at < call.bytes; at += piece) {
             const u64 bytes = call.bytes - at < piece ? call.bytes - at : piece;
             const Parts parts(bytes, call.group.size);
-            const u8 *from = in_place ? input + at : call.payload_of(call.root);
             if (!in_place && at != 0) {
                 if (call.is_root()) stage(parts, at);
                 if (!barrier<true>()) return;
             }
+            // Where the bytes of this piece come from: all of them, or this rank's part.
+            const u8 *source = call.is_root() ? call.input + at : in_place ? input + at : nullptr;
             u8 *output = call.output + at;
-            if (call.is_root()) from = call.input + at;
             if (!call.two) {
-                if (!call.is_root() || copies) copy(from, output, nullptr, bytes);
+                if (source == nullptr) source = call.payload_of(call.root);
+                if (!call.is_root() || copies) copy(source, output, nullptr, bytes);
             } else {
-                const u32 own = call.group.rank;
+                const u8 *from = source != nullptr ? source + parts.begin(own) : call.payload_of(call.root) + own * staged_stride();
                 u8 *kept = call.payload_of(own) + part_at;
-                copy(from + parts.begin(own), kept, !call.is_root() || copies ? output + parts.begin(own) : nullptr,
-                     parts.length(own));
+                copy(from, kept, !call.is_root() || copies ? output + parts.begin(own) : nullptr, parts.length(own));
                 if (!barrier<true>()) return;
-                gather(parts, part_at, output, copies ? from : nullptr);
+                gather(parts, part_at, output, copies ? source : nullptr);
             }
             if (!barrier<false>()) return;
         }
     }
+
+    // From part to part of what the root puts into its payload: the same for every piece, so that what a block writes there was
+    // read by the same block of the others, whatever the piece's length.
+    DEVICE u64 staged_stride() const { return call.room / 2 / 16 / call.group.size * 16; }
 
     // Puts a piece of the root's input into its payload, each block the packets that its peers read.
     DEVICE void stage(const Parts &parts, u64 at) const {
@@ -180,7 +185,7 @@ struct Puller {
         if (!call.two) return copy(call.input + at, to, nullptr, parts.bytes);
 #pragma unroll 1
         for (u32 rank = 0; rank < parts.ranks; rank++) {
-            copy(call.input + at + parts.begin(rank), to + parts.begin(rank), nullptr, parts.length(rank));
+            copy(call.input + at + parts.begin(rank), to + rank * staged_stride(), nullptr, parts.length(rank));
         }
     }
 
