@@ -437,6 +437,17 @@ typedef struct unisono_call_t {
     /// once then; what fails later is told by unisono_context_error and by every later call of the context. NULL: no
     /// stream. Without one, an operation on device memory comes after what the device's default stream was given before,
     /// and a call without a `work` returns when the result is there. The stream lives until the operation is complete.
+    ///
+    /// Where GPUs do not exchange directly (memory goes through the host), a stream waits for the host, and has limits:
+    /// - How far ahead. A call waits, instead of returning at once, while its stream waits for 16 earlier ones: at first for 50 ms, since
+    ///   those may need what the thread does next, then each time until there are twice as many. At 64 it waits until one has
+    ///   ended, and fails with UNISONO_TIMEOUT when none has in its time. What you give the stream yourself is not counted; the
+    ///   driver has room for about 1000 launches and copies, and keeps a thread waiting that has no room.
+    /// - Shared queues. A process has few queues on a device (CUDA_DEVICE_MAX_CONNECTIONS, 8 unless set, for each
+    ///   priority). A stream that waits holds up the others in its queue. So calls on two streams come in one order on all
+    ///   ranks, as if the two were one, or you have no more streams than queues.
+    /// - Priority. Give no stream the highest one: the library's own copies have it.
+    /// - Graphs. The call cannot be captured: UNISONO_INVALID_USAGE.
     struct CUstream_st *stream;
     /// This rank's factor for UNISONO_PREMULSUM.
     double scale;
@@ -690,7 +701,8 @@ unisono_status_t unisono_work_on_complete(const struct unisono_work_t *work,
 /// unisono_context_abort. A completed operation stays as it is.
 unisono_status_t unisono_work_cancel(const struct unisono_work_t *work);
 
-/// Has what the CUDA stream `stream` is given after this wait for the operation, in place of the host. Returns at once.
+/// Has what the CUDA stream `stream` is given after this wait for the operation, in place of the host. Returns at once, unless
+/// the stream waits for many operations already: see the `stream` of a call.
 /// A failed operation lets the stream go on; unisono_work_status tells. UNISONO_INVALID_USAGE when the stream is being
 /// captured. NULL is the default stream of the thread's current device.
 unisono_status_t unisono_work_block_stream(const struct unisono_work_t *work,

@@ -1,11 +1,12 @@
-// The fold of a few operands, as one thread of a grid does its part of it. There are three ways:
+// The fold of a few operands, as one thread of a grid does its part of it. There are four ways:
 //
-// - vectors: elements only, at addresses that 16-byte loads allow;
-// - positions: the same, one position at a time, for any representation: heads and tails of vectors, accumulators of
-//   short floats, addresses that differ in their alignment;
+// - elements: vectors of elements, at addresses that 16-byte loads allow;
+// - mixed: the same for short floats among which there are accumulators, four positions at a time;
+// - positions: one at a time, in any representation: what lies before and behind the vectors, and addresses that differ in
+//   their alignment;
 // - step by step: any address at all and any number of operands, for what is rare.
 //
-// The first two hold eight loads before they combine any: of eight operands one, of four two, of two four. So the memory
+// All but the last hold eight loads before they combine any: of eight operands one, of four two, of two four. So the memory
 // sees the same load however many operands there are. All combine in the canonical order of src/reduce: equal inputs
 // give equal bits.
 #pragma once
@@ -167,6 +168,72 @@ struct Fold {
         }
     };
 
+    // Four positions of short floats, of which some operands hold elements and others accumulators.
+    struct Mixed {
+        static constexpr u32 SIZE = 4;
+        // Of four elements, and of four accumulators.
+        static constexpr u32 NARROW = sizeof(Memory), WIDE = sizeof(Accumulator);
+
+        // Elements fill the first of the words.
+        using Loaded = Vector<WIDE>;
+
+        struct Sum {
+            Value lane[SIZE];
+
+            BOTH void combine_with(const Sum &right) {
+#pragma unroll
+                for (u32 i = 0; i < SIZE; i++) lane[i] = combine(lane[i], right.lane[i]);
+            }
+        };
+
+        BOTH static Loaded load(const Fold &fold, u32 operand, u64 at) {
+            const u8 *from = fold.address(operand, at);
+            if (fold.is_wide(operand)) return *reinterpret_cast<const Loaded *>(from);
+            Vector<NARROW> narrow = *reinterpret_cast<const Vector<NARROW> *>(from);
+            Loaded loaded;
+#pragma unroll
+            for (u32 i = 0; i < NARROW; i++) loaded.word[i] = narrow.word[i];
+            return loaded;
+        }
+
+        BOTH static Sum unpack(const Fold &fold, u32 operand, const Loaded &loaded) {
+            Sum sum;
+            if (fold.is_wide(operand)) {
+#pragma unroll
+                for (u32 i = 0; i < SIZE; i++) sum.lane[i] = T::widen(from_bits<Accumulator>(loaded.word[i]));
+            } else {
+                u32 narrow[NARROW];
+#pragma unroll
+                for (u32 i = 0; i < NARROW; i++) narrow[i] = loaded.word[i];
+                T::template load_all<NARROW>(narrow, sum.lane);
+            }
+            if (fold.is_scaled(operand)) {
+                Value scale = fold.scale_of(operand);
+#pragma unroll
+                for (auto &lane : sum.lane) lane = T::multiply(lane, scale);
+            }
+            return sum;
+        }
+
+        BOTH static void store(const Fold &fold, Sum &sum, u64 at, const Divider &divider) {
+            if (DIVIDES && fold.call.ranks != 0) {
+#pragma unroll
+                for (auto &lane : sum.lane) lane = divider(lane);
+            }
+            u8 *into = fold.call.out + at * fold.size_of_out();
+            if (fold.call.out_wide) {
+                Loaded stored;
+#pragma unroll
+                for (u32 i = 0; i < SIZE; i++) stored.word[i] = static_cast<u32>(to_bits(T::keep(sum.lane[i])));
+                *reinterpret_cast<Loaded *>(into) = stored;
+            } else {
+                Vector<NARROW> stored;
+                T::template store_all<NARROW>(sum.lane, stored.word);
+                *reinterpret_cast<Vector<NARROW> *>(into) = stored;
+            }
+        }
+    };
+
     // One position, in any representation, at an address that is a multiple of its size.
     struct Position {
         static constexpr u32 SIZE = 1;
@@ -289,19 +356,31 @@ struct Fold {
         for (u32 byte = 0; byte < size_of_out(); byte++) into[byte] = static_cast<u8>(bits >> 8 * byte);
     }
 
-    // The vectors of elements that the addresses allow: `inside` is a multiple of their size.
-    BOTH Outside vectors() const {
-        if ((SHORT && (LEAN || call.wide != 0 || call.out_wide != 0))) return Outside{0, 0};
-        // In bytes: of the head, and how the addresses differ within a vector.
-        u64 head = (0 - reinterpret_cast<u64>(call.out)) % Elements::BYTES;
-        u64 differ = 0;
+    // Whether the short floats of a call are not all elements.
+    BOTH bool is_mixed() const { return SHORT && (call.wide != 0 || call.out_wide != 0); }
+
+    // The groups that the addresses allow, `inside` being a multiple of their size: every address is a multiple of its own
+    // position's size, and all lie as far into a group.
+    template <class Group>
+    BOTH Outside groups() const {
+        auto positions = [](const u8 *address, bool wide) {
+            return reinterpret_cast<u64>(address) / (wide ? sizeof(Accumulator) : sizeof(Memory));
+        };
+        u64 phase = positions(call.out, SHORT && call.out_wide), differ = 0;
 #pragma unroll 1
-        for (u32 i = 0; i < call.operands; i++) {
-            differ |= reinterpret_cast<u64>(call.operand[i]) ^ reinterpret_cast<u64>(call.out);
-        }
-        head /= sizeof(Memory);
-        if (differ % Elements::BYTES != 0 || head >= call.count) return Outside{0, 0};
-        return Outside{head, (call.count - head) / Elements::SIZE * Elements::SIZE};
+        for (u32 i = 0; i < call.operands; i++) differ |= positions(call.operand[i], is_wide(i)) ^ phase;
+        u64 head = (0 - phase) % Group::SIZE;
+        if (differ % Group::SIZE != 0 || head >= call.count) return Outside{0, 0};
+        return Outside{head, (call.count - head) / Group::SIZE * Group::SIZE};
+    }
+
+    // Folds the groups that the addresses allow; answers what is left.
+    template <class Group>
+    BOTH Outside fold_inside(const Divider &divider) const {
+        Outside outside = groups<Group>();
+        auto position = [&](u64 i) { return outside.head + i * Group::SIZE; };
+        fold_groups<Group>(outside.inside / Group::SIZE, position, divider);
+        return outside;
     }
 
     BOTH void run() const {
@@ -316,10 +395,11 @@ struct Fold {
             for (; at < call.count; at += stride) fold_step_by_step(at, divider);
             return;
         }
-        Outside outside = vectors();
-        if constexpr (!SHORT || !LEAN) {
-            auto vector = [&](u64 i) { return outside.head + i * Elements::SIZE; };
-            fold_groups<Elements>(outside.inside / Elements::SIZE, vector, divider);
+        Outside outside{0, 0};
+        if constexpr (!SHORT) {
+            outside = fold_inside<Elements>(divider);
+        } else if constexpr (!LEAN) {
+            outside = is_mixed() ? fold_inside<Mixed>(divider) : fold_inside<Elements>(divider);
         }
         fold_groups<Position>(call.count - outside.inside, outside, divider);
     }

@@ -277,6 +277,29 @@ fn links_between_ranks_are_measured_without_a_gpu() {
     }
 }
 
+/// Without Python this says so, and draws nothing.
+#[test]
+fn what_was_measured_is_drawn() {
+    let folder = Folder::new("drawn");
+    let (json, picture) = (folder.file("out.json"), folder.file("out.svg"));
+    let peer = "other=echo allreduce 1024 10 20; echo allreduce 65536 40 50";
+    let output = bench(&["--ranks", "2", "--sizes", "1K,64K", "-n", "5", "--peer", peer, "--json", &json]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/bench-svg.py");
+    let draw =
+        |more: &[&str]| Command::new("python3").arg(script).args(more).args([&picture, &json]).output();
+    let Ok(drawn) = draw(&["--call", "blocking", "--unit", "ranks", "--names", "other=Another <one>"]) else {
+        return eprintln!("NOT RUN: scripts/bench-svg.py: there is no python3");
+    };
+    assert!(drawn.status.success(), "{}", text(&drawn.stderr));
+    let svg = std::fs::read_to_string(&picture).expect("it was written");
+    // Two curves of times, one of ratios.
+    assert_eq!(svg.matches("<polyline").count(), 3, "{svg}");
+    assert!(svg.contains(">Another &lt;one&gt;<") && svg.contains(">allreduce, 2 ranks<"), "{svg}");
+    let refused = draw(&["--call", "graph"]).expect("python3 was there");
+    assert!(text(&refused.stderr).contains("has no allreduce called by graph"), "{}", text(&refused.stderr));
+}
+
 #[test]
 fn without_a_driver_device_memory_is_one_clear_line() {
     // Of no use where there is a driver: then it would measure.
@@ -307,4 +330,5 @@ fn what_makes_no_sense_together_is_refused() {
     assert!(told(&["allreduce", "links"]).contains("links is measured alone"));
     assert!(told(&["reduce-loops", "--ranks", "2"]).contains("reduce-loops has no ranks"));
     assert!(told(&["--threads"]).contains("--ranks"));
+    assert!(told(&["allreduce", "--tune", "file"]).contains("cannot be used with"));
 }

@@ -1,10 +1,13 @@
 // Trains a softmax classifier on 1,797 handwritten digits, the rows divided among the ranks.
 //
-//   unisono-run -n 4 -- digits data/digits.txt [--weights FILE] [--curve FILE]
+//   unisono-run -n 4 -- digits data/digits.txt [--gpu] [--weights FILE] [--curve FILE]
 //
 // The root broadcasts the first weights; in every step each rank computes the gradient over its own rows, and one
 // allreduce adds them up. All ranks then take the same step, so they hold the same bits at the end, which an allgather
-// of hashes shows.
+// of hashes shows. With --gpu, weights and gradients are broadcast and added up in GPU memory: the same calls with other
+// pointers, and the same bits.
+
+#include "gpu.h"
 
 #include <unisono.h>
 
@@ -58,10 +61,12 @@ void check(unisono_status_t status) {
 
 class Group {
 public:
-    Group() {
+    // `on_gpu`: weights and gradients, at most `most` of them, meet in GPU memory.
+    Group(bool on_gpu, std::size_t most) {
         unisono_context_t *context = nullptr;
         check(unisono_context_create_from_env(nullptr, &context));
         context_.reset(context);
+        if (on_gpu) gpu_ = std::make_unique<GpuMemory>(rank(), most * sizeof(float));
     }
 
     std::uint32_t rank() const { return unisono_context_rank(context_.get()); }
@@ -69,12 +74,16 @@ public:
     bool is_root() const { return rank() == kRoot; }
 
     void broadcast(std::vector<float> &values) {
-        check(unisono_broadcast(context_.get(), values.data(), values.size(), UNISONO_FLOAT32, kRoot, nullptr, nullptr));
+        float *data = load(values);
+        check(unisono_broadcast(context_.get(), data, values.size(), UNISONO_FLOAT32, kRoot, nullptr, nullptr));
+        store(values);
     }
 
     void sum(std::vector<float> &values) {
-        check(unisono_allreduce(context_.get(), values.data(), values.data(), values.size(), UNISONO_FLOAT32, UNISONO_SUM,
-                                nullptr, nullptr));
+        float *data = load(values);
+        check(unisono_allreduce(context_.get(), data, data, values.size(), UNISONO_FLOAT32, UNISONO_SUM, nullptr,
+                                nullptr));
+        store(values);
     }
 
     void sum(std::array<std::int64_t, 2> &values) {
@@ -89,9 +98,21 @@ public:
     }
 
 private:
+    // Where the values are for a call, and back from there.
+    float *load(std::vector<float> &values) {
+        if (!gpu_) return values.data();
+        gpu_->load(values.data(), values.size() * sizeof(float));
+        return gpu_->data();
+    }
+
+    void store(std::vector<float> &values) {
+        if (gpu_) gpu_->store(values.data(), values.size() * sizeof(float));
+    }
+
     struct Destroy {
         void operator()(unisono_context_t *context) const { unisono_context_destroy(context); }
     };
+    std::unique_ptr<GpuMemory> gpu_;
     std::unique_ptr<unisono_context_t, Destroy> context_;
 };
 
@@ -192,8 +213,8 @@ void save(const std::string &path, const Weights &weights) {
     if (!file.flush()) throw std::runtime_error("cannot write " + path);
 }
 
-int train(const std::string &data, const std::string &weights_path, const std::string &curve_path) {
-    Group group;
+int train(const std::string &data, bool on_gpu, const std::string &weights_path, const std::string &curve_path) {
+    Group group(on_gpu, kWeights + 1);
     const Share share = read_share(data, group.rank(), group.size());
 
     // All but the root start from nonsense, which only the broadcast can cure.
@@ -248,10 +269,13 @@ int train(const std::string &data, const std::string &weights_path, const std::s
 
 int main(int argc, char **argv) {
     std::string data, weights, curve;
+    bool on_gpu = false;
     for (int i = 1; i < argc; i++) {
         const std::string argument = argv[i];
         if ((argument == "--weights" || argument == "--curve") && i + 1 < argc) {
             (argument == "--weights" ? weights : curve) = argv[++i];
+        } else if (argument == "--gpu") {
+            on_gpu = true;
         } else if (data.empty() && argument[0] != '-') {
             data = argument;
         } else {
@@ -260,11 +284,11 @@ int main(int argc, char **argv) {
         }
     }
     if (data.empty()) {
-        std::fprintf(stderr, "usage: digits DATA [--weights FILE] [--curve FILE]\n");
+        std::fprintf(stderr, "usage: digits DATA [--gpu] [--weights FILE] [--curve FILE]\n");
         return 2;
     }
     try {
-        return train(data, weights, curve);
+        return train(data, on_gpu, weights, curve);
     } catch (const std::exception &error) {
         std::fprintf(stderr, "digits: %s\n", error.what());
         return 1;

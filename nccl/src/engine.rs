@@ -85,11 +85,12 @@ impl Launch {
     }
 
     fn call(&self) -> Call {
-        let stream = match self.communicator.place {
-            Place::Host(_) => None,
-            Place::Device(_) => Some(StreamHandle(self.stream)),
+        let (stream, on_device) = match self.communicator.place {
+            Place::Host(_) => (None, false),
+            Place::Device(_) => (Some(StreamHandle(self.stream)), true),
         };
-        Call { timeout: Some(operation_timeout()), stream, max_blocks: self.max_blocks, ..Call::default() }
+        let max_blocks = self.max_blocks;
+        Call { timeout: Some(operation_timeout()), stream, on_device, max_blocks, ..Call::default() }
     }
 }
 
@@ -315,7 +316,7 @@ impl Copy {
             event.record(&from)?;
             to.wait(&event)?;
         }
-        let call = Call { stream: Some(to), ..Call::default() };
+        let call = Call { stream: Some(to), on_device: true, ..Call::default() };
         // SAFETY: the client's promise: the buffers are valid until the call is complete, and the streams live.
         let work = unsafe { context.start(&self.request, &call) }?;
         if from != to {

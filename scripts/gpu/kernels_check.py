@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the committed kernels on a GPU: kernels_check.py [--quick]
 
-Correctness: every kernel of kernels/fold.fatbin against the same sources compiled for the host, which tests/kernels.rs holds
+Correctness: every kernel of kernels/fold.sm_90.xz, so on an H200, against the same sources compiled for the host, which tests/kernels.rs holds
 against src/reduce; over operand counts, alignments, representations, grids and in place. And the GPU's conversion
 instructions against the portable code, over every float. Speed: GB/s of memory traffic by type and count of operands.
 Needs CuPy, g++, and the driver. Exit status 1 if any bit differs. --quick leaves out the speed.
@@ -10,6 +10,7 @@ Needs CuPy, g++, and the driver. Exit status 1 if any bit differs. --quick leave
 import argparse
 import ctypes
 import itertools
+import lzma
 import subprocess
 import sys
 import tempfile
@@ -237,9 +238,9 @@ def measure(module):
     processors = cupy.cuda.Device().attributes["MultiProcessorCount"]
     pool = cupy.random.randint(0, 256, 9 << 30, dtype=cupy.uint8)
 
-    def rate(op, dtype, k, size, blocks, offset=0, wide=0, ranks=0, threads=256):
+    def rate(op, dtype, k, size, blocks, offset=0, wide=0, out_wide=0, ranks=0, threads=256):
         element, accumulator = SIZES[dtype]
-        call = Launch(count=size // element, operands=k, ranks=ranks, wide=wide, out_wide=int(wide != 0))
+        call = Launch(count=size // element, operands=k, ranks=ranks, wide=wide, out_wide=out_wide)
         at, total = pool.data.ptr, 0
         for i in range(k + 1):
             is_wide = wide >> i & 1 if i < k else call.out_wide
@@ -273,10 +274,15 @@ def measure(module):
             cells.append(rate(op, dtype, k, size // 16 * 16, 2 * processors, ranks=ranks))
         label = f"{op}{f' / {ranks}' if ranks else ''} {dtype}"
         print(f"{label:20}" + "".join(f"{cell:12.0f}" for cell in cells), flush=True)
-    for dtype in ("F16", "F32", "F8E4M3"):
-        size = SIZES[dtype][0]
-        print(f"Sum {dtype} k=2 64M, one operand off by an element: {rate('Sum', dtype, 2, 64 << 20, 8 * processors, offset=size):.0f}; "
-              f"accumulator and element into accumulator: {rate('Sum', dtype, 2, 64 << 20, 8 * processors, wide=1):.0f}")
+    ways = [("2 elements, one off by an element", 2, {"offset": 1}), ("8 elements into accumulators", 8, {"out_wide": 1}),
+            ("element and accumulator into accumulators", 2, {"wide": 1, "out_wide": 1}),
+            ("2 accumulators into elements", 2, {"wide": 3}), ("accumulators into elements", 1, {"wide": 1})]
+    for what, k, way in ways:
+        cells = []
+        for dtype in ("F16", "Bf16", "F32", "F8E4M3", "F8E5M2"):
+            offset = way.get("offset", 0) * SIZES[dtype][0]
+            cells.append(f"{dtype} {rate('Sum', dtype, k, 64 << 20, 2 * processors, **{**way, 'offset': offset}):.0f}")
+        print(f"sum of 64 MiB, {what}: {', '.join(cells)}", flush=True)
     for size in (1024, 65536, 1 << 20):
         call = Launch(count=size // 4, operands=8, out=pool.data.ptr)
         for i in range(8):
@@ -301,7 +307,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="no speed")
     arguments = parser.parse_args()
-    module = Module((KERNELS / "fold.fatbin").read_bytes())
+    module = Module(lzma.decompress((KERNELS / "fold.sm_90.xz").read_bytes()))
     wrong = check_folds(module, host_library())
     wrong += check_conversions(module)
     if not arguments.quick:

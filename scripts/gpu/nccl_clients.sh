@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Programs for NCCL, unmodified, over unisono's libnccl.so.2, on a machine with GPUs.
+# Programs for NCCL, unmodified, over unisono's libnccl.so.2, on a machine with GPUs; in some five minutes on four.
 #
 #   scripts/gpu/nccl_clients.sh LIBRARY [OUT]
 #
-# LIBRARY is libnccl.so.2; OUT a folder for the logs. NCCL_TESTS, if set, is a folder with the sources of nccl-tests, and
-# SUBJECTS those of torch_client.py, if not all. What the machine lacks is skipped. A line for each client; fails if one did.
+# LIBRARY is libnccl.so.2; OUT a folder for the logs. NCCL_TESTS, if set, is a folder with the sources of nccl-tests, or with
+# the programs that they compile to. CLIENTS, such as "ctypes torch", says which clients, if not all; SUBJECTS those of
+# torch_client.py; PROGRAMS, such as "all_reduce gather", and WAYS, such as "graph windows", those of nccl-tests, of which
+# LANES (4) run at a time. What the machine lacks is skipped. A line for each client, with its seconds; fails if one did.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -18,56 +20,77 @@ ours=$out/lib/libnccl.so.2
 gpus=$(nvidia-smi --list-gpus | wc -l)
 # NVIDIA's, for the losses: multicast is off on these machines.
 export NCCL_NVLS_ENABLE=0
-wrong=0
+failed=$out/failed
+: >"$failed"
 
 # client NAME SECONDS COMMAND...
 client() {
-    local name=$1 seconds=$2 status=0
+    local name=$1 seconds=$2 status=0 start=$SECONDS
     shift 2
-    timeout -k 5 "$seconds" "$@" >"$out/$name.log" 2>&1 || status=$?
-    grep -E "^(torch|cupy|ctypes|losses)" "$out/$name.log"
-    if [ "$status" = 0 ]; then
-        echo "== $name: ok"
-    else
-        echo "== $name: FAILED ($status)"
-        tail -n 25 "$out/$name.log"
-        wrong=$((wrong + 1))
-    fi
+    timeout -k 5 "$seconds" "$@" >"$out/$name.log" 2>&1 </dev/null &
+    # It has a process group of its own: who ends this script ends it only so.
+    trap "kill $! 2>/dev/null; exit 143" INT TERM
+    wait "$!" || status=$?
+    trap - INT TERM
+    # In one piece, since several may end at once.
+    echo "$(
+        grep -hE "^(torch|cupy|ctypes|losses)" "$out/$name.log"
+        if [ "$status" = 0 ]; then
+            echo "== $name: ok, $((SECONDS - start)) s"
+        else
+            echo "== $name: FAILED ($status), $((SECONDS - start)) s"
+            tail -n "${FAILURE_LINES:-25}" "$out/$name.log"
+            echo "$name" >>"$failed"
+        fi
+    )"
 }
 
+# lane COMMAND...: beside others, at most LANES of them. `wait` ends when all have.
+lane() {
+    while [ "$(jobs -rp | wc -l)" -ge "${LANES:-4}" ]; do wait -n; done
+    "$@" &
+}
+
+wanted() { case " ${CLIENTS:-$1} " in *" $1 "*) ;; *) return 1 ;; esac; }
 have() { python3 -c "import $1" 2>/dev/null; }
 
 torchrun() { python3 -m torch.distributed.run --standalone --nproc-per-node "$gpus" "$@"; }
 export -f torchrun
 export gpus
 
-client ctypes 60 python3 "$here/c_tests/nccl_python.py" "$ours" "$gpus" cuda
+wanted ctypes && client ctypes 60 python3 "$here/c_tests/nccl_python.py" "$ours" "$gpus" cuda
 
-if have torch; then
+lacks() { ! have "$1" && echo "== $1: skipped, not installed"; }
+
+if wanted torch && ! lacks torch; then
     client torch 150 bash -c "LD_PRELOAD=$ours torchrun '$here/scripts/gpu/torch_client.py' --expect '$out' --losses '$out/ours.json' ${SUBJECTS:-}"
     client torch-nvidia 100 bash -c "torchrun '$here/scripts/gpu/torch_client.py' --losses '$out/theirs.json' ddp fsdp"
-    client losses 20 python3 - "$out/ours.json" "$out/theirs.json" <<'EOF'
+    client losses 20 python3 - "$out/ours.json" "$out/theirs.json" <<'EOF2'
 import json, sys
 ours, theirs = (json.load(open(path)) for path in sys.argv[1:])
 for name, losses in theirs.items():
     worst = max(abs(a - b) / abs(b) for a, b in zip(ours[name], losses))
     print(f"losses {name}: {len(losses)} steps, {losses[0]:.4f} to {losses[-1]:.4f}, largest difference {worst:.1e} of the loss")
     assert worst < 1e-4, (ours[name], losses)
-EOF
-else
-    echo "== torch: skipped, not installed"
+EOF2
 fi
 
-if have cupy; then
+# How long an eager call takes from PyTorch.
+if wanted latency && ! lacks torch; then
+    client latency 60 bash -c "LD_PRELOAD=$ours torchrun '$here/scripts/gpu/torch_client.py' --expect '$out' latency"
+    client latency-nvidia 60 bash -c "torchrun '$here/scripts/gpu/torch_client.py' latency"
+fi
+
+if wanted cupy && ! lacks cupy; then
     client cupy 130 env LD_PRELOAD="$ours" python3 "$here/scripts/gpu/cupy_client.py" "$gpus"
-else
-    echo "== cupy: skipped, not installed"
 fi
 
 # nccl-tests: compiled with our header and, since it has kernels for the device API, NVIDIA's headers of that, which include
-# ours. A line for each program and way: ranks of one thread, a thread for each, registered buffers, captured graphs.
-nvidia=$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0] + "/include")' 2>/dev/null)
-if [ -n "${NCCL_TESTS:-}" ] && command -v nvcc >/dev/null && [ -f "$nvidia/nccl_device.h" ]; then
+# ours.
+build_nccl_tests() {
+    local nvidia cuda
+    nvidia=$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0] + "/include")' 2>/dev/null)
+    command -v nvcc >/dev/null && [ -f "$nvidia/nccl_device.h" ] || return 1
     mkdir -p "$out/nccl/include" "$out/nccl/lib"
     cp -r "$nvidia"/* "$out/nccl/include/"
     cp "$here/include/unisono/nccl.h" "$out/nccl/include/"
@@ -75,21 +98,56 @@ if [ -n "${NCCL_TESTS:-}" ] && command -v nvcc >/dev/null && [ -f "$nvidia/nccl_
     cuda=$(dirname "$(dirname "$(realpath "$(command -v nvcc)")")")
     client nccl-tests-build 240 make -C "$NCCL_TESTS" -j 32 MPI=0 NCCL_HOME="$out/nccl" CUDA_HOME="$cuda" \
         BUILDDIR="$out/nccl-tests" NVCC_GENCODE="-gencode=arch=compute_90,code=sm_90"
-    # They have an ncclGetLastError of their own, which knows nothing.
-    export LD_LIBRARY_PATH=$out/lib NCCL_DEBUG=WARN
-    for program in "$out"/nccl-tests/*_perf; do
-        name=$(basename "$program" _perf)
-        check() { client "nccl-tests-$name$1" 60 "$program" -b 8 -e 4M -f 16 -n 2 -w 1 "${@:2}"; }
-        check -all-types -g "$gpus" -o all -d all
-        check -threads -t "$gpus" -g 1
-        check -graph -g "$gpus" -G 2
-        check -registered -g "$gpus" -R 1
-        check -windows -g "$gpus" -R 2
-        grep -hE "Out of bounds" "$out"/nccl-tests-"$name"-*.log | sort | uniq -c
+    programs=$out/nccl-tests
+}
+
+# nccl_test PROGRAM WAY OPTIONS...: every type and operator, from 8 bytes to 2 MiB, in place and not, every result compared;
+# fails too if it counts a wrong one and exits well.
+nccl_test() {
+    local program=$1 way=$2
+    shift 2
+    client "nccl-tests-$program-$way" 90 bash -c '"$@" && ! grep -q "Out of bounds values : [1-9]" "$0"' \
+        "$out/nccl-tests-$program-$way.log" \
+        "$programs/${program}_perf" -o all -d all -b 8 -e 2M -f 64 -n 1 -w 0 -p 1 "$@"
+}
+
+# Every program in every way: ranks of one thread, and a thread for each; captured graphs; registered buffers; windows;
+# misaligned buffers. Those that compute come first, since they take longest: there are more operators.
+nccl_tests() {
+    local program way options
+    for program in ${PROGRAMS:-all_reduce reduce_scatter reduce broadcast all_gather alltoall alltoallv gather scatter sendrecv hypercube}; do
+        for way in ${WAYS:-group graph registered threads windows misaligned}; do
+            case $way in
+                group) options="-g $gpus" ;;
+                graph) options="-g $gpus -G 2" ;;
+                registered) options="-g $gpus -R 1" ;;
+                threads) options="-t $gpus -g 1" ;;
+                windows) options="-t $gpus -g 1 -R 2" ;;
+                misaligned) options="-t $gpus -g 1 -u 1" ;;
+                *) echo "== nccl-tests: there is no way $way" | tee -a "$failed"; continue ;;
+            esac
+            lane nccl_test "$program" "$way" $options
+        done
     done
+    wait
+}
+
+programs=${NCCL_TESTS:-}
+if ! wanted nccl-tests; then
+    :
+elif [ -z "$programs" ]; then
+    echo "== nccl-tests: skipped, NCCL_TESTS names no folder"
+elif [ -x "$programs/all_reduce_perf" ] || build_nccl_tests; then
+    # They have an ncclGetLastError of their own, which knows nothing.
+    export LD_LIBRARY_PATH=$out/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} NCCL_DEBUG=WARN
+    nccl_tests
+    grep -hE "Out of bounds" "$out"/nccl-tests-*.log | sort | uniq -c
 else
-    echo "== nccl-tests: skipped: NCCL_TESTS names no sources, or nvcc or NVIDIA's nccl_device.h is missing"
+    echo "== nccl-tests: skipped, nvcc or NVIDIA's nccl_device.h is missing"
 fi
 
-[ "$wrong" = 0 ] && echo "all clients: ok" || echo "$wrong clients failed"
-[ "$wrong" = 0 ]
+if [ -s "$failed" ]; then
+    echo "$(wc -l <"$failed") clients failed:" $(cat "$failed")
+    exit 1
+fi
+echo "all clients: ok"

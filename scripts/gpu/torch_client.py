@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node N torch_client.py [--losses FILE] [--expect PART] [SUBJECT ...]
 
-Subjects: collectives, types, groups, ddp, fsdp, graphs, abort. Each prints a line of rank 0. --losses writes the losses of
-the training subjects, to be compared with those of another library; --expect is a part of the path of the library that
-must be in use.
+Subjects: collectives, types, groups, ddp, fsdp, graphs, abort; and latency, which is run only if named. Each prints a line
+of rank 0, latency one for each size. --losses writes the losses of the training subjects, to be compared with those of
+another library; --expect is a part of the path of the library that must be in use.
 """
 
 import argparse
@@ -266,7 +266,32 @@ def abort(rank, size):
     equal("after the abort", x, sum(values(r, 1000) for r in range(size)))
 
 
-SUBJECTS = {f.__name__: f for f in (collectives, types, groups, ddp, fsdp, graphs, abort)}
+def latency(rank, size):
+    """How long an eager call takes when calls follow each other: by the clock, of the slowest rank."""
+    calls = 200
+    for name, call in (("all_reduce", dist.all_reduce), ("broadcast", lambda x: dist.broadcast(x, 0))):
+        for count in (2, 1024, 8192, 65536):
+            x = torch.zeros(count, device="cuda")
+            times = []
+            for _ in range(30):
+                dist.barrier()
+                torch.cuda.synchronize()
+                call(x)
+                start = time.perf_counter()
+                for _ in range(calls):
+                    call(x)
+                torch.cuda.synchronize()
+                times.append((time.perf_counter() - start) / calls * 1e6)
+            # The first ones load and warm up.
+            times = torch.tensor(sorted(times[5:]), device="cuda")
+            dist.all_reduce(times, op=dist.ReduceOp.MAX)
+            median, least = times[len(times) // 2].item(), times[0].item()
+            if rank == 0:
+                print(f"torch latency {name} of {4 * count} bytes: {median:.1f} us a call, at least {least:.1f}", flush=True)
+
+
+SUBJECTS = {f.__name__: f for f in (collectives, types, groups, ddp, fsdp, graphs, abort, latency)}
+MEASURES = {"latency"}
 
 
 def in_use():
@@ -286,7 +311,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--losses")
     parser.add_argument("--expect")
-    parser.add_argument("subjects", nargs="*", default=list(SUBJECTS))
+    parser.add_argument("subjects", nargs="*", default=[name for name in SUBJECTS if name not in MEASURES])
     options = parser.parse_args()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

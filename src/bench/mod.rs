@@ -198,6 +198,9 @@ fn measure_all(options: &Options, seat: &Seat) -> Result<bool> {
     if options.bits {
         return device::bits(options, seat);
     }
+    if let Some(file) = &options.tune {
+        return device::tune(options, seat, file);
+    }
     let cases = options.cases(seat.size)?;
     if options.on_device() {
         return device::measure(options, seat, cases);

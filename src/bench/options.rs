@@ -66,6 +66,11 @@ pub(super) struct Options {
     #[arg(long)]
     pub(super) bits: bool,
 
+    /// On device memory: measure which protocols and grids suit these ranks' GPUs, and write them to FILE, for
+    /// UNISONO_TUNING. What a FILE that is there says of other numbers of ranks stays. Takes some minutes
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["libraries", "bits", "words"])]
+    pub(super) tune: Option<PathBuf>,
+
     /// Device pointers of local-broadcast and local-reduce, and GPUs that links looks at [default: as many as there
     /// are GPUs]
     #[arg(long, value_name = "N")]
@@ -282,7 +287,7 @@ impl Options {
 
     /// Whether buffers are on devices.
     pub(super) fn on_device(&self) -> bool {
-        self.device || self.graph || self.bits || !self.libraries.is_empty()
+        self.device || self.graph || self.bits || self.tune.is_some() || !self.libraries.is_empty()
     }
 
     /// Who runs the operations on device memory, the one to compare with first.

@@ -4,7 +4,8 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::context::{Context, alone};
-use super::staged::{StagedCall, Survey, What};
+use super::staged::{StagedCall, What};
+use super::survey::Survey;
 use super::work::Work;
 use crate::collective::checked::Checked;
 use crate::collective::request::Request;

@@ -7,20 +7,21 @@ use std::time::Duration;
 
 use super::batch::Pending;
 use super::context::{Context, Place};
+use super::survey::{Located, Spans};
 use super::{Call, Completion, Work};
 use crate::collective::checked::{self, Checked};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::Memory;
-use crate::cuda::exchange::{Direction, Job, Point, Pull, Stages};
+use crate::cuda::exchange::{Chosen, Direction, Job, Point, Pull, Stages, Table};
 use crate::deadline::Deadline;
 use crate::engine::device::{self, Caller, DeviceExchange, Enqueued, Load, MESSAGE_BYTES, Setup, Step, Way};
 use crate::engine::endpoint::{Through, lock};
 use crate::engine::executor::Run;
-use crate::engine::group::Group;
+use crate::engine::group::{Group, Turn};
 use crate::engine::operation::{Operation, Running};
 use crate::engine::wire::Class;
-use crate::error::{Result, fail};
+use crate::error::{Error, Result, fail};
 use crate::reduce::{DataType, Operator};
 use crate::signature::Signature;
 
@@ -37,6 +38,14 @@ impl Context {
     /// May allocate device memory, and wait for the device.
     pub fn connect_device(&self, device: u32) -> Result<()> {
         connect_devices(&[(self, device)])
+    }
+
+    /// As [`Context::connect_device`], by this table, the same on all ranks, instead of what `UNISONO_TUNING` or the device
+    /// says: for measuring tables.
+    pub fn connect_device_by(&self, device: u32, table: Table) -> Result<()> {
+        let choose = |_: &Devices, _| Ok(Chosen { table, by_hand: true });
+        let candidate = Candidate { context: self, device, first: None };
+        connect(&[candidate], Devices::open, choose, device::load)
     }
 
     /// Whether the ranks' GPUs exchange directly, and if not, why; `None` before it is agreed.
@@ -96,106 +105,137 @@ impl Context {
         if !fits(request, call) || buffers.len() > 1 || !self.cuda().exchanges() {
             return Ok(None);
         }
-        let is_point = request.kind.point_to_point();
-        if is_point && !group.devices().is_some_and(Way::serves_points) {
+        if request.kind.point_to_point() && !group.devices().is_some_and(Way::serves_points) {
             return Ok(None);
         }
-        let Some(memory) = self.device_of(group, request, call)? else { return Ok(None) };
-        let way = match group.devices() {
-            Some(way) => way,
-            None => {
-                connect(&[(self, memory)], Devices::open, device::load, false)?;
-                match group.devices() {
-                    Some(way) => way,
-                    None => fail!(Internal, "the ranks have connected, and agreed on nothing"),
-                }
-            }
+        let serves =
+            |exchange: &DeviceExchange| exchange.serves(request.kind, request.dtype, &request.operator);
+        match group.devices() {
+            Some(Way::Staged(_)) => return Ok(None),
+            Some(Way::Exchange(exchange)) if !serves(exchange) => return Ok(None),
+            _ => {}
+        }
+        let Some(OnMemory { what, device, name }) = self.on_memory(group, request, call)? else {
+            return Ok(None);
         };
-        let Way::Exchange(exchange) = way else { return Ok(None) };
-        if !exchange.serves(request.kind, request.dtype, &request.operator) {
-            return Ok(None);
+        if group.devices().is_none() {
+            let Some(device) = device else { return Ok(None) };
+            let first = Some(First { signature: what.signature(), timeout: call.timeout });
+            let candidate = Candidate { context: self, device, first };
+            connect(&[candidate], || self.cuda().devices().cloned(), choose, self.cuda().load())?;
         }
-        if memory != exchange.device() {
+        let exchange = match group.devices() {
+            Some(Way::Exchange(exchange)) if serves(exchange) => exchange,
+            Some(_) => return Ok(None),
+            None => fail!(Internal, "the ranks have connected, and agreed on nothing"),
+        };
+        if let Some(device) = device.filter(|device| *device != exchange.device()) {
             fail!(
                 InvalidArgument,
-                "the memory is on GPU {memory}, but rank {} of '{}' is on GPU {}: give each GPU a rank of its own",
+                "{name} is memory of GPU {device}, but rank {} of '{}' is on GPU {}: give each GPU a rank of its own",
                 self.rank(),
                 self.name(),
                 exchange.device()
             );
         }
-        let caller = Caller { stream: call.stream, timeout: call.timeout };
-        let what = if is_point {
-            let (_, signature, _) = self.point(request)?;
-            let len = checked::bytes("buffer", signature.count, request.dtype.size() as u64, request.dtype)?;
-            let sends = request.kind == Kind::Send;
-            let (direction, address) = match sends {
-                true => (Direction::Send, request.input.addr()),
-                false => (Direction::Receive, request.output.addr()),
-            };
-            let point = Point { direction, peer: request.root, address: address as u64, bytes: len as u64 };
-            What::Point(point, Signature { device: true, ..signature })
-        } else {
-            let checked = Checked::new(request, self.rank(), self.size())?;
-            if let Some(stages) = Stages::from_number(call.algorithm.unwrap_or(0)) {
-                let (what, signature) = pull(stages, &checked, call)?;
-                return Ok(Some(OnDevices {
-                    group: group.clone(),
-                    exchange: exchange.clone(),
-                    caller,
-                    what: What::Pull(what, signature),
-                }));
-            }
-            let job = Job {
-                kind: request.kind,
-                input: checked.input.addr() as u64,
-                output: checked.output.addr() as u64,
-                count: checked.signature.count,
-                dtype: request.dtype,
-                operator: request.operator,
-                root: checked.signature.root,
-                max_blocks: call.max_blocks,
-            };
-            What::Collective(job, Signature { device: true, ..checked.signature })
-        };
+        let caller = Caller { stream: call.stream, timeout: call.timeout, memory: name };
         Ok(Some(OnDevices { group: group.clone(), exchange: exchange.clone(), caller, what }))
     }
 
-    /// The device that a call's memory is on; `None`: it is the host's.
-    fn device_of(&self, group: &Group, request: &Request, call: &Call) -> Result<Option<u32>> {
+    /// The call, if it is one on device memory, and where that is.
+    fn on_memory(&self, group: &Group, request: &Request, call: &Call) -> Result<Option<OnMemory>> {
+        let cuda = self.cuda();
+        let mut known = None;
+        // Told by the pointers alone: most calls are on host memory, and parsed later.
+        let mut on_device = call.on_device;
         for address in [request.output.addr(), request.input.addr()] {
-            if address != 0
-                && let Some(location) = self.cuda().locate(address as u64)?
-                && location.memory == Memory::Device
-            {
-                return Ok(Some(location.device));
+            if !on_device && address != 0 {
+                known = cuda.locate(address as u64)?;
+                on_device = known.is_some_and(|found| found.memory != Memory::Host);
             }
         }
         // A call of nothing has no memory: its stream tells what the others will take it for.
-        Ok(match (group.devices(), &request.counts) {
-            (Some(Way::Exchange(exchange)), Counts::Uniform(0)) if call.stream.is_some() => {
-                Some(exchange.device())
-            }
-            _ => None,
-        })
+        let nothing = request.counts == Counts::Uniform(0);
+        on_device |= nothing && call.stream.is_some() && matches!(group.devices(), Some(Way::Exchange(_)));
+        if !on_device {
+            return Ok(None);
+        }
+        let (what, spans) = self.parse(request, call)?;
+        let located = Located::new(spans, cuda, known)?;
+        // A pointer that this rank does not use says nothing.
+        if !nothing && !call.on_device && !located.is_on_device() {
+            return Ok(None);
+        }
+        let (mut device, name) = located.reachable(cuda)?;
+        if device.is_none() && group.devices().is_none() {
+            device = match call.stream.filter(|stream| !stream.is_default()) {
+                Some(stream) => Some(cuda.devices()?.device_of_stream(stream)?),
+                None => located.allocated_on(),
+            };
+        }
+        Ok(Some(OnMemory { what, device, name }))
     }
+
+    fn parse(&self, request: &Request, call: &Call) -> Result<(What, Spans)> {
+        if request.kind.point_to_point() {
+            let (_, signature, message) = self.point(request)?;
+            let len = checked::bytes("buffer", signature.count, request.dtype.size() as u64, request.dtype)?;
+            let (direction, address) = match request.kind {
+                Kind::Send => (Direction::Send, request.input.addr()),
+                _ => (Direction::Receive, request.output.addr()),
+            };
+            let point = Point { direction, peer: request.root, address: address as u64, bytes: len as u64 };
+            let what = What::Point(point, Signature { device: true, ..signature });
+            return Ok((what, Spans::of_message(&message)));
+        }
+        let checked = Checked::new(request, self.rank(), self.size())?;
+        if let Some(stages) = Stages::from_number(call.algorithm.unwrap_or(0)) {
+            let (what, signature) = pull(stages, &checked, call)?;
+            return Ok((What::Pull(what, signature), Spans::of_collective(&checked)));
+        }
+        let job = Job {
+            kind: request.kind,
+            input: checked.input.addr() as u64,
+            output: checked.output.addr() as u64,
+            count: checked.signature.count,
+            dtype: request.dtype,
+            operator: request.operator,
+            root: checked.signature.root,
+            max_blocks: call.max_blocks,
+        };
+        let what = What::Collective(job, Signature { device: true, ..checked.signature });
+        Ok((what, Spans::of_collective(&checked)))
+    }
+}
+
+/// A call on device memory.
+struct OnMemory {
+    what: What,
+    /// Whose memory it is; `None`: any device's that asks for it.
+    device: Option<u32>,
+    /// The argument that names it.
+    name: &'static str,
 }
 
 /// Has the devices agree for those operations that need it, side by side.
 pub(super) fn connect_for(operations: &[(&Context, &Request, &Call)]) -> Result<()> {
-    let mut open = Vec::new();
-    for (context, request, call) in operations {
+    let mut open: Vec<Candidate<'_>> = Vec::new();
+    for &(context, request, call) in operations {
         let Place::Group(group) = context.place() else { continue };
         if group.devices().is_none()
             && fits(request, call)
             && !request.kind.point_to_point()
             && context.cuda().exchanges()
-            && let Some(device) = context.device_of(group, request, call)?
+            && let Some(OnMemory { what, device: Some(device), .. }) =
+                context.on_memory(group, request, call)?
         {
-            open.push((*context, device));
+            let first = Some(First { signature: what.signature(), timeout: call.timeout });
+            open.push(Candidate { context, device, first });
         }
     }
-    if open.is_empty() { Ok(()) } else { connect(&open, Devices::open, device::load, false) }
+    let Some(Candidate { context, .. }) = open.first() else { return Ok(()) };
+    let cuda = context.cuda();
+    connect(&open, || cuda.devices().cloned(), choose, cuda.load())
 }
 
 /// Whether such calls can be exchanged between devices: all ranks make the same.
@@ -241,6 +281,16 @@ enum What {
     Collective(Job, Signature),
     Pull(Pull, Signature),
     Point(Point, Signature),
+}
+
+impl What {
+    fn signature(&self) -> Signature {
+        match self {
+            What::Collective(_, signature) | What::Pull(_, signature) | What::Point(_, signature) => {
+                *signature
+            }
+        }
+    }
 }
 
 impl OnDevices {
@@ -339,37 +389,65 @@ pub(super) unsafe fn enqueue_together(points: &[OnDevices]) -> Vec<Result<Work>>
 /// [`Context::connect_device`] for several contexts of this process at once, each with its device: what a thread needs
 /// that has several ranks of one group. Contexts that have agreed already are left alone.
 pub fn connect_devices(contexts: &[(&Context, u32)]) -> Result<()> {
-    connect(contexts, Devices::open, device::load, true)
+    let candidates: Vec<Candidate<'_>> =
+        contexts.iter().map(|&(context, device)| Candidate { context, device, first: None }).collect();
+    connect(&candidates, Devices::open, choose, device::load)
 }
 
-/// [`connect_devices`] with the driver that `devices` opens, and the kernels that `load` loads.
+/// The table that this process goes by on a device.
+fn choose(devices: &Devices, device: u32) -> Result<Chosen> {
+    Chosen::of_device(devices.driver(), device)
+}
+
+/// A context whose devices are to agree.
+#[derive(Clone, Copy)]
+struct Candidate<'a> {
+    context: &'a Context,
+    /// This rank's.
+    device: u32,
+    /// The call that needs it; `None`: it comes before all calls.
+    first: Option<First>,
+}
+
+/// A group's first call on device memory.
+#[derive(Clone, Copy)]
+struct First {
+    signature: Signature,
+    timeout: Option<Duration>,
+}
+
+/// Has the devices agree, by the driver that `devices` opens, the table that is chosen for a device, and the kernels that
+/// `load` loads.
 fn connect(
-    contexts: &[(&Context, u32)],
+    candidates: &[Candidate<'_>],
     devices: impl Fn() -> Result<Arc<Devices>> + Copy,
+    choose: impl Fn(&Devices, u32) -> Result<Chosen> + Copy,
     load: Load,
-    before_calls: bool,
 ) -> Result<()> {
-    let groups = contexts.iter().filter_map(|(context, device)| match context.place() {
-        Place::Group(group) => Some((*context, group, *device)),
-        Place::Solo => None,
-    });
-    let open: Vec<_> = groups.filter(|(_, group, _)| group.devices().is_none()).collect();
     let mut turns = Vec::new();
     let mut connecting = Vec::new();
     let mut others = Vec::new();
-    for (context, group, device) in open {
+    for &candidate in candidates {
+        let Candidate { context, device, first } = candidate;
+        let Place::Group(group) = context.place() else { continue };
+        if group.devices().is_some() {
+            continue;
+        }
         // Another thread may be at it, or the list may have it twice.
         match group.connecting().try_lock() {
             Ok(turn) if group.devices().is_none() => {
                 turns.push(turn);
+                let first = first.map(|first| group.announce(first.signature, first.timeout)).transpose()?;
+                let blocks = context.max_blocks();
                 let (setup, step) =
-                    Setup::begin(group, devices(), device, load, before_calls, context.max_blocks());
-                let mut one = Connecting { context, group, setup, round: None };
+                    Setup::begin(group, devices(), device, choose, load, first.as_ref(), blocks);
+                let compare_at = first.map_or(Deadline::NEVER, |first| first.compare_at(first.called));
+                let mut one = Connecting { context, group, setup, first, compare_at, round: None };
                 one.step(step)?;
                 connecting.push(one);
             }
             Ok(_) => {}
-            Err(_) => others.push((context, group, device)),
+            Err(_) => others.push((group, candidate)),
         }
     }
     while !connecting.is_empty() {
@@ -389,10 +467,10 @@ fn connect(
         }
     }
     drop(turns);
-    for (context, group, device) in others {
+    for (group, candidate) in others {
         drop(lock(group.connecting()));
         if group.devices().is_none() {
-            connect(&[(context, device)], devices, load, before_calls)?;
+            connect(&[candidate], devices, choose, load)?;
         }
     }
     Ok(())
@@ -403,6 +481,10 @@ struct Connecting<'a> {
     context: &'a Context,
     group: &'a Arc<Group>,
     setup: Setup,
+    /// The call that needs it, announced.
+    first: Option<Turn>,
+    /// When the other ranks are told of that call: one that has called something else does not come.
+    compare_at: Deadline,
     round: Option<Gathering>,
 }
 
@@ -412,21 +494,51 @@ type Gathering = (Arc<Running>, Arc<Mutex<Vec<u8>>>);
 impl Connecting<'_> {
     fn step(&mut self, step: Step) -> Result<()> {
         self.round = match step {
-            Step::Gather(message) => Some(self.context.gather(self.group, &message)?),
-            Step::Agreed(_) => None,
+            Step::Gather(message) => {
+                // All rounds have the time of the call.
+                let timeout = self.first.map(|first| first.deadline.remaining().unwrap_or(Duration::MAX));
+                let gathering = self.context.gather(self.group, &message, timeout);
+                Some(gathering.map_err(|error| self.told(error))?)
+            }
+            Step::Agreed(_) => {
+                if let Some(first) = self.first.take() {
+                    self.group.retract(&first);
+                }
+                None
+            }
         };
         Ok(())
     }
 
     fn advance(&mut self) -> Result<Poll<()>> {
         while let Some((running, gathered)) = &self.round {
-            let Some(result) = running.result() else { return Ok(Poll::Pending) };
-            result?;
+            let Some(result) = running.result() else {
+                self.compare();
+                return Ok(Poll::Pending);
+            };
             let gathered = std::mem::take(&mut *lock(gathered));
-            let step = self.setup.next(&gathered)?;
+            let step = result.and_then(|_| self.setup.next(&gathered)).map_err(|error| self.told(error))?;
             self.step(step)?;
         }
         Ok(Poll::Ready(()))
+    }
+
+    /// Tells the others of the call that needs it, when that is due.
+    fn compare(&mut self) {
+        if let Some(first) = self.first.as_ref().filter(|_| self.compare_at.expired()) {
+            self.compare_at = Deadline::NEVER;
+            let own = self.group.rank();
+            let others: Vec<u32> = (0..self.group.size()).filter(|&rank| rank != own).collect();
+            self.group.compare(first, &others);
+        }
+    }
+
+    /// An error of the setup, told with the call that needs it.
+    fn told(&self, error: Error) -> Error {
+        match &self.first {
+            Some(first) => self.group.miscarry(first, &error),
+            None => error,
+        }
     }
 
     fn wait(&self, deadline: Deadline) {
@@ -440,7 +552,7 @@ impl Connecting<'_> {
 impl Context {
     /// Gathers a message of every rank, in rank order.
     pub(super) fn gather_all(&self, group: &Arc<Group>, message: &[u8; MESSAGE_BYTES]) -> Result<Vec<u8>> {
-        let (running, gathered) = self.gather(group, message)?;
+        let (running, gathered) = self.gather(group, message, None)?;
         // Its own deadline ends it.
         if let Some(result) = running.wait(Deadline::NEVER) {
             result?;
@@ -449,7 +561,12 @@ impl Context {
     }
 
     /// Starts to gather a message of every rank, in rank order.
-    fn gather(&self, group: &Arc<Group>, message: &[u8; MESSAGE_BYTES]) -> Result<Gathering> {
+    fn gather(
+        &self,
+        group: &Arc<Group>,
+        message: &[u8; MESSAGE_BYTES],
+        timeout: Option<Duration>,
+    ) -> Result<Gathering> {
         let mine: Box<[u8]> = message.to_vec().into();
         let mut all = vec![0; MESSAGE_BYTES * group.size() as usize];
         let request = Request {
@@ -465,7 +582,7 @@ impl Context {
         let into = Arc::new(Mutex::new(Vec::new()));
         let gathered = into.clone();
         let (signature, plan) = plan;
-        let running = group.start(Class::Internal, 0, signature, None, |turn| {
+        let running = group.start(Class::Internal, 0, signature, timeout, |turn| {
             // SAFETY: the operation keeps the buffers, which have the lengths that the request says, for as long as it lives.
             let run = unsafe { Run::new(group, turn, plan, request.input, request.output) };
             Gather { run, _mine: mine, all, into }

@@ -1,5 +1,6 @@
 //! Who is in the group and in which order its operations run: contexts, their children, work handles.
 
+mod ahead;
 mod alone;
 pub mod batch;
 pub mod buffer;
@@ -10,6 +11,7 @@ pub mod prepared;
 mod several;
 pub mod sparse;
 mod staged;
+mod survey;
 mod watch;
 pub mod wide;
 pub mod window;
@@ -77,9 +79,18 @@ pub struct Call {
     /// given afterwards waits for it. Without one, an operation on device memory comes after what the default stream of
     /// its device was given before.
     ///
+    /// A thread may be so far ahead of the stream as the driver has room for what it gives the stream. Where calls go by way of the host, a
+    /// call waits while its stream waits for 16 earlier ones; for 50 ms at first, since those may need what the thread does next.
+    /// At 64 it waits until one has ended, or fails with [`Status::Timeout`](crate::error::Status). What the caller itself gives
+    /// the stream behind such a call is not counted: a few hundred launches and copies at most.
+    ///
     /// By way of the host, the stream waits in a queue of the device of which a process has few (CUDA_DEVICE_MAX_CONNECTIONS,
     /// 8 unless set, for each priority), and holds up other streams in it. So calls on two streams come in one order on all
     /// ranks, as if the two were one, or there are no more such streams than queues; and none has the highest priority,
     /// with which the library's own copies run.
     pub stream: Option<StreamHandle>,
+    /// Whether the call is on what GPUs reach, whatever its pointers look like: memory of the device, managed memory, or pinned
+    /// memory of the host. Other memory is refused then. Otherwise a call is one on device memory if a pointer is of device or managed
+    /// memory.
+    pub on_device: bool,
 }

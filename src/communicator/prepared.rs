@@ -381,7 +381,7 @@ mod tests {
             10..100 => (Memory::Device, address as u32 / 10),
             _ => (Memory::Managed, 0),
         };
-        Ok(Some(Location { memory, device, base: address, bytes: 1, buffer: address }))
+        Ok(Some(Location { memory, device, base: address, bytes: 1, buffer: address, mapped: false }))
     }
 
     fn found(addresses: &[usize], streams: usize) -> Result<bool> {

@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 use self::run::{Counting, Part, Source, SparseRun};
 use self::tensor::{Elements, Gathered, Shape, Tensor};
 use super::context::{DEFAULT_TIMEOUT, Place as Membership, class_of};
-use super::staged::Spans;
+use super::survey::Spans;
 use super::{Call, Completion, Context, Work};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{Location, Memory, StreamHandle};
@@ -141,12 +141,15 @@ impl Sparse {
         parts.retain(|(_, bytes, to)| !bytes.is_empty() && !to.is_null());
         let mut device = None;
         for &(name, bytes, to) in &parts {
-            let found = self.locate(to)?.filter(|location| location.memory != Memory::Host);
+            let found = self
+                .locate(to.expose_provenance() as u64)?
+                .filter(|location| location.memory != Memory::Host);
             if let Some(location) = &found {
-                let room = (location.base.saturating_add(location.bytes))
-                    .saturating_sub(to.expose_provenance() as u64);
-                if room < bytes.len() as u64 {
-                    let bytes = bytes.len();
+                let (start, bytes) = (to.expose_provenance() as u64, bytes.len());
+                let end =
+                    location.reach(start, start.saturating_add(bytes as u64), |next| self.locate(next))?;
+                let room = end.saturating_sub(start);
+                if room < bytes as u64 {
                     fail!(
                         InvalidArgument,
                         "{name} has {room} bytes left in its allocation, but {bytes} are needed"
@@ -191,8 +194,7 @@ impl Sparse {
         }
     }
 
-    fn locate(&self, to: *mut u8) -> Result<Option<Location>> {
-        let address = to.expose_provenance() as u64;
+    fn locate(&self, address: u64) -> Result<Option<Location>> {
         match &self.devices {
             Some(devices) => devices.locate(address),
             None => Libcuda::locate_if_loaded(address),

@@ -7,31 +7,33 @@ use std::sync::{Arc, Mutex};
 
 use once_cell::sync::OnceCell;
 
+use super::ahead;
 use super::context::{Context, Place as Membership, class_of};
+use super::survey::Survey;
 use super::work::Work;
 use super::{Call, Completion};
 use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
-use crate::cuda::driver::{Location, Memory, Priority};
+use crate::cuda::driver::{Location, Priority};
 use crate::cuda::fold::FoldKernels;
 use crate::cuda::libcuda::Libcuda;
 use crate::cuda::local::Kernels;
 use crate::cuda::stream::Stream;
 use crate::cuda::word::Word;
 use crate::deadline::Deadline;
+use crate::engine::device::{self, Load};
 use crate::engine::endpoint::lock;
 use crate::engine::group::{Group, Turn};
 use crate::engine::lane::{Destination, Source};
 use crate::engine::operation::{Operation, Running};
 use crate::engine::point::{Message, Point};
 use crate::engine::staged::relay::{Combine, Limits, Plan, Relay, Route};
-use crate::engine::staged::{self, Cut, Entry, Exchange, Job, Place, Shape, Side, Staged, StreamOrder};
+use crate::engine::staged::{self, Blocks, Cut, Entry, Exchange, Job, Shape, Side, Staged, StreamOrder};
 use crate::engine::wire::Class;
-use crate::error::{Result, Status, fail};
+use crate::error::{Result, Status};
 use crate::reduce::{Operator, Reducer};
 use crate::signature::Signature;
-use crate::sys;
 
 /// The devices as one context sees them.
 #[derive(Default)]
@@ -45,6 +47,8 @@ pub(super) struct Cuda {
     piece: std::sync::atomic::AtomicUsize,
     #[cfg(test)]
     limits: std::sync::OnceLock<Limits>,
+    #[cfg(test)]
+    load: std::sync::OnceLock<Load>,
 }
 
 impl Cuda {
@@ -62,7 +66,7 @@ impl Cuda {
     }
 
     /// A stream for calls that name none.
-    fn front(&self, device: u32) -> Result<Arc<Stream>> {
+    pub(super) fn front(&self, device: u32) -> Result<Arc<Stream>> {
         let mut fronts = lock(&self.fronts);
         if let Some(front) = fronts.iter().find(|front| front.device() == device) {
             return Ok(front.clone());
@@ -120,7 +124,24 @@ impl Cuda {
 
     #[cfg(test)]
     pub(super) fn exchanges(&self) -> bool {
-        self.devices.get().is_none()
+        self.devices.get().is_none() || self.load.get().is_some()
+    }
+
+    /// What loads the kernels by which devices exchange.
+    #[cfg(not(test))]
+    pub(super) fn load(&self) -> Load {
+        device::load
+    }
+
+    #[cfg(test)]
+    pub(super) fn load(&self) -> Load {
+        self.load.get().copied().unwrap_or(device::load)
+    }
+
+    /// Other kernels than the library's.
+    #[cfg(test)]
+    pub(super) fn pretend_load(&self, load: Load) {
+        let _ = self.load.set(load);
     }
 
     /// Other devices than the machine's, which do not exchange, and shorter pieces.
@@ -144,79 +165,6 @@ fn relays() -> bool {
 #[cfg(test)]
 fn relays() -> bool {
     true
-}
-
-/// The memory that a call names on this rank.
-#[derive(Clone, Copy)]
-pub(super) struct Spans {
-    input: Span,
-    output: Span,
-}
-
-#[derive(Clone, Copy)]
-struct Span {
-    /// The argument, for errors.
-    name: &'static str,
-    address: *mut u8,
-    bytes: usize,
-}
-
-impl Spans {
-    /// Those of a collective.
-    pub(super) fn of_collective(checked: &Checked) -> Spans {
-        let element = checked.dtype.size();
-        let names = match checked.signature.kind {
-            Kind::Broadcast => ["buffer", "buffer"],
-            _ => ["sendbuf", "recvbuf"],
-        };
-        Spans {
-            input: Span {
-                name: names[0],
-                address: checked.input.cast_mut(),
-                bytes: checked.input_len() * element,
-            },
-            output: Span { name: names[1], address: checked.output, bytes: checked.output_len() * element },
-        }
-    }
-
-    /// Those of a sparse tensor, which is read only: both are inputs.
-    pub(super) fn of_tensor(indices: (*const i64, usize), values: (*const u8, usize)) -> Spans {
-        Spans {
-            input: Span { name: "indices", address: indices.0.cast_mut().cast(), bytes: indices.1 },
-            output: Span { name: "values", address: values.0.cast_mut(), bytes: values.1 },
-        }
-    }
-
-    /// That of a send or receive.
-    pub(super) fn of_message(message: &Message) -> Spans {
-        let none = |name| Span { name, address: std::ptr::null_mut(), bytes: 0 };
-        let (mut input, mut output) = (none("sendbuf"), none("recvbuf"));
-        match *message {
-            Message::Send { from, .. } => {
-                (input.address, input.bytes) = (from.address.cast_mut(), from.len);
-            }
-            Message::Receive { into, .. } | Message::ReceiveAny { into, .. } => {
-                (output.address, output.bytes) = (into.address, into.len);
-            }
-        }
-        Spans { input, output }
-    }
-}
-
-/// Where a call's memory is, and the stream that it is ordered on.
-pub(super) struct Survey {
-    pub(super) devices: Arc<Devices>,
-    pub(super) device: u32,
-    /// Whether any of it is a device's.
-    on_device: bool,
-    pub(super) input: Place,
-    pub(super) output: Place,
-    pub(super) input_bytes: usize,
-    pub(super) output_bytes: usize,
-    /// The caller's, or ours that waits for the default stream.
-    pub(super) stream: Arc<Stream>,
-    /// Whether it is the caller's.
-    pub(super) ordered: bool,
 }
 
 /// A call that is staged, or ordered on a stream.
@@ -266,7 +214,7 @@ impl Begun {
         let Some(Close { stream, running, exit }) = self.close else { return Ok(self.work) };
         let waits = match exit {
             Some(exit) if exit.is_released() => Ok(()),
-            Some(exit) => stream.wait_word(&exit),
+            Some(exit) => stream.wait_word(&exit).inspect(|()| ahead::note(&stream, &running)),
             None => return self.work.wait(Deadline::NEVER).map(|_| self.work),
         };
         if let Err(error) = waits {
@@ -282,120 +230,11 @@ impl Begun {
     }
 }
 
-impl Survey {
-    /// Where the two spans are.
-    pub(super) fn places(&self) -> (Place, Place) {
-        (self.input, self.output)
-    }
-
-    /// The stream that the call is ordered on, and whether it is the caller's.
-    pub(super) fn stream(&self) -> (&Stream, bool) {
-        (&self.stream, self.ordered)
-    }
-
-    pub(super) fn devices(&self) -> &Arc<Devices> {
-        &self.devices
-    }
-}
-
 impl Context {
-    /// Whether a call is on device memory or ordered on a stream; if so, where its memory is. `None`: an ordinary call.
-    pub(super) fn survey(&self, spans: Spans, call: &Call) -> Result<Option<Survey>> {
-        let cuda = self.cuda();
-        let locate = |span: &Span| -> Result<Option<Location>> {
-            if span.bytes == 0 { Ok(None) } else { cuda.locate(span.address.expose_provenance() as u64) }
-        };
-        let located = [(spans.input, locate(&spans.input)?), (spans.output, locate(&spans.output)?)];
-        let of_device = |location: &Option<Location>| {
-            location.is_some_and(|location| matches!(location.memory, Memory::Device | Memory::Managed))
-        };
-        let on_device = located.iter().any(|(_, location)| of_device(location));
-        if !on_device && call.stream.is_none() {
-            return Ok(None);
-        }
-        let devices = cuda.devices()?.clone();
-        let stream_device = call.stream.filter(|stream| !stream.is_default());
-        let stream_device = stream_device.map(|stream| devices.device_of_stream(stream)).transpose()?;
-        let mut device: Option<(u32, &str)> = None;
-        let mut managed = None;
-        for (span, location) in &located {
-            let Some(location) = location else { continue };
-            match location.memory {
-                Memory::Host => continue,
-                // It goes to whichever device asks for it.
-                Memory::Managed => {
-                    managed = Some(location.device);
-                    continue;
-                }
-                Memory::Device => {}
-            }
-            let (name, found) = (span.name, location.device);
-            if let Some((other, first)) = device
-                && other != found
-            {
-                fail!(
-                    InvalidArgument,
-                    "{first} is memory of GPU {other}, but {name} of GPU {found}: buffers of a call share a device"
-                );
-            }
-            device.get_or_insert((found, name));
-            let room = (location.base.saturating_add(location.bytes))
-                .saturating_sub(span.address.expose_provenance() as u64);
-            if room < span.bytes as u64 {
-                let bytes = span.bytes;
-                fail!(
-                    InvalidArgument,
-                    "{name} has {room} bytes left in its allocation, but {bytes} are needed"
-                );
-            }
-        }
-        if let (Some((memory, name)), Some(stream)) = (device, stream_device)
-            && memory != stream
-        {
-            fail!(
-                InvalidArgument,
-                "call->stream is a stream of GPU {stream}, but {name} is memory of GPU {memory}"
-            );
-        }
-        for (span, location) in &located {
-            if location.is_none() && span.bytes > 0 {
-                readable(span)?;
-            }
-        }
-        let device = match (device, stream_device, managed, call.stream) {
-            (Some((device, _)), ..) | (None, Some(device), ..) => device,
-            (None, None, _, Some(stream)) => devices.device_of_stream(stream)?,
-            (None, None, managed, None) => managed.unwrap_or(0),
-        };
-        let stream = match call.stream {
-            // SAFETY: whoever made the call promised a stream that lives until the operation is complete.
-            Some(handle) => Arc::new(unsafe { Stream::borrow(&devices, device, handle) }?),
-            None => cuda.front(device)?,
-        };
-        if call.stream.is_some() {
-            stream.refuse_capture("call->stream", "a call by way of the host cannot be captured")?;
-        }
-        let place = |span: &Span, location: &Option<Location>| match of_device(location) {
-            true => Place::Device(span.address.expose_provenance() as u64),
-            false => Place::Host(span.address),
-        };
-        Ok(Some(Survey {
-            device,
-            on_device,
-            input: place(&located[0].0, &located[0].1),
-            output: place(&located[1].0, &located[1].1),
-            input_bytes: spans.input.bytes,
-            output_bytes: spans.output.bytes,
-            stream,
-            ordered: call.stream.is_some(),
-            devices,
-        }))
-    }
-
-    /// A collective that the driver keeps this rank from starting fails for all: the others would wait for it.
+    /// A collective that this rank is kept from starting fails for all: the others would wait for it.
     pub(super) fn or_fail<T>(&self, result: Result<T>) -> Result<T> {
         if let (Err(error), Membership::Group(group)) = (&result, self.place())
-            && matches!(error.status(), Status::Cuda | Status::OutOfMemory)
+            && matches!(error.status(), Status::Cuda | Status::OutOfMemory | Status::Timeout)
         {
             group.fail(error.context(format_args!("rank {} of '{}'", group.rank(), group.name())));
         }
@@ -447,6 +286,11 @@ impl Context {
         let (devices, stream, ordered) =
             (call.survey.devices.clone(), call.survey.stream.clone(), call.survey.ordered);
         let (class, tag, signature) = self.header(&call, options)?;
+        if ordered {
+            let deadline = Deadline::after(options.timeout.unwrap_or(group.timeout()));
+            let room = ahead::make_room(&stream, group, deadline);
+            if class == Class::PointToPoint { room } else { self.or_fail(room) }?;
+        }
         let plan = self.plan_relay(&call, group, request, options, &signature);
         let job = self.job(call, group, request, options);
         let (job, exit) = if class == Class::PointToPoint { job } else { self.or_fail(job) }?;
@@ -471,8 +315,8 @@ impl Context {
                     // What is wrong with it is said now. It also notes the algorithm.
                     self.plans().plan(&mut checked, options, self.seat())?;
                 }
-                // Lists are exchanged whole, as from host memory; so ranks may differ in their memory.
-                checked.signature.device = call.survey.on_device && !is_listed(&checked);
+                // Lists that not every rank knows are exchanged whole, as from host memory; so ranks may differ in their memory.
+                checked.signature.device = call.survey.on_device && !checked.listed;
                 let (class, tag) = class_of(options);
                 Ok((class, tag, checked.signature))
             }
@@ -528,7 +372,7 @@ impl Context {
             false => None,
         };
         let order = StreamOrder { devices, device, entry, exit: exit.clone() };
-        let shape = |bytes, blocks| Shape { bytes, blocks };
+        let shape = |bytes, blocks| Shape { bytes, blocks: Blocks::Even(blocks) };
         let job = match what {
             What::Message(_, message) => {
                 let sends = matches!(message, Message::Send { .. });
@@ -552,12 +396,24 @@ impl Context {
                     Kind::Alltoall => (size, size),
                     _ => (1, 1),
                 };
-                let element = checked.dtype.size();
-                let cut = match request.counts {
-                    Counts::Uniform(count) if on_device => {
-                        Cut::even(count, reads.max(writes) as u64, element, self.cuda().piece_bytes())
+                let (element, piece) = (checked.dtype.size(), self.cuda().piece_bytes());
+                let shape = |bytes, blocks| match &request.counts {
+                    // What is one block is this rank's.
+                    Counts::Blocks(counts) => {
+                        let own = checked.rank as usize;
+                        let counts = if blocks == 1 { &counts[own..=own] } else { counts };
+                        Shape { bytes, blocks: Blocks::Listed(counts.into()) }
                     }
-                    // Ranks with host memory do not cut, and not every rank knows a list.
+                    _ => shape(bytes, blocks),
+                };
+                let cut = match &request.counts {
+                    Counts::Uniform(count) if on_device => {
+                        Cut::even(*count, reads.max(writes) as u64, element, piece)
+                    }
+                    Counts::Blocks(counts) if on_device && !checked.listed => {
+                        Cut::listed(counts, element, piece)
+                    }
+                    // Ranks with host memory do not cut, and not every rank knows other lists.
                     _ => Cut::whole(),
                 };
                 // A broadcast's root has its result already, unless it is to go elsewhere.
@@ -582,7 +438,13 @@ impl Context {
     fn exchange_pieces(&self, request: &Request, options: &Call) -> Exchange {
         let (context, request, options) = (self.clone(), request.clone(), options.clone());
         Box::new(move |group, turn, piece, input, output| {
-            let counts = if piece.whole { request.counts.clone() } else { Counts::Uniform(piece.len) };
+            let counts = match &request.counts {
+                counts if piece.whole => counts.clone(),
+                Counts::Blocks(counts) => {
+                    Counts::Blocks(counts.iter().map(|&count| piece.of(count).1).collect())
+                }
+                _ => Counts::Uniform(piece.len),
+            };
             let request = Request { input, output, counts, ..request.clone() };
             let mut checked = Checked::new(&request, group.rank(), group.size())?;
             // SAFETY: the engine gives memory of the piece's size, and keeps it until the operation has ended.
@@ -592,11 +454,6 @@ impl Context {
             }
         })
     }
-}
-
-/// Whether not every rank knows how much every other has.
-fn is_listed(checked: &Checked) -> bool {
-    checked.listed || checked.signature.count & crate::signature::COUNT_IS_DIGEST != 0
 }
 
 /// The operation of a call that is staged.
@@ -641,21 +498,4 @@ fn exchange_message(group: &Arc<Group>, message: Message, tag: u64) -> Exchange 
         // SAFETY: the engine gives memory of the message's size, and keeps it until the operation has ended.
         Ok(Box::new(unsafe { Point::in_turn(group, turn, message, place.take()) }))
     })
-}
-
-/// Host memory that a call names beside a device or a stream must be there: freed device memory looks like it.
-fn readable(span: &Span) -> Result<()> {
-    let mut byte = [0u8];
-    let address = span.address.expose_provenance() as u64;
-    match sys::memory::read_process(std::process::id(), address, &mut byte) {
-        Err(cause) if matches!(cause.raw_os_error(), Some(libc::EFAULT)) => {
-            let name = span.name;
-            fail!(
-                InvalidArgument,
-                "{name} ({address:#x}) is neither memory that CUDA knows nor memory of this process: has it been freed?"
-            )
-        }
-        // The kernel may forbid the question.
-        _ => Ok(()),
-    }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::work::Enqueued;
 use crate::engine::endpoint::lock;
-use crate::engine::operation::Callback;
+use crate::engine::operation::{self, Callback};
 
 /// Between two looks at what is not done.
 const NAP: Duration = Duration::from_micros(100);
@@ -47,7 +47,7 @@ fn watch() {
             std::thread::sleep(NAP);
         }
         for (then, result) in done {
-            then(result);
+            operation::call_back(then, result);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::Completion;
-use super::watch;
+use super::{ahead, watch};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::event::Event;
@@ -98,7 +98,8 @@ impl Work {
         }
     }
 
-    /// Has what `stream` is given after this wait for the operation, instead of the host. Returns at once. A failure
+    /// Has what `stream` is given after this wait for the operation, instead of the host. Returns at once, unless the stream
+    /// waits for many already, as [`Call::stream`](super::Call) says. A failure
     /// of the operation lets the stream go on, too: the work tells of it. The handle of a default stream means that of
     /// the calling thread's current device. A stream that is being captured is `InvalidUsage`.
     ///
@@ -122,8 +123,10 @@ impl Work {
         match (&self.state, running) {
             (State::Enqueued(enqueued), _) => stream.wait(&enqueued.event),
             (_, Some(running)) => {
+                ahead::make_room(&stream, running.group(), Deadline::after(running.group().timeout()))?;
                 let word = devices.word(device)?;
                 stream.wait_word(&word)?;
+                ahead::note(&stream, running);
                 running.on_complete(Box::new(move |_| word.release()));
                 Ok(())
             }

@@ -70,6 +70,40 @@ pub struct Location {
     /// A number that no other allocation of this process has had or will have: addresses come back after a free, this
     /// does not.
     pub buffer: u64,
+    /// Whether a program has mapped it piece by piece, as PyTorch its expandable segments: `base` and `bytes` are those of the
+    /// range of addresses, parts of which may have no memory.
+    pub mapped: bool,
+}
+
+impl Location {
+    /// Where its allocation ends.
+    pub fn end(&self) -> u64 {
+        self.base.saturating_add(self.bytes)
+    }
+
+    /// The end of the memory that `start`, which is in it, begins; of mapped memory, looked at no further than `until`.
+    pub fn reach(
+        &self,
+        start: u64,
+        until: u64,
+        mut locate: impl FnMut(u64) -> Result<Option<Location>>,
+    ) -> Result<u64> {
+        if !self.mapped {
+            return Ok(self.end());
+        }
+        let mut is_there = |address| -> Result<bool> {
+            Ok(locate(address)?.is_some_and(|found| found.mapped && found.device == self.device))
+        };
+        if until <= start || is_there(until - 1)? {
+            return Ok(until);
+        }
+        let (mut there, mut beyond) = (start, until - 1);
+        while beyond - there > 1 {
+            let middle = there.midpoint(beyond);
+            *if is_there(middle)? { &mut there } else { &mut beyond } = middle;
+        }
+        Ok(beyond)
+    }
 }
 
 /// What a process opens another's device memory by (`CUipcMemHandle`): bytes, to be sent to it.
@@ -126,7 +160,8 @@ pub struct Grid {
 /// A function that a stream calls on a thread of the driver. It makes no CUDA calls and does not unwind.
 pub type HostFunction = unsafe extern "C" fn(user: *mut c_void);
 
-/// The driver calls. Every failure is `Status::Cuda`, with the name of the call and what the driver said.
+/// The driver calls. Every failure is `Status::Cuda`, or `Status::OutOfMemory` if it is about memory, with the name of the
+/// call and what the driver said.
 ///
 /// All methods may be called from any thread. Those that say *current* act on the calling thread's current context. A
 /// stream or an event is used with a context of its own device current.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::context::Devices;
 use super::driver::{FunctionHandle, Grid, ModuleHandle};
-use super::kernels::{self, IMAGE, LOWEST_CAPABILITY, Launch, MAX_OPERANDS};
+use super::kernels::{self, IMAGE, Launch, MAX_OPERANDS};
 use super::local::{Fold, Kernels};
 use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operand, Operator, Reducer, Representation};
@@ -107,24 +107,15 @@ impl fmt::Debug for FoldKernels {
 impl Loaded {
     fn new(devices: &Devices, device: u32, blocks: Option<u32>) -> Result<Loaded> {
         let driver = devices.driver();
-        let (major, minor) = driver.capability(device)?;
-        if (major, minor) < LOWEST_CAPABILITY {
-            fail!(
-                Unsupported,
-                "GPU {device} has compute capability {major}.{minor}; reductions on GPUs need {}.{} or newer: reduce in host \
-                 memory",
-                LOWEST_CAPABILITY.0,
-                LOWEST_CAPABILITY.1
-            );
-        }
+        let image = IMAGE.of_device(driver, device)?;
         let blocks = match blocks {
             Some(blocks) => blocks,
             None => driver.multiprocessors(device)?.max(1) * BLOCKS_OF_A_MULTIPROCESSOR,
         };
         let _relaxed = devices.relax()?;
         let _entered = devices.enter(device)?;
-        // SAFETY: a fat binary, which tells its own length.
-        let module = unsafe { driver.load_module(IMAGE) }
+        // SAFETY: what was compiled for this device, whole.
+        let module = unsafe { driver.load_module(image) }
             .map_err(|error| error.context(format_args!("the reduction kernels for GPU {device}")))?;
         Ok(Loaded { module, blocks, functions: HashMap::new() })
     }

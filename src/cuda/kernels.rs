@@ -1,21 +1,22 @@
 //! The compiled kernels of local reductions: which one folds what, with which parameter, on which grid.
 //!
 //! A kernel folds device operands as [`crate::reduce::Reducer::fold`] folds host operands, bit for bit. `kernels/` holds
-//! the sources, `scripts/kernels` compiles them into the file that is embedded here. Nothing here calls the driver: the
+//! the sources, `scripts/kernels` compiles them into the files that are embedded here. Nothing here calls the driver: the
 //! caller loads [`IMAGE`], looks [`kernel`] up in it, and launches it with a [`Launch`] as its only parameter. Load the
 //! module and the functions before a kernel of the process spins on the device: loading can wait for it.
 #![forbid(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
 
+use super::image::Image;
 use crate::reduce::{DataType, Operand, Operator, Representation};
 
-/// What `cuModuleLoadData` takes: machine code for compute capabilities 9.x and 10.x, and PTX, which the driver compiles
-/// for any other from 8.0 up. That takes seconds the first time.
-pub const IMAGE: &[u8] = include_bytes!("../../kernels/fold.fatbin");
-
-/// The lowest compute capability that [`IMAGE`] has code for: major, minor.
-pub const LOWEST_CAPABILITY: (i32, i32) = (8, 0);
+/// The kernels.
+pub static IMAGE: Image = Image::new(
+    include_bytes!("../../kernels/fold.sm_90.xz"),
+    include_bytes!("../../kernels/fold.sm_100.xz"),
+    include_bytes!("../../kernels/fold.compute_80.xz"),
+);
 
 /// The most operands that one launch folds. Up to 8 run at the memory's speed, more at a fraction of it.
 pub const MAX_OPERANDS: usize = 32;

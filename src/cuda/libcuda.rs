@@ -163,11 +163,13 @@ impl Libcuda {
         };
         let name = describe(self.calls.cuGetErrorName).unwrap_or_else(|| "an unknown CUresult".into());
         let text = describe(self.calls.cuGetErrorString).unwrap_or_else(|| "no description".into());
-        Error::new(Status::Cuda, format!("{call} failed: {name} ({result}): {text}"))
+        let status = if result == OUT_OF_MEMORY { Status::OutOfMemory } else { Status::Cuda };
+        Error::new(status, format!("{call} failed: {name} ({result}): {text}"))
     }
 }
 
 const SUCCESS: c_int = sys::CUresult::CUDA_SUCCESS as c_int;
+const OUT_OF_MEMORY: c_int = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_int;
 
 impl Driver for Libcuda {
     fn device_count(&self) -> Result<u32> {
@@ -288,16 +290,21 @@ impl Driver for Libcuda {
             Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID as c_uint,
             Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as c_uint,
             Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE as c_uint,
+            Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as c_uint,
+            Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE as c_uint,
         ];
         let (mut kind, mut device, mut managed) = (0 as c_uint, -1 as c_int, 0 as c_uint);
-        let (mut buffer, mut base, mut bytes) = (0u64, 0u64, 0usize);
-        let mut data: [*mut c_void; 6] = [
+        let (mut buffer, mut base, mut bytes, mut whole) = (0u64, 0u64, 0usize, 0 as c_uint);
+        let mut pool = std::ptr::null_mut::<c_void>();
+        let mut data: [*mut c_void; 8] = [
             (&raw mut kind).cast(),
             (&raw mut device).cast(),
             (&raw mut managed).cast(),
             (&raw mut buffer).cast(),
             (&raw mut base).cast(),
             (&raw mut bytes).cast(),
+            (&raw mut whole).cast(),
+            (&raw mut pool).cast(),
         ];
         let mut ask = || {
             let count = attributes.len() as c_uint;
@@ -339,7 +346,9 @@ impl Driver for Libcuda {
             _ => return Ok(None),
         };
         let device = u32::try_from(device).unwrap_or(0);
-        Ok(Some(Location { memory, device, base, bytes: bytes as u64, buffer }))
+        // What is allocated in one piece can be shared by a legacy handle, or is a pool's.
+        let mapped = memory == Memory::Device && whole & 0xff == 0 && pool.is_null();
+        Ok(Some(Location { memory, device, base, bytes: bytes as u64, buffer, mapped }))
     }
 
     fn create_stream(&self, blocking: bool, priority: Priority) -> Result<StreamHandle> {

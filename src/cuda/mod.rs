@@ -12,6 +12,7 @@ pub mod driver;
 pub mod event;
 pub mod exchange;
 pub mod fold;
+pub mod image;
 pub mod kernels;
 pub mod libcuda;
 pub mod local;

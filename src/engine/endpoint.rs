@@ -5,6 +5,7 @@
 //! process steps in only for operations that nobody waits for.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -55,6 +56,9 @@ const DEVICE: Patience = Patience { yielding: Duration::from_micros(250), ..ROOM
 /// A sleeper looks up at least this often: a guard against a lost wake-up, not a way of working.
 const NAP: Duration = Duration::from_millis(500);
 
+/// A sleeper looks whether a device is done after an eighth of the time that it has had, within these bounds.
+const DEVICE_NAP: RangeInclusive<Duration> = Duration::from_micros(50)..=Duration::from_millis(1);
+
 /// A rank that is asked what it does tells what the kernel has refused it in this time.
 const RECENT: Duration = Duration::from_secs(60);
 
@@ -74,6 +78,8 @@ pub struct Endpoint {
     groups: Mutex<Groups>,
     running: Mutex<Vec<Arc<Running>>>,
     running_count: AtomicUsize,
+    /// How many of them wait for devices, which ring nobody.
+    on_devices: AtomicUsize,
     /// Whether any peer has left or is lost.
     lost_any: AtomicBool,
     crowded: AtomicBool,
@@ -142,6 +148,7 @@ impl Endpoint {
             groups: Mutex::default(),
             running: Mutex::default(),
             running_count: AtomicUsize::new(0),
+            on_devices: AtomicUsize::new(0),
             lost_any: AtomicBool::new(false),
             crowded: AtomicBool::new(false),
             sleepers: Sleepers::default(),
@@ -353,6 +360,9 @@ impl Endpoint {
     /// Has the library move an operation.
     pub fn adopt(&self, running: Arc<Running>) {
         let mut list = lock(&self.running);
+        if running.through() == Through::Device {
+            self.on_devices.fetch_add(1, Ordering::Relaxed);
+        }
         list.push(running);
         // Under the lock: nobody takes it off the list before it is counted.
         self.running_count.fetch_add(1, Ordering::Relaxed);
@@ -368,7 +378,11 @@ impl Endpoint {
         let mut list = lock(&self.running);
         let before = list.len();
         list.retain(|other| !std::ptr::eq(&**other, running));
-        self.running_count.fetch_sub(before - list.len(), Ordering::Relaxed);
+        let gone = before - list.len();
+        self.running_count.fetch_sub(gone, Ordering::Relaxed);
+        if running.through() == Through::Device {
+            self.on_devices.fetch_sub(gone, Ordering::Relaxed);
+        }
     }
 
     fn advance_running(&self) -> bool {
@@ -478,7 +492,7 @@ impl Endpoint {
                 if deadline.expired() {
                     break poll();
                 }
-                if let Some(answer) = self.sleep(bell, deadline, &mut poll) {
+                if let Some(answer) = self.sleep(bell, deadline, through, &mut poll) {
                     break Some(answer);
                 }
                 // Something rang: be attentive again, but not for long.
@@ -493,9 +507,24 @@ impl Endpoint {
         answer
     }
 
+    /// How long a sleeper sleeps at most: not long where a device rings nobody when it is done.
+    fn nap(&self, on_device: bool) -> Duration {
+        if !on_device && self.on_devices.load(Ordering::Relaxed) == 0 {
+            return NAP;
+        }
+        let since = Duration::from_nanos(self.since_stirred());
+        (since / 8).clamp(*DEVICE_NAP.start(), *DEVICE_NAP.end())
+    }
+
     /// Sleeps until something may have changed. An answer that came at the last moment is returned.
-    fn sleep<T>(&self, bell: &Bell, deadline: Deadline, poll: &mut impl FnMut() -> Option<T>) -> Option<T> {
-        let nap = deadline.remaining_capped(NAP);
+    fn sleep<T>(
+        &self,
+        bell: &Bell,
+        deadline: Deadline,
+        through: Through,
+        poll: &mut impl FnMut() -> Option<T>,
+    ) -> Option<T> {
+        let nap = deadline.remaining_capped(self.nap(through == Through::Device));
         self.sleepers.count.fetch_add(1, Ordering::SeqCst);
         let mut last_look = || {
             let _parking = Parking::begin(self);
@@ -579,9 +608,13 @@ impl Endpoint {
 
     /// Whether a device was given something just now, and there are processors to look for its end.
     fn is_stirred(&self) -> bool {
+        u128::from(self.since_stirred()) < DEVICE.yielding.as_nanos() && !self.crowded.load(Ordering::Relaxed)
+    }
+
+    /// Nanoseconds since a device was given something.
+    fn since_stirred(&self) -> u64 {
         let now = self.born.elapsed().as_nanos() as u64;
-        let since = now.saturating_sub(self.stirred.load(Ordering::Relaxed));
-        u128::from(since) < DEVICE.yielding.as_nanos() && !self.crowded.load(Ordering::Relaxed)
+        now.saturating_sub(self.stirred.load(Ordering::Relaxed))
     }
 
     /// [`Endpoint::progress`], for the last time before sleeping.
@@ -885,7 +918,8 @@ impl Endpoint {
             return Attendance::Again(soon);
         }
         let next = lock(&self.running).iter().filter_map(|running| running.deadline().remaining()).min();
-        Attendance::Watch(soon + next.unwrap_or(NAP).min(NAP))
+        let nap = self.nap(false);
+        Attendance::Watch(soon + next.unwrap_or(nap).min(nap))
     }
 }
 

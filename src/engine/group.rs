@@ -412,6 +412,25 @@ impl Group {
         Ok(turn)
     }
 
+    /// Makes the next ordered call of this rank known before it has its number: others that have called something else
+    /// under that number find out. For one thread at a time.
+    pub fn announce(&self, signature: Signature, timeout: Option<Duration>) -> Result<Turn> {
+        self.check(&signature)?;
+        let sequence = lock(&self.orders).of(Class::Ordered, 0).next;
+        Ok(self.turn(Class::Ordered, 0, sequence, signature, timeout))
+    }
+
+    /// A call that was announced is about to be made.
+    pub fn retract(&self, turn: &Turn) {
+        self.endpoint.recorder().forget(turn.slot);
+    }
+
+    /// A call that was announced is not made, since the devices could not agree.
+    pub fn miscarry(&self, turn: &Turn, cause: &Error) -> Error {
+        self.endpoint.recorder().end(turn.slot, Progress::Failed);
+        cause.context(format!("{}, the first on device memory", self.describe(turn)))
+    }
+
     /// A call's turn has come.
     pub fn begin(&self, turn: &Turn) {
         if turn.class != Class::PointToPoint {
@@ -587,7 +606,7 @@ impl Group {
             Class::Ordered => format!("{name} #{number} of {place}"),
             Class::Tagged => format!("{name} #{number} with tag {} of {place}", turn.tag),
             Class::PointToPoint => format!("{name} with tag {} in {place}", turn.tag),
-            Class::Internal => format!("making {place}"),
+            Class::Internal => format!("setting up {place}"),
         }
     }
 

@@ -1,5 +1,6 @@
 //! An operation under way: what advances it, and the handle through which others learn how it ended.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
@@ -56,6 +57,22 @@ impl Operation for Box<dyn Operation> {
 /// What is called when an operation has ended. It must not wait for another operation: it may run on the service
 /// thread, through which answers come, or in a thread that others rely on to be woken. It may start operations.
 pub type Callback = Box<dyn FnOnce(Result<Completion>) + Send>;
+
+thread_local! {
+    static CALLING_BACK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is in a callback, which must not wait.
+pub fn is_calling_back() -> bool {
+    CALLING_BACK.get()
+}
+
+/// Calls a callback, from a thread that others may rely on.
+pub fn call_back(callback: Callback, result: Result<Completion>) {
+    let before = CALLING_BACK.replace(true);
+    callback(result);
+    CALLING_BACK.set(before);
+}
 
 /// An operation that the library moves, whether or not anybody waits.
 pub struct Running {
@@ -120,6 +137,11 @@ impl Running {
     /// Its group.
     pub fn group(&self) -> &Arc<Group> {
         &self.group
+    }
+
+    /// How its condition comes true.
+    pub fn through(&self) -> Through {
+        self.through
     }
 
     /// Whether it is a send or a receive.
@@ -218,8 +240,13 @@ impl Running {
         self.done.store(true, Ordering::Release);
         drop(ending);
         for callback in callbacks {
-            callback(result.clone());
+            call_back(callback, result.clone());
         }
+    }
+
+    /// Whether its result is there.
+    pub fn has_ended(&self) -> bool {
+        self.done.load(Ordering::Acquire)
     }
 
     /// The result if it is there.

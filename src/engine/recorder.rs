@@ -98,6 +98,12 @@ impl Recorder {
         }
     }
 
+    /// As if a call had not been recorded.
+    pub fn forget(&self, slot: Slot) {
+        // Unless another has the entry by now.
+        let _ = self.entry(slot.0)[0].compare_exchange(slot.0 + 1, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
     /// The last call of this rank in `group`; one of the engine's own only while it runs.
     pub fn last(&self, group: u64) -> Option<Entry> {
         let over = |entry: &Entry| entry.class == Class::Internal && entry.progress == Progress::Done;

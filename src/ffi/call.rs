@@ -39,6 +39,17 @@ pub struct unisono_call_t {
     /// once then; what fails later is told by unisono_context_error and by every later call of the context. NULL: no
     /// stream. Without one, an operation on device memory comes after what the device's default stream was given before,
     /// and a call without a `work` returns when the result is there. The stream lives until the operation is complete.
+    ///
+    /// Where GPUs do not exchange directly (memory goes through the host), a stream waits for the host, and has limits:
+    /// - How far ahead. A call waits, instead of returning at once, while its stream waits for 16 earlier ones: at first for 50 ms, since
+    ///   those may need what the thread does next, then each time until there are twice as many. At 64 it waits until one has
+    ///   ended, and fails with UNISONO_TIMEOUT when none has in its time. What you give the stream yourself is not counted; the
+    ///   driver has room for about 1000 launches and copies, and keeps a thread waiting that has no room.
+    /// - Shared queues. A process has few queues on a device (CUDA_DEVICE_MAX_CONNECTIONS, 8 unless set, for each
+    ///   priority). A stream that waits holds up the others in its queue. So calls on two streams come in one order on all
+    ///   ranks, as if the two were one, or you have no more streams than queues.
+    /// - Priority. Give no stream the highest one: the library's own copies have it.
+    /// - Graphs. The call cannot be captured: UNISONO_INVALID_USAGE.
     pub stream: *mut CUstream_st,
     /// This rank's factor for UNISONO_PREMULSUM.
     pub scale: f64,
@@ -119,6 +130,7 @@ impl From<&unisono_call_t> for Call {
             // Checked by `call_options`.
             overlap: Overlap::from_number(call.pdl).unwrap_or_default(),
             stream: (!call.stream.is_null()).then(|| StreamHandle(call.stream.expose_provenance())),
+            on_device: false,
         }
     }
 }

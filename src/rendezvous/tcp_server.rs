@@ -12,7 +12,6 @@ use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -21,7 +20,8 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use super::secret::SecretKey;
 use super::tcp_wire::{self as wire, Answer, ClientHello, Operation, RequestHead, ServerHello, Verdict};
 use crate::error::{Error, Result};
-use crate::sys::poller::{Event, Interest, Poller};
+use crate::sys::epoll::{Epoll, Event, Interest};
+use crate::sys::event::EventFd;
 use crate::sys::random;
 
 /// What one server gives to its clients at most.
@@ -55,7 +55,8 @@ impl Default for Limits {
 pub struct ServerHandle {
     address: SocketAddr,
     instance: [u8; 16],
-    control: Arc<Control>,
+    /// Watched by the thread, which ends before it is closed.
+    stop: EventFd,
     thread: Option<JoinHandle<()>>,
     /// A forked child has a copy of this handle but not the thread.
     process: u32,
@@ -89,12 +90,13 @@ impl ServerHandle {
         let bound = listener.local_addr().map_err(refused)?;
         let mut instance = [0; 16];
         random::fill(&mut instance)?;
-        let poller = Poller::new().map_err(refused)?;
-        poller.add(listener.as_fd(), LISTENER, READ).map_err(refused)?;
-        let control = Arc::new(Control { poller, stop: AtomicBool::new(false) });
+        let epoll = Epoll::new().map_err(refused)?;
+        epoll.watch(listener.as_fd(), LISTENER, READ).map_err(refused)?;
+        let stop = EventFd::new().map_err(refused)?;
+        epoll.watch(stop.as_fd(), STOP, READ).map_err(refused)?;
         let server = Server {
             listener,
-            control: control.clone(),
+            epoll,
             key: secret.map(wire::store_key),
             instance,
             limits,
@@ -112,13 +114,7 @@ impl ServerHandle {
             .name("unisono-store".to_owned())
             .spawn(move || server.run())
             .map_err(refused)?;
-        Ok(ServerHandle {
-            address: bound,
-            instance,
-            control,
-            thread: Some(thread),
-            process: std::process::id(),
-        })
+        Ok(ServerHandle { address: bound, instance, stop, thread: Some(thread), process: std::process::id() })
     }
 
     /// Where it listens, with the port that was free.
@@ -154,23 +150,18 @@ impl Drop for ServerHandle {
         if std::process::id() != self.process {
             return;
         }
-        self.control.stop.store(true, Ordering::Release);
-        self.control.poller.wake();
+        self.stop.signal();
         if thread.join().is_err() {
             log::error!("the thread of the tcp store on {} has panicked", self.address);
         }
     }
 }
 
-/// What the handle and the thread share.
-struct Control {
-    poller: Poller,
-    stop: AtomicBool,
-}
-
 const LISTENER: u64 = 0;
-const READ: Interest = Interest { read: true, write: false };
-const NOTHING: Interest = Interest { read: false, write: false };
+/// The token of what the handle signals when it is dropped.
+const STOP: u64 = u64::MAX;
+const NOTHING: Interest = Interest { read: false, write: false, close: true, once: false };
+const READ: Interest = Interest { read: true, ..NOTHING };
 /// How long accepting rests after the kernel refused, when no descriptors are left for instance.
 const ACCEPT_REST: Duration = Duration::from_millis(50);
 const CHUNK: usize = 64 << 10;
@@ -178,7 +169,7 @@ const CHUNK: usize = 64 << 10;
 /// The state of the thread. Connections are known by tokens that are never used again.
 struct Server {
     listener: TcpListener,
-    control: Arc<Control>,
+    epoll: Epoll,
     key: Option<SecretKey>,
     instance: [u8; 16],
     limits: Limits,
@@ -231,14 +222,18 @@ type Farewell = &'static str;
 impl Server {
     fn run(mut self) {
         let mut events = Vec::new();
-        while !self.control.stop.load(Ordering::Acquire) {
+        loop {
             let timeout = self.timers.first().map(|(at, _)| at.saturating_duration_since(Instant::now()));
-            if let Err(cause) = self.control.poller.wait(&mut events, timeout) {
+            if let Err(cause) = self.epoll.wait(timeout, |event| events.push(event)) {
                 log::error!("tcp store: epoll_wait: {cause}; the store stops");
                 return;
             }
             for event in mem::take(&mut events) {
-                if event.token == LISTENER { self.accept() } else { self.attend(event) }
+                match event.token {
+                    STOP => return,
+                    LISTENER => self.accept(),
+                    _ => self.attend(event),
+                }
             }
             self.expire();
             while let Some(token) = self.runnable.pop() {
@@ -271,7 +266,7 @@ impl Server {
     }
 
     fn listen_for(&self, interest: Interest) {
-        if let Err(cause) = self.control.poller.modify(self.listener.as_fd(), LISTENER, interest) {
+        if let Err(cause) = self.epoll.watch(self.listener.as_fd(), LISTENER, interest) {
             log::error!("tcp store: epoll_ctl: {cause}");
         }
     }
@@ -297,7 +292,7 @@ impl Server {
         }
         let token = self.next_token;
         self.next_token += 1;
-        self.control.poller.add(stream.as_fd(), token, READ)?;
+        self.epoll.watch(stream.as_fd(), token, READ)?;
         let connection = Connection {
             stream,
             state: State::Stranger(hello),
@@ -335,10 +330,11 @@ impl Server {
         // Taken out of the map meanwhile, so that `act` may change both.
         let Some(mut connection) = self.connections.remove(&token) else { return };
         let outcome = act(self, &mut connection).and_then(|()| {
-            let interest = Interest { read: connection.wants_input(), write: !connection.output.is_empty() };
+            let interest =
+                Interest { read: connection.wants_input(), write: !connection.output.is_empty(), ..NOTHING };
             if interest != connection.interest {
-                let poller = &self.control.poller;
-                poller.modify(connection.stream.as_fd(), token, interest).map_err(|_| "epoll_ctl failed")?;
+                let stream = connection.stream.as_fd();
+                self.epoll.watch(stream, token, interest).map_err(|_| "epoll_ctl failed")?;
                 connection.interest = interest;
             }
             Ok(())

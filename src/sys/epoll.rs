@@ -14,12 +14,14 @@ pub struct Interest {
     pub read: bool,
     /// Writable.
     pub write: bool,
+    /// The end of what the peer sends, also when `read` is not asked for.
+    pub close: bool,
     /// Report once, then not again until [`Epoll::watch`] is called again.
     pub once: bool,
 }
 
 /// One report: the token of the descriptor and what it is ready for. Hang-ups and errors count as both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Event {
     /// As given to [`Epoll::watch`].
     pub token: u64,
@@ -27,6 +29,8 @@ pub struct Event {
     pub readable: bool,
     /// Writable, hung up or failed.
     pub writable: bool,
+    /// The peer sends nothing more, hung up, or the descriptor has failed.
+    pub closed: bool,
 }
 
 /// An epoll instance.
@@ -50,6 +54,9 @@ impl Epoll {
         }
         if interest.write {
             events |= libc::EPOLLOUT;
+        }
+        if interest.close {
+            events |= libc::EPOLLRDHUP;
         }
         if interest.once {
             events |= libc::EPOLLONESHOT;
@@ -90,6 +97,7 @@ impl Epoll {
                 token: event.u64,
                 readable: over || bits & (libc::EPOLLIN | libc::EPOLLRDHUP) != 0,
                 writable: over || bits & libc::EPOLLOUT != 0,
+                closed: over || bits & libc::EPOLLRDHUP != 0,
             });
         }
         Ok(())
@@ -144,5 +152,44 @@ impl Epoll {
 impl AsFd for Epoll {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn events(epoll: &Epoll) -> Vec<Event> {
+        let mut events = Vec::new();
+        epoll.wait(Some(Duration::ZERO), |event| events.push(event)).unwrap();
+        events
+    }
+
+    #[test]
+    fn reports_what_happened_and_to_whom() {
+        let epoll = Epoll::new().unwrap();
+        let (mut a, b) = UnixStream::pair().unwrap();
+        epoll.watch(b.as_fd(), 7, Interest { read: true, ..Interest::default() }).unwrap();
+        assert_eq!(events(&epoll), []);
+        a.write_all(b"x").unwrap();
+        assert_eq!(events(&epoll), [Event { token: 7, readable: true, writable: false, closed: false }]);
+        epoll.watch(b.as_fd(), 7, Interest { write: true, ..Interest::default() }).unwrap();
+        assert_eq!(events(&epoll), [Event { token: 7, readable: false, writable: true, closed: false }]);
+        epoll.unwatch(b.as_fd());
+        assert_eq!(events(&epoll), []);
+    }
+
+    #[test]
+    fn tells_of_the_end_when_nothing_else_is_asked_for() {
+        let epoll = Epoll::new().unwrap();
+        let (a, b) = UnixStream::pair().unwrap();
+        epoll.watch(b.as_fd(), 7, Interest::default()).unwrap();
+        a.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(events(&epoll), []);
+        epoll.watch(b.as_fd(), 7, Interest { close: true, ..Interest::default() }).unwrap();
+        assert!(matches!(events(&epoll)[..], [Event { token: 7, closed: true, .. }]));
     }
 }

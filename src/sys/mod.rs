@@ -8,7 +8,6 @@ pub mod heap;
 pub mod interfaces;
 pub mod lock;
 pub mod memory;
-pub mod poller;
 pub mod process;
 pub mod random;
 pub mod socket;

@@ -59,7 +59,7 @@ impl Bell {
     /// Watches `fd` (level-triggered), or changes what it is watched for. `token` is any value but `u64::MAX`.
     pub fn watch(&self, fd: BorrowedFd<'_>, token: u64, read: bool, write: bool) -> io::Result<()> {
         debug_assert_ne!(token, RINGER);
-        self.epoll.watch(fd, token, Interest { read, write, once: false })
+        self.epoll.watch(fd, token, Interest { read, write, ..Interest::default() })
     }
 
     /// Stops watching `fd`. Not watched is no error.

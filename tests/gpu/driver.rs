@@ -255,6 +255,17 @@ fn bytes_go_to_every_device_and_back() {
 }
 
 #[test]
+fn memory_that_is_not_there_is_refused_and_breaks_nothing() {
+    let devices = devices();
+    let bytes = 1usize << 45;
+    let error = DeviceBuffer::new(&devices, 0, bytes).expect_err("nobody has so much");
+    assert_eq!(error.status(), Status::OutOfMemory, "{error}");
+    assert!(error.text().starts_with(&format!("{bytes} bytes on GPU 0: cuMemAlloc")), "{error}");
+    let memory = filled(0, b"still alive");
+    assert_eq!(read(&stream(0), memory.address(), 11), b"still alive");
+}
+
+#[test]
 fn streams_wait_for_values() {
     let devices = devices();
     let device = 0;
@@ -366,7 +377,8 @@ fn kernels_load_and_run() {
             let _entered = devices.enter(device).unwrap();
             // SAFETY: the image is whole; the memory outlives the launch, which `read` waits for.
             unsafe {
-                let module = devices.driver().load_module(IMAGE).unwrap();
+                let image = IMAGE.of_device(devices.driver(), device).unwrap();
+                let module = devices.driver().load_module(image).unwrap();
                 let name = kernel(dtype, &Operator::Sum).unwrap();
                 let function = devices.driver().function(module, name).unwrap();
                 let grid = Grid { blocks: grid.blocks, threads: grid.threads, shared: 0, overlaps: false };

@@ -16,6 +16,7 @@ mod staged;
 mod stages;
 #[path = "../support/mod.rs"]
 mod support;
+mod trouble;
 mod windows;
 
 #[test]
@@ -33,5 +34,8 @@ fn rank() {
         ("staged", staged::collectives),
         ("staged death", staged::death),
         ("staged speed", staged::speed),
+        ("trouble arguments", trouble::scenario_arguments),
+        ("trouble host", trouble::scenario_host),
+        ("trouble absent", trouble::scenario_absent),
     ]);
 }

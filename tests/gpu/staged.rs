@@ -202,6 +202,7 @@ pub(crate) fn collectives(seat: &Seat) {
     named_algorithms(&rank);
     default_streams(&rank);
     other_streams(&rank);
+    lists(&rank);
     messages(&rank);
     refusals(&rank);
     report("done");
@@ -288,6 +289,66 @@ fn other_streams(rank: &Rank) {
     work.wait(soon()).expect("it ends well");
     assert!(read(&beside, other.address(), due.len()) == due, "beside");
     report("other streams");
+}
+
+/// Blocks that differ from rank to rank: none, a few elements, several pieces.
+fn lists(rank: &Rank) {
+    const COUNTS: [usize; 4] = [1_500_001, 0, 70_003, 5];
+    let (size, me, root) = (rank.size as usize, rank.rank as usize, rank.size as usize - 1);
+    let words = |list: &[usize]| list.iter().map(|&count| count as u64).collect::<Vec<u64>>();
+    let block = |list: &[usize], index: usize, values: &[i32]| {
+        let start = list[..index].iter().sum::<usize>();
+        values[start..start + list[index]].to_vec()
+    };
+    let counts: Vec<usize> = (0..size).map(|other| COUNTS[other % 4]).collect();
+    let all = counts.iter().sum::<usize>();
+    let blocks = || Counts::Blocks(words(&counts));
+    let gathered: Vec<i32> = (0..size).flat_map(|other| given(other as u32, 0, counts[other])).collect();
+    let summed = (0..rank.size)
+        .map(|other| given(other, 1, all))
+        .reduce(|sum, values| sum.iter().zip(values).map(|(sum, value)| sum.wrapping_add(value)).collect());
+    let scattered = given(root as u32, 2, all);
+    // What a rank has for each other.
+    let from = |one: usize| (0..size).map(|other| COUNTS[(one + other) % 4]).collect::<Vec<usize>>();
+    let input = |one: usize| given(one as u32, 3, from(one).iter().sum());
+    let receive: Vec<usize> = (0..size).map(|other| from(other)[me]).collect();
+    let exchange = Counts::Exchange { send: words(&from(me)), receive: words(&receive) };
+    let own = given(rank.rank, 0, counts[me]);
+    let only = |is_root: bool, values: &[i32]| if is_root { values.to_vec() } else { Vec::new() };
+    let cases: [(Kind, Counts, Vec<i32>, Vec<i32>); 5] = [
+        (Kind::Allgather, blocks(), own.clone(), gathered.clone()),
+        (
+            Kind::ReduceScatter,
+            blocks(),
+            given(rank.rank, 1, all),
+            block(&counts, me, &summed.unwrap_or_default()),
+        ),
+        (Kind::Gather, blocks(), own, only(me == root, &gathered)),
+        (Kind::Scatter, blocks(), only(me == root, &scattered), block(&counts, me, &scattered)),
+        (
+            Kind::Alltoall,
+            exchange,
+            input(me),
+            (0..size).flat_map(|other| block(&from(other), me, &input(other))).collect(),
+        ),
+    ];
+    for (kind, counts, values, due) in cases {
+        let due = bytes(&due);
+        for on_stream in [true, false] {
+            let input = filled(rank.device, &bytes(&values));
+            let output = filled(rank.device, &vec![0xa5; due.len()]);
+            let plain = request(kind, input.address(), output.address(), 0, root as u32);
+            let request = Request { counts: counts.clone(), ..plain };
+            if on_stream {
+                drop(rank.start(&request, &rank.call()));
+            } else {
+                // SAFETY: the memory outlives the call.
+                unsafe { rank.context.run(&request, &Call::default()) }.expect("it ends well");
+            }
+            assert!(read(&rank.stream, output.address(), due.len()) == due, "{kind:?} of lists: wrong");
+        }
+    }
+    report("lists");
 }
 
 /// To the next rank, from the one before, on one stream; host and device memory meet.

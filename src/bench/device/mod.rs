@@ -4,11 +4,13 @@
 //! them use the same buffers and the same stream.
 
 mod bits;
+mod crossing;
 mod library;
 mod memory;
 mod rank;
 mod report;
 mod start;
+mod tune;
 
 use super::case::Case;
 use super::options::Options;
@@ -21,6 +23,7 @@ use report::Report;
 
 pub(super) use bits::bits;
 pub(super) use start::start;
+pub(super) use tune::tune;
 
 /// Measures every case by every subject. Answers whether all results that were looked at are right.
 pub(super) fn measure(options: &Options, seat: &Seat, cases: Vec<Case>) -> Result<bool> {

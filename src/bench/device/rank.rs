@@ -14,6 +14,7 @@ use crate::collective::request::{Counts, Kind, Request};
 use crate::communicator::{Call, Context, Work, start_together};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::StreamHandle;
+use crate::cuda::exchange::Table;
 use crate::cuda::libcuda::measuring::{Graph, TimedEvent};
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
@@ -49,6 +50,8 @@ pub(super) struct Rank<'a> {
     start: TimedEvent,
     end: TimedEvent,
     buffers: Buffers,
+    /// How many tables were admitted.
+    tables: u32,
 }
 
 /// Who runs the calls.
@@ -73,7 +76,7 @@ impl<'a> Rank<'a> {
         let buffers = Buffers::new(devices, device, largest)?;
         let (start, end) = (TimedEvent::new(devices, device)?, TimedEvent::new(devices, device)?);
         let (seat, devices, subjects) = (seat.clone(), devices.clone(), Vec::new());
-        Ok(Rank { subjects, options, seat, control, devices, stream, start, end, buffers })
+        Ok(Rank { subjects, options, seat, control, devices, stream, start, end, buffers, tables: 0 })
     }
 
     /// Adds a subject: meets the others again. Answers what it says that it is.
@@ -88,6 +91,27 @@ impl<'a> Rank<'a> {
         }
         self.subjects.push(subject);
         Ok(what)
+    }
+
+    /// Adds this library by a table of choices for the GPUs' exchange: meets the others again, whose GPUs must exchange.
+    pub(super) fn admit_by(&mut self, table: Table, device: u32) -> Result<()> {
+        let transport = self.options.transports()[0];
+        self.tables += 1;
+        let context = self.seat.meet(self.options, transport, &format!("table {}", self.tables))?;
+        context.connect_device_by(device, table)?;
+        if let Some(Err(why)) = context.device_way() {
+            fail!(Unsupported, "the GPUs do not exchange, because of {why}");
+        }
+        self.subjects.push(Subject::Native(vec![(transport, context)]));
+        Ok(())
+    }
+
+    /// Lets go of all subjects, on all ranks.
+    pub(super) fn dismiss(&mut self) -> Result<()> {
+        self.stream.synchronize(self.deadline())?;
+        barrier(&self.control, None)?;
+        self.subjects.clear();
+        Ok(())
     }
 
     /// Whether this is rank 0, which prints.

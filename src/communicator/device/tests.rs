@@ -1,5 +1,7 @@
 //! Ranks are threads, their processes driver doubles, their kernels words that they write to each other's arenas.
 
+mod trouble;
+
 use std::time::Instant;
 
 use super::*;
@@ -29,6 +31,17 @@ fn processes(size: u32) -> Vec<Seat> {
     (0..size).map(|_| process(1)).map(|(double, devices)| (double, devices, 0)).collect()
 }
 
+/// Has the devices of ranks agree before any call.
+fn meet(
+    contexts: &[(&Context, u32)],
+    devices: impl Fn() -> Result<Arc<Devices>> + Copy,
+    choose: impl Fn(&Devices, u32) -> Result<Chosen> + Copy,
+    load: Load,
+) -> Result<()> {
+    let candidate = |&(context, device)| Candidate { context, device, first: None };
+    connect(&contexts.iter().map(candidate).collect::<Vec<_>>(), devices, choose, load)
+}
+
 fn options(rank: u32, size: u32, store: &Arc<HashStore>, name: &str) -> Options {
     Options {
         rank,
@@ -50,7 +63,7 @@ fn ranks<T: Send>(seats: &[Seat], load: Load, body: impl Fn(&Context, &Seat) -> 
             let (store, body, seat) = (store.clone(), &body, seat.clone());
             scope.spawn(move || {
                 let context = Context::create(options(rank as u32, size, &store, "")).expect("ranks meet");
-                connect(&[(&context, seat.2)], || Ok(seat.1.clone()), load, true).expect("an agreement");
+                meet(&[(&context, seat.2)], || Ok(seat.1.clone()), choose, load).expect("an agreement");
                 body(&context, &seat)
             })
         };
@@ -125,7 +138,14 @@ impl Kernels for Words {
     }
 }
 
-fn words(_: &Arc<Devices>, _: u32, rank: u32, arenas: &[u64], fault: Arc<Fault>) -> Result<Box<dyn Kernels>> {
+fn words(
+    _: &Arc<Devices>,
+    _: u32,
+    rank: u32,
+    arenas: &[u64],
+    fault: Arc<Fault>,
+    _: Table,
+) -> Result<Box<dyn Kernels>> {
     let (rank, arenas) = (rank as usize, arenas.to_vec());
     Ok(Box::new(Words { rank, arenas, calls: Mutex::new(0), fault }))
 }
@@ -136,11 +156,12 @@ fn not_on_rank_1(
     rank: u32,
     arenas: &[u64],
     fault: Arc<Fault>,
+    table: Table,
 ) -> Result<Box<dyn Kernels>> {
     if rank == 1 {
         fail!(Cuda, "no kernels for this device");
     }
-    words(devices, device, rank, arenas, fault)
+    words(devices, device, rank, arenas, fault, table)
 }
 
 fn exchange(context: &Context) -> (Arc<Group>, Arc<DeviceExchange>) {
@@ -177,7 +198,7 @@ fn sum(
         count,
         device: true,
     };
-    let caller = Caller { stream, timeout: Some(timeout) };
+    let caller = Caller { stream, timeout: Some(timeout), memory: "sendbuf" };
     OnDevices { group, exchange, caller, what: What::Collective(job, signature) }
 }
 
@@ -229,7 +250,7 @@ fn devices_of_one_process_use_peer_access_and_one_slab_each() {
     ranks(&seats, words, |context, (double, _, device)| {
         assert_eq!(context.device_way(), Some(Ok(())));
         let other = context.duplicate().expect("a child");
-        connect(&[(&other, *device)], || Ok(seats[0].1.clone()), words, true).expect("an agreement");
+        meet(&[(&other, *device)], || Ok(seats[0].1.clone()), choose, words).expect("an agreement");
         assert_eq!(double.allocated(*device), SLAB_BYTES);
     });
     assert_eq!(double.complaints(), Vec::<String>::new());
@@ -277,6 +298,63 @@ fn where_one_rank_cannot_no_rank_does() {
     }
 }
 
+/// How a rank chooses its table.
+type Choose = fn(&Devices, u32) -> Result<Chosen>;
+
+/// What connecting answers on two ranks that choose so.
+fn choices(of: [Choose; 2]) -> Vec<Result<Result<(), String>>> {
+    let seats = processes(2);
+    let store = Arc::new(HashStore::new());
+    let answers = std::thread::scope(|scope| {
+        let spawn = |(rank, choose): (u32, Choose)| {
+            let (store, devices) = (store.clone(), seats[rank as usize].1.clone());
+            scope.spawn(move || {
+                let context = Context::create(options(rank, 2, &store, "")).expect("ranks meet");
+                meet(&[(&context, 0)], || Ok(devices.clone()), choose, words)?;
+                Ok(context.device_way().expect("agreed"))
+            })
+        };
+        let threads: Vec<_> = (0..).zip(of).map(spawn).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
+    });
+    for (double, _, _) in seats {
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    }
+    answers
+}
+
+#[test]
+fn ranks_exchange_by_one_table() {
+    fn other(blocks: u32, by_hand: bool) -> Result<Chosen> {
+        Ok(Chosen { table: Table { blocks, ..Table::default() }, by_hand })
+    }
+    let mine = |_: &Devices, _| other(8, true);
+    assert_eq!(choices([mine, mine]), [Ok(Ok(())), Ok(Ok(()))]);
+
+    for error in choices([mine, |_, _| other(16, true)]).into_iter().map(Result::unwrap_err) {
+        assert_eq!(error.status(), Status::Mismatch);
+        let text = error.text();
+        assert!(text.contains("different tables: rank 0 (") && text.contains("rank 1 ("), "{text}");
+        assert!(text.contains("give all ranks one UNISONO_TUNING"), "{text}");
+    }
+    for error in choices([mine, choose]).into_iter().map(Result::unwrap_err) {
+        assert!(
+            error.text().contains("has a file of its own") && error.text().contains("has no file"),
+            "{error}"
+        );
+    }
+    // Nobody has asked for that: they have different devices.
+    for way in choices([|_, _| other(8, false), |_, _| other(16, false)]) {
+        assert!(way.unwrap().unwrap_err().contains("different kinds of GPU"));
+    }
+    let bad =
+        |_: &Devices, _| "unisono-tuning 1\nblocks 0".parse().map(|table| Chosen { table, by_hand: true });
+    for error in choices([bad, mine]).into_iter().map(Result::unwrap_err) {
+        assert_eq!(error.status(), Status::InvalidArgument);
+        assert!(error.text().contains("rank 0 (") && error.text().contains("line 2: blocks 0"), "{error}");
+    }
+}
+
 #[test]
 fn one_thread_connects_all_its_ranks() {
     let (double, devices) = process(4);
@@ -287,9 +365,9 @@ fn one_thread_connects_all_its_ranks() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     let all: Vec<(&Context, u32)> = contexts.iter().zip(0..).collect();
-    connect(&all, || Ok(devices.clone()), words, true).expect("an agreement");
+    meet(&all, || Ok(devices.clone()), choose, words).expect("an agreement");
     // Again, it has nothing to do.
-    connect(&all, || Ok(devices.clone()), words, true).expect("an agreement");
+    meet(&all, || Ok(devices.clone()), choose, words).expect("an agreement");
     let calls: Vec<OnDevices> = contexts
         .iter()
         .zip(0..)
@@ -390,14 +468,14 @@ fn a_rank_that_does_not_call_is_named_whether_or_not_anybody_waits() {
                 let (store, seat) = (store.clone(), seats[1].clone());
                 scope.spawn(move || {
                     let context = Context::create(options(1, 2, &store, "")).unwrap();
-                    connect(&[(&context, 0)], || Ok(seat.1.clone()), words, true).unwrap();
+                    meet(&[(&context, 0)], || Ok(seat.1.clone()), choose, words).unwrap();
                     stay.recv().unwrap();
                     until("the news", || context.failure().is_some());
                 })
             };
             let (double, devices, device) = &seats[0];
             let context = Context::create(options(0, 2, &store, "")).unwrap();
-            connect(&[(&context, 0)], || Ok(devices.clone()), words, true).unwrap();
+            meet(&[(&context, 0)], || Ok(devices.clone()), choose, words).unwrap();
             let call = sum(&context, 1, double.memory(*device, 4), None, Duration::from_millis(300));
             let error: Error = if waits {
                 run(&call).unwrap_err()
@@ -460,7 +538,7 @@ fn sends_and_receives_that_start_together_are_one_piece() {
                 device: true,
             };
             let point = Point { direction, peer, address, bytes: 4 };
-            let caller = Caller { stream, timeout: None };
+            let caller = Caller { stream, timeout: None, memory: "sendbuf" };
             let what = What::Point(point, signature);
             OnDevices { group: group.clone(), exchange: exchange.clone(), caller, what }
         };
@@ -502,7 +580,7 @@ fn by_stages(context: &Context, output: u64, max_blocks: u32) -> OnDevices {
         count: 2,
         device: true,
     };
-    let caller = Caller { stream: None, timeout: Some(PATIENCE) };
+    let caller = Caller { stream: None, timeout: Some(PATIENCE), memory: "buffer" };
     OnDevices { group, exchange, caller, what: What::Pull(pull, signature) }
 }
 
@@ -518,7 +596,7 @@ fn ranks_agree_on_the_least_blocks_that_any_of_them_allows() {
         context.limit_blocks([0, 24, 40][context.rank() as usize]);
         assert_eq!(told(context, 0), 0, "it was agreed before");
         let child = context.duplicate().expect("a child");
-        connect(&[(&child, *device)], || Ok(devices.clone()), words, true).expect("an agreement");
+        meet(&[(&child, *device)], || Ok(devices.clone()), choose, words).expect("an agreement");
         assert_eq!([told(&child, 0), told(&child, 7), told(&child, 30)], [24, 7, 24]);
     });
 }
@@ -590,7 +668,7 @@ fn allgather(context: &Context, count: u64, input: u64, output: u64) -> OnDevice
     let (kind, dtype, operator) = (Kind::Allgather, DataType::U8, Operator::Sum);
     let job = Job { kind, input, output, count, dtype, operator, root: 0, max_blocks: 0 };
     let signature = Signature { kind, dtype, operator: 0, algorithm: 0, root: 0, count, device: true };
-    let caller = Caller { stream: None, timeout: Some(PATIENCE) };
+    let caller = Caller { stream: None, timeout: Some(PATIENCE), memory: "buffer" };
     OnDevices { group, exchange, caller, what: What::Collective(job, signature) }
 }
 

@@ -247,6 +247,21 @@ fn every_wait_is_needed() {
 }
 
 #[test]
+fn the_root_of_a_broadcast_sends_while_it_copies_and_the_others_copy_what_has_come() {
+    for (rank, beside) in [(ROOT, true), (0, false)] {
+        let scene = Scene { rank, ..Scene::new(Kind::Broadcast, 3, Order::RoundRobin) };
+        let several = scene.several(&scene.streams).unwrap();
+        let double = &scene.double;
+        let begin = || Ok(double.waits());
+        let close = |begun| Ok((begun, double.waits()));
+        let (begun, closed) = several.enqueue(begin, close).unwrap().unwrap();
+        assert_eq!(closed > begun, beside, "what the streams are given during the call between the ranks");
+        assert_eq!(double.waits() > closed, !beside, "what they are given behind it");
+        double.drain();
+    }
+}
+
+#[test]
 fn a_group_of_one_is_local_and_can_be_captured() {
     for kind in [Kind::Allreduce, Kind::Reduce, Kind::Broadcast] {
         for order in Order::all(4) {

@@ -190,7 +190,8 @@ impl Operation for SparseRun {
     }
 
     fn through(&self) -> Through {
-        self.exchange().map_or(Through::Messages, Operation::through)
+        // Asked when it begins: the tensor may be on its way from a device.
+        self.exchange().map_or(Through::Device, Operation::through)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Whole calls between ranks in threads, each with a driver double of its own, or with one for all.
 
+mod ahead;
 mod relay;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -301,6 +302,53 @@ fn every_collective_is_right() {
                 rank.drain()
             });
             assert_eq!(complaints.concat(), Vec::<String>::new(), "{size} over {transports}, {order:?}");
+        }
+    }
+}
+
+/// As [`exercise`], for a call with a block of another length for each rank.
+fn exercise_list(rank: &Rank, kind: Kind, counts: &[usize], round: u32) -> Result<Work> {
+    let (own, all) = (counts[rank.rank as usize], counts.iter().sum());
+    let start = counts[..rank.rank as usize].iter().sum::<usize>();
+    let gathers = kind == Kind::Allgather;
+    let (reads, writes) = if gathers { (own, all) } else { (all, own) };
+    let result: Vec<i32> = if gathers {
+        let given = |(other, &count)| given(other as u32, round, count);
+        counts.iter().enumerate().flat_map(given).collect()
+    } else {
+        let sum = |at| (0..counts.len() as u32).map(|other| given(other, round, all)[at]).sum();
+        (start..start + own).map(sum).collect()
+    };
+    let (input, output) = (rank.memory(&vec![0; reads]), rank.memory(&vec![0; writes]));
+    rank.fill(input, &vec![-2; reads]);
+    rank.fill(input, &given(rank.rank, round, reads));
+    let counts = Counts::Blocks(counts.iter().map(|&count| count as u64).collect());
+    let request = Request { counts, ..request(kind, input, output, 0, 0) };
+    let work = rank.start(&request, &rank.call())?;
+    rank.expect(output, &result, &format!("{kind:?} of {:?} on rank {}", request.counts, rank.rank));
+    rank.fill(input, &vec![-3; reads]);
+    Ok(work)
+}
+
+#[test]
+fn lists_that_all_ranks_know_come_in_pieces_too() {
+    // Of blocks: none, in one piece, some longer than others, some of several pieces.
+    let lists: [[usize; 3]; 5] = [[0, 0, 0], [5, 0, 7], [201, 0, 37], [64, 300, 129], [0, 0, 500]];
+    for transports in ["shm", "tcp"] {
+        for order in [Order::Eager, Order::RoundRobin, Order::Random(7)] {
+            let complaints = ranks(3, transports, order, |rank| {
+                let mut works = Vec::new();
+                for kind in [Kind::Allgather, Kind::ReduceScatter] {
+                    for (round, counts) in lists.iter().enumerate() {
+                        works.push(exercise_list(rank, kind, counts, round as u32).expect("it starts"));
+                    }
+                }
+                for work in works {
+                    work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+                }
+                rank.drain()
+            });
+            assert_eq!(complaints.concat(), Vec::<String>::new(), "over {transports}, {order:?}");
         }
     }
 }

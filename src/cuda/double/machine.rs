@@ -129,17 +129,20 @@ pub(super) struct Allocation {
     mapped: usize,
     /// Not ours to give back.
     registered: bool,
+    /// A program's own mapping, within a range of addresses.
+    piece: bool,
 }
 
 impl Allocation {
     pub(super) fn location(&self) -> Location {
         let Place { address: base, bytes } = self.place;
-        Location { memory: self.memory, device: self.device, base, bytes: bytes as u64, buffer: self.number }
+        let (memory, device, buffer, mapped) = (self.memory, self.device, self.number, self.piece);
+        Location { memory, device, base, bytes: bytes as u64, buffer, mapped }
     }
 
     /// Whether it is to be given back here.
     fn is_own(&self) -> bool {
-        self.mapped == 0 && !self.registered
+        self.mapped == 0 && !self.registered && !self.piece
     }
 
     fn layout(&self) -> Layout {
@@ -204,12 +207,18 @@ pub(super) struct Machine {
     last_of_channel: HashMap<Channel, u64>,
     /// How many streams there have been of each device and priority.
     made: HashMap<(u32, Priority), usize>,
+    /// For how many tasks the driver has room in the queue of a stream; `None`: for all.
+    pub(super) room: Option<usize>,
+    /// Who has the lock of a device's context.
+    pub(super) locks: HashMap<u32, ThreadId>,
     /// How many records of events streams of ordinary priority were given, and the one that is ignored.
     pub(super) records: usize,
     pub(super) ignored_record: Option<usize>,
     /// Tasks that some thread runs just now.
     running: HashSet<u64>,
     allocations: BTreeMap<u64, Allocation>,
+    /// What mapped pieces lie in.
+    ranges: Vec<Allocation>,
     /// The last task of each queue.
     last: HashMap<Queue, u64>,
     /// Queues in the order of their first use.
@@ -249,10 +258,13 @@ impl Machine {
             channels: None,
             last_of_channel: HashMap::new(),
             made: HashMap::new(),
+            room: None,
+            locks: HashMap::new(),
             records: 0,
             ignored_record: None,
             running: HashSet::new(),
             allocations: BTreeMap::new(),
+            ranges: Vec::new(),
             last: HashMap::new(),
             known: Vec::new(),
             turn: 0,
@@ -458,6 +470,21 @@ impl Machine {
         }
     }
 
+    /// Whether there is no room for one more task of a queue.
+    pub(super) fn is_full(&self, queue: Queue) -> bool {
+        let Some(room) = self.room else { return false };
+        self.pending.values().filter(|pending| pending.queue == queue).count() >= room
+    }
+
+    /// The device whose context's lock a thread needs that gives `queue` something; none where there is no end of room.
+    pub(super) fn locked_by(&self, queue: Queue) -> Option<u32> {
+        self.room?;
+        if self.capture_of(queue).is_some() {
+            return None;
+        }
+        self.device_of_queue(queue).map(|(device, _)| device)
+    }
+
     fn capture_of(&self, queue: Queue) -> Option<u64> {
         self.captures.iter().find(|(_, capture)| capture.ends.contains_key(&queue)).map(|(&id, _)| id)
     }
@@ -597,7 +624,11 @@ impl Machine {
                 for (address, device) in [*to, *from] {
                     let place = Place { address, bytes: *bytes };
                     let found = self.allocation(place).map(Allocation::location);
-                    let found = found.map(|at| (at.memory == Memory::Device).then_some(at.device));
+                    let found = found.map(|at| match at.memory {
+                        Memory::Host => None,
+                        Memory::Device => Some(at.device),
+                        Memory::Managed => device,
+                    });
                     if found != Some(device) {
                         return Err(format!("{address:#x} copied as of {device:?}, but it is of {found:?}"));
                     }
@@ -642,8 +673,16 @@ impl Machine {
         self.creations += 1;
         let number = self.next_number();
         let place = Place { address: 0, bytes };
-        let mut allocation =
-            Allocation { place, memory, device, number, freed: false, mapped: 0, registered: false };
+        let mut allocation = Allocation {
+            place,
+            memory,
+            device,
+            number,
+            freed: false,
+            mapped: 0,
+            registered: false,
+            piece: false,
+        };
         // SAFETY: the layout has a size.
         let address = unsafe { std::alloc::alloc(allocation.layout()) };
         assert!(!address.is_null(), "no memory for the test");
@@ -653,6 +692,21 @@ impl Machine {
         let address = allocation.place.address;
         self.allocations.insert(address, allocation);
         address
+    }
+
+    /// Maps pieces of device memory one after the other, all in a range of addresses.
+    pub(super) fn map_pieces(&mut self, device: u32, bytes: usize, pieces: usize) -> u64 {
+        let start = self.allocate(Memory::Device, device, bytes * pieces);
+        let range = self.allocations.remove(&start);
+        self.ranges.extend(range);
+        for address in (start..).step_by(bytes).take(pieces) {
+            let number = self.next_number();
+            let (memory, place) = (Memory::Device, Place { address, bytes });
+            let (freed, mapped, registered, piece) = (false, 0, false, true);
+            let new = Allocation { place, memory, device, number, freed, mapped, registered, piece };
+            self.allocations.insert(address, new);
+        }
+        start
     }
 
     /// Takes in memory that its owner gives back, when it is no more registered.
@@ -668,6 +722,7 @@ impl Machine {
             freed: false,
             mapped: 0,
             registered: true,
+            piece: false,
         };
         self.allocations.insert(address, registered);
     }
@@ -710,7 +765,16 @@ impl Machine {
         let number = self.next_number();
         let place = Place { address, bytes };
         let memory = Memory::Device;
-        let new = Allocation { place, memory, device, number, freed: false, mapped: 0, registered: false };
+        let new = Allocation {
+            place,
+            memory,
+            device,
+            number,
+            freed: false,
+            mapped: 0,
+            registered: false,
+            piece: false,
+        };
         self.allocations.entry(address).or_insert(new).mapped += 1;
     }
 
@@ -730,10 +794,13 @@ impl Machine {
         self.allocations.values().filter(own).filter(device_memory).map(|found| found.place.bytes).sum()
     }
 
-    /// The live allocation that a place lies in.
+    /// The live allocation that a place lies in, or its first piece.
     pub(super) fn allocation(&self, place: Place) -> Option<&Allocation> {
         let (_, found) = self.allocations.range(..=place.address).next_back()?;
-        let end = found.place.address + found.place.bytes as u64;
+        let mut end = found.place.address + found.place.bytes as u64;
+        while let Some(next) = self.allocations.get(&end).filter(|next| next.piece && found.piece) {
+            end += next.place.bytes as u64;
+        }
         let inside = place.address < end && place.address + place.bytes as u64 <= end;
         (inside && !found.freed).then_some(found)
     }
@@ -758,7 +825,8 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        for allocation in self.allocations.values().filter(|allocation| allocation.is_own()) {
+        let own = self.allocations.values().filter(|allocation| allocation.is_own());
+        for allocation in own.chain(&self.ranges) {
             // SAFETY: allocated with this layout, and not given back before.
             unsafe { std::alloc::dealloc(pointer(allocation.place.address), allocation.layout()) };
         }

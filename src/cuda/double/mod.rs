@@ -14,6 +14,7 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
+use std::time::{Duration, Instant};
 
 use machine::{Allocation, Capturing, Graph, Machine, Place, Queue, Recorded, Task};
 
@@ -25,6 +26,9 @@ use super::driver::{
 use super::local::{Fold, Kernels};
 use crate::error::{Error, Result, Status};
 use crate::reduce::{DataType, Operator, Reducer};
+
+/// How long a thread waits in the double's driver before it is said to wait for ever.
+const STUCK: Duration = Duration::from_secs(5);
 
 /// In which order tasks run that CUDA leaves unordered. Streams are numbered as they were created, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +118,13 @@ impl Double {
         self.lock().channels = Some(queues);
     }
 
+    /// Has the driver have room for so many tasks of a stream. A thread that gives it one more waits until there is room,
+    /// with the lock of the device's context held, which every thread needs that gives any stream of the device anything.
+    /// Drivers are not known to be as strict with all that a stream can be given.
+    pub(crate) fn limit_queues(&self, room: usize) {
+        self.lock().room = Some(room);
+    }
+
     /// How many waits for values streams have been given.
     pub(crate) fn values(&self) -> usize {
         self.lock().values
@@ -165,6 +176,21 @@ impl Double {
     /// Device memory that counts as the caller's, filled with rubbish.
     pub(crate) fn memory(&self, device: u32, bytes: usize) -> u64 {
         self.lock().allocate(Memory::Device, device, bytes)
+    }
+
+    /// As [`Double::memory`], of another kind.
+    pub(crate) fn memory_of(&self, memory: Memory, device: u32, bytes: usize) -> u64 {
+        self.lock().allocate(memory, device, bytes)
+    }
+
+    /// Device memory of the caller's that it has mapped in pieces, each `bytes` long.
+    pub(crate) fn mapped(&self, device: u32, bytes: usize, pieces: usize) -> u64 {
+        self.lock().map_pieces(device, bytes, pieces)
+    }
+
+    /// Frees memory of the caller's.
+    pub(crate) fn free(&self, address: u64) {
+        self.lock().free(address).expect("the test has allocated it");
     }
 
     /// A stream that counts as the caller's.
@@ -236,6 +262,7 @@ impl Double {
         {
             let mut machine = self.lock();
             let queue = machine.queue(stream, device);
+            machine = self.find_room(machine, queue);
             if let Err(error) = machine.push(queue, task) {
                 machine.complain(error.to_string());
             }
@@ -248,10 +275,40 @@ impl Double {
         {
             let mut machine = self.begin(call)?;
             let queue = machine.queue_here(call, stream)?;
+            machine = self.find_room(machine, queue);
             machine.push(queue, task)?;
         }
         self.settle();
         Ok(())
+    }
+
+    /// Waits as the driver does until `queue` has room for one more task.
+    fn find_room<'a>(
+        &'a self,
+        mut machine: MutexGuard<'a, Machine>,
+        queue: Queue,
+    ) -> MutexGuard<'a, Machine> {
+        let Some(device) = machine.locked_by(queue) else { return machine };
+        let (thread, since) = (std::thread::current().id(), Instant::now());
+        loop {
+            let holder = *machine.locks.entry(device).or_insert(thread);
+            if holder == thread && !machine.is_full(queue) {
+                break;
+            }
+            if since.elapsed() > STUCK {
+                machine.complain(
+                    "a thread waits in the driver for ever, for room or for the context's lock".into(),
+                );
+                break;
+            }
+            drop(machine);
+            std::thread::sleep(Duration::from_micros(50));
+            machine = self.lock();
+        }
+        if machine.locks.get(&device) == Some(&thread) {
+            machine.locks.remove(&device);
+        }
+        machine
     }
 
     /// Runs what can run, if that is the order.
@@ -498,6 +555,7 @@ impl Driver for Double {
         {
             let mut machine = self.begin("cuEventRecord")?;
             let queue = machine.queue_here("cuEventRecord", stream)?;
+            machine = self.find_room(machine, queue);
             machine.record(event, queue)?;
         }
         self.settle();
@@ -508,6 +566,7 @@ impl Driver for Double {
         {
             let mut machine = self.begin("cuStreamWaitEvent")?;
             let queue = machine.queue_here("cuStreamWaitEvent", stream)?;
+            machine = self.find_room(machine, queue);
             machine.wait(queue, event)?;
         }
         self.settle();

@@ -8,17 +8,30 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::cuda::context::Devices;
 use crate::cuda::driver::FunctionHandle;
+use crate::cuda::image::Image;
 use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator};
 
-/// What `cuModuleLoadData` takes: the kernels of the exchange, for the devices of [`crate::cuda::kernels::IMAGE`].
-pub const IMAGE: &[u8] = include_bytes!("../../../kernels/exchange.fatbin");
+/// The kernels.
+pub(in crate::cuda) static IMAGE: Image = Image::new(
+    include_bytes!("../../../kernels/exchange.sm_90.xz"),
+    include_bytes!("../../../kernels/exchange.sm_100.xz"),
+    include_bytes!("../../../kernels/exchange.compute_80.xz"),
+);
 
 /// The same for broadcasts by stages.
-pub const STAGES: &[u8] = include_bytes!("../../../kernels/stages.fatbin");
+pub(in crate::cuda) static STAGES: Image = Image::new(
+    include_bytes!("../../../kernels/stages.sm_90.xz"),
+    include_bytes!("../../../kernels/stages.sm_100.xz"),
+    include_bytes!("../../../kernels/stages.compute_80.xz"),
+);
 
 /// The same for calls whose outputs lie in windows.
-pub const WINDOWED: &[u8] = include_bytes!("../../../kernels/windowed.fatbin");
+pub(in crate::cuda) static WINDOWED: Image = Image::new(
+    include_bytes!("../../../kernels/windowed.sm_90.xz"),
+    include_bytes!("../../../kernels/windowed.sm_100.xz"),
+    include_bytes!("../../../kernels/windowed.compute_80.xz"),
+);
 
 /// The kernels of an operator and a type: by lines, by tiles.
 macro_rules! pair {
@@ -73,15 +86,16 @@ impl Functions {
     }
 
     fn load(devices: &Arc<Devices>, device: u32) -> Result<Functions> {
+        let driver = devices.driver();
+        let image = IMAGE.of_device(driver, device)?;
         let _relaxed = devices.relax()?;
         let _entered = devices.enter(device)?;
-        let driver = devices.driver();
-        // SAFETY: a fatbin, and a context that `devices` keeps.
-        let module = unsafe { driver.load_module(IMAGE) }?;
+        // SAFETY: what was compiled for this device, whole, and a context that `devices` keeps.
+        let module = unsafe { driver.load_module(image) }?;
         // SAFETY: as above.
-        let stages = unsafe { driver.load_module(STAGES) }?;
+        let stages = unsafe { driver.load_module(STAGES.of_device(driver, device)?) }?;
         // SAFETY: as above.
-        let windowed = unsafe { driver.load_module(WINDOWED) }?;
+        let windowed = unsafe { driver.load_module(WINDOWED.of_device(driver, device)?) }?;
         // SAFETY: loaded above.
         let function = |name: &CStr| unsafe { driver.function(module, name) };
         let pair = |names: Names| -> Result<Pair> {

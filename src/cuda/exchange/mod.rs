@@ -15,6 +15,7 @@ mod plan;
 mod points;
 mod stages;
 mod table;
+mod tuning;
 mod windowed;
 
 use std::ffi::c_void;
@@ -33,15 +34,12 @@ use crate::signature::Kind;
 
 pub use arena::MAX_RANKS;
 pub use fault::{Fault, FaultRecord};
-pub use functions::{IMAGE, STAGES, WINDOWED};
+#[cfg(test)]
+pub(in crate::cuda) use functions::{IMAGE, STAGES, WINDOWED};
 pub use points::{Direction, Point};
 pub use stages::{Overlap, Pull, Stages};
 pub use table::{Bounds, Table, Tuning};
-
-/// Bytes of one rank's arena in a group of `size` ranks. Zero them before any rank's first call.
-pub fn arena_bytes(size: u32) -> usize {
-    Table::default().arena_bytes(size)
-}
+pub use tuning::Chosen;
 
 /// A collective call as this rank makes it. All ranks agree on everything but the addresses and a pre-multiplied sum's
 /// scalar.
@@ -81,29 +79,14 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// The end of `rank` on `device`. `arenas[r]` is rank r's arena, as this device addresses it: [`arena_bytes`] each,
-    /// 256-byte aligned, zeroed by its owner before anybody's first call. Loads every kernel that it will ever launch,
-    /// which can wait for the device: not while kernels of the process wait for each other.
+    /// The end of `rank` on `device`, by a table of choices that is the same on every rank. `arenas[r]` is rank r's arena,
+    /// as this device addresses it: [`Table::arena_bytes`] each, 256-byte aligned, zeroed by its owner before anybody's
+    /// first call. Loads every kernel that it will ever launch, which can wait for the device: not while kernels of the
+    /// process wait for each other.
     ///
     /// # Safety
     /// The arenas stay mapped until the last call of this exchange has left its stream.
     pub unsafe fn new(
-        devices: &Arc<Devices>,
-        device: u32,
-        rank: u32,
-        arenas: &[u64],
-        fault: Arc<Fault>,
-    ) -> Result<Exchange> {
-        // SAFETY: the caller's promise.
-        unsafe { Exchange::with_table(devices, device, rank, arenas, fault, Table::default()) }
-    }
-
-    /// As [`Exchange::new`], with another table of choices, the same on every rank. The arenas have
-    /// [`Table::arena_bytes`].
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn with_table(
         devices: &Arc<Devices>,
         device: u32,
         rank: u32,

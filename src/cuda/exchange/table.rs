@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::arena::Layout;
+use super::plan::{NARROW_ROOM, wide_room};
 use crate::signature::Kind;
 
 /// Up to how many bytes a call goes by which lines; above, it goes by tiles. Bytes of the whole for allreduce, reduce and
@@ -69,13 +70,33 @@ impl Table {
         Layout::new(size, self.blocks, tuning.slot, self.depth, tuning.wide)
     }
 
-    /// The choices for a group of `size`.
-    pub fn tuning(&self, size: u32) -> &Tuning {
-        &self.tunings[match size {
+    /// Which of the choices a group of `size` has.
+    pub fn group_of(size: u32) -> usize {
+        match size {
             0..=2 => 0,
             3..=4 => 1,
             _ => 2,
-        }]
+        }
+    }
+
+    /// The choices for a group of `size`.
+    pub fn tuning(&self, size: u32) -> &Tuning {
+        &self.tunings[Table::group_of(size)]
+    }
+
+    /// Up to how many bytes, as [`Bounds`] counts them, lines have room for in a group of `size`: narrow, wide, and wide in
+    /// two steps.
+    pub fn line_room(&self, kind: Kind, size: u32) -> [u64; 3] {
+        let tuning = self.tuning(size);
+        let moves = matches!(kind, Kind::Allgather | Kind::Gather | Kind::Scatter | Kind::Alltoall);
+        let blocks = u64::from(if moves { tuning.parts.min(self.blocks) } else { self.blocks });
+        let [narrow, wide] = [NARROW_ROOM, wide_room(tuning.wide)].map(|room| room * blocks);
+        let owners = match kind {
+            Kind::Allreduce | Kind::Reduce => u64::from(size),
+            Kind::Broadcast => u64::from(size) - 1,
+            _ => 0,
+        };
+        [narrow, wide, wide * owners]
     }
 
     pub(super) fn bounds(&self, kind: Kind, size: u32) -> &Bounds {

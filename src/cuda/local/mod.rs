@@ -25,6 +25,10 @@ pub use reduce::{LocalReduce, ReduceAlgorithm};
 /// Bytes of one of the two pinned pieces through which memory goes between devices that do not reach each other.
 const PIECE: usize = 4 << 20;
 
+/// Bytes of a pointer for each pair of pointers from which on streams wait for each other in pairs rather than by way of one
+/// of them: the host makes the calls for the pairs while the bytes move.
+const BYTES_OF_A_PAIR: usize = 256 << 10;
+
 /// Device memory of one pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
@@ -42,6 +46,7 @@ pub struct Pointers {
     streams: Vec<Stream>,
     bytes: usize,
     piece: usize,
+    pairs_from: usize,
     chained: bool,
 }
 
@@ -69,6 +74,7 @@ impl Pointers {
             streams: Vec::with_capacity(spans.len()),
             bytes: first.bytes,
             piece: PIECE,
+            pairs_from: BYTES_OF_A_PAIR,
             chained: false,
         };
         for (index, span) in spans.iter().enumerate() {
@@ -161,7 +167,9 @@ fn device_of(devices: &Devices, span: &Span) -> Result<u32> {
     if location.memory == Memory::Host {
         fail!(InvalidArgument, "{address:#x} is pinned host memory, but a device pointer is due");
     }
-    let room = location.base.saturating_add(location.bytes).saturating_sub(address);
+    let end =
+        location.reach(address, address.saturating_add(span.bytes as u64), |next| devices.locate(next))?;
+    let room = end.saturating_sub(address);
     if room < span.bytes as u64 {
         fail!(
             InvalidArgument,

@@ -311,9 +311,42 @@ impl Reduction {
         Ok(())
     }
 
-    /// Before the folds, those that fold wait for all; after them, all wait for those that fold: by way of the root's
-    /// stream.
+    /// Before the folds, those that fold wait for all; after them, all wait for those that fold.
     fn meet(&mut self, shares: &[(usize, usize, usize)], before: bool) -> Result<()> {
+        let n = self.builder.pointers.len();
+        if self.builder.pointers.bytes() / (n * n) >= self.builder.pointers.pairs_from {
+            self.meet_in_pairs(shares, before)
+        } else {
+            self.meet_at_root(shares, before)
+        }
+    }
+
+    /// Everybody waits for everybody: as soon as can be, by as many calls as there are pairs.
+    fn meet_in_pairs(&mut self, shares: &[(usize, usize, usize)], before: bool) -> Result<()> {
+        let (n, root, chained) = (self.builder.pointers.len(), self.root, self.builder.pointers.chained);
+        let share = |a: usize, b: usize| self.builder.share_stream(a, b);
+        // One pointer of each stream stands for all.
+        let all: Vec<usize> = (0..n).filter(|&one| (0..one).all(|other| !share(one, other))).collect();
+        let folds = |&&one: &&usize| shares.iter().any(|&(on, ..)| share(one, on));
+        let folding: Vec<usize> = all.iter().filter(folds).copied().collect();
+        let (first, then) = match before {
+            true => (all, folding),
+            false => (folding, all.into_iter().filter(|&one| !chained || share(one, root)).collect()),
+        };
+        let mut points = Vec::with_capacity(first.len());
+        for &one in first.iter().filter(|&&one| then.iter().any(|&other| other != one)) {
+            points.push((one, self.builder.record(one)?));
+        }
+        for &other in &then {
+            for &(_, point) in points.iter().filter(|(one, _)| *one != other) {
+                self.builder.wait(other, point);
+            }
+        }
+        Ok(())
+    }
+
+    /// All by way of the root's stream: later by one wait, by few calls.
+    fn meet_at_root(&mut self, shares: &[(usize, usize, usize)], before: bool) -> Result<()> {
         let (n, root) = (self.builder.pointers.len(), self.root);
         let chained = self.builder.pointers.chained;
         let folds = |index: usize| shares.iter().any(|&(on, ..)| on == index);

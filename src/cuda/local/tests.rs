@@ -16,6 +16,8 @@ struct Scene {
     layout: Vec<(u32, usize)>,
     spans: Vec<Span>,
     streams: Vec<StreamHandle>,
+    /// Whether streams meet in pairs, as they do for long vectors.
+    pairs: bool,
 }
 
 impl Scene {
@@ -29,7 +31,7 @@ impl Scene {
         let span = |&(device, _): &(u32, usize)| Span { address: double.memory(device, BYTES), bytes: BYTES };
         let spans = layout.iter().map(span).collect();
         let streams = layout.iter().map(|(_, stream)| created[*stream]).collect();
-        Scene { double, devices, layout: layout.into(), spans, streams }
+        Scene { double, devices, layout: layout.into(), spans, streams, pairs: false }
     }
 
     /// One device and one stream for each of `n` pointers.
@@ -49,7 +51,9 @@ impl Scene {
 
     fn pointers(&self) -> Pointers {
         // SAFETY: the double trusts nothing, and keeps memory until it is dropped.
-        unsafe { Pointers::new(&self.devices, &self.spans, &self.streams) }.unwrap().with_piece(BYTES / 8)
+        let pointers = unsafe { Pointers::new(&self.devices, &self.spans, &self.streams) }.unwrap();
+        let pairs_from = if self.pairs { 0 } else { usize::MAX };
+        Pointers { pairs_from, ..pointers.with_piece(BYTES / 8) }
     }
 
     fn fill(&self, index: usize, bytes: &[u8]) {
@@ -189,8 +193,8 @@ fn pointers_may_share_devices_and_streams() {
                     assert!(complaints.is_empty(), "{layout:?}, {order:?}, {algorithm:?}: {complaints:?}");
                 }
             }
-            for algorithm in [ReduceAlgorithm::Tree, ReduceAlgorithm::Direct] {
-                let scene = Scene::new(layout, order);
+            for (algorithm, pairs) in REDUCTIONS {
+                let scene = Scene { pairs, ..Scene::new(layout, order) };
                 let (complaints, _) = reduce(&scene, 2, DataType::F32, Operator::Sum, algorithm, None);
                 assert!(complaints.is_empty(), "{layout:?}, {order:?}, {algorithm:?}: {complaints:?}");
             }
@@ -246,6 +250,45 @@ fn reduce(
     (scene.double.complaints(), waits)
 }
 
+/// As [`reduce`], followed by a broadcast of the result, which relies on the reduction before it.
+fn allreduce(
+    scene: &Scene,
+    root: usize,
+    algorithm: ReduceAlgorithm,
+    missing: Option<usize>,
+) -> (Vec<String>, usize) {
+    let (n, dtype, sum) = (scene.spans.len(), DataType::F32, Operator::Sum);
+    let kernels = Arc::new(DoubleKernels(scene.double.clone()));
+    let pointers = || scene.pointers().chained();
+    let mut reduce = LocalReduce::new(pointers(), root, dtype, sum, algorithm, kernels).unwrap();
+    let mut broadcast = LocalBroadcast::new(pointers(), root, BroadcastAlgorithm::Tree).unwrap();
+    let mut waits = 0;
+    for round in 0..2 {
+        let inputs: Vec<Vec<u8>> = (0..n).map(|index| numbers(dtype, index + round * 50)).collect();
+        for (index, input) in inputs.iter().enumerate() {
+            scene.fill(index, &pattern(index));
+            scene.fill(index, input);
+        }
+        if let Some(missing) = missing {
+            scene.double.ignore_wait(missing);
+        }
+        let before = scene.double.waits();
+        reduce.run().unwrap();
+        broadcast.run().unwrap();
+        waits = scene.double.waits() - before;
+        let result = reference(dtype, sum, &inputs);
+        for index in 0..n {
+            scene.expect(index, &result, "wrong after the allreduce");
+        }
+    }
+    scene.double.drain();
+    (scene.double.complaints(), waits)
+}
+
+/// Algorithms, and whether streams meet in pairs.
+const REDUCTIONS: [(ReduceAlgorithm, bool); 3] =
+    [(ReduceAlgorithm::Tree, false), (ReduceAlgorithm::Direct, false), (ReduceAlgorithm::Direct, true)];
+
 fn reference(dtype: DataType, operator: Operator, inputs: &[Vec<u8>]) -> Vec<u8> {
     let scale = if let Operator::PreMulSum(scale) = operator { scale } else { 1.0 };
     let operand = |input: &Vec<u8>| reduce::Operand {
@@ -267,10 +310,17 @@ fn reductions_are_right_in_every_order() {
     for n in 1..=9 {
         for order in Order::all(n) {
             for root in [0, n - 1, n / 2] {
-                for algorithm in [ReduceAlgorithm::Tree, ReduceAlgorithm::Direct] {
-                    let scene = Scene::spread(n, order);
+                for (algorithm, pairs) in REDUCTIONS {
+                    let scene = Scene { pairs, ..Scene::spread(n, order) };
                     let (complaints, _) = reduce(&scene, root, DataType::F32, Operator::Sum, algorithm, None);
                     assert!(complaints.is_empty(), "{n} to {root}, {order:?}, {algorithm:?}: {complaints:?}");
+                    if n <= 5 {
+                        let complaints = allreduce(&scene, root, algorithm, None).0;
+                        assert!(
+                            complaints.is_empty(),
+                            "{n} from {root}, {order:?}, {algorithm:?}: {complaints:?}"
+                        );
+                    }
                 }
                 let (scene, tree) = (Scene::spread(n, order).separated(), ReduceAlgorithm::Tree);
                 let (complaints, _) = reduce(&scene, root, DataType::F16, Operator::Sum, tree, None);
@@ -299,10 +349,16 @@ fn reductions_have_the_bits_of_the_host() {
 #[test]
 fn every_wait_of_a_reduction_is_needed() {
     for n in 2..=6 {
-        for algorithm in [ReduceAlgorithm::Tree, ReduceAlgorithm::Direct] {
-            every_wait_is_needed(n, &format!("{algorithm:?} over {n}"), |order, missing| {
-                reduce(&Scene::spread(n, order), 0, DataType::F32, Operator::Sum, algorithm, missing)
+        for (algorithm, pairs) in REDUCTIONS {
+            let scene = |order| Scene { pairs, ..Scene::spread(n, order) };
+            every_wait_is_needed(n, &format!("{algorithm:?} over {n}, {pairs}"), |order, missing| {
+                reduce(&scene(order), 0, DataType::F32, Operator::Sum, algorithm, missing)
             });
+            every_wait_is_needed(
+                n,
+                &format!("{algorithm:?} and back over {n}, {pairs}"),
+                |order, missing| allreduce(&scene(order), 0, algorithm, missing),
+            );
         }
     }
     every_wait_is_needed(2, "through the host", |order, missing| {

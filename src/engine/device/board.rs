@@ -2,8 +2,8 @@
 //! who needs whose arena no more.
 //!
 //! The GPUs exchange without the host, so nobody waits for anything here. A rank notes each call before it launches it and
-//! looks whether the others have noted the same call under the same number: whoever comes last sees a difference, before its kernel
-//! runs.
+//! looks whether the others' calls that its kernel will meet are the same, and have the same number: whoever comes last sees a
+//! difference, before its kernel runs. Numbers differ when a rank has called something else in between.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
@@ -22,28 +22,32 @@ pub const MAX_MEMBERS: usize = 64;
 /// Bytes of a member's board.
 pub const BOARD_BYTES: usize = size_of::<Board>();
 
-/// A call, as far as the kernels of its ranks must agree on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Noted {
-    /// What it is.
-    pub signature: Signature,
-    /// The most blocks that its caller allows; 0: no word on it.
-    pub max_blocks: u32,
-    /// Whether the output lies in a window, where a call gains by that.
-    pub windowed: bool,
-}
-
-/// In the word of the root and the blocks: the output lies in a window.
-const WINDOWED: u64 = 1 << 63;
-
 /// One call, as its rank noted it.
 #[repr(C, align(32))]
 struct Note {
     /// The number of the call, plus one, above what is called; 0 while it is written. Stored last.
     head: AtomicU64,
     count: AtomicU64,
-    /// In the low half the root; above, the most blocks that the caller allows; the last bit: the output lies in a window.
+    /// The root, below how many calls the exchange has had with this one.
     root: AtomicU64,
+    /// The most blocks that the caller allows; the last bit: [`WINDOWED`].
+    terms: AtomicU64,
+}
+
+/// The output lies in a window.
+const WINDOWED: u64 = 1 << 63;
+
+/// A call of one rank, as far as the kernels of all must agree on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Noted {
+    /// Its number.
+    pub sequence: u32,
+    /// What is called.
+    pub signature: Signature,
+    /// The most blocks that its caller allows; 0: no word on it.
+    pub max_blocks: u32,
+    /// Whether the output lies in a window, where a call gains by that.
+    pub windowed: bool,
 }
 
 #[repr(C, align(64))]
@@ -104,40 +108,41 @@ impl Boards {
         unsafe { &*self.boards[member] }
     }
 
-    /// Notes call number `sequence` of this rank, and compares it with what the others have noted under that number. The
-    /// first who differs, and its call.
-    pub fn note(&self, sequence: u32, call: &Noted) -> Option<(usize, Noted)> {
-        let Noted { signature, max_blocks, windowed } = call;
-        // A grid of 2^31 blocks is no limit.
-        let blocks = u64::from(max_blocks & u32::MAX >> 1) << 32;
-        let root = u64::from(signature.root) | blocks | if *windowed { WINDOWED } else { 0 };
+    /// Notes this rank's call of the exchange after `before` others, and compares it with those that the others have noted
+    /// after as many. The first who differs, and its call.
+    pub fn note(&self, before: u32, call: &Noted) -> Option<(usize, Noted)> {
+        let Noted { sequence, signature, max_blocks, windowed } = call;
         let board = self.board(self.rank);
-        let note = &board.notes[sequence as usize % NOTES];
-        let head = head(sequence, signature);
+        let note = &board.notes[before as usize % NOTES];
+        let head = head(*sequence, signature);
         note.head.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         note.count.store(signature.count, Ordering::Relaxed);
+        let root = u64::from(signature.root) | u64::from(before.wrapping_add(1)) << 32;
         note.root.store(root, Ordering::Relaxed);
+        let terms = u64::from(*max_blocks) | if *windowed { WINDOWED } else { 0 };
+        note.terms.store(terms, Ordering::Relaxed);
         note.head.store(head, Ordering::Release);
         board.called.store(sequence.wrapping_add(1), Ordering::Relaxed);
         // Against the same of the others: one of two sees the other's note.
         fence(Ordering::SeqCst);
         let others = (0..self.size()).filter(|&member| member != self.rank);
         others
-            .filter_map(|member| Some((member, self.noted(member, sequence)?)))
+            .filter_map(|member| Some((member, self.noted(member, before)?)))
             .find(|(_, theirs)| theirs != call)
     }
 
-    /// What `member` has noted under this number, if it has and the note still stands.
-    pub fn noted(&self, member: usize, sequence: u32) -> Option<Noted> {
-        let note = &self.board(member).notes[sequence as usize % NOTES];
+    /// What `member` has noted after `before` calls, if it has and the note still stands.
+    fn noted(&self, member: usize, before: u32) -> Option<Noted> {
+        let note = &self.board(member).notes[before as usize % NOTES];
         let head = note.head.load(Ordering::Acquire);
-        if head >> 32 != u64::from(sequence.wrapping_add(1)) {
-            return None;
-        }
         let (count, root) = (note.count.load(Ordering::Relaxed), note.root.load(Ordering::Relaxed));
+        let terms = note.terms.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
-        if note.head.load(Ordering::Relaxed) != head {
+        if head == 0
+            || root >> 32 != u64::from(before.wrapping_add(1))
+            || note.head.load(Ordering::Relaxed) != head
+        {
             return None;
         }
         let (kind, device) = Signature::parse_head(head as u8).ok()?;
@@ -150,8 +155,9 @@ impl Boards {
             count,
             device,
         };
-        let max_blocks = ((root & !WINDOWED) >> 32) as u32;
-        Some(Noted { signature, max_blocks, windowed: root & WINDOWED != 0 })
+        let sequence = ((head >> 32) as u32).wrapping_sub(1);
+        // The number of blocks was a u32.
+        Some(Noted { sequence, signature, max_blocks: terms as u32, windowed: terms & WINDOWED != 0 })
     }
 
     /// Whether `member` has come to call number `sequence`, or further.

@@ -17,7 +17,7 @@ use crate::engine::endpoint::lock;
 use crate::engine::group::{Group, Turn};
 use crate::engine::messages::Mismatch;
 use crate::engine::wire::{Class, Key};
-use crate::error::{Error, Result, fail};
+use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operator};
 use crate::signature::{Kind, Signature};
 
@@ -46,6 +46,8 @@ struct Lane {
     ran_on: Option<u64>,
     /// The last capture with calls, and the stream of its last one.
     captured: Option<(u64, u64)>,
+    /// How many collectives there have been.
+    collectives: u32,
 }
 
 /// What may differ from call to call.
@@ -55,6 +57,8 @@ pub struct Caller {
     pub stream: Option<StreamHandle>,
     /// `None`: the group's.
     pub timeout: Option<Duration>,
+    /// The argument that names the memory, for errors.
+    pub memory: &'static str,
 }
 
 /// A call that a stream was given.
@@ -119,7 +123,7 @@ impl DeviceExchange {
             // SAFETY: the caller's promise.
             None => unsafe { parts.kernels.enqueue(job, stream) },
         };
-        let compare = self.compare(group, Noted { signature, max_blocks: asked, windowed: seen.is_some() });
+        let compare = self.compare(group, signature, asked, seen.is_some());
         self.give(group, Class::Ordered, &[signature], Vec::new(), caller, compare, launch)
     }
 
@@ -135,7 +139,7 @@ impl DeviceExchange {
         caller: Caller,
     ) -> Result<Enqueued> {
         let parts = self.parts();
-        let call = Noted { signature, max_blocks: pull.max_blocks, windowed: false };
+        let compare = self.compare(group, signature, pull.max_blocks, false);
         let (max_blocks, multiprocessors) = (parts.room.allowed(pull.max_blocks), parts.room.multiprocessors);
         let mut pull = Pull { max_blocks, multiprocessors, ..*pull };
         if group.rank() == pull.root && pull.bytes > 0 {
@@ -149,7 +153,6 @@ impl DeviceExchange {
         }
         // SAFETY: the caller's promise; ranks of one process reach each other's shareable memory (`Setup`).
         let launch = |stream: &Stream| unsafe { parts.kernels.enqueue_pull(&pull, stream) };
-        let compare = self.compare(group, call);
         self.give(group, Class::Ordered, &[signature], Vec::new(), caller, compare, launch)
     }
 
@@ -193,11 +196,27 @@ impl DeviceExchange {
     }
 
     /// Compares a call with those of the other ranks.
-    fn compare(&self, group: &Group, call: Noted) -> impl FnOnce(&Turn) -> Result<()> {
-        let signature = call.signature;
-        move |turn: &Turn| match self.parts().boards.note(turn.sequence, &call) {
-            None => Ok(()),
-            Some((member, theirs)) if theirs.signature == signature => {
+    fn compare(
+        &self,
+        group: &Group,
+        signature: Signature,
+        max_blocks: u32,
+        windowed: bool,
+    ) -> impl FnOnce(&Turn, u32) -> Result<()> {
+        move |turn: &Turn, before: u32| {
+            let call = Noted { sequence: turn.sequence, signature, max_blocks, windowed };
+            let Some((member, theirs)) = self.parts().boards.note(before, &call) else { return Ok(()) };
+            let (own, number, name) = (group.rank(), turn.sequence, group.name());
+            if theirs.sequence != number {
+                fail!(
+                    Mismatch,
+                    "calls of '{name}' differ: rank {own} called {signature} as its call #{number}, rank {member} {} as its call \
+                     #{}; one has called something before that the other has not",
+                    theirs.signature,
+                    theirs.sequence
+                );
+            }
+            if theirs.signature == signature {
                 let terms = |call: &Noted| {
                     let window =
                         if call.windowed { "its output in a window" } else { "its output in no window" };
@@ -206,22 +225,17 @@ impl DeviceExchange {
                         most => format!("{window} and at most {most} blocks"),
                     }
                 };
-                let (ours, theirs) = (terms(&call), terms(&theirs));
                 fail!(
                     Mismatch,
-                    "call #{} of '{}' differs: rank {} called {signature} with {ours}, rank {member} with {theirs}",
-                    turn.sequence,
-                    group.name(),
-                    group.rank()
-                )
+                    "call #{number} of '{name}' differs: rank {own} called {signature} with {}, rank {member} with {}",
+                    terms(&call),
+                    terms(&theirs)
+                );
             }
-            Some((member, Noted { signature: theirs, .. })) => {
-                let (class, tag, sequence) = (turn.class, turn.tag, turn.sequence);
-                let key = Key { group: group.id(), tag, sequence, slot: 0, class };
-                let peer = group.members()[member];
-                let mismatch = Mismatch { peer, key, theirs, ours: Some(signature), bytes: None };
-                Err(group.explain(&mismatch, group.endpoint().recorder()))
-            }
+            let key = Key { group: group.id(), tag: turn.tag, sequence: number, slot: 0, class: turn.class };
+            let (peer, theirs) = (group.members()[member], theirs.signature);
+            let mismatch = Mismatch { peer, key, theirs, ours: Some(signature), bytes: None };
+            Err(group.explain(&mismatch, group.endpoint().recorder()))
         }
     }
 
@@ -244,7 +258,7 @@ impl DeviceExchange {
         let launch = |stream: &Stream| unsafe {
             self.parts().kernels.enqueue_points(points, self.parts().room.blocks(0), stream)
         };
-        self.give(group, Class::PointToPoint, signatures, peers, caller, |_| Ok(()), launch)
+        self.give(group, Class::PointToPoint, signatures, peers, caller, |_, _| Ok(()), launch)
     }
 
     #[expect(clippy::too_many_arguments, reason = "two callers, above")]
@@ -255,7 +269,7 @@ impl DeviceExchange {
         signatures: &[Signature],
         peers: Vec<u32>,
         caller: Caller,
-        compare: impl FnOnce(&Turn) -> Result<()>,
+        compare: impl FnOnce(&Turn, u32) -> Result<()>,
         launch: impl FnOnce(&Stream) -> Result<()>,
     ) -> Result<Enqueued> {
         let parts = self.parts();
@@ -268,7 +282,8 @@ impl DeviceExchange {
             // It is never captured, and must not even be asked while others are.
             true => Capture::None,
             // SAFETY: the caller has promised that it lives.
-            false => unsafe { devices.driver().stream_capture(handle) }?,
+            false => unsafe { devices.driver().stream_capture(handle) }
+                .map_err(|error| self.foreign(caller, error))?,
         };
         let capture = match capture {
             Capture::None => None,
@@ -285,10 +300,10 @@ impl DeviceExchange {
         };
         if lane.stream.as_ref().is_none_or(|(known, _)| *known != id) {
             // SAFETY: as above; it is not used for a later call unless it lives then.
-            let stream = unsafe { Stream::borrow(devices, self.device(), handle) }?;
-            lane.stream = Some((id, stream));
+            let stream = unsafe { Stream::borrow(devices, self.device(), handle) };
+            lane.stream = Some((id, stream.map_err(|error| self.foreign(caller, error))?));
         }
-        let Lane { stream: Some((_, stream)), ran_on, captured } = &mut *lane else {
+        let Lane { stream: Some((_, stream)), ran_on, captured, collectives } = &mut *lane else {
             fail!(Internal, "a stream that was put there is not there")
         };
         let mut turn = None;
@@ -296,7 +311,9 @@ impl DeviceExchange {
             turn = Some(group.number(class, *signature, caller.timeout)?);
         }
         let Some(turn) = turn else { fail!(InvalidArgument, "no operations were given") };
-        let given = compare(&turn).and_then(|()| match capture {
+        let before = *collectives;
+        *collectives = before.wrapping_add(u32::from(class == Class::Ordered));
+        let given = compare(&turn, before).and_then(|()| match capture {
             Some(capture) => {
                 if captured.is_some_and(|(before, on)| before == capture && on != id) {
                     stream.wait(&parts.within)?;
@@ -330,6 +347,23 @@ impl DeviceExchange {
             group.endpoint().watch_devices();
         }
         Ok(Enqueued { turn, peers, stream: handle, captured: capture.is_some() })
+    }
+
+    /// Why the caller's stream cannot be used: it may be one of another device.
+    #[cold]
+    fn foreign(&self, caller: Caller, error: Error) -> Error {
+        let (own, devices) = (self.device(), self.parts().last.devices());
+        let stream = caller.stream.filter(|stream| !stream.is_default());
+        // SAFETY: the caller has promised that it lives.
+        match stream.map(|stream| unsafe { devices.driver().stream_device(stream) }) {
+            Some(Ok(other)) if other != own => {
+                let name = caller.memory;
+                let text =
+                    format!("call->stream is a stream of GPU {other}, but {name} is memory of GPU {own}");
+                Error::new(Status::InvalidArgument, text)
+            }
+            _ => error,
+        }
     }
 
     /// An event that is complete when the call is done, and what answers [`crate::error::Error`] if it will not be. Not

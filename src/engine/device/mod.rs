@@ -22,7 +22,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::cuda::context::Devices;
-use crate::cuda::exchange::{Exchange, Fault, Job, MAX_RANKS, Point, Pull};
+use crate::cuda::exchange::{Exchange, Fault, Job, MAX_RANKS, Point, Pull, Table};
 use crate::cuda::stream::Stream;
 use crate::error::Result;
 use crate::reduce::{DataType, Operator};
@@ -106,7 +106,7 @@ impl Kernels for Exchange {
 
 /// Loads the kernels of `rank` on `device`, which reaches all `arenas` until what it gives is dropped.
 pub type Load =
-    fn(&Arc<Devices>, device: u32, rank: u32, arenas: &[u64], Arc<Fault>) -> Result<Box<dyn Kernels>>;
+    fn(&Arc<Devices>, device: u32, rank: u32, arenas: &[u64], Arc<Fault>, Table) -> Result<Box<dyn Kernels>>;
 
 /// Loads the kernels of this library.
 pub fn load(
@@ -115,7 +115,8 @@ pub fn load(
     rank: u32,
     arenas: &[u64],
     fault: Arc<Fault>,
+    table: Table,
 ) -> Result<Box<dyn Kernels>> {
     // SAFETY: who sets an exchange up keeps the arenas mapped for longer than its kernels (`Setup`, `Retired`).
-    Ok(Box::new(unsafe { Exchange::new(devices, device, rank, arenas, fault) }?))
+    Ok(Box::new(unsafe { Exchange::new(devices, device, rank, arenas, fault, table) }?))
 }

@@ -4,6 +4,8 @@
 
 use crate::cuda::slab::{Identity, Place};
 use crate::error::{Result, fail};
+use crate::reduce::DataType;
+use crate::signature::Signature;
 
 /// Bytes of every message, whatever it says.
 pub const MESSAGE_BYTES: usize = 256;
@@ -12,6 +14,7 @@ const OFFER: u8 = 1;
 const READY: u8 = 2;
 const REFUSAL: u8 = 3;
 const STUCK: u8 = 4;
+const WRONG: u8 = 5;
 
 /// One rank's word.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +30,8 @@ pub(super) enum Message {
         /// My GPU may still write to the others' arenas.
         stuck: bool,
     },
+    /// What I was told to do makes no sense, for this reason.
+    Wrong(String),
 }
 
 /// Where a rank's arena and its board lie.
@@ -42,14 +47,18 @@ pub(super) struct Offer {
     pub(super) address: u64,
     /// The arena's size; the same on all ranks.
     pub(super) bytes: u64,
+    /// Tells the rank's table from other tables.
+    pub(super) table: u64,
+    /// Whether somebody has chosen it.
+    pub(super) chosen: bool,
     /// The board's offset in the rank's segment.
     pub(super) board: u64,
     /// The most blocks that the rank's caller allows kernels; 0: no limit.
     pub(super) max_blocks: u32,
     /// Its GPU's multiprocessors.
     pub(super) multiprocessors: u32,
-    /// Whether the rank sets the exchange up before its first call, and not in it.
-    pub(super) before_calls: bool,
+    /// The call in which the rank sets the exchange up, by its number; `None`: before its calls.
+    pub(super) call: Option<(u32, Signature)>,
     /// For other processes, if the driver can share memory between processes.
     pub(super) place: Option<Place>,
 }
@@ -59,26 +68,29 @@ impl Message {
         let mut bytes = Vec::with_capacity(MESSAGE_BYTES);
         match self {
             Message::Ready => bytes.push(READY),
-            Message::Refusal { why, stuck } => {
-                bytes.push(if *stuck { STUCK } else { REFUSAL });
-                let most = why.len().min(MESSAGE_BYTES - 2);
-                let end = (0..=most).rev().find(|&end| why.is_char_boundary(end)).unwrap_or(0);
-                // PROOF: at most 254.
-                bytes.push(end as u8);
-                bytes.extend_from_slice(&why.as_bytes()[..end]);
-            }
+            Message::Refusal { why, stuck: false } => encode_text(REFUSAL, why, &mut bytes),
+            Message::Refusal { why, stuck: true } => encode_text(STUCK, why, &mut bytes),
+            Message::Wrong(why) => encode_text(WRONG, why, &mut bytes),
             Message::Offer(offer) => {
                 bytes.push(OFFER);
                 bytes.extend_from_slice(&offer.uuid);
                 bytes.extend_from_slice(&offer.device.to_le_bytes());
                 bytes.extend_from_slice(&offer.process);
-                for word in [offer.address, offer.bytes, offer.board] {
+                for word in [offer.address, offer.bytes, offer.table, offer.board] {
                     bytes.extend_from_slice(&word.to_le_bytes());
                 }
                 for word in [offer.max_blocks, offer.multiprocessors] {
                     bytes.extend_from_slice(&word.to_le_bytes());
                 }
-                bytes.push(u8::from(offer.before_calls));
+                bytes.push(u8::from(offer.chosen));
+                bytes.push(u8::from(offer.call.is_some()));
+                if let Some((number, signature)) = &offer.call {
+                    let Signature { dtype, operator, algorithm, root, count, .. } = *signature;
+                    bytes.extend_from_slice(&[signature.head(), dtype as u8, operator, algorithm]);
+                    bytes.extend_from_slice(&number.to_le_bytes());
+                    bytes.extend_from_slice(&root.to_le_bytes());
+                    bytes.extend_from_slice(&count.to_le_bytes());
+                }
                 bytes.push(u8::from(offer.place.is_some()));
                 if let Some(place) = &offer.place {
                     bytes.extend_from_slice(&place.handle);
@@ -102,43 +114,81 @@ impl Message {
         let (&kind, rest) = bytes.split_first()?;
         match kind {
             READY => Some(Message::Ready),
-            REFUSAL | STUCK => {
+            REFUSAL | STUCK | WRONG => {
                 let (&len, text) = rest.split_first()?;
                 let why = String::from_utf8_lossy(text.get(..usize::from(len))?).into_owned();
-                Some(Message::Refusal { why, stuck: kind == STUCK })
+                Some(match kind {
+                    WRONG => Message::Wrong(why),
+                    _ => Message::Refusal { why, stuck: kind == STUCK },
+                })
             }
             OFFER => {
                 let (uuid, rest) = rest.split_first_chunk()?;
                 let (device, rest) = rest.split_first_chunk()?;
                 let (process, rest) = rest.split_first_chunk()?;
-                let ([address, bytes, board], rest) = words(rest)?;
+                let ([address, bytes, table, board], rest) = words(rest)?;
                 let (max_blocks, rest) = rest.split_first_chunk()?;
                 let (multiprocessors, rest) = rest.split_first_chunk()?;
                 let (max_blocks, multiprocessors) =
                     (u32::from_le_bytes(*max_blocks), u32::from_le_bytes(*multiprocessors));
-                let (&before_calls, rest) = rest.split_first()?;
+                let (&chosen, rest) = rest.split_first()?;
+                let (&in_call, rest) = rest.split_first()?;
+                let (call, rest) = match in_call {
+                    0 => (None, rest),
+                    _ => call(rest).map(|(call, rest)| (Some(call), rest))?,
+                };
                 let (&shared, rest) = rest.split_first()?;
                 let (handle, rest) = rest.split_first_chunk()?;
                 let ([slab, offset], _) = words(rest)?;
                 let (handle, process) = (*handle, *process);
                 let place = (shared == 1).then_some(Place { process, slab, handle, offset });
-                let (uuid, device, before_calls) = (*uuid, u32::from_le_bytes(*device), before_calls == 1);
+                let (uuid, device) = (*uuid, u32::from_le_bytes(*device));
+                let chosen = chosen == 1;
                 Some(Message::Offer(Offer {
                     uuid,
                     device,
                     process,
                     address,
                     bytes,
+                    table,
+                    chosen,
                     board,
                     max_blocks,
                     multiprocessors,
-                    before_calls,
+                    call,
                     place,
                 }))
             }
             _ => None,
         }
     }
+}
+
+/// A kind and as much of a text as there is room for.
+fn encode_text(kind: u8, text: &str, into: &mut Vec<u8>) {
+    let most = text.len().min(MESSAGE_BYTES - 2);
+    let end = (0..=most).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    // PROOF: at most 254.
+    into.extend([kind, end as u8]);
+    into.extend_from_slice(&text.as_bytes()[..end]);
+}
+
+fn call(bytes: &[u8]) -> Option<((u32, Signature), &[u8])> {
+    let (&[head, dtype, operator, algorithm], rest) = bytes.split_first_chunk()?;
+    let (number, rest) = rest.split_first_chunk()?;
+    let (root, rest) = rest.split_first_chunk()?;
+    let (count, rest) = rest.split_first_chunk()?;
+    let (kind, device) = Signature::parse_head(head).ok()?;
+    let signature = Signature {
+        kind,
+        dtype: DataType::from_number(i32::from(dtype)).ok()?,
+        operator,
+        algorithm,
+        root: u32::from_le_bytes(*root),
+        count: u64::from_le_bytes(*count),
+        device,
+    };
+    Some(((u32::from_le_bytes(*number), signature), rest))
 }
 
 fn words<const N: usize>(mut bytes: &[u8]) -> Option<([u64; N], &[u8])> {
@@ -153,29 +203,43 @@ fn words<const N: usize>(mut bytes: &[u8]) -> Option<([u64; N], &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::signature::Kind;
     use proptest::prelude::*;
 
     #[test]
     fn messages_survive_the_wire() {
         let place = Place { process: [3; 16], slab: 4, handle: [5; 64], offset: 6 };
+        let signature = Signature {
+            kind: Kind::Reduce,
+            dtype: DataType::F16,
+            operator: 2,
+            algorithm: 3,
+            root: 70_000,
+            count: 1 << 40,
+            device: true,
+        };
         let offer = Offer {
             uuid: [1; 16],
             device: 2,
             process: [3; 16],
             address: 7,
             bytes: 8,
+            table: 10,
+            chosen: true,
             board: 9,
             max_blocks: 10,
             multiprocessors: 11,
-            before_calls: true,
+            call: Some((7, signature)),
             place: Some(place),
         };
         for message in [
             Message::Offer(Offer { place: None, ..offer.clone() }),
+            Message::Offer(Offer { call: None, ..offer.clone() }),
             Message::Offer(offer),
             Message::Ready,
             Message::Refusal { why: "no peer access".into(), stuck: false },
             Message::Refusal { why: String::new(), stuck: true },
+            Message::Wrong("the file is empty".into()),
         ] {
             assert_eq!(Message::decode(&message.encode()).unwrap(), message);
         }

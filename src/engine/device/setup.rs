@@ -18,12 +18,12 @@ use super::retired::{Parts, Room};
 use super::{Kernels, Load, Way};
 use crate::cuda::context::Devices;
 use crate::cuda::event::Event;
-use crate::cuda::exchange::{self, Fault};
+use crate::cuda::exchange::{self, Chosen, Fault};
 use crate::cuda::slab::{self, Arena, Opened};
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
-use crate::engine::group::Group;
-use crate::error::{Error, Result, fail};
+use crate::engine::group::{Group, Turn};
+use crate::error::{Error, Result, Status, fail};
 use crate::sys::fork;
 use crate::transport::memory::PeerMemory;
 use crate::transport::segment::Region;
@@ -63,6 +63,7 @@ enum Stage {
 struct Own {
     devices: Arc<Devices>,
     device: u32,
+    chosen: Chosen,
     arena: Arena,
     board: Region,
     fault: Arc<Fault>,
@@ -93,15 +94,16 @@ struct Made {
 }
 
 impl Setup {
-    /// Begins on this rank's GPU; `devices`: the driver, or why there is none; `before_calls`: not in the first call on device
-    /// memory, but before it; `max_blocks`: what this rank's caller allows its kernels, 0 for as many as suit them. Allocates:
-    /// may wait for the GPU.
+    /// Begins on this rank's GPU; `devices`: the driver, or why there is none; `choose`: the table for the device; `call`: the
+    /// group's first on device memory, announced, unless this comes before it; `max_blocks`: what this rank's caller allows its kernels,
+    /// 0 for as many as suit them. Allocates: may wait for the GPU.
     pub fn begin(
         group: &Arc<Group>,
         devices: Result<Arc<Devices>>,
         device: u32,
+        choose: impl FnOnce(&Devices, u32) -> Result<Chosen>,
         load: Load,
-        before_calls: bool,
+        call: Option<&Turn>,
         max_blocks: u32,
     ) -> (Setup, Step) {
         let deadline = Deadline::after(group.timeout());
@@ -118,10 +120,14 @@ impl Setup {
             let step = setup.agree(Way::Staged(why));
             return (setup, step);
         }
-        let offered = wanted().and(devices).and_then(|devices| Own::new(group, devices, device, deadline));
-        let offered = offered.and_then(|own| own.offer(before_calls, max_blocks).map(|offer| (own, offer)));
+        let chosen = wanted().and(devices).and_then(|devices| Ok((choose(&devices, device)?, devices)));
+        let offered = chosen.and_then(|(chosen, devices)| Own::new(group, devices, device, chosen, deadline));
+        let offered = offered.and_then(|own| own.offer(call, max_blocks).map(|offer| (own, offer)));
         let (own, message) = match offered {
             Ok((own, offer)) => (Some(own), Message::Offer(offer)),
+            Err(error) if error.status() == Status::InvalidArgument => {
+                (None, Message::Wrong(error.text().to_string()))
+            }
             Err(error) => (None, refusal(&error)),
         };
         setup.stage = Stage::Offered(own);
@@ -134,6 +140,13 @@ impl Setup {
             gathered.chunks_exact(MESSAGE_BYTES).map(Message::decode).collect::<Result<_>>()?;
         if messages.len() != self.group.size() as usize {
             fail!(Internal, "{} messages came from {} ranks", messages.len(), self.group.size());
+        }
+        for (rank, message) in messages.iter().enumerate() {
+            if let Message::Wrong(why) = message {
+                // Only ever said before anybody has mapped anything.
+                self.stage = Stage::Over;
+                fail!(InvalidArgument, "{}: {why}", self.group.describe_rank(rank as u32));
+            }
         }
         let stage = std::mem::replace(&mut self.stage, Stage::Over);
         if let Some(why) = self.refused(&messages) {
@@ -152,6 +165,11 @@ impl Setup {
                     _ => fail!(Internal, "a rank sent something else than an offer"),
                 });
                 let offers: Vec<&Offer> = offers.collect::<Result<_>>()?;
+                self.compare_tables(&offers)?;
+                if let Some(error) = self.differing(&offers) {
+                    self.group.fail(error.clone());
+                    return Err(error);
+                }
                 if let Some(why) = unfit(&offers) {
                     return Ok(self.agree(Way::Staged(why)));
                 }
@@ -189,8 +207,9 @@ impl Setup {
 
     /// Makes what may fail.
     fn make(&self, own: &Own, mapped: &Mapped) -> Result<Made> {
-        let Own { devices, device, fault, .. } = own;
-        let kernels = (self.load)(devices, *device, self.group.rank(), &mapped.arenas, fault.clone())?;
+        let Own { devices, device, chosen, fault, .. } = own;
+        let (rank, arenas) = (self.group.rank(), &mapped.arenas);
+        let kernels = (self.load)(devices, *device, rank, arenas, fault.clone(), chosen.table)?;
         let event = || Event::new(devices, *device);
         Ok(Made { kernels, last: event()?, within: event()?, stream: Stream::new(devices, *device, true)? })
     }
@@ -218,12 +237,46 @@ impl Setup {
         }))
     }
 
+    /// Refuses tables that somebody has chosen differently: kernels that go by different tables would wait for each other.
+    fn compare_tables(&self, offers: &[&Offer]) -> Result<()> {
+        if !offers.iter().any(|offer| offer.chosen) {
+            return Ok(());
+        }
+        if let Some(other) = offers.iter().position(|offer| offer.table != offers[0].table) {
+            let what = |offer: &Offer| if offer.chosen { "a file of its own" } else { "no file" };
+            fail!(
+                Mismatch,
+                "the ranks of '{}' exchange by different tables: {} has {}, {} has {}; give all ranks one UNISONO_TUNING",
+                self.group.name(),
+                self.group.describe_rank(0),
+                what(offers[0]),
+                self.group.describe_rank(other as u32),
+                what(offers[other])
+            );
+        }
+        Ok(())
+    }
+
     /// Why some rank cannot, if one cannot. The same on all ranks, which have heard the same.
     fn refused(&self, messages: &[Message]) -> Option<String> {
         messages.iter().enumerate().find_map(|(rank, message)| match message {
             Message::Refusal { why, .. } => Some(format!("{}: {why}", self.group.describe_rank(rank as u32))),
             _ => None,
         })
+    }
+
+    /// Ranks that set this up in calls of different numbers have made different calls before. The same on all ranks.
+    fn differing(&self, offers: &[&Offer]) -> Option<Error> {
+        let calls = || offers.iter().enumerate().filter_map(|(rank, offer)| Some((rank, offer.call?)));
+        let (early, (number, call)) = calls().min_by_key(|(_, (number, _))| *number)?;
+        let (late, (later, other)) = calls().find(|(_, (other, _))| *other != number)?;
+        let name = self.group.name();
+        Some(Error::new(
+            Status::Mismatch,
+            format!(
+                "call #{number} of '{name}' differs: rank {early} called {call}, rank {late} something that is not on device                  memory, and {other} as its call #{later}"
+            ),
+        ))
     }
 
     fn agree(&self, way: Way) -> Step {
@@ -284,17 +337,25 @@ fn unfit(offers: &[&Offer]) -> Option<String> {
             // Kernels that wait for each other must never queue behind each other.
             return Some(format!("ranks {other} and {rank} are one process on one GPU ({device})"));
         }
-        if offer.bytes != offers[0].bytes {
-            return Some(format!("rank {rank} and rank 0 run different versions of unisono"));
+        if (offer.bytes, offer.table) != (offers[0].bytes, offers[0].table) {
+            return Some(format!(
+                "rank {rank} and rank 0 have different kinds of GPU or run different versions of unisono"
+            ));
         }
     }
     None
 }
 
 impl Own {
-    fn new(group: &Group, devices: Arc<Devices>, device: u32, deadline: Deadline) -> Result<Own> {
+    fn new(
+        group: &Group,
+        devices: Arc<Devices>,
+        device: u32,
+        chosen: Chosen,
+        deadline: Deadline,
+    ) -> Result<Own> {
         devices.context(device)?;
-        let bytes = exchange::arena_bytes(group.size()).next_multiple_of(64);
+        let bytes = chosen.table.arena_bytes(group.size()).next_multiple_of(64);
         let arena = Arena::new(&devices, device, bytes + PROBE_BYTES, deadline)?;
         let Some(board) = group.endpoint().registration().segment().allocate(BOARD_BYTES, 64) else {
             fail!(OutOfMemory, "no room for {BOARD_BYTES} bytes in the shared segment")
@@ -302,10 +363,10 @@ impl Own {
         let fault = Arc::new(Fault::new(&devices, device)?);
         let area = arena.address() + bytes as u64;
         let probe = Probe::new(&devices, device, area, group.rank() as usize, group.id(), deadline)?;
-        Ok(Own { devices, device, arena, board, fault, probe })
+        Ok(Own { devices, device, chosen, arena, board, fault, probe })
     }
 
-    fn offer(&self, before_calls: bool, max_blocks: u32) -> Result<Offer> {
+    fn offer(&self, call: Option<&Turn>, max_blocks: u32) -> Result<Offer> {
         let multiprocessors = self.devices.driver().multiprocessors(self.device)?;
         let place = self.arena.place(&self.devices);
         if let Err(error) = &place {
@@ -317,10 +378,12 @@ impl Own {
             process: slab::identity(&self.devices),
             address: self.arena.address(),
             bytes: self.arena.bytes() as u64,
+            table: self.chosen.table.digest(),
+            chosen: self.chosen.by_hand,
             board: self.board.offset() as u64,
             max_blocks,
             multiprocessors,
-            before_calls,
+            call: call.map(|turn| (turn.sequence, turn.signature)),
             place: place.ok(),
         })
     }
@@ -351,7 +414,7 @@ impl Own {
         let peers = group.members().iter().map(|&peer| messages.memory(peer).cloned()).collect();
         drop(messages);
         let boards = offers.iter().map(|offer| offer.board).collect();
-        let before_calls = offers.iter().all(|offer| offer.before_calls);
+        let before_calls = offers.iter().all(|offer| offer.call.is_none());
         let room = Room::of(offers);
         Ok(Mapped { arenas, areas, opened, peers, boards, before_calls, room })
     }

@@ -123,7 +123,7 @@ impl Registration {
     ) -> Result<Registration> {
         let devices = exchange.devices();
         let (device, located) = (exchange.device(), devices.locate(address)?);
-        let Some(Location { memory: Memory::Device, device: found, base, bytes: all, buffer }) = located
+        let Some(Location { memory: Memory::Device, device: found, base, bytes: all, buffer, .. }) = located
         else {
             fail!(
                 InvalidArgument,

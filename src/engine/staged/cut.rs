@@ -3,10 +3,12 @@
 
 #![forbid(unsafe_code)]
 
+use std::sync::Arc;
+
 /// Elements of every block of a call that are exchanged at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// Elements of a block.
+    /// Elements of the longest block.
     count: u64,
     /// Elements of a block in one piece.
     step: u64,
@@ -20,10 +22,18 @@ pub struct Piece {
     pub index: u32,
     /// Its first element of every block.
     pub start: u64,
-    /// Its elements of every block.
+    /// Its elements of every block, but of those that end before.
     pub len: u64,
     /// Whether it is all of the call.
     pub whole: bool,
+}
+
+impl Piece {
+    /// Its elements of a block of `count` elements: the first, and how many.
+    pub fn of(&self, count: u64) -> (u64, u64) {
+        let start = self.start.min(count);
+        (start, self.len.min(count - start))
+    }
 }
 
 /// Pieces begin at multiples of so many elements.
@@ -34,9 +44,31 @@ impl Cut {
     /// `bytes` bytes.
     pub fn even(count: u64, blocks: u64, element: usize, bytes: usize) -> Cut {
         let row = blocks.max(1).saturating_mul(element as u64);
+        Cut::by(count, bytes as u64 / row)
+    }
+
+    /// Blocks of `counts` elements of `element` bytes. The first piece of all blocks, which is the longest, has about `bytes`
+    /// bytes.
+    pub fn listed(counts: &[u64], element: usize, bytes: usize) -> Cut {
+        let mut sorted = counts.to_vec();
+        sorted.sort_unstable();
+        let mut left = bytes as u64 / element as u64;
+        // Short blocks leave the others more.
+        for (index, &count) in sorted.iter().enumerate() {
+            let share = left / (sorted.len() - index) as u64;
+            if count > share {
+                return Cut::by(sorted.last().copied().unwrap_or(0), share);
+            }
+            left -= count;
+        }
+        Cut::whole()
+    }
+
+    /// `step` elements in a piece, or a little less.
+    fn by(count: u64, step: u64) -> Cut {
         // No more pieces than can be counted.
         let least = count.div_ceil(u64::from(u32::MAX)).max(GRAIN);
-        let step = (bytes as u64 / row / GRAIN * GRAIN).max(least);
+        let step = (step / GRAIN * GRAIN).max(least);
         match u32::try_from(count.div_ceil(step)) {
             Ok(pieces @ 2..) => Cut { count, step, pieces },
             _ => Cut::whole(),
@@ -62,12 +94,21 @@ impl Cut {
 }
 
 /// What one rank contributes to a call, or obtains from it: blocks, one after the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// All of it.
     pub bytes: usize,
-    /// How many blocks.
-    pub blocks: usize,
+    /// How it is divided.
+    pub blocks: Blocks,
+}
+
+/// How many blocks, and how long they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Blocks {
+    /// So many of one length.
+    Even(usize),
+    /// One for each count of elements.
+    Listed(Arc<[u64]>),
 }
 
 /// Bytes that lie together in the caller's memory and in that of a piece.
@@ -84,18 +125,42 @@ pub struct Strip {
 impl Shape {
     /// Bytes of a piece.
     pub fn piece_bytes(&self, piece: Piece, element: usize) -> usize {
-        if piece.whole { self.bytes } else { self.blocks * piece.len as usize * element }
+        match &self.blocks {
+            _ if piece.whole => self.bytes,
+            Blocks::Even(blocks) => blocks * piece.len as usize * element,
+            Blocks::Listed(counts) => {
+                counts.iter().map(|&count| piece.of(count).1 as usize).sum::<usize>() * element
+            }
+        }
     }
 
     /// The strips of a piece, in the order of the blocks. None is empty.
     pub fn strips(&self, piece: Piece, element: usize) -> impl Iterator<Item = Strip> + use<> {
-        let block = self.bytes.checked_div(self.blocks).unwrap_or(0);
-        let (blocks, from, bytes) = match piece.whole {
-            true => (1, 0, self.bytes),
-            false => (self.blocks, piece.start as usize * element, piece.len as usize * element),
+        let blocks = match &self.blocks {
+            _ if piece.whole => Blocks::Even(1),
+            blocks => blocks.clone(),
         };
-        (0..blocks)
-            .map(move |index| Strip { at: index * block + from, packed: index * bytes, bytes })
+        let number = match &blocks {
+            Blocks::Even(blocks) => *blocks,
+            Blocks::Listed(counts) => counts.len(),
+        };
+        let length = self.bytes.checked_div(number).unwrap_or(0);
+        let (mut block, mut packed) = (0, 0);
+        (0..number)
+            .map(move |index| {
+                let (start, bytes, length) = match &blocks {
+                    _ if piece.whole => (0, length, length),
+                    Blocks::Even(_) => (piece.start as usize * element, piece.len as usize * element, length),
+                    Blocks::Listed(counts) => {
+                        let (start, len) = piece.of(counts[index]);
+                        (start as usize * element, len as usize * element, counts[index] as usize * element)
+                    }
+                };
+                let strip = Strip { at: block + start, packed, bytes };
+                block += length;
+                packed += bytes;
+                strip
+            })
             .filter(|strip| strip.bytes > 0)
     }
 }
@@ -110,20 +175,48 @@ mod tests {
             [(1, 1, 1024), (255, 1, 1024), (256, 1, 1024), (1000, 3, 1024), (65, 7, 1)]
         {
             let cut = Cut::even(count, blocks, 4, bytes);
-            let shape = Shape { bytes: (count * blocks) as usize * 4, blocks: blocks as usize };
-            let mut seen = vec![0; shape.bytes];
-            for index in 0..cut.pieces() {
-                let piece = cut.piece(index);
-                let mut packed = 0;
-                for strip in shape.strips(piece, 4) {
-                    assert_eq!(strip.packed, packed);
-                    packed += strip.bytes;
-                    seen[strip.at..strip.at + strip.bytes].iter_mut().for_each(|times| *times += 1);
-                }
-                assert_eq!(packed, shape.piece_bytes(piece, 4));
-                assert!(piece.whole || packed <= bytes.max(blocks as usize * 4 * GRAIN as usize));
+            let blocks = blocks as usize;
+            let shape = Shape { bytes: count as usize * blocks * 4, blocks: Blocks::Even(blocks) };
+            cover(cut, &shape, bytes.max(blocks * 4 * GRAIN as usize));
+        }
+    }
+
+    /// Sees to it that the pieces cover a shape of 4-byte elements once, each in `most` bytes.
+    fn cover(cut: Cut, shape: &Shape, most: usize) {
+        let mut seen = vec![0; shape.bytes];
+        for index in 0..cut.pieces() {
+            let piece = cut.piece(index);
+            let mut packed = 0;
+            for strip in shape.strips(piece, 4) {
+                assert_eq!(strip.packed, packed);
+                packed += strip.bytes;
+                seen[strip.at..strip.at + strip.bytes].iter_mut().for_each(|times| *times += 1);
             }
-            assert!(seen.iter().all(|times| *times == 1), "{count} of {blocks}");
+            assert_eq!(packed, shape.piece_bytes(piece, 4));
+            assert!(piece.whole || packed <= most, "{packed} bytes of {shape:?}");
+        }
+        assert!(seen.iter().all(|times| *times == 1), "{shape:?}");
+    }
+
+    #[test]
+    fn pieces_of_lists_cover_every_element_once() {
+        for (counts, bytes, pieces) in [
+            (vec![5, 0, 7], 1024, 1),
+            (vec![1000], 1024, 4),
+            (vec![1000, 0, 3], 1024, 6),
+            (vec![100, 1000, 200, 0], 4096, 2),
+            (vec![300, 300, 300], 1, 5),
+        ] {
+            let cut = Cut::listed(&counts, 4, bytes);
+            assert_eq!(cut.pieces(), pieces, "{counts:?}");
+            let all = counts.iter().sum::<u64>() as usize * 4;
+            let most = bytes.max(counts.len() * 4 * GRAIN as usize);
+            for own in &counts {
+                // What a rank gives of it.
+                let blocks = Blocks::Listed([*own].into());
+                cover(cut, &Shape { bytes: *own as usize * 4, blocks }, most);
+            }
+            cover(cut, &Shape { bytes: all, blocks: Blocks::Listed(counts.into()) }, most);
         }
     }
 
@@ -131,7 +224,7 @@ mod tests {
     fn nothing_is_one_piece() {
         let cut = Cut::even(0, 4, 8, 1024);
         assert_eq!((cut.pieces(), cut.piece(0).whole), (1, true));
-        assert_eq!(Shape { bytes: 0, blocks: 0 }.strips(cut.piece(0), 8).count(), 0);
+        assert_eq!(Shape { bytes: 0, blocks: Blocks::Even(0) }.strips(cut.piece(0), 8).count(), 0);
     }
 
     #[test]

@@ -6,8 +6,8 @@
 //!
 //! Loads and stores run on side streams, once the host has seen the *entry*: that the caller's stream has come to the
 //! call. What the caller's stream is given after the call waits for the *exit*, a word that the side stream of the stores
-//! releases behind the last of them. The host learns of the entry and of copies by their events; a host function behind
-//! each of them rings whoever sleeps, and a look now and then finds out about a device that runs none any more.
+//! releases behind the last of them. The host learns of the entry and of copies by their events, at which whoever moves operations
+//! looks: at once for a quarter of a millisecond, then after naps ([`super::endpoint`]).
 //!
 //! A device has fewer queues than a process has streams: what waits in one stream holds up others that share its queue,
 //! and so maybe that which it waits for. Hence side streams are given nothing that cannot run at once, and do not share
@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-pub use cut::{Cut, Piece, Shape, Strip};
+pub use cut::{Blocks, Cut, Piece, Shape, Strip};
 pub use resources::Entry;
 use resources::{Bay, Lane, Ringer};
 pub use transfer::{Load, store};
@@ -70,7 +70,7 @@ pub enum Place {
 unsafe impl Send for Place {}
 
 /// What a call reads or writes on this rank.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Side {
     /// Where it begins.
     pub place: Place,
@@ -245,7 +245,7 @@ impl Staged {
     /// Begins to load a piece. The entry has come.
     fn load(&mut self, index: u32) -> Result<()> {
         let piece = self.job.cut.piece(index);
-        let Side { place, shape } = self.job.input;
+        let Side { place, ref shape } = self.job.input;
         if shape.bytes == 0 || self.job.unstaged {
             return Ok(());
         }
@@ -265,7 +265,7 @@ impl Staged {
         }
         if let Place::Device(_) = place {
             lane.loaded.record(&bay.load)?;
-            ringer.ring(&bay.load)?;
+            ringer.ring();
         }
         Ok(())
     }
@@ -278,10 +278,10 @@ impl Staged {
     fn store(&mut self, index: u32) -> Result<bool> {
         let piece = self.job.cut.piece(index);
         let last = index + 1 == self.job.cut.pieces();
-        let Side { place, shape } = self.job.output;
-        if (shape.bytes > 0 || self.begun) && !self.has_entered()? {
+        if (self.job.output.shape.bytes > 0 || self.begun) && !self.has_entered()? {
             return Ok(false);
         }
+        let Side { place, ref shape } = self.job.output;
         let on_device = self.job.output.is_on_device();
         if !on_device && (shape.bytes == 0 || self.job.unstaged) {
             self.released = last;
@@ -312,7 +312,7 @@ impl Staged {
         }
         if on_device {
             lane.stored.record(&bay.store)?;
-            ringer.ring(&bay.store)?;
+            ringer.ring();
         }
         self.released = last;
         Ok(true)

@@ -73,14 +73,13 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// What `stream`, which is the caller's, has been given so far. Whoever waits at `endpoint` is rung when it is done.
+    /// What `stream`, which is the caller's, has been given so far. Whoever moves the operations of `endpoint` looks.
     pub fn of_caller(stream: &Stream, endpoint: &Arc<Endpoint>) -> Result<Entry> {
         if stream.query()? {
             return Ok(Entry { event: None });
         }
         let entry = Entry::record(stream)?;
-        // The stream is about to wait for the call: it does not go on later for this.
-        Ringer::new(endpoint).ring(stream)?;
+        endpoint.stir();
         Ok(entry)
     }
 
@@ -90,7 +89,7 @@ impl Entry {
         let start = Instant::now();
         while !entry.has_come()? {
             if start.elapsed() > SPIN {
-                Ringer::new(endpoint).ring(front)?;
+                endpoint.stir();
                 break;
             }
             std::hint::spin_loop();
@@ -226,7 +225,11 @@ impl Pool {
     }
 }
 
-/// Rings an endpoint from a stream: the driver calls it when what the stream was given before is done.
+/// Has whoever moves an endpoint's operations look again soon, when a stream has been given something.
+///
+/// No host function does that. The driver keeps a thread that gives one to any stream of a device waiting while another
+/// thread waits for room in a stream's queue; and behind a wait for a value each takes as much of that room as a dozen
+/// copies (a stream that waits for calls was full after 55 on an H200, driver 580).
 #[derive(Debug)]
 pub(super) struct Ringer(Weak<Endpoint>);
 
@@ -235,28 +238,10 @@ impl Ringer {
         Arc::new(Ringer(Arc::downgrade(endpoint)))
     }
 
-    /// Rings when `stream` has come so far.
-    pub(super) fn ring(self: &Arc<Self>, stream: &Stream) -> Result<()> {
+    /// A stream has been given something just now.
+    pub(super) fn ring(&self) {
         if let Some(endpoint) = self.0.upgrade() {
             endpoint.stir();
         }
-        let user = Arc::into_raw(self.clone()).cast_mut().cast();
-        // SAFETY: `rang` may be called on any thread with a ringer that it owns from here on; it calls nothing of CUDA.
-        let given = unsafe { stream.launch_host(rang, user) };
-        if given.is_err() {
-            // SAFETY: made above, and the stream has not taken it.
-            drop(unsafe { Arc::from_raw(user.cast::<Ringer>().cast_const()) });
-        }
-        given
-    }
-}
-
-/// # Safety
-/// `user` is a ringer that [`Ringer::ring`] has given away, once.
-unsafe extern "C" fn rang(user: *mut std::ffi::c_void) {
-    // SAFETY: the promise above.
-    let ringer = unsafe { Arc::from_raw(user.cast::<Ringer>().cast_const()) };
-    if let Some(endpoint) = ringer.0.upgrade() {
-        endpoint.nudge();
     }
 }

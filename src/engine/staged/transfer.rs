@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::resources::{self, Lane, Ringer};
+use super::resources::{self, Lane};
 use crate::cuda::event::Event;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
@@ -21,7 +21,7 @@ const ALIGNMENT: usize = 64;
 pub struct Load(Transfer);
 
 impl Load {
-    /// Gives `stream` the copies of `parts`, addresses and lengths, and rings `endpoint` when they are there.
+    /// Gives `stream` the copies of `parts`, addresses and lengths, and has whoever moves the operations of `endpoint` look for their end.
     ///
     /// # Safety
     /// The parts are memory of the stream's device, and nobody writes to it until what the stream is given next.
@@ -38,7 +38,7 @@ impl Load {
         }
         transfer.given(stream)?;
         if let Some(endpoint) = endpoint {
-            Ringer::new(endpoint).ring(stream)?;
+            endpoint.stir();
         }
         Ok(Load(transfer))
     }

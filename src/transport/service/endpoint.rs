@@ -230,7 +230,7 @@ impl Endpoint {
         if !conn.wire.queue_frame(Kind::Message, message, Vec::new()) {
             log::warn!("rank {rank}: {} does not read its control messages: one is dropped", open.who);
         }
-        self.conn_ready(core, token, Event { token, readable: false, writable: true });
+        self.conn_ready(core, token, Event { token, writable: true, ..Event::default() });
         self.settle(core);
     }
 
@@ -301,7 +301,7 @@ impl Endpoint {
         conn.wire.queue_frame(kind, why.as_bytes(), Vec::new());
         conn.stage = Stage::Lingering;
         core.alarm(Instant::now() + HANDSHAKE_TIMEOUT, self.shared.id, Alarm::HalfOpen { token });
-        self.conn_ready(core, token, Event { token, readable: false, writable: true });
+        self.conn_ready(core, token, Event { token, writable: true, ..Event::default() });
     }
 
     /// Calls the port if it still exists. A panic of it ends here: other endpoints need the thread.
@@ -331,7 +331,7 @@ impl Endpoint {
                 self.attend_at(core, at);
                 let token = *self.bell_token.get_or_insert_with(|| core.token(self.shared.id, Source::Bell));
                 // Once: a bell that nobody answers must not keep this thread awake.
-                let interest = Interest { read: true, write: false, once: true };
+                let interest = Interest { read: true, once: true, ..Interest::default() };
                 if let Err(cause) = core.watch(token, self.shared.bell.fd(), interest) {
                     log::error!("rank {}: cannot watch the endpoint's bell: {cause}", self.identity.rank);
                 }
@@ -348,7 +348,7 @@ impl Endpoint {
     /// Watches a connection for what it waits for and keeps it.
     pub(super) fn insert(&mut self, core: &mut Core, token: u64, conn: Conn) -> io::Result<()> {
         let write = conn.wire.has_output() || matches!(conn.stage, Stage::Connecting);
-        let interest = Interest { read: true, write, once: false };
+        let interest = Interest { read: true, write, ..Interest::default() };
         if let Err(cause) = core.watch(token, conn.wire.socket().as_fd(), interest) {
             core.forget(token, conn.wire.socket().as_fd());
             return Err(cause);
@@ -529,7 +529,7 @@ impl Endpoint {
     fn process_ended(&mut self, core: &mut Core, peer: u32) {
         let Some(open) = self.peers.get(&peer).and_then(|peer| peer.open.as_ref()) else { return };
         let token = open.control;
-        self.conn_ready(core, token, Event { token, readable: true, writable: true });
+        self.conn_ready(core, token, Event { token, readable: true, writable: true, ..Event::default() });
         if self.open_on(peer, token).is_some() {
             self.lost(core, peer, "its process has ended");
         }

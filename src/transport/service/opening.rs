@@ -525,7 +525,7 @@ impl Endpoint {
             conn.wire.queue_frame(Kind::Setup, &setup.encode(), fds);
         }
         self.tell(|port| port.link_opened(peer, link));
-        self.conn_ready(core, control, Event { token: control, readable: false, writable: true });
+        self.conn_ready(core, control, Event { token: control, writable: true, ..Event::default() });
     }
 
     /// Opening has failed for good.

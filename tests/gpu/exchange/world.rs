@@ -158,9 +158,8 @@ impl World {
                 let fault = Arc::new(Fault::new(&devices, device(rank)).expect("a page"));
                 let stream = Stream::new(&devices, device(rank), false).expect("a stream");
                 // SAFETY: the arenas live as long as the world.
-                let exchange = unsafe {
-                    Exchange::with_table(&devices, device(rank), rank, &addresses, fault.clone(), table)
-                };
+                let exchange =
+                    unsafe { Exchange::new(&devices, device(rank), rank, &addresses, fault.clone(), table) };
                 // SAFETY: device memory of this size.
                 unsafe {
                     let _entered = devices.enter(device(rank)).expect("a context");

@@ -9,7 +9,7 @@
 //! where shares were combined, *takes* the others' shares when those have been folded. A track, a stream of its own, does all
 //! steps of a piece; the host gives it a step when it has seen the step before end, and says on the board how far it
 //! has come ([`Mark`]). Steps are short, so whoever moves the call looks for their ends. What is under way when it goes to
-//! sleep gets a host function behind it that rings: that takes long, and the track stands still meanwhile. A lane is used again when everybody is done with the piece that it held, so a rank that has ended
+//! sleep counts as given just now: naps are short then. A lane is used again when everybody is done with the piece that it held, so a rank that has ended
 //! a call need not wait until the others have read what it gave.
 //!
 //! The ranks compare their calls before anything is written, on the board of the direct exchange, of which such a call

@@ -21,7 +21,7 @@ pub(super) struct Track {
     step: Event,
     /// Whether a step has been given that was not seen to end,
     busy: bool,
-    /// and rings when it does.
+    /// and whether somebody has gone to sleep since.
     rings: bool,
 }
 
@@ -72,10 +72,10 @@ impl Track {
         Ok(!self.busy)
     }
 
-    /// Has the end of the step ring. What is given after that waits until it has rung.
+    /// Somebody goes to sleep: has the end of the step be looked for soon.
     pub(super) fn ring(&mut self, ringer: &Arc<Ringer>) -> Result<()> {
         if self.busy && !self.rings {
-            ringer.ring(&self.stream)?;
+            ringer.ring();
             self.rings = true;
         }
         Ok(())

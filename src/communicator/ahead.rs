@@ -1,0 +1,132 @@
+//! How far calls by way of the host run ahead of the stream that waits for them.
+//!
+//! The driver has room for a few hundred things that a stream has not done. A thread that gives the stream one more waits
+//! inside the driver, with the lock of the device's context held; and whoever would move the calls that the stream waits
+//! for needs that lock. So that it never comes to this, a thread waits here, where it moves calls itself, while its stream
+//! waits for [`FEW`] calls already.
+//!
+//! What a call waits for may have to be called later by the same thread, on another stream or on the host: a receive whose message is
+//! the answer to what is sent next. So the first waits are short ([`PATIENCE`]), and each that was in vain doubles the
+//! number of calls that the stream may wait for, up to [`MOST`]. Beyond, the wait ends with the call's deadline, and the call with it.
+//!
+//! Only calls that a stream was told to wait for count: operations that start together are begun before that, however
+//! many they are.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::ThreadId;
+use std::time::Duration;
+
+use crate::cuda::driver::StreamHandle;
+use crate::cuda::stream::Stream;
+use crate::deadline::Deadline;
+use crate::engine::endpoint::lock;
+use crate::engine::group::Group;
+use crate::engine::operation::{self, Running};
+use crate::error::{Result, fail};
+
+/// So many calls a stream may wait for without more ado. Two keep it busy; the rest lets a thread that has other streams
+/// to feed go on while this one lags behind. A call takes three places in the queue, and the caller's own work in between
+/// the others.
+const FEW: usize = 16;
+
+/// So many at most.
+const MOST: usize = 64;
+
+/// How long a thread waits before it may be right that it must go on.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// The streams that wait for calls, and for which. In a list: they are few.
+static LANES: Mutex<Vec<(Key, Lane)>> = Mutex::new(Vec::new());
+
+/// A stream of this process.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Key {
+    devices: usize,
+    device: u32,
+    handle: StreamHandle,
+    /// Whose default stream it is, if it is a thread's.
+    thread: Option<ThreadId>,
+}
+
+impl Key {
+    fn of(stream: &Stream) -> Key {
+        let handle = match stream.handle() {
+            StreamHandle::NULL => StreamHandle::LEGACY,
+            handle => handle,
+        };
+        let thread = (handle == StreamHandle::PER_THREAD).then(|| std::thread::current().id());
+        Key { devices: Arc::as_ptr(stream.devices()).addr(), device: stream.device(), handle, thread }
+    }
+}
+
+/// What one stream waits for.
+struct Lane {
+    /// In the order in which the stream comes to them. The endpoint keeps those that run.
+    calls: VecDeque<Weak<Running>>,
+    /// How many there may be.
+    allowed: usize,
+}
+
+impl Lane {
+    /// Forgets those that have ended. The first of the others.
+    fn first(&mut self) -> Option<Arc<Running>> {
+        self.calls.retain(|call| call.upgrade().is_some_and(|call| !call.has_ended()));
+        if self.calls.len() < FEW {
+            self.allowed = FEW;
+        }
+        self.calls.front().and_then(Weak::upgrade)
+    }
+}
+
+/// `stream` has been told to wait for `call`.
+pub(super) fn note(stream: &Stream, call: &Arc<Running>) {
+    let key = Key::of(stream);
+    let mut lanes = lock(&LANES);
+    lanes.retain_mut(|(_, lane)| lane.first().is_some());
+    let call = Arc::downgrade(call);
+    match lanes.iter_mut().find(|(other, _)| *other == key) {
+        Some((_, lane)) => lane.calls.push_back(call),
+        None => lanes.push((key, Lane { calls: [call].into(), allowed: FEW })),
+    }
+}
+
+/// Waits until `stream` may be told to wait for one more call, of `group`. `Timeout` when there are too many that do not
+/// end. Returns at once where nobody may wait, in callbacks.
+pub(super) fn make_room(stream: &Stream, group: &Group, deadline: Deadline) -> Result<()> {
+    if operation::is_calling_back() {
+        return Ok(());
+    }
+    let key = Key::of(stream);
+    // Its own lane: whoever waits here has not given the stream more meanwhile.
+    while let Some((first, allowed)) = crowded(key) {
+        let most = allowed >= MOST;
+        if first.wait(Deadline::after(PATIENCE).min(deadline)).is_some() {
+            continue;
+        }
+        // The call itself says so.
+        if group.failure().is_some() {
+            return Ok(());
+        }
+        if !most {
+            if let Some((_, lane)) = lock(&LANES).iter_mut().find(|(other, _)| *other == key) {
+                lane.allowed = lane.allowed.max(allowed * 2);
+            }
+        } else if deadline.expired() {
+            fail!(
+                Timeout,
+                "call->stream waits for {MOST} earlier calls by way of the host, of which none has ended in time. Look at those; or if \
+                 they wait for calls that come later in this thread, make these sooner"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The first call that a stream waits for, and for how many it may, if it waits for that many.
+fn crowded(key: Key) -> Option<(Arc<Running>, usize)> {
+    let mut lanes = lock(&LANES);
+    let (_, lane) = lanes.iter_mut().find(|(other, _)| *other == key)?;
+    let first = lane.first()?;
+    (lane.calls.len() >= lane.allowed).then_some((first, lane.allowed))
+}

@@ -1,0 +1,304 @@
+//! Where the memory of a call is: asked and checked before anything touches it, whichever way the call goes.
+
+use std::sync::Arc;
+
+use super::Call;
+use super::context::{Context, Place as Membership};
+use super::staged::Cuda;
+use crate::collective::checked::Checked;
+use crate::collective::request::Kind;
+use crate::cuda::context::Devices;
+use crate::cuda::driver::{Location, Memory};
+use crate::cuda::stream::Stream;
+use crate::engine::point::Message;
+use crate::engine::staged::Place;
+use crate::error::{Result, fail};
+use crate::sys;
+
+/// The memory that a call names on this rank.
+#[derive(Clone, Copy)]
+pub(super) struct Spans {
+    input: Span,
+    output: Span,
+}
+
+#[derive(Clone, Copy)]
+struct Span {
+    /// The argument, for errors.
+    name: &'static str,
+    address: *mut u8,
+    bytes: usize,
+}
+
+impl Span {
+    fn none(name: &'static str) -> Span {
+        Span { name, address: std::ptr::null_mut(), bytes: 0 }
+    }
+
+    fn start(&self) -> u64 {
+        self.address.expose_provenance() as u64
+    }
+
+    fn end(&self) -> u64 {
+        self.start().saturating_add(self.bytes as u64)
+    }
+}
+
+impl Spans {
+    /// Those of a collective.
+    pub(super) fn of_collective(checked: &Checked) -> Spans {
+        let element = checked.dtype.size();
+        let names = match checked.signature.kind {
+            Kind::Broadcast => ["buffer", "buffer"],
+            _ => ["sendbuf", "recvbuf"],
+        };
+        Spans {
+            input: Span {
+                name: names[0],
+                address: checked.input.cast_mut(),
+                bytes: checked.input_len() * element,
+            },
+            output: Span { name: names[1], address: checked.output, bytes: checked.output_len() * element },
+        }
+    }
+
+    /// Those of a sparse tensor, which is read only: both are inputs.
+    pub(super) fn of_tensor(indices: (*const i64, usize), values: (*const u8, usize)) -> Spans {
+        Spans {
+            input: Span { name: "indices", address: indices.0.cast_mut().cast(), bytes: indices.1 },
+            output: Span { name: "values", address: values.0.cast_mut(), bytes: values.1 },
+        }
+    }
+
+    /// That of a send or receive.
+    pub(super) fn of_message(message: &Message) -> Spans {
+        let (mut input, mut output) = (Span::none("sendbuf"), Span::none("recvbuf"));
+        match *message {
+            Message::Send { from, .. } => {
+                (input.address, input.bytes) = (from.address.cast_mut(), from.len);
+            }
+            Message::Receive { into, .. } | Message::ReceiveAny { into, .. } => {
+                (output.address, output.bytes) = (into.address, into.len);
+            }
+        }
+        Spans { input, output }
+    }
+}
+
+/// The same, with what CUDA knows of it.
+pub(super) struct Located {
+    spans: [(Span, Option<Location>); 2],
+}
+
+impl Located {
+    /// Asks CUDA. `known` is what it has said of an address before.
+    pub(super) fn new(spans: Spans, cuda: &Cuda, known: Option<Location>) -> Result<Located> {
+        // Memory of one allocation is asked about once.
+        let holds = |span: &Span, known: &Location| {
+            !known.mapped && known.base <= span.start() && span.end() <= known.end()
+        };
+        let locate = |span: &Span, known: [Option<Location>; 2]| {
+            if span.bytes == 0 {
+                return Ok(None);
+            }
+            match known.into_iter().flatten().find(|known| holds(span, known)) {
+                Some(known) => Ok(Some(known)),
+                None => cuda.locate(span.start()),
+            }
+        };
+        let input = locate(&spans.input, [known, None])?;
+        let output = locate(&spans.output, [known, input])?;
+        Ok(Located { spans: [(spans.input, input), (spans.output, output)] })
+    }
+
+    /// Whether any of it is a device's.
+    pub(super) fn is_on_device(&self) -> bool {
+        self.spans.iter().any(|(_, location)| is_of_device(location))
+    }
+
+    /// The device whose memory it is, and the argument that says so; managed memory goes to whichever device asks for it.
+    /// Refuses memory of two devices, and what ends before the call's bytes do.
+    fn device(&self, cuda: &Cuda) -> Result<Option<(u32, &'static str)>> {
+        let mut device: Option<(u32, &str)> = None;
+        for (span, location) in &self.spans {
+            let Some(location) = location.filter(|location| location.memory == Memory::Device) else {
+                continue;
+            };
+            let (name, found) = (span.name, location.device);
+            if let Some((other, first)) = device
+                && other != found
+            {
+                fail!(
+                    InvalidArgument,
+                    "{first} is memory of GPU {other}, but {name} of GPU {found}: buffers of a call share a device"
+                );
+            }
+            device.get_or_insert((found, name));
+            span.fits(location, cuda)?;
+        }
+        Ok(device)
+    }
+
+    /// What kernels of a device are to work on: as [`Located::device`], and refuses what no kernel reaches. The argument
+    /// whose device it is, or else some argument.
+    pub(super) fn reachable(&self, cuda: &Cuda) -> Result<(Option<u32>, &'static str)> {
+        let device = self.device(cuda)?;
+        for (span, location) in &self.spans {
+            if location.is_none() && span.bytes > 0 {
+                span.readable()?;
+                let name = span.name;
+                fail!(
+                    InvalidArgument,
+                    "{name} ({:#x}) is host memory that is not pinned, which GPUs do not reach: give memory of the GPU, or \
+                     register it with CUDA",
+                    span.start()
+                );
+            }
+        }
+        let names =
+            || self.spans.iter().find(|(span, _)| span.bytes > 0).map_or("the memory", |(span, _)| span.name);
+        Ok((device.map(|(device, _)| device), device.map_or_else(names, |(_, name)| name)))
+    }
+
+    /// The device on which managed or pinned memory was allocated.
+    pub(super) fn allocated_on(&self) -> Option<u32> {
+        self.spans.iter().find_map(|(_, location)| location.map(|location| location.device))
+    }
+}
+
+fn is_of_device(location: &Option<Location>) -> bool {
+    location.is_some_and(|location| matches!(location.memory, Memory::Device | Memory::Managed))
+}
+
+impl Span {
+    /// Refuses a span that goes on beyond its allocation.
+    fn fits(&self, location: Location, cuda: &Cuda) -> Result<()> {
+        let (name, bytes) = (self.name, self.bytes);
+        let end = location.reach(self.start(), self.end(), |address| cuda.locate(address))?;
+        if end < self.end() {
+            let room = end.saturating_sub(self.start());
+            fail!(InvalidArgument, "{name} has {room} bytes left in its allocation, but {bytes} are needed");
+        }
+        Ok(())
+    }
+
+    /// Host memory that a call names beside a device or a stream must be there: freed device memory looks like it.
+    fn readable(&self) -> Result<()> {
+        let mut byte = [0u8];
+        match sys::memory::read_process(std::process::id(), self.start(), &mut byte) {
+            Err(cause) if matches!(cause.raw_os_error(), Some(libc::EFAULT)) => {
+                fail!(
+                    InvalidArgument,
+                    "{} ({:#x}) is neither memory that CUDA knows nor memory of this process: has it been freed?",
+                    self.name,
+                    self.start()
+                )
+            }
+            // The kernel may forbid the question.
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Where a call's memory is, and the stream that it is ordered on.
+pub(super) struct Survey {
+    pub(super) devices: Arc<Devices>,
+    pub(super) device: u32,
+    /// Whether any of it is a device's.
+    pub(super) on_device: bool,
+    pub(super) input: Place,
+    pub(super) output: Place,
+    pub(super) input_bytes: usize,
+    pub(super) output_bytes: usize,
+    /// The caller's, or ours that waits for the default stream.
+    pub(super) stream: Arc<Stream>,
+    /// Whether it is the caller's.
+    pub(super) ordered: bool,
+}
+
+impl Survey {
+    /// Where the two spans are.
+    pub(super) fn places(&self) -> (Place, Place) {
+        (self.input, self.output)
+    }
+
+    /// The stream that the call is ordered on, and whether it is the caller's.
+    pub(super) fn stream(&self) -> (&Stream, bool) {
+        (&self.stream, self.ordered)
+    }
+
+    pub(super) fn devices(&self) -> &Arc<Devices> {
+        &self.devices
+    }
+}
+
+impl Context {
+    /// Whether a call is on device memory or ordered on a stream; if so, where its memory is. `None`: an ordinary call.
+    pub(super) fn survey(&self, spans: Spans, call: &Call) -> Result<Option<Survey>> {
+        let cuda = self.cuda();
+        let located = Located::new(spans, cuda, None)?;
+        let on_device = call.on_device || located.is_on_device();
+        let unknown = || located.spans.iter().filter(|(span, location)| location.is_none() && span.bytes > 0);
+        if !on_device && call.stream.is_none() {
+            if let Membership::Group(group) = self.place()
+                && group.devices().is_some()
+            {
+                // A group that has worked on device memory may well be given some that has been freed.
+                unknown().try_for_each(|(span, _)| span.readable())?;
+            }
+            return Ok(None);
+        }
+        let devices = cuda.devices()?.clone();
+        let stream_device = call.stream.filter(|stream| !stream.is_default());
+        let stream_device = stream_device.map(|stream| devices.device_of_stream(stream)).transpose()?;
+        let device = located.device(cuda)?;
+        if let (Some((memory, name)), Some(stream)) = (device, stream_device)
+            && memory != stream
+        {
+            fail!(
+                InvalidArgument,
+                "call->stream is a stream of GPU {stream}, but {name} is memory of GPU {memory}"
+            );
+        }
+        unknown().try_for_each(|(span, _)| span.readable())?;
+        if call.on_device {
+            located.reachable(cuda)?;
+        }
+        let managed = || {
+            let is_managed = |location: &Location| location.memory == Memory::Managed;
+            located
+                .spans
+                .iter()
+                .find_map(|(_, location)| location.filter(is_managed))
+                .map(|found| found.device)
+        };
+        let device = match (device, stream_device, call.stream) {
+            (Some((device, _)), ..) | (None, Some(device), _) => device,
+            (None, None, Some(stream)) => devices.device_of_stream(stream)?,
+            (None, None, None) => managed().unwrap_or(0),
+        };
+        let stream = match call.stream {
+            // SAFETY: whoever made the call promised a stream that lives until the operation is complete.
+            Some(handle) => Arc::new(unsafe { Stream::borrow(&devices, device, handle) }?),
+            None => cuda.front(device)?,
+        };
+        if call.stream.is_some() {
+            stream.refuse_capture("call->stream", "a call by way of the host cannot be captured")?;
+        }
+        let place = |(span, location): &(Span, Option<Location>)| match is_of_device(location) {
+            true => Place::Device(span.start()),
+            false => Place::Host(span.address),
+        };
+        Ok(Some(Survey {
+            device,
+            on_device,
+            input: place(&located.spans[0]),
+            output: place(&located.spans[1]),
+            input_bytes: spans.input.bytes,
+            output_bytes: spans.output.bytes,
+            stream,
+            ordered: call.stream.is_some(),
+            devices,
+        }))
+    }
+}
