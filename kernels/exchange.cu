@@ -57,12 +57,10 @@ DEVICE void combine_tiles(const Combine &call) {
 #define KERNEL(op, type)                                                                                               \
     extern "C" __global__ void __launch_bounds__(unisono::LINE_THREADS, 1)                                             \
         unisono_lines_##op##_##type(const __grid_constant__ unisono::Combine call) {                                   \
-        unisono::await_stream();                                                                                       \
         unisono::combine_lines<unisono::type, unisono::op>(call);                                                      \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(unisono::TILE_THREADS, 1)                                             \
         unisono_tiles_##op##_##type(const __grid_constant__ unisono::Combine call) {                                   \
-        unisono::await_stream();                                                                                       \
         unisono::combine_tiles<unisono::type, unisono::op>(call);                                                      \
     }
 
@@ -80,12 +78,10 @@ KERNEL(Copy, U8)
 
 extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 1)
     unisono_move(const __grid_constant__ unisono::Move<1> call) {
-    unisono::await_stream();
     unisono::Mover<1>::run(call);
 }
 
 extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 1)
     unisono_move_many(const __grid_constant__ unisono::Move<14> call) {
-    unisono::await_stream();
     unisono::Mover<14>::run(call);
 }

@@ -209,7 +209,6 @@ struct Spreader {
 extern "C" __global__ void __launch_bounds__(unisono::WINDOWED_THREADS, 1)
     unisono_windowed(const __grid_constant__ unisono::Windowed call) {
     __shared__ unisono::u8 *outputs[unisono::MAX_RANKS];
-    unisono::await_stream();
     unisono::WindowAgent agent(call.group);
     if (threadIdx.x == 0) outputs[call.group.rank] = call.output;
     if (__syncthreads_or(call.group.is_latched())) return;

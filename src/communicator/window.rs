@@ -17,8 +17,8 @@ pub struct Window {
 
 impl Context {
     /// Collective: makes `bytes` bytes of device memory from `address` on a window. Collectives of the ranks' GPUs that gain by
-    /// it write their outputs there directly, without staging: allgather, all-to-all and broadcast, from
-    /// a mebibyte up. Where GPUs do not exchange, or the memory cannot be mapped (it is not from cudaMalloc, cuMemAlloc or ncclMemAlloc),
+    /// it write their outputs there directly, without staging: allgather and all-to-all from 2 MiB that a rank gets from the others up,
+    /// broadcast from 32 MiB up. Where GPUs do not exchange, or the memory cannot be mapped (it is not from cudaMalloc, cuMemAlloc or ncclMemAlloc),
     /// a window changes nothing.
     ///
     /// The ranks promise: in every call, either all of them have their output in a window, or none has; and all windows of a call

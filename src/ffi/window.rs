@@ -24,7 +24,7 @@ pub(super) struct WindowHandle(#[expect(dead_code, reason = "it is ended when dr
 
 /// Makes a window of `bytes` bytes of device memory at `pointer`. Every rank of the group calls it, each with memory of its own.
 ///
-/// Allgather, alltoall and broadcast of 1 MiB and more write their results there without staging. Where GPUs do not
+/// Allgather and alltoall that bring a rank 2 MiB or more, and broadcasts of 32 MiB or more, write their results there without staging. Where GPUs do not
 /// reach each other, or the memory is not from cudaMalloc, cuMemAlloc or ncclMemAlloc, a window changes nothing.
 ///
 /// The ranks promise: in each call, either all of them have the receive buffer in a window, or none has; windows are destroyed on all of

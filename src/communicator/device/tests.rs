@@ -735,14 +735,14 @@ fn windows_serve_all_ranks_or_none() {
 #[test]
 fn an_output_in_a_window_on_one_rank_only_fails_and_names_both() {
     let errors = ranks(&processes(2), words, |context, (double, _, device)| {
-        let memory = double.memory(*device, 4 * MIB as usize);
-        let _window = window(context, memory, 2 * MIB).expect("a window");
-        let output = memory + 2 * MIB * u64::from(context.rank());
-        run(&allgather(context, MIB, memory, output)).unwrap_err()
+        let memory = double.memory(*device, 8 * MIB as usize);
+        let _window = window(context, memory, 4 * MIB).expect("a window");
+        let output = memory + 4 * MIB * u64::from(context.rank());
+        run(&allgather(context, 2 * MIB, memory, output)).unwrap_err()
     });
     for error in errors {
         assert_eq!(error.status(), Status::Mismatch);
-        for part in ["allgather(1048576 × uint8)", "its output in a window", "its output in no window"] {
+        for part in ["allgather(2097152 × uint8)", "its output in a window", "its output in no window"] {
             assert!(error.text().contains(part), "{error}");
         }
     }

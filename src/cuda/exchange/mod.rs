@@ -74,8 +74,6 @@ pub struct Exchange {
     table: Table,
     group: Group,
     fault: Arc<Fault>,
-    /// Whether kernels may be launched while what comes before them ends.
-    overlaps: bool,
 }
 
 impl Exchange {
@@ -103,8 +101,7 @@ impl Exchange {
         }
         let functions = Functions::of(devices, device)?;
         let group = Group::new(rank, arenas, fault.device_address(), &table);
-        let overlaps = std::env::var("UNISONO_PDL").is_ok_and(|switch| switch == "1");
-        Ok(Exchange { devices: devices.clone(), device, functions, table, group, fault, overlaps })
+        Ok(Exchange { devices: devices.clone(), device, functions, table, group, fault })
     }
 
     /// Whether a call can run here: the same answer on every rank.
@@ -154,7 +151,7 @@ impl Exchange {
     pub unsafe fn enqueue_points(&self, points: &[Point], max_blocks: u32, stream: &Stream) -> Result<()> {
         for mut round in points::rounds(&self.table, &self.group, points, max_blocks)? {
             let (function, grid) = (self.functions.mover(round.is_small()), round.grid);
-            self.launch(function, self.ordinary(grid), stream, round.parameter())?;
+            self.launch(function, grid, stream, round.parameter())?;
         }
         Ok(())
     }
@@ -182,7 +179,7 @@ impl Exchange {
         }
         let bytes = job.count * job.dtype.size() as u64;
         let (grid, mut arguments) = windowed::arguments(&self.table, self.group, job, bytes, seen);
-        self.launch(self.functions.windowed(), self.ordinary(grid), stream, (&raw mut arguments).cast())
+        self.launch(self.functions.windowed(), grid, stream, (&raw mut arguments).cast())
     }
 
     /// Enqueues a broadcast by stages: one kernel, or none for no bytes.
@@ -208,12 +205,7 @@ impl Exchange {
         };
         let function = if combination.goes_by_tiles() { pair.tiles } else { pair.lines };
         let mut arguments = combination.arguments(self.group, job);
-        self.launch(function, self.ordinary(combination.grid), stream, (&raw mut arguments).cast())
-    }
-
-    /// The grid of a kernel whose caller has no say in what it overlaps with.
-    fn ordinary(&self, grid: Grid) -> Grid {
-        Grid { overlaps: self.overlaps, ..grid }
+        self.launch(function, combination.grid, stream, (&raw mut arguments).cast())
     }
 
     fn launch(
