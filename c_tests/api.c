@@ -24,7 +24,7 @@ static void numbers(void) {
     CHECK(UNISONO_INTERNAL == 12 && UNISONO_IN_PROGRESS == 13);
     CHECK(UNISONO_INT8 == 0 && UNISONO_FLOAT32 == 7 && UNISONO_FLOAT8_E5M2 == 11);
     CHECK(UNISONO_SUM == 0 && UNISONO_MAX == 2 && UNISONO_MIN == 3 && UNISONO_CUSTOM == 9);
-    CHECK(sizeof(unisono_call_t) == 64 && sizeof(unisono_context_options_t) == 64);
+    CHECK(sizeof(unisono_call_t) == 72 && sizeof(unisono_context_options_t) == 72);
     CHECK(sizeof(unisono_tcp_store_options_t) == 40 && sizeof(unisono_store_callbacks_t) == 64);
     CHECK(sizeof(unisono_algorithm_options_t) == 80 && sizeof(unisono_unique_id_t) == 128);
 }
@@ -152,9 +152,18 @@ static void calls(unisono_context_t *ctx) {
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "call->reserved",
                 unisono_allreduce(ctx, x, y, 4, UNISONO_INT32, UNISONO_SUM, &call, NULL));
     call = (unisono_call_t)UNISONO_CALL_INIT;
+    call.pdl = 3;
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "call->pdl",
+                unisono_allreduce(ctx, x, y, 4, UNISONO_INT32, UNISONO_SUM, &call, NULL));
+    call = (unisono_call_t)UNISONO_CALL_INIT;
     call.size = 8;
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "call->size is 8",
                 unisono_allreduce(ctx, x, y, 4, UNISONO_INT32, UNISONO_SUM, &call, NULL));
+    unisono_window_t *window = NULL;
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "is no device memory", unisono_window_create(ctx, x, 16, &window));
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "a window has memory", unisono_window_create(ctx, NULL, 16, &window));
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "window is NULL", unisono_window_create(ctx, x, 16, NULL));
+    unisono_window_destroy(NULL);
     uint32_t source = 5;
     unisono_work_t *work = NULL;
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "unisono_work_source",

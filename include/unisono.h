@@ -58,9 +58,9 @@
 struct CUstream_st;
 
 /* Initialisers of the options structs: the size is set, the rest is unset. */
-#define UNISONO_CALL_INIT { sizeof(unisono_call_t), 0, 0, 0, 0, NULL, 0.0, NULL, NULL }
+#define UNISONO_CALL_INIT { sizeof(unisono_call_t), 0, 0, 0, 0, NULL, 0.0, NULL, NULL, 0, 0 }
 #define UNISONO_CONTEXT_OPTIONS_INIT \
-    { sizeof(unisono_context_options_t), 0, 0, NULL, NULL, NULL, 0, NULL, NULL }
+    { sizeof(unisono_context_options_t), 0, 0, NULL, NULL, NULL, 0, NULL, NULL, 0, 0 }
 #define UNISONO_TCP_STORE_OPTIONS_INIT { sizeof(unisono_tcp_store_options_t), NULL, 0, 0, NULL, 0 }
 #define UNISONO_STORE_CALLBACKS_INIT \
     { sizeof(unisono_store_callbacks_t), NULL, NULL, NULL, NULL, NULL, NULL, NULL }
@@ -239,6 +239,13 @@ typedef enum unisono_algorithm_kind {
     /// Broadcast: the root sends to everybody at once, each as soon as it is ready to receive, while it copies to its other
     /// pointers.
     UNISONO_ALGORITHM_ONE_TO_ALL = 20,
+    /// Broadcast on device memory, by GPUs that reach each other: all read the root's input, at once.
+    UNISONO_ALGORITHM_BROADCAST_ONE_STAGE = 21,
+    /// The same: each reads a part of the root's input, and then the others' parts from the others. Between two ranks: one
+    /// stage.
+    UNISONO_ALGORITHM_BROADCAST_TWO_STAGE = 22,
+    /// The same, in two stages from 3 ranks and 6 MiB up, or from 5 ranks and 2 MiB; else in one.
+    UNISONO_ALGORITHM_BROADCAST_STAGES = 23,
 } unisono_algorithm_kind;
 
 /// The values of unisono_log_level_t: each includes those before it. The numbers never change.
@@ -384,6 +391,11 @@ typedef struct unisono_context_options_t {
     const char *interface;
     /// The transports allowed, such as "shm,tcp"; NULL: UNISONO_TRANSPORT of the environment, else all.
     const char *transports;
+    /// The most thread blocks of a kernel by which the ranks' GPUs exchange, and so the most multiprocessors that it takes; 0: as
+    /// many as suit it. The ranks agree on the least that any of them gives. Children have it, too.
+    uint32_t max_blocks;
+    /// 0.
+    uint32_t reserved;
 } unisono_context_options_t;
 
 /// What a completed work calls: `status` and `error` are what unisono_work_status and unisono_work_error would answer;
@@ -417,8 +429,9 @@ typedef struct unisono_call_t {
     uint64_t timeout_ms;
     /// An algorithm (enum unisono_algorithm_kind); 0: the library chooses. The same on every rank.
     int32_t algorithm;
-    /// 0.
-    uint32_t reserved;
+    /// The most thread blocks of a kernel by which GPUs exchange a collective, and so the most multiprocessors that it takes; 0:
+    /// no more word on it than the context's options. The same on every rank. Sends and receives go by the context's.
+    uint32_t max_blocks;
     /// A CUDA stream that the operation is ordered on, for device and host memory alike: the operation starts when the stream
     /// comes to the call, and what the stream is given afterwards waits for it. A call without a `work` returns at
     /// once then; what fails later is told by unisono_context_error and by every later call of the context. NULL: no
@@ -442,6 +455,11 @@ typedef struct unisono_call_t {
     unisono_reduce_function_t function;
     /// Handed to `function` on every call.
     void *user;
+    /// What the kernel of UNISONO_ALGORITHM_BROADCAST_ONE_STAGE, _TWO_STAGE and _STAGES overlaps with (enum unisono_pdl); other
+    /// algorithms do not look at it. Ranks may differ in it.
+    int32_t pdl;
+    /// 0.
+    uint32_t reserved;
 } unisono_call_t;
 
 /// What an algorithm object is made from. Start from UNISONO_ALGORITHM_OPTIONS_INIT; what is zero or NULL is unset. The struct and

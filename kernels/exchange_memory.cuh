@@ -55,6 +55,20 @@ DEVICE void store_packet(void *to, Packet packet) {
                  : "memory");
 }
 
+// Waits for the kernel before this one in its stream, where this one may have been launched before that has ended.
+DEVICE void await_stream() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the kernel after this one be launched.
+DEVICE void release_stream() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 // The caller's memory: at any alignment, and `bytes` long from `base`; what lies beyond reads as 0 and is not written.
 //
 // What is rare stays out of the loops: the ends, and addresses that the whole access does not suit.
@@ -132,7 +146,7 @@ struct Page {
 };
 
 // What is waited for; fault.rs has the words.
-enum Phase : u32 { LINE_ROOM, LINES_COME, TILE_ROOM, TILES_COME, RESULT_ROOM, RESULTS_COME };
+enum Phase : u32 { LINE_ROOM, LINES_COME, TILE_ROOM, TILES_COME, RESULT_ROOM, RESULTS_COME, STAGE };
 
 // The first line of an arena, its owner's own: once `latch` is set, kernels leave at once.
 struct Latch {

@@ -3,6 +3,7 @@
 // Each peer has blocks of its own, so that a pair that is slow holds up no other; block j of those talks to block j of the
 // peer's. Half of a block sends, the other half receives, each in the order of the call. Where what comes goes to where
 // what is sent lies, as in an all-to-all in place, a receive waits for the send of the same bytes: that is this block's, too.
+// Where the caller allows fewer blocks than there are ranks, a block goes from peer to peer.
 #pragma once
 
 #include "exchange_lines.cuh"
@@ -34,7 +35,9 @@ struct Move {
     u32 parts;
     u32 copies;
     // Whether each receive goes to the bytes of the send of its turn.
-    u32 in_place, reserved;
+    u32 in_place;
+    // How many peers have blocks of their own.
+    u32 classes;
     // By turn: of the peer `turn + 1` ranks further on.
     u32 sends[MAX_RANKS], receives[MAX_RANKS];
     Transfer send[MAX_RANKS - 1][MANY], receive[MAX_RANKS - 1][MANY];
@@ -248,18 +251,23 @@ struct Mover {
     DEVICE static void run(const Move<MANY> &call) {
         __shared__ MoveTable tables[2];
         __shared__ u32 filled;
-        if (threadIdx.x == 0) filled = 0;
-        __syncthreads();
-        const u32 size = call.group.size, turn = blockIdx.x % size, half = threadIdx.x / (MOVE_THREADS / 2);
-        Team team{1 + half, threadIdx.x % (MOVE_THREADS / 2), MOVE_THREADS / 2};
-        Mover mover{call, tables[half], team, turn, (call.group.rank + turn + 1) % size, blockIdx.x / size,
-                    filled};
-        if (turn == size - 1) {
-            mover.copy();
-        } else if (half == 0) {
-            mover.send();
-        } else {
-            mover.receive();
+        const u32 size = call.group.size, rank = call.group.rank, half = threadIdx.x / (MOVE_THREADS / 2);
+        const Team team{1 + half, threadIdx.x % (MOVE_THREADS / 2), MOVE_THREADS / 2};
+        // The two of a pair meet in the same step, so blocks that have several steps never wait in a circle.
+#pragma unroll 1
+        for (u32 step = blockIdx.x % call.classes; step < size; step += call.classes) {
+            __syncthreads();
+            if (threadIdx.x == 0) filled = 0;
+            __syncthreads();
+            const u32 peer = (step + size - rank) % size, turn = (peer + 2 * size - rank - 1) % size;
+            Mover mover{call, tables[half], team, turn, peer, blockIdx.x / call.classes, filled};
+            if (peer == rank) {
+                mover.copy();
+            } else if (half == 0) {
+                mover.send();
+            } else {
+                mover.receive();
+            }
         }
     }
 };

@@ -161,6 +161,8 @@ pub(crate) struct Collective {
     pub(crate) datatype: ncclDataType_t,
     pub(crate) op: Option<ncclRedOp_t>,
     pub(crate) root: Option<c_int>,
+    /// Blocks of a kernel at most; 0: as the communicator's config says.
+    pub(crate) max_blocks: u32,
 }
 
 impl Collective {
@@ -172,7 +174,7 @@ impl Collective {
         count: usize,
         datatype: ncclDataType_t,
     ) -> Collective {
-        Collective { kind, sendbuff, recvbuff, count, datatype, op: None, root: None }
+        Collective { kind, sendbuff, recvbuff, count, datatype, op: None, root: None, max_blocks: 0 }
     }
 
     /// Starts it, now or at the end of the group.
@@ -204,7 +206,7 @@ impl Collective {
             root,
         };
         let stream = self::stream(communicator.place, stream)?;
-        group::launch(Launch { communicator, request, stream, factor })
+        group::launch(Launch { communicator, request, stream, factor, max_blocks: self.max_blocks })
     }
 }
 

@@ -23,7 +23,7 @@ pub struct ncclCollConfig_t {
     pub ext: *mut c_void,
     /// Thread blocks at least. A hint.
     pub minCTAs: c_int,
-    /// Thread blocks at most. A hint.
+    /// Thread blocks at most, and so the most multiprocessors that the call takes; the same on every rank.
     pub maxCTAs: c_int,
     /// Without effect: the library uses no NVLink multicast.
     pub nvlsCTAs: c_int,
@@ -42,13 +42,13 @@ pub struct ncclCollConfig_t {
 /// Where `userProfilerTag` begins: no shorter struct was ever compiled.
 const SMALLEST: usize = std::mem::offset_of!(ncclCollConfig_t, userProfilerTag);
 
-/// Refuses what this library cannot do for a call.
+/// Refuses what this library cannot do for a call. The most thread blocks that it may take, 0 for no word on it.
 ///
 /// # Safety
 /// `config` is NULL or a config.
-unsafe fn check(config: *const ncclCollConfig_t) -> Result<()> {
+unsafe fn check(config: *const ncclCollConfig_t) -> Result<u32> {
     if config.is_null() {
-        return Ok(());
+        return Ok(0);
     }
     // SAFETY: this function's contract; the first fields are in every version.
     let (size, magic) = unsafe { ((*config).size, (*config).magic) };
@@ -70,7 +70,7 @@ unsafe fn check(config: *const ncclCollConfig_t) -> Result<()> {
             "config->algSelection is \"{names}\", which names NCCL's algorithms: this library has others and chooses \
              itself; leave it NULL, or set forceAlgSelection to 0"
         ),
-        _ => Ok(()),
+        _ => Ok(if max == UNSET { 0 } else { max.unsigned_abs() }),
     }
 }
 
@@ -89,8 +89,8 @@ pub unsafe extern "C" fn ncclAllReduceConfig(
     let call = Collective::new(Kind::Allreduce, sendbuff, recvbuff, count, datatype);
     in_group(|| {
         // SAFETY: the contract of the header: NULL or a config.
-        unsafe { check(config) }?;
-        Collective { op: Some(op), ..call }.launch(comm, stream)
+        let max_blocks = unsafe { check(config) }?;
+        Collective { op: Some(op), max_blocks, ..call }.launch(comm, stream)
     })
 }
 
@@ -109,8 +109,8 @@ pub unsafe extern "C" fn ncclBroadcastConfig(
     let call = Collective::new(Kind::Broadcast, sendbuff, recvbuff, count, datatype);
     in_group(|| {
         // SAFETY: the contract of the header: NULL or a config.
-        unsafe { check(config) }?;
-        Collective { root: Some(root), ..call }.launch(comm, stream)
+        let max_blocks = unsafe { check(config) }?;
+        Collective { root: Some(root), max_blocks, ..call }.launch(comm, stream)
     })
 }
 
@@ -130,8 +130,8 @@ pub unsafe extern "C" fn ncclReduceConfig(
     let call = Collective::new(Kind::Reduce, sendbuff, recvbuff, count, datatype);
     in_group(|| {
         // SAFETY: the contract of the header: NULL or a config.
-        unsafe { check(config) }?;
-        Collective { op: Some(op), root: Some(root), ..call }.launch(comm, stream)
+        let max_blocks = unsafe { check(config) }?;
+        Collective { op: Some(op), root: Some(root), max_blocks, ..call }.launch(comm, stream)
     })
 }
 
@@ -149,8 +149,8 @@ pub unsafe extern "C" fn ncclAllGatherConfig(
     let call = Collective::new(Kind::Allgather, sendbuff, recvbuff, sendcount, datatype);
     in_group(|| {
         // SAFETY: the contract of the header: NULL or a config.
-        unsafe { check(config) }?;
-        call.launch(comm, stream)
+        let max_blocks = unsafe { check(config) }?;
+        Collective { max_blocks, ..call }.launch(comm, stream)
     })
 }
 
@@ -169,8 +169,8 @@ pub unsafe extern "C" fn ncclReduceScatterConfig(
     let call = Collective::new(Kind::ReduceScatter, sendbuff, recvbuff, recvcount, datatype);
     in_group(|| {
         // SAFETY: the contract of the header: NULL or a config.
-        unsafe { check(config) }?;
-        Collective { op: Some(op), ..call }.launch(comm, stream)
+        let max_blocks = unsafe { check(config) }?;
+        Collective { op: Some(op), max_blocks, ..call }.launch(comm, stream)
     })
 }
 
@@ -188,8 +188,8 @@ pub unsafe extern "C" fn ncclAlltoAllConfig(
     let call = Collective::new(Kind::Alltoall, sendbuff, recvbuff, count, datatype);
     in_group(|| {
         // SAFETY: the contract of the header: NULL or a config.
-        unsafe { check(config) }?;
-        call.launch(comm, stream)
+        let max_blocks = unsafe { check(config) }?;
+        Collective { max_blocks, ..call }.launch(comm, stream)
     })
 }
 
@@ -208,8 +208,8 @@ pub unsafe extern "C" fn ncclGatherConfig(
     let call = Collective::new(Kind::Gather, sendbuff, recvbuff, count, datatype);
     in_group(|| {
         // SAFETY: the contract of the header: NULL or a config.
-        unsafe { check(config) }?;
-        Collective { root: Some(root), ..call }.launch(comm, stream)
+        let max_blocks = unsafe { check(config) }?;
+        Collective { root: Some(root), max_blocks, ..call }.launch(comm, stream)
     })
 }
 
@@ -228,7 +228,7 @@ pub unsafe extern "C" fn ncclScatterConfig(
     let call = Collective::new(Kind::Scatter, sendbuff, recvbuff, count, datatype);
     in_group(|| {
         // SAFETY: the contract of the header: NULL or a config.
-        unsafe { check(config) }?;
-        Collective { root: Some(root), ..call }.launch(comm, stream)
+        let max_blocks = unsafe { check(config) }?;
+        Collective { root: Some(root), max_blocks, ..call }.launch(comm, stream)
     })
 }

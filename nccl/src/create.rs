@@ -324,10 +324,11 @@ unsafe fn joining(
     meet: impl FnOnce() -> Result<Option<Context>> + Send + 'static,
 ) -> Joining {
     let handle = COMMUNICATORS.insert(communicator.clone());
-    let here = communicator.place;
+    let (here, max_ctas) = (communicator.place, communicator.config.max_ctas);
     let meet = move || {
         let context = meet()?;
         if let Some(context) = &context {
+            context.limit_blocks(max_ctas.unwrap_or(0));
             engine::connect(context, here)?;
         }
         Ok(context)

@@ -30,6 +30,8 @@ pub(crate) struct Launch {
     pub(crate) stream: usize,
     /// Where the device has the factor of a PreMulSum, if that is not in the request.
     pub(crate) factor: Option<u64>,
+    /// Blocks of a kernel at most; 0: as the communicator's config says.
+    pub(crate) max_blocks: u32,
 }
 
 impl Launch {
@@ -87,7 +89,8 @@ impl Launch {
             Place::Host(_) => (None, false),
             Place::Device(_) => (Some(StreamHandle(self.stream)), true),
         };
-        Call { timeout: Some(operation_timeout()), stream, on_device, ..Call::default() }
+        let max_blocks = self.max_blocks;
+        Call { timeout: Some(operation_timeout()), stream, on_device, max_blocks, ..Call::default() }
     }
 }
 

@@ -31,12 +31,16 @@ impl Joining {
     }
 }
 
+/// A window that the ranks of a communicator share: all of them do, and wait for each other.
+pub(crate) type Sharing = Box<dyn FnOnce() -> Result<()> + Send>;
+
 /// What a thread has called in its group so far.
 #[derive(Default)]
 struct Group {
     depth: u32,
     error: Option<Error>,
     joinings: Vec<Joining>,
+    sharings: Vec<Sharing>,
     launches: Vec<Launch>,
 }
 
@@ -136,6 +140,31 @@ pub(crate) fn launch(launch: Launch) -> Result<ncclResult_t> {
     }
 }
 
+/// Shares a window, now or at the end of the group.
+pub(crate) fn share(sharing: Sharing) -> Result<()> {
+    let mut sharing = Some(sharing);
+    GROUP.with_borrow_mut(|group| {
+        if group.depth > 0 {
+            group.sharings.extend(sharing.take());
+        }
+    });
+    sharing.map_or(Ok(()), |sharing| sharing())
+}
+
+/// Shares windows at the same time: the ranks of one may all be here, and wait for each other.
+fn share_all(sharings: Vec<Sharing>) -> Result<()> {
+    std::thread::scope(|scope| {
+        let spawn = |sharing: Sharing| scope.spawn(move || caught(sharing));
+        let threads: Vec<_> = sharings.into_iter().map(spawn).collect();
+        let end = |thread: std::thread::ScopedJoinHandle<'_, Result<()>>| {
+            let panicked =
+                || Err(Error::new(Status::Internal, "a thread ended before it had shared a window"));
+            thread.join().unwrap_or_else(|_| panicked())
+        };
+        threads.into_iter().map(end).fold(Ok(()), Result::and)
+    })
+}
+
 /// Makes a communicator meet, now or at the end of the group.
 pub(crate) fn join(joining: Joining) -> Result<ncclResult_t> {
     join_all(vec![joining])
@@ -158,8 +187,10 @@ impl Group {
             return Err(error);
         }
         let met = if self.joinings.is_empty() { Ok(SUCCESS) } else { meet(self.joinings) };
+        let shared = if self.sharings.is_empty() { Ok(()) } else { share_all(self.sharings) };
         let launched = if self.launches.is_empty() { Ok(()) } else { engine::launch_all(self.launches) };
         let met = met?;
+        shared?;
         launched?;
         Ok(met)
     }

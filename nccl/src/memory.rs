@@ -1,18 +1,21 @@
 //! Memory: allocation, and the registrations that NCCL's clients make.
 //!
-//! Every call of this library takes ordinary memory at full speed, so a registration changes nothing. It is checked and
-//! given a handle, so that clients' own bookkeeping works and mistakes are found.
+//! Symmetric windows are mapped by all ranks, which then write each other's results there. Every call takes ordinary memory
+//! too, so other registrations change nothing: they are checked and given a handle, so that clients' own bookkeeping works and
+//! mistakes are found.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use unisono::communicator::Window;
 use unisono::cuda::memory::DeviceBuffer;
 
 use crate::abi::{ncclComm_t, ncclResult_t, ncclWindow_t};
 use crate::communicator;
 use crate::error::{Result, SUCCESS, fail, guard, out};
+use crate::group::{self, in_group};
 use crate::handle::Table;
 use crate::place::{Place, devices};
 
@@ -92,6 +95,8 @@ fn allocated() -> MutexGuard<'static, BTreeMap<usize, Allocation>> {
 pub(crate) struct Registration {
     communicator: usize,
     address: usize,
+    /// What all ranks have mapped.
+    window: OnceLock<Window>,
 }
 
 static REGISTRATIONS: Table<Registration> = Table::new();
@@ -109,7 +114,19 @@ impl Registration {
         if buff.addr().checked_add(size).is_none() {
             fail!(InvalidArgument, "size is {size}: the buffer ends beyond the address space");
         }
-        Ok(Arc::new(Registration { communicator: comm.addr(), address: buff.expose_provenance() }))
+        let (communicator, address) = (comm.addr(), buff.expose_provenance());
+        Ok(Arc::new(Registration { communicator, address, window: OnceLock::new() }))
+    }
+
+    /// Has all ranks map it.
+    fn share(&self, comm: ncclComm_t, size: usize) -> Result<()> {
+        let communicator = communicator::find(comm)?;
+        if let Place::Device(_) = communicator.place {
+            let window = communicator.open_group()?.register_window(self.address as u64, size as u64)?;
+            // It is shared once.
+            let _ = self.window.set(window);
+        }
+        Ok(())
     }
 
     /// Takes one of `comm` back.
@@ -156,15 +173,17 @@ pub extern "C" fn ncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) -> n
 /// ncclCommWindowRegister: no promise.
 #[allow(unreachable_pub, reason = "for the header")]
 pub const NCCL_WIN_DEFAULT: c_int = 0;
-/// ncclCommWindowRegister: every rank registers, and calls on it use the same offset on all ranks.
+/// ncclCommWindowRegister: every rank registers, and calls on it use the same offset on all ranks. (This library asks less: that
+/// all ranks of a call have their results in such windows, or none.)
 #[allow(unreachable_pub, reason = "for the header")]
 pub const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
 /// ncclCommWindowRegister: of one-sided operations, which this library does not have.
 #[allow(unreachable_pub, reason = "for the header")]
 pub const NCCL_WIN_STRICT_ORDERING: c_int = 2;
 
-/// Registers a buffer as a window and writes a handle to `*win`. Calls are as fast without; windows cannot be given to kernels
-/// (see ncclDevCommCreate). Waits for no other rank.
+/// Registers a buffer as a window and writes a handle to `*win`. With NCCL_WIN_COLL_SYMMETRIC every rank of `comm` calls it, in a
+/// group if one thread has several: it waits for the others, and long calls whose results go into such windows take less time.
+/// Windows cannot be given to kernels (see ncclDevCommCreate).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommWindowRegister(
     comm: ncclComm_t,
@@ -173,7 +192,7 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
     win: *mut ncclWindow_t,
     winFlags: c_int,
 ) -> ncclResult_t {
-    guard(|| {
+    in_group(|| {
         // SAFETY: the contract of the header: NULL or writable.
         let place = unsafe { out(win, "win") }?;
         if winFlags & !(NCCL_WIN_COLL_SYMMETRIC | NCCL_WIN_STRICT_ORDERING) != 0 {
@@ -183,12 +202,19 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
                  NCCL_WIN_STRICT_ORDERING (2), or both"
             );
         }
-        place.write(WINDOWS.insert(Registration::new(comm, buff, size)?));
+        let registration = Registration::new(comm, buff, size)?;
+        if winFlags & NCCL_WIN_COLL_SYMMETRIC != 0 {
+            let (registration, comm) = (registration.clone(), comm.expose_provenance());
+            group::share(Box::new(move || {
+                registration.share(std::ptr::with_exposed_provenance_mut(comm), size)
+            }))?;
+        }
+        place.write(WINDOWS.insert(registration));
         Ok(SUCCESS)
     })
 }
 
-/// Ends a window. A NULL `win` is fine.
+/// Ends a window, on every rank between the same two calls. Waits for no other rank. A NULL `win` is fine.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommWindowDeregister(comm: ncclComm_t, win: ncclWindow_t) -> ncclResult_t {
     guard(|| {

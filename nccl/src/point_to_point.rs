@@ -70,5 +70,5 @@ fn exchange(
         root,
     };
     let stream = self::stream(communicator.place, stream)?;
-    group::launch(Launch { communicator, request, stream, factor: None })
+    group::launch(Launch { communicator, request, stream, factor: None, max_blocks: 0 })
 }

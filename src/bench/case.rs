@@ -161,6 +161,7 @@ fn serves(choice: Choice, kind: Kind) -> bool {
     match (choice, scheduled(kind)) {
         (Choice::Automatic, _) => true,
         (Choice::Named(algorithm), Some(kind)) => algorithm.serves(kind),
+        (Choice::Stages(_), kind) => kind == Some(schedule::Kind::Broadcast),
         (Choice::Named(_), None) => false,
     }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::case::Case;
-use super::options::{CallStyle, Choice, Options, Place, Transport};
+use super::options::{CallStyle, Options, Place, Transport};
 use super::seat::{Seat, barrier, combine};
 use super::values;
 use crate::collective::request::{Counts, Kind, Request};
@@ -190,10 +190,7 @@ impl Buffers {
             operator: case.operator_or_sum(),
             root: case.root_or_first(),
         };
-        let algorithm = match case.algorithm {
-            Choice::Automatic => None,
-            Choice::Named(algorithm) => Some(algorithm as i32),
-        };
+        let algorithm = case.algorithm.number();
         let call = Call { algorithm, ..Call::default() };
         Prepared { request, call, style: case.call, _buffers: self }
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::{ArgAction, Parser};
 
 use super::operation;
+use crate::cuda::exchange::{Overlap, Stages};
 use crate::reduce::{DataType, Operator};
 use crate::schedule::Algorithm;
 use crate::signature::Kind;
@@ -111,6 +112,15 @@ pub(super) struct Options {
     #[arg(short = 'a', long, value_name = "NAME,…", value_delimiter = ',', default_value = "auto", value_parser = choice)]
     pub(super) algorithms: Vec<Choice>,
 
+    /// The most thread blocks of a kernel by which GPUs exchange [default: as many as suit it]
+    #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
+    pub(super) max_blocks: u32,
+
+    /// What the kernels of broadcast-one-stage, broadcast-two-stage and broadcast-stages overlap with (programmatic
+    /// dependent launch): off, wait (launched while the one before it ends), early (also lets the next one be launched)
+    #[arg(long, value_name = "LEVEL", default_value = "off", value_parser = overlap)]
+    pub(super) pdl: Overlap,
+
     /// Transports: shm, tcp, or auto, the library's choice [default: shm; with --device auto]
     #[arg(short = 't', long, value_name = "NAME,…", value_delimiter = ',', value_parser = transport)]
     transports: Vec<Transport>,
@@ -207,6 +217,8 @@ pub(super) enum Library {
 pub(super) enum Choice {
     Automatic,
     Named(Algorithm),
+    /// A broadcast by stages, on device memory.
+    Stages(Stages),
 }
 
 /// What links are made of.
@@ -328,10 +340,20 @@ impl Options {
 }
 
 impl Choice {
+    /// The algorithm's ABI number, if it has one.
+    pub(super) fn number(self) -> Option<i32> {
+        match self {
+            Choice::Automatic => None,
+            Choice::Named(algorithm) => Some(algorithm as i32),
+            Choice::Stages(stages) => Some(stages.number()),
+        }
+    }
+
     pub(super) fn name(self) -> &'static str {
         match self {
             Choice::Automatic => "auto",
             Choice::Named(algorithm) => algorithm.name(),
+            Choice::Stages(stages) => stages.name(),
         }
     }
 }
@@ -466,10 +488,22 @@ fn operator(text: &str) -> Result<Operator, String> {
     all.into_iter().find(|&operator| name(operator) == text).ok_or_else(|| one_of("operator", all.map(name)))
 }
 
+fn overlap(text: &str) -> Result<Overlap, String> {
+    match text {
+        "off" => Ok(Overlap::Off),
+        "wait" => Ok(Overlap::Wait),
+        "early" => Ok(Overlap::Early),
+        _ => Err("use off, wait or early".into()),
+    }
+}
+
 fn choice(text: &str) -> Result<Choice, String> {
     match text {
         "auto" => Ok(Choice::Automatic),
-        name => Algorithm::from_name(name).map(Choice::Named).map_err(|error| error.to_string()),
+        name => match Stages::ALL.into_iter().find(|stages| stages.name() == name) {
+            Some(stages) => Ok(Choice::Stages(stages)),
+            None => Algorithm::from_name(name).map(Choice::Named).map_err(|error| error.to_string()),
+        },
     }
 }
 

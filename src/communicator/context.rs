@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use super::work::Work;
 use super::{Call, Completion, Options, Rendezvous};
 use crate::collective::checked::{self, Checked};
 use crate::collective::request::{Counts, Kind, Request};
+use crate::cuda::exchange::Stages;
 use crate::deadline::Deadline;
 use crate::engine::bootstrap::{self, MAX_RANKS, Meeting};
 use crate::engine::direct::{Direct, DirectRun, Job, Path};
@@ -50,6 +52,8 @@ struct Inner {
     /// How often each named child was made: makes the next one different.
     children: Mutex<HashMap<(String, Vec<u32>), u32>>,
     failure: OnceLock<Error>,
+    /// See [`Context::limit_blocks`]; 0: unset.
+    max_blocks: AtomicU32,
     cuda: Cuda,
     /// Kept alive as long as the context: the embedded server of its store.
     _store: Option<Arc<dyn Store>>,
@@ -99,6 +103,7 @@ impl Context {
             plans_across: Plans::default(),
             children: Mutex::default(),
             failure: OnceLock::new(),
+            max_blocks: AtomicU32::new(0),
             cuda: Cuda::default(),
             _store: store,
         }))
@@ -146,6 +151,18 @@ impl Context {
     /// The group's name.
     pub fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// Allows the kernels by which this group's GPUs exchange at most so many blocks each: they take so many multiprocessors at
+    /// most. 0 is no limit. The ranks agree on the least that any of them allows, when their GPUs agree to exchange (at the
+    /// first collective on device memory, or in [`Context::connect_device`]); said later, it changes nothing. Children
+    /// begin with it.
+    pub fn limit_blocks(&self, max_blocks: u32) {
+        self.0.max_blocks.store(max_blocks, Ordering::Relaxed);
+    }
+
+    pub(super) fn max_blocks(&self) -> u32 {
+        self.0.max_blocks.load(Ordering::Relaxed)
     }
 
     /// Collective over this group: a child group for each colour, ranks ordered by key, then by rank here.
@@ -232,7 +249,9 @@ impl Context {
         let id = child_id(parent.id(), &name, &members, count);
         let endpoint = parent.endpoint().clone();
         let group = Group::new(endpoint, id, name.clone(), own, members, parent.timeout());
-        Context::new(name, Place::Group(group), self.0._store.clone()).settled()
+        let child = Context::new(name, Place::Group(group), self.0._store.clone());
+        child.limit_blocks(self.max_blocks());
+        child.settled()
     }
 
     /// Sets up what the members of a new group have to set up together.
@@ -406,6 +425,9 @@ impl Context {
         let mut checked = Checked::new(request, self.rank(), self.size())?;
         if let Some(operator) = checked.operator {
             Reducer::new(checked.dtype, operator, 1)?;
+        }
+        if let Some(stages) = Stages::from_number(call.algorithm.unwrap_or(0)) {
+            return Ok(stages.name());
         }
         let (_, algorithm) = self.0.plans.plan(&mut checked, call, self.seat())?;
         Ok(algorithm.name())

@@ -14,7 +14,7 @@ use crate::collective::checked::{self, Checked};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::Memory;
-use crate::cuda::exchange::{Chosen, Direction, Job, Point, Table};
+use crate::cuda::exchange::{Chosen, Direction, Job, Point, Pull, Stages, Table};
 use crate::deadline::Deadline;
 use crate::engine::device::{Caller, DeviceExchange, Enqueued, Loads, MESSAGE_BYTES, Setup, Step, Way};
 use crate::engine::endpoint::{Through, lock};
@@ -59,14 +59,50 @@ impl Context {
         })
     }
 
-    /// The exchange that `request` runs on, if it is a call on device memory for which the GPUs have one. Agrees on that
-    /// with the others at the first such call. Memory that kernels do not reach is refused.
+    /// What `request` is on the group's devices, if they exchange it. A broadcast by stages is exchanged or refused.
     pub(super) fn on_devices(
         &self,
         request: &Request,
         call: &Call,
         buffers: &[*mut u8],
     ) -> Result<Option<OnDevices>> {
+        let found = self.exchanged(request, call, buffers)?;
+        match (Stages::from_number(call.algorithm.unwrap_or(0)), self.place()) {
+            (Some(stages), Place::Group(group)) if found.is_none() => {
+                let name = stages.name();
+                if request.kind != Kind::Broadcast {
+                    fail!(
+                        InvalidArgument,
+                        "algorithm '{name}' does not serve {}, but broadcast",
+                        request.kind.name()
+                    );
+                }
+                if call.tag.is_some() {
+                    fail!(
+                        InvalidArgument,
+                        "algorithm '{name}' takes no tag: GPUs run its calls in their order"
+                    );
+                }
+                match group.devices() {
+                    Some(Way::Staged(why)) => {
+                        fail!(
+                            Unsupported,
+                            "algorithm '{name}' is for GPUs that reach each other, but there is {why}"
+                        )
+                    }
+                    _ => fail!(
+                        InvalidArgument,
+                        "algorithm '{name}' is for device memory, one pointer on each rank"
+                    ),
+                }
+            }
+            _ => Ok(found),
+        }
+    }
+
+    /// The exchange that `request` runs on, if it is a call on device memory for which the GPUs have one. Agrees on that
+    /// with the others at the first such call.
+    fn exchanged(&self, request: &Request, call: &Call, buffers: &[*mut u8]) -> Result<Option<OnDevices>> {
         let Place::Group(group) = self.place() else { return Ok(None) };
         if !fits(request, call) || buffers.len() > 1 || !self.cuda().exchanges() {
             return Ok(None);
@@ -77,10 +113,11 @@ impl Context {
         let is_point = request.kind.point_to_point();
         let serves =
             |exchange: &DeviceExchange| exchange.serves(request.kind, request.dtype, &request.operator);
+        let by_stages = Stages::from_number(call.algorithm.unwrap_or(0)).is_some();
         let takes = |way: &Way| match way {
             Way::Exchange(exchange) => serves(exchange),
             Way::Hosts(hosts) if is_point => hosts.layout().is_here(request.root),
-            Way::Hosts(hosts) => serves(hosts.exchange()) && hosts::composes(hosts, request),
+            Way::Hosts(hosts) => !by_stages && serves(hosts.exchange()) && hosts::composes(hosts, request),
             Way::Staged(_) => false,
         };
         if group.devices().is_some_and(|way| !takes(way)) {
@@ -139,7 +176,7 @@ impl Context {
         if !on_device {
             return Ok(None);
         }
-        let (what, spans) = self.parse(request)?;
+        let (what, spans) = self.parse(request, call)?;
         let located = Located::new(spans, cuda, known)?;
         // A pointer that this rank does not use says nothing.
         if !nothing && !call.on_device && !located.is_on_device() {
@@ -155,7 +192,7 @@ impl Context {
         Ok(Some(OnMemory { what, device, name }))
     }
 
-    fn parse(&self, request: &Request) -> Result<(What, Spans)> {
+    fn parse(&self, request: &Request, call: &Call) -> Result<(What, Spans)> {
         if request.kind.point_to_point() {
             let (_, signature, message) = self.point(request)?;
             let len = checked::bytes("buffer", signature.count, request.dtype.size() as u64, request.dtype)?;
@@ -168,6 +205,10 @@ impl Context {
             return Ok((what, Spans::of_message(&message)));
         }
         let checked = Checked::new(request, self.rank(), self.size())?;
+        if let Some(stages) = Stages::from_number(call.algorithm.unwrap_or(0)) {
+            let (what, signature) = pull(stages, &checked, call)?;
+            return Ok((What::Pull(what, signature), Spans::of_collective(&checked)));
+        }
         let job = Job {
             kind: request.kind,
             input: checked.input.addr() as u64,
@@ -176,7 +217,7 @@ impl Context {
             dtype: request.dtype,
             operator: request.operator,
             root: checked.signature.root,
-            max_blocks: 0,
+            max_blocks: call.max_blocks,
         };
         let what = What::Collective(job, Signature { device: true, ..checked.signature });
         Ok((what, Spans::of_collective(&checked)))
@@ -216,9 +257,32 @@ pub(super) fn connect_for(operations: &[(&Context, &Request, &Call)]) -> Result<
 /// Whether such calls can be exchanged between devices: all ranks make the same.
 fn fits(request: &Request, call: &Call) -> bool {
     call.tag.is_none()
-        && call.algorithm.unwrap_or(0) == 0
+        && match call.algorithm.unwrap_or(0) {
+            0 => true,
+            number => request.kind == Kind::Broadcast && Stages::from_number(number).is_some(),
+        }
         && matches!(request.counts, Counts::Uniform(_))
         && !matches!(request.kind, Kind::Barrier | Kind::ReceiveAny)
+}
+
+/// A broadcast by stages.
+fn pull(stages: Stages, checked: &Checked, call: &Call) -> Result<(Pull, Signature)> {
+    let Signature { count, root, .. } = checked.signature;
+    let pull = Pull {
+        stages,
+        input: checked.input.addr() as u64,
+        output: checked.output.addr() as u64,
+        bytes: checked::bytes("buffer", count, checked.dtype.size() as u64, checked.dtype)? as u64,
+        root,
+        seen: None,
+        max_blocks: call.max_blocks,
+        // The exchange knows.
+        multiprocessors: 0,
+        overlap: call.overlap,
+    };
+    // Three numbers, which fit.
+    let algorithm = stages.number() as u8;
+    Ok((pull, Signature { device: true, algorithm, ..checked.signature }))
 }
 
 /// A call that GPUs exchange, checked.
@@ -231,6 +295,7 @@ pub(super) struct OnDevices {
 
 enum What {
     Collective(Job, Signature),
+    Pull(Pull, Signature),
     Point(Point, Signature),
     Composed(Box<Composed>),
 }
@@ -238,7 +303,9 @@ enum What {
 impl What {
     fn signature(&self) -> Signature {
         match self {
-            What::Collective(_, signature) | What::Point(_, signature) => *signature,
+            What::Collective(_, signature) | What::Pull(_, signature) | What::Point(_, signature) => {
+                *signature
+            }
             What::Composed(composed) => composed.signature(),
         }
     }
@@ -282,6 +349,10 @@ impl OnDevices {
             // SAFETY: the caller's promise.
             What::Collective(job, signature) => unsafe {
                 self.exchange.enqueue(&self.group, *signature, job, self.caller)
+            },
+            // SAFETY: the caller's promise.
+            What::Pull(pull, signature) => unsafe {
+                self.exchange.enqueue_pull(&self.group, *signature, pull, self.caller)
             },
             // SAFETY: the caller's promise.
             What::Point(point, signature) => unsafe {
@@ -411,7 +482,9 @@ pub(super) fn connect(
             Ok(turn) if group.devices().is_none() => {
                 turns.push(turn);
                 let first = first.map(|first| group.announce(first.signature, first.timeout)).transpose()?;
-                let (setup, step) = Setup::begin(group, devices(), device, choose, loads, first.as_ref());
+                let blocks = context.max_blocks();
+                let (setup, step) =
+                    Setup::begin(group, devices(), device, choose, loads, first.as_ref(), blocks);
                 let compare_at = first.map_or(Deadline::NEVER, |first| first.compare_at(first.called));
                 let mut one = Connecting { context, group, setup, first, compare_at, round: None };
                 one.step(step)?;
@@ -521,6 +594,16 @@ impl Connecting<'_> {
 }
 
 impl Context {
+    /// Gathers a message of every rank, in rank order.
+    pub(super) fn gather_all(&self, group: &Arc<Group>, message: &[u8; MESSAGE_BYTES]) -> Result<Vec<u8>> {
+        let (running, gathered) = self.gather(group, message, None)?;
+        // Its own deadline ends it.
+        if let Some(result) = running.wait(Deadline::NEVER) {
+            result?;
+        }
+        Ok(std::mem::take(&mut *lock(&gathered)))
+    }
+
     /// Starts to gather a message of every rank, in rank order.
     fn gather(
         &self,

@@ -15,18 +15,21 @@ mod staged;
 mod survey;
 mod watch;
 pub mod wide;
+pub mod window;
 pub mod work;
 
 pub use batch::{Pending, start_together};
 pub use context::Context;
 pub use device::connect_devices;
 pub use prepared::{AlgorithmOptions, Prepared};
+pub use window::Window;
 pub use work::Work;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cuda::driver::StreamHandle;
+pub use crate::cuda::exchange::Overlap;
 pub use crate::engine::operation::Completion;
 use crate::rendezvous::store::Store;
 
@@ -70,6 +73,11 @@ pub struct Call {
     pub timeout: Option<Duration>,
     /// An algorithm by its ABI number; 0 or `None` is automatic.
     pub algorithm: Option<i32>,
+    /// The most blocks of a kernel by which GPUs exchange a collective, and so the most multiprocessors that it takes; 0: no
+    /// more word on it than [`Context::limit_blocks`]. The same on every rank.
+    pub max_blocks: u32,
+    /// What the kernel of a broadcast by stages (algorithms 21 to 23) overlaps with; looked at by no other.
+    pub overlap: Overlap,
     /// A stream that the operation is ordered on: it starts when the stream comes to the call, and what the stream is
     /// given afterwards waits for it. Without one, an operation on device memory comes after what the default stream of
     /// its device was given before.

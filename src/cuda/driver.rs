@@ -152,6 +152,9 @@ pub struct Grid {
     pub threads: u32,
     /// Bytes of dynamic shared memory of each block.
     pub shared: u32,
+    /// Whether it may be launched before the kernel ahead of it in its stream has ended (programmatic dependent launch): then it
+    /// waits for that itself.
+    pub overlaps: bool,
 }
 
 /// A function that a stream calls on a thread of the driver. It makes no CUDA calls and does not unwind.
@@ -228,6 +231,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn allocate_device(&self, bytes: usize) -> Result<u64>;
     /// Frees device memory. May wait for the device and its peers.
     unsafe fn free_device(&self, address: u64) -> Result<()>;
+    /// Whether device memory was allocated in a way that other processes can open, and every peer that has access to its device
+    /// reaches: not from a pool, and not mapped page by page.
+    fn is_shareable(&self, address: u64) -> Result<bool>;
     /// What other processes open device memory by: `address` is the first byte of an allocation.
     unsafe fn export_memory(&self, address: u64) -> Result<MemoryHandle>;
     /// Maps memory that another process has exported, for the current context. Refused in the process that exported it.

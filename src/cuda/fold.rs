@@ -97,7 +97,7 @@ impl Kernels for FoldKernels {
         let mut launch =
             Launch::new(fold.dtype, &fold.operator, fold.ranks, operands, out, representation, count);
         let kernels::Grid { blocks, threads } = launch.grid(fold.dtype, blocks);
-        let grid = Grid { blocks, threads, shared: 0 };
+        let grid = Grid { blocks, threads, shared: 0, overlaps: false };
         // SAFETY: the caller's promise about the memory; the kernel takes a `Launch`, and nothing else.
         unsafe { devices.driver().launch(function, grid, fold.stream.handle(), &mut [launch.parameter()]) }
     }
@@ -134,7 +134,7 @@ impl Loaded {
                 let nothing = Operand { address: std::ptr::null(), representation: ELEMENT, scale: 1.0 };
                 let mut launch =
                     Launch::new(dtype, &operator, 1, &[nothing], std::ptr::null_mut(), ELEMENT, 0);
-                let grid = Grid { blocks: 1, threads: 32, shared: 0 };
+                let grid = Grid { blocks: 1, threads: 32, shared: 0, overlaps: false };
                 // SAFETY: the kernel takes a `Launch`; of no positions it touches none.
                 unsafe { driver.launch(function, grid, stream.handle(), &mut [launch.parameter()]) }?;
                 entry.insert(function);

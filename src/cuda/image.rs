@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn every_generation_has_code_of_its_own() {
-        for image in [&kernels::IMAGE, &exchange::IMAGE] {
+        for image in [&kernels::IMAGE, &exchange::IMAGE, &exchange::STAGES, &exchange::WINDOWED] {
             for (major, architecture) in [(9, 90), (10, 100)] {
                 let code = image.of_capability(major).unpack().expect("it was packed well");
                 assert!(code.starts_with(b"\x7fELF"));

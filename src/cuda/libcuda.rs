@@ -97,6 +97,46 @@ impl Libcuda {
         Ok(Arc::new(Libcuda { calls: unsafe { Calls::resolve(library) }?, fallback: OnceCell::new() }))
     }
 
+    /// [`Driver::launch`] of a kernel that may be launched before the one ahead of it has ended.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn launch_overlapping(
+        &self,
+        function: FunctionHandle,
+        grid: Grid,
+        stream: StreamHandle,
+        parameters: &mut [*mut c_void],
+    ) -> Result<()> {
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid.blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: grid.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: grid.shared,
+            hStream: raw(stream.0),
+            attrs: &raw mut attribute,
+            numAttrs: 1,
+        };
+        // SAFETY: the caller's promise; config and parameters are copied before the call returns.
+        let result = unsafe {
+            (self.calls.cuLaunchKernelEx)(
+                &raw const config,
+                raw(function.0),
+                parameters.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        self.check("cuLaunchKernelEx", result)
+    }
+
     fn attribute(&self, device: u32, attribute: sys::CUdevice_attribute) -> Result<c_int> {
         let mut value = 0;
         // SAFETY: fills `value`; a device that does not exist is refused.
@@ -447,6 +487,16 @@ impl Driver for Libcuda {
         self.check("cuMemFree", unsafe { (self.calls.cuMemFree_v2)(address) })
     }
 
+    fn is_shareable(&self, address: u64) -> Result<bool> {
+        let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as c_int;
+        let mut capable: c_int = 0;
+        // SAFETY: fills `capable`: a bool, or an int as the driver has it. Any address may be asked about.
+        let result =
+            unsafe { (self.calls.cuPointerGetAttribute)((&raw mut capable).cast(), attribute, address) };
+        self.check("cuPointerGetAttribute", result)?;
+        Ok(capable != 0)
+    }
+
     unsafe fn export_memory(&self, address: u64) -> Result<MemoryHandle> {
         let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
         // SAFETY: fills `handle`; the caller's promise.
@@ -604,6 +654,10 @@ impl Driver for Libcuda {
         stream: StreamHandle,
         parameters: &mut [*mut c_void],
     ) -> Result<()> {
+        if grid.overlaps {
+            // SAFETY: the caller's promise.
+            return unsafe { self.launch_overlapping(function, grid, stream, parameters) };
+        }
         // SAFETY: the caller's promise; the parameters are copied before the call returns.
         let result = unsafe {
             (self.calls.cuLaunchKernel)(

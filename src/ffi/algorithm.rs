@@ -96,6 +96,13 @@ pub enum unisono_algorithm_kind {
     /// Broadcast: the root sends to everybody at once, each as soon as it is ready to receive, while it copies to its other
     /// pointers.
     UNISONO_ALGORITHM_ONE_TO_ALL = 20,
+    /// Broadcast on device memory, by GPUs that reach each other: all read the root's input, at once.
+    UNISONO_ALGORITHM_BROADCAST_ONE_STAGE = 21,
+    /// The same: each reads a part of the root's input, and then the others' parts from the others. Between two ranks: one
+    /// stage.
+    UNISONO_ALGORITHM_BROADCAST_TWO_STAGE = 22,
+    /// The same, in two stages from 3 ranks and 6 MiB up, or from 5 ranks and 2 MiB; else in one.
+    UNISONO_ALGORITHM_BROADCAST_STAGES = 23,
 }
 
 /// An algorithm object: one collective over fixed buffers, checked and prepared once, run many times. Ended by

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::marker::{PhantomData, PhantomPinned};
 
-use crate::communicator::Call;
+use crate::communicator::{Call, Overlap};
 use crate::cuda::driver::StreamHandle;
 use crate::error::{Result, fail};
 
@@ -31,8 +31,9 @@ pub struct unisono_call_t {
     pub timeout_ms: u64,
     /// An algorithm (enum unisono_algorithm_kind); 0: the library chooses. The same on every rank.
     pub algorithm: i32,
-    /// 0.
-    pub reserved: u32,
+    /// The most thread blocks of a kernel by which GPUs exchange a collective, and so the most multiprocessors that it takes; 0:
+    /// no more word on it than the context's options. The same on every rank. Sends and receives go by the context's.
+    pub max_blocks: u32,
     /// A CUDA stream that the operation is ordered on, for device and host memory alike: the operation starts when the stream
     /// comes to the call, and what the stream is given afterwards waits for it. A call without a `work` returns at
     /// once then; what fails later is told by unisono_context_error and by every later call of the context. NULL: no
@@ -56,6 +57,24 @@ pub struct unisono_call_t {
     pub function: unisono_reduce_function_t,
     /// Handed to `function` on every call.
     pub user: *mut c_void,
+    /// What the kernel of UNISONO_ALGORITHM_BROADCAST_ONE_STAGE, _TWO_STAGE and _STAGES overlaps with (enum unisono_pdl); other
+    /// algorithms do not look at it. Ranks may differ in it.
+    pub pdl: i32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// Levels of programmatic dependent launch.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum unisono_pdl {
+    /// None: the kernel begins when what its stream was given before has ended.
+    UNISONO_PDL_OFF = 0,
+    /// The kernel is launched while the one before it ends, and waits for that before it does anything.
+    UNISONO_PDL_WAIT = 1,
+    /// The same, and it lets the kernel after it be launched at once. That one takes its multiprocessors early, and has to wait
+    /// for this one's end itself.
+    UNISONO_PDL_EARLY = 2,
 }
 
 impl Default for unisono_call_t {
@@ -65,16 +84,18 @@ impl Default for unisono_call_t {
             tag: 0,
             timeout_ms: 0,
             algorithm: 0,
-            reserved: 0,
+            max_blocks: 0,
             stream: std::ptr::null_mut(),
             scale: 0.0,
             function: None,
             user: std::ptr::null_mut(),
+            pdl: 0,
+            reserved: 0,
         }
     }
 }
 
-// SAFETY: repr(C) from `size: u64` on, eight bytes a field (two of four), and integers, pointers, an optional function and
+// SAFETY: repr(C) from `size: u64` on, eight bytes a field (pairs of four), and integers, pointers, an optional function and
 // a float are valid as zeros.
 unsafe impl Options for unisono_call_t {
     const INIT: &'static str = "UNISONO_CALL_INIT";
@@ -95,6 +116,7 @@ pub(super) unsafe fn call_options(call: *const unisono_call_t, name: &str) -> Re
             call.reserved
         );
     }
+    Overlap::from_number(call.pdl).map_err(|error| error.context(format_args!("{name}->pdl")))?;
     Ok(call)
 }
 
@@ -104,6 +126,9 @@ impl From<&unisono_call_t> for Call {
             tag: (call.tag != 0).then_some(call.tag),
             timeout: timeout(call.timeout_ms),
             algorithm: (call.algorithm != 0).then_some(call.algorithm),
+            max_blocks: call.max_blocks,
+            // Checked by `call_options`.
+            overlap: Overlap::from_number(call.pdl).unwrap_or_default(),
             stream: (!call.stream.is_null()).then(|| StreamHandle(call.stream.expose_provenance())),
             on_device: false,
         }

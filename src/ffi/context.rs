@@ -82,9 +82,14 @@ pub struct unisono_context_options_t {
     pub interface: *const c_char,
     /// The transports allowed, such as "shm,tcp"; NULL: UNISONO_TRANSPORT of the environment, else all.
     pub transports: *const c_char,
+    /// The most thread blocks of a kernel by which the ranks' GPUs exchange, and so the most multiprocessors that it takes; 0: as
+    /// many as suit it. The ranks agree on the least that any of them gives. Children have it, too.
+    pub max_blocks: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
-// SAFETY: repr(C) from `size: u64` on, eight bytes a field (two of four), and integers and pointers are valid as zeros.
+// SAFETY: repr(C) from `size: u64` on, eight bytes a field (pairs of four), and integers and pointers are valid as zeros.
 unsafe impl Options for unisono_context_options_t {
     const INIT: &'static str = "UNISONO_CONTEXT_OPTIONS_INIT";
     const FIRST_SIZE: u64 = 64;
@@ -95,6 +100,13 @@ unsafe impl Options for unisono_context_options_t {
 /// # Safety
 /// The texts are NULL or C strings.
 unsafe fn parsed(options: &unisono_context_options_t, rendezvous: Rendezvous) -> Result<ContextOptions> {
+    if options.reserved != 0 {
+        fail!(
+            InvalidArgument,
+            "options->reserved is {}; initialise the struct with UNISONO_CONTEXT_OPTIONS_INIT",
+            options.reserved
+        );
+    }
     // SAFETY: this function's contract, as for the two below.
     let name = unsafe { optional_text(options.name, "options->name") }?;
     // SAFETY: as above.
@@ -154,9 +166,11 @@ pub unsafe extern "C" fn unisono_context_create(
         };
         let id = if let Rendezvous::Id(bytes) = rendezvous { Some(bytes) } else { None };
         let server = id.as_ref().and_then(unique_id::server);
+        let max_blocks = options.max_blocks;
         // SAFETY: the contract of the header: texts.
         let options = unsafe { parsed(&options, rendezvous) }?;
         let context = Context::create(options)?;
+        context.limit_blocks(max_blocks);
         id.as_ref().inspect(|bytes| unique_id::claim(bytes));
         place.write(Handle::into_handle(ContextHandle::new(context, server)));
         Ok(())
@@ -185,9 +199,12 @@ pub unsafe extern "C" fn unisono_context_create_from_env(
                 "options->rank, rank_count, store and id come from the environment here: leave them unset, or call unisono_context_create"
             );
         }
+        let max_blocks = options.max_blocks;
         // SAFETY: the contract of the header: texts.
         let options = unsafe { parsed(&options, Rendezvous::Environment) }?;
-        place.write(Handle::into_handle(ContextHandle::new(Context::create(options)?, None)));
+        let context = Context::create(options)?;
+        context.limit_blocks(max_blocks);
+        place.write(Handle::into_handle(ContextHandle::new(context, None)));
         Ok(())
     })
 }

@@ -26,6 +26,7 @@ mod status;
 mod store;
 mod unique_id;
 mod version;
+mod window;
 mod work;
 
 pub use algorithm::*;
@@ -41,4 +42,5 @@ pub use status::*;
 pub use store::*;
 pub use unique_id::*;
 pub use version::*;
+pub use window::*;
 pub use work::*;

@@ -384,7 +384,7 @@ fn kernels_load_and_run() {
                 let module = devices.driver().load_module(image).unwrap();
                 let name = kernel(dtype, &Operator::Sum).unwrap();
                 let function = devices.driver().function(module, name).unwrap();
-                let grid = Grid { blocks: grid.blocks, threads: grid.threads, shared: 0 };
+                let grid = Grid { blocks: grid.blocks, threads: grid.threads, shared: 0, overlaps: false };
                 let mut parameters = [launch.parameter()];
                 devices.driver().launch(function, grid, stream.handle(), &mut parameters).unwrap();
                 let error = devices.driver().function(module, c"no_such_kernel").unwrap_err();

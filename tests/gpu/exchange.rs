@@ -5,7 +5,7 @@
 mod times;
 mod world;
 
-use unisono::cuda::exchange::{Direction, Point};
+use unisono::cuda::exchange::{Direction, Overlap, Point, Stages};
 use unisono::reduce::{DataType, Operator};
 use unisono::signature::Kind;
 
@@ -223,4 +223,141 @@ fn exchange_times() {
         return println!("skipped: needs 2 GPUs");
     }
     times::print();
+}
+
+#[test]
+fn exchange_with_few_blocks() {
+    for size in SIZES {
+        let world = World::new(size, 8 << 20);
+        for max_blocks in [1, 2, 3, 5, 9] {
+            world.limit_blocks(max_blocks);
+            for kind in COLLECTIVES {
+                for (i, bytes) in [100u64, 70_001, 1_100_011, 5_000_011].into_iter().enumerate() {
+                    let parts = if world::is_partial(kind) { u64::from(size) } else { 1 };
+                    world.check(&Case {
+                        kind,
+                        dtype: DataType::F32,
+                        operator: Operator::Sum,
+                        count: bytes.div_ceil(4).div_ceil(parts),
+                        root: i as u32 % size,
+                        in_place: i % 2 == 1,
+                        skew: [0, 4, 8, 0][i],
+                    });
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn broadcasts_by_stages() {
+    for size in SIZES {
+        let world = World::new(size, 20 << 20);
+        // A kernel that lets the next begin must not share its GPU with one that it waits for.
+        let levels = if size <= gpus() { 3 } else { 2 };
+        let mut round = 0;
+        for max_blocks in [0, 1, 7] {
+            world.limit_blocks(max_blocks);
+            let all = [100, 70_001, 3_000_005, 1, 15, 4096, 9_437_187, 20_000_003];
+            for &bytes in &all[..if max_blocks == 0 { 8 } else { 3 }] {
+                for stages in Stages::ALL {
+                    for readable in [true, false] {
+                        round += 1;
+                        let overlap = [Overlap::Off, Overlap::Wait, Overlap::Early][round % levels];
+                        let case = Case {
+                            kind: Kind::Broadcast,
+                            dtype: DataType::U8,
+                            operator: Operator::Sum,
+                            count: bytes,
+                            root: round as u32 % size,
+                            in_place: round % 3 == 0,
+                            skew: [0, 1, 4, 16, 8][round % 5],
+                        };
+                        let run = |rank| world.enqueue_pull(rank, &case, stages, readable, overlap);
+                        world.check_by(&case, || (0..size).for_each(run));
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn broadcasts_by_stages_in_graphs_among_other_calls() {
+    for size in [2, 3, 4] {
+        let world = World::new(size, 20 << 20);
+        let case = |root, count| Case {
+            kind: Kind::Broadcast,
+            dtype: DataType::U8,
+            operator: Operator::Sum,
+            count,
+            root,
+            in_place: false,
+            skew: 0,
+        };
+        for (overlap, readable) in
+            [(Overlap::Off, true), (Overlap::Off, false), (Overlap::Wait, true), (Overlap::Wait, false)]
+        {
+            let broadcast = case(size - 1, 20_000_001);
+            let short = case(0, 100_000);
+            let graphs: Vec<Graph> = (0..size)
+                .map(|rank| {
+                    Graph::capture(world.devices(), world.stream(rank), || {
+                        // The last one is the one that counts.
+                        world.enqueue_pull(rank, &short, Stages::One, readable, overlap);
+                        world.enqueue(rank, &broadcast);
+                        world.enqueue_pull(rank, &short, Stages::Two, !readable, overlap);
+                        world.enqueue_pull(rank, &broadcast, Stages::Two, readable, overlap);
+                    })
+                })
+                .collect();
+            for _ in 0..3 {
+                world.check_by(&broadcast, || graphs.iter().for_each(Graph::launch));
+                let reduce =
+                    Case { kind: Kind::Allreduce, dtype: DataType::F32, count: 1_000_000, ..broadcast };
+                world.check(&reduce);
+                let run = |rank| world.enqueue_pull(rank, &short, Stages::Two, readable, overlap);
+                world.check_by(&short, || (0..size).for_each(run));
+            }
+        }
+    }
+}
+
+#[test]
+fn calls_into_windows() {
+    for size in SIZES {
+        let world = World::new(size, 34 << 20);
+        for max_blocks in [0, 3] {
+            world.limit_blocks(max_blocks);
+            for kind in [Kind::Allgather, Kind::Alltoall, Kind::Broadcast] {
+                // What is worth while.
+                let all: [u64; 2] =
+                    if kind == Kind::Broadcast { [32 << 20, 33_600_001] } else { [4 << 20, 7_000_003] };
+                for (i, bytes) in all.into_iter().enumerate() {
+                    let parts = if world::is_partial(kind) { u64::from(size) } else { 1 };
+                    let case = Case {
+                        kind,
+                        dtype: DataType::U8,
+                        operator: Operator::Sum,
+                        count: bytes.div_ceil(parts),
+                        root: i as u32 % size,
+                        in_place: kind != Kind::Alltoall && i % 2 == 1,
+                        skew: [0, if max_blocks == 0 { 1 } else { 16 }][i],
+                    };
+                    world.check_by(&case, || (0..size).for_each(|rank| world.enqueue_windowed(rank, &case)));
+                    let graphs: Vec<Graph> = (0..size)
+                        .map(|rank| {
+                            Graph::capture(world.devices(), world.stream(rank), || {
+                                world.enqueue_windowed(rank, &case);
+                                world.enqueue(rank, &case);
+                                world.enqueue_windowed(rank, &case);
+                            })
+                        })
+                        .collect();
+                    world.check_by(&case, || graphs.iter().for_each(Graph::launch));
+                    world.check(&case);
+                }
+            }
+        }
+    }
 }

@@ -14,9 +14,11 @@ mod queues;
 mod relay;
 mod sparse;
 mod staged;
+mod stages;
 #[path = "../support/mod.rs"]
 mod support;
 mod trouble;
+mod windows;
 
 #[test]
 fn rank() {
@@ -31,6 +33,8 @@ fn rank() {
         ("hosts death", hosts::death),
         ("hosts mismatch", hosts::mismatch),
         ("relay", relay::calls),
+        ("stages", stages::scenario),
+        ("windows", windows::scenario),
         ("staged", staged::collectives),
         ("staged death", staged::death),
         ("staged speed", staged::speed),

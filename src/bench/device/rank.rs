@@ -234,12 +234,10 @@ impl<'a> Rank<'a> {
         match &self.subjects[subject] {
             Subject::Native(contexts) => {
                 let found = contexts.iter().find(|(transport, _)| *transport == case.transport);
-                let algorithm = match case.algorithm {
-                    Choice::Automatic => None,
-                    Choice::Named(algorithm) => Some(algorithm as i32),
-                };
+                let algorithm = case.algorithm.number();
                 let stream = on_stream.then(|| self.stream.handle());
-                let call = Call { algorithm, stream, ..Call::default() };
+                let (max_blocks, overlap) = (self.options.max_blocks, self.options.pdl);
+                let call = Call { algorithm, stream, max_blocks, overlap, ..Call::default() };
                 let context = &found.unwrap_or(&contexts[0]).1;
                 Ok(Bound { who: Who::Native(context, call), request, style: case.call })
             }

@@ -8,7 +8,7 @@ use super::*;
 use crate::communicator::{Options, Rendezvous};
 use crate::cuda::double::{Double, Order};
 use crate::cuda::driver::StreamHandle;
-use crate::cuda::exchange::Fault;
+use crate::cuda::exchange::{Fault, MAX_RANKS};
 use crate::cuda::local::Kernels as Folds;
 use crate::cuda::slab::SLAB_BYTES;
 use crate::cuda::stream::Stream;
@@ -91,26 +91,55 @@ struct Words {
     fault: Arc<Fault>,
 }
 
+impl Words {
+    /// The number of a call that all ranks make.
+    fn meet(&self, stream: &Stream) -> Result<u32> {
+        assert!(!self.fault.is_aborted(), "a call after the abort");
+        let mut calls = lock(&self.calls);
+        *calls += 1;
+        for (member, arena) in self.arenas.iter().enumerate() {
+            // SAFETY: arenas are mapped, and larger than this.
+            unsafe {
+                stream.write_value(arena + 4 * self.rank as u64, *calls)?;
+                stream.wait_value(self.arenas[self.rank] + 4 * member as u64, *calls)?;
+            }
+        }
+        Ok(*calls)
+    }
+}
+
 impl Kernels for Words {
     fn serves(&self, _: Kind, dtype: DataType, _: &Operator) -> bool {
         dtype != DataType::I64
     }
 
     unsafe fn enqueue(&self, job: &Job, stream: &Stream) -> Result<()> {
-        assert!(!self.fault.is_aborted(), "a call after the abort");
-        let mut calls = lock(&self.calls);
-        *calls += 1;
-        // SAFETY: arenas are mapped, and larger than this; the output holds a word.
+        let number = self.meet(stream)?;
+        // SAFETY: the output holds a word.
+        unsafe { stream.write_value(job.output, number) }
+    }
+
+    unsafe fn enqueue_windowed(&self, job: &Job, seen: [u64; MAX_RANKS], stream: &Stream) -> Result<()> {
+        self.meet(stream)?;
+        for (member, address) in seen[..self.arenas.len()].iter().enumerate() {
+            // Doubles map memory where it is: what that rank would write, at the address by which it would.
+            // SAFETY: the output holds a word for each rank.
+            unsafe { stream.write_value(address + 4 * member as u64, 1000 + member as u32) }?;
+        }
+        assert_eq!(seen[self.rank], job.output);
+        Ok(())
+    }
+
+    unsafe fn enqueue_pull(&self, pull: &Pull, stream: &Stream) -> Result<()> {
+        self.meet(stream)?;
+        // SAFETY: the output holds two words.
         unsafe {
-            for (member, arena) in self.arenas.iter().enumerate() {
-                stream.write_value(arena + 4 * self.rank as u64, *calls)?;
-                stream.wait_value(self.arenas[self.rank] + 4 * member as u64, *calls)?;
-            }
-            stream.write_value(job.output, *calls)
+            stream.write_value(pull.output, pull.max_blocks)?;
+            stream.write_value(pull.output + 4, pull.seen.is_some().into())
         }
     }
 
-    unsafe fn enqueue_points(&self, points: &[Point], stream: &Stream) -> Result<()> {
+    unsafe fn enqueue_points(&self, points: &[Point], _: u32, stream: &Stream) -> Result<()> {
         for point in points {
             // SAFETY: the memory holds a word.
             unsafe { stream.write_value(point.address, points.len() as u32) }?;
@@ -536,4 +565,195 @@ fn sends_and_receives_that_start_together_are_one_piece() {
         }
         assert_eq!(memory.map(|address| word(double, address)), [2, 1, 2]);
     });
+}
+
+/// A broadcast by stages from rank 0: the double writes what its kernel was told.
+fn by_stages(context: &Context, output: u64, max_blocks: u32) -> OnDevices {
+    let (group, exchange) = exchange(context);
+    let pull = Pull {
+        stages: Stages::Two,
+        input: output,
+        output,
+        bytes: 8,
+        root: 0,
+        seen: None,
+        max_blocks,
+        multiprocessors: 0,
+        overlap: crate::cuda::exchange::Overlap::Off,
+    };
+    let signature = Signature {
+        kind: Kind::Broadcast,
+        dtype: DataType::U32,
+        operator: 0,
+        algorithm: 22,
+        root: 0,
+        count: 2,
+        device: true,
+    };
+    let caller = Caller { stream: None, timeout: Some(PATIENCE), memory: "buffer" };
+    OnDevices { group, exchange, caller, what: What::Pull(pull, signature) }
+}
+
+#[test]
+fn ranks_agree_on_the_least_blocks_that_any_of_them_allows() {
+    ranks(&processes(3), words, |context, (double, devices, device)| {
+        let output = double.memory(*device, 8);
+        let told = |context: &Context, max_blocks| {
+            run(&by_stages(context, output, max_blocks)).expect("a broadcast");
+            word(double, output)
+        };
+        assert_eq!([told(context, 0), told(context, 7)], [0, 7]);
+        context.limit_blocks([0, 24, 40][context.rank() as usize]);
+        assert_eq!(told(context, 0), 0, "it was agreed before");
+        let child = context.duplicate().expect("a child");
+        meet(&[(&child, *device)], || Ok(devices.clone()), choose, words).expect("an agreement");
+        assert_eq!([told(&child, 0), told(&child, 7), told(&child, 30)], [24, 7, 24]);
+    });
+}
+
+#[test]
+fn calls_that_allow_different_blocks_fail_and_name_both() {
+    let errors = ranks(&processes(2), words, |context, (double, _, device)| {
+        let call = by_stages(context, double.memory(*device, 8), 8 * context.rank());
+        run(&call).unwrap_err().text().to_owned()
+    });
+    for error in errors {
+        let same = "broadcast(2 × uint32, root 0, algorithm 22) on device memory";
+        for part in [same, "no limit to the blocks", "at most 8 blocks", "rank 0", "rank 1"] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}
+
+#[test]
+fn the_root_is_read_in_place_where_all_ranks_share_its_process() {
+    let readable = |seats: &[Seat]| -> Vec<u32> {
+        ranks(seats, words, |context, (double, _, device)| {
+            let output = double.memory(*device, 8);
+            run(&by_stages(context, output, 0)).expect("a broadcast");
+            word(double, output + 4)
+        })
+    };
+    assert_eq!(readable(&processes(2)), [0, 0]);
+    let (double, devices) = process(2);
+    // Only the root knows its input.
+    assert_eq!(readable(&[(double.clone(), devices.clone(), 0), (double, devices, 1)]), [1, 0]);
+}
+
+#[test]
+fn broadcasts_by_stages_are_refused_where_they_cannot_be() {
+    let seats = processes(2);
+    seats[1].0.forbid_sharing();
+    ranks(&seats, words, |context, _| {
+        let refused = |kind, tag| {
+            let mut memory = [0u32; 2];
+            let request = Request {
+                kind,
+                input: memory.as_ptr().cast(),
+                output: memory.as_mut_ptr().cast(),
+                counts: Counts::Uniform(2),
+                dtype: DataType::U32,
+                operator: Operator::Sum,
+                root: 0,
+            };
+            let call = Call { algorithm: Some(21), tag, ..Call::default() };
+            // SAFETY: the memory outlives the call.
+            unsafe { context.run(&request, &call) }.unwrap_err().text().to_owned()
+        };
+        let text = refused(Kind::Allreduce, None);
+        assert_eq!(text, "algorithm 'broadcast-one-stage' does not serve allreduce, but broadcast");
+        let text = refused(Kind::Broadcast, Some(3));
+        assert!(text.contains("takes no tag"), "{text}");
+        let text = refused(Kind::Broadcast, None);
+        assert!(
+            text.contains("for GPUs that reach each other") && text.contains("shares no memory"),
+            "{text}"
+        );
+    });
+}
+
+/// An allgather of so many bytes of each rank.
+fn allgather(context: &Context, count: u64, input: u64, output: u64) -> OnDevices {
+    let (group, exchange) = exchange(context);
+    let (kind, dtype, operator) = (Kind::Allgather, DataType::U8, Operator::Sum);
+    let job = Job { kind, input, output, count, dtype, operator, root: 0, max_blocks: 0 };
+    let signature = Signature { kind, dtype, operator: 0, algorithm: 0, root: 0, count, device: true };
+    let caller = Caller { stream: None, timeout: Some(PATIENCE), memory: "buffer" };
+    OnDevices { group, exchange, caller, what: What::Collective(job, signature) }
+}
+
+/// Registers `bytes` from `address` on with all ranks.
+fn window(context: &Context, address: u64, bytes: u64) -> Result<crate::communicator::Window> {
+    context.register_at(&exchange(context).1, address, bytes)
+}
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn outputs_in_windows_are_written_by_the_other_ranks() {
+    let check = |seats: &[Seat]| {
+        ranks(seats, words, |context, (double, _, device)| {
+            // A window in the midst of an allocation, and an output in the midst of a window; others on each rank.
+            let skew = 64 * u64::from(context.rank() + 1);
+            let memory = double.memory(*device, 5 * MIB as usize);
+            let served = window(context, memory + skew, 4 * MIB).expect("a window");
+            assert!(served.serves());
+            let output = memory + 2 * skew;
+            let gathered = |output: u64, count: u64| {
+                run(&allgather(context, count, memory, output)).expect("an allgather");
+                [0, 1, 2].map(|rank| word(double, output + 4 * rank))
+            };
+            assert_eq!(gathered(output, MIB), [1000, 1001, 1002]);
+            // What is short, or ends outside, is staged: then the double writes how often the ranks have met.
+            assert_eq!(gathered(output, 100)[0], 2);
+            assert_eq!(gathered(output, 4 * MIB / 3 + 1)[0], 3);
+            drop(served);
+            assert_eq!(gathered(output, MIB)[0], 4);
+            assert_eq!(double.complaints(), Vec::<String>::new());
+        });
+    };
+    check(&processes(3));
+    let (double, devices) = process(3);
+    let seats: Vec<Seat> = (0..3).map(|device| (double.clone(), devices.clone(), device)).collect();
+    check(&seats);
+}
+
+#[test]
+fn windows_serve_all_ranks_or_none() {
+    let (double, devices) = process(2);
+    // No memory that peers map; arenas need none in one process.
+    double.forbid_sharing();
+    let seats: Vec<Seat> = (0..2).map(|device| (double.clone(), devices.clone(), device)).collect();
+    ranks(&seats, words, |context, (double, _, device)| {
+        let memory = double.memory(*device, MIB as usize);
+        assert!(!window(context, memory, MIB).expect("a window").serves());
+    });
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        let memory = double.memory(*device, 100);
+        let error = window(context, memory, 101).unwrap_err();
+        assert_eq!(error.status(), Status::InvalidArgument);
+        assert!(error.text().contains("has 101 bytes, but its memory has 100 left"), "{error}");
+        let error = window(context, 4096, 1).unwrap_err();
+        assert!(error.text().contains("no device memory"), "{error}");
+        for (address, bytes) in [(0, 1), (memory, 0), (memory, u64::MAX)] {
+            let error = context.register_window(address, bytes).unwrap_err();
+            assert_eq!(error.status(), Status::InvalidArgument, "{error}");
+        }
+    });
+}
+
+#[test]
+fn an_output_in_a_window_on_one_rank_only_fails_and_names_both() {
+    let errors = ranks(&processes(2), words, |context, (double, _, device)| {
+        let memory = double.memory(*device, 8 * MIB as usize);
+        let _window = window(context, memory, 4 * MIB).expect("a window");
+        let output = memory + 4 * MIB * u64::from(context.rank());
+        run(&allgather(context, 2 * MIB, memory, output)).unwrap_err()
+    });
+    for error in errors {
+        assert_eq!(error.status(), Status::Mismatch);
+        for part in ["allgather(2097152 × uint8)", "its output in a window", "its output in no window"] {
+            assert!(error.text().contains(part), "{error}");
+        }
+    }
 }

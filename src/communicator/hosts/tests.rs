@@ -13,7 +13,7 @@ use crate::communicator::{Call, Completion, Options, Rendezvous, start_together}
 use crate::cuda::context::Devices;
 use crate::cuda::double::{Double, DoubleKernels, Order};
 use crate::cuda::driver::StreamHandle;
-use crate::cuda::exchange::{Chosen, Direction, Fault, Job, Point, Table};
+use crate::cuda::exchange::{Chosen, Direction, Fault, Job, MAX_RANKS, Point, Pull, Table};
 use crate::cuda::local::{Fold, Kernels as Folds, Operand};
 use crate::cuda::stream::Stream;
 use crate::engine::device::{Kernels, Loads};
@@ -159,7 +159,16 @@ impl Kernels for Members {
         })
     }
 
-    unsafe fn enqueue_points(&self, points: &[Point], stream: &Stream) -> Result<()> {
+    unsafe fn enqueue_windowed(&self, job: &Job, _: [u64; MAX_RANKS], stream: &Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue(job, stream) }
+    }
+
+    unsafe fn enqueue_pull(&self, pull: &Pull, _: &Stream) -> Result<()> {
+        fail!(Internal, "{pull:?}, which is no part of a call between hosts")
+    }
+
+    unsafe fn enqueue_points(&self, points: &[Point], _: u32, stream: &Stream) -> Result<()> {
         let sends = points.iter().filter(|point| point.direction == Direction::Send);
         let gives: Vec<_> = sends.map(|point| (point.peer, point.address, point.bytes)).collect();
         self.meet(&gives, stream, || {

@@ -608,6 +608,11 @@ impl Driver for Double {
         self.begin_unsafe("cuMemFree")?.free(address)
     }
 
+    fn is_shareable(&self, address: u64) -> Result<bool> {
+        let machine = self.begin("cuPointerGetAttribute")?;
+        Ok(machine.allocation(Place { address, bytes: 1 }).is_some() && !machine.isolated)
+    }
+
     unsafe fn export_memory(&self, address: u64) -> Result<MemoryHandle> {
         let machine = self.begin("cuIpcGetMemHandle")?;
         match machine.allocation(Place { address, bytes: 1 }).map(Allocation::location) {

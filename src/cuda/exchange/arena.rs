@@ -1,6 +1,7 @@
 //! What lies where in an arena.
 #![forbid(unsafe_code)]
 
+use super::stages::SIGNAL_BYTES;
 use super::table::{Table, Tuning};
 
 /// The most ranks of an exchange.
@@ -28,6 +29,8 @@ pub(super) struct Layout {
     pub(super) results: u64,
     /// Of the slots for tiles that are moved.
     pub(super) moves: u64,
+    /// Of the signals of broadcasts by stages.
+    pub(super) signals: u64,
     /// All of it.
     pub(super) bytes: u64,
 }
@@ -48,6 +51,7 @@ impl Layout {
         let results = inputs + tiles;
         // Between two ranks nothing takes a second step.
         let moves = results + if size > 2 { tiles } else { 0 };
-        Layout { lines, inputs, results, moves, bytes: moves + channels(parts) * slots(depth, move_slot) }
+        let signals = moves + channels(parts) * slots(depth, move_slot);
+        Layout { lines, inputs, results, moves, signals, bytes: signals + SIGNAL_BYTES }
     }
 }

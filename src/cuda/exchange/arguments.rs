@@ -108,7 +108,8 @@ pub(super) struct Move<const MANY: usize> {
     pub(super) copies: u32,
     /// Whether each receive goes to the bytes of the send of its turn: then it waits until those have been read.
     pub(super) in_place: u32,
-    pub(super) reserved: u32,
+    /// How many peers have blocks of their own.
+    pub(super) classes: u32,
     pub(super) sends: [u32; MAX_RANKS],
     pub(super) receives: [u32; MAX_RANKS],
     pub(super) send: [[Transfer; MANY]; MAX_RANKS - 1],

@@ -72,6 +72,7 @@ impl Fault {
             3 => "tiles from a peer",
             4 => "room for results in a peer's tile slots",
             5 => "results from a peer",
+            6 => "a peer at a barrier of a broadcast by stages",
             _ => "something unknown",
         };
         // The kernel wrote 32-bit values.

@@ -19,6 +19,20 @@ pub(in crate::cuda) static IMAGE: Image = Image::new(
     include_bytes!("../../../kernels/exchange.compute_80.xz"),
 );
 
+/// The same for broadcasts by stages.
+pub(in crate::cuda) static STAGES: Image = Image::new(
+    include_bytes!("../../../kernels/stages.sm_90.xz"),
+    include_bytes!("../../../kernels/stages.sm_100.xz"),
+    include_bytes!("../../../kernels/stages.compute_80.xz"),
+);
+
+/// The same for calls whose outputs lie in windows.
+pub(in crate::cuda) static WINDOWED: Image = Image::new(
+    include_bytes!("../../../kernels/windowed.sm_90.xz"),
+    include_bytes!("../../../kernels/windowed.sm_100.xz"),
+    include_bytes!("../../../kernels/windowed.compute_80.xz"),
+);
+
 /// The kernels of an operator and a type: by lines, by tiles.
 macro_rules! pair {
     ($name:literal) => {
@@ -49,6 +63,8 @@ pub(super) struct Functions {
     relay: Pair,
     mover: FunctionHandle,
     mover_of_many: FunctionHandle,
+    pull: FunctionHandle,
+    windowed: FunctionHandle,
     /// Whose context the module is loaded into.
     devices: Arc<Devices>,
     device: u32,
@@ -76,6 +92,10 @@ impl Functions {
         let _entered = devices.enter(device)?;
         // SAFETY: what was compiled for this device, whole, and a context that `devices` keeps.
         let module = unsafe { driver.load_module(image) }?;
+        // SAFETY: as above.
+        let stages = unsafe { driver.load_module(STAGES.of_device(driver, device)?) }?;
+        // SAFETY: as above.
+        let windowed = unsafe { driver.load_module(WINDOWED.of_device(driver, device)?) }?;
         // SAFETY: loaded above.
         let function = |name: &CStr| unsafe { driver.function(module, name) };
         let pair = |names: Names| -> Result<Pair> {
@@ -94,6 +114,10 @@ impl Functions {
             relay: pair(pair!("Copy_U8"))?,
             mover: function(c"unisono_move")?,
             mover_of_many: function(c"unisono_move_many")?,
+            // SAFETY: loaded above.
+            pull: unsafe { driver.function(stages, c"unisono_pull") }?,
+            // SAFETY: loaded above.
+            windowed: unsafe { driver.function(windowed, c"unisono_windowed") }?,
             devices: devices.clone(),
             device,
         })
@@ -115,6 +139,16 @@ impl Functions {
     /// The kernels that pass a root's bytes on.
     pub(super) fn relay(&self) -> Pair {
         self.relay
+    }
+
+    /// The kernel of broadcasts by stages.
+    pub(super) fn pull(&self) -> FunctionHandle {
+        self.pull
+    }
+
+    /// The kernel of calls whose outputs lie in windows.
+    pub(super) fn windowed(&self) -> FunctionHandle {
+        self.windowed
     }
 
     /// The kernel that moves bytes between pairs of ranks: few transfers, or many.

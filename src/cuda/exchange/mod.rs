@@ -13,8 +13,10 @@ mod fault;
 mod functions;
 mod plan;
 mod points;
+mod stages;
 mod table;
 mod tuning;
+mod windowed;
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -33,8 +35,9 @@ use crate::signature::Kind;
 pub use arena::MAX_RANKS;
 pub use fault::{Fault, FaultRecord};
 #[cfg(test)]
-pub(in crate::cuda) use functions::IMAGE;
+pub(in crate::cuda) use functions::{IMAGE, STAGES, WINDOWED};
 pub use points::{Direction, Point};
+pub use stages::{Overlap, Pull, Stages};
 pub use table::{Bounds, Table, Tuning};
 pub use tuning::Chosen;
 
@@ -134,27 +137,65 @@ impl Exchange {
             // SAFETY: the points lie within what the caller promised.
             Plan::Move => unsafe {
                 let points = points::of_job(job, self.group.rank(), size, bytes);
-                self.enqueue_within(&points, job.max_blocks, stream)
+                self.enqueue_points(&points, job.max_blocks, stream)
             },
         }
     }
 
     /// Enqueues the sends and receives of a group, as one kernel unless there are very many. Between two ranks, the i-th
-    /// send meets the i-th receive, of as many bytes; between different pairs of ranks there is no order.
+    /// send meets the i-th receive, of as many bytes; between different pairs of ranks there is no order. A kernel has at most
+    /// `max_blocks` blocks, the same on all ranks; 0 for as many as suit it.
     ///
     /// # Safety
     /// As [`Exchange::enqueue`].
-    pub unsafe fn enqueue_points(&self, points: &[Point], stream: &Stream) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.enqueue_within(points, 0, stream) }
-    }
-
-    unsafe fn enqueue_within(&self, points: &[Point], max_blocks: u32, stream: &Stream) -> Result<()> {
+    pub unsafe fn enqueue_points(&self, points: &[Point], max_blocks: u32, stream: &Stream) -> Result<()> {
         for mut round in points::rounds(&self.table, &self.group, points, max_blocks)? {
             let (function, grid) = (self.functions.mover(round.is_small()), round.grid);
             self.launch(function, grid, stream, round.parameter())?;
         }
         Ok(())
+    }
+
+    /// Whether a call gains where its outputs lie in windows; `size` ranks make it.
+    pub fn gains_by_windows(job: &Job, size: u32) -> bool {
+        job.count.checked_mul(job.dtype.size() as u64).is_some_and(|bytes| windowed::gains(job, size, bytes))
+    }
+
+    /// Enqueues a call that gains ([`Exchange::gains_by_windows`]) by writing into the outputs of all ranks, as every one of them
+    /// enqueues it. `seen` is this rank's output, as each rank reaches it.
+    ///
+    /// # Safety
+    /// As [`Exchange::enqueue`], for each rank's output.
+    pub unsafe fn enqueue_windowed(&self, job: &Job, seen: [u64; MAX_RANKS], stream: &Stream) -> Result<()> {
+        let size = self.group.size();
+        if !Exchange::gains_by_windows(job, size) || (job.kind.rooted() && job.root >= size) {
+            fail!(
+                Internal,
+                "{} of {} elements from root {} is not for windows",
+                job.kind.name(),
+                job.count,
+                job.root
+            );
+        }
+        let bytes = job.count * job.dtype.size() as u64;
+        let (grid, mut arguments) = windowed::arguments(&self.table, self.group, job, bytes, seen);
+        self.launch(self.functions.windowed(), grid, stream, (&raw mut arguments).cast())
+    }
+
+    /// Enqueues a broadcast by stages: one kernel, or none for no bytes.
+    ///
+    /// # Safety
+    /// As [`Exchange::enqueue`]; if the input is said to be readable, by every rank's device.
+    pub unsafe fn enqueue_pull(&self, pull: &Pull, stream: &Stream) -> Result<()> {
+        if pull.root >= self.group.size() {
+            fail!(InvalidArgument, "root {} of {} ranks", pull.root, self.group.size());
+        }
+        if pull.bytes == 0 {
+            return self.fault.check();
+        }
+        let (grid, mut arguments) = pull.arguments(self.group, &self.table);
+        let overlaps = pull.overlap != Overlap::Off;
+        self.launch(self.functions.pull(), Grid { overlaps, ..grid }, stream, (&raw mut arguments).cast())
     }
 
     fn combine(&self, job: &Job, combination: &Combination, stream: &Stream) -> Result<()> {

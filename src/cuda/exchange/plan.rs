@@ -121,7 +121,7 @@ impl Plan {
             };
             Combination {
                 // At most `limit`, a u32.
-                grid: Grid { blocks: blocks as u32, threads, shared: 0 },
+                grid: Grid { blocks: blocks as u32, threads, shared: 0, overlaps: false },
                 protocol,
                 sources,
                 owners,

@@ -144,7 +144,7 @@ pub(super) fn rounds(table: &Table, group: &Group, points: &[Point], max_blocks:
             let (many, blocks) = limits.round(*group, &mut sends, &mut receives, &mut copies);
             (Arguments::Many(Box::new(many)), blocks)
         };
-        rounds.push(Round { grid: Grid { blocks, threads: THREADS, shared: 0 }, arguments });
+        rounds.push(Round { grid: Grid { blocks, threads: THREADS, shared: 0, overlaps: false }, arguments });
         left -= taken;
     }
     Ok(rounds)
@@ -157,17 +157,19 @@ struct Limits {
     line_part: u64,
     tile_part: u64,
     parts: u32,
+    /// How many peers, or the copies, have blocks of their own.
+    classes: u32,
 }
 
 impl Limits {
     fn new(table: &Table, size: u32, max_blocks: u32) -> Limits {
         let tuning = table.tuning(size);
-        let parts = match max_blocks {
-            0 => tuning.parts,
-            // Every peer and the copies have as many blocks.
-            _ => tuning.parts.min((max_blocks / size).max(1)),
-        }
-        .clamp(1, table.blocks);
+        // Every peer and the copies have as many blocks, if there are enough.
+        let (classes, most) = match max_blocks {
+            0 => (size, tuning.parts),
+            _ => (size.min(max_blocks), tuning.parts.min(max_blocks / size)),
+        };
+        let parts = most.clamp(1, table.blocks);
         let bounds = tuning.moves;
         Limits {
             narrow: bounds.narrow.min(NARROW_ROOM * u64::from(parts)),
@@ -175,6 +177,7 @@ impl Limits {
             line_part: tuning.line_part,
             tile_part: tuning.tile_part,
             parts,
+            classes,
         }
     }
 
@@ -201,7 +204,7 @@ impl Limits {
             parts: 1,
             copies: 0,
             in_place: 0,
-            reserved: 0,
+            classes: self.classes,
             sends: [0; MAX_RANKS],
             receives: [0; MAX_RANKS],
             send: [[Transfer::default(); MANY]; MAX_RANKS - 1],
@@ -233,8 +236,8 @@ impl Limits {
         arguments.copies = taken as u32;
         arguments.parts = self.parts;
         arguments.in_place = swaps(&arguments).into();
-        // A class of blocks for each peer, and one for the copies.
-        (arguments, parts * size)
+        // A class of blocks for each peer, and one for the copies, or fewer.
+        (arguments, parts * self.classes)
     }
 }
 

@@ -61,6 +61,7 @@ calls! {
     cuCtxGetCurrent(*mut sys::CUcontext);
     cuCtxEnablePeerAccess(sys::CUcontext, c_uint);
     cuThreadExchangeStreamCaptureMode(*mut c_uint);
+    cuPointerGetAttribute(*mut c_void, c_int, sys::CUdeviceptr);
     cuPointerGetAttributes(c_uint, *mut c_uint, *mut *mut c_void, sys::CUdeviceptr);
     cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int);
     cuStreamCreateWithPriority(*mut sys::CUstream, c_uint, c_int);
@@ -108,6 +109,12 @@ calls! {
     cuGraphExecDestroy(sys::CUgraphExec);
     cuModuleLoadData(*mut sys::CUmodule, *const c_void);
     cuModuleGetFunction(*mut sys::CUfunction, sys::CUmodule, *const c_char);
+    cuLaunchKernelEx(
+        *const sys::CUlaunchConfig,
+        sys::CUfunction,
+        *mut *mut c_void,
+        *mut *mut c_void,
+    );
     cuLaunchKernel(
         sys::CUfunction,
         c_uint,

@@ -30,14 +30,24 @@ struct Note {
     count: AtomicU64,
     /// The root, below how many calls the exchange has had with this one.
     root: AtomicU64,
+    /// The most blocks that the caller allows; the last bit: [`WINDOWED`].
+    terms: AtomicU64,
 }
 
-/// A call of one rank.
+/// The output lies in a window.
+const WINDOWED: u64 = 1 << 63;
+
+/// A call of one rank, as far as the kernels of all must agree on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Noted {
     /// Its number.
     pub sequence: u32,
     /// What is called.
     pub signature: Signature,
+    /// The most blocks that its caller allows; 0: no word on it.
+    pub max_blocks: u32,
+    /// Whether the output lies in a window, where a call gains by that.
+    pub windowed: bool,
 }
 
 #[repr(C, align(64))]
@@ -100,15 +110,18 @@ impl Boards {
 
     /// Notes this rank's call of the exchange after `before` others, and compares it with those that the others have noted
     /// after as many. The first who differs, and its call.
-    pub fn note(&self, before: u32, sequence: u32, signature: &Signature) -> Option<(usize, Noted)> {
+    pub fn note(&self, before: u32, call: &Noted) -> Option<(usize, Noted)> {
+        let Noted { sequence, signature, max_blocks, windowed } = call;
         let board = self.board(self.rank);
         let note = &board.notes[before as usize % NOTES];
-        let head = head(sequence, signature);
+        let head = head(*sequence, signature);
         note.head.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         note.count.store(signature.count, Ordering::Relaxed);
         let root = u64::from(signature.root) | u64::from(before.wrapping_add(1)) << 32;
         note.root.store(root, Ordering::Relaxed);
+        let terms = u64::from(*max_blocks) | if *windowed { WINDOWED } else { 0 };
+        note.terms.store(terms, Ordering::Relaxed);
         note.head.store(head, Ordering::Release);
         board.called.store(sequence.wrapping_add(1), Ordering::Relaxed);
         // Against the same of the others: one of two sees the other's note.
@@ -116,7 +129,7 @@ impl Boards {
         let others = (0..self.size()).filter(|&member| member != self.rank);
         others
             .filter_map(|member| Some((member, self.noted(member, before)?)))
-            .find(|(_, theirs)| theirs.sequence != sequence || theirs.signature != *signature)
+            .find(|(_, theirs)| theirs != call)
     }
 
     /// What `member` has noted after `before` calls, if it has and the note still stands.
@@ -124,6 +137,7 @@ impl Boards {
         let note = &self.board(member).notes[before as usize % NOTES];
         let head = note.head.load(Ordering::Acquire);
         let (count, root) = (note.count.load(Ordering::Relaxed), note.root.load(Ordering::Relaxed));
+        let terms = note.terms.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         if head == 0
             || root >> 32 != u64::from(before.wrapping_add(1))
@@ -141,7 +155,9 @@ impl Boards {
             count,
             device,
         };
-        Some(Noted { sequence: ((head >> 32) as u32).wrapping_sub(1), signature })
+        let sequence = ((head >> 32) as u32).wrapping_sub(1);
+        // The number of blocks was a u32.
+        Some(Noted { sequence, signature, max_blocks: terms as u32, windowed: terms & WINDOWED != 0 })
     }
 
     /// Whether `member` has come to call number `sequence`, or further.

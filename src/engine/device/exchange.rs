@@ -3,6 +3,7 @@
 //! Its members are the ranks of one host: all of the group, or consecutive ones. They are numbered from 0 here and by the
 //! kernels; errors speak of the group's ranks.
 
+use std::fmt;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -10,10 +11,11 @@ use std::time::Duration;
 use super::board::Noted;
 use super::overdue::Overdue;
 use super::retired::{Parts, retire};
+use super::window::Window;
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{Capture, Priority, StreamHandle};
 use crate::cuda::event::Event;
-use crate::cuda::exchange::{Job, Point};
+use crate::cuda::exchange::{Exchange, Job, MAX_RANKS, Point, Pull};
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::endpoint::lock;
@@ -83,6 +85,24 @@ impl Enqueued {
     }
 }
 
+/// What the kernels of all ranks must agree on beside the signature.
+#[derive(Clone, Copy, Default)]
+struct Terms {
+    /// See [`Noted`].
+    max_blocks: u32,
+    windowed: bool,
+}
+
+impl fmt::Display for Terms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.windowed { "its output in a window" } else { "its output in no window" })?;
+        match self.max_blocks {
+            0 => f.write_str(" and no limit to the blocks of a kernel"),
+            most => write!(f, " and at most {most} blocks"),
+        }
+    }
+}
+
 impl DeviceExchange {
     pub(super) fn new(parts: Parts) -> DeviceExchange {
         DeviceExchange { parts: Some(parts), lane: Mutex::default(), watch: Mutex::default() }
@@ -120,35 +140,112 @@ impl DeviceExchange {
         caller: Caller,
     ) -> Result<Enqueued> {
         let parts = self.parts();
-        let compare = |turn: &Turn, before: u32| self.compare(group, turn, before);
-        // SAFETY: the caller's promise.
-        let launch = |stream: &Stream| unsafe { parts.kernels.enqueue(job, stream) };
+        let asked = job.max_blocks;
+        let job = &Job { max_blocks: parts.room.blocks(asked), ..*job };
+        let seen = self.output_in_window(job, group.size())?;
+        let launch = |stream: &Stream| match seen {
+            // SAFETY: the caller's promise; all ranks have theirs in windows, or the call fails before it is launched.
+            Some(seen) => unsafe { parts.kernels.enqueue_windowed(job, seen, stream) },
+            // SAFETY: the caller's promise.
+            None => unsafe { parts.kernels.enqueue(job, stream) },
+        };
+        let terms = Terms { max_blocks: asked, windowed: seen.is_some() };
+        let compare = |turn: &Turn, before: u32| self.compare(group, turn, before, terms);
         self.give(group, Class::Ordered, &[signature], Vec::new(), caller, compare, launch)
     }
 
-    /// Notes a collective after `before` others, and compares it with what the others have noted.
-    fn compare(&self, group: &Group, turn: &Turn, before: u32) -> Result<()> {
-        let Parts { boards, first, .. } = self.parts();
-        let signature = turn.signature;
-        match boards.note(before, turn.sequence, &signature) {
-            None => Ok(()),
-            Some((member, Noted { sequence, signature: theirs })) if sequence == turn.sequence => {
-                let (class, tag) = (turn.class, turn.tag);
-                let key = Key { group: group.id(), tag, sequence, slot: 0, class };
-                let peer = group.members()[*first as usize + member];
-                let mismatch = Mismatch { peer, key, theirs, ours: Some(signature), bytes: None };
-                Err(group.explain(&mismatch, group.endpoint().recorder()))
-            }
-            Some((member, Noted { sequence, signature: theirs })) => {
-                let (own, number, peer) = (group.rank(), turn.sequence, *first as usize + member);
-                fail!(
-                    Mismatch,
-                    "calls of '{}' differ: rank {own} called {signature} as its call #{number}, rank {peer} {theirs} as its call \
-                     #{sequence}; one has called something before that the other has not",
-                    group.name()
-                )
+    /// Gives a broadcast by stages to the caller's stream and returns, as [`DeviceExchange::enqueue`].
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn enqueue_pull(
+        &self,
+        group: &Group,
+        signature: Signature,
+        pull: &Pull,
+        caller: Caller,
+    ) -> Result<Enqueued> {
+        let parts = self.parts();
+        let terms = Terms { max_blocks: pull.max_blocks, windowed: false };
+        let compare = |turn: &Turn, before: u32| self.compare(group, turn, before, terms);
+        let (max_blocks, multiprocessors) = (parts.room.allowed(pull.max_blocks), parts.room.multiprocessors);
+        let mut pull = Pull { max_blocks, multiprocessors, ..*pull };
+        if group.rank() == pull.root && pull.bytes > 0 {
+            pull.seen = self.in_window(pull.input, pull.bytes)?;
+            if pull.seen.is_none()
+                && parts.room.one_process
+                && self.devices().driver().is_shareable(pull.input)?
+            {
+                pull.seen = Some([pull.input; MAX_RANKS]);
             }
         }
+        // SAFETY: the caller's promise; ranks of one process reach each other's shareable memory (`Setup`).
+        let launch = |stream: &Stream| unsafe { parts.kernels.enqueue_pull(&pull, stream) };
+        self.give(group, Class::Ordered, &[signature], Vec::new(), caller, compare, launch)
+    }
+
+    /// The output of a call that gains by windows, as each rank reaches it, if it lies in one.
+    fn output_in_window(&self, job: &Job, size: u32) -> Result<Option<[u64; MAX_RANKS]>> {
+        if !Exchange::gains_by_windows(job, size) {
+            return Ok(None);
+        }
+        let parts = if job.kind == Kind::Broadcast { 1 } else { u64::from(size) };
+        self.in_window(job.output, job.count.saturating_mul(job.dtype.size() as u64 * parts))
+    }
+
+    /// Memory that lies in a window, as each rank reaches it.
+    fn in_window(&self, address: u64, bytes: u64) -> Result<Option<[u64; MAX_RANKS]>> {
+        if !lock(&self.parts().windows).may_hold(address, bytes) {
+            return Ok(None);
+        }
+        let Some(location) = self.devices().locate(address)? else { return Ok(None) };
+        Ok(lock(&self.parts().windows).find(address, bytes, location.buffer))
+    }
+
+    /// Adds a window that all ranks have mapped; answers its number.
+    pub(super) fn add_window(&self, window: Window) -> u64 {
+        lock(&self.parts().windows).add(window)
+    }
+
+    /// Ends the window of this number, of this rank. May wait for the GPU.
+    pub fn end_window(&self, number: u64) {
+        let parts = self.parts();
+        lock(&parts.windows).end(number);
+        // What still runs may use it: then it goes with the next one, or with the exchange.
+        if parts.last.query().unwrap_or(false) {
+            let over = lock(&parts.windows).sweep();
+            drop(over);
+        }
+    }
+
+    /// Notes a collective after `before` others, and compares it with what the others have noted.
+    fn compare(&self, group: &Group, turn: &Turn, before: u32, terms: Terms) -> Result<()> {
+        let Parts { boards, first, .. } = self.parts();
+        let Terms { max_blocks, windowed } = terms;
+        let (number, signature) = (turn.sequence, turn.signature);
+        let call = Noted { sequence: number, signature, max_blocks, windowed };
+        let Some((member, theirs)) = boards.note(before, &call) else { return Ok(()) };
+        let (own, rank, name) = (group.rank(), *first as usize + member, group.name());
+        if theirs.sequence != number {
+            fail!(
+                Mismatch,
+                "calls of '{name}' differ: rank {own} called {signature} as its call #{number}, rank {rank} {} as its call \
+                 #{}; one has called something before that the other has not",
+                theirs.signature,
+                theirs.sequence
+            );
+        }
+        if theirs.signature == signature {
+            fail!(
+                Mismatch,
+                "call #{number} of '{name}' differs: rank {own} called {signature} with {terms}, rank {rank} with {}",
+                Terms { max_blocks: theirs.max_blocks, windowed: theirs.windowed }
+            );
+        }
+        let key = Key { group: group.id(), tag: turn.tag, sequence: number, slot: 0, class: turn.class };
+        let (peer, theirs) = (group.members()[rank], theirs.signature);
+        let mismatch = Mismatch { peer, key, theirs, ours: Some(signature), bytes: None };
+        Err(group.explain(&mismatch, group.endpoint().recorder()))
     }
 
     /// Gives sends and receives to the caller's stream, to run beside each other, and returns. `signatures` are theirs,
@@ -168,7 +265,9 @@ impl DeviceExchange {
         peers.sort_unstable();
         peers.dedup();
         // SAFETY: the caller's promise.
-        let launch = |stream: &Stream| unsafe { self.parts().kernels.enqueue_points(points, stream) };
+        let launch = |stream: &Stream| unsafe {
+            self.parts().kernels.enqueue_points(points, self.parts().room.blocks(0), stream)
+        };
         self.give(group, Class::PointToPoint, signatures, peers, caller, |_, _| Ok(()), launch)
     }
 
@@ -403,7 +502,7 @@ impl Series<'_> {
     pub fn begin(&mut self, group: &Group, turn: &Turn) -> Result<()> {
         let before = self.lane.collectives;
         self.lane.collectives = before.wrapping_add(1);
-        self.exchange.compare(group, turn, before)?;
+        self.exchange.compare(group, turn, before, Terms::default())?;
         if self.lane.ran_on.is_some_and(|before| before != self.id) {
             self.stream.wait(&self.exchange.parts().last)?;
         }
@@ -415,8 +514,10 @@ impl Series<'_> {
     /// # Safety
     /// As [`crate::cuda::exchange::Exchange::enqueue`].
     pub unsafe fn enqueue(&self, job: &Job) -> Result<()> {
+        let parts = self.exchange.parts();
+        let job = Job { max_blocks: parts.room.blocks(job.max_blocks), ..*job };
         // SAFETY: the caller's promise.
-        unsafe { self.exchange.parts().kernels.enqueue(job, &self.stream) }
+        unsafe { parts.kernels.enqueue(&job, &self.stream) }
     }
 
     /// A part of the call that consists of sends and receives between members.
@@ -424,8 +525,9 @@ impl Series<'_> {
     /// # Safety
     /// As [`crate::cuda::exchange::Exchange::enqueue_points`].
     pub unsafe fn enqueue_points(&self, points: &[Point]) -> Result<()> {
+        let parts = self.exchange.parts();
         // SAFETY: the caller's promise.
-        unsafe { self.exchange.parts().kernels.enqueue_points(points, &self.stream) }
+        unsafe { parts.kernels.enqueue_points(points, parts.room.blocks(0), &self.stream) }
     }
 
     /// All parts have been given. `turn` says until when they are to be done.

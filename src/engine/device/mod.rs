@@ -17,12 +17,13 @@ mod overdue;
 mod probe;
 mod retired;
 mod setup;
+mod window;
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::cuda::context::Devices;
-use crate::cuda::exchange::{Exchange, Fault, Job, Point, Table};
+use crate::cuda::exchange::{Exchange, Fault, Job, MAX_RANKS, Point, Pull, Table};
 use crate::cuda::fold::FoldKernels;
 use crate::cuda::local::Kernels as Folds;
 use crate::cuda::stream::Stream;
@@ -33,6 +34,7 @@ use crate::signature::Kind;
 pub use exchange::{Caller, DeviceExchange, Enqueued, Series};
 pub use hosts::{Hosts, Layout};
 pub use setup::{MESSAGE_BYTES, Setup, Step};
+pub use window::Registration;
 
 /// What the ranks of a group have agreed on.
 #[derive(Clone, Debug)]
@@ -80,11 +82,23 @@ pub trait Kernels: fmt::Debug + Send + Sync {
     /// As there.
     unsafe fn enqueue(&self, job: &Job, stream: &Stream) -> Result<()>;
 
+    /// As [`Exchange::enqueue_windowed`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn enqueue_windowed(&self, job: &Job, seen: [u64; MAX_RANKS], stream: &Stream) -> Result<()>;
+
+    /// As [`Exchange::enqueue_pull`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn enqueue_pull(&self, pull: &Pull, stream: &Stream) -> Result<()>;
+
     /// As [`Exchange::enqueue_points`].
     ///
     /// # Safety
     /// As there.
-    unsafe fn enqueue_points(&self, points: &[Point], stream: &Stream) -> Result<()>;
+    unsafe fn enqueue_points(&self, points: &[Point], max_blocks: u32, stream: &Stream) -> Result<()>;
 }
 
 impl Kernels for Exchange {
@@ -97,9 +111,19 @@ impl Kernels for Exchange {
         unsafe { Exchange::enqueue(self, job, stream) }
     }
 
-    unsafe fn enqueue_points(&self, points: &[Point], stream: &Stream) -> Result<()> {
+    unsafe fn enqueue_windowed(&self, job: &Job, seen: [u64; MAX_RANKS], stream: &Stream) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { Exchange::enqueue_points(self, points, stream) }
+        unsafe { Exchange::enqueue_windowed(self, job, seen, stream) }
+    }
+
+    unsafe fn enqueue_pull(&self, pull: &Pull, stream: &Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { Exchange::enqueue_pull(self, pull, stream) }
+    }
+
+    unsafe fn enqueue_points(&self, points: &[Point], max_blocks: u32, stream: &Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { Exchange::enqueue_points(self, points, max_blocks, stream) }
     }
 }
 

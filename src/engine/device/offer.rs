@@ -53,6 +53,10 @@ pub(super) struct Offer {
     pub(super) chosen: bool,
     /// The board's offset in the rank's segment.
     pub(super) board: u64,
+    /// The most blocks that the rank's caller allows kernels; 0: no limit.
+    pub(super) max_blocks: u32,
+    /// Its GPU's multiprocessors.
+    pub(super) multiprocessors: u32,
     /// The call in which the rank sets the exchange up, by its number; `None`: before its calls.
     pub(super) call: Option<(u32, Signature)>,
     /// For other processes, if the driver can share memory between processes.
@@ -73,6 +77,9 @@ impl Message {
                 bytes.extend_from_slice(&offer.device.to_le_bytes());
                 bytes.extend_from_slice(&offer.process);
                 for word in [offer.address, offer.bytes, offer.table, offer.board] {
+                    bytes.extend_from_slice(&word.to_le_bytes());
+                }
+                for word in [offer.max_blocks, offer.multiprocessors] {
                     bytes.extend_from_slice(&word.to_le_bytes());
                 }
                 bytes.push(u8::from(offer.chosen));
@@ -120,6 +127,10 @@ impl Message {
                 let (device, rest) = rest.split_first_chunk()?;
                 let (process, rest) = rest.split_first_chunk()?;
                 let ([address, bytes, table, board], rest) = words(rest)?;
+                let (max_blocks, rest) = rest.split_first_chunk()?;
+                let (multiprocessors, rest) = rest.split_first_chunk()?;
+                let (max_blocks, multiprocessors) =
+                    (u32::from_le_bytes(*max_blocks), u32::from_le_bytes(*multiprocessors));
                 let (&chosen, rest) = rest.split_first()?;
                 let (&in_call, rest) = rest.split_first()?;
                 let (call, rest) = match in_call {
@@ -142,6 +153,8 @@ impl Message {
                     table,
                     chosen,
                     board,
+                    max_blocks,
+                    multiprocessors,
                     call,
                     place,
                 }))
@@ -214,6 +227,8 @@ mod tests {
             table: 10,
             chosen: true,
             board: 9,
+            max_blocks: 10,
+            multiprocessors: 11,
             call: Some((7, signature)),
             place: Some(place),
         };

@@ -1,16 +1,46 @@
 //! What is left of an exchange that nobody calls any more: memory that kernels, here or of other ranks, may still use.
 
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use super::Kernels;
 use super::board::Boards;
+use super::window::Windows;
 use crate::cuda::event::Event;
 use crate::cuda::exchange::Fault;
 use crate::cuda::slab::{Arena, Kept, Opened};
 use crate::cuda::stream::Stream;
 use crate::sys;
+
+/// What the ranks have agreed on for their kernels: the least that any of them has.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// The most blocks that the callers allow kernels; 0: no limit.
+    pub(super) max_blocks: u32,
+    /// The GPUs' multiprocessors.
+    pub(super) multiprocessors: u32,
+    /// Whether all ranks are of one process.
+    pub(super) one_process: bool,
+}
+
+impl Room {
+    /// The most blocks that a call may have, which allows so many itself; 0, for both: no limit.
+    pub(super) fn allowed(&self, max_blocks: u32) -> u32 {
+        match (self.max_blocks, max_blocks) {
+            (0, limit) | (limit, 0) => limit,
+            (all, one) => all.min(one),
+        }
+    }
+
+    /// The same for kernels that fill a multiprocessor with a block: more blocks would wait for each other.
+    pub(super) fn blocks(&self, max_blocks: u32) -> u32 {
+        match self.allowed(max_blocks) {
+            0 => self.multiprocessors,
+            limit => limit.min(self.multiprocessors),
+        }
+    }
+}
 
 /// The parts of an exchange that outlive it.
 #[derive(Debug)]
@@ -24,6 +54,8 @@ pub(super) struct Parts {
     pub(super) kernels: Box<dyn Kernels>,
     /// Whether all ranks knew of the exchange before their first call.
     pub(super) points: bool,
+    pub(super) room: Room,
+    pub(super) windows: Mutex<Windows>,
     pub(super) fault: Arc<Fault>,
     /// The group's rank that is the first member.
     pub(super) first: u32,

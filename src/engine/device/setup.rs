@@ -7,15 +7,15 @@
 //!
 //! The rounds themselves are the caller's, who may be setting up many groups at once: see [`Step`].
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
 use super::board::{BOARD_BYTES, Boards, MAX_MEMBERS};
 use super::exchange::DeviceExchange;
 use super::hosts::{Hosts, Layout, Tools};
 use super::offer::{Message, Offer};
 use super::probe::{PROBE_BYTES, Probe};
-use super::retired::Parts;
+use super::retired::{Parts, Room};
 use super::{Kernels, Loads, Way};
 use crate::cuda::context::Devices;
 use crate::cuda::event::Event;
@@ -85,6 +85,7 @@ struct Mapped {
     boards: Vec<u64>,
     /// Whether all set this up before their first call.
     before_calls: bool,
+    room: Room,
 }
 
 /// What calls need.
@@ -99,7 +100,8 @@ struct Made {
 
 impl Setup {
     /// Begins on this rank's GPU; `devices`: the driver, or why there is none; `choose`: the table for the device; `call`: the
-    /// group's first on device memory, announced, unless this comes before it. Allocates: may wait for the GPU.
+    /// group's first on device memory, announced, unless this comes before it; `max_blocks`: what this rank's caller allows its kernels,
+    /// 0 for as many as suit them. Allocates: may wait for the GPU.
     pub fn begin(
         group: &Arc<Group>,
         devices: Result<Arc<Devices>>,
@@ -107,6 +109,7 @@ impl Setup {
         choose: impl FnOnce(&Devices, u32) -> Result<Chosen>,
         loads: Loads,
         call: Option<&Turn>,
+        max_blocks: u32,
     ) -> (Setup, Step) {
         let deadline = Deadline::after(group.timeout());
         let layout = group.layout();
@@ -129,7 +132,7 @@ impl Setup {
         let chosen = wanted().and(devices).and_then(|devices| Ok((choose(&devices, device)?, devices)));
         let offered =
             chosen.and_then(|(chosen, devices)| Own::new(group, layout, devices, device, chosen, deadline));
-        let offered = offered.and_then(|own| own.offer(call).map(|offer| (own, offer)));
+        let offered = offered.and_then(|own| own.offer(call, max_blocks).map(|offer| (own, offer)));
         let (own, message) = match offered {
             Ok((own, offer)) => (Some(own), Message::Offer(offer)),
             Err(error) if error.status() == Status::InvalidArgument => {
@@ -241,6 +244,8 @@ impl Setup {
             stream,
             kernels,
             points: mapped.before_calls,
+            room: mapped.room,
+            windows: Mutex::default(),
             fault: own.fault,
             arena: own.arena,
             _workspace: workspace,
@@ -326,6 +331,17 @@ impl Drop for Setup {
     }
 }
 
+impl Room {
+    fn of(offers: &[&Offer]) -> Room {
+        let limits = offers.iter().map(|offer| offer.max_blocks).filter(|&limit| limit != 0);
+        Room {
+            max_blocks: limits.min().unwrap_or(0),
+            multiprocessors: offers.iter().map(|offer| offer.multiprocessors.max(1)).min().unwrap_or(1),
+            one_process: offers.iter().all(|offer| offer.process == offers[0].process),
+        }
+    }
+}
+
 /// Whether the environment allows it.
 fn wanted() -> Result<()> {
     match std::env::var("UNISONO_P2P").as_deref() {
@@ -391,7 +407,8 @@ impl Own {
         Ok(Own { devices, device, chosen, arena, board, fault, probe })
     }
 
-    fn offer(&self, call: Option<&Turn>) -> Result<Offer> {
+    fn offer(&self, call: Option<&Turn>, max_blocks: u32) -> Result<Offer> {
+        let multiprocessors = self.devices.driver().multiprocessors(self.device)?;
         let place = self.arena.place(&self.devices);
         if let Err(error) = &place {
             log::debug!("GPU {} shares no memory with other processes: {error}", self.device);
@@ -405,6 +422,8 @@ impl Own {
             table: self.chosen.table.digest(),
             chosen: self.chosen.by_hand,
             board: self.board.offset() as u64,
+            max_blocks,
+            multiprocessors,
             call: call.map(|turn| (turn.sequence, turn.signature)),
             place: place.ok(),
         })
@@ -442,7 +461,8 @@ impl Own {
         }
         let boards = offers[neighbours].iter().map(|offer| offer.board).collect();
         let before_calls = offers.iter().all(|offer| offer.call.is_none());
-        Ok(Mapped { arenas, areas, opened, peers, boards, before_calls })
+        let room = Room::of(offers);
+        Ok(Mapped { arenas, areas, opened, peers, boards, before_calls, room })
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 use unisono::cuda::context::Devices;
-use unisono::cuda::exchange::{Exchange, Fault, FaultRecord, Job, Point, Table};
+use unisono::cuda::exchange::{Exchange, Fault, FaultRecord, Job, Overlap, Point, Pull, Stages, Table};
 use unisono::cuda::memory::{DeviceBuffer, PinnedBuffer};
 use unisono::cuda::stream::Stream;
 use unisono::deadline::Deadline;
@@ -77,6 +77,7 @@ pub(super) struct World {
     devices: Arc<Devices>,
     ranks: Vec<Rank>,
     calls: Cell<u64>,
+    max_blocks: Cell<u32>,
 }
 
 /// A captured call, ready to be replayed on its rank's stream.
@@ -176,10 +177,15 @@ impl World {
                 }
             })
             .collect();
-        World { devices, ranks, calls: Cell::new(0) }
+        World { devices, ranks, calls: Cell::new(0), max_blocks: Cell::new(0) }
     }
 
-    fn size(&self) -> u32 {
+    /// Calls have at most so many blocks from now on; 0: as many as suit them.
+    pub(super) fn limit_blocks(&self, max_blocks: u32) {
+        self.max_blocks.set(max_blocks);
+    }
+
+    pub(super) fn size(&self) -> u32 {
         self.ranks.len() as u32
     }
 
@@ -256,7 +262,7 @@ impl World {
             dtype: case.dtype,
             operator,
             root: case.root,
-            max_blocks: 0,
+            max_blocks: self.max_blocks.get(),
         }
     }
 
@@ -274,7 +280,43 @@ impl World {
     pub(super) fn send_and_receive(&self, rank: u32, points: &[Point]) {
         let rank = &self.ranks[rank as usize];
         // SAFETY: as above.
-        unsafe { rank.exchange.enqueue_points(points, &rank.stream) }.expect("a launch");
+        unsafe { rank.exchange.enqueue_points(points, self.max_blocks.get(), &rank.stream) }
+            .expect("a launch");
+    }
+
+    /// A broadcast by stages; `readable`: out of the root's input.
+    pub(super) fn enqueue_pull(
+        &self,
+        rank: u32,
+        case: &Case,
+        stages: Stages,
+        readable: bool,
+        overlap: Overlap,
+    ) {
+        let job = self.job(rank, case);
+        let pull = Pull {
+            stages,
+            input: job.input,
+            output: job.output,
+            bytes: case.part(),
+            root: case.root,
+            seen: readable.then_some([job.input; 8]),
+            max_blocks: job.max_blocks,
+            // All blocks of all ranks of a GPU run at the same time.
+            multiprocessors: 132 / self.size().div_ceil(gpus()),
+            overlap,
+        };
+        let rank = &self.ranks[rank as usize];
+        // SAFETY: the buffers live as long as the world, which waits for its streams, and its GPUs reach each other.
+        unsafe { rank.exchange.enqueue_pull(&pull, &rank.stream) }.expect("a launch");
+    }
+
+    /// A call of outputs that every rank reaches.
+    pub(super) fn enqueue_windowed(&self, rank: u32, case: &Case) {
+        let job = self.job(rank, case);
+        let rank = &self.ranks[rank as usize];
+        // SAFETY: the buffers live as long as the world, which waits for its streams, and its GPUs reach each other.
+        unsafe { rank.exchange.enqueue_windowed(&job, [job.output; 8], &rank.stream) }.expect("a launch");
     }
 
     /// The call of every rank as a graph.

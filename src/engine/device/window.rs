@@ -1,0 +1,345 @@
+//! Windows: memory of every rank of a group that all of them have mapped, so that their kernels reach it where it is.
+//!
+//! Registering one is collective, in two rounds of fixed-size messages. First each rank tells where its memory lies, and each
+//! maps that of the others. Then each tells where it has mapped them: so every rank knows its own memory as each other one
+//! reaches it, and can tell their kernels. A rank that cannot go on says why and still takes part, so all come to the same
+//! answer: the window serves, or it does not.
+
+use std::sync::Arc;
+
+use super::exchange::DeviceExchange;
+use super::offer::MESSAGE_BYTES;
+use crate::cuda::context::Devices;
+use crate::cuda::driver::{Location, Memory};
+use crate::cuda::exchange::MAX_RANKS;
+use crate::cuda::slab::{self, Opened, Place};
+use crate::error::{Error, Result, fail};
+
+/// Set in the number of the allocation that a window lies in, where slabs have theirs: allocations are no slabs.
+const NO_SLAB: u64 = 1 << 63;
+
+/// The windows of an exchange.
+#[derive(Debug, Default)]
+pub(super) struct Windows {
+    live: Vec<Window>,
+    /// Deregistered; kernels that were launched before may still be running.
+    ended: Vec<Window>,
+    numbers: u64,
+}
+
+/// One rank's memory, and the others' mapped.
+#[derive(Debug)]
+pub(super) struct Window {
+    number: u64,
+    address: u64,
+    bytes: u64,
+    /// What tells the allocation from a later one at the same address.
+    buffer: u64,
+    /// This rank's memory as each rank reaches it.
+    seen: [u64; MAX_RANKS],
+    _opened: Vec<Arc<Opened>>,
+}
+
+impl Windows {
+    /// Memory that lies in a window, as each rank reaches it. `buffer`: its allocation.
+    pub(super) fn find(&self, address: u64, bytes: u64, buffer: u64) -> Option<[u64; MAX_RANKS]> {
+        let window =
+            self.live.iter().find(|window| window.holds(address, bytes) && window.buffer == buffer)?;
+        Some(window.seen.map(|seen| seen.wrapping_add(address - window.address)))
+    }
+
+    /// Whether any window holds this memory, if its allocation is still the one that was registered.
+    pub(super) fn may_hold(&self, address: u64, bytes: u64) -> bool {
+        self.live.iter().any(|window| window.holds(address, bytes))
+    }
+
+    /// Adds one; answers its number.
+    pub(super) fn add(&mut self, mut window: Window) -> u64 {
+        self.numbers += 1;
+        window.number = self.numbers;
+        self.live.push(window);
+        self.numbers
+    }
+
+    /// Ends one. It goes once no kernel uses it: see [`Windows::sweep`].
+    pub(super) fn end(&mut self, number: u64) {
+        if let Some(index) = self.live.iter().position(|window| window.number == number) {
+            self.ended.push(self.live.swap_remove(index));
+        }
+    }
+
+    /// What has ended, to be dropped where that may take time: no kernel of this exchange is running.
+    #[must_use]
+    pub(super) fn sweep(&mut self) -> Vec<Window> {
+        std::mem::take(&mut self.ended)
+    }
+}
+
+impl Window {
+    fn holds(&self, address: u64, bytes: u64) -> bool {
+        let end = self.address + self.bytes;
+        address >= self.address && address <= end && end - address >= bytes
+    }
+}
+
+/// A registration under way on one rank: [`Registration::message`] is gathered twice, with [`Registration::map`] in between and
+/// [`Registration::finish`] at the end.
+#[derive(Debug)]
+pub struct Registration {
+    exchange: Arc<DeviceExchange>,
+    rank: usize,
+    own: Own,
+    said: Message,
+    /// The others' memory as this rank reaches it.
+    mapped: [u64; MAX_RANKS],
+    opened: Vec<Arc<Opened>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Own {
+    address: u64,
+    bytes: u64,
+    buffer: u64,
+}
+
+/// One rank's word.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Message {
+    /// Here it lies: in its process, and for other processes.
+    Offer { address: u64, place: Place },
+    /// There I have mapped yours, by rank.
+    Mapped([u64; MAX_RANKS]),
+    /// I cannot, for this reason.
+    Refusal(String),
+}
+
+impl Registration {
+    /// Begins on one rank, whose memory is `bytes` from `address` on. Refuses what is not memory of the exchange's GPU.
+    pub fn begin(
+        exchange: &Arc<DeviceExchange>,
+        rank: u32,
+        address: u64,
+        bytes: u64,
+    ) -> Result<Registration> {
+        let devices = exchange.devices();
+        let (device, located) = (exchange.device(), devices.locate(address)?);
+        let Some(Location { memory: Memory::Device, device: found, base, bytes: all, buffer, .. }) = located
+        else {
+            fail!(
+                InvalidArgument,
+                "{address:#x} is no device memory: a window lies in memory of GPU {device}"
+            )
+        };
+        if found != device {
+            fail!(InvalidArgument, "the window's memory is of GPU {found}, but the rank's GPU is {device}");
+        }
+        let room = (base + all).saturating_sub(address);
+        if bytes > room {
+            fail!(
+                InvalidArgument,
+                "the window has {bytes} bytes, but its memory has {room} left in its allocation"
+            );
+        }
+        let offer = || -> Result<Message> {
+            if !devices.driver().is_shareable(address)? {
+                fail!(Unsupported, "it was not allocated by cudaMalloc, cuMemAlloc or ncclMemAlloc");
+            }
+            let _entered = devices.enter(device)?;
+            // SAFETY: the first byte of a live allocation: the caller owns it.
+            let handle = unsafe { devices.driver().export_memory(base) }?;
+            let (process, slab) = (slab::identity(devices), NO_SLAB | buffer);
+            Ok(Message::Offer { address, place: Place { process, slab, handle, offset: address - base } })
+        };
+        let said = offer().unwrap_or_else(|error| Message::refusal(&error));
+        let own = Own { address, bytes, buffer };
+        let (exchange, mapped) = (exchange.clone(), [0; MAX_RANKS]);
+        Ok(Registration { exchange, rank: rank as usize, own, said, mapped, opened: Vec::new() })
+    }
+
+    /// What the other ranks are to hear now.
+    pub fn message(&self) -> [u8; MESSAGE_BYTES] {
+        self.said.encode()
+    }
+
+    /// Maps what the others have offered. May wait for the GPU.
+    pub fn map(&mut self, gathered: &[u8]) -> Result<()> {
+        let messages = parse(gathered)?;
+        if messages.iter().any(|message| matches!(message, Message::Refusal(_))) {
+            // All know; the next round is for nothing, but all take part in it.
+            return Ok(());
+        }
+        let devices = self.exchange.devices().clone();
+        self.said = match self.map_all(&devices, &messages) {
+            Ok(()) => Message::Mapped(self.mapped),
+            Err(error) => Message::refusal(&error),
+        };
+        Ok(())
+    }
+
+    fn map_all(&mut self, devices: &Arc<Devices>, messages: &[Message]) -> Result<()> {
+        for (rank, message) in messages.iter().enumerate() {
+            let Message::Offer { address, place } = message else {
+                fail!(Internal, "a rank sent something else than an offer")
+            };
+            let Some(mapped) = self.mapped.get_mut(rank) else {
+                fail!(Internal, "a window of {} ranks", messages.len())
+            };
+            *mapped = if place.process == slab::identity(devices) {
+                *address
+            } else {
+                let opened = Opened::new(devices, self.exchange.device(), place)
+                    .map_err(|error| error.context(format_args!("rank {rank}'s memory")))?;
+                let at = opened.address(place);
+                self.opened.push(opened);
+                at
+            };
+        }
+        Ok(())
+    }
+
+    /// The window's number on this rank, or why it does not serve: the same answer on every rank.
+    pub fn finish(self, gathered: &[u8]) -> Result<std::result::Result<u64, String>> {
+        let messages = parse(gathered)?;
+        let mut seen = [0; MAX_RANKS];
+        for (rank, message) in messages.iter().enumerate() {
+            match message {
+                Message::Refusal(why) => return Ok(Err(format!("rank {rank}: {why}"))),
+                Message::Mapped(mapped) => seen[rank] = mapped[self.rank],
+                // A rank that has heard a refusal says again what it has said.
+                Message::Offer { .. } => {}
+            }
+        }
+        let Own { address, bytes, buffer } = self.own;
+        let window = Window { number: 0, address, bytes, buffer, seen, _opened: self.opened };
+        Ok(Ok(self.exchange.add_window(window)))
+    }
+}
+
+fn parse(gathered: &[u8]) -> Result<Vec<Message>> {
+    let messages: Vec<Message> =
+        gathered.chunks_exact(MESSAGE_BYTES).map(Message::decode).collect::<Result<_>>()?;
+    if messages.len() > MAX_RANKS {
+        fail!(Internal, "{} messages came about a window", messages.len());
+    }
+    Ok(messages)
+}
+
+const OFFER: u8 = 1;
+const MAPPED: u8 = 2;
+const REFUSAL: u8 = 3;
+
+impl Message {
+    fn refusal(error: &Error) -> Message {
+        Message::Refusal(error.text().to_owned())
+    }
+
+    fn encode(&self) -> [u8; MESSAGE_BYTES] {
+        let mut bytes = Vec::with_capacity(MESSAGE_BYTES);
+        match self {
+            Message::Offer { address, place } => {
+                bytes.push(OFFER);
+                bytes.extend_from_slice(&place.process);
+                bytes.extend_from_slice(&place.handle);
+                for word in [*address, place.slab, place.offset] {
+                    bytes.extend_from_slice(&word.to_le_bytes());
+                }
+            }
+            Message::Mapped(mapped) => {
+                bytes.push(MAPPED);
+                mapped.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
+            }
+            Message::Refusal(why) => {
+                bytes.push(REFUSAL);
+                let most = why.len().min(MESSAGE_BYTES - 2);
+                let end = (0..=most).rev().find(|&end| why.is_char_boundary(end)).unwrap_or(0);
+                // PROOF: at most 254.
+                bytes.push(end as u8);
+                bytes.extend_from_slice(&why.as_bytes()[..end]);
+            }
+        }
+        bytes.resize(MESSAGE_BYTES, 0);
+        std::array::from_fn(|i| bytes[i])
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Message> {
+        let Some(message) = Message::parse(bytes) else {
+            fail!(Internal, "a rank sent no message of this version; run the same unisono on all ranks")
+        };
+        Ok(message)
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Message> {
+        let (&kind, rest) = bytes.split_first()?;
+        match kind {
+            OFFER => {
+                let (process, rest) = rest.split_first_chunk()?;
+                let (handle, rest) = rest.split_first_chunk()?;
+                let [address, slab, offset] = words(rest)?;
+                let place = Place { process: *process, slab, handle: *handle, offset };
+                Some(Message::Offer { address, place })
+            }
+            MAPPED => words(rest).map(Message::Mapped),
+            REFUSAL => {
+                let (&len, text) = rest.split_first()?;
+                Some(Message::Refusal(String::from_utf8_lossy(text.get(..usize::from(len))?).into_owned()))
+            }
+            _ => None,
+        }
+    }
+}
+
+fn words<const N: usize>(mut bytes: &[u8]) -> Option<[u64; N]> {
+    let mut words = [0; N];
+    for word in &mut words {
+        let (chunk, rest) = bytes.split_first_chunk()?;
+        (*word, bytes) = (u64::from_le_bytes(*chunk), rest);
+    }
+    Some(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn messages_survive_the_wire() {
+        let place = Place { process: [3; 16], slab: NO_SLAB | 4, handle: [5; 64], offset: 6 };
+        for message in [
+            Message::Offer { address: 7, place },
+            Message::Mapped([1, 2, 3, 4, 5, 6, 7, u64::MAX]),
+            Message::Refusal("no such memory".into()),
+        ] {
+            assert_eq!(Message::decode(&message.encode()), Ok(message));
+        }
+    }
+
+    #[test]
+    fn memory_is_found_in_the_window_that_holds_it_whole() {
+        let window = |number, address, buffer| Window {
+            number,
+            address,
+            bytes: 100,
+            buffer,
+            seen: [address + 1000, address + 2000, 0, 0, 0, 0, 0, 0],
+            _opened: Vec::new(),
+        };
+        let mut windows =
+            Windows { live: vec![window(1, 4000, 7), window(2, 5000, 8)], ended: Vec::new(), numbers: 2 };
+        assert_eq!(windows.find(5010, 90, 8).map(|seen| [seen[0], seen[1]]), Some([6010, 7010]));
+        assert_eq!(windows.find(5010, 91, 8), None, "it ends outside");
+        assert_eq!(windows.find(4999, 1, 8), None, "it begins outside");
+        assert_eq!(windows.find(5010, 1, 9), None, "another allocation at the same address");
+        windows.end(2);
+        assert!(windows.find(5010, 90, 8).is_none() && windows.may_hold(4000, 100));
+        drop(windows.sweep());
+        assert!(windows.ended.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn hostile_bytes_do_no_harm(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = Message::decode(&bytes);
+        }
+    }
+}
