@@ -9,7 +9,7 @@
 
 namespace unisono {
 
-constexpr u32 MOVE_THREADS = 512;
+constexpr u32 MOVE_THREADS = 256;
 
 struct Transfer {
     u8 *address;
@@ -89,11 +89,11 @@ struct Mover {
         const u32 count = call.sends[turn];
         if (count == 0) return;
         Outbox<LINES> lines;
-        Outbox<INPUTS> tiles;
+        Outbox<MOVES> tiles;
         bool latched = false;
         if (is_agent()) {
             lines = Outbox<LINES>(call.group, block, peer);
-            tiles = Outbox<INPUTS>(call.group, block, peer);
+            tiles = Outbox<MOVES>(call.group, block, peer);
             latched = call.group.is_latched();
         }
         if (team.sync_or(latched)) return;
@@ -135,8 +135,8 @@ struct Mover {
         return true;
     }
 
-    DEVICE bool send_tiles(Outbox<INPUTS> &out, const u8 *from, u64 bytes) {
-        const u32 slot = call.group.slot;
+    DEVICE bool send_tiles(Outbox<MOVES> &out, const u8 *from, u64 bytes) {
+        const u32 slot = call.group.move_slot;
 #pragma unroll 1
         for (u64 at = 0; at < bytes; at += slot) {
             const u32 tile = static_cast<u32>(bytes - at < slot ? bytes - at : slot);
@@ -158,11 +158,11 @@ struct Mover {
         const u32 count = call.receives[turn];
         if (count == 0) return;
         Inbox<LINES> lines;
-        Inbox<INPUTS> tiles;
+        Inbox<MOVES> tiles;
         bool latched = false;
         if (is_agent()) {
             lines = Inbox<LINES>(call.group, block, peer);
-            tiles = Inbox<INPUTS>(call.group, block, peer);
+            tiles = Inbox<MOVES>(call.group, block, peer);
             lines.catch_up();
             latched = call.group.is_latched();
         }
@@ -204,8 +204,8 @@ struct Mover {
         return true;
     }
 
-    DEVICE bool receive_tiles(Inbox<INPUTS> &in, u8 *to, u64 bytes, u32 &taken) {
-        const u32 slot = call.group.slot;
+    DEVICE bool receive_tiles(Inbox<MOVES> &in, u8 *to, u64 bytes, u32 &taken) {
+        const u32 slot = call.group.move_slot;
 #pragma unroll 1
         for (u64 at = 0; at < bytes; at += slot) {
             const u32 tile = static_cast<u32>(bytes - at < slot ? bytes - at : slot);

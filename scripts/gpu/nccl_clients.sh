@@ -101,14 +101,15 @@ build_nccl_tests() {
     programs=$out/nccl-tests
 }
 
-# nccl_test PROGRAM WAY OPTIONS...: every type and operator, from 8 bytes to 2 MiB, in place and not, every result compared;
-# fails too if it counts a wrong one and exits well.
+# nccl_test PROGRAM WAY OPTIONS...: every type and, where there is something to compute, operator, from 8 bytes to 2 MiB, in
+# place and not, every result compared; fails too if it counts a wrong one and exits well.
 nccl_test() {
-    local program=$1 way=$2
+    local program=$1 way=$2 operators=sum
     shift 2
+    case $program in *reduce*) operators=all ;; esac
     client "nccl-tests-$program-$way" 90 bash -c '"$@" && ! grep -q "Out of bounds values : [1-9]" "$0"' \
         "$out/nccl-tests-$program-$way.log" \
-        "$programs/${program}_perf" -o all -d all -b 8 -e 2M -f 64 -n 1 -w 0 -p 1 "$@"
+        "$programs/${program}_perf" -o $operators -d all -b 8 -e 2M -f 64 -n 1 -w 0 -p 1 "$@"
 }
 
 # Every program in every way: ranks of one thread, and a thread for each, which is quicker; captured graphs; registered
@@ -117,6 +118,11 @@ nccl_tests() {
     local program way options
     for program in ${PROGRAMS:-all_reduce reduce_scatter reduce broadcast all_gather alltoall alltoallv gather scatter sendrecv hypercube}; do
         for way in ${WAYS:-group threads graph registered windows misaligned}; do
+            if [ "$program-$way" = hypercube-group ] && [ "$gpus" -gt 2 ]; then
+                # -g makes one group of all rounds: what the second round sends may not have been received yet.
+                echo "== nccl-tests-hypercube-group: skipped, its rounds need an order that a group does not give"
+                continue
+            fi
             case $way in
                 group) options="-g $gpus" ;;
                 graph) options="-t $gpus -g 1 -G 2" ;;

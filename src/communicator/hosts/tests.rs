@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::*;
+use crate::collective::request::Counts;
 use crate::communicator::device::{Candidate, connect};
 use crate::communicator::{Call, Completion, Options, Rendezvous, start_together};
 use crate::cuda::context::Devices;

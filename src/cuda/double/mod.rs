@@ -299,6 +299,8 @@ impl Double {
                 machine.complain(
                     "a thread waits in the driver for ever, for room or for the context's lock".into(),
                 );
+                // So that the test ends.
+                machine.room = None;
                 break;
             }
             drop(machine);

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! unisono-tuning 1
-//! blocks 64
+//! blocks 128
 //! ranks 3-4
 //!   slot 16384
 //!   allreduce narrow 4096 wide 131072 sharded 3145728
@@ -181,16 +181,18 @@ fn numbers_of_table(table: &mut Table) -> [Number<'_>; 2] {
     [short("blocks", blocks, Rule::Any), short("depth", depth, Rule::PowerOfTwo)]
 }
 
-fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 7] {
+fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 9] {
     // No `..`: what is added there has to come here.
     let Tuning {
         slot,
         wide,
         tile_blocks,
+        line_blocks,
         line_share,
         parts,
         line_part,
         tile_part,
+        move_slot,
         allreduce: _,
         reduce: _,
         reduce_scatter: _,
@@ -213,10 +215,12 @@ fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 7] {
         pages("slot", slot),
         pages("wide", wide),
         blocks("tile_blocks", tile_blocks),
+        blocks("line_blocks", line_blocks),
         bytes("line_share", line_share),
         blocks("parts", parts),
         bytes("line_part", line_part),
         bytes("tile_part", tile_part),
+        pages("move_slot", move_slot),
     ]
 }
 
