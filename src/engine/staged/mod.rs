@@ -280,11 +280,12 @@ impl Staged {
     /// # Safety
     /// As [`Stream`] says.
     unsafe fn copy_to_host(&self, stream: &Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
         match &self.job.order.copier {
+            // SAFETY: the caller's promise; a copier has been prepared.
             Some(kernels) => unsafe {
                 copies::copy(&**kernels, stream, to.expose_provenance() as u64, from, bytes)
             },
+            // SAFETY: the caller's promise.
             None => unsafe { stream.copy_to_host(to, from, bytes) },
         }
     }
@@ -292,11 +293,12 @@ impl Staged {
     /// # Safety
     /// As [`Stream`] says.
     unsafe fn copy_to_device(&self, stream: &Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
         match &self.job.order.copier {
+            // SAFETY: as above.
             Some(kernels) => unsafe {
                 copies::copy(&**kernels, stream, to, from.expose_provenance() as u64, bytes)
             },
+            // SAFETY: the caller's promise.
             None => unsafe { stream.copy_to_device(to, from, bytes) },
         }
     }

@@ -33,7 +33,6 @@ macro_rules! both_ways {
 both_ways! {
     every_collective_is_right,
     calls_are_right_in_every_order,
-    every_wait_is_needed,
     one_queue_of_the_device_is_enough,
     the_bits_are_those_of_host_memory,
     calls_that_are_relayed_and_calls_that_are_not_keep_their_order,
@@ -146,7 +145,10 @@ fn calls_are_right_in_every_order(way: &str) {
     }
 }
 
-fn every_wait_is_needed(way: &str) {
+/// What goes wrong shows only if the call comes far enough before its gate opens: with lanes that are shared it does.
+#[test]
+fn every_wait_is_needed() {
+    let way = "shm";
     for kind in [Kind::Allreduce, Kind::Broadcast] {
         let (_, waits) = twice(way, kind, Order::RoundRobin, None);
         for (who, [entries, values]) in waits.into_iter().enumerate() {

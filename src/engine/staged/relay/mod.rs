@@ -1,20 +1,19 @@
-//! Calls on device memory between ranks of one host whose devices do not reach each other: the devices do the work.
+//! Long calls on device memory between ranks whose devices do not reach each other: the devices do the work.
 //!
-//! Every member has *lanes* in its segment, which all members have mapped and pinned ([`lanes`]). A piece goes from the
-//! device into its owner's lane, and from there straight to the devices of the others; where the ranks combine, each
-//! device combines its share, reading the others' lanes in place, and gives the result through its own lane. Nothing is
-//! copied by a processor, and nobody reads or writes another's private memory.
+//! A piece goes from the device into its owner's *lane*, and from lanes to the devices of the others; where the ranks combine,
+//! each device combines its share, reading the others' lanes in place, and gives the result through its own lane. Lanes are pinned.
+//! Ranks that share memory have all mapped all lanes ([`shared`]): nothing is copied by a processor. Others have copies of
+//! the others' lanes, which connections of their own fill ([`wired`], [`mover`]).
 //!
-//! What happens to a piece: its owner *gives* it; *works* on it, when those that it needs something of have given; and,
-//! where shares were combined, *takes* the others' shares when those have been folded. A track, a stream of its own, does all
-//! steps of a piece; the host gives it a step when it has seen the step before end, and says on the board how far it
-//! has come ([`Mark`]). Steps are short, so whoever moves the call looks for their ends. What is under way when it goes to
-//! sleep counts as given just now: naps are short then. A lane is used again when everybody is done with the piece that it held, so a rank that has ended
-//! a call need not wait until the others have read what it gave.
+//! What happens to a piece ([`pieces`]): its owner *gives* it; *works* on it, when those that it needs something of have given;
+//! and, where shares were combined, *takes* the others' shares when those have been folded. A track, a stream of its own, does all
+//! steps of a piece; the host gives it a step when it has seen the step before end, and tells how far it has come
+//! ([`Mark`]). Steps are short, so whoever moves the call looks for their ends. What is under way when it goes to
+//! sleep counts as given just now: naps are short then. A lane is used again when everybody is done with the piece that it
+//! held, so a rank that has ended a call need not wait until the others have read what it gave.
 //!
-//! The ranks compare their calls before anything is written, on the board of the direct exchange, of which such a call
-//! is one. There each also says whether it can relay the call; if one cannot, and also if the lanes could not be made,
-//! all go the ordinary way ([`Staged`]).
+//! The ranks compare their calls before anything is written ([`meeting`]). There each also says whether it can relay the call; if
+//! one cannot, and also if the lanes could not be made, all go the ordinary way ([`Staged`]).
 //!
 //! A call that is given up enqueues the release of the exit behind the steps under way. What others still read of this
 //! rank's lanes harms nobody.

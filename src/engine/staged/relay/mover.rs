@@ -287,9 +287,9 @@ impl Arriving {
         if self.read < HEADER {
             let mut bytes = [MaybeUninit::uninit(); HEADER];
             let count = some(socket.recv(&mut bytes[self.read..])?)?;
-            for at in self.read..self.read + count {
+            for (to, from) in self.header[self.read..].iter_mut().zip(&bytes[self.read..]).take(count) {
                 // SAFETY: the kernel wrote so many.
-                self.header[at] = unsafe { bytes[at].assume_init() };
+                *to = unsafe { from.assume_init() };
             }
             self.read += count;
             if self.read < HEADER {
