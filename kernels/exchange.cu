@@ -4,8 +4,8 @@
 // Every rank of a group launches the same kernel with the same grid; all blocks of all of them run at the same time. The
 // kernels wait for nothing but each other and the host's abort word.
 
-#include "exchange_lines.cuh"
 #include "exchange_move.cuh"
+#include "exchange_mutual.cuh"
 #include "exchange_tiles.cuh"
 
 namespace unisono {
@@ -20,6 +20,10 @@ DEVICE Combiner<T, Op> combiner_of(const Combine &call, const LinePorts &ports) 
 template <class T, class Op>
 DEVICE void combine_lines(const Combine &call) {
     __shared__ LinePorts ports;
+    // What is called most, without what only others need; for types that are summed often.
+    if constexpr (Same<Op, Sum>::VALUE && sizeof(typename T::Memory) > 1) {
+        if (call.group.size <= MUTUAL_RANKS && call.is_mutual() && call.ranks == 0) return exchange_mutually<T, Op>(call);
+    }
     LineAgent agent(call.group);
     CombineLines<T, Op>(call, ports, combiner_of<T, Op>(call, ports)).run(agent);
 }
@@ -39,9 +43,10 @@ DEVICE void combine_tiles(const Combine &call) {
         if (!agent.exchange_scales(ports, to, from, call.scale)) return;
         agent.save();
     }
-    const bool joined = call.takers == 0 && threadIdx.x >= TEAM_THREADS;
-    const u32 role = joined ? 1 : threadIdx.x / TEAM_THREADS;
-    const Team team{1 + role, threadIdx.x - role * TEAM_THREADS, joined ? 2 * TEAM_THREADS : TEAM_THREADS};
+    // Where there are no results to take, the second team has the third's threads too.
+    const u32 ends[] = {PUSH_THREADS, call.takers == 0 ? TILE_THREADS : TILE_THREADS - TAKE_THREADS, TILE_THREADS};
+    const u32 role = (threadIdx.x >= ends[0]) + (threadIdx.x >= ends[1]), begin = role == 0 ? 0 : ends[role - 1];
+    const Team team{1 + role, threadIdx.x - begin, ends[role] - begin};
     CombineTiles<T, Op> tiles{call, states[role], combiner_of<T, Op>(call, ports), team, pushed};
     if (role == 0) {
         if (call.is_source()) tiles.scatter();
@@ -59,7 +64,7 @@ DEVICE void combine_tiles(const Combine &call) {
         unisono_lines_##op##_##type(const __grid_constant__ unisono::Combine call) {                                   \
         unisono::combine_lines<unisono::type, unisono::op>(call);                                                      \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(unisono::TILE_THREADS, 1)                                             \
+    extern "C" __global__ void __launch_bounds__(unisono::TILE_THREADS, 2)                                             \
         unisono_tiles_##op##_##type(const __grid_constant__ unisono::Combine call) {                                   \
         unisono::combine_tiles<unisono::type, unisono::op>(call);                                                      \
     }
@@ -76,12 +81,12 @@ KERNEL(Various, U32) KERNEL(Various, I64) KERNEL(Various, U64)
 #endif
 KERNEL(Copy, U8)
 
-extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 2)
     unisono_move(const __grid_constant__ unisono::Move<1> call) {
     unisono::Mover<1>::run(call);
 }
 
-extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 2)
     unisono_move_many(const __grid_constant__ unisono::Move<14> call) {
     unisono::Mover<14>::run(call);
 }

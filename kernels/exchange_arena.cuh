@@ -1,8 +1,8 @@
 // The arena of a rank, and what two blocks tell each other through it.
 //
 // Block b of a kernel talks to block b of its peers' kernels, and to nobody else. From each rank to each other rank, and
-// for each block, there is a queue in each of three areas of the receiver's arena: lines, tiles of inputs, tiles of
-// results. A queue has a few slots. The sender counts what it has sent, the receiver what it has taken and reads no more;
+// for each block, there is a queue in each of four areas of the receiver's arena: lines, tiles of inputs, tiles of
+// results, and tiles that are moved from rank to rank as they are. A queue has a few slots. The sender counts what it has sent, the receiver what it has taken and reads no more;
 // both counts live in device memory and go on from kernel to kernel, so launches and replays of graphs mix freely. They
 // have 64 bits and never wrap. The sender waits until the receiver has told it that the slot is free: so no operation
 // needs a barrier, in whichever direction data goes.
@@ -18,10 +18,10 @@ constexpr u32 MAX_RANKS = 8;
 constexpr u32 NARROW_BYTES = 4096;
 constexpr u32 LINE_DEPTH = 2;
 
-enum Area : u32 { LINES, INPUTS, RESULTS, AREAS };
+enum Area : u32 { LINES, INPUTS, RESULTS, MOVES, AREAS };
 
 // The counters of a block. All are indexed by the peer.
-struct alignas(1024) Control {
+struct alignas(2048) Control {
     // This rank's own.
     u64 sent[AREAS][MAX_RANKS];
     u64 received[AREAS][MAX_RANKS];
@@ -40,21 +40,26 @@ struct Group {
     // Where the areas begin.
     u64 area[AREAS];
     u32 rank, size;
-    // Bytes of a slot for tiles, and how many there are: a power of two. Bytes for wide lines in a slot for lines.
-    u32 slot, depth, wide;
-    u32 reserved;
+    // Bytes of a slot for tiles, and how many there are: a power of two. Bytes for wide lines in a slot for lines. Bytes of
+    // a slot for tiles that are moved.
+    u32 slot, depth, wide, move_slot;
 
     DEVICE Control *control(u32 of, u32 block) const { return reinterpret_cast<Control *>(arena[of] + 4096) + block; }
     DEVICE Waiter waiter() const { return Waiter{page, reinterpret_cast<Latch *>(arena[rank])}; }
-    DEVICE bool is_latched() const { return reinterpret_cast<const Latch *>(arena[rank])->set != 0; }
+    // Not 0 once kernels are to leave at once.
+    DEVICE u64 latch() const { return reinterpret_cast<const Latch *>(arena[rank])->set; }
+    DEVICE bool is_latched() const { return latch() != 0; }
 
     DEVICE u32 slots(Area of) const { return of == LINES ? LINE_DEPTH : depth; }
-    DEVICE u32 slot_bytes(Area of) const { return of == LINES ? wide + NARROW_BYTES : slot; }
+    DEVICE u32 slot_bytes(Area of) const {
+        return of == LINES ? wide + NARROW_BYTES : of == MOVES ? move_slot : slot;
+    }
 
     // The slots of the queue from `source` to `target`, in the target's arena.
     DEVICE u8 *queue(Area of, u32 block, u32 source, u32 target) const {
-        u64 channel = static_cast<u64>(block) * (size - 1) + source - (source > target);
-        return arena[target] + area[of] + channel * slots(of) * slot_bytes(of);
+        const u32 channel = block * (size - 1) + source - (source > target);
+        // An arena has less than 4 GiB.
+        return arena[target] + (static_cast<u32>(area[of]) + channel * (slots(of) * slot_bytes(of)));
     }
 };
 
@@ -76,7 +81,8 @@ struct Outbox {
 
     // Waits until the next slot is free.
     DEVICE bool reserve(const Group &group, u32 peer) const {
-        constexpr Phase ROOM = AREA == LINES ? LINE_ROOM : AREA == INPUTS ? TILE_ROOM : RESULT_ROOM;
+        constexpr Phase ROOM = AREA == LINES ? LINE_ROOM : AREA == RESULTS ? RESULT_ROOM : TILE_ROOM;
+        if (AREA == LINES && sent - implied < group.slots(AREA)) return true;
         return group.waiter().wait(ROOM, peer, sent + 1,
                                    [&] { return sent - max(load_relaxed(acked), implied) < group.slots(AREA); });
     }
@@ -108,7 +114,7 @@ struct Inbox {
 
     // Waits until the next tile is there, and for what was written before it.
     DEVICE bool await(const Group &group, u32 peer) const {
-        constexpr Phase COME = AREA == INPUTS ? TILES_COME : RESULTS_COME;
+        constexpr Phase COME = AREA == RESULTS ? RESULTS_COME : TILES_COME;
         bool came = group.waiter().wait(COME, peer, received + 1, [&] { return load_relaxed(ready) != received; });
         load_acquire(ready);
         return came;
@@ -176,7 +182,8 @@ DEVICE void stream(const Team &team, const TileTable &table, u32 turns, u32 vect
     u32 step = team.threads << (3 - log);
 #pragma unroll 1
     for (u32 first = team.thread; first < vectors; first += step) {
-        Packet loaded[BATCH];
+        // What is not loaded is defined, or else it would be kept from one round to the next.
+        Packet loaded[BATCH]{};
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
             u32 vector = first + (i >> log) * team.threads, turn = i & mask;

@@ -49,7 +49,7 @@ struct Combine {
 
     // Whether every rank sends each other rank one item of lines and hears from it. Then whoever hears from a peer knows
     // that the peer has taken all items but this call's: nobody need say so, and no store is on its way at the end.
-    DEVICE bool is_mutual() const { return whole && takers == 0 && sources == owners && !scaled; }
+    DEVICE bool is_mutual() const { return (whole || packed) && takers == 0 && sources == owners && !scaled; }
 
     DEVICE u64 piece(u32 owner) const { return whole ? 0 : __popc(owners & ((1u << owner) - 1)) * stride; }
     DEVICE u64 length(u32 owner) const {
@@ -83,14 +83,15 @@ struct LineAgent {
     Outbox<LINES> out;
     Inbox<LINES> in;
     u32 peer, mask;
-    bool latched;
+    // Not looked at before it must be: its load is under way beside the others.
+    u64 latch;
 
-    DEVICE LineAgent(const Group &group) : group(group), peer(threadIdx.x), mask(0), latched(false) {
+    DEVICE LineAgent(const Group &group) : group(group), peer(threadIdx.x), mask(0), latch(0) {
         if (peer < group.size && peer != group.rank) {
             mask = 1u << peer;
             out = Outbox<LINES>(group, blockIdx.x, peer);
             in = Inbox<LINES>(group, blockIdx.x, peer);
-            latched = group.is_latched();
+            latch = group.latch();
         }
     }
 
@@ -98,7 +99,7 @@ struct LineAgent {
     // false if the kernel is to leave.
     // `place` is that of the kind of lines in a slot.
     DEVICE bool open(LinePorts::Step &step, u32 place, u32 to, u32 from) {
-        bool well = !latched;
+        bool well = latch == 0;
         if (mask & to) {
             well = well && out.reserve(group, peer);
             step.to[peer] = out.next(group) + place;

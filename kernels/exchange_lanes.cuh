@@ -121,24 +121,30 @@ struct Combiner {
     // In shared memory: each operand's.
     const u64 *scales;
 
-    // The subtree of at most 2^LOG operands from `first`; `word(i)` are the 8 bytes of operand i.
-    template <u32 LOG, class Word>
+    // One that only combines.
+    DEVICE static Combiner plain(u32 operands) {
+        return Combiner{typename Sum::Divider(1), false, false, 0, operands, nullptr};
+    }
+    DEVICE bool is_plain() const { return !divides && !scaled; }
+
+    // The subtree of at most 2^LOG operands from `first`; `word(i)` are the 8 bytes of operand i. PLAIN: known to be.
+    template <u32 LOG, bool PLAIN, class Word>
     DEVICE Sum tree(u32 first, Word word) const {
         if constexpr (LOG == 0) {
             Sum sum = Sum::unpack(word(first));
-            if (Op::SCALES && scaled) sum.scale(scales[first]);
+            if (Op::SCALES && !PLAIN && scaled) sum.scale(scales[first]);
             return sum;
         } else {
             constexpr u32 HALF = 1u << (LOG - 1);
-            Sum sum = tree<LOG - 1>(first, word);
-            if (first + HALF < operands) sum.combine_with(tree<LOG - 1>(first + HALF, word), number);
+            Sum sum = tree<LOG - 1, PLAIN>(first, word);
+            if (first + HALF < operands) sum.combine_with(tree<LOG - 1, PLAIN>(first + HALF, word), number);
             return sum;
         }
     }
 
-    template <u32 LOG, class Word>
+    template <u32 LOG, bool PLAIN = false, class Word>
     DEVICE u64 result(Word word) const {
-        return tree<LOG>(0, word).pack(divides, divider);
+        return tree<LOG, PLAIN>(0, word).pack(!PLAIN && divides, divider);
     }
 };
 

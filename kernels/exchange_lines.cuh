@@ -96,8 +96,8 @@ struct CombineLines {
     using Data = Lines::Data;
     // A broadcast has one operand, the root's.
     static constexpr bool COPIES = Same<Op, Copy>::VALUE;
-    static constexpr u32 OPERANDS = COPIES ? 1 : MAX_RANKS;
     static constexpr u32 LOG = COPIES ? 0 : 3;
+    static constexpr u32 OPERANDS = 1u << LOG;
 
     const Combine &call;
     LinePorts &ports;
@@ -204,7 +204,7 @@ struct CombineLines {
         const LinePorts::Step &results = ports.step[1];
 #pragma unroll 1
         for (u32 packet = threadIdx.x; packet < lines.packets(own); packet += blockDim.x) {
-            Data data[OPERANDS];
+            Data data[OPERANDS]{};
             Data mine = first;
             if constexpr (!COPIES) {
                 if (packet != threadIdx.x || !call.whole) mine = lines.load(input, own, packet);
@@ -245,11 +245,19 @@ struct CombineLines {
         } else {
 #pragma unroll 1
             for (u32 polls = 1;; polls++) {
-                u32 missing = MAX_RANKS;
+                // All loads are under way before the first is looked at.
+                lines.together();
 #pragma unroll
                 for (u32 i = 0; i < OPERANDS; i++) {
                     if (!Combine::has(from, i)) continue;
-                    if (!lines.peek(step.from[i], packet, step.number_from[i], data[i])) missing = i;
+                    const Packet found = load_packet(step.from[i] + packet * 16);
+                    data[i] = Data{{found.low, found.high}};
+                }
+                u32 missing = MAX_RANKS;
+#pragma unroll
+                for (u32 i = 0; i < OPERANDS; i++) {
+                    const bool numbered = Combine::has(from, i) && lines.is_numbered(packet);
+                    if (numbered && data[i].word[1] != step.number_from[i]) missing = i;
                 }
                 if (lines.all(missing == MAX_RANKS)) return true;
                 if (polls % Waiter::POLLS == 0) {

@@ -73,24 +73,29 @@ DEVICE void release_stream() {
 //
 // What is rare stays out of the loops: the ends, and addresses that the whole access does not suit.
 __device__ __noinline__ u64 load_slowly(const u8 *from, u64 bytes) {
-    if (bytes >= 8 && reinterpret_cast<u64>(from) % 4 == 0) {
-        const u32 *half = reinterpret_cast<const u32 *>(from);
-        return half[0] | static_cast<u64>(half[1]) << 32;
-    }
     u64 word = 0;
+    u32 at = 0;
+    if (reinterpret_cast<u64>(from) % 4 == 0) {
+        const u32 *half = reinterpret_cast<const u32 *>(from);
+        if (bytes >= 4) word = half[0];
+        if (bytes >= 8) word |= static_cast<u64>(half[1]) << 32;
+        at = bytes >= 8 ? 8 : bytes >= 4 ? 4 : 0;
+    }
 #pragma unroll 1
-    for (u32 i = 0; i < 8 && i < bytes; i++) word |= static_cast<u64>(from[i]) << 8 * i;
+    for (; at < 8 && at < bytes; at++) word |= static_cast<u64>(from[at]) << 8 * at;
     return word;
 }
 
 __device__ __noinline__ void store_slowly(u8 *to, u64 bytes, u64 word) {
-    if (bytes >= 8 && reinterpret_cast<u64>(to) % 4 == 0) {
-        reinterpret_cast<u32 *>(to)[0] = static_cast<u32>(word);
-        reinterpret_cast<u32 *>(to)[1] = static_cast<u32>(word >> 32);
-        return;
+    u32 at = 0;
+    if (reinterpret_cast<u64>(to) % 4 == 0) {
+        u32 *half = reinterpret_cast<u32 *>(to);
+        if (bytes >= 4) half[0] = static_cast<u32>(word);
+        if (bytes >= 8) half[1] = static_cast<u32>(word >> 32);
+        at = bytes >= 8 ? 8 : bytes >= 4 ? 4 : 0;
     }
 #pragma unroll 1
-    for (u32 i = 0; i < 8 && i < bytes; i++) to[i] = static_cast<u8>(word >> 8 * i);
+    for (; at < 8 && at < bytes; at++) to[at] = static_cast<u8>(word >> 8 * at);
 }
 
 DEVICE bool suits(const u8 *address, u32 at, u32 bytes, u32 size) {

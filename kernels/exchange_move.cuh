@@ -10,7 +10,7 @@
 
 namespace unisono {
 
-constexpr u32 MOVE_THREADS = 512;
+constexpr u32 MOVE_THREADS = 256;
 
 struct Transfer {
     u8 *address;
@@ -92,11 +92,11 @@ struct Mover {
         const u32 count = call.sends[turn];
         if (count == 0) return;
         Outbox<LINES> lines;
-        Outbox<INPUTS> tiles;
+        Outbox<MOVES> tiles;
         bool latched = false;
         if (is_agent()) {
             lines = Outbox<LINES>(call.group, block, peer);
-            tiles = Outbox<INPUTS>(call.group, block, peer);
+            tiles = Outbox<MOVES>(call.group, block, peer);
             latched = call.group.is_latched();
         }
         if (team.sync_or(latched)) return;
@@ -138,8 +138,8 @@ struct Mover {
         return true;
     }
 
-    DEVICE bool send_tiles(Outbox<INPUTS> &out, const u8 *from, u64 bytes) {
-        const u32 slot = call.group.slot;
+    DEVICE bool send_tiles(Outbox<MOVES> &out, const u8 *from, u64 bytes) {
+        const u32 slot = call.group.move_slot;
 #pragma unroll 1
         for (u64 at = 0; at < bytes; at += slot) {
             const u32 tile = static_cast<u32>(bytes - at < slot ? bytes - at : slot);
@@ -161,11 +161,11 @@ struct Mover {
         const u32 count = call.receives[turn];
         if (count == 0) return;
         Inbox<LINES> lines;
-        Inbox<INPUTS> tiles;
+        Inbox<MOVES> tiles;
         bool latched = false;
         if (is_agent()) {
             lines = Inbox<LINES>(call.group, block, peer);
-            tiles = Inbox<INPUTS>(call.group, block, peer);
+            tiles = Inbox<MOVES>(call.group, block, peer);
             lines.catch_up();
             latched = call.group.is_latched();
         }
@@ -207,8 +207,8 @@ struct Mover {
         return true;
     }
 
-    DEVICE bool receive_tiles(Inbox<INPUTS> &in, u8 *to, u64 bytes, u32 &taken) {
-        const u32 slot = call.group.slot;
+    DEVICE bool receive_tiles(Inbox<MOVES> &in, u8 *to, u64 bytes, u32 &taken) {
+        const u32 slot = call.group.move_slot;
 #pragma unroll 1
         for (u64 at = 0; at < bytes; at += slot) {
             const u32 tile = static_cast<u32>(bytes - at < slot ? bytes - at : slot);
@@ -227,6 +227,7 @@ struct Mover {
 
     // Copies within this rank.
     DEVICE void copy() const {
+        if (call.group.is_latched()) return;
 #pragma unroll 1
         for (u32 i = 0; i < call.copies; i++) {
             const OwnCopy &own = call.copy[i];

@@ -8,8 +8,8 @@
 
 namespace unisono {
 
-constexpr u32 TILE_THREADS = 768;
-constexpr u32 TEAM_THREADS = TILE_THREADS / 3;
+constexpr u32 TILE_THREADS = 256;
+constexpr u32 PUSH_THREADS = 64, TAKE_THREADS = 64;
 
 // What a team keeps in shared memory: its table, and the ends of its queues, each with its agent alone.
 struct TeamState {
@@ -116,15 +116,13 @@ struct CombineTiles {
             const u8 *input = call.input + parts.begin();
             u8 *output = call.result(rank) + parts.at;
             if constexpr (COPIES) {
-                fold<0, 4>(input, output, parts.bytes());
+                fold<0>(input, output, parts.bytes());
+            } else if (call.group.size == 2) {
+                fold<1>(input, output, parts.bytes());
+            } else if (call.group.size <= 4) {
+                fold<2>(input, output, parts.bytes());
             } else {
-                if (call.group.size == 2) {
-                    fold<1, 2>(input, output, parts.bytes());
-                } else if (call.group.size <= 4) {
-                    fold<2, 2>(input, output, parts.bytes());
-                } else {
-                    fold<3, 1>(input, output, parts.bytes());
-                }
+                fold<3>(input, output, parts.bytes());
             }
             team.sync();
             if (tells) out.publish();
@@ -134,57 +132,98 @@ struct CombineTiles {
         if (tells) out.save(call.group, blockIdx.x, peer);
     }
 
-    // One tile of at most 2^LOG operands, VECTORS at a time. Not part of the loop around it: there it would have too few
-    // registers.
-    template <u32 LOG, u32 VECTORS>
-    __device__ __noinline__ void fold(const u8 *input, u8 *output, u32 bytes) {
+    // One tile of at most 2^LOG operands.
+    template <u32 LOG>
+    DEVICE void fold(const u8 *input, u8 *output, u32 bytes) {
         constexpr u32 OPERANDS = 1u << LOG;
-        const TileTable &table = state.table;
-        const u32 rank = call.group.rank, size = call.group.size, all = (bytes + 15) / 16;
-        const u32 takers = call.takers & ~call.me();
+        const u32 rank = call.group.rank, size = call.group.size;
+        const u8 *from[OPERANDS];
+#pragma unroll
+        for (u32 i = 0; i < OPERANDS; i++) {
+            from[i] = COPIES ? state.table.from[call.root] : i == rank ? input : i < size ? state.table.from[i] : nullptr;
+        }
+        // How many packets from the first are whole, at addresses that suit them.
+        const bool suits = ((reinterpret_cast<u64>(COPIES ? nullptr : input) | reinterpret_cast<u64>(output)) & 15) == 0;
+        const u32 fast = suits ? bytes / 16 : 0;
+        if (COPIES || (Same<Op, Sum>::VALUE && combiner.is_plain())) {
+            fold_whole<LOG, true>(from, output, fast);
+        } else {
+            fold_whole<LOG, false>(from, output, fast);
+        }
+        // The rest: ends, and tiles at other addresses.
+#pragma unroll 1
+        for (u32 at = (fast + team.thread) * 16; at < bytes; at += team.threads * 16) {
+            const Packet own = COPIES ? Packet{} : load_bytes(input, at, bytes);
+            Packet packet[OPERANDS]{};
+#pragma unroll
+            for (u32 i = 0; i < OPERANDS; i++) {
+                if (!COPIES && i == rank) {
+                    packet[i] = own;
+                } else if (COPIES || i < size) {
+                    packet[i] = load_packet(from[i] + at);
+                }
+            }
+            Packet result{};
+#pragma unroll 1
+            for (u32 half = 0; half < 2; half++) {
+                result.low = result.high;
+                result.high = combiner.template result<LOG>([&](u32 i) { return packet[i].low; });
+#pragma unroll
+                for (u32 i = 0; i < OPERANDS; i++) packet[i].low = packet[i].high;
+            }
+            tell(at, result);
+            if (call.keeps()) store_bytes(output, at, bytes, result);
+        }
+    }
+
+    // `packets` whole ones, BATCH loads of a thread at a time. PLAIN: nothing depends on the call, and what is done with
+    // them is laid out one after the other; else the same code does it one word after the other.
+    template <u32 LOG, bool PLAIN, u32 OPERANDS>
+    DEVICE void fold_whole(const u8 *const (&from)[OPERANDS], u8 *output, u32 packets) {
+        constexpr u32 WORDS = 2 * (BATCH >> LOG);
+        const u32 size = call.group.size;
         const bool keeps = call.keeps();
 #pragma unroll 1
-        for (u32 first = team.thread; first < all; first += team.threads * VECTORS) {
-            Packet own[VECTORS], loaded[VECTORS][OPERANDS];
-            if constexpr (!COPIES) {
+        for (u32 first = team.thread; first < packets; first += team.threads * (WORDS / 2)) {
+            u64 word[OPERANDS][WORDS];
 #pragma unroll
-                for (u32 v = 0; v < VECTORS; v++) own[v] = load_bytes(input, (first + v * team.threads) * 16, bytes);
-            }
-#pragma unroll
-            for (u32 v = 0; v < VECTORS; v++) {
-                const u32 vector = first + v * team.threads;
+            for (u32 v = 0; v < WORDS / 2; v++) {
+                const u32 at = first + v * team.threads;
 #pragma unroll
                 for (u32 i = 0; i < OPERANDS; i++) {
-                    const u32 operand = COPIES ? call.root : i;
-                    if (!COPIES && i == rank) {
-                        loaded[v][i] = own[v];
-                    } else if (operand < size && vector < all) {
-                        loaded[v][i] = load_packet(table.from[operand] + vector * 16);
-                    }
+                    // What is not loaded is defined, or else it would be kept from one round to the next.
+                    Packet packet{};
+                    if (at < packets && (COPIES || i < size)) packet = load_packet(from[i] + at * 16);
+                    word[i][2 * v] = packet.low;
+                    word[i][2 * v + 1] = packet.high;
                 }
             }
-            // One after the other, by the same code.
-#pragma unroll 1
-            for (u32 vector = first; vector < all && vector < first + VECTORS * team.threads; vector += team.threads) {
-                Packet result{};
-#pragma unroll 1
-                for (u32 half = 0; half < 2; half++) {
-                    result.low = result.high;
-                    result.high = combiner.template result<LOG>([&](u32 i) { return loaded[0][i].low; });
+            Packet result{};
+            u32 at = first;
+#pragma unroll(PLAIN ? WORDS : 1)
+            for (u32 w = 0; w < WORDS; w++) {
+                result.low = result.high;
+                result.high = combiner.template result<LOG, PLAIN>([&](u32 i) { return word[i][0]; });
 #pragma unroll
-                    for (u32 i = 0; i < OPERANDS; i++) loaded[0][i].low = loaded[0][i].high;
-                }
+                for (u32 i = 0; i < OPERANDS; i++) {
 #pragma unroll
-                for (u32 v = 1; v < VECTORS; v++) {
-#pragma unroll
-                    for (u32 i = 0; i < OPERANDS; i++) loaded[v - 1][i] = loaded[v][i];
+                    for (u32 next = 1; next < WORDS; next++) word[i][next - 1] = word[i][next];
                 }
-#pragma unroll 1
-                for (u32 left = takers; left != 0; left &= left - 1) {
-                    *reinterpret_cast<Packet *>(table.to[__ffs(left) - 1] + vector * 16) = result;
+                if (w % 2 == 0) continue;
+                if (at < packets) {
+                    tell(at * 16, result);
+                    if (keeps) *reinterpret_cast<Packet *>(output + at * 16) = result;
                 }
-                if (keeps) store_bytes(output, vector * 16, bytes, result);
+                at += team.threads;
             }
+        }
+    }
+
+    // Pushes a packet of the result to the takers.
+    DEVICE void tell(u32 at, Packet result) {
+#pragma unroll 1
+        for (u32 left = call.takers & ~call.me(); left != 0; left &= left - 1) {
+            *reinterpret_cast<Packet *>(state.table.to[__ffs(left) - 1] + at) = result;
         }
     }
 

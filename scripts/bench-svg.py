@@ -2,7 +2,7 @@
 """Draws what unisono-bench has measured: bench-svg.py [options] OUT.svg FILE.json...
 
 A panel for each file, as `unisono-bench OPERATION... --json FILE` writes it: above, microseconds against bytes for whoever was
-measured; below, how many times longer the others take than the first.
+measured; below, how many times longer the others take than the first. --markdown prints the numbers as tables, too.
 """
 
 import argparse
@@ -41,6 +41,31 @@ def size_name(size):
         if size >= unit:
             return f"{size // unit}{name}"
     return str(size)
+
+
+def markdown(title, series):
+    """A table of times, and of the others' times over the first's; in bold where the first is ahead."""
+    first, *others = series
+    heads = [title, first, *(head for name in others for head in (name, "×"))]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for size, time in sorted(series[first].items()):
+        cells = [long_size_name(size), short(time)]
+        for name in others:
+            other = series[name].get(size)
+            ratio = f"{other / time:.2f}" if other else "–"
+            cells += [short(other) if other else "–", f"**{ratio}**" if other and other > time else ratio]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def short(time):
+    """Three digits, as far as they say anything."""
+    return f"{time:.2f}" if time < 10 else f"{time:.1f}" if time < 100 else f"{time:.0f}"
+
+
+def long_size_name(size):
+    name = size_name(size)
+    return name if name.isdigit() else f"{name[:-1]} {name[-1]}iB"
 
 
 class Panel:
@@ -106,6 +131,7 @@ def main():
     parser.add_argument("--call", default="graph", help="graph (the default), stream, blocking or work")
     parser.add_argument("--unit", default="GPUs", help="what a rank is, for the titles")
     parser.add_argument("--names", default="", help="KEY=TEXT,... for the legend; who has an empty TEXT is left out")
+    parser.add_argument("--markdown", action="store_true", help="print tables, too")
     parser.add_argument("out", metavar="OUT.svg")
     parser.add_argument("files", metavar="FILE.json", nargs="+")
     arguments = parser.parse_args()
@@ -118,6 +144,8 @@ def main():
         if not series:
             sys.exit(f"{path} has no {arguments.operation} called by {arguments.call}")
         found.append((f"{arguments.operation}, {ranks} {arguments.unit}", series))
+    if arguments.markdown:
+        print("\n".join(markdown(title, series) for title, series in found))
     names = list(dict.fromkeys(name for _, series in found for name in series))
     worst = 2.0
     for _, series in found:

@@ -25,6 +25,7 @@ fn with_ranks<T: Send>(size: u32, body: impl Fn(Context) -> T + Sync) -> Vec<T> 
                         timeout: Duration::from_secs(20),
                         interface: None,
                         transports: Some("shm".into()),
+                        host: None,
                     })
                     .expect("the ranks meet");
                     body(context)

@@ -170,6 +170,7 @@ impl Communicator {
             timeout: MEETING,
             interface: None,
             transports: None,
+            host: None,
         })?;
         Ok(self.alone.get_or_init(|| context))
     }

@@ -303,7 +303,15 @@ fn options(rank: u32, size: u32, rendezvous: Rendezvous, config: &Config) -> Opt
         timeout: meeting_timeout(),
         interface: unique_id::interface(),
         transports: None,
+        host: host(),
     }
+}
+
+/// What tells this host from others, as the environment has it for NCCL: `None` leaves it to the library, which has its own
+/// variable.
+fn host() -> Option<String> {
+    let ours = std::env::var_os("UNISONO_HOST").is_some();
+    std::env::var("NCCL_HOSTID").ok().filter(|name| !ours && !name.is_empty())
 }
 
 /// Gives a communicator its handle, so that it can be polled and aborted while it meets the others.

@@ -4,7 +4,9 @@ use std::ffi::c_char;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use unisono::rendezvous::id::{ID_BYTES, UniqueId};
+use unisono::rendezvous::interface::Interface;
 use unisono::rendezvous::tcp_server::ServerHandle;
+use unisono::sys::interfaces::{self, InterfaceAddress};
 
 use crate::abi::{ncclResult_t, ncclUniqueId};
 use crate::error::{Result, SUCCESS, guard, out};
@@ -29,24 +31,42 @@ pub unsafe extern "C" fn ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclRes
     })
 }
 
-/// The interface that the environment names: UNISONO_INTERFACE or, as NCCL's users do it, NCCL_SOCKET_IFNAME with a
-/// name, a prefix of one, or "=" and a name. What excludes interfaces ("^") and lists are left to the library's choice.
+/// The interface that the environment names: UNISONO_INTERFACE or, as NCCL's users do it, NCCL_SOCKET_IFNAME. `None`: the
+/// library chooses.
 pub(crate) fn interface() -> Option<String> {
     if let Ok(wanted) = std::env::var("UNISONO_INTERFACE") {
         return Some(wanted);
     }
     let named = std::env::var("NCCL_SOCKET_IFNAME").ok()?;
-    let named = named.trim();
-    if named.is_empty() || named.starts_with('^') || named.contains([',', ':']) {
-        log::info!("NCCL_SOCKET_IFNAME={named} names no single interface: the library chooses one");
-        return None;
+    let up: Vec<InterfaceAddress> =
+        interfaces::list().unwrap_or_default().into_iter().filter(|interface| interface.up).collect();
+    let default = Interface::choose(None).map(|interface| interface.name).unwrap_or_default();
+    named_by(&named, &up, &default)
+}
+
+/// What NCCL_SOCKET_IFNAME means: beginnings of names, whole ones after "=", none of them after "^". The library's `default`
+/// goes before others, and loopback comes last. A name that no interface has stands, for an error that tells which there are.
+fn named_by(list: &str, up: &[InterfaceAddress], default: &str) -> Option<String> {
+    let list = list.trim();
+    let (excludes, rest) = list.strip_prefix('^').map_or((false, list), |rest| (true, rest));
+    let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
+    // A port behind a name is for devices that have several.
+    let names = || rest.split(',').filter_map(|name| name.split(':').next()).filter(|name| !name.is_empty());
+    let first = names().next()?;
+    let fits = |interface: &&InterfaceAddress| {
+        let named =
+            |name: &str| if exact { interface.name == name } else { interface.name.starts_with(name) };
+        names().any(named) != excludes
+    };
+    let best = up.iter().filter(fits).min_by_key(|interface| (interface.name != default, interface.loopback));
+    match best {
+        Some(interface) => Some(interface.name.clone()),
+        None if excludes => {
+            log::warn!("NCCL_SOCKET_IFNAME={list} leaves no interface: the library chooses one");
+            None
+        }
+        None => Some(first.to_owned()),
     }
-    if let Some(exact) = named.strip_prefix('=') {
-        return Some(exact.to_owned());
-    }
-    let interfaces = unisono::sys::interfaces::list().unwrap_or_default();
-    let found = interfaces.into_iter().find(|interface| interface.up && interface.name.starts_with(named));
-    Some(found.map_or(named.to_owned(), |interface| interface.name))
 }
 
 /// The bytes of an id, refused if they are none.
@@ -78,4 +98,43 @@ pub(crate) fn claim(bytes: &[u8; ID_BYTES]) -> Option<Arc<ServerHandle>> {
 fn lock() -> MutexGuard<'static, Vec<Served>> {
     // Nothing that holds the lock can leave the list half changed.
     SERVED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interfaces_are_named_as_for_nccl() {
+        let up: Vec<InterfaceAddress> =
+            [("lo", true), ("docker0", false), ("eth0", false), ("eth10", false), ("ib0", false)]
+                .into_iter()
+                .map(|(name, loopback)| InterfaceAddress {
+                    name: name.into(),
+                    index: 1,
+                    address: [127, 0, 0, 1].into(),
+                    up: true,
+                    loopback,
+                })
+                .collect();
+        let named = |list| named_by(list, &up, "eth0");
+        for (list, name) in [
+            ("eth", "eth0"),
+            ("eth1", "eth10"),
+            ("=eth10", "eth10"),
+            ("ib,eth10", "eth10"),
+            ("=ib0,lo", "ib0"),
+            ("lo", "lo"),
+            ("^docker", "eth0"),
+            ("^eth,docker", "ib0"),
+            ("^=eth0", "docker0"),
+            ("^docker,eth,ib", "lo"),
+            ("wlan", "wlan"),
+            ("=eth", "eth"),
+        ] {
+            assert_eq!(named(list).as_deref(), Some(name), "{list}");
+        }
+        assert_eq!(named(""), None);
+        assert_eq!(named("^lo,docker,eth,ib"), None);
+    }
 }

@@ -6,7 +6,7 @@
 # LIBRARY is libnccl.so.2; OUT a folder for the logs. NCCL_TESTS, if set, is a folder with the sources of nccl-tests, or with
 # the programs that they compile to. CLIENTS, such as "ctypes torch", says which clients, if not all; SUBJECTS those of
 # torch_client.py; PROGRAMS, such as "all_reduce gather", and WAYS, such as "graph windows", those of nccl-tests, of which
-# LANES (4) run at a time. What the machine lacks is skipped. A line for each client, with its seconds; fails if one did.
+# LANES (3) run at a time. What the machine lacks is skipped. A line for each client, with its seconds; fails if one did.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -47,7 +47,7 @@ client() {
 
 # lane COMMAND...: beside others, at most LANES of them. `wait` ends when all have.
 lane() {
-    while [ "$(jobs -rp | wc -l)" -ge "${LANES:-4}" ]; do wait -n; done
+    while [ "$(jobs -rp | wc -l)" -ge "${LANES:-3}" ]; do wait -n; done
     "$@" &
 }
 
@@ -111,16 +111,16 @@ nccl_test() {
         "$programs/${program}_perf" -o all -d all -b 8 -e 2M -f 64 -n 1 -w 0 -p 1 "$@"
 }
 
-# Every program in every way: ranks of one thread, and a thread for each; captured graphs; registered buffers; windows;
-# misaligned buffers. Those that compute come first, since they take longest: there are more operators.
+# Every program in every way: ranks of one thread, and a thread for each, which is quicker; captured graphs; registered
+# buffers; windows; misaligned buffers. Those that compute take longest, having more operators.
 nccl_tests() {
     local program way options
     for program in ${PROGRAMS:-all_reduce reduce_scatter reduce broadcast all_gather alltoall alltoallv gather scatter sendrecv hypercube}; do
-        for way in ${WAYS:-group graph registered threads windows misaligned}; do
+        for way in ${WAYS:-group threads graph registered windows misaligned}; do
             case $way in
                 group) options="-g $gpus" ;;
-                graph) options="-g $gpus -G 2" ;;
-                registered) options="-g $gpus -R 1" ;;
+                graph) options="-t $gpus -g 1 -G 2" ;;
+                registered) options="-t $gpus -g 1 -R 1" ;;
                 threads) options="-t $gpus -g 1" ;;
                 windows) options="-t $gpus -g 1 -R 2" ;;
                 misaligned) options="-t $gpus -g 1 -u 1" ;;

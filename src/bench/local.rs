@@ -116,10 +116,9 @@ impl Scene {
     fn runs(&self, options: &Options, task: Task) -> Result<Vec<Run<'_>>> {
         let mut runs: Vec<Run<'_>> = Vec::new();
         if task == Task::LocalBroadcast {
-            for (name, algorithm) in [
-                ("tree", BroadcastAlgorithm::Tree),
-                ("chain", BroadcastAlgorithm::chain(self.bytes, self.memory.len())),
-            ] {
+            for (name, algorithm) in
+                [("tree", BroadcastAlgorithm::Tree), ("chain", BroadcastAlgorithm::chain(&self.pointers()?))]
+            {
                 let mut broadcast = LocalBroadcast::new(self.pointers()?, 0, algorithm)?;
                 runs.push((["-", "-", name], Box::new(move |_| broadcast.run())));
             }

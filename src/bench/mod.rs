@@ -137,9 +137,10 @@ impl Role {
                 let mut command: Vec<OsString> =
                     ["unisono-run", "--no-prefix", "-n", &ranks.to_string(), "--"].map(OsString::from).into();
                 if let Some(hosts) = options.hosts {
-                    // Each rank is told its host before it is this program.
+                    // Each rank is told its host before it is this program; libraries with NCCL's ABI have a name of their own.
                     let script = format!(
-                        "UNISONO_HOST=host$((UNISONO_RANK * {hosts} / UNISONO_SIZE)) exec \"$0\" \"$@\""
+                        "export UNISONO_HOST=host$((UNISONO_RANK * {hosts} / UNISONO_SIZE)); \
+                         export NCCL_HOSTID=$UNISONO_HOST; exec \"$0\" \"$@\""
                     );
                     command.extend(["sh", "-c", &script].map(OsString::from));
                 }

@@ -67,7 +67,7 @@ pub(super) struct Options {
     pub(super) bits: bool,
 
     /// On device memory: measure which protocols and grids suit these ranks' GPUs, and write them to FILE, for
-    /// UNISONO_TUNING. What a FILE that is there says of other numbers of ranks stays. Takes some minutes
+    /// UNISONO_TUNING. What a FILE that is there says of other numbers of ranks stays. Takes about two minutes
     #[arg(long, value_name = "FILE", conflicts_with_all = ["libraries", "bits", "words"])]
     pub(super) tune: Option<PathBuf>,
 

@@ -43,6 +43,7 @@ impl Seat {
             timeout: options.timeout,
             interface: None,
             transports: (transport != Transport::Automatic).then(|| transport.name().to_owned()),
+            host: None,
         })
     }
 }

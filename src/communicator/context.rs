@@ -47,6 +47,8 @@ struct Inner {
     name: String,
     place: Place,
     plans: Plans,
+    /// Of what hosts do among themselves: their ranks have other numbers there.
+    plans_across: Plans,
     /// How often each named child was made: makes the next one different.
     children: Mutex<HashMap<(String, Vec<u32>), u32>>,
     failure: OnceLock<Error>,
@@ -98,6 +100,7 @@ impl Context {
             name,
             place,
             plans: Plans::default(),
+            plans_across: Plans::default(),
             children: Mutex::default(),
             failure: OnceLock::new(),
             max_blocks: AtomicU32::new(0),
@@ -134,13 +137,14 @@ impl Context {
         &self.0.plans
     }
 
+    pub(super) fn plans_across(&self) -> &Plans {
+        &self.0.plans_across
+    }
+
     pub(super) fn seat(&self) -> Seat {
         match &self.0.place {
-            Place::Solo => Seat { rank: 0, size: 1, ranks_per_node: 1 },
-            Place::Group(group) => {
-                let (rank, size, ranks_per_node) = (group.rank(), group.size(), group.ranks_per_node());
-                Seat { rank, size, ranks_per_node }
-            }
+            Place::Solo => Seat::new(0, 1, 1),
+            Place::Group(group) => Seat::new(group.rank(), group.size(), group.ranks_per_node()),
         }
     }
 
@@ -328,7 +332,7 @@ impl Context {
     pub unsafe fn launch(&self, request: &Request, call: &Call) -> Result<()> {
         match self.on_devices(request, call, &[])? {
             // SAFETY: the caller's promise.
-            Some(call) => unsafe { call.enqueue() }.map(drop),
+            Some(call) => unsafe { call.launch() },
             // SAFETY: the caller's promise.
             None => unsafe { self.start(request, call) }.map(drop),
         }
@@ -345,10 +349,9 @@ impl Context {
         buffers: &[*mut u8],
     ) -> Result<Completion> {
         if let Some(call) = self.on_devices(request, call, buffers)? {
-            // SAFETY: the caller's promise.
-            let enqueued = unsafe { call.enqueue() }?;
             // The call's own deadline ends it.
-            return call.work(enqueued)?.wait(Deadline::NEVER);
+            // SAFETY: the caller's promise.
+            return unsafe { call.start() }?.wait(Deadline::NEVER);
         }
         // SAFETY: the caller's promise.
         let Step { group, class, tag, signature, make } = match unsafe { self.step(request, call, buffers) }?
@@ -796,10 +799,13 @@ fn find(options: &Options, deadline: Deadline) -> Result<Found> {
 }
 
 fn link_options(options: &Options) -> Result<LinkOptions> {
-    let transports = options.transports.clone();
-    let mut links = LinkOptions::from_environment(|name| match (name, &transports) {
-        ("UNISONO_TRANSPORT", Some(transports)) => Some(transports.clone()),
-        _ => std::env::var(name).ok(),
+    let mut links = LinkOptions::from_environment(|name| {
+        let given = match name {
+            "UNISONO_TRANSPORT" => &options.transports,
+            "UNISONO_HOST" => &options.host,
+            _ => &None,
+        };
+        given.clone().or_else(|| std::env::var(name).ok())
     })?;
     if links.tcp {
         let wanted = options.interface.clone().or_else(|| std::env::var("UNISONO_INTERFACE").ok());

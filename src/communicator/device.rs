@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::batch::Pending;
 use super::context::{Context, Place};
+use super::hosts::{self, Composed};
 use super::survey::{Located, Spans};
 use super::{Call, Completion, Work};
 use crate::collective::checked::{self, Checked};
@@ -15,7 +16,7 @@ use crate::cuda::context::Devices;
 use crate::cuda::driver::Memory;
 use crate::cuda::exchange::{Chosen, Direction, Job, Point, Pull, Stages, Table};
 use crate::deadline::Deadline;
-use crate::engine::device::{self, Caller, DeviceExchange, Enqueued, Load, MESSAGE_BYTES, Setup, Step, Way};
+use crate::engine::device::{Caller, DeviceExchange, Enqueued, Loads, MESSAGE_BYTES, Setup, Step, Way};
 use crate::engine::endpoint::{Through, lock};
 use crate::engine::executor::Run;
 use crate::engine::group::{Group, Turn};
@@ -45,14 +46,15 @@ impl Context {
     pub fn connect_device_by(&self, device: u32, table: Table) -> Result<()> {
         let choose = |_: &Devices, _| Ok(Chosen { table, by_hand: true });
         let candidate = Candidate { context: self, device, first: None };
-        connect(&[candidate], Devices::open, choose, device::load)
+        connect(&[candidate], Devices::open, choose, Loads::OWN)
     }
 
-    /// Whether the ranks' GPUs exchange directly, and if not, why; `None` before it is agreed.
+    /// Whether the ranks' GPUs exchange directly, with several hosts those of each host, and if not, why; `None` before it
+    /// is agreed.
     pub fn device_way(&self) -> Option<Result<(), String>> {
         let Place::Group(group) = self.place() else { return None };
         Some(match group.devices()? {
-            Way::Exchange(_) => Ok(()),
+            Way::Exchange(_) | Way::Hosts(_) => Ok(()),
             Way::Staged(why) => Err(why.clone()),
         })
     }
@@ -82,6 +84,12 @@ impl Context {
                     );
                 }
                 match group.devices() {
+                    Some(Way::Hosts(_)) => {
+                        fail!(
+                            Unsupported,
+                            "algorithm '{name}' is for GPUs of one host, but there are several"
+                        )
+                    }
                     Some(Way::Staged(why)) => {
                         fail!(
                             Unsupported,
@@ -108,27 +116,31 @@ impl Context {
         if request.kind.point_to_point() && !group.devices().is_some_and(Way::serves_points) {
             return Ok(None);
         }
+        let is_point = request.kind.point_to_point();
         let serves =
             |exchange: &DeviceExchange| exchange.serves(request.kind, request.dtype, &request.operator);
-        match group.devices() {
-            Some(Way::Staged(_)) => return Ok(None),
-            Some(Way::Exchange(exchange)) if !serves(exchange) => return Ok(None),
-            _ => {}
+        let takes = |way: &Way| match way {
+            Way::Exchange(exchange) => serves(exchange),
+            Way::Hosts(hosts) if is_point => hosts.layout().is_here(request.root),
+            Way::Hosts(hosts) => serves(hosts.exchange()) && hosts::composes(hosts, request),
+            Way::Staged(_) => false,
+        };
+        if group.devices().is_some_and(|way| !takes(way)) {
+            return Ok(None);
         }
-        let Some(OnMemory { what, device, name }) = self.on_memory(group, request, call)? else {
+        let Some(OnMemory { what, device, name, .. }) = self.on_memory(group, request, call)? else {
             return Ok(None);
         };
         if group.devices().is_none() {
             let Some(device) = device else { return Ok(None) };
             let first = Some(First { signature: what.signature(), timeout: call.timeout });
             let candidate = Candidate { context: self, device, first };
-            connect(&[candidate], || self.cuda().devices().cloned(), choose, self.cuda().load())?;
+            connect(&[candidate], || self.cuda().devices().cloned(), choose, self.cuda().loads())?;
         }
-        let exchange = match group.devices() {
-            Some(Way::Exchange(exchange)) if serves(exchange) => exchange,
-            Some(_) => return Ok(None),
-            None => fail!(Internal, "the ranks have connected, and agreed on nothing"),
+        let Some(way) = group.devices() else {
+            fail!(Internal, "the ranks have connected, and agreed on nothing")
         };
+        let Some(exchange) = way.exchange().filter(|_| takes(way)) else { return Ok(None) };
         if let Some(device) = device.filter(|device| *device != exchange.device()) {
             fail!(
                 InvalidArgument,
@@ -139,6 +151,17 @@ impl Context {
             );
         }
         let caller = Caller { stream: call.stream, timeout: call.timeout, memory: name };
+        let what = match (way, what) {
+            (Way::Hosts(hosts), What::Point(point, signature)) => {
+                What::Point(Point { peer: point.peer - hosts.layout().first(), ..point }, signature)
+            }
+            (Way::Hosts(hosts), What::Collective(..)) => {
+                What::Composed(Box::new(Composed::new(self, group, hosts, request, caller)?))
+            }
+            // A broadcast by stages is within one host.
+            (Way::Hosts(_), What::Pull(..)) => return Ok(None),
+            (_, what) => what,
+        };
         Ok(Some(OnDevices { group: group.clone(), exchange: exchange.clone(), caller, what }))
     }
 
@@ -235,7 +258,7 @@ pub(super) fn connect_for(operations: &[(&Context, &Request, &Call)]) -> Result<
     }
     let Some(Candidate { context, .. }) = open.first() else { return Ok(()) };
     let cuda = context.cuda();
-    connect(&open, || cuda.devices().cloned(), choose, cuda.load())
+    connect(&open, || cuda.devices().cloned(), choose, cuda.loads())
 }
 
 /// Whether such calls can be exchanged between devices: all ranks make the same.
@@ -281,6 +304,7 @@ enum What {
     Collective(Job, Signature),
     Pull(Pull, Signature),
     Point(Point, Signature),
+    Composed(Box<Composed>),
 }
 
 impl What {
@@ -289,6 +313,7 @@ impl What {
             What::Collective(_, signature) | What::Pull(_, signature) | What::Point(_, signature) => {
                 *signature
             }
+            What::Composed(composed) => composed.signature(),
         }
     }
 }
@@ -299,8 +324,35 @@ impl OnDevices {
     /// # Safety
     /// The request's memory is valid for what the operation accesses, and the call's stream lives, until the operation
     /// has ended.
-    pub(super) unsafe fn enqueue(&self) -> Result<Enqueued> {
+    pub(super) unsafe fn launch(&self) -> Result<()> {
         match &self.what {
+            // SAFETY: the caller's promise.
+            What::Composed(composed) => unsafe { composed.launch() },
+            // SAFETY: the caller's promise.
+            _ => unsafe { self.enqueue() }.map(drop),
+        }
+    }
+
+    /// As [`OnDevices::launch`]; the work ends when it is done.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn start(&self) -> Result<Work> {
+        match &self.what {
+            // SAFETY: the caller's promise.
+            What::Composed(composed) => unsafe { composed.start() },
+            // SAFETY: the caller's promise.
+            _ => self.work(unsafe { self.enqueue() }?),
+        }
+    }
+
+    /// Gives what is not composed to its stream.
+    ///
+    /// # Safety
+    /// As [`OnDevices::launch`].
+    unsafe fn enqueue(&self) -> Result<Enqueued> {
+        match &self.what {
+            What::Composed(_) => fail!(Internal, "a composed call is more than one launch"),
             // SAFETY: the caller's promise.
             What::Collective(job, signature) => unsafe {
                 self.exchange.enqueue(&self.group, *signature, job, self.caller)
@@ -319,14 +371,13 @@ impl OnDevices {
     /// Gives a collective to its stream; a send or a receive waits for others that may join it.
     ///
     /// # Safety
-    /// As [`OnDevices::enqueue`].
+    /// As [`OnDevices::launch`].
     pub(super) unsafe fn begin(self) -> Result<Pending> {
         if self.is_point() {
             return Ok(Pending::point(self));
         }
         // SAFETY: the caller's promise.
-        let enqueued = unsafe { self.enqueue() }?;
-        self.work(enqueued).map(Pending::from)
+        unsafe { self.start() }.map(Pending::from)
     }
 
     fn is_point(&self) -> bool {
@@ -356,7 +407,7 @@ impl OnDevices {
 /// each, in the order of the list.
 ///
 /// # Safety
-/// As [`OnDevices::enqueue`], for all of them.
+/// As [`OnDevices::launch`], for all of them.
 pub(super) unsafe fn enqueue_together(points: &[OnDevices]) -> Vec<Result<Work>> {
     let mut works: Vec<Option<Result<Work>>> = points.iter().map(|_| None).collect();
     for first in 0..points.len() {
@@ -391,7 +442,7 @@ pub(super) unsafe fn enqueue_together(points: &[OnDevices]) -> Vec<Result<Work>>
 pub fn connect_devices(contexts: &[(&Context, u32)]) -> Result<()> {
     let candidates: Vec<Candidate<'_>> =
         contexts.iter().map(|&(context, device)| Candidate { context, device, first: None }).collect();
-    connect(&candidates, Devices::open, choose, device::load)
+    connect(&candidates, Devices::open, choose, Loads::OWN)
 }
 
 /// The table that this process goes by on a device.
@@ -401,28 +452,28 @@ fn choose(devices: &Devices, device: u32) -> Result<Chosen> {
 
 /// A context whose devices are to agree.
 #[derive(Clone, Copy)]
-struct Candidate<'a> {
-    context: &'a Context,
+pub(super) struct Candidate<'a> {
+    pub(super) context: &'a Context,
     /// This rank's.
-    device: u32,
+    pub(super) device: u32,
     /// The call that needs it; `None`: it comes before all calls.
-    first: Option<First>,
+    pub(super) first: Option<First>,
 }
 
 /// A group's first call on device memory.
 #[derive(Clone, Copy)]
-struct First {
+pub(super) struct First {
     signature: Signature,
     timeout: Option<Duration>,
 }
 
 /// Has the devices agree, by the driver that `devices` opens, the table that is chosen for a device, and the kernels that
-/// `load` loads.
-fn connect(
+/// `loads` load.
+pub(super) fn connect(
     candidates: &[Candidate<'_>],
     devices: impl Fn() -> Result<Arc<Devices>> + Copy,
     choose: impl Fn(&Devices, u32) -> Result<Chosen> + Copy,
-    load: Load,
+    loads: Loads,
 ) -> Result<()> {
     let mut turns = Vec::new();
     let mut connecting = Vec::new();
@@ -440,7 +491,7 @@ fn connect(
                 let first = first.map(|first| group.announce(first.signature, first.timeout)).transpose()?;
                 let blocks = context.max_blocks();
                 let (setup, step) =
-                    Setup::begin(group, devices(), device, choose, load, first.as_ref(), blocks);
+                    Setup::begin(group, devices(), device, choose, loads, first.as_ref(), blocks);
                 let compare_at = first.map_or(Deadline::NEVER, |first| first.compare_at(first.called));
                 let mut one = Connecting { context, group, setup, first, compare_at, round: None };
                 one.step(step)?;
@@ -470,7 +521,7 @@ fn connect(
     for (group, candidate) in others {
         drop(lock(group.connecting()));
         if group.devices().is_none() {
-            connect(&[candidate], devices, choose, load)?;
+            connect(&[candidate], devices, choose, loads)?;
         }
     }
     Ok(())

@@ -6,6 +6,7 @@ pub mod batch;
 pub mod buffer;
 pub mod context;
 pub mod device;
+mod hosts;
 pub mod plans;
 pub mod prepared;
 mod several;
@@ -58,6 +59,8 @@ pub struct Options {
     pub interface: Option<String>,
     /// Transports allowed, as in UNISONO_TRANSPORT ("shm,tcp"); `None`: the environment's, else all.
     pub transports: Option<String>,
+    /// A name for this host: ranks that give the same name share memory. `None`: UNISONO_HOST, else the kernel tells.
+    pub host: Option<String>,
 }
 
 /// What may differ from call to call.

@@ -27,15 +27,24 @@ type PlanKey = (Signature, Option<i64>, DataType, Option<u8>);
 /// A plan and the algorithm that it is of.
 pub type Planned = (Arc<Plan>, Algorithm);
 
-/// Where a rank sits in its group.
+/// Where a rank sits among those that run a plan: the ranks of its group, or some of them.
 #[derive(Clone, Copy, Debug)]
 pub struct Seat {
-    /// Its number.
+    /// Its number among them.
     pub rank: u32,
     /// How many ranks.
     pub size: u32,
     /// How many of them share a host, if they are numbered host by host; else all.
     pub ranks_per_node: u32,
+    /// The group's rank that is number 0, and how far on each next one is.
+    pub numbering: (u32, u32),
+}
+
+impl Seat {
+    /// A seat among all ranks of a group.
+    pub fn new(rank: u32, size: u32, ranks_per_node: u32) -> Seat {
+        Seat { rank, size, ranks_per_node, numbering: (0, 1) }
+    }
 }
 
 impl Plans {
@@ -65,7 +74,7 @@ impl Plans {
 
 /// The plan for a call, made now.
 pub fn planned(checked: &Checked, call: &Call, seat: Seat) -> Result<Planned> {
-    let Seat { rank, size, ranks_per_node } = seat;
+    let Seat { rank, size, ranks_per_node, numbering: (first, step) } = seat;
     let caution = select::caution(checked);
     let mut shape = Shape {
         rank,
@@ -85,6 +94,7 @@ pub fn planned(checked: &Checked, call: &Call, seat: Seat) -> Result<Planned> {
         number => Algorithm::from_number(number)?,
     };
     let schedule = plan(algorithm, &checked.collective, &shape)?;
+    let schedule = schedule.renumbered(|rank| first + rank * step);
     let mut plan = Plan::new(schedule, checked.dtype, checked.operator, size)?;
     if caution.holds_output {
         plan = plan.hold_output(checked.output_len() as u64);

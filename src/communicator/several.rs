@@ -4,6 +4,9 @@
 //! A reduction combines this rank's pointers into accumulators, reduces those across the ranks, and rounds once into the main
 //! pointer, from where the result goes to the others: the same bits as on host memory. A broadcast's root sends and
 //! copies to its other pointers at once. In a group of one, what is left is local, and can be captured.
+//!
+//! The ranks call with the GPU of the first pointer, whichever the others are on. So a root that broadcasts a pointer of another
+//! GPU copies first, and then sends from its first pointer.
 
 use std::sync::{Arc, Mutex};
 
@@ -64,6 +67,8 @@ enum Place {
     Nowhere,
     /// It runs while the local broadcast does.
     Beside,
+    /// After the local broadcast.
+    Behind,
     /// After the local reduction, before the local broadcast.
     Between,
 }
@@ -89,9 +94,11 @@ impl Several {
         let own = if parts.streams.is_empty() { Some(streams(&[])?) } else { None };
         let handles = own.as_ref().map_or_else(|| parts.streams.to_vec(), Pointers::handles);
         let pointers = || streams(&handles);
-        let main = if kind == Kind::Broadcast && rank == root { parts.root_pointer } else { 0 };
-        let address = parts.pointers[main];
         let all = pointers()?;
+        // What a broadcast spreads among the pointers, and what the ranks call with.
+        let source = if kind == Kind::Broadcast && rank == root { parts.root_pointer } else { 0 };
+        let main = if size == 1 || all.device(source) == all.device(0) { source } else { 0 };
+        let address = parts.pointers[main];
         let (main_device, spread) = (all.device(main), BroadcastAlgorithm::automatic(&all));
         let combine = ReduceAlgorithm::automatic(&all)?;
         let mut request = Request {
@@ -106,10 +113,11 @@ impl Several {
         let mut local = Local { broadcast: None, reduce: None };
         let place = match kind {
             Kind::Broadcast => {
-                local.broadcast = Some(LocalBroadcast::new(all, main, spread)?);
+                local.broadcast = Some(LocalBroadcast::new(all, source, spread)?);
                 match (size, rank == root) {
                     (1, _) => Place::Nowhere,
-                    (_, true) => Place::Beside,
+                    (_, true) if source == main => Place::Beside,
+                    (_, true) => Place::Behind,
                     (_, false) => Place::Between,
                 }
             }
@@ -190,10 +198,14 @@ impl Several {
             let work = close(begun)?;
             return spread.map(|()| Some(work));
         }
+        if self.place == Place::Behind {
+            spread()?;
+            return close(begin()?).map(Some);
+        }
         reduce.as_mut().map_or(Ok(()), LocalReduce::run)?;
         let work = match self.place {
             Place::Between => Some(close(begin()?)?),
-            Place::Nowhere | Place::Beside => None,
+            Place::Nowhere | Place::Beside | Place::Behind => None,
         };
         spread()?;
         Ok(work)

@@ -22,7 +22,7 @@ use crate::cuda::local::Kernels;
 use crate::cuda::stream::Stream;
 use crate::cuda::word::Word;
 use crate::deadline::Deadline;
-use crate::engine::device::{self, Load};
+use crate::engine::device::Loads;
 use crate::engine::endpoint::lock;
 use crate::engine::group::{Group, Turn};
 use crate::engine::lane::{Destination, Source};
@@ -48,7 +48,7 @@ pub(super) struct Cuda {
     #[cfg(test)]
     limits: std::sync::OnceLock<Limits>,
     #[cfg(test)]
-    load: std::sync::OnceLock<Load>,
+    loads: std::sync::OnceLock<Loads>,
 }
 
 impl Cuda {
@@ -77,12 +77,12 @@ impl Cuda {
     }
 
     #[cfg(not(test))]
-    fn piece_bytes(&self) -> usize {
+    pub(super) fn piece_bytes(&self) -> usize {
         staged::PIECE_BYTES
     }
 
     #[cfg(test)]
-    fn piece_bytes(&self) -> usize {
+    pub(super) fn piece_bytes(&self) -> usize {
         match self.piece.load(std::sync::atomic::Ordering::Relaxed) {
             0 => staged::PIECE_BYTES,
             bytes => bytes,
@@ -124,24 +124,24 @@ impl Cuda {
 
     #[cfg(test)]
     pub(super) fn exchanges(&self) -> bool {
-        self.devices.get().is_none() || self.load.get().is_some()
+        self.devices.get().is_none() || self.loads.get().is_some()
     }
 
-    /// What loads the kernels by which devices exchange.
+    /// Where kernels come from by which devices exchange.
     #[cfg(not(test))]
-    pub(super) fn load(&self) -> Load {
-        device::load
+    pub(super) fn loads(&self) -> Loads {
+        Loads::OWN
     }
 
     #[cfg(test)]
-    pub(super) fn load(&self) -> Load {
-        self.load.get().copied().unwrap_or(device::load)
+    pub(super) fn loads(&self) -> Loads {
+        self.loads.get().copied().unwrap_or(Loads::OWN)
     }
 
     /// Other kernels than the library's.
     #[cfg(test)]
-    pub(super) fn pretend_load(&self, load: Load) {
-        let _ = self.load.set(load);
+    pub(super) fn pretend_loads(&self, loads: Loads) {
+        let _ = self.loads.set(loads);
     }
 
     /// Other devices than the machine's, which do not exchange, and shorter pieces.
@@ -363,6 +363,7 @@ impl Context {
     ) -> Result<(Job, Option<Arc<Word>>)> {
         let StagedCall { survey, what } = call;
         let Survey { devices, device, on_device, input, output, stream, .. } = survey;
+        staged::prepare(&devices, device)?;
         let entry = match survey.ordered {
             true => Entry::of_caller(&stream, group.endpoint()),
             false => Entry::of_front(&stream, group.endpoint()),

@@ -46,8 +46,17 @@ impl Work {
         event: Arc<Event>,
         failure: impl Fn() -> Option<Error> + Send + Sync + 'static,
     ) -> Work {
+        Work::composed(None, event, failure)
+    }
+
+    /// As [`Work::enqueued`], where the stream waits for `host`: done when both are.
+    pub(super) fn composed(
+        host: Option<Arc<Running>>,
+        event: Arc<Event>,
+        failure: impl Fn() -> Option<Error> + Send + Sync + 'static,
+    ) -> Work {
         let devices = Some(event.devices().clone());
-        let enqueued = Enqueued { event, failure: Box::new(failure), outcome: OnceLock::new() };
+        let enqueued = Enqueued { host, event, failure: Box::new(failure), outcome: OnceLock::new() };
         Work { state: State::Enqueued(Arc::new(enqueued)), devices }
     }
 
@@ -73,7 +82,12 @@ impl Work {
     pub fn test(&self) -> Option<Result<Completion>> {
         match &self.state {
             State::Ended(result) => Some(result.clone()),
-            State::Enqueued(enqueued) => enqueued.look(),
+            State::Enqueued(enqueued) => {
+                if let Some(host) = &enqueued.host {
+                    host.group().endpoint().progress(0);
+                }
+                enqueued.look()
+            }
             State::Running(running) => {
                 let endpoint = running.group().endpoint();
                 if let Err(error) = endpoint.check_fork() {
@@ -154,6 +168,8 @@ impl Work {
 
 /// What a stream does without the host.
 pub(super) struct Enqueued {
+    /// What the host has to do for it.
+    host: Option<Arc<Running>>,
     event: Arc<Event>,
     failure: Box<dyn Fn() -> Option<Error> + Send + Sync>,
     outcome: OnceLock<Result<Completion>>,
@@ -170,6 +186,11 @@ impl Enqueued {
         if let Some(outcome) = self.outcome.get() {
             return Some(outcome.clone());
         }
+        match self.host.as_ref().map(|host| host.result()) {
+            None | Some(Some(Ok(_))) => {}
+            Some(None) => return None,
+            Some(Some(Err(error))) => return Some(self.outcome.get_or_init(|| Err(error)).clone()),
+        }
         let done = self.event.query();
         let result = match (done, (self.failure)()) {
             (Err(error), _) | (Ok(_), Some(error)) => Err(error),
@@ -180,6 +201,10 @@ impl Enqueued {
     }
 
     fn wait(&self, deadline: Deadline) -> Option<Result<Completion>> {
+        if let Some(host) = &self.host {
+            // Moves it.
+            host.wait(deadline)?.ok();
+        }
         let start = Instant::now();
         loop {
             let result = self.look();

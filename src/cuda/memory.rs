@@ -24,7 +24,7 @@ impl DeviceBuffer {
             let _relaxed = devices.relax()?;
             let _entered = devices.enter(device)?;
             let allocated = devices.driver().allocate_device(bytes.max(1));
-            allocated.map_err(|error| error.context(format_args!("{bytes} bytes on GPU {device}")))?
+            allocated.map_err(|error| error.context(format_args!("GPU {device}")))?
         };
         Ok(DeviceBuffer { devices: devices.clone(), device, address, bytes })
     }
@@ -79,8 +79,7 @@ impl PinnedBuffer {
         let address = {
             let _relaxed = devices.relax()?;
             let _entered = devices.enter(device)?;
-            let allocated = devices.driver().allocate_host(bytes.max(1));
-            allocated.map_err(|error| error.context(format_args!("{bytes} bytes of pinned memory")))?
+            devices.driver().allocate_host(bytes.max(1))?
         };
         Ok(PinnedBuffer { devices: devices.clone(), device, address, bytes })
     }

@@ -19,7 +19,7 @@ use crate::sys::heap::Heap;
 use crate::sys::random;
 
 /// Bytes of a slab, unless one arena is larger.
-pub const SLAB_BYTES: usize = 52 << 20;
+pub const SLAB_BYTES: usize = 88 << 20;
 
 /// Arenas begin at multiples of this many bytes.
 const ALIGNMENT: usize = 4096;
@@ -260,7 +260,7 @@ mod tests {
         assert!(double.peek(second.address(), 10 << 20).iter().all(|&byte| byte == 0));
         assert!(first.address().abs_diff(second.address()) >= 10 << 20);
         // No room for a third of this size; then one that is larger than a slab.
-        let third = arena(40 << 20);
+        let third = arena(70 << 20);
         assert_eq!(double.allocated(0), 2 * SLAB_BYTES);
         let large = arena(SLAB_BYTES + 1);
         assert_eq!(double.allocated(0), 3 * SLAB_BYTES + (2 << 20));

@@ -12,7 +12,7 @@ use super::context::Devices;
 use crate::error::Result;
 
 /// Bytes of a page of words, which are a cache line apart: hosts and devices write them.
-const PAGE: usize = 4096;
+const PAGE: usize = 16384;
 const STRIDE: usize = 64;
 
 /// The words of all devices.

@@ -431,10 +431,7 @@ impl Endpoint {
     /// Whether any may not be done.
     fn look_at_devices(&self) -> bool {
         let live: Vec<Arc<Group>> = lock(&self.groups).live.values().filter_map(Weak::upgrade).collect();
-        let exchange = |group: &Arc<Group>| match group.devices() {
-            Some(Way::Exchange(exchange)) => Some(Arc::clone(exchange)),
-            _ => None,
-        };
+        let exchange = |group: &Arc<Group>| group.devices().and_then(Way::exchange).cloned();
         let mut busy = false;
         for group in &live {
             let exchange: Option<Arc<DeviceExchange>> = exchange(group);

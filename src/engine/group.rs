@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use super::control::Control;
-use super::device::Way;
+use super::device::{Layout, Way};
 use super::direct::{BOARD_BYTES, Direct, MAX_MEMBERS};
 use super::endpoint::{Endpoint, lock};
 use super::executor::{self, Workspace};
@@ -91,6 +91,11 @@ impl Turn {
     /// The same call, about to run this piece.
     pub fn at_piece(self, piece: u32) -> Turn {
         Turn { piece, ..self }
+    }
+
+    /// The same call, if it has until `deadline`.
+    pub fn until(self, deadline: Deadline) -> Turn {
+        Turn { deadline, ..self }
     }
 
     /// When a call that is under way since `began` compares itself with those of the ranks that it waits for. Sends and
@@ -251,7 +256,7 @@ impl Group {
         self.failed.store(true, Ordering::Release);
         // Against `link_devices`: either this sees the exchange, or that sees the failure.
         fence(Ordering::SeqCst);
-        if let Some(Way::Exchange(exchange)) = self.devices.get() {
+        if let Some(exchange) = self.devices.get().and_then(Way::exchange) {
             exchange.abort();
         }
         first
@@ -459,7 +464,7 @@ impl Group {
     }
 
     /// Tells a failure with its call, after making it the group's if the call was everybody's.
-    pub(super) fn blame(&self, turn: &Turn, cause: Error) -> Error {
+    pub fn blame(&self, turn: &Turn, cause: Error) -> Error {
         let cause = match turn.class {
             Class::PointToPoint => cause,
             _ => {
@@ -574,6 +579,19 @@ impl Group {
 
     // ---- devices
 
+    /// How the members sit on hosts, if a device exchange could make use of it: on one, sharing memory there, or on
+    /// several, equally many on each, host by host. The same on all members.
+    pub fn layout(&self) -> Option<Layout> {
+        if self.direct.get().is_some() {
+            return Layout::new(self.rank, self.size(), self.size());
+        }
+        let shared = 2..self.size();
+        if shared.contains(&self.ranks_per_node) {
+            return Layout::new(self.rank, self.size(), self.ranks_per_node);
+        }
+        None
+    }
+
     /// Whether the members' devices exchange, once that is agreed.
     pub fn devices(&self) -> Option<&Way> {
         self.devices.get()
@@ -588,8 +606,8 @@ impl Group {
     pub(super) fn link_devices(&self, way: Way) {
         let _ = self.devices.set(way);
         fence(Ordering::SeqCst);
-        if let (true, Some(Way::Exchange(exchange))) =
-            (self.failed.load(Ordering::Relaxed), self.devices.get())
+        if let (true, Some(exchange)) =
+            (self.failed.load(Ordering::Relaxed), self.devices.get().and_then(Way::exchange))
         {
             exchange.abort();
         }

@@ -121,6 +121,7 @@ unsafe fn parsed(options: &unisono_context_options_t, rendezvous: Rendezvous) ->
         timeout: timeout(options.timeout_ms).unwrap_or(Duration::from_millis(UNISONO_DEFAULT_TIMEOUT_MS)),
         interface: interface.map(str::to_owned),
         transports: transports.map(str::to_owned),
+        host: None,
     })
 }
 

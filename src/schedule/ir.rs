@@ -168,3 +168,18 @@ pub struct Schedule {
     /// Accumulators of [`Buffer::Partial`] that it needs.
     pub partial: u64,
 }
+
+impl Schedule {
+    /// The same with other numbers for the ranks.
+    pub fn renumbered(mut self, number: impl Fn(Rank) -> Rank) -> Schedule {
+        for step in &mut self.steps {
+            match &mut step.action {
+                Action::Send { to: peer, .. }
+                | Action::Receive { from: peer, .. }
+                | Action::ReceiveReduce { from: peer, .. } => *peer = number(*peer),
+                Action::Fold { .. } | Action::Copy { .. } => {}
+            }
+        }
+        self
+    }
+}

@@ -138,7 +138,7 @@ fn local_operations() {
         };
         for &n in &pointer_counts {
             let scene = Scene::new(n, bytes);
-            for algorithm in [BroadcastAlgorithm::Tree, BroadcastAlgorithm::chain(bytes, n)] {
+            for algorithm in [BroadcastAlgorithm::Tree, BroadcastAlgorithm::chain(&scene.pointers())] {
                 let mut broadcast = LocalBroadcast::new(scene.pointers(), 0, algorithm).expect("a broadcast");
                 let time = seconds(&scene.streams, rounds, || broadcast.run().expect("a run"));
                 report(format!("broadcast over {n}, {algorithm:?}"), time);

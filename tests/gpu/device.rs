@@ -18,32 +18,32 @@ use super::support::processes::{Job, Seat, report};
 use super::support::{PATIENCE, options, within};
 
 /// A rank with its GPU.
-struct Rank<'a> {
-    context: &'a Context,
-    device: u32,
-    stream: Stream,
+pub(crate) struct Rank<'a> {
+    pub(crate) context: &'a Context,
+    pub(crate) device: u32,
+    pub(crate) stream: Stream,
 }
 
 impl<'a> Rank<'a> {
-    fn new(context: &'a Context) -> Rank<'a> {
+    pub(crate) fn new(context: &'a Context) -> Rank<'a> {
         let device = context.rank() % devices().count();
         Rank { context, device, stream: stream(device) }
     }
 
-    fn on_stream(&self) -> Call {
+    pub(crate) fn on_stream(&self) -> Call {
         Call { stream: Some(self.stream.handle()), ..Call::default() }
     }
 
-    fn buffer(&self, values: &[f32]) -> DeviceBuffer {
+    pub(crate) fn buffer(&self, values: &[f32]) -> DeviceBuffer {
         filled(self.device, &values.iter().flat_map(|value| value.to_ne_bytes()).collect::<Vec<u8>>())
     }
 
-    fn values(&self, buffer: &DeviceBuffer) -> Vec<f32> {
+    pub(crate) fn values(&self, buffer: &DeviceBuffer) -> Vec<f32> {
         let bytes = read(&self.stream, buffer.address(), buffer.bytes());
         bytes.chunks_exact(4).map(|bytes| f32::from_ne_bytes(bytes.try_into().expect("four bytes"))).collect()
     }
 
-    fn request(
+    pub(crate) fn request(
         &self,
         kind: Kind,
         count: usize,
@@ -62,24 +62,24 @@ impl<'a> Rank<'a> {
         }
     }
 
-    fn allreduce(&self, buffer: &DeviceBuffer) -> Request {
+    pub(crate) fn allreduce(&self, buffer: &DeviceBuffer) -> Request {
         self.request(Kind::Allreduce, buffer.bytes() / 4, 0, buffer, buffer)
     }
 
     /// A blocking sum of one word in place.
-    fn sum(&self, buffer: &DeviceBuffer, call: &Call) -> Result<(), Error> {
+    pub(crate) fn sum(&self, buffer: &DeviceBuffer, call: &Call) -> Result<(), Error> {
         // SAFETY: the buffer outlives the call.
         unsafe { self.context.run(&self.allreduce(buffer), call) }.map(drop)
     }
 }
 
 /// What rank `rank` has at position `i`: small whole numbers, so that every order of adding gives the same.
-fn value(rank: u32, i: usize) -> f32 {
+pub(crate) fn value(rank: u32, i: usize) -> f32 {
     ((i * 7 + rank as usize * 13) % 64) as f32
 }
 
 /// One collective, once on a stream and once without, against what it is.
-fn collective(rank: &Rank<'_>, kind: Kind, count: usize, root: u32) {
+pub(crate) fn collective(rank: &Rank<'_>, kind: Kind, count: usize, root: u32) {
     let (me, size) = (rank.context.rank(), rank.context.size());
     let ranks = size as usize;
     let parts = |many: bool| if many { ranks } else { 1 };
@@ -112,7 +112,7 @@ fn collective(rank: &Rank<'_>, kind: Kind, count: usize, root: u32) {
     }
 }
 
-const KINDS: [Kind; 8] = [
+pub(crate) const KINDS: [Kind; 8] = [
     Kind::Allreduce,
     Kind::Reduce,
     Kind::ReduceScatter,

@@ -260,7 +260,10 @@ fn memory_that_is_not_there_is_refused_and_breaks_nothing() {
     let bytes = 1usize << 45;
     let error = DeviceBuffer::new(&devices, 0, bytes).expect_err("nobody has so much");
     assert_eq!(error.status(), Status::OutOfMemory, "{error}");
-    assert!(error.text().starts_with(&format!("{bytes} bytes on GPU 0: cuMemAlloc")), "{error}");
+    assert!(
+        error.text().starts_with(&format!("GPU 0: {bytes} bytes of device memory: cuMemAlloc")),
+        "{error}"
+    );
     let memory = filled(0, b"still alive");
     assert_eq!(read(&stream(0), memory.address(), 11), b"still alive");
 }

@@ -331,7 +331,8 @@ fn calls_into_windows() {
             world.limit_blocks(max_blocks);
             for kind in [Kind::Allgather, Kind::Alltoall, Kind::Broadcast] {
                 // What is worth while.
-                let all: [u64; 2] = if kind == Kind::Broadcast { [32 << 20, 33_600_001] } else { [4 << 20, 7_000_003] };
+                let all: [u64; 2] =
+                    if kind == Kind::Broadcast { [32 << 20, 33_600_001] } else { [4 << 20, 7_000_003] };
                 for (i, bytes) in all.into_iter().enumerate() {
                     let parts = if world::is_partial(kind) { u64::from(size) } else { 1 };
                     let case = Case {

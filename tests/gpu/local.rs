@@ -329,8 +329,9 @@ fn large_operations_are_whole() {
         let scene = Scene::new(n, count * 4);
         let inputs: Vec<Vec<u8>> = (0..n).map(|_| noise.bytes(count * 4)).collect();
         let due = reference(DataType::I32, Operator::Sum, &inputs, n as u32);
-        for (reduce, broadcast) in
-            reductions().into_iter().zip([BroadcastAlgorithm::Tree, BroadcastAlgorithm::chain(count * 4, n)])
+        for (reduce, broadcast) in reductions()
+            .into_iter()
+            .zip([BroadcastAlgorithm::Tree, BroadcastAlgorithm::chain(&scene.pointers(true))])
         {
             for (index, input) in inputs.iter().enumerate() {
                 write(scene.memory[index].device(), scene.address(index), input);

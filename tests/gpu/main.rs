@@ -8,6 +8,7 @@ mod cuda;
 mod device;
 mod driver;
 mod exchange;
+mod hosts;
 mod local;
 mod queues;
 mod relay;
@@ -28,6 +29,9 @@ fn rank() {
         ("device stop", device::scenario_stop),
         ("device mismatch", device::scenario_mismatch),
         ("device abort", device::scenario_abort),
+        ("hosts", hosts::calls),
+        ("hosts death", hosts::death),
+        ("hosts mismatch", hosts::mismatch),
         ("relay", relay::calls),
         ("stages", stages::scenario),
         ("windows", windows::scenario),

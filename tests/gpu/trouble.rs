@@ -116,7 +116,7 @@ impl Rank {
 
 fn bad_arguments(rank: &Rank) {
     let devices = devices();
-    let (here, plain, on_stream) = (rank.ones(), within(20_000), rank.on_stream());
+    let (here, short, plain, on_stream) = (rank.ones(), rank.ones(), within(20_000), rank.on_stream());
     let here = here.address();
     let freed = {
         let large = DeviceBuffer::new(&devices, rank.device, 64 << 20).expect("device memory");
@@ -127,13 +127,8 @@ fn bad_arguments(rank: &Rank) {
         rank.refused("a freed pointer", freed, here, call, "sendbuf (");
         rank.refused("a freed output", here, freed, call, "recvbuf (");
         rank.refused("no address", here, 16, call, "recvbuf (0x10) is neither memory that CUDA knows");
-        rank.refused(
-            "a short allocation",
-            here + 8,
-            here,
-            call,
-            "sendbuf has 399992 bytes left in its allocation",
-        );
+        let text = "sendbuf has 399992 bytes left in its allocation";
+        rank.refused("a short allocation", short.address() + 8, here, call, text);
         if exchanges {
             let host = vec![0u8; BYTES];
             let host = host.as_ptr().expose_provenance() as u64;

@@ -32,6 +32,7 @@ pub(crate) fn options(rank: u32, size: u32, store: Arc<dyn Store>, transports: &
         timeout: PATIENCE,
         interface: Some("127.0.0.1".into()),
         transports: Some(transports.into()),
+        host: None,
     }
 }
 

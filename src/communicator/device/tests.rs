@@ -9,9 +9,10 @@ use crate::communicator::{Options, Rendezvous};
 use crate::cuda::double::{Double, Order};
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::exchange::{Fault, MAX_RANKS};
+use crate::cuda::local::Kernels as Folds;
 use crate::cuda::slab::SLAB_BYTES;
 use crate::cuda::stream::Stream;
-use crate::engine::device::Kernels;
+use crate::engine::device::{Kernels, Load};
 use crate::error::{Error, Status};
 use crate::rendezvous::hash::HashStore;
 
@@ -39,7 +40,7 @@ fn meet(
     load: Load,
 ) -> Result<()> {
     let candidate = |&(context, device)| Candidate { context, device, first: None };
-    connect(&contexts.iter().map(candidate).collect::<Vec<_>>(), devices, choose, load)
+    connect(&contexts.iter().map(candidate).collect::<Vec<_>>(), devices, choose, only(load))
 }
 
 fn options(rank: u32, size: u32, store: &Arc<HashStore>, name: &str) -> Options {
@@ -51,7 +52,16 @@ fn options(rank: u32, size: u32, store: &Arc<HashStore>, name: &str) -> Options 
         timeout: PATIENCE,
         interface: Some("127.0.0.1".into()),
         transports: Some("shm".into()),
+        host: None,
     }
+}
+
+/// On one host, nothing is folded.
+fn only(exchange: Load) -> Loads {
+    fn none(_: &Arc<Devices>) -> Arc<dyn Folds> {
+        panic!("nothing is composed here")
+    }
+    Loads { exchange, fold: none }
 }
 
 /// Runs `body` on a thread for each rank, its context connected with `load`.

@@ -17,11 +17,12 @@ struct Scene {
     kind: Kind,
     rank: u32,
     size: u32,
+    /// The pointer that the root broadcasts.
+    root_pointer: usize,
 }
 
-/// The root of what has one, and the pointer that it broadcasts.
+/// The root of what has one.
 const ROOT: u32 = 1;
-const ROOT_POINTER: usize = 1;
 
 impl Scene {
     fn new(kind: Kind, n: usize, order: Order) -> Scene {
@@ -30,7 +31,8 @@ impl Scene {
         let memory = (0..n as u32).map(|device| double.memory(device, 8 * COUNT)).collect();
         let streams = (0..n as u32).map(|device| double.stream(device)).collect();
         let (dtype, operator) = (DataType::F16, Operator::Average);
-        Scene { double, devices, memory, streams, dtype, operator, kind, rank: 0, size: 3 }
+        let (rank, size, root_pointer) = (0, 3, 0);
+        Scene { double, devices, memory, streams, dtype, operator, kind, rank, size, root_pointer }
     }
 
     fn bytes(&self) -> usize {
@@ -49,7 +51,7 @@ impl Scene {
             dtype: self.dtype,
             operator: self.operator,
             root: ROOT,
-            root_pointer: ROOT_POINTER,
+            root_pointer: self.root_pointer,
             rank: self.rank,
             size: self.size,
         };
@@ -128,7 +130,7 @@ fn run(scene: &Scene, missing: Option<usize>) -> (Vec<String>, usize) {
         // What the call between the ranks finds, and leaves.
         let (found, left, result) = match scene.kind {
             Kind::Broadcast if scene.rank == ROOT => {
-                let root = inputs[ROOT_POINTER].clone();
+                let root = inputs[scene.root_pointer].clone();
                 (Some(root.clone()), None, Some(root))
             }
             Kind::Broadcast => (None, Some(theirs[0].clone()), Some(theirs[0].clone())),
@@ -179,21 +181,23 @@ fn run(scene: &Scene, missing: Option<usize>) -> (Vec<String>, usize) {
     (double.complaints(), waits)
 }
 
-/// Every place that a rank can have: kind, rank.
-const PLACES: [(Kind, u32); 5] = [
-    (Kind::Allreduce, 0),
-    (Kind::Reduce, 0),
-    (Kind::Reduce, ROOT),
-    (Kind::Broadcast, 0),
-    (Kind::Broadcast, ROOT),
+/// Every place that a rank can have: kind, rank, and the pointer that the root broadcasts.
+const PLACES: [(Kind, u32, usize); 6] = [
+    (Kind::Allreduce, 0, 0),
+    (Kind::Reduce, 0, 0),
+    (Kind::Reduce, ROOT, 0),
+    (Kind::Broadcast, 0, 0),
+    (Kind::Broadcast, ROOT, 0),
+    // On another device than the first.
+    (Kind::Broadcast, ROOT, 1),
 ];
 
 #[test]
 fn runs_are_right_in_every_order() {
-    for (kind, rank) in PLACES {
+    for (kind, rank, root_pointer) in PLACES {
         for n in 2..=5 {
             for order in Order::all(n + 1) {
-                let scene = Scene { rank, ..Scene::new(kind, n, order) };
+                let scene = Scene { rank, root_pointer, ..Scene::new(kind, n, order) };
                 let (complaints, _) = run(&scene, None);
                 assert!(complaints.is_empty(), "{kind:?} of {rank} over {n}, {order:?}: {complaints:?}");
             }
@@ -215,9 +219,9 @@ fn all_operators_are_rounded_once() {
 
 #[test]
 fn devices_that_do_not_reach_each_other_go_through_the_host() {
-    for (kind, rank) in PLACES {
+    for (kind, rank, root_pointer) in PLACES {
         for order in Order::all(5) {
-            let scene = Scene { rank, ..Scene::new(kind, 4, order) };
+            let scene = Scene { rank, root_pointer, ..Scene::new(kind, 4, order) };
             for (a, b) in (0..4).flat_map(|a| (0..a).map(move |b| (a, b))) {
                 scene.double.separate(a, b);
             }
@@ -229,9 +233,9 @@ fn devices_that_do_not_reach_each_other_go_through_the_host() {
 
 #[test]
 fn every_wait_is_needed() {
-    for (kind, rank) in PLACES {
+    for (kind, rank, root_pointer) in PLACES {
         for n in 2..=5 {
-            let scene = |order| Scene { rank, ..Scene::new(kind, n, order) };
+            let scene = |order| Scene { rank, root_pointer, ..Scene::new(kind, n, order) };
             let (complaints, waits) = run(&scene(Order::Eager), None);
             assert!(complaints.is_empty(), "{complaints:?}");
             for missing in 0..waits {

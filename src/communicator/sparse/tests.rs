@@ -42,6 +42,7 @@ fn ranks(size: u32, transports: &str, order: Order, body: impl Fn(u32, &Rank) + 
                     timeout: PATIENCE,
                     interface: Some("127.0.0.1".into()),
                     transports: Some(transports.into()),
+                    host: None,
                 })
                 .expect("the ranks meet");
                 // Nobody fails while others still make their context.

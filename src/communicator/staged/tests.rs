@@ -95,6 +95,7 @@ fn ranks_on<T: Send>(doubles: &[Arc<Double>], transports: &str, body: impl Fn(&R
                         timeout: PATIENCE,
                         interface: Some("127.0.0.1".into()),
                         transports: Some(transports.into()),
+                        host: None,
                     })
                     .expect("the ranks meet");
                     context.cuda().pretend(&devices, PIECE);

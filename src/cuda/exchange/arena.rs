@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::stages::SIGNAL_BYTES;
+use super::table::{Table, Tuning};
 
 /// The most ranks of an exchange.
 pub const MAX_RANKS: usize = 8;
@@ -9,13 +10,13 @@ pub const MAX_RANKS: usize = 8;
 /// The latch and the claim of the fault record.
 const HEADER: u64 = 4096;
 /// The counters of a block: `Control` of `kernels/exchange_arena.cuh`.
-const CONTROL: u64 = 1024;
+const CONTROL: u64 = 2048;
 /// Bytes for narrow lines in a slot for lines, behind those for wide ones; and how many slots there are: as there.
 pub(super) const NARROW_BYTES: u32 = 4096;
 const LINE_DEPTH: u64 = 2;
 
 /// Where the areas of an arena begin. For each block: its counters; and for each peer, in an area each, slots for lines,
-/// for tiles of inputs, and for tiles of results.
+/// for tiles of inputs, for tiles of results, and for tiles that are moved.
 ///
 /// Counters and lines never share an area with payload that is not made of lines: a payload could look like a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +27,8 @@ pub(super) struct Layout {
     pub(super) inputs: u64,
     /// Of the slots for tiles of results.
     pub(super) results: u64,
+    /// Of the slots for tiles that are moved.
+    pub(super) moves: u64,
     /// Of the signals of broadcasts by stages.
     pub(super) signals: u64,
     /// All of it.
@@ -33,14 +36,22 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// That of a group of `size` whose kernels have at most `blocks` blocks, `depth` slots of `slot` bytes for tiles, and
-    /// `wide` bytes for wide lines in each slot for lines.
-    pub(super) fn new(size: u32, blocks: u32, slot: u32, depth: u32, wide: u32) -> Layout {
-        let channels = u64::from(blocks) * u64::from(size.saturating_sub(1));
-        let lines = HEADER + u64::from(blocks) * CONTROL;
-        let inputs = lines + channels * LINE_DEPTH * u64::from(wide + NARROW_BYTES);
-        let tiles = channels * u64::from(depth) * u64::from(slot);
-        let signals = inputs + 2 * tiles;
-        Layout { lines, inputs, results: inputs + tiles, signals, bytes: signals + SIGNAL_BYTES }
+    /// That of a group of `size`.
+    pub(super) fn new(table: &Table, size: u32) -> Layout {
+        let Tuning { slot, wide, tile_blocks, line_blocks, parts, move_slot, .. } = *table.tuning(size);
+        let peers = u64::from(size.saturating_sub(1));
+        let channels = |blocks: u32| u64::from(blocks.min(table.blocks)) * peers;
+        // Both go by lines.
+        let lined = line_blocks.max(parts);
+        let slots = |depth: u64, bytes: u32| depth * u64::from(bytes);
+        let depth = u64::from(table.depth);
+        let tiles = channels(tile_blocks) * slots(depth, slot);
+        let lines = HEADER + u64::from(tile_blocks.max(lined).min(table.blocks)) * CONTROL;
+        let inputs = lines + channels(lined) * slots(LINE_DEPTH, wide + NARROW_BYTES);
+        let results = inputs + tiles;
+        // Between two ranks nothing takes a second step.
+        let moves = results + if size > 2 { tiles } else { 0 };
+        let signals = moves + channels(parts) * slots(depth, move_slot);
+        Layout { lines, inputs, results, moves, signals, bytes: signals + SIGNAL_BYTES }
     }
 }

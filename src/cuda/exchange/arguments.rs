@@ -13,12 +13,13 @@ pub(super) struct Group {
     lines: u64,
     inputs: u64,
     results: u64,
+    moves: u64,
     rank: u32,
     size: u32,
     slot: u32,
     depth: u32,
     wide: u32,
-    reserved: u32,
+    move_slot: u32,
 }
 
 impl Group {
@@ -35,12 +36,13 @@ impl Group {
             lines: layout.lines,
             inputs: layout.inputs,
             results: layout.results,
+            moves: layout.moves,
             rank,
             size,
             slot: table.tuning(size).slot,
             depth: table.depth,
             wide: table.tuning(size).wide,
-            reserved: 0,
+            move_slot: table.tuning(size).move_slot,
         }
     }
 

@@ -24,8 +24,10 @@ const GRAIN: u64 = 128;
 
 /// Threads of a kernel that goes by lines, at most: `LINE_THREADS` of the kernels.
 const LINE_THREADS: u32 = 512;
+/// Up to how many ranks each thread of a kernel that goes by lines serves all peers: `MUTUAL_RANKS` of the kernels.
+const MUTUAL_RANKS: u32 = 4;
 /// Threads of a kernel that goes by tiles: `TILE_THREADS` of the kernels.
-const TILE_THREADS: u32 = 768;
+const TILE_THREADS: u32 = 256;
 
 /// How the parts of a call travel. The numbers are the kernels'.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +88,10 @@ impl Plan {
         let scatters = job.kind == Kind::ReduceScatter;
         let limit = if job.max_blocks == 0 { table.blocks } else { job.max_blocks.min(table.blocks) };
         let tuning = table.tuning(size);
+        // The scalars of a pre-multiplied sum go by lines.
+        let scales = job.kind.reduces() && matches!(job.operator, Operator::PreMulSum(_));
+        let tile_blocks =
+            if scales { tuning.tile_blocks.min(tuning.line_blocks) } else { tuning.tile_blocks };
         let plan = |(sources, owners, takers): (u32, u32, u32), whole: bool, protocol: Protocol| {
             let pieces = u64::from(owners.count_ones());
             let stride = match (whole, scatters) {
@@ -96,16 +102,20 @@ impl Plan {
             let piece = if whole { bytes } else { stride };
             let (blocks, share, threads) = match protocol {
                 Protocol::Tiles => {
-                    let wanted = piece.div_ceil(GRAIN).min(u64::from(tuning.tile_blocks.min(limit)));
+                    let wanted = piece.div_ceil(GRAIN).min(u64::from(tile_blocks.min(limit)));
                     let rounds = piece.div_ceil(wanted * u64::from(tuning.slot));
                     (wanted, piece.div_ceil(wanted * rounds).next_multiple_of(GRAIN), TILE_THREADS)
                 }
                 Protocol::Narrow | Protocol::Wide => {
-                    let wanted = piece.div_ceil(tuning.line_share).min(u64::from(limit)).max(1);
+                    let wanted = piece
+                        .div_ceil(tuning.line_share)
+                        .min(u64::from(tuning.line_blocks.min(limit)))
+                        .max(1);
                     let share = piece.div_ceil(wanted).next_multiple_of(LINE_GRAIN);
                     (piece.div_ceil(share), share, {
                         let threads = line_threads(protocol, share);
-                        if whole { threads } else { (threads * (size - 1)).min(LINE_THREADS) }
+                        let mutual = whole || scatters && size <= MUTUAL_RANKS;
+                        if mutual { threads } else { (threads * (size - 1)).min(LINE_THREADS) }
                     })
                 }
             };
@@ -218,8 +228,13 @@ mod tests {
         let table = Table::default();
         for kind in [Kind::Allreduce, Kind::Reduce, Kind::ReduceScatter, Kind::Broadcast] {
             for (size, count) in (2..=8).flat_map(|size| counts().map(move |count| (size, count))) {
-                for max_blocks in [0, 1, 7] {
-                    let job = Job { max_blocks, ..job(kind, count) };
+                for (max_blocks, operator) in [
+                    (0, Operator::PreMulSum(2.0)),
+                    (0, Operator::Sum),
+                    (1, Operator::Sum),
+                    (7, Operator::Sum),
+                ] {
+                    let job = Job { max_blocks, operator, ..job(kind, count) };
                     let Plan::Combine(plan) = Plan::of(&table, &job, size, count) else {
                         assert_eq!(count, 0);
                         continue;
@@ -227,6 +242,12 @@ mod tests {
                     let tuning = table.tuning(size);
                     let limit = if max_blocks == 0 { table.blocks } else { max_blocks };
                     assert!((1..=limit).contains(&plan.grid.blocks), "{plan:?}");
+                    if plan.protocol != Protocol::Tiles || kind.reduces() && operator != Operator::Sum {
+                        assert!(
+                            plan.grid.blocks <= tuning.line_blocks,
+                            "{kind:?} of {count} on {size}: {plan:?}"
+                        );
+                    }
                     let room = match plan.protocol {
                         Protocol::Narrow => NARROW_ROOM,
                         Protocol::Wide => wide_room(tuning.wide),

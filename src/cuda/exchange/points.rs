@@ -16,7 +16,7 @@ use crate::signature::Kind;
 /// Transfers each way for each peer in one launch: `MANY` of the kernels.
 const MANY: usize = 14;
 /// Threads of a block: `MOVE_THREADS` of the kernels.
-const THREADS: u32 = 512;
+const THREADS: u32 = 256;
 
 /// Which way a point's bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,8 +24,10 @@ pub struct Tuning {
     pub slot: u32,
     /// Bytes for wide lines in a slot for lines: a multiple of 4096.
     pub wide: u32,
-    /// The blocks of calls that go by tiles.
+    /// The blocks of calls that go by tiles, and the most of those that go by lines.
     pub tile_blocks: u32,
+    /// See `tile_blocks`.
+    pub line_blocks: u32,
     /// What a block should find to do at least, by lines.
     pub line_share: u64,
     /// The blocks for one peer, in calls that move.
@@ -34,6 +36,8 @@ pub struct Tuning {
     pub line_part: u64,
     /// See `line_part`.
     pub tile_part: u64,
+    /// Bytes of a slot for tiles that are moved: a multiple of 4096.
+    pub move_slot: u32,
     /// Of allreduce.
     pub allreduce: Bounds,
     /// Of reduce.
@@ -49,8 +53,8 @@ pub struct Tuning {
 /// All choices. The default is measured on H200s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// The most blocks of a kernel that exchanges; never more than a device has multiprocessors, since they wait for each
-    /// other. Arenas have room for as many.
+    /// The most blocks of a kernel that exchanges, whatever the tunings say: never more than run side by side, since they
+    /// wait for each other.
     pub blocks: u32,
     /// How many tiles a block may be ahead of a peer: a power of two.
     pub depth: u32,
@@ -66,8 +70,7 @@ impl Table {
     }
 
     pub(super) fn layout(&self, size: u32) -> Layout {
-        let tuning = self.tuning(size);
-        Layout::new(size, self.blocks, tuning.slot, self.depth, tuning.wide)
+        Layout::new(self, size)
     }
 
     /// Which of the choices a group of `size` has.
@@ -118,39 +121,42 @@ impl Default for Table {
         let two = Tuning {
             slot: 64 << 10,
             wide: 36 << 10,
-            tile_blocks: 64,
+            tile_blocks: 128,
+            line_blocks: 64,
             line_share: 2 * KIB,
             parts: 64,
             line_part: 2 * KIB,
             tile_part: 32 * KIB,
-            allreduce: Bounds { narrow: 4 * KIB, wide: 2048 * KIB, sharded: 0 },
+            move_slot: 64 << 10,
+            allreduce: Bounds { narrow: 32 * KIB, wide: 2048 * KIB, sharded: 0 },
             reduce: Bounds { narrow: 4 * KIB, wide: 1024 * KIB, sharded: 0 },
-            reduce_scatter: Bounds { narrow: 4 * KIB, wide: 1024 * KIB, sharded: 0 },
+            reduce_scatter: Bounds { narrow: 16 * KIB, wide: 1024 * KIB, sharded: 0 },
             broadcast: Bounds { narrow: 4 * KIB, wide: 1024 * KIB, sharded: 0 },
             moves: Bounds { narrow: 4 * KIB, wide: 512 * KIB, sharded: 0 },
         };
         let four = Tuning {
             slot: 16 << 10,
             wide: 16 << 10,
-            parts: 16,
-            allreduce: Bounds { narrow: 4 * KIB, wide: 128 * KIB, sharded: 3072 * KIB },
+            parts: 32,
+            allreduce: Bounds { narrow: 16 * KIB, wide: 256 * KIB, sharded: 3072 * KIB },
             reduce: Bounds { narrow: 4 * KIB, wide: 128 * KIB, sharded: 3072 * KIB },
-            reduce_scatter: Bounds { narrow: 4 * KIB, wide: 512 * KIB, sharded: 0 },
+            reduce_scatter: Bounds { narrow: 8 * KIB, wide: 512 * KIB, sharded: 0 },
             broadcast: Bounds { narrow: 4 * KIB, wide: 128 * KIB, sharded: 2048 * KIB },
-            moves: Bounds { narrow: 4 * KIB, wide: 224 * KIB, sharded: 0 },
+            moves: Bounds { narrow: 4 * KIB, wide: 448 * KIB, sharded: 0 },
             ..two
         };
         let eight = Tuning {
-            slot: 8 << 10,
+            slot: 12 << 10,
             wide: 8 << 10,
-            parts: 8,
+            tile_blocks: 64,
+            parts: 16,
             allreduce: Bounds { narrow: 4 * KIB, wide: 64 * KIB, sharded: 3072 * KIB },
             reduce: Bounds { narrow: 4 * KIB, wide: 64 * KIB, sharded: 3072 * KIB },
             reduce_scatter: Bounds { narrow: 4 * KIB, wide: 384 * KIB, sharded: 0 },
             broadcast: Bounds { narrow: 4 * KIB, wide: 64 * KIB, sharded: 2048 * KIB },
-            moves: Bounds { narrow: 4 * KIB, wide: 56 * KIB, sharded: 0 },
+            moves: Bounds { narrow: 4 * KIB, wide: 112 * KIB, sharded: 0 },
             ..two
         };
-        Table { blocks: 64, depth: 2, tunings: [two, four, eight] }
+        Table { blocks: 128, depth: 2, tunings: [two, four, eight] }
     }
 }

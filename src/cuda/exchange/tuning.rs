@@ -181,16 +181,18 @@ fn numbers_of_table(table: &mut Table) -> [Number<'_>; 2] {
     [short("blocks", blocks, Rule::Any), short("depth", depth, Rule::PowerOfTwo)]
 }
 
-fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 7] {
+fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 9] {
     // No `..`: what is added there has to come here.
     let Tuning {
         slot,
         wide,
         tile_blocks,
+        line_blocks,
         line_share,
         parts,
         line_part,
         tile_part,
+        move_slot,
         allreduce: _,
         reduce: _,
         reduce_scatter: _,
@@ -213,10 +215,12 @@ fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 7] {
         pages("slot", slot),
         pages("wide", wide),
         blocks("tile_blocks", tile_blocks),
+        blocks("line_blocks", line_blocks),
         bytes("line_share", line_share),
         blocks("parts", parts),
         bytes("line_part", line_part),
         bytes("tile_part", tile_part),
+        pages("move_slot", move_slot),
     ]
 }
 
@@ -399,6 +403,20 @@ mod tests {
         }
         let large = wrong("unisono-tuning 1\nblocks 1024\nranks 2\nslot 1048576\n");
         assert!(large.starts_with("ranks 2: ") && large.contains("MiB of device memory"), "{large}");
+    }
+
+    #[test]
+    fn a_file_that_is_wrong_is_named() {
+        let path = std::env::temp_dir().join(format!("unisono-tuning-{}", std::process::id()));
+        let name = path.display().to_string();
+        let missing = read(&path).expect_err("nobody has written it");
+        assert!(missing.text().starts_with(&format!("UNISONO_TUNING={name} cannot be read: ")), "{missing}");
+        std::fs::write(&path, "unisono-tuning 1\ndepth 5\n").expect("a file can be written");
+        let wrong = read(&path).expect_err("no power of two");
+        assert!(wrong.text().starts_with(&format!("UNISONO_TUNING={name}: line 2: depth 5")), "{wrong}");
+        std::fs::write(&path, Table::default().to_string()).expect("a file can be written");
+        assert_eq!(read(&path), Ok(Table::default()));
+        std::fs::remove_file(&path).expect("it is there");
     }
 
     #[test]

@@ -75,7 +75,9 @@ pub(super) fn arguments(
         _ => 1,
     };
     let stride = bytes.div_ceil(parts).next_multiple_of(GRAIN);
-    let most = if job.max_blocks == 0 { table.blocks } else { job.max_blocks.min(table.blocks) };
+    // Queues of inputs are there for those that combine by tiles.
+    let there = table.tuning(group.size()).tile_blocks.min(table.blocks);
+    let most = if job.max_blocks == 0 { there } else { job.max_blocks.min(there) };
     let blocks = stride.div_ceil(SWEEP).clamp(1, most.into());
     let chunk = stride.div_ceil(blocks * CHUNKS).next_multiple_of(SWEEP).min(MOST_SWEEPS * SWEEP);
     let arguments = Arguments {
@@ -125,7 +127,8 @@ mod tests {
     #[test]
     fn parts_are_the_whole_and_blocks_are_allowed() {
         let table = Table::default();
-        for (size, bytes) in (2..=8).flat_map(|size| [32 << 20, 50_000_001, 1 << 30].map(|bytes| (size, bytes)))
+        for (size, bytes) in
+            (2..=8).flat_map(|size| [32 << 20, 50_000_001, 1 << 30].map(|bytes| (size, bytes)))
         {
             for max_blocks in [0, 1, 7, 1000] {
                 let job = Job { max_blocks, ..job(Kind::Broadcast, bytes) };

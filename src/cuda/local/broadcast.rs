@@ -24,26 +24,32 @@ pub enum BroadcastAlgorithm {
 impl BroadcastAlgorithm {
     /// The tree for few bytes, two pointers, or one device; else the chain.
     pub fn automatic(pointers: &Pointers) -> BroadcastAlgorithm {
-        let mut devices: Vec<u32> = (0..pointers.len()).map(|index| pointers.device(index)).collect();
-        devices.sort_unstable();
-        devices.dedup();
-        if pointers.len() <= 2 || devices.len() == 1 || pointers.bytes() < SMALLEST_CHAIN {
+        if pointers.len() <= 2 || devices(pointers) == 1 || pointers.bytes() < SMALLEST_CHAIN {
             BroadcastAlgorithm::Tree
         } else {
-            BroadcastAlgorithm::chain(pointers.bytes(), pointers.len())
+            BroadcastAlgorithm::chain(pointers)
         }
     }
 
-    /// A chain for `pointers` pointers of `bytes` bytes, with chunks of the best size.
+    /// A chain with chunks of the best size.
     ///
-    /// A chunk takes each link a fixed time besides its bytes, and the chain takes n − 2 chunks to fill: the best size is a
-    /// square root. And the host has to enqueue a chunk for every pointer in the time that a link needs for one.
-    pub fn chain(bytes: usize, pointers: usize) -> BroadcastAlgorithm {
-        let fill = pointers.saturating_sub(2).max(1);
-        let best = (bytes as f64 * BYTES_LOST / fill as f64).sqrt() as usize;
-        let least = pointers * BYTES_ENQUEUED;
+    /// A chunk takes each link a fixed time besides its bytes, and the chain takes a chunk to fill for each device but two (copies
+    /// within a device take next to no time): the best size is a square root. And the host has to enqueue a chunk for every
+    /// pointer in the time that a link needs for one.
+    pub fn chain(pointers: &Pointers) -> BroadcastAlgorithm {
+        let fill = devices(pointers).saturating_sub(2).max(1);
+        let best = (pointers.bytes() as f64 * BYTES_LOST / fill as f64).sqrt() as usize;
+        let least = pointers.len() * BYTES_ENQUEUED;
         BroadcastAlgorithm::Chain { chunk: best.max(least).next_multiple_of(4096) }
     }
+}
+
+/// How many devices the pointers are on.
+fn devices(pointers: &Pointers) -> usize {
+    let mut devices: Vec<u32> = (0..pointers.len()).map(|index| pointers.device(index)).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    devices.len()
 }
 
 /// What a link of an H200 could carry in the time (3.7 µs) that it loses between two chunks.

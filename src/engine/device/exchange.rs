@@ -1,7 +1,10 @@
 //! The calls of one exchange between GPUs, as one rank makes them.
+//!
+//! Its members are the ranks of one host: all of the group, or consecutive ones. They are numbered from 0 here and by the
+//! kernels; errors speak of the group's ranks.
 
 use std::sync::atomic::{Ordering, fence};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::board::Noted;
@@ -9,10 +12,11 @@ use super::overdue::Overdue;
 use super::retired::{Parts, retire};
 use super::window::Window;
 use crate::cuda::context::Devices;
-use crate::cuda::driver::{Capture, StreamHandle};
+use crate::cuda::driver::{Capture, Priority, StreamHandle};
 use crate::cuda::event::Event;
 use crate::cuda::exchange::{Exchange, Job, MAX_RANKS, Point, Pull};
 use crate::cuda::stream::Stream;
+use crate::deadline::Deadline;
 use crate::engine::endpoint::lock;
 use crate::engine::group::{Group, Turn};
 use crate::engine::messages::Mismatch;
@@ -34,11 +38,14 @@ pub struct DeviceExchange {
     watch: Mutex<Option<Overdue>>,
 }
 
+/// How long [`DeviceExchange::shut`] waits for the device.
+const LATCHING: Duration = Duration::from_millis(20);
+
 /// Marks what stands for the id of a stream that is being captured: user space has no such addresses.
 const CAPTURED: u64 = 1 << 63;
 
 /// The order of the calls.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Lane {
     /// The stream of the last call, checked, by its id: ids are never used again.
     stream: Option<(u64, Stream)>,
@@ -174,11 +181,6 @@ impl DeviceExchange {
         Ok(lock(&self.parts().windows).find(address, bytes, location.buffer))
     }
 
-    /// The devices that its GPU is one of.
-    pub(super) fn devices(&self) -> &Arc<Devices> {
-        self.parts().last.devices()
-    }
-
     /// Adds a window that all ranks have mapped; answers its number.
     pub(super) fn add_window(&self, window: Window) -> u64 {
         lock(&self.parts().windows).add(window)
@@ -207,6 +209,8 @@ impl DeviceExchange {
             let call = Noted { sequence: turn.sequence, signature, max_blocks, windowed };
             let Some((member, theirs)) = self.parts().boards.note(before, &call) else { return Ok(()) };
             let (own, number, name) = (group.rank(), turn.sequence, group.name());
+            // Of the group: an exchange may be one host's part of it.
+            let member = self.parts().first as usize + member;
             if theirs.sequence != number {
                 fail!(
                     Mismatch,
@@ -240,7 +244,7 @@ impl DeviceExchange {
     }
 
     /// Gives sends and receives to the caller's stream, to run beside each other, and returns. `signatures` are theirs,
-    /// for the record.
+    /// for the record; the points' peers are members.
     ///
     /// # Safety
     /// As [`DeviceExchange::enqueue`].
@@ -251,7 +255,8 @@ impl DeviceExchange {
         points: &[Point],
         caller: Caller,
     ) -> Result<Enqueued> {
-        let mut peers: Vec<u32> = points.iter().map(|point| point.peer).collect();
+        let first = self.parts().first;
+        let mut peers: Vec<u32> = points.iter().map(|point| first + point.peer).collect();
         peers.sort_unstable();
         peers.dedup();
         // SAFETY: the caller's promise.
@@ -390,11 +395,54 @@ impl DeviceExchange {
         Ok((event, failure))
     }
 
-    /// The ranks that have not come to call number `sequence`.
-    pub(super) fn missing(&self, sequence: u32) -> Vec<u32> {
-        let boards = &self.parts().boards;
+    /// The ranks of the group that have not come to call number `sequence`.
+    pub fn missing(&self, sequence: u32) -> Vec<u32> {
+        let Parts { boards, first, .. } = self.parts();
+        let members = (0..boards.size()).filter(|&member| !boards.has_called(member, sequence));
         // There are at most MAX_MEMBERS.
-        (0..boards.size()).filter(|&member| !boards.has_called(member, sequence)).map(|m| m as u32).collect()
+        members.map(|member| first + member as u32).collect()
+    }
+
+    /// The driver's devices.
+    pub fn devices(&self) -> &Arc<Devices> {
+        self.parts().last.devices()
+    }
+
+    /// Begins a call that takes several launches. No other call of this exchange comes between them.
+    ///
+    /// # Safety
+    /// The caller's stream lives until the series is dropped.
+    pub unsafe fn series(self: &Arc<Self>, caller: Caller) -> Result<Series<'_>> {
+        let parts = self.parts();
+        let devices = parts.last.devices();
+        let handle = caller.stream.unwrap_or(parts.stream.handle());
+        // SAFETY: the caller's promise.
+        let stream = unsafe { Stream::borrow(devices, self.device(), handle) };
+        let stream = stream.map_err(|error| self.foreign(caller, error))?;
+        stream.refuse_capture("call->stream", "a call between hosts cannot be captured")?;
+        let lane = lock(&self.lane);
+        let id = {
+            let _entered = devices.enter(self.device())?;
+            // SAFETY: as above.
+            unsafe { devices.driver().stream_id(handle) }?
+        };
+        Ok(Series { exchange: self, lane, stream, id })
+    }
+
+    /// As [`DeviceExchange::abort`], also for kernels that would find all that they wait for: what streams come to from now
+    /// on leaves the caller's memory alone. Waits until that is so, a few milliseconds at most.
+    pub fn shut(&self) {
+        self.abort();
+        let parts = self.parts();
+        let latch = || -> Result<()> {
+            let stream = Stream::with_priority(self.devices(), self.device(), false, Priority::Highest)?;
+            // SAFETY: the arena's first word, which is the kernels' latch; the arena outlives this group's streams.
+            unsafe { stream.write_value(parts.arena.address(), 1) }?;
+            stream.synchronize(Deadline::after(LATCHING))
+        };
+        if let Err(error) = latch() {
+            log::debug!("kernels that are launched already may run: {error}");
+        }
     }
 
     /// Ends the kernels of this rank, now and from now on. Returns at once; from any thread.
@@ -427,6 +475,68 @@ impl DeviceExchange {
                 false
             }
         }
+    }
+}
+
+/// The launches of one call. The exchange is this call's until it is dropped.
+#[derive(Debug)]
+pub struct Series<'a> {
+    exchange: &'a Arc<DeviceExchange>,
+    lane: MutexGuard<'a, Lane>,
+    stream: Stream,
+    id: u64,
+}
+
+impl Series<'_> {
+    /// The stream that the call is on.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Notes the call, compares it with those of the other members, and has the stream wait for what ran before.
+    pub fn begin(&mut self, group: &Group, turn: &Turn) -> Result<()> {
+        let before = self.lane.collectives;
+        self.lane.collectives = before.wrapping_add(1);
+        self.exchange.compare(group, turn.signature, 0, false)(turn, before)?;
+        if self.lane.ran_on.is_some_and(|before| before != self.id) {
+            self.stream.wait(&self.exchange.parts().last)?;
+        }
+        Ok(())
+    }
+
+    /// A part of the call that is a collective of the members.
+    ///
+    /// # Safety
+    /// As [`crate::cuda::exchange::Exchange::enqueue`].
+    pub unsafe fn enqueue(&self, job: &Job) -> Result<()> {
+        let Parts { kernels, room, .. } = self.exchange.parts();
+        let job = Job { max_blocks: room.blocks(job.max_blocks), ..*job };
+        // SAFETY: the caller's promise.
+        unsafe { kernels.enqueue(&job, &self.stream) }
+    }
+
+    /// A part of the call that consists of sends and receives between members.
+    ///
+    /// # Safety
+    /// As [`crate::cuda::exchange::Exchange::enqueue_points`].
+    pub unsafe fn enqueue_points(&self, points: &[Point]) -> Result<()> {
+        let Parts { kernels, room, .. } = self.exchange.parts();
+        // SAFETY: the caller's promise.
+        unsafe { kernels.enqueue_points(points, room.blocks(0), &self.stream) }
+    }
+
+    /// All parts have been given. `turn` says until when they are to be done.
+    pub fn end(mut self, group: &Group, turn: Turn) -> Result<Enqueued> {
+        let exchange = self.exchange;
+        let mut watch = lock(&exchange.watch);
+        exchange.parts().last.record(&self.stream)?;
+        self.lane.ran_on = Some(self.id);
+        *watch = Some(Overdue::new(turn, Vec::new()));
+        drop(watch);
+        // As in `give`.
+        fence(Ordering::SeqCst);
+        group.endpoint().watch_devices();
+        Ok(Enqueued { turn, peers: Vec::new(), stream: self.stream.handle(), captured: false })
     }
 }
 

@@ -11,6 +11,7 @@
 
 pub mod board;
 mod exchange;
+pub mod hosts;
 mod offer;
 mod overdue;
 mod probe;
@@ -23,12 +24,15 @@ use std::sync::Arc;
 
 use crate::cuda::context::Devices;
 use crate::cuda::exchange::{Exchange, Fault, Job, MAX_RANKS, Point, Pull, Table};
+use crate::cuda::fold::FoldKernels;
+use crate::cuda::local::Kernels as Folds;
 use crate::cuda::stream::Stream;
 use crate::error::Result;
 use crate::reduce::{DataType, Operator};
 use crate::signature::Kind;
 
-pub use exchange::{Caller, DeviceExchange, Enqueued};
+pub use exchange::{Caller, DeviceExchange, Enqueued, Series};
+pub use hosts::{Hosts, Layout};
 pub use setup::{MESSAGE_BYTES, Setup, Step};
 pub use window::Registration;
 
@@ -37,6 +41,8 @@ pub use window::Registration;
 pub enum Way {
     /// Their GPUs exchange.
     Exchange(Arc<DeviceExchange>),
+    /// Those of each host exchange, and the hosts by way of their memory.
+    Hosts(Arc<Hosts>),
     /// They do not, for this reason.
     Staged(String),
 }
@@ -44,7 +50,24 @@ pub enum Way {
 impl Way {
     /// Whether sends and receives go this way: all ranks knew of it before their first call.
     pub fn serves_points(&self) -> bool {
-        matches!(self, Way::Exchange(exchange) if exchange.serves_points())
+        self.exchange().is_some_and(|exchange| exchange.serves_points())
+    }
+
+    /// The group's rank that is the first of those whose GPUs exchange with this rank's.
+    pub fn first_member(&self) -> u32 {
+        match self {
+            Way::Hosts(hosts) => hosts.layout().first(),
+            Way::Exchange(_) | Way::Staged(_) => 0,
+        }
+    }
+
+    /// The exchange of this rank's GPU with those of its host.
+    pub fn exchange(&self) -> Option<&Arc<DeviceExchange>> {
+        match self {
+            Way::Exchange(exchange) => Some(exchange),
+            Way::Hosts(hosts) => Some(hosts.exchange()),
+            Way::Staged(_) => None,
+        }
     }
 }
 
@@ -107,6 +130,20 @@ impl Kernels for Exchange {
 /// Loads the kernels of `rank` on `device`, which reaches all `arenas` until what it gives is dropped.
 pub type Load =
     fn(&Arc<Devices>, device: u32, rank: u32, arenas: &[u64], Arc<Fault>, Table) -> Result<Box<dyn Kernels>>;
+
+/// Where kernels come from.
+#[derive(Clone, Copy)]
+pub struct Loads {
+    /// Those that exchange.
+    pub exchange: Load,
+    /// Those that fold.
+    pub fold: fn(&Arc<Devices>) -> Arc<dyn Folds>,
+}
+
+impl Loads {
+    /// This library's.
+    pub const OWN: Loads = Loads { exchange: load, fold: |_| FoldKernels::open() };
+}
 
 /// Loads the kernels of this library.
 pub fn load(

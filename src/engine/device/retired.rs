@@ -57,8 +57,12 @@ pub(super) struct Parts {
     pub(super) room: Room,
     pub(super) windows: Mutex<Windows>,
     pub(super) fault: Arc<Fault>,
+    /// The group's rank that is the first member.
+    pub(super) first: u32,
     /// Here the others write.
-    pub(super) _arena: Arena,
+    pub(super) arena: Arena,
+    /// What calls across hosts work in.
+    pub(super) _workspace: Option<Arena>,
     /// There this rank writes.
     pub(super) _opened: Vec<Arc<Opened>>,
     pub(super) boards: Boards,

@@ -1,7 +1,7 @@
 //! How the ranks of a group come to exchange through their GPUs, or agree that they cannot.
 //!
 //! Three rounds, in each of which every rank hears a message from every other. First they tell where their arenas lie;
-//! each maps those of the others, and writes into them. Then they tell whether that went well; each looks whether what
+//! each maps those of the others on its host, and writes into them. Then they tell whether that went well; each looks whether what
 //! the others wrote has arrived, reads from them, and loads its kernels. Then they tell that. A rank that cannot go on
 //! says why and still takes part in the round, so that all come to the same answer at the same point.
 //!
@@ -12,10 +12,11 @@ use std::sync::{Arc, Mutex};
 
 use super::board::{BOARD_BYTES, Boards, MAX_MEMBERS};
 use super::exchange::DeviceExchange;
+use super::hosts::{Hosts, Layout, Tools};
 use super::offer::{Message, Offer};
 use super::probe::{PROBE_BYTES, Probe};
 use super::retired::{Parts, Room};
-use super::{Kernels, Load, Way};
+use super::{Kernels, Loads, Way};
 use crate::cuda::context::Devices;
 use crate::cuda::event::Event;
 use crate::cuda::exchange::{self, Chosen, Fault};
@@ -42,7 +43,9 @@ pub enum Step {
 /// One group's setup under way.
 pub struct Setup {
     group: Arc<Group>,
-    load: Load,
+    /// This rank exchanges with those of its host.
+    layout: Layout,
+    loads: Loads,
     deadline: Deadline,
     stage: Stage,
 }
@@ -91,6 +94,8 @@ struct Made {
     last: Event,
     within: Event,
     stream: Stream,
+    /// Where there are several hosts.
+    tools: Option<Tools>,
 }
 
 impl Setup {
@@ -102,26 +107,31 @@ impl Setup {
         devices: Result<Arc<Devices>>,
         device: u32,
         choose: impl FnOnce(&Devices, u32) -> Result<Chosen>,
-        load: Load,
+        loads: Loads,
         call: Option<&Turn>,
         max_blocks: u32,
     ) -> (Setup, Step) {
         let deadline = Deadline::after(group.timeout());
-        let mut setup = Setup { group: group.clone(), load, deadline, stage: Stage::Over };
+        let layout = group.layout();
+        let stage = Stage::Over;
+        let mut setup =
+            Setup { group: group.clone(), layout: layout.unwrap_or_default(), loads, deadline, stage };
         // What all ranks know without a word.
-        if group.direct().is_none() {
-            let why = "the ranks are not all on one host, or share no memory there";
+        let Some(layout) = layout else {
+            let why =
+                "the ranks share no memory on their host, or have no equal blocks of numbers on several";
             let step = setup.agree(Way::Staged(why.into()));
             return (setup, step);
-        }
-        let (size, most) = (group.size() as usize, MAX_MEMBERS.min(exchange::MAX_RANKS));
+        };
+        let (size, most) = (layout.inside as usize, MAX_MEMBERS.min(exchange::MAX_RANKS));
         if size > most {
-            let why = format!("{size} ranks are more than the {most} whose GPUs exchange");
+            let why = format!("{size} ranks on a host are more than the {most} whose GPUs exchange");
             let step = setup.agree(Way::Staged(why));
             return (setup, step);
         }
         let chosen = wanted().and(devices).and_then(|devices| Ok((choose(&devices, device)?, devices)));
-        let offered = chosen.and_then(|(chosen, devices)| Own::new(group, devices, device, chosen, deadline));
+        let offered =
+            chosen.and_then(|(chosen, devices)| Own::new(group, layout, devices, device, chosen, deadline));
         let offered = offered.and_then(|own| own.offer(call, max_blocks).map(|offer| (own, offer)));
         let (own, message) = match offered {
             Ok((own, offer)) => (Some(own), Message::Offer(offer)),
@@ -170,10 +180,10 @@ impl Setup {
                     self.group.fail(error.clone());
                     return Err(error);
                 }
-                if let Some(why) = unfit(&offers) {
+                if let Some(why) = unfit(&offers, self.layout) {
                     return Ok(self.agree(Way::Staged(why)));
                 }
-                let (mapped, message) = match own.map(&self.group, &offers) {
+                let (mapped, message) = match own.map(&self.group, self.layout, &offers) {
                     Ok(mapped) => {
                         let message = match own.probe.write(&mapped.areas, self.deadline) {
                             Ok(()) => Message::Ready,
@@ -196,8 +206,8 @@ impl Setup {
                 message
             }
             Stage::Proved(own, mapped, Some(made)) => {
-                let exchange = self.exchange(own, mapped, made)?;
-                return Ok(self.agree(Way::Exchange(Arc::new(exchange))));
+                let way = self.way(own, mapped, made)?;
+                return Ok(self.agree(way));
             }
             // A rank that lacks something has refused.
             _ => fail!(Internal, "this setup is over"),
@@ -208,19 +218,27 @@ impl Setup {
     /// Makes what may fail.
     fn make(&self, own: &Own, mapped: &Mapped) -> Result<Made> {
         let Own { devices, device, chosen, fault, .. } = own;
-        let (rank, arenas) = (self.group.rank(), &mapped.arenas);
-        let kernels = (self.load)(devices, *device, rank, arenas, fault.clone(), chosen.table)?;
+        let (rank, arenas) = (self.layout.place(), &mapped.arenas);
+        let kernels = (self.loads.exchange)(devices, *device, rank, arenas, fault.clone(), chosen.table)?;
         let event = || Event::new(devices, *device);
-        Ok(Made { kernels, last: event()?, within: event()?, stream: Stream::new(devices, *device, true)? })
+        let tools = match self.layout.hosts {
+            1 => None,
+            _ => Some(Tools::new(devices, *device, &(self.loads.fold)(devices), self.deadline)?),
+        };
+        let stream = Stream::new(devices, *device, true)?;
+        Ok(Made { kernels, last: event()?, within: event()?, stream, tools })
     }
 
-    fn exchange(&self, own: Own, mapped: Mapped, made: Made) -> Result<DeviceExchange> {
-        let Made { kernels, last, within, stream } = made;
-        let rank = self.group.rank() as usize;
+    fn way(&self, own: Own, mapped: Mapped, made: Made) -> Result<Way> {
+        let Made { kernels, last, within, stream, tools } = made;
+        let rank = self.layout.place() as usize;
         let Some(boards) = Boards::new(rank, own.board, mapped.peers, &mapped.boards) else {
             fail!(Internal, "a member's board lies outside of its segment")
         };
-        Ok(DeviceExchange::new(Parts {
+        let layout = self.layout;
+        let (tools, workspace) = tools.map(Tools::part).unzip();
+        let exchange = Arc::new(DeviceExchange::new(Parts {
+            first: layout.first(),
             last,
             within,
             stream,
@@ -229,12 +247,17 @@ impl Setup {
             room: mapped.room,
             windows: Mutex::default(),
             fault: own.fault,
-            _arena: own.arena,
+            arena: own.arena,
+            _workspace: workspace,
             _opened: mapped.opened,
             boards,
             said_goodbye: AtomicBool::new(false),
             fork: fork::generation(),
-        }))
+        }));
+        Ok(match tools {
+            None => Way::Exchange(exchange),
+            Some(tools) => Way::Hosts(Arc::new(Hosts::new(exchange, layout, tools))),
+        })
     }
 
     /// Refuses tables that somebody has chosen differently: kernels that go by different tables would wait for each other.
@@ -283,6 +306,10 @@ impl Setup {
         let name = self.group.name();
         match &way {
             Way::Exchange(_) => log::info!("group '{name}': the GPUs exchange directly"),
+            Way::Hosts(hosts) => {
+                let Layout { inside, hosts, .. } = hosts.layout();
+                log::info!("group '{name}': {inside} GPUs exchange directly on each of {hosts} hosts");
+            }
             Way::Staged(why) => {
                 log::info!("group '{name}': device memory goes through the host, because of {why}");
             }
@@ -328,18 +355,19 @@ fn refusal(error: &Error) -> Message {
     Message::Refusal { why: error.text().to_string(), stuck: false }
 }
 
-/// Why these offers do not fit each other, if they do not.
-fn unfit(offers: &[&Offer]) -> Option<String> {
+/// Why these offers do not fit each other, if they do not. The same on all ranks.
+fn unfit(offers: &[&Offer], layout: Layout) -> Option<String> {
     for (rank, offer) in offers.iter().enumerate() {
+        let first = rank - rank % layout.inside as usize;
         let same = |other: &&Offer| (other.process, other.device) == (offer.process, offer.device);
-        if let Some(other) = offers[..rank].iter().position(same) {
+        if let Some(other) = offers[first..rank].iter().position(same).map(|other| first + other) {
             let device = offer.device;
             // Kernels that wait for each other must never queue behind each other.
             return Some(format!("ranks {other} and {rank} are one process on one GPU ({device})"));
         }
-        if (offer.bytes, offer.table) != (offers[0].bytes, offers[0].table) {
+        if (offer.bytes, offer.table) != (offers[first].bytes, offers[first].table) {
             return Some(format!(
-                "rank {rank} and rank 0 have different kinds of GPU or run different versions of unisono"
+                "rank {rank} and rank {first} have different kinds of GPU or run different versions of unisono"
             ));
         }
     }
@@ -349,20 +377,33 @@ fn unfit(offers: &[&Offer]) -> Option<String> {
 impl Own {
     fn new(
         group: &Group,
+        layout: Layout,
         devices: Arc<Devices>,
         device: u32,
         chosen: Chosen,
         deadline: Deadline,
     ) -> Result<Own> {
         devices.context(device)?;
-        let bytes = chosen.table.arena_bytes(group.size()).next_multiple_of(64);
+        if layout.hosts > 1 {
+            if !group.endpoint().shares_memory() {
+                fail!(
+                    Unsupported,
+                    "UNISONO_TRANSPORT has no shm, by which the ranks of a host find each other"
+                );
+            }
+            if !devices.driver().can_wait_value(device)? {
+                fail!(Unsupported, "streams of GPU {device} cannot wait for the host");
+            }
+            group.endpoint().open_links(&layout.others(group.members()), deadline)?;
+        }
+        let bytes = chosen.table.arena_bytes(layout.inside).next_multiple_of(64);
         let arena = Arena::new(&devices, device, bytes + PROBE_BYTES, deadline)?;
         let Some(board) = group.endpoint().registration().segment().allocate(BOARD_BYTES, 64) else {
             fail!(OutOfMemory, "no room for {BOARD_BYTES} bytes in the shared segment")
         };
         let fault = Arc::new(Fault::new(&devices, device)?);
         let area = arena.address() + bytes as u64;
-        let probe = Probe::new(&devices, device, area, group.rank() as usize, group.id(), deadline)?;
+        let probe = Probe::new(&devices, device, area, layout.place() as usize, group.id(), deadline)?;
         Ok(Own { devices, device, chosen, arena, board, fault, probe })
     }
 
@@ -390,13 +431,14 @@ impl Own {
 }
 
 impl Own {
-    /// Maps the others' arenas.
-    fn map(&self, group: &Group, offers: &[&Offer]) -> Result<Mapped> {
+    /// Maps the arenas of the others on this host.
+    fn map(&self, group: &Group, layout: Layout, offers: &[&Offer]) -> Result<Mapped> {
         let Own { devices, device, arena, .. } = self;
         let device = *device;
         let before_area = (arena.bytes() - PROBE_BYTES) as u64;
         let (mut arenas, mut areas, mut opened) = (Vec::new(), Vec::new(), Vec::new());
-        for (member, offer) in offers.iter().enumerate() {
+        let neighbours = layout.neighbours();
+        for (member, offer) in offers.iter().enumerate().take(neighbours.end).skip(neighbours.start) {
             let (address, owner) = if member == group.rank() as usize {
                 (arena.address(), device)
             } else if offer.process == slab::identity(devices) {
@@ -411,9 +453,13 @@ impl Own {
             areas.push((address + before_area, owner));
         }
         let messages = group.endpoint().messages();
-        let peers = group.members().iter().map(|&peer| messages.memory(peer).cloned()).collect();
+        let members = &group.members()[neighbours.clone()];
+        let peers: Vec<_> = members.iter().map(|&peer| messages.memory(peer).cloned()).collect();
         drop(messages);
-        let boards = offers.iter().map(|offer| offer.board).collect();
+        if peers.iter().flatten().count() + 1 < peers.len() {
+            fail!(Unsupported, "it cannot map the memory that ranks of its host share");
+        }
+        let boards = offers[neighbours].iter().map(|offer| offer.board).collect();
         let before_calls = offers.iter().all(|offer| offer.call.is_none());
         let room = Room::of(offers);
         Ok(Mapped { arenas, areas, opened, peers, boards, before_calls, room })

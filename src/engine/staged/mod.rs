@@ -31,8 +31,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 pub use cut::{Blocks, Cut, Piece, Shape, Strip};
-pub use resources::Entry;
 use resources::{Bay, Lane, Ringer};
+pub use resources::{Entry, prepare};
 pub use transfer::{Load, store};
 
 use super::endpoint::Through;
@@ -127,7 +127,7 @@ pub struct Job {
 pub struct Staged {
     job: Job,
     turn: Turn,
-    bay: Option<Bay>,
+    bay: Option<Arc<Bay>>,
     lanes: Vec<Lane>,
     ringer: Option<Arc<Ringer>>,
     current: Option<Box<dyn Operation>>,
@@ -406,7 +406,7 @@ impl Staged {
                 while exit.is_none() && matches!(tail.query(), Ok(false)) && !until.expired() {
                     sys::process::yield_now();
                 }
-                resources::park(tail, Some(bay), lanes);
+                resources::park(tail, lanes);
             }
             Err(error) => {
                 // The device does nothing any more that could be waited for.
@@ -414,7 +414,7 @@ impl Staged {
                 if let Some(exit) = exit {
                     exit.release();
                 }
-                std::mem::forget((bay, lanes));
+                std::mem::forget(lanes);
             }
         }
     }
@@ -426,9 +426,8 @@ impl Operation for Staged {
         match early.and_then(|()| self.step(group)) {
             Ok(false) => Poll::Pending,
             Ok(true) => {
-                if let Some(bay) = self.bay.take() {
-                    resources::give_back(Some(bay), std::mem::take(&mut self.lanes));
-                }
+                self.bay = None;
+                resources::give_back(std::mem::take(&mut self.lanes));
                 Poll::Ready(Ok(self.completion))
             }
             Err(error) => Poll::Ready(Err(error)),

@@ -11,13 +11,12 @@ use crate::cuda::event::Event;
 use crate::cuda::memory::RegisteredBuffer;
 use crate::cuda::stream::Stream;
 use crate::engine::endpoint::{Endpoint, lock};
-use crate::error::Result;
+use crate::error::{Result, fail};
 
-/// The side streams of one call. A call has its own: on shared ones, a call whose stream has not come so far would hold up
-/// those behind it.
+/// Side streams, which calls share: what they are given can run at once.
 ///
-/// The device has fewer queues than streams. What these streams are given can run at once, and they share queues with
-/// no stream that may wait for the host: theirs is the highest priority.
+/// The device has fewer queues than streams. These share queues with no stream that may wait for the host: theirs is
+/// the highest priority.
 #[derive(Debug)]
 pub(super) struct Bay {
     devices: Arc<Devices>,
@@ -57,7 +56,6 @@ const KEPT_BYTES: usize = 256 * 1024 * 1024;
 struct Parked {
     /// After all of them.
     tail: Event,
-    bay: Option<Bay>,
     lanes: Vec<Lane>,
 }
 
@@ -124,8 +122,41 @@ impl Drop for Entry {
     }
 }
 
+/// Bays of a device, taken in turn.
+const BAYS: usize = 4;
+
+/// Events for entries, and lanes of the smallest size, that a device has from the beginning.
+const READY_ENTRIES: usize = 64;
+const READY_LANES: usize = 16;
+
+/// Makes what calls on `device` run in, once in the process, before any stream waits for one of them. What the driver makes
+/// later may wait for the device, with the lock of its context held, and so for such a stream: of another rank of this process,
+/// whose call needs that lock to go on.
+pub fn prepare(devices: &Arc<Devices>, device: u32) -> Result<()> {
+    static PREPARED: Mutex<Vec<(usize, u32)>> = Mutex::new(Vec::new());
+    // The pool keeps the devices: none has this address after them.
+    let key = (Arc::as_ptr(devices).addr(), device);
+    let mut prepared = lock(&PREPARED);
+    if prepared.contains(&key) {
+        return Ok(());
+    }
+    let _entered = devices.enter(device)?;
+    let bays = (0..BAYS).map(|_| Bay::new(devices, device)).collect::<Result<Vec<_>>>()?;
+    let entries = (0..READY_ENTRIES).map(|_| Event::new(devices, device)).collect::<Result<Vec<_>>>()?;
+    let lanes = (0..READY_LANES).map(|_| Lane::new(devices, device, SMALLEST)).collect::<Result<_>>()?;
+    drop(devices.word(device)?);
+    let mut pool = lock(&POOL);
+    pool.bays.extend(bays);
+    pool.entries.extend(entries);
+    pool.keep(lanes);
+    prepared.push(key);
+    Ok(())
+}
+
 struct Pool {
-    bays: Vec<Bay>,
+    bays: Vec<Arc<Bay>>,
+    /// Which of them is next.
+    turn: usize,
     entries: Vec<Event>,
     lanes: Vec<Lane>,
     kept_bytes: usize,
@@ -134,6 +165,7 @@ struct Pool {
 
 static POOL: Mutex<Pool> = Mutex::new(Pool {
     bays: Vec::new(),
+    turn: 0,
     entries: Vec::new(),
     lanes: Vec::new(),
     kept_bytes: 0,
@@ -141,18 +173,24 @@ static POOL: Mutex<Pool> = Mutex::new(Pool {
 });
 
 impl Bay {
-    /// Side streams of a device.
-    pub(super) fn take(devices: &Arc<Devices>, device: u32) -> Result<Bay> {
-        let mut pool = lock(&POOL);
-        pool.unpark();
-        let fits = |bay: &Bay| bay.device == device && Arc::ptr_eq(&bay.devices, devices);
-        if let Some(index) = pool.bays.iter().position(fits) {
-            return Ok(pool.bays.swap_remove(index));
-        }
-        drop(pool);
+    fn new(devices: &Arc<Devices>, device: u32) -> Result<Arc<Bay>> {
         let load = Stream::with_priority(devices, device, false, Priority::Highest)?;
         let store = Stream::with_priority(devices, device, false, Priority::Highest)?;
-        Ok(Bay { devices: devices.clone(), device, load, store })
+        Ok(Arc::new(Bay { devices: devices.clone(), device, load, store }))
+    }
+
+    /// Side streams of a device.
+    pub(super) fn take(devices: &Arc<Devices>, device: u32) -> Result<Arc<Bay>> {
+        prepare(devices, device)?;
+        let mut pool = lock(&POOL);
+        pool.unpark();
+        pool.turn = pool.turn.wrapping_add(1);
+        let (turn, bays) = (pool.turn, &pool.bays);
+        let fits = |bay: &&Arc<Bay>| bay.device == device && Arc::ptr_eq(&bay.devices, devices);
+        match bays.iter().filter(fits).nth(turn % BAYS) {
+            Some(bay) => Ok(bay.clone()),
+            None => fail!(Internal, "GPU {device} has been prepared, but has no side streams"),
+        }
     }
 }
 
@@ -169,6 +207,10 @@ impl Lane {
             return Ok(pool.lanes.swap_remove(index));
         }
         drop(pool);
+        Lane::new(devices, device, bytes)
+    }
+
+    fn new(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<Lane> {
         let memory = RegisteredBuffer::new(devices, device, bytes)?;
         let (loaded, stored) = (Event::new(devices, device)?, Event::new(devices, device)?);
         Ok(Lane { devices: devices.clone(), device, memory, loaded, stored })
@@ -176,18 +218,17 @@ impl Lane {
 }
 
 /// Takes back what a call ran in. No stream is to do anything with it any more.
-pub(super) fn give_back(bay: Option<Bay>, lanes: Vec<Lane>) {
-    lock(&POOL).keep(bay, lanes);
+pub(super) fn give_back(lanes: Vec<Lane>) {
+    lock(&POOL).keep(lanes);
 }
 
 /// Takes back what a call ran in, once `tail` is complete.
-pub(super) fn park(tail: Event, bay: Option<Bay>, lanes: Vec<Lane>) {
-    lock(&POOL).parked.push(Parked { tail, bay, lanes });
+pub(super) fn park(tail: Event, lanes: Vec<Lane>) {
+    lock(&POOL).parked.push(Parked { tail, lanes });
 }
 
 impl Pool {
-    fn keep(&mut self, bay: Option<Bay>, lanes: Vec<Lane>) {
-        self.bays.extend(bay);
+    fn keep(&mut self, lanes: Vec<Lane>) {
         let mut surplus = Vec::new();
         for lane in lanes {
             if self.kept_bytes + lane.memory.bytes() <= KEPT_BYTES {
@@ -214,8 +255,8 @@ impl Pool {
         while index < self.parked.len() {
             match self.parked[index].tail.query() {
                 Ok(true) => {
-                    let Parked { bay, lanes, .. } = self.parked.swap_remove(index);
-                    self.keep(bay, lanes);
+                    let Parked { lanes, .. } = self.parked.swap_remove(index);
+                    self.keep(lanes);
                 }
                 Ok(false) => index += 1,
                 // The device is lost to this process, and what it was given with it.

@@ -131,8 +131,8 @@ impl Drop for Transfer {
     fn drop(&mut self) {
         let Some(lane) = self.lane.take() else { return };
         match self.tail.take() {
-            _ if self.ended.get() => resources::give_back(None, vec![lane]),
-            Some(tail) => resources::park(tail, None, vec![lane]),
+            _ if self.ended.get() => resources::give_back(vec![lane]),
+            Some(tail) => resources::park(tail, vec![lane]),
             None => {
                 // A copy may be under way, and nothing tells when it ends.
                 log::warn!("a copy that failed leaves its pinned memory behind");

@@ -164,6 +164,8 @@ fn adjust(table: &mut Table, key: &str, value: u64) {
         match key {
             "slot" => tuning.slot = value as u32,
             "tile_blocks" => tuning.tile_blocks = value as u32,
+            "line_blocks" => tuning.line_blocks = value as u32,
+            "move_slot" => tuning.move_slot = value as u32,
             "line_share" => tuning.line_share = value,
             "parts" => tuning.parts = value as u32,
             "line_part" => tuning.line_part = value,

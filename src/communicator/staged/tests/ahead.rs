@@ -56,6 +56,7 @@ fn calls_of_several_contexts_on_one_stream_count_together() {
             timeout: PATIENCE,
             interface: Some("127.0.0.1".into()),
             transports: Some("tcp".into()),
+            host: None,
         })
         .expect("the ranks meet");
         let third = rank.context.duplicate().expect("a third");

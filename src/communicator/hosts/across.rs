@@ -1,0 +1,116 @@
+//! What the hosts do among themselves in one composed call: its staged parts as one operation.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+
+use crate::engine::device::DeviceExchange;
+use crate::engine::endpoint::{Through, lock};
+use crate::engine::group::{Group, Turn};
+use crate::engine::operation::{Completion, Operation};
+use crate::engine::staged::Staged;
+use crate::error::Result;
+
+/// The parts that have been given to the stream and have not been begun.
+#[derive(Default)]
+pub(super) struct Queue(Mutex<Parts>);
+
+#[derive(Default)]
+struct Parts {
+    waiting: VecDeque<Staged>,
+    /// Whether no more will come.
+    closed: bool,
+    /// Whether the operation was given up.
+    abandoned: bool,
+}
+
+impl Queue {
+    /// Adds a part, whose exit the stream may wait for from now on: it will be released in any case.
+    pub(super) fn push(&self, group: &Group, mut part: Staged) {
+        let mut parts = lock(&self.0);
+        if parts.abandoned {
+            drop(parts);
+            part.abandon(group);
+        } else {
+            parts.waiting.push_back(part);
+        }
+    }
+
+    /// All parts have been added.
+    pub(super) fn close(&self) {
+        lock(&self.0).closed = true;
+    }
+}
+
+/// Parts under way: as many as the workspace has room for.
+const ACTIVE: usize = 2;
+
+/// The operation.
+pub(super) struct Across {
+    turn: Turn,
+    exchange: Arc<DeviceExchange>,
+    queue: Arc<Queue>,
+    active: VecDeque<Staged>,
+}
+
+impl Across {
+    /// The parts of `turn` that come through `queue`, between launches of `exchange`.
+    pub(super) fn new(turn: &Turn, exchange: Arc<DeviceExchange>, queue: Arc<Queue>) -> Across {
+        Across { turn: *turn, exchange, queue, active: VecDeque::with_capacity(ACTIVE) }
+    }
+
+    /// Takes parts that can begin. Whether there are any under way, or more may come.
+    fn take(&mut self) -> bool {
+        let mut parts = lock(&self.queue.0);
+        let free = ACTIVE - self.active.len();
+        let taken = free.min(parts.waiting.len());
+        self.active.extend(parts.waiting.drain(..taken));
+        !self.active.is_empty() || !parts.closed
+    }
+}
+
+impl Operation for Across {
+    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        loop {
+            if !self.take() {
+                return Poll::Ready(Ok(Completion::default()));
+            }
+            let before = self.active.len();
+            let mut index = 0;
+            while let Some(part) = self.active.get_mut(index) {
+                match part.advance(group) {
+                    Poll::Ready(Ok(_)) => drop(self.active.remove(index)),
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                    Poll::Pending => index += 1,
+                }
+            }
+            if self.active.len() == before {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    fn abandon(&mut self, group: &Group) {
+        // What the stream comes to behind the parts must not take their memory for results.
+        self.exchange.shut();
+        let mut parts = lock(&self.queue.0);
+        parts.abandoned = true;
+        let waiting = std::mem::take(&mut parts.waiting);
+        drop(parts);
+        for mut part in self.active.drain(..).chain(waiting) {
+            part.abandon(group);
+        }
+    }
+
+    fn waits_for(&self, group: &Group) -> Vec<u32> {
+        let mut ranks: Vec<u32> = self.active.iter().flat_map(|part| part.waits_for(group)).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        // Or its stream has not come so far: then it may be the other ranks of this host that have not called.
+        if ranks.is_empty() { self.exchange.missing(self.turn.sequence) } else { ranks }
+    }
+
+    fn through(&self) -> Through {
+        Through::Device
+    }
+}
