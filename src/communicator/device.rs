@@ -84,6 +84,12 @@ impl Context {
                     );
                 }
                 match group.devices() {
+                    Some(Way::Hosts(_)) => {
+                        fail!(
+                            Unsupported,
+                            "algorithm '{name}' is for GPUs of one host, but there are several"
+                        )
+                    }
                     Some(Way::Staged(why)) => {
                         fail!(
                             Unsupported,
@@ -153,6 +159,8 @@ impl Context {
             (Way::Hosts(hosts), What::Collective(..)) => {
                 What::Composed(Box::new(Composed::new(self, group, hosts, request, caller)?))
             }
+            // A broadcast by stages is within one host.
+            (Way::Hosts(_), What::Pull(..)) => return Ok(None),
             (_, what) => what,
         };
         Ok(Some(OnDevices { group: group.clone(), exchange: exchange.clone(), caller, what }))

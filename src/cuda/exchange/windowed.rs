@@ -11,6 +11,8 @@ use crate::signature::Kind;
 
 /// Threads of a block: `WINDOWED_THREADS` of the kernels.
 const THREADS: u32 = 512;
+/// Blocks, if the caller allows as many.
+const BLOCKS: u32 = 64;
 /// Bytes that a block moves by one access of each thread.
 const SWEEP: u64 = 16 * THREADS as u64;
 /// Parts begin at multiples of this.
@@ -75,7 +77,9 @@ pub(super) fn arguments(
         _ => 1,
     };
     let stride = bytes.div_ceil(parts).next_multiple_of(GRAIN);
-    let most = if job.max_blocks == 0 { table.blocks } else { job.max_blocks.min(table.blocks) };
+    // Queues of inputs are there for those that combine by tiles.
+    let there = BLOCKS.min(table.tuning(group.size()).tile_blocks).min(table.blocks);
+    let most = if job.max_blocks == 0 { there } else { job.max_blocks.min(there) };
     let blocks = stride.div_ceil(SWEEP).clamp(1, most.into());
     let chunk = stride.div_ceil(blocks * CHUNKS).next_multiple_of(SWEEP).min(MOST_SWEEPS * SWEEP);
     let arguments = Arguments {
