@@ -289,6 +289,10 @@ typedef struct unisono_store_reply_t unisono_store_reply_t;
 /// called from any thread.
 typedef struct unisono_store_t unisono_store_t;
 
+/// A window: device memory of this rank into which collectives of other ranks may write their results directly. Ended by
+/// unisono_window_destroy.
+typedef struct unisono_window_t unisono_window_t;
+
 /// An operation under way. Made by every call that is given a `work`; ended by unisono_work_destroy. All functions may be
 /// called from any thread, also several at once.
 typedef struct unisono_work_t unisono_work_t;
@@ -1061,6 +1065,22 @@ const char *unisono_algorithm_name(const struct unisono_algorithm_t *algorithm);
 
 /// Ends the object, after its last run is complete. NULL is fine.
 void unisono_algorithm_destroy(struct unisono_algorithm_t *algorithm);
+
+/// Makes a window of `bytes` bytes of device memory at `pointer`. Every rank of the group calls it, each with memory of its own.
+///
+/// Allgather and alltoall that bring a rank 2 MiB or more, and broadcasts of 32 MiB or more, write their results there without staging. Where GPUs do not
+/// reach each other, or the memory is not from cudaMalloc, cuMemAlloc or ncclMemAlloc, a window changes nothing.
+///
+/// The ranks promise: in each call, either all of them have the receive buffer in a window, or none has; windows are destroyed on all of
+/// them between the same two calls. Otherwise calls fail with UNISONO_MISMATCH. The memory stays allocated until the window is
+/// destroyed and everything that used it is done, graphs too.
+unisono_status_t unisono_window_create(const struct unisono_context_t *ctx,
+                                       void *pointer,
+                                       uint64_t bytes,
+                                       struct unisono_window_t **window);
+
+/// Ends a window; waits for no other rank. NULL is fine.
+void unisono_window_destroy(struct unisono_window_t *window);
 
 #ifdef __cplusplus
 }  // extern "C"

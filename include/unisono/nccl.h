@@ -100,7 +100,8 @@ typedef struct CUstream_st *cudaStream_t;
 /// ncclCommWindowRegister: no promise.
 #define NCCL_WIN_DEFAULT 0
 
-/// ncclCommWindowRegister: every rank registers, and calls on it use the same offset on all ranks.
+/// ncclCommWindowRegister: every rank registers, and calls on it use the same offset on all ranks. (This library asks less: that
+/// all ranks of a call have their results in such windows, or none.)
 #define NCCL_WIN_COLL_SYMMETRIC 1
 
 /// ncclCommWindowRegister: of one-sided operations, which this library does not have.
@@ -260,7 +261,7 @@ typedef struct ncclCollConfig_t {
     void *ext;
     /// Thread blocks at least. A hint.
     int minCTAs;
-    /// Thread blocks at most. A hint.
+    /// Thread blocks at most, and so the most multiprocessors that the call takes; the same on every rank.
     int maxCTAs;
     /// Without effect: the library uses no NVLink multicast.
     int nvlsCTAs;
@@ -858,8 +859,9 @@ ncclResult_t pncclCommRegister(ncclComm_t comm,
 ncclResult_t ncclCommDeregister(ncclComm_t comm, void *handle);
 ncclResult_t pncclCommDeregister(ncclComm_t comm, void *handle);
 
-/// Registers a buffer as a window and writes a handle to `*win`. Calls are as fast without; windows cannot be given to kernels
-/// (see ncclDevCommCreate). Waits for no other rank.
+/// Registers a buffer as a window and writes a handle to `*win`. With NCCL_WIN_COLL_SYMMETRIC every rank of `comm` calls it, in a
+/// group if one thread has several: it waits for the others, and long calls whose results go into such windows take less time.
+/// Windows cannot be given to kernels (see ncclDevCommCreate).
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm,
                                     void *buff,
                                     size_t size,
@@ -871,9 +873,11 @@ ncclResult_t pncclCommWindowRegister(ncclComm_t comm,
                                     ncclWindow_t *win,
                                     int winFlags);
 
-/// Ends a window. A NULL `win` is fine.
-ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win);
-ncclResult_t pncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win);
+/// Ends a window, on every rank between the same two calls. Waits for no other rank. A NULL `win` is fine.
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm,
+                                      ncclWindow_t win);
+ncclResult_t pncclCommWindowDeregister(ncclComm_t comm,
+                                      ncclWindow_t win);
 
 /// Writes the address that a window was registered with to `*outUserPtr`.
 ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void **outUserPtr);

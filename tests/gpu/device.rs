@@ -15,7 +15,7 @@ use super::cuda::{
     Graph, begin_capture, current_context, devices, fewer_than, filled, read, soon, stream, write,
 };
 use super::support::processes::{Job, Seat, report};
-use super::support::{PATIENCE, options, within};
+use super::support::{PATIENCE, barrier, options, within};
 
 /// A rank with its GPU.
 pub(crate) struct Rank<'a> {
@@ -146,6 +146,8 @@ fn calls(context: &Context) {
     };
     launch();
     rank.stream.synchronize(soon()).expect("the stream ends");
+    // What this test does besides capturing, another thread must not do while one captures.
+    barrier(context);
     let graph = {
         let devices = devices();
         let _entered = devices.enter(rank.device).expect("a context");
@@ -154,6 +156,7 @@ fn calls(context: &Context) {
         launch();
         Graph::end_capture(&rank.stream)
     };
+    barrier(context);
     for _ in 0..10 {
         rank.stream.synchronize(soon()).expect("the stream ends");
         reset();

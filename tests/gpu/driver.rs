@@ -66,7 +66,7 @@ fn everything(devices: &std::sync::Arc<Devices>) {
         devices.reaches(device, peer).unwrap();
     }
     let error = DeviceBuffer::new(devices, device, 1 << 50).unwrap_err();
-    assert_eq!(error.status(), Status::Cuda);
+    assert_eq!(error.status(), Status::OutOfMemory);
     let text = error.text();
     assert!(text.contains("cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY (2)"), "{text}");
     assert!(text.contains("1125899906842624 bytes of device memory"), "{text}");

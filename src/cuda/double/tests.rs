@@ -86,10 +86,28 @@ fn what_waits_in_a_queue_holds_up_other_streams_of_it() {
         let third = Stream::with_priority(&devices, 0, false, priority).unwrap();
         double.fill(streams[0].handle(), 0, memory, &[1]);
         // SAFETY: the memory lives until the double is dropped.
-        unsafe { streams[0].wait_value(memory, 5).unwrap() };
-        double.fill(third.handle(), 0, memory, &[9]);
+        unsafe {
+            streams[0].wait_value(memory, 5).unwrap();
+            third.write_value(memory, 9).unwrap();
+        }
         double.drain();
         assert_eq!(double.peek(memory, 1), [done], "{queues} queues, {priority:?}");
+    }
+}
+
+#[test]
+fn a_copy_that_cannot_start_holds_up_other_copies_whatever_their_priority() {
+    for priority in [Priority::Ordinary, Priority::High] {
+        let (double, devices, streams, memory) = two(Order::RoundRobin);
+        double.share_queues(2);
+        let third = Stream::with_priority(&devices, 0, false, priority).unwrap();
+        double.fill(streams[0].handle(), 0, memory, &[1]);
+        // SAFETY: the memory lives until the double is dropped.
+        unsafe { streams[0].wait_value(memory, 5).unwrap() };
+        double.fill(streams[0].handle(), 0, memory, &[2]);
+        double.fill(third.handle(), 0, memory, &[9]);
+        double.drain();
+        assert_eq!(double.peek(memory, 1), [1], "{priority:?}");
     }
 }
 
