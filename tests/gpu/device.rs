@@ -1,6 +1,7 @@
 //! The exchange between GPUs through contexts, as programs use it: ranks as processes and as threads, on streams of
 //! their own and on none, in graphs, and when something goes wrong. Ranks share the GPUs that there are.
 
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
@@ -123,6 +124,9 @@ pub(crate) const KINDS: [Kind; 8] = [
     Kind::Scatter,
 ];
 
+/// Held by the thread that captures.
+static CAPTURING: Mutex<()> = Mutex::new(());
+
 /// All collectives, graphs, points, two communicators.
 fn calls(context: &Context) {
     let rank = Rank::new(context);
@@ -146,9 +150,10 @@ fn calls(context: &Context) {
     };
     launch();
     rank.stream.synchronize(soon()).expect("the stream ends");
-    // What this test does besides capturing, another thread must not do while one captures.
+    // While a thread captures in this mode, no other may copy or instantiate a graph; nor may another's capture end between.
     barrier(context);
     let graph = {
+        let _alone = CAPTURING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let devices = devices();
         let _entered = devices.enter(rank.device).expect("a context");
         begin_capture(&rank.stream);
