@@ -236,6 +236,9 @@ impl Context {
     /// Whether a call is on device memory or ordered on a stream; if so, where its memory is. `None`: an ordinary call.
     pub(super) fn survey(&self, spans: Spans, call: &Call) -> Result<Option<Survey>> {
         let cuda = self.cuda();
+        if cuda.has_no_part_in(call) {
+            return Ok(None);
+        }
         let located = Located::new(spans, cuda, None)?;
         let on_device = call.on_device || located.is_on_device();
         let unknown = || located.spans.iter().filter(|(span, location)| location.is_none() && span.bytes > 0);

@@ -65,6 +65,11 @@ impl Libcuda {
         }
     }
 
+    /// Whether the library is in this process already.
+    pub fn is_loaded() -> bool {
+        Libcuda::loaded().is_some()
+    }
+
     /// The functions, if the library is in this process already.
     fn loaded() -> Option<&'static Arc<Libcuda>> {
         if let Some(cuda) = LOADED.get() {
