@@ -2,7 +2,8 @@
 
 mod trouble;
 
-use std::time::Instant;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::communicator::{Options, Rendezvous};
@@ -12,8 +13,11 @@ use crate::cuda::exchange::{Fault, MAX_RANKS};
 use crate::cuda::local::Kernels as Folds;
 use crate::cuda::slab::SLAB_BYTES;
 use crate::cuda::stream::Stream;
+use crate::deadline::Deadline;
 use crate::engine::device::{Kernels, Load};
+use crate::engine::endpoint::lock;
 use crate::error::{Error, Status};
+use crate::reduce::{DataType, Operator};
 use crate::rendezvous::hash::HashStore;
 
 const PATIENCE: Duration = Duration::from_secs(60);
