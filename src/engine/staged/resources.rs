@@ -49,7 +49,7 @@ impl Lane {
 /// Lanes are made in powers of two, this many bytes at least.
 const SMALLEST: usize = 64 * 1024;
 
-/// Pinned memory above this is given back to the system after use.
+/// Pinned memory of a device above this is given back to the system after use.
 const KEPT_BYTES: usize = 256 * 1024 * 1024;
 
 /// What is left of calls that ended before their copies.
@@ -159,7 +159,6 @@ struct Pool {
     turn: usize,
     entries: Vec<Event>,
     lanes: Vec<Lane>,
-    kept_bytes: usize,
     parked: Vec<Parked>,
 }
 
@@ -168,7 +167,6 @@ static POOL: Mutex<Pool> = Mutex::new(Pool {
     turn: 0,
     entries: Vec::new(),
     lanes: Vec::new(),
-    kept_bytes: 0,
     parked: Vec::new(),
 });
 
@@ -203,7 +201,6 @@ impl Lane {
             lane.memory.bytes() == bytes && lane.device == device && Arc::ptr_eq(&lane.devices, devices)
         };
         if let Some(index) = pool.lanes.iter().position(fits) {
-            pool.kept_bytes -= bytes;
             return Ok(pool.lanes.swap_remove(index));
         }
         drop(pool);
@@ -231,8 +228,9 @@ impl Pool {
     fn keep(&mut self, lanes: Vec<Lane>) {
         let mut surplus = Vec::new();
         for lane in lanes {
-            if self.kept_bytes + lane.memory.bytes() <= KEPT_BYTES {
-                self.kept_bytes += lane.memory.bytes();
+            let same = |kept: &&Lane| kept.device == lane.device && Arc::ptr_eq(&kept.devices, &lane.devices);
+            let kept: usize = self.lanes.iter().filter(same).map(|kept| kept.memory.bytes()).sum();
+            if kept + lane.memory.bytes() <= KEPT_BYTES {
                 self.lanes.push(lane);
             } else {
                 surplus.push(lane);
