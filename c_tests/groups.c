@@ -340,17 +340,23 @@ static void sparse_works(unisono_context_t *ctx, void *arg) {
         CHECK_OK(unisono_sparse_allreduce(ctx, indices, values, nnz, 1, 1, UNISONO_INT32, UNISONO_SUM, &call,
                                           &results[which], &works[which]));
     }
-    struct note note = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, -1};
-    CHECK_OK(unisono_work_on_complete(works[0], tell, &note));
-    unisono_work_destroy(works[0]);
-    unisono_work_destroy(works[1]);
-    unisono_sparse_destroy(results[1]);
-    pthread_mutex_lock(&note.lock);
-    while (note.count == 0) {
-        pthread_cond_wait(&note.told, &note.lock);
+    /* Of the second nobody wants the result; it goes on all the same, and must end before its context does. */
+    struct note notes[2] = {{PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, -1},
+                            {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, -1}};
+    for (int which = 0; which < 2; which++) {
+        CHECK_OK(unisono_work_on_complete(works[which], tell, &notes[which]));
+        unisono_work_destroy(works[which]);
     }
-    CHECK(note.count == 1 && note.status == UNISONO_OK);
-    pthread_mutex_unlock(&note.lock);
+    unisono_sparse_destroy(results[1]);
+    for (int which = 0; which < 2; which++) {
+        struct note *note = &notes[which];
+        pthread_mutex_lock(&note->lock);
+        while (note->count == 0) {
+            pthread_cond_wait(&note->told, &note->lock);
+        }
+        CHECK(note->count == 1 && note->status == UNISONO_OK);
+        pthread_mutex_unlock(&note->lock);
+    }
     for (int which = 0; which < CALLS; which++) {
         if (which == 1) {
             continue;
