@@ -49,12 +49,12 @@ FUNCTIONS = {
 
 
 class Nccl:
-    def __init__(self, path):
+    def __init__(self, path, functions=FUNCTIONS):
         library = ctypes.CDLL(path)
         library.ncclGetErrorString.restype = ctypes.c_char_p
         library.ncclGetLastError.restype = ctypes.c_char_p
         library.ncclGetLastError.argtypes = [COMM]
-        for name, arguments in FUNCTIONS.items():
+        for name, arguments in functions.items():
             function = getattr(library, name)
             function.restype, function.argtypes = INT, arguments
         self.library = library

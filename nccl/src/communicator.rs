@@ -183,26 +183,36 @@ impl Communicator {
         }
     }
 
-    /// Keeps in sight what was started together on `stream`. What the stream was given before is done before it.
+    /// Keeps in sight what was started together on `stream`. What the stream was given before is done before it. What GPUs
+    /// do alone need not be kept.
     pub(crate) fn keep(&self, stream: usize, works: impl IntoIterator<Item = Work>) {
+        let mut works = works.into_iter().peekable();
+        if works.peek().is_none() {
+            return;
+        }
         let mut started = self.started();
         started.retain(|(other, _)| *other != stream);
-        started.extend(works.into_iter().map(|work| (stream, work)));
+        started.extend(works.map(|work| (stream, work)));
     }
 
     /// Whether everything that was started has ended.
     pub(crate) fn idle(&self) -> bool {
         let mut started = self.started();
         started.retain(|(_, work)| work.test().is_none());
-        started.is_empty()
+        // What the driver cannot tell any more does not run.
+        started.is_empty() && self.group().map_or(true, |context| context.is_settled().unwrap_or(true))
     }
 
     /// Waits for everything that was started.
     pub(crate) fn drain(&self, deadline: Deadline) -> Result<()> {
         let started = std::mem::take(&mut *self.started());
         // All are waited for, also when one has failed; each ends by its own deadline, or when somebody aborts.
-        let results: Vec<_> = started.into_iter().map(|(_, work)| work.wait(deadline)).collect();
-        results.into_iter().find_map(Result::err).map_or(Ok(()), Err)
+        let mut results: Vec<_> =
+            started.into_iter().map(|(_, work)| work.wait(deadline).map(drop)).collect();
+        if let Ok(context) = self.group() {
+            results.push(context.settle(deadline));
+        }
+        results.into_iter().collect()
     }
 
     fn started(&self) -> MutexGuard<'_, Vec<(usize, Work)>> {

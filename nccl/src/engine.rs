@@ -119,8 +119,8 @@ pub(crate) fn launch_one(mut launch: Launch) -> Result<()> {
             let current = Current::of(&launch)?;
             let _entered = current.as_ref().map(Current::enter).transpose()?;
             // SAFETY: as above, and the stream lives.
-            let work = unsafe { context.start(&launch.request, &call) }?;
-            communicator.keep(launch.stream, [work]);
+            let work = unsafe { context.launch(&launch.request, &call) }?;
+            communicator.keep(launch.stream, work);
             Ok(())
         }
     }

@@ -34,7 +34,7 @@ client() {
     trap - INT TERM
     # In one piece, since several may end at once.
     echo "$(
-        grep -hE "^(torch|cupy|ctypes|losses)" "$out/$name.log"
+        grep -hE "^(torch|cupy|ctypes|contract|losses)" "$out/$name.log"
         if [ "$status" = 0 ]; then
             echo "== $name: ok, $((SECONDS - start)) s"
         else
@@ -83,6 +83,10 @@ fi
 
 if wanted cupy && ! lacks cupy; then
     client cupy 130 env LD_PRELOAD="$ours" python3 "$here/scripts/gpu/cupy_client.py" "$gpus"
+fi
+
+if wanted contracts && ! lacks torch && [ "$gpus" -gt 1 ]; then
+    client contracts 120 python3 "$here/scripts/gpu/nccl_contracts.py" "$ours"
 fi
 
 # nccl-tests: compiled with our header and, since it has kernels for the device API, NVIDIA's headers of that, which include

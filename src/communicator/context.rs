@@ -325,16 +325,17 @@ impl Context {
     }
 
     /// [`Context::start`] for whoever does not follow the operation: what comes of it is known when its stream has
-    /// done it, or from [`Context::failure`].
+    /// done it, or from [`Context::failure`]. A work is there only where the host has a part in the operation; what GPUs
+    /// do alone is followed for the whole context: [`Context::settle`].
     ///
     /// # Safety
     /// As [`Context::start`].
-    pub unsafe fn launch(&self, request: &Request, call: &Call) -> Result<()> {
+    pub unsafe fn launch(&self, request: &Request, call: &Call) -> Result<Option<Work>> {
         match self.on_devices(request, call, &[])? {
             // SAFETY: the caller's promise.
-            Some(call) => unsafe { call.launch() },
+            Some(call) => unsafe { call.launch() }.map(|()| None),
             // SAFETY: the caller's promise.
-            None => unsafe { self.start(request, call) }.map(drop),
+            None => unsafe { self.start(request, call) }.map(Some),
         }
     }
 

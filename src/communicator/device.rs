@@ -4,6 +4,7 @@
 mod agree;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 pub use agree::connect_devices;
 pub(super) use agree::{Candidate, connect};
@@ -13,12 +14,14 @@ use super::batch::Pending;
 use super::context::{Context, Place};
 use super::hosts::{self, Composed};
 use super::survey::{Located, Spans};
+use super::work::look_again;
 use super::{Call, Completion, Work};
 use crate::collective::checked::{self, Checked};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::Memory;
 use crate::cuda::exchange::{Chosen, Direction, Job, Point, Pull, Stages, Table};
+use crate::deadline::Deadline;
 use crate::engine::device::{Caller, DeviceExchange, Enqueued, Loads, Way};
 use crate::engine::group::Group;
 use crate::error::{Result, fail};
@@ -52,6 +55,31 @@ impl Context {
             Way::Exchange(_) | Way::Hosts(_) => Ok(()),
             Way::Staged(why) => Err(why.clone()),
         })
+    }
+
+    /// Whether the GPU has done all that its streams were given by [`Context::launch`] and other calls, and that GPUs
+    /// exchange. Calls in graphs do not count. Never waits.
+    pub fn is_settled(&self) -> Result<bool> {
+        let Place::Group(group) = self.place() else { return Ok(true) };
+        group.devices().and_then(Way::exchange).map_or(Ok(true), |exchange| exchange.is_idle())
+    }
+
+    /// Waits until [`Context::is_settled`]. An expired `deadline` is `Timeout`; the failure of the context ends the wait.
+    pub fn settle(&self, deadline: Deadline) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            let settled = self.is_settled()?;
+            if let Some(failure) = self.failure() {
+                return Err(failure);
+            }
+            if settled {
+                return Ok(());
+            }
+            if deadline.expired() {
+                fail!(Timeout, "the GPU still runs calls of '{}'; wait again, or longer", self.name());
+            }
+            look_again(start, deadline);
+        }
     }
 
     /// What `request` is on the group's devices, if they exchange it. A broadcast by stages is exchanged or refused.

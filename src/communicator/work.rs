@@ -166,6 +166,15 @@ impl Work {
     }
 }
 
+/// Between two looks at a device, of a wait that began at `start`.
+pub(super) fn look_again(start: Instant, deadline: Deadline) {
+    if start.elapsed() < SPIN {
+        std::hint::spin_loop();
+    } else {
+        std::thread::sleep(deadline.remaining_capped(NAP));
+    }
+}
+
 /// What a stream does without the host.
 pub(super) struct Enqueued {
     /// What the host has to do for it.
@@ -211,11 +220,7 @@ impl Enqueued {
             if result.is_some() || deadline.expired() {
                 return result;
             }
-            if start.elapsed() < SPIN {
-                std::hint::spin_loop();
-            } else {
-                std::thread::sleep(deadline.remaining_capped(NAP));
-            }
+            look_again(start, deadline);
         }
     }
 }

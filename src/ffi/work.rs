@@ -107,7 +107,7 @@ impl<'a> Launch<'a> {
         let call = Call::from(&self.options);
         match self.work {
             // SAFETY: this function's contract. What fails later is the context's failure.
-            None if call.stream.is_some() => unsafe { self.context.launch(&request, &call) }.map(|()| None),
+            None if call.stream.is_some() => unsafe { self.context.launch(&request, &call) }.map(|_| None),
             // SAFETY: this function's contract.
             None => unsafe { self.context.run(&request, &call) }.map(Some),
             Some(place) => {

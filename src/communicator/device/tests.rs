@@ -418,6 +418,39 @@ fn calls_on_two_streams_run_one_after_the_other() {
 }
 
 #[test]
+fn a_context_settles_when_its_device_has_done_what_it_was_given() {
+    let first_has_looked = std::sync::Barrier::new(2);
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        context.settle(Deadline::NEVER).expect("nothing was given");
+        let call = sum(context, 1, double.memory(*device, 4), None, PATIENCE);
+        let launch = || {
+            // SAFETY: the double trusts no addresses.
+            unsafe { call.launch() }.expect("a launch");
+        };
+        if context.rank() == 0 {
+            launch();
+            let error =
+                context.settle(Deadline::after(Duration::from_millis(5))).expect_err("rank 1 is missing");
+            assert_eq!(error.status(), Status::Timeout, "{error}");
+            assert!(!context.is_settled().expect("an answer"));
+            first_has_looked.wait();
+        } else {
+            first_has_looked.wait();
+            launch();
+        }
+        context.settle(Deadline::after(PATIENCE)).expect("both have called");
+        if context.rank() == 0 {
+            launch();
+            context.abort();
+            let error = context.settle(Deadline::after(PATIENCE)).expect_err("it was aborted");
+            assert_eq!(error.status(), Status::Aborted, "{error}");
+        } else {
+            until("the news", || context.failure().is_some());
+        }
+    });
+}
+
+#[test]
 fn a_capture_holds_the_kernels_alone_and_mixes_with_other_calls() {
     let seats = processes(2);
     ranks(&seats, words, |context, (double, _, device)| {

@@ -400,6 +400,11 @@ impl DeviceExchange {
         Ok((event, failure))
     }
 
+    /// Whether the GPU has done all calls that were not captured.
+    pub fn is_idle(&self) -> Result<bool> {
+        self.parts().last.query()
+    }
+
     /// The ranks of the group that have not come to call number `sequence`.
     pub fn missing(&self, sequence: u32) -> Vec<u32> {
         let Parts { boards, first, .. } = self.parts();

@@ -1,0 +1,402 @@
+"""What programs rely on beside the results of collectives, on the GPUs of this machine: one line for each contract.
+
+    nccl_contracts.py path/to/libnccl.so.2 [contract ...]
+
+Most run in one process whose one thread has a rank on every GPU. "killed" and "stopped" have a process for each.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "c_tests"))
+from nccl_python import BUFFER, COMM, FLOAT32, FUNCTIONS, INT, MAX, SIZE, SUM, Nccl, UniqueId  # noqa: E402
+
+INVALID_USAGE, REMOTE_ERROR, IN_PROGRESS, TIMEOUT = 5, 6, 7, 8
+NO_COLOR, DEVICE_SCALAR = -1, 0
+MORE_FUNCTIONS = {
+    "ncclCommInitAll": [ctypes.POINTER(COMM), INT, ctypes.POINTER(INT)],
+    "ncclCommFinalize": [COMM],
+    "ncclRedOpCreatePreMulSum": [ctypes.POINTER(INT), BUFFER, INT, INT, COMM],
+    "ncclRedOpDestroy": [INT, COMM],
+    "ncclAlltoAll": [BUFFER, BUFFER, SIZE, INT, COMM, ctypes.c_void_p],
+}
+
+
+class Config(ctypes.Structure):
+    """ncclConfig_t of 2.28: `blocking` is what is set here."""
+
+    _fields_ = [("size", ctypes.c_size_t), ("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("blocking", INT),
+                ("numbers", INT * 3), ("net_name", ctypes.c_char_p), ("more", INT * 2), ("name", ctypes.c_char_p),
+                ("rest", INT * 6)]
+
+    def __init__(self, blocking):
+        unset = -(2**31)
+        super().__init__(ctypes.sizeof(Config), 0xCAFEBEEF, 22809, blocking, (INT * 3)(*[unset] * 3), None,
+                         (INT * 2)(*[unset] * 2), None, (INT * 6)(*[unset] * 6))
+
+
+class Rank:
+    def __init__(self, comm, device):
+        self.comm, self.device = comm, device
+        self.stream = torch.cuda.Stream(device)
+
+    def full(self, count, value):
+        with torch.cuda.device(self.device):
+            tensor = torch.full((count,), float(value), device=f"cuda:{self.device}")
+            torch.cuda.synchronize()
+            return tensor
+
+    def all_reduce(self, nccl, x, y=None, op=SUM, stream=None):
+        stream = (stream or self.stream).cuda_stream
+        nccl.AllReduce(x.data_ptr(), (x if y is None else y).data_ptr(), x.numel(), FLOAT32, op, self.comm, stream)
+
+
+class World:
+    """A communicator of every GPU, driven by this thread."""
+
+    def __init__(self, nccl):
+        self.nccl, self.size = nccl, torch.cuda.device_count()
+        comms = (COMM * self.size)()
+        nccl.CommInitAll(comms, self.size, None)
+        self.ranks = [Rank(COMM(comm), device) for device, comm in enumerate(comms)]
+
+    def group(self, call):
+        self.nccl.GroupStart()
+        for index, rank in enumerate(self.ranks):
+            call(index, rank)
+        self.nccl.GroupEnd()
+
+    def synchronize(self):
+        for rank in self.ranks:
+            rank.stream.synchronize()
+
+    def sums(self, count=5000):
+        """A sum over all ranks, checked."""
+        x = [rank.full(count, index + 1) for index, rank in enumerate(self.ranks)]
+        self.group(lambda index, rank: rank.all_reduce(self.nccl, x[index]))
+        self.synchronize()
+        total = self.size * (self.size + 1) / 2
+        assert all((tensor == total).all() for tensor in x), x
+
+    def destroy(self):
+        for rank in self.ranks:
+            self.nccl.CommDestroy(rank.comm)
+
+
+def state(nccl, comm):
+    result = INT(-1)
+    nccl.CommGetAsyncError(comm, ctypes.byref(result))
+    return result.value
+
+
+def settled(nccl, comm, seconds=30):
+    end = time.monotonic() + seconds
+    while (result := state(nccl, comm)) == IN_PROGRESS:
+        assert time.monotonic() < end, "still in progress"
+        time.sleep(0.001)
+    return result
+
+
+def device(nccl):
+    """Whatever is called, the current device is the caller's afterwards."""
+    for current in range(torch.cuda.device_count()):
+        torch.cuda.set_device(current)
+        world = World(nccl)
+        assert torch.cuda.current_device() == current
+        world.sums()
+        assert torch.cuda.current_device() == current
+        world.destroy()
+        assert torch.cuda.current_device() == current
+    torch.cuda.set_device(0)
+
+
+def outermost(nccl):
+    """Nothing reaches a stream before the outermost end of a group."""
+    world = World(nccl)
+    x = [rank.full(1000, 1) for rank in world.ranks]
+    y = [rank.full(1000, -1) for rank in world.ranks]
+    nccl.GroupStart()
+    world.group(lambda index, rank: rank.all_reduce(nccl, x[index], y[index]))
+    world.synchronize()
+    assert all((tensor == -1).all() for tensor in y)
+    nccl.GroupEnd()
+    world.synchronize()
+    assert all((tensor == world.size).all() for tensor in y)
+    world.destroy()
+
+
+def streams(nccl):
+    """One communicator on two streams runs its calls in the order in which they are made."""
+    world = World(nccl)
+    others = [torch.cuda.Stream(rank.device) for rank in world.ranks]
+    x = [rank.full(100_000, 1) for rank in world.ranks]
+    for rank, tensor in zip(world.ranks, x):
+        with torch.cuda.stream(rank.stream):
+            torch.cuda._sleep(100_000_000)
+            tensor.mul_(2)
+    world.group(lambda index, rank: rank.all_reduce(nccl, x[index]))
+    world.group(lambda index, rank: rank.all_reduce(nccl, x[index], stream=others[index]))
+    for stream in others:
+        stream.synchronize()
+    assert all((tensor == 2 * world.size**2).all() for tensor in x), x
+    world.destroy()
+
+
+def operators(nccl):
+    """A factor in device memory; its operator destroyed before the group that uses it ends."""
+    world = World(nccl)
+    x = [rank.full(3000, 1) for rank in world.ranks]
+    factors = [rank.full(1, index + 1) for index, rank in enumerate(world.ranks)]
+    nccl.GroupStart()
+    for rank, tensor, factor in zip(world.ranks, x, factors):
+        op = INT()
+        nccl.RedOpCreatePreMulSum(ctypes.byref(op), factor.data_ptr(), FLOAT32, DEVICE_SCALAR, rank.comm)
+        rank.all_reduce(nccl, tensor, op=op.value)
+        nccl.RedOpDestroy(op.value, rank.comm)
+    nccl.GroupEnd()
+    world.synchronize()
+    assert all((tensor == world.size * (world.size + 1) / 2).all() for tensor in x), x
+    world.destroy()
+
+
+def nonblocking(nccl):
+    """Creation, a group's end and finalizing answer that they are in progress; polling completes them."""
+    size, unique = torch.cuda.device_count(), UniqueId()
+    nccl.GetUniqueId(ctypes.byref(unique))
+    comms, config = (COMM * size)(), Config(0)
+    nccl.GroupStart()
+    for index in range(size):
+        torch.cuda.set_device(index)
+        at = ctypes.cast(ctypes.byref(comms, index * ctypes.sizeof(COMM)), ctypes.POINTER(COMM))
+        nccl.CommInitRankConfig(at, size, unique, index, ctypes.byref(config))
+    nccl.GroupEnd()
+    torch.cuda.set_device(0)
+    ranks = [Rank(COMM(comm), index) for index, comm in enumerate(comms)]
+    assert all(settled(nccl, rank.comm) == 0 for rank in ranks)
+    x = [rank.full(1000, 1) for rank in ranks]
+    nccl.GroupStart()
+    for rank, tensor in zip(ranks, x):
+        rank.all_reduce(nccl, tensor)
+    nccl.GroupEnd()
+    for rank in ranks:
+        assert settled(nccl, rank.comm) == 0
+        nccl.CommFinalize(rank.comm)
+    for rank, tensor in zip(ranks, x):
+        assert settled(nccl, rank.comm) == 0
+        rank.stream.synchronize()
+        assert (tensor == size).all()
+        nccl.CommDestroy(rank.comm)
+
+
+def children(nccl):
+    """Splits in a group; who has no colour has no child."""
+    world = World(nccl)
+    halves = (COMM * world.size)()
+
+    def split(index, rank):
+        at = ctypes.cast(ctypes.byref(halves, index * ctypes.sizeof(COMM)), ctypes.POINTER(COMM))
+        nccl.CommSplit(rank.comm, NO_COLOR if index == 0 else 0, -index, at, None)
+
+    world.group(split)
+    assert halves[0] is None and all(halves[index] for index in range(1, world.size))
+    x = [rank.full(2000, index) for index, rank in enumerate(world.ranks)]
+    nccl.GroupStart()
+    for index in range(1, world.size):
+        Rank(COMM(halves[index]), index).all_reduce(nccl, x[index], op=MAX, stream=world.ranks[index].stream)
+    nccl.GroupEnd()
+    world.synchronize()
+    assert all((x[index] == world.size - 1).all() for index in range(1, world.size))
+    for index in range(1, world.size):
+        nccl.CommDestroy(COMM(halves[index]))
+    world.destroy()
+
+
+def in_place(nccl):
+    """Each collective in place, misaligned, of nothing; a receive buffer that only the root has."""
+    world = World(nccl)
+    size, count = world.size, 1001
+    for offset in (0, 1, 3):
+        x = [rank.full(count * size + 8, index + 1) for index, rank in enumerate(world.ranks)]
+        at = [tensor.data_ptr() + 4 * offset for tensor in x]
+
+        def gather(index, rank):
+            own = at[index] + 4 * index * count
+            nccl.AllGather(own, at[index], count, FLOAT32, rank.comm, rank.stream.cuda_stream)
+
+        def scatter(index, rank):
+            own = at[index] + 4 * index * count
+            nccl.ReduceScatter(at[index], own, count, FLOAT32, SUM, rank.comm, rank.stream.cuda_stream)
+
+        def reduce(index, rank):
+            to = at[index] if index == 0 else None
+            nccl.Reduce(at[index], to, count, FLOAT32, SUM, 0, rank.comm, rank.stream.cuda_stream)
+
+        def nothing(index, rank):
+            nccl.AllReduce(None, None, 0, FLOAT32, SUM, rank.comm, rank.stream.cuda_stream)
+
+        world.group(gather)
+        world.synchronize()
+        blocks = torch.arange(1, size + 1).repeat_interleave(count).float()
+        assert all((tensor[offset:offset + count * size].cpu() == blocks).all() for tensor in x)
+        world.group(scatter)
+        world.synchronize()
+        for index, tensor in enumerate(x):
+            assert (tensor[offset + index * count:][:count] == (index + 1) * size).all()
+        world.group(reduce)
+        world.group(nothing)
+        world.synchronize()
+        assert (x[0][offset:][:count] == size + size - 1).all(), x[0][offset:][:count]
+        assert (x[0][:offset] == 1).all() and (x[0][offset + count * size:] == 1).all()
+    world.destroy()
+
+
+def abort(nccl):
+    """From another thread, while a kernel waits for ranks that do not call; then a new communicator."""
+    world = World(nccl)
+    world.sums()
+    rank, x = world.ranks[0], world.ranks[0].full(1 << 20, 1)
+    rank.all_reduce(nccl, x)
+    time.sleep(0.2)
+    assert not rank.stream.query()
+    start = time.monotonic()
+    thread = threading.Thread(target=nccl.CommAbort, args=(rank.comm,))
+    thread.start()
+    thread.join(10)
+    aborted = time.monotonic() - start
+    rank.stream.synchronize()
+    gone = time.monotonic() - start
+    assert gone < 1, (aborted, gone)
+    for other in world.ranks[1:]:
+        nccl.CommAbort(other.comm)
+    world = World(nccl)
+    world.sums()
+    world.destroy()
+    return f"ncclCommAbort {1e3 * aborted:.1f} ms, the kernel gone after {1e3 * gone:.1f}"
+
+
+def mismatch(nccl):
+    """Calls that differ: both are named, CUDA is well, a new communicator works."""
+    world = World(nccl)
+    x = [rank.full(100, 1) for rank in world.ranks]
+    nccl.GroupStart()
+    for index, rank in enumerate(world.ranks):
+        rank.all_reduce(nccl, x[index][:50 if index == 1 else 100])
+    try:
+        nccl.GroupEnd()
+        raise AssertionError("calls that differ succeeded")
+    except RuntimeError as error:
+        text = str(error)
+    assert "rank 1" in text and "allreduce(50" in text and "allreduce(100" in text, text
+    for rank in world.ranks:
+        nccl.CommAbort(rank.comm)
+    world.synchronize()
+    world = World(nccl)
+    world.sums()
+    world.destroy()
+    return text.split(": ", 2)[-1][:150]
+
+
+def lose(path, rank, size, ids, results, how):
+    """One of the processes of `killed` and `stopped`: the last rank leaves the others in a call."""
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    nccl = Nccl(path, FUNCTIONS | MORE_FUNCTIONS)
+
+    def meet(index, members, unique):
+        comm = COMM()
+        nccl.CommInitRank(ctypes.byref(comm), members, unique, index)
+        return Rank(comm, torch.cuda.current_device())
+
+    first, second = (UniqueId.from_buffer_copy(unique) for unique in ids)
+    one = meet(rank, size, first)
+    x = one.full(1 << 20, 1)
+    one.all_reduce(nccl, x)
+    one.stream.synchronize()
+    if rank == size - 1:
+        os.kill(os.getpid(), how)
+        time.sleep(60)
+    time.sleep(0.3)
+    start = time.monotonic()
+    try:
+        one.all_reduce(nccl, x)
+        while (error := state(nccl, one.comm)) == 0:
+            assert time.monotonic() - start < 20, "nothing was heard"
+            time.sleep(0.001)
+        text = nccl.library.ncclGetLastError(one.comm).decode()
+    except RuntimeError as raised:
+        error, text = None, str(raised)
+    heard = time.monotonic() - start
+    start = time.monotonic()
+    nccl.CommAbort(one.comm)
+    one.stream.synchronize()
+    ended = time.monotonic() - start
+    assert ended < 1, ended
+    assert f"rank {size - 1}" in text, text
+    assert error in (None, REMOTE_ERROR, TIMEOUT), error
+    again = meet(rank, size - 1, second)
+    x = again.full(1000, 1)
+    again.all_reduce(nccl, x)
+    again.stream.synchronize()
+    assert (x == size - 1).all(), x
+    nccl.CommDestroy(again.comm)
+    results.put(f"heard after {heard:.2f} s, ended in {1e3 * ended:.1f} ms: {text[:120]}")
+
+
+def lost(nccl, path, how):
+    size, context = 3, multiprocessing.get_context("spawn")
+    ids = []
+    for _ in range(2):
+        unique = UniqueId()
+        nccl.GetUniqueId(ctypes.byref(unique))
+        ids.append(bytes(unique))
+    results = context.Queue()
+    processes = [context.Process(target=lose, args=(path, rank, size, ids, results, how)) for rank in range(size)]
+    for process in processes:
+        process.start()
+    try:
+        return [results.get(timeout=60) for _ in range(size - 1)][0]
+    finally:
+        for process in processes[:-1]:
+            process.join(10)
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def main():
+    path, wanted = sys.argv[1], sys.argv[2:]
+    nccl = Nccl(path, FUNCTIONS | MORE_FUNCTIONS)
+    contracts = {f.__name__: (lambda f=f: f(nccl)) for f in (device, outermost, streams, operators, nonblocking, children,
+                                                             in_place, abort, mismatch)}
+    contracts["killed"] = lambda: lost(nccl, path, signal.SIGKILL)
+
+    def stopped():
+        # A rank that stands still is noticed by the time that calls may take.
+        os.environ["UNISONO_NCCL_TIMEOUT"] = "2"
+        return lost(nccl, path, signal.SIGSTOP)
+
+    contracts["stopped"] = stopped
+    if torch.cuda.device_count() < 2:
+        sys.exit("needs two GPUs")
+    wrong = 0
+    for name in wanted or contracts:
+        start = time.monotonic()
+        try:
+            said = contracts[name]() or ""
+            verdict = "ok"
+        except Exception as error:  # The others go on: each contract is a line.
+            said, verdict, wrong = " ".join(f"{type(error).__name__}: {error}".split())[-300:], "WRONG", wrong + 1
+        print(f"contract {name:12} {time.monotonic() - start:5.2f} s  {verdict} {said}".rstrip(), flush=True)
+    # What failed may have left calls that nobody answers.
+    os._exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
