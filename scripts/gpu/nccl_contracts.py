@@ -2,7 +2,8 @@
 
     nccl_contracts.py path/to/libnccl.so.2 [contract ...]
 
-Most run in one process whose one thread has a rank on every GPU. "killed" and "stopped" have a process for each.
+Most run in one process whose one thread has a rank on every GPU. "mixed" has two such processes, "killed" and "stopped" a
+process for each rank.
 """
 
 import ctypes
@@ -304,8 +305,8 @@ def mismatch(nccl):
     return text.split(": ", 2)[-1][:150]
 
 
-def lose(path, rank, size, ids, results, how):
-    """One of the processes of `killed` and `stopped`: the last rank leaves the others in a call."""
+def lose(rank, path, size, ids, how, results):
+    """A process of `killed` and `stopped`: the last rank leaves the others in a call."""
     torch.cuda.set_device(rank % torch.cuda.device_count())
     nccl = Nccl(path, FUNCTIONS | MORE_FUNCTIONS)
 
@@ -349,40 +350,76 @@ def lose(path, rank, size, ids, results, how):
     results.put(f"heard after {heard:.2f} s, ended in {1e3 * ended:.1f} ms: {text[:120]}")
 
 
-def lost(nccl, path, how):
-    size, context = 3, multiprocessing.get_context("spawn")
-    ids = []
-    for _ in range(2):
-        unique = UniqueId()
-        nccl.GetUniqueId(ctypes.byref(unique))
-        ids.append(bytes(unique))
+def half(which, path, unique, results):
+    """A process of `mixed`: a rank on every GPU."""
+    nccl, gpus = Nccl(path, FUNCTIONS | MORE_FUNCTIONS), torch.cuda.device_count()
+    comms = (COMM * gpus)()
+    unique = UniqueId.from_buffer_copy(unique)
+    nccl.GroupStart()
+    for index in range(gpus):
+        torch.cuda.set_device(index)
+        at = ctypes.cast(ctypes.byref(comms, index * ctypes.sizeof(COMM)), ctypes.POINTER(COMM))
+        nccl.CommInitRank(at, 2 * gpus, unique, which * gpus + index)
+    nccl.GroupEnd()
+    ranks = [Rank(COMM(comm), index) for index, comm in enumerate(comms)]
+    for count in (100, 100_000, 5_000_000):
+        x = [rank.full(count, which * gpus + index + 1) for index, rank in enumerate(ranks)]
+        nccl.GroupStart()
+        for rank, tensor in zip(ranks, x):
+            rank.all_reduce(nccl, tensor)
+        nccl.GroupEnd()
+        for rank, tensor in zip(ranks, x):
+            rank.stream.synchronize()
+            assert (tensor == gpus * (2 * gpus + 1)).all(), (count, tensor)
+    for rank in ranks:
+        nccl.CommDestroy(rank.comm)
+    results.put(f"{2 * gpus} ranks of 2 processes on {gpus} GPUs")
+
+
+def processes(target, count, answers, *arguments):
+    """Runs target(number, *arguments, results) in processes of their own; one of the `answers` that they put there."""
+    context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    processes = [context.Process(target=lose, args=(path, rank, size, ids, results, how)) for rank in range(size)]
-    for process in processes:
+    started = [context.Process(target=target, args=(number, *arguments, results)) for number in range(count)]
+    for process in started:
         process.start()
     try:
-        return [results.get(timeout=60) for _ in range(size - 1)][0]
-    finally:
-        for process in processes[:-1]:
+        said = [results.get(timeout=60) for _ in range(answers)]
+        for process in started[:answers]:
             process.join(10)
-        for process in processes:
+        assert not any(process.exitcode for process in started[:answers]), [process.exitcode for process in started]
+        return said[0]
+    finally:
+        for process in started:
             process.kill()
             process.join()
+
+
+def unique_ids(nccl, count):
+    ids = [UniqueId() for _ in range(count)]
+    for unique in ids:
+        nccl.GetUniqueId(ctypes.byref(unique))
+    return [bytes(unique) for unique in ids]
 
 
 def main():
     path, wanted = sys.argv[1], sys.argv[2:]
     nccl = Nccl(path, FUNCTIONS | MORE_FUNCTIONS)
-    contracts = {f.__name__: (lambda f=f: f(nccl)) for f in (device, outermost, streams, operators, nonblocking, children,
-                                                             in_place, abort, mismatch)}
-    contracts["killed"] = lambda: lost(nccl, path, signal.SIGKILL)
+
+    def mixed():
+        return processes(half, 2, 2, path, *unique_ids(nccl, 1))
+
+    def killed():
+        return processes(lose, 3, 2, path, 3, unique_ids(nccl, 2), signal.SIGKILL)
 
     def stopped():
         # A rank that stands still is noticed by the time that calls may take.
-        os.environ["UNISONO_NCCL_TIMEOUT"] = "2"
-        return lost(nccl, path, signal.SIGSTOP)
+        os.environ["UNISONO_NCCL_TIMEOUT"] = "4"
+        return processes(lose, 3, 2, path, 3, unique_ids(nccl, 2), signal.SIGSTOP)
 
-    contracts["stopped"] = stopped
+    contracts = {f.__name__: (lambda f=f: f(nccl)) for f in (device, outermost, streams, operators, nonblocking, children,
+                                                             in_place, abort, mismatch)}
+    contracts |= {f.__name__: f for f in (mixed, killed, stopped)}
     if torch.cuda.device_count() < 2:
         sys.exit("needs two GPUs")
     wrong = 0
