@@ -507,6 +507,11 @@ impl Endpoint {
         answer
     }
 
+    /// How often a waiter looks at shared memory between two looks at everything else.
+    pub(super) fn burst(&self) -> u32 {
+        if self.is_crowded() { CROWDED.burst } else { ROOMY.burst }
+    }
+
     /// How long a sleeper sleeps at most: not long where a device rings nobody when it is done.
     fn nap(&self, on_device: bool) -> Duration {
         if !on_device && self.on_devices.load(Ordering::Relaxed) == 0 {

@@ -189,7 +189,9 @@ impl Direct {
 
     /// The number of the call whose turn it is.
     pub fn next_call(&self) -> u64 {
-        self.calls.fetch_add(1, Ordering::Relaxed) + 1
+        let call = self.calls.load(Ordering::Relaxed) + 1;
+        self.calls.store(call, Ordering::Relaxed);
+        call
     }
 
     /// The first member that has not entered `call` yet.
