@@ -184,26 +184,28 @@ impl Group {
         }
         drop(orders);
         let mut operation = make(&turn);
-        if let Some(result) = self.glance(&mut operation) {
-            return self.conclude(&turn, result);
-        }
-        self.begin(&turn);
-        let mut answer = self.follow(&mut operation, turn.deadline.min(turn.compare_at(turn.called)));
-        if answer.is_none() && !turn.deadline.expired() {
-            self.compare(&turn, &operation.waits_for(self));
-            answer = self.follow(&mut operation, turn.deadline);
-        }
-        let result = answer.unwrap_or_else(|| {
-            let inquiry = self.ask(&turn, operation.waits_for(self));
-            while !self.answered(&inquiry) {
-                std::thread::sleep(Duration::from_millis(2));
-            }
-            Err(self.overdue(&turn, &inquiry))
-        });
+        let result = self.glance(&mut operation).unwrap_or_else(|| self.complete(&turn, &mut operation));
         if result.is_err() {
             operation.abandon(self);
         }
         self.conclude(&turn, result)
+    }
+
+    /// Moves an operation in this thread to its end, or its call's deadline.
+    fn complete<O: Operation>(&self, turn: &Turn, operation: &mut O) -> Result<Completion> {
+        self.begin(turn);
+        let mut answer = self.follow(operation, turn.deadline.min(turn.compare_at(turn.called)));
+        if answer.is_none() && !turn.deadline.expired() {
+            self.compare(turn, &operation.waits_for(self));
+            answer = self.follow(operation, turn.deadline);
+        }
+        answer.unwrap_or_else(|| {
+            let inquiry = self.ask(turn, operation.waits_for(self));
+            while !self.answered(&inquiry) {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            Err(self.overdue(turn, &inquiry))
+        })
     }
 
     /// Moves an operation that goes through shared memory for a moment. If it ends in that, nobody has looked at messages, and
@@ -214,11 +216,7 @@ impl Group {
         }
         for _ in 0..self.endpoint.burst() {
             match operation.advance(self) {
-                Poll::Ready(Ok(completion)) => return Some(Ok(completion)),
-                Poll::Ready(Err(error)) => {
-                    operation.abandon(self);
-                    return Some(Err(error));
-                }
+                Poll::Ready(result) => return Some(result),
                 Poll::Pending => std::hint::spin_loop(),
             }
         }

@@ -2,75 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::heap::{Allocation, Heap, pointer};
+use super::heap::Heap;
 use super::*;
-use crate::cuda::local::Operand;
-use crate::reduce::{self, Representation};
-
-/// One thing for a stream to do.
-#[derive(Clone, Debug)]
-pub(super) enum Task {
-    /// Nothing: an event, a wait, the end of a graph.
-    Mark,
-    /// Bytes, each side on a device or, if none, in pinned memory.
-    Copy {
-        to: (u64, Option<u32>),
-        from: (u64, Option<u32>),
-        bytes: usize,
-    },
-    Fill {
-        to: u64,
-        bytes: Box<[u8]>,
-    },
-    Expect {
-        at: u64,
-        bytes: Box<[u8]>,
-        what: String,
-    },
-    WriteValue {
-        address: u64,
-        value: u32,
-    },
-    WaitValue {
-        address: u64,
-        value: u32,
-    },
-    Host {
-        function: HostFunction,
-        user: usize,
-    },
-    Fold {
-        device: u32,
-        reducer: Reducer,
-        operands: Box<[Operand]>,
-        out: u64,
-        representation: Representation,
-        count: usize,
-    },
-}
-
-impl Task {
-    /// The memory that it touches.
-    fn places(&self) -> Vec<Place> {
-        let place = |address, bytes| Place { address, bytes };
-        match self {
-            Task::Mark | Task::Host { .. } => Vec::new(),
-            Task::Copy { to, from, bytes } => vec![place(to.0, *bytes), place(from.0, *bytes)],
-            Task::Fill { to, bytes } => vec![place(*to, bytes.len())],
-            Task::Expect { at, bytes, .. } => vec![place(*at, bytes.len())],
-            Task::WriteValue { address, .. } | Task::WaitValue { address, .. } => vec![place(*address, 4)],
-            Task::Fold { reducer, operands, out, representation, count, .. } => {
-                let size = |representation: Representation| match representation {
-                    Representation::Element => reducer.element_size() * count,
-                    Representation::Accumulator => reducer.accumulator_size() * count,
-                };
-                let mut places = vec![place(*out, size(*representation))];
-                places.extend(operands.iter().map(|o| place(o.address, size(o.representation))));
-                places
-            }
-        }
-    }
-}
 
 /// A task that has not run.
 pub(super) struct Pending {
@@ -569,64 +502,9 @@ impl Machine {
     }
 
     pub(super) fn execute(&mut self, task: &Task) {
-        if let Err(complaint) = self.try_execute(task) {
+        if let Err(complaint) = task.run(&mut self.heap, &self.reached) {
             self.complain(complaint);
         }
-    }
-
-    fn try_execute(&mut self, task: &Task) -> Result<(), String> {
-        task.places().into_iter().try_for_each(|place| self.heap.slice(place).map(drop))?;
-        match task {
-            Task::Mark | Task::WaitValue { .. } | Task::Host { .. } => {}
-            Task::Copy { to, from, bytes } => {
-                for (address, device) in [*to, *from] {
-                    let place = Place { address, bytes: *bytes };
-                    let found = self.heap.find(place).map(Allocation::location);
-                    let found = found.map(|at| match at.memory {
-                        Memory::Host => None,
-                        Memory::Device => Some(at.device),
-                        Memory::Managed => device,
-                    });
-                    if found != Some(device) {
-                        return Err(format!("{address:#x} copied as of {device:?}, but it is of {found:?}"));
-                    }
-                }
-                let bytes_read = self.heap.slice(Place { address: from.0, bytes: *bytes })?.to_vec();
-                self.heap.slice_mut(Place { address: to.0, bytes: *bytes })?.copy_from_slice(&bytes_read);
-            }
-            Task::Fill { to, bytes } => {
-                self.heap.slice_mut(Place { address: *to, bytes: bytes.len() })?.copy_from_slice(bytes);
-            }
-            Task::Expect { at, bytes, what } => {
-                let found = self.heap.slice(Place { address: *at, bytes: bytes.len() })?;
-                if let Some(index) = (0..bytes.len()).find(|&index| found[index] != bytes[index]) {
-                    let (found, due) = (found[index], bytes[index]);
-                    return Err(format!("{what}: byte {index} is {found:#x}, but {due:#x} is due"));
-                }
-            }
-            Task::WriteValue { address, value } => {
-                self.heap
-                    .slice_mut(Place { address: *address, bytes: 4 })?
-                    .copy_from_slice(&value.to_ne_bytes());
-            }
-            Task::Fold { device, reducer, operands, out, representation, count } => {
-                for place in task.places() {
-                    let owner = self.heap.find(place).map_or(*device, |allocation| allocation.device);
-                    if owner != *device && !self.reached.contains(&(*device, owner)) {
-                        return Err(format!("device {device} has no access to device {owner}"));
-                    }
-                }
-                let operand = |operand: &Operand| reduce::Operand {
-                    address: pointer(operand.address),
-                    representation: operand.representation,
-                    scale: operand.scale,
-                };
-                let operands: Vec<reduce::Operand> = operands.iter().map(operand).collect();
-                // SAFETY: every place is live memory, as found above; one task runs at a time.
-                unsafe { reducer.fold(&operands, pointer(*out), *representation, *count) };
-            }
-        }
-        Ok(())
     }
 
     pub(super) fn allocate(&mut self, memory: Memory, device: u32, bytes: usize) -> u64 {

@@ -8,6 +8,7 @@
 mod driver;
 mod heap;
 mod machine;
+mod task;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -19,7 +20,8 @@ use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use heap::Place;
-use machine::{Capturing, Graph, Machine, Queue, Recorded, Task};
+use machine::{Capturing, Graph, Machine, Queue, Recorded};
+use task::Task;
 
 use super::context::Devices;
 use super::driver::{
