@@ -1,5 +1,5 @@
 /*
- * unisono: collective communications, over host memory in this version.
+ * unisono: collective communications, on host memory and on the memory of CUDA devices.
  *
  *   unisono_context_t *ctx;
  *   if (unisono_context_create_from_env(NULL, &ctx) != UNISONO_OK) {
@@ -662,8 +662,10 @@ const char *unisono_context_error(const struct unisono_context_t *ctx);
 
 /// Ends this rank's membership. NULL is fine.
 ///
-/// Not collective, and waits for no other rank. Operations that still run, run on; works, children and buffers made from the
-/// context stay valid. No function may be using the handle.
+/// Not collective, and waits for no other rank. Operations that still run, run on, to their deadlines at the latest; until then the
+/// library keeps what they need, links and threads included, and their buffers stay in use. unisono_context_abort before
+/// this ends them at once. Works, children and buffers made from the context stay valid. No function may be using the
+/// handle.
 void unisono_context_destroy(struct unisono_context_t *ctx);
 
 /// Waits until the operation is complete, moving it in this thread, and returns its outcome. It ends at the operation's

@@ -1,4 +1,4 @@
-//! unisono: collective communications over host memory (and, to come, CUDA device memory) behind a C ABI.
+//! unisono: collective communications on host memory and on the memory of CUDA devices, behind a C ABI.
 //!
 //! `include/unisono.h` is the public face; the Rust modules below are its implementation and may change at any time.
 //! ARCHITECTURE.md tells how they fit together.
@@ -11,6 +11,7 @@ pub mod deadline;
 pub mod engine;
 pub mod error;
 pub mod ffi;
+pub mod panics;
 pub mod reduce;
 pub mod rendezvous;
 pub mod run;

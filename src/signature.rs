@@ -110,18 +110,22 @@ pub struct Signature {
     pub device: bool,
 }
 
-/// In a byte of a [`Kind`]: the call is on device memory.
+/// Beside a [`Kind`], in its byte of a code: the call is on device memory.
 const ON_DEVICE: u8 = 0x80;
 
 impl Signature {
-    /// Operation and memory as one byte, for posts and messages.
-    pub fn head(&self) -> u8 {
-        self.kind as u8 | if self.device { ON_DEVICE } else { 0 }
+    /// All but root and count as a number, for posts, records and messages.
+    pub fn code(&self) -> u32 {
+        let head = self.kind as u8 | if self.device { ON_DEVICE } else { 0 };
+        u32::from_le_bytes([head, self.dtype as u8, self.operator, self.algorithm])
     }
 
-    /// What [`Signature::head`] has put together.
-    pub fn parse_head(head: u8) -> Result<(Kind, bool)> {
-        Ok((Kind::from_number(i32::from(head & !ON_DEVICE))?, head & ON_DEVICE != 0))
+    /// The signature with this code. What is no code is an error.
+    pub fn decode(code: u32, root: u32, count: u64) -> Result<Signature> {
+        let [head, dtype, operator, algorithm] = code.to_le_bytes();
+        let kind = Kind::from_number((head & !ON_DEVICE).into())?;
+        let (dtype, device) = (DataType::from_number(dtype.into())?, head & ON_DEVICE != 0);
+        Ok(Signature { kind, dtype, operator, algorithm, root, count, device })
     }
 }
 
@@ -182,8 +186,10 @@ mod tests {
         assert_eq!(sparse.to_string(), "sparse_allreduce(3 dims, blocks of 8 × float32, sum)");
         let device = Signature { device: true, ..broadcast };
         assert_eq!(device.to_string(), "broadcast(1024 × float32, root 2) on device memory");
-        assert_eq!(Signature::parse_head(device.head()).unwrap(), (Kind::Broadcast, true));
-        assert_eq!(Signature::parse_head(broadcast.head()).unwrap(), (Kind::Broadcast, false));
-        assert!(Signature::parse_head(0x7f).is_err());
+        for signature in [device, broadcast] {
+            let Signature { root, count, .. } = signature;
+            assert_eq!(Signature::decode(signature.code(), root, count).unwrap(), signature);
+        }
+        assert!(Signature::decode(0x7f, 0, 0).is_err());
     }
 }

@@ -15,7 +15,8 @@
  * Environment
  *   NCCL_DEBUG, NCCL_DEBUG_FILE   what is printed, and where; nothing without them
  *   NCCL_COMM_BLOCKING            0: communicators whose config does not say it do not block
- *   NCCL_SOCKET_IFNAME            the interface to other hosts
+ *   NCCL_SOCKET_IFNAME            the interface to other hosts, where UNISONO_INTERFACE is not set
+ *   NCCL_HOSTID                   a name for this host, where UNISONO_HOST is not set
  *   UNISONO_NCCL_TIMEOUT          seconds that an operation may take, and that ranks wait for each other to come
  *   UNISONO_NCCL_HOST             1: communicators work on host memory, without a GPU. Streams are NULL, and calls
  *                                 complete before they return

@@ -74,6 +74,23 @@ unsafe fn check(config: *const ncclCollConfig_t) -> Result<u32> {
     }
 }
 
+/// Starts `call` as its config wants it, or keeps it for the end of the group.
+///
+/// # Safety
+/// `config` is NULL or a config.
+unsafe fn launch(
+    call: Collective,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+    config: *const ncclCollConfig_t,
+) -> ncclResult_t {
+    in_group(|| {
+        // SAFETY: this function's contract.
+        let max_blocks = unsafe { check(config) }?;
+        Collective { max_blocks, ..call }.launch(comm, stream)
+    })
+}
+
 /// As ncclAllReduce, with a config for the call; NULL is none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclAllReduceConfig(
@@ -87,11 +104,8 @@ pub unsafe extern "C" fn ncclAllReduceConfig(
     config: *const ncclCollConfig_t,
 ) -> ncclResult_t {
     let call = Collective::new(Kind::Allreduce, sendbuff, recvbuff, count, datatype);
-    in_group(|| {
-        // SAFETY: the contract of the header: NULL or a config.
-        let max_blocks = unsafe { check(config) }?;
-        Collective { op: Some(op), max_blocks, ..call }.launch(comm, stream)
-    })
+    // SAFETY: the contract of the header: NULL or a config.
+    unsafe { launch(Collective { op: Some(op), ..call }, comm, stream, config) }
 }
 
 /// As ncclBroadcast, with a config for the call; NULL is none.
@@ -107,11 +121,8 @@ pub unsafe extern "C" fn ncclBroadcastConfig(
     config: *const ncclCollConfig_t,
 ) -> ncclResult_t {
     let call = Collective::new(Kind::Broadcast, sendbuff, recvbuff, count, datatype);
-    in_group(|| {
-        // SAFETY: the contract of the header: NULL or a config.
-        let max_blocks = unsafe { check(config) }?;
-        Collective { root: Some(root), max_blocks, ..call }.launch(comm, stream)
-    })
+    // SAFETY: the contract of the header: NULL or a config.
+    unsafe { launch(Collective { root: Some(root), ..call }, comm, stream, config) }
 }
 
 /// As ncclReduce, with a config for the call; NULL is none.
@@ -128,11 +139,8 @@ pub unsafe extern "C" fn ncclReduceConfig(
     config: *const ncclCollConfig_t,
 ) -> ncclResult_t {
     let call = Collective::new(Kind::Reduce, sendbuff, recvbuff, count, datatype);
-    in_group(|| {
-        // SAFETY: the contract of the header: NULL or a config.
-        let max_blocks = unsafe { check(config) }?;
-        Collective { op: Some(op), root: Some(root), max_blocks, ..call }.launch(comm, stream)
-    })
+    // SAFETY: the contract of the header: NULL or a config.
+    unsafe { launch(Collective { op: Some(op), root: Some(root), ..call }, comm, stream, config) }
 }
 
 /// As ncclAllGather, with a config for the call; NULL is none.
@@ -147,11 +155,8 @@ pub unsafe extern "C" fn ncclAllGatherConfig(
     config: *const ncclCollConfig_t,
 ) -> ncclResult_t {
     let call = Collective::new(Kind::Allgather, sendbuff, recvbuff, sendcount, datatype);
-    in_group(|| {
-        // SAFETY: the contract of the header: NULL or a config.
-        let max_blocks = unsafe { check(config) }?;
-        Collective { max_blocks, ..call }.launch(comm, stream)
-    })
+    // SAFETY: the contract of the header: NULL or a config.
+    unsafe { launch(call, comm, stream, config) }
 }
 
 /// As ncclReduceScatter, with a config for the call; NULL is none.
@@ -167,11 +172,8 @@ pub unsafe extern "C" fn ncclReduceScatterConfig(
     config: *const ncclCollConfig_t,
 ) -> ncclResult_t {
     let call = Collective::new(Kind::ReduceScatter, sendbuff, recvbuff, recvcount, datatype);
-    in_group(|| {
-        // SAFETY: the contract of the header: NULL or a config.
-        let max_blocks = unsafe { check(config) }?;
-        Collective { op: Some(op), max_blocks, ..call }.launch(comm, stream)
-    })
+    // SAFETY: the contract of the header: NULL or a config.
+    unsafe { launch(Collective { op: Some(op), ..call }, comm, stream, config) }
 }
 
 /// As ncclAlltoAll, with a config for the call; NULL is none.
@@ -186,11 +188,8 @@ pub unsafe extern "C" fn ncclAlltoAllConfig(
     config: *const ncclCollConfig_t,
 ) -> ncclResult_t {
     let call = Collective::new(Kind::Alltoall, sendbuff, recvbuff, count, datatype);
-    in_group(|| {
-        // SAFETY: the contract of the header: NULL or a config.
-        let max_blocks = unsafe { check(config) }?;
-        Collective { max_blocks, ..call }.launch(comm, stream)
-    })
+    // SAFETY: the contract of the header: NULL or a config.
+    unsafe { launch(call, comm, stream, config) }
 }
 
 /// As ncclGather, with a config for the call; NULL is none.
@@ -206,11 +205,8 @@ pub unsafe extern "C" fn ncclGatherConfig(
     config: *const ncclCollConfig_t,
 ) -> ncclResult_t {
     let call = Collective::new(Kind::Gather, sendbuff, recvbuff, count, datatype);
-    in_group(|| {
-        // SAFETY: the contract of the header: NULL or a config.
-        let max_blocks = unsafe { check(config) }?;
-        Collective { root: Some(root), max_blocks, ..call }.launch(comm, stream)
-    })
+    // SAFETY: the contract of the header: NULL or a config.
+    unsafe { launch(Collective { root: Some(root), ..call }, comm, stream, config) }
 }
 
 /// As ncclScatter, with a config for the call; NULL is none.
@@ -226,9 +222,6 @@ pub unsafe extern "C" fn ncclScatterConfig(
     config: *const ncclCollConfig_t,
 ) -> ncclResult_t {
     let call = Collective::new(Kind::Scatter, sendbuff, recvbuff, count, datatype);
-    in_group(|| {
-        // SAFETY: the contract of the header: NULL or a config.
-        let max_blocks = unsafe { check(config) }?;
-        Collective { root: Some(root), max_blocks, ..call }.launch(comm, stream)
-    })
+    // SAFETY: the contract of the header: NULL or a config.
+    unsafe { launch(Collective { root: Some(root), ..call }, comm, stream, config) }
 }

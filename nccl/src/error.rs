@@ -1,13 +1,12 @@
 //! Results, the text of a thread's last failure, and the guard around every export.
 
-use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::mem::MaybeUninit;
-use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
 
 pub(crate) use unisono::error::{Error, Result, Status};
+pub(crate) use unisono::panics::caught;
 
 use crate::abi::{ncclComm_t, ncclResult, ncclResult_t};
 use crate::{communicator, debug};
@@ -80,9 +79,6 @@ pub extern "C" fn ncclGetLastError(comm: ncclComm_t) -> *const c_char {
 
 thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::default();
-    /// Whether this thread is inside a guard, and where its panic began.
-    static GUARDED: Cell<bool> = const { Cell::new(false) };
-    static PANICKED_AT: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
 /// Runs the body of an export: a failure or a panic becomes a result and this thread's last error.
@@ -92,7 +88,8 @@ pub(crate) fn guard(body: impl FnOnce() -> Result<ncclResult_t>) -> ncclResult_t
 
 /// As [`guard`], for an export that answers with something else.
 pub(crate) fn guard_or<T>(otherwise: impl FnOnce(&Error) -> T, body: impl FnOnce() -> Result<T>) -> T {
-    prepare_process();
+    static LOG: Once = Once::new();
+    LOG.call_once(debug::install);
     match caught(body) {
         Ok(value) => value,
         Err(error) => {
@@ -101,30 +98,6 @@ pub(crate) fn guard_or<T>(otherwise: impl FnOnce(&Error) -> T, body: impl FnOnce
             otherwise(&error)
         }
     }
-}
-
-/// Runs `body`; a panic becomes an error.
-pub(crate) fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
-    let outer = GUARDED.replace(true);
-    // A panic may leave the objects it passed through half changed. Their locks are poisoned then and later calls on
-    // them fail too; nothing here looks inside.
-    let outcome = panic::catch_unwind(AssertUnwindSafe(body));
-    GUARDED.set(outer);
-    outcome.unwrap_or_else(|payload| Err(panic_error(payload)))
-}
-
-fn panic_error(payload: Box<dyn Any + Send>) -> Error {
-    let text = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
-        (Some(text), _) => (*text).to_owned(),
-        (_, Some(text)) => text.clone(),
-        _ => "a panic without a text".to_owned(),
-    };
-    // Dropping a payload may panic again, with another payload: that one is leaked.
-    if let Err(again) = panic::catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-        std::mem::forget(again);
-    }
-    let at = PANICKED_AT.take();
-    Error::new(Status::Internal, format!("a bug in unisono, please report it: {text} ({at})"))
 }
 
 /// Makes `error` this thread's last one.
@@ -155,23 +128,6 @@ pub(crate) unsafe fn out<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut M
 pub(crate) unsafe fn text(pointer: *const c_char) -> Option<String> {
     // SAFETY: this function's contract.
     (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
-}
-
-/// Once for the process: the log, and a panic hook that keeps quiet about panics that a guard will report.
-fn prepare_process() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        debug::install();
-        let previous = panic::take_hook();
-        panic::set_hook(Box::new(move |info| {
-            if !GUARDED.try_with(Cell::get).unwrap_or(false) {
-                return previous(info);
-            }
-            let at = info.location().map(ToString::to_string).unwrap_or_default();
-            log::error!("panic at {at}");
-            let _ = PANICKED_AT.try_with(|place| place.replace(at));
-        }));
-    });
 }
 
 #[cfg(test)]

@@ -1,9 +1,11 @@
-//! Calls of a group of one that name device memory or a stream: copies, in the order of the stream.
+//! Calls of a group of one: copies, on the host at once, or in the order of a stream.
 
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::context::{Context, alone};
+use super::calls::widen;
+use super::context::Context;
+use super::prepared::Copied;
 use super::staged::{StagedCall, What};
 use super::survey::Survey;
 use super::work::Work;
@@ -12,6 +14,7 @@ use crate::collective::request::Request;
 use crate::cuda::event::Event;
 use crate::cuda::memory::RegisteredBuffer;
 use crate::deadline::Deadline;
+use crate::engine::executor::Run;
 use crate::engine::staged::Place;
 use crate::error::{Result, fail};
 use crate::reduce::{Operator, Reducer};
@@ -126,4 +129,27 @@ unsafe fn scale(survey: &Survey, checked: &Checked, request: &Request) -> Result
             }
         }
     }
+}
+
+/// A group of one: the result is the input.
+///
+/// # Safety
+/// The pointers of the call and `buffers` are valid for what the call accesses.
+pub(super) unsafe fn alone(checked: &Checked, operator: Operator, buffers: &[*mut u8]) -> Result<()> {
+    if let Some(operator) = checked.operator {
+        // Refuses what larger groups refuse.
+        Reducer::new(checked.dtype, operator, 1)?;
+    }
+    // SAFETY: the caller's promise; input and output have the same length in a group of one.
+    unsafe {
+        match widen(checked, operator, buffers, 1)? {
+            Some(wide) => wide.alone(),
+            None => {
+                let bytes = checked.output_len() * checked.dtype.size();
+                Copied::<Run>::spread(checked.input, &[checked.output], bytes);
+                Copied::<Run>::spread(checked.output, buffers, bytes);
+            }
+        }
+    }
+    Ok(())
 }

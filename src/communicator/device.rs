@@ -133,11 +133,7 @@ impl Context {
     /// with the others at the first such call.
     fn exchanged(&self, request: &Request, call: &Call, buffers: &[*mut u8]) -> Result<Option<OnDevices>> {
         let Place::Group(group) = self.place() else { return Ok(None) };
-        if self.cuda().has_no_part_in(call)
-            || !fits(request, call)
-            || buffers.len() > 1
-            || !self.cuda().exchanges()
-        {
+        if !fits(request, call) || buffers.len() > 1 || !self.cuda().exchanges() {
             return Ok(None);
         }
         if request.kind.point_to_point() && !group.devices().is_some_and(Way::serves_points) {

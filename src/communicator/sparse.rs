@@ -17,7 +17,8 @@ use std::sync::{Arc, OnceLock};
 
 use self::run::{Counting, Part, Source, SparseRun};
 use self::tensor::{Elements, Gathered, Shape, Tensor};
-use super::context::{DEFAULT_TIMEOUT, Place as Membership, class_of};
+use super::calls::class_of;
+use super::context::{DEFAULT_TIMEOUT, Place as Membership};
 use super::survey::Spans;
 use super::{Call, Completion, Context, Work};
 use crate::cuda::context::Devices;

@@ -9,7 +9,8 @@ use std::time::Duration;
 use once_cell::sync::OnceCell;
 
 use super::ahead;
-use super::context::{Context, Place as Membership, class_of};
+use super::calls::class_of;
+use super::context::{Context, Place as Membership};
 use super::survey::Survey;
 use super::work::Work;
 use super::{Call, Completion};

@@ -30,7 +30,7 @@ impl Devices {
     /// environment no device reaches another, for machines where that is broken.
     pub fn open() -> Result<Arc<Devices>> {
         static DEVICES: OnceCell<Arc<Devices>> = OnceCell::new();
-        let apart = || std::env::var("UNISONO_P2P").is_ok_and(|switch| switch == "0");
+        let apart = || matches!(may_reach(), Ok(false));
         DEVICES.get_or_try_init(|| Devices::of(Libcuda::open()?, apart())).cloned()
     }
 
@@ -207,5 +207,14 @@ impl Drop for Relaxed<'_> {
         if let Err(error) = self.driver.exchange_capture_mode(self.before) {
             log::error!("the caller's capture mode could not be restored: {error}");
         }
+    }
+}
+
+/// Whether the environment allows devices to reach each other.
+pub fn may_reach() -> Result<bool> {
+    match std::env::var("UNISONO_P2P").as_deref() {
+        Err(_) | Ok("1" | "") => Ok(true),
+        Ok("0") => Ok(false),
+        Ok(text) => fail!(InvalidArgument, "UNISONO_P2P={text}: use 0 or 1"),
     }
 }

@@ -4,18 +4,25 @@
 //! that nobody waits for. It spins briefly, yields for a while, then sleeps on the bell. The service thread of the
 //! process steps in only for operations that nobody waits for.
 
-use std::collections::{HashMap, VecDeque};
-use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
+mod questions;
+mod roster;
+mod unattended;
+mod waiting;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use questions::Questions;
+use roster::Roster;
+use unattended::{Unattended, Watch};
+use waiting::Sleepers;
+
 use super::control::Control;
-use super::device::{DeviceExchange, Way};
 use super::direct::Retired;
 use super::group::Group;
 use super::messages::{Messages, Mismatch, Trouble};
-use super::operation::Running;
 use super::recorder::Recorder;
 use super::wire::Class;
 use crate::deadline::Deadline;
@@ -26,38 +33,6 @@ use crate::transport::Link;
 use crate::transport::address::PeerAddress;
 use crate::transport::bell::Bell;
 use crate::transport::service::{Attendance, Identity, Options, Port, Registration};
-
-/// How many failures of groups that are not here are kept.
-const REMEMBERED: usize = 256;
-
-/// How long a waiter is attentive before it sleeps. Yielding costs a fraction of a microsecond when nobody else is
-/// ready, so it is hardly slower than spinning; and when the awaited rank shares the processor, each microsecond of
-/// spinning is lost.
-struct Patience {
-    /// Looks at shared memory between two looks at everything else.
-    burst: u32,
-    /// Spins for so long, then yields,
-    spin: Duration,
-    /// for so long.
-    yielding: Duration,
-}
-
-/// Every rank of the host has a processor to itself.
-const ROOMY: Patience =
-    Patience { burst: 64, spin: Duration::from_micros(2), yielding: Duration::from_micros(80) };
-
-/// Ranks share processors.
-const CROWDED: Patience = Patience { burst: 4, spin: Duration::ZERO, yielding: Duration::from_micros(80) };
-
-/// The same, for a device to do what it was given. Its word through a sleeper's bell takes long, and after a pause the
-/// device's own first answers do.
-const DEVICE: Patience = Patience { yielding: Duration::from_micros(250), ..ROOMY };
-
-/// A sleeper looks up at least this often: a guard against a lost wake-up, not a way of working.
-const NAP: Duration = Duration::from_millis(500);
-
-/// A sleeper looks whether a device is done after an eighth of the time that it has had, within these bounds.
-const DEVICE_NAP: RangeInclusive<Duration> = Duration::from_micros(50)..=Duration::from_millis(1);
 
 /// A rank that is asked what it does tells what the kernel has refused it in this time.
 const RECENT: Duration = Duration::from_secs(60);
@@ -75,50 +50,20 @@ pub struct Endpoint {
     recorder: OnceLock<Recorder>,
     messages: Mutex<Messages>,
     addresses: Mutex<HashMap<u32, PeerAddress>>,
-    groups: Mutex<Groups>,
-    running: Mutex<Vec<Arc<Running>>>,
-    running_count: AtomicUsize,
-    /// How many of them wait for devices, which ring nobody.
-    on_devices: AtomicUsize,
+    roster: Mutex<Roster>,
+    unattended: Unattended,
     /// Whether any peer has left or is lost.
     lost_any: AtomicBool,
     crowded: AtomicBool,
     sleepers: Sleepers,
-    /// Threads that take a last look before they sleep.
-    parking: AtomicUsize,
     /// When this was made, and how many nanoseconds later a device was last given something.
     born: Instant,
     stirred: AtomicU64,
-    /// What was asked, and what was answered.
-    answers: Mutex<HashMap<u64, Option<String>>>,
-    next_token: AtomicU64,
+    questions: Questions,
     store: OnceLock<Arc<dyn Store>>,
     retired: Arc<Retired>,
-    /// Whether calls that streams do are looked after.
-    watches_devices: AtomicBool,
-    /// Looks in a row that found none of them.
-    quiet: AtomicU32,
+    watch: Watch,
     fork: u32,
-}
-
-#[derive(Default)]
-struct Groups {
-    live: HashMap<u64, Weak<Group>>,
-    /// Failures of groups that this rank has not made yet, or has no more. The oldest give way.
-    early: VecDeque<(u64, Error)>,
-    /// Failed groups that are gone here, whose members may not have heard of it. The oldest give way.
-    ended: VecDeque<(u64, Arc<[u32]>, Error)>,
-    /// Peers that are dead: groups made later must not wait for them.
-    lost: HashMap<u32, Error>,
-}
-
-/// Threads that sleep here. One of them sleeps on the bell, the others on a condition that it passes on.
-#[derive(Default)]
-struct Sleepers {
-    count: AtomicUsize,
-    bell: Mutex<()>,
-    generation: Mutex<u64>,
-    woken: Condvar,
 }
 
 /// How a waiter's condition comes true.
@@ -144,22 +89,17 @@ impl Endpoint {
             recorder: OnceLock::new(),
             messages: Mutex::new(Messages::new(identity.rank, identity.size)),
             addresses: Mutex::new(HashMap::new()),
-            groups: Mutex::default(),
-            running: Mutex::default(),
-            running_count: AtomicUsize::new(0),
-            on_devices: AtomicUsize::new(0),
+            roster: Mutex::default(),
+            unattended: Unattended::default(),
             lost_any: AtomicBool::new(false),
             crowded: AtomicBool::new(false),
             sleepers: Sleepers::default(),
-            parking: AtomicUsize::new(0),
             born: Instant::now(),
             stirred: AtomicU64::new(0),
-            answers: Mutex::default(),
-            next_token: AtomicU64::new(1),
+            questions: Questions::default(),
             store: OnceLock::new(),
             retired: Arc::default(),
-            watches_devices: AtomicBool::new(false),
-            quiet: AtomicU32::new(0),
+            watch: Watch::default(),
             fork: sys::fork::generation(),
         });
         let port = Arc::downgrade(&endpoint) as Weak<dyn Port>;
@@ -267,7 +207,7 @@ impl Endpoint {
         });
         match answer {
             Some(Ok(())) => Ok(()),
-            Some(Err(peer)) => match lock(&self.groups).lost.get(&peer) {
+            Some(Err(peer)) => match lock(&self.roster).lost(peer) {
                 Some(why) => Err(why.clone()),
                 None => fail!(PeerFailed, "{} has left", self.describe(peer)),
             },
@@ -301,37 +241,22 @@ impl Endpoint {
 
     /// Makes a group known, so that failures reach it. A failure that came before it is its failure.
     pub fn enrol(&self, group: &Arc<Group>) {
-        let mut groups = lock(&self.groups);
-        groups.live.insert(group.id(), Arc::downgrade(group));
-        let early = groups.early.iter().position(|(id, _)| *id == group.id());
-        let early = early.and_then(|index| groups.early.remove(index)).map(|(_, error)| error);
-        let lost = group.members().iter().find_map(|peer| groups.lost.get(peer)).cloned();
-        drop(groups);
-        if let Some(error) = early.or(lost) {
+        let failure = lock(&self.roster).enrol(group);
+        if let Some(error) = failure {
             group.fail(error);
         }
     }
 
     /// Forgets a group, but not at once that it failed.
     pub fn dismiss(&self, group: &Group) {
-        let mut groups = lock(&self.groups);
-        groups.live.remove(&group.id());
-        if let Some(error) = group.failure() {
-            remember(&mut groups.ended, (group.id(), group.members().clone(), error));
-        }
+        lock(&self.roster).dismiss(group);
     }
 
     /// Tells a peer whose link has just opened of the failures that it could not hear of before.
     fn report(&self, peer: u32) {
-        let groups = lock(&self.groups);
-        let live: Vec<_> = groups.live.values().filter_map(Weak::upgrade).collect();
-        let mut failures: Vec<(u64, Error)> = groups
-            .ended
-            .iter()
-            .filter(|(_, members, _)| members.contains(&peer))
-            .map(|(id, _, error)| (*id, error.clone()))
-            .collect();
-        drop(groups);
+        let roster = lock(&self.roster);
+        let (live, mut failures) = (roster.live(), roster.ended(peer));
+        drop(roster);
         for group in live {
             if let (Some(_), Some(error)) = (group.rank_of(peer), group.failure()) {
                 failures.push((group.id(), error));
@@ -343,7 +268,7 @@ impl Endpoint {
     }
 
     fn group(&self, id: u64) -> Option<Arc<Group>> {
-        lock(&self.groups).live.get(&id).and_then(Weak::upgrade)
+        lock(&self.roster).find(id)
     }
 
     /// Tells the members of a group that it has failed.
@@ -356,291 +281,6 @@ impl Endpoint {
             }
         }
         self.wake();
-    }
-
-    // ---- operations that nobody waits for
-
-    /// Has the library move an operation.
-    pub fn adopt(&self, running: Arc<Running>) {
-        let mut list = lock(&self.running);
-        if running.through() == Through::Device {
-            self.on_devices.fetch_add(1, Ordering::Relaxed);
-        }
-        list.push(running);
-        // Under the lock: nobody takes it off the list before it is counted.
-        self.running_count.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Has the service thread see to the operations that nobody waits for.
-    pub fn kick(&self) {
-        self.registration().kick();
-    }
-
-    /// An operation has ended: nobody moves it any more.
-    pub fn disown(&self, running: &Running) {
-        let mut list = lock(&self.running);
-        let before = list.len();
-        list.retain(|other| !std::ptr::eq(&**other, running));
-        let gone = before - list.len();
-        self.running_count.fetch_sub(gone, Ordering::Relaxed);
-        if running.through() == Through::Device {
-            self.on_devices.fetch_sub(gone, Ordering::Relaxed);
-        }
-    }
-
-    fn advance_running(&self) -> bool {
-        if self.running_count.load(Ordering::Relaxed) == 0 {
-            return false;
-        }
-        let candidates: Vec<Arc<Running>> = lock(&self.running).clone();
-        let mut moved = false;
-        for running in candidates {
-            if running.advance() {
-                moved = true;
-                self.disown(&running);
-            }
-        }
-        moved
-    }
-
-    // ---- what streams do
-
-    /// A stream was given a call: it is looked after until it is done. Costs next to nothing while others are.
-    pub fn watch_devices(&self) {
-        if !self.watches_devices.load(Ordering::Relaxed) && !self.watches_devices.swap(true, Ordering::SeqCst)
-        {
-            self.kick();
-        }
-    }
-
-    /// Looks after calls that streams do; when to look again, if at all.
-    fn attend_devices(&self) -> Option<Instant> {
-        if !self.watches_devices.load(Ordering::SeqCst) {
-            return None;
-        }
-        if self.look_at_devices() {
-            self.quiet.store(0, Ordering::Relaxed);
-        } else if self.quiet.fetch_add(1, Ordering::Relaxed) >= QUIET {
-            self.watches_devices.store(false, Ordering::SeqCst);
-            fence(Ordering::SeqCst);
-            if !self.look_at_devices() {
-                return None;
-            }
-            self.watches_devices.store(true, Ordering::SeqCst);
-        }
-        Some(Instant::now() + LOOK)
-    }
-
-    /// Whether any may not be done.
-    fn look_at_devices(&self) -> bool {
-        let live: Vec<Arc<Group>> = lock(&self.groups).live.values().filter_map(Weak::upgrade).collect();
-        let exchange = |group: &Arc<Group>| group.devices().and_then(Way::exchange).cloned();
-        let mut busy = false;
-        for group in &live {
-            let exchange: Option<Arc<DeviceExchange>> = exchange(group);
-            busy |= exchange.is_some_and(|exchange| exchange.attend(group));
-        }
-        busy
-    }
-
-    // ---- waiting
-
-    /// Waits until `poll` answers, moving everything meanwhile; `None` when the deadline has passed.
-    pub fn wait<T>(
-        &self,
-        deadline: Deadline,
-        through: Through,
-        mut poll: impl FnMut() -> Option<T>,
-    ) -> Option<T> {
-        let bell = self.bell.get().expect("set by `new`");
-        let Patience { burst, spin, yielding } = match through {
-            _ if self.crowded.load(Ordering::Relaxed) => CROWDED,
-            Through::Device => DEVICE,
-            Through::Messages | Through::Memory => ROOMY,
-        };
-        let mut idle_since: Option<Instant> = None;
-        let mut round = 0u32;
-        let mut yields = false;
-        let answer = loop {
-            if let Some(answer) = poll() {
-                break Some(answer);
-            }
-            round = round.wrapping_add(1);
-            if through == Through::Memory && !round.is_multiple_of(burst) && !yields {
-                std::hint::spin_loop();
-                continue;
-            }
-            if self.progress(round) {
-                (idle_since, yields) = (None, false);
-                // What others send may never cease: the deadline holds all the same.
-                if round.is_multiple_of(64) && deadline.expired() {
-                    break poll();
-                }
-                continue;
-            }
-            let now = Instant::now();
-            let since = *idle_since.get_or_insert(now);
-            let idle = now - since;
-            if idle < spin {
-                for _ in 0..8 {
-                    std::hint::spin_loop();
-                }
-            } else if idle < spin + yielding {
-                yields = true;
-                sys::process::yield_now();
-            } else {
-                if deadline.expired() {
-                    break poll();
-                }
-                if let Some(answer) = self.sleep(bell, deadline, through, &mut poll) {
-                    break Some(answer);
-                }
-                // Something rang: be attentive again, but not for long.
-                idle_since = Some(Instant::now() - spin);
-                continue;
-            }
-            if round.is_multiple_of(64) && deadline.expired() {
-                break poll();
-            }
-        };
-        self.leave();
-        answer
-    }
-
-    /// How long a sleeper sleeps at most: not long where a device rings nobody when it is done.
-    fn nap(&self, on_device: bool) -> Duration {
-        if !on_device && self.on_devices.load(Ordering::Relaxed) == 0 {
-            return NAP;
-        }
-        let since = Duration::from_nanos(self.since_stirred());
-        (since / 8).clamp(*DEVICE_NAP.start(), *DEVICE_NAP.end())
-    }
-
-    /// Sleeps until something may have changed. An answer that came at the last moment is returned.
-    fn sleep<T>(
-        &self,
-        bell: &Bell,
-        deadline: Deadline,
-        through: Through,
-        poll: &mut impl FnMut() -> Option<T>,
-    ) -> Option<T> {
-        let nap = deadline.remaining_capped(self.nap(through == Through::Device));
-        self.sleepers.count.fetch_add(1, Ordering::SeqCst);
-        let mut last_look = || {
-            let _parking = Parking::begin(self);
-            poll()
-        };
-        let answer = match self.sleepers.bell.try_lock() {
-            Ok(_sleeping) => {
-                bell.prepare_park();
-                let answer = last_look();
-                if answer.is_some() || self.progress_parking() {
-                    bell.cancel_park();
-                    answer
-                } else {
-                    let mut events = Vec::new();
-                    if let Err(error) = bell.park(Some(nap), &mut events) {
-                        log::error!("the bell cannot be waited for: {error}");
-                    }
-                    self.serve(&events);
-                    None
-                }
-            }
-            Err(_) => {
-                let generation = lock(&self.sleepers.generation);
-                let before = *generation;
-                drop(generation);
-                let answer = last_look();
-                if answer.is_none() {
-                    let generation = lock(&self.sleepers.generation);
-                    let unchanged = |now: &mut u64| *now == before;
-                    drop(self.sleepers.woken.wait_timeout_while(generation, nap, unchanged));
-                }
-                answer
-            }
-        };
-        self.sleepers.count.fetch_sub(1, Ordering::SeqCst);
-        if self.sleepers.count.load(Ordering::SeqCst) > 0 {
-            self.pass_on();
-        }
-        answer
-    }
-
-    /// Whoever ends a wait leaves the others able to go on.
-    fn leave(&self) {
-        if self.sleepers.count.load(Ordering::Relaxed) > 0 {
-            self.wake();
-        }
-        if self.running_count.load(Ordering::Relaxed) > 0 {
-            self.kick();
-        }
-    }
-
-    /// Wakes every thread that sleeps here.
-    pub fn wake(&self) {
-        self.pass_on();
-        if let Some(bell) = self.bell.get() {
-            bell.ring();
-        }
-    }
-
-    /// Something has come that is neither a link's nor a peer's: whoever sleeps looks, or else the service thread does.
-    /// From any thread; does not wait.
-    pub fn nudge(&self) {
-        // Against the sleeper: either it is counted here, or it looks after what is told here.
-        std::sync::atomic::fence(Ordering::SeqCst);
-        if self.sleepers.count.load(Ordering::SeqCst) > 0 {
-            self.wake();
-        } else if self.running_count.load(Ordering::SeqCst) > 0 {
-            self.kick();
-        }
-    }
-
-    /// As [`Endpoint::nudge`], for whoever looks in short intervals anyway and must not be late.
-    pub fn rouse(&self) {
-        if let Some(bell) = self.bell.get() {
-            bell.ring_if_parked();
-        }
-        if self.sleepers.count.load(Ordering::SeqCst) > 1 {
-            self.pass_on();
-        }
-    }
-
-    /// Whether ranks share processors.
-    pub fn is_crowded(&self) -> bool {
-        self.crowded.load(Ordering::Relaxed)
-    }
-
-    /// A device has been given something that it will have done soon: whoever moves operations looks again meanwhile.
-    pub fn stir(&self) {
-        self.stirred.store(self.born.elapsed().as_nanos() as u64, Ordering::Relaxed);
-    }
-
-    /// Whether somebody looks for the last time before sleeping: whatever is not going to ring has to be told to, now.
-    pub fn is_parking(&self) -> bool {
-        self.parking.load(Ordering::SeqCst) > 0
-    }
-
-    /// Whether a device was given something just now, and there are processors to look for its end.
-    fn is_stirred(&self) -> bool {
-        u128::from(self.since_stirred()) < DEVICE.yielding.as_nanos() && !self.crowded.load(Ordering::Relaxed)
-    }
-
-    /// Nanoseconds since a device was given something.
-    fn since_stirred(&self) -> u64 {
-        let now = self.born.elapsed().as_nanos() as u64;
-        now.saturating_sub(self.stirred.load(Ordering::Relaxed))
-    }
-
-    /// [`Endpoint::progress`], for the last time before sleeping.
-    fn progress_parking(&self) -> bool {
-        let _parking = Parking::begin(self);
-        self.progress(0)
-    }
-
-    fn pass_on(&self) {
-        *lock(&self.sleepers.generation) += 1;
-        self.sleepers.woken.notify_all();
     }
 
     /// Moves what can be moved now. Whether anything moved.
@@ -671,7 +311,7 @@ impl Endpoint {
         }
         self.settle();
         moved |= self.advance_running();
-        if moved && self.sleepers.count.load(Ordering::Relaxed) > 0 {
+        if moved && self.sleepers.any() {
             self.wake();
         }
         moved
@@ -759,10 +399,10 @@ impl Endpoint {
     fn lost(&self, peer: u32, why: Error) {
         self.messages().link_lost(peer, why.clone());
         self.lost_any.store(true, Ordering::Relaxed);
-        let mut groups = lock(&self.groups);
-        groups.lost.entry(peer).or_insert_with(|| why.clone());
-        let affected: Vec<_> = groups.live.values().filter_map(Weak::upgrade).collect();
-        drop(groups);
+        let mut roster = lock(&self.roster);
+        roster.lose(peer, why.clone());
+        let affected = roster.live();
+        drop(roster);
         for group in affected {
             if group.rank_of(peer).is_some() {
                 group.fail(group.lost(peer, why.clone()));
@@ -790,8 +430,7 @@ impl Endpoint {
     pub fn ask(&self, group: &Group, peers: impl Iterator<Item = u32>) -> Vec<u64> {
         peers
             .map(|peer| {
-                let token = self.next_token.fetch_add(1, Ordering::Relaxed);
-                lock(&self.answers).insert(token, None);
+                let token = self.questions.begin();
                 let query = Control::Query { group: group.id(), token };
                 self.registration().send_control(peer, &query.encode());
                 token
@@ -809,30 +448,12 @@ impl Endpoint {
 
     /// Whether there is an answer for every token.
     pub fn have_answered(&self, tokens: &[u64]) -> bool {
-        let answers = lock(&self.answers);
-        tokens.iter().all(|token| answers.get(token).is_none_or(Option::is_some))
+        self.questions.are_answered(tokens)
     }
 
     /// What they say, or `None` for those who have not answered. Ends the question.
     pub fn answers(&self, tokens: &[u64]) -> Vec<Option<String>> {
-        let mut answers = lock(&self.answers);
-        tokens.iter().map(|token| answers.remove(token).flatten()).collect()
-    }
-}
-
-/// Counts a thread among those that look for the last time.
-struct Parking<'a>(&'a AtomicUsize);
-
-impl Parking<'_> {
-    fn begin(endpoint: &Endpoint) -> Parking<'_> {
-        endpoint.parking.fetch_add(1, Ordering::SeqCst);
-        Parking(&endpoint.parking)
-    }
-}
-
-impl Drop for Parking<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+        self.questions.end(tokens)
     }
 }
 
@@ -845,7 +466,7 @@ impl Port for Endpoint {
         self.report(peer);
         if gone {
             // Given up before the peer had opened its side: it must not wait.
-            let why = lock(&self.groups).lost.get(&peer).cloned();
+            let why = lock(&self.roster).lost(peer).cloned();
             self.hang_up(peer, &why.unwrap_or_else(|| Error::new(Status::PeerFailed, "it was too late")));
             return;
         }
@@ -871,12 +492,7 @@ impl Port for Endpoint {
         match Control::decode(message) {
             Some(Control::Failure { group, error }) => match self.group(group) {
                 Some(group) => group.fail(error),
-                None => {
-                    let early = &mut lock(&self.groups).early;
-                    if early.iter().all(|(id, _)| *id != group) {
-                        remember(early, (group, error));
-                    }
-                }
+                None => lock(&self.roster).fail_early(group, error),
             },
             Some(Control::Query { group, token }) => {
                 let text = match self.recorder().last(group) {
@@ -887,9 +503,7 @@ impl Port for Endpoint {
                 self.registration().send_control(peer, &Control::Answer { token, text }.encode());
             }
             Some(Control::Answer { token, text }) => {
-                if let Some(answer) = lock(&self.answers).get_mut(&token) {
-                    *answer = Some(text);
-                }
+                self.questions.answer(token, text);
                 self.wake();
             }
             Some(Control::Call { key, signature }) => {
@@ -910,45 +524,6 @@ impl Port for Endpoint {
             (Attendance::Watch(at), Some(look)) => Attendance::Watch(at.min(look)),
         }
     }
-}
-
-impl Endpoint {
-    fn attend_running(&self) -> Attendance {
-        if self.running_count.load(Ordering::Relaxed) == 0 {
-            return Attendance::Idle;
-        }
-        let soon = Instant::now();
-        if self.progress(0) {
-            return Attendance::Again(soon);
-        }
-        if self.running_count.load(Ordering::Relaxed) == 0 {
-            return Attendance::Idle;
-        }
-        if self.is_stirred() {
-            return Attendance::Again(soon);
-        }
-        let Some(bell) = self.bell.get() else { return Attendance::Idle };
-        bell.prepare_park();
-        if self.progress_parking() {
-            return Attendance::Again(soon);
-        }
-        let next = lock(&self.running).iter().filter_map(|running| running.deadline().remaining()).min();
-        let nap = self.nap(false);
-        Attendance::Watch(soon + next.unwrap_or(nap).min(nap))
-    }
-}
-
-/// How often calls that streams do are looked at.
-const LOOK: Duration = Duration::from_millis(50);
-
-/// After so many looks at nothing it takes a call to look again.
-const QUIET: u32 = 20;
-
-fn remember<T>(list: &mut VecDeque<T>, item: T) {
-    if list.len() == REMEMBERED {
-        list.pop_front();
-    }
-    list.push_back(item);
 }
 
 /// Locks, also after a panic elsewhere: what the locks guard is kept consistent between statements that can panic.

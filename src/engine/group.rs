@@ -1,20 +1,26 @@
 //! The ranks that call together: their numbering, the order of their operations, and their first failure.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+mod inquiry;
+mod spare;
+mod turn;
+
+use std::collections::HashSet;
 use std::hash::Hash;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use super::control::Control;
+pub use inquiry::Inquiry;
+use spare::Spare;
+use turn::Orders;
+pub use turn::Turn;
+
 use super::device::{Layout, Way};
 use super::direct::{BOARD_BYTES, Direct, MAX_MEMBERS};
-use super::endpoint::{Endpoint, lock};
-use super::executor::{self, Workspace};
-use super::messages::{Failure, Mismatch};
+use super::endpoint::{Endpoint, Through, lock};
 use super::operation::{Completion, Operation, Running};
-use super::recorder::{Progress, Recorder, Slot};
+use super::recorder::Progress;
 use super::sends::Sends;
 use super::staged::relay;
 use super::wire::{Class, Key};
@@ -42,123 +48,6 @@ pub struct Group {
     connecting: Mutex<()>,
     relay: relay::Seat,
     sends: Arc<Sends>,
-}
-
-/// What runs work in, kept between runs.
-#[derive(Default)]
-struct Spare {
-    progress: Vec<executor::Progress>,
-    workspaces: Vec<Workspace>,
-}
-
-/// Workspaces above this size are given back after use.
-const KEPT_BYTES: usize = 128 * 1024 * 1024;
-
-/// How many workspaces are kept.
-const KEPT: usize = 4;
-
-/// One call's place in the order, and what is known of it.
-#[derive(Clone, Copy, Debug)]
-pub struct Turn {
-    /// Which family of numbers.
-    pub class: Class,
-    /// The caller's tag, or 0.
-    pub tag: u64,
-    /// Its number.
-    pub sequence: u32,
-    /// What is called.
-    pub signature: Signature,
-    /// When it gives up.
-    pub deadline: Deadline,
-    /// When it was called.
-    pub called: Instant,
-    /// Which piece of the call, when it is run in several, one after the other; else 0.
-    pub piece: u32,
-    slot: Slot,
-}
-
-/// Pieces are told apart by the upper bits of their messages' slots. A rank is never so many pieces ahead of another
-/// that they meet again.
-const PIECES: u32 = 1 << 10;
-
-impl Turn {
-    /// Names its messages in `group`: their slots begin here.
-    pub fn key(&self, group: &Group) -> Key {
-        let slot = self.piece % PIECES * (u32::MAX / PIECES + 1);
-        Key { group: group.id, tag: self.tag, sequence: self.sequence, slot, class: self.class }
-    }
-
-    /// The same call, about to run this piece.
-    pub fn at_piece(self, piece: u32) -> Turn {
-        Turn { piece, ..self }
-    }
-
-    /// The same call, if it has until `deadline`.
-    pub fn until(self, deadline: Deadline) -> Turn {
-        Turn { deadline, ..self }
-    }
-
-    /// When a call that is under way since `began` compares itself with those of the ranks that it waits for. Sends and
-    /// receives have nothing to compare before they meet.
-    pub fn compare_at(&self, began: Instant) -> Deadline {
-        match self.class {
-            Class::PointToPoint => Deadline::NEVER,
-            _ => Deadline::since(began, COMPARE_AFTER),
-        }
-    }
-}
-
-/// A question to the ranks that an overdue call waits for.
-#[derive(Debug)]
-pub struct Inquiry {
-    waits_for: Vec<u32>,
-    /// One for each rank that was asked, from the first on.
-    tokens: Vec<u64>,
-    until: Deadline,
-}
-
-/// How long they have to answer.
-const INQUIRY: Duration = Duration::from_millis(300);
-
-/// How many are asked.
-const MAX_ASKED: usize = 8;
-
-/// A call that has waited this long tells those that it waits for what it is: ranks that only wait for each other
-/// exchange nothing else that could be compared.
-const COMPARE_AFTER: Duration = Duration::from_millis(250);
-
-impl Inquiry {
-    /// Nobody is asked.
-    fn none() -> Inquiry {
-        Inquiry { waits_for: Vec::new(), tokens: Vec::new(), until: Deadline::NEVER }
-    }
-
-    /// When the answers are due.
-    pub fn until(&self) -> Deadline {
-        self.until
-    }
-}
-
-#[derive(Default)]
-struct Orders {
-    ordered: Order,
-    others: HashMap<(Class, u64), Order>,
-}
-
-#[derive(Default)]
-struct Order {
-    next: u32,
-    busy: bool,
-    queue: VecDeque<Arc<Running>>,
-}
-
-impl Orders {
-    fn of(&mut self, class: Class, tag: u64) -> &mut Order {
-        match class {
-            Class::Ordered => &mut self.ordered,
-            _ => self.others.entry((class, tag)).or_default(),
-        }
-    }
 }
 
 impl Group {
@@ -294,24 +183,44 @@ impl Group {
                 .unwrap_or_else(|| Err(self.overdue(&turn, &Inquiry::none())));
         }
         drop(orders);
-        self.begin(&turn);
         let mut operation = make(&turn);
-        let mut answer = self.follow(&mut operation, turn.deadline.min(turn.compare_at(turn.called)));
-        if answer.is_none() && !turn.deadline.expired() {
-            self.compare(&turn, &operation.waits_for(self));
-            answer = self.follow(&mut operation, turn.deadline);
-        }
-        let result = answer.unwrap_or_else(|| {
-            let inquiry = self.ask(&turn, operation.waits_for(self));
-            while !self.answered(&inquiry) {
-                std::thread::sleep(Duration::from_millis(2));
-            }
-            Err(self.overdue(&turn, &inquiry))
-        });
+        let result = self.glance(&mut operation).unwrap_or_else(|| self.complete(&turn, &mut operation));
         if result.is_err() {
             operation.abandon(self);
         }
         self.conclude(&turn, result)
+    }
+
+    /// Moves an operation in this thread to its end, or its call's deadline.
+    fn complete<O: Operation>(&self, turn: &Turn, operation: &mut O) -> Result<Completion> {
+        self.begin(turn);
+        let mut answer = self.follow(operation, turn.deadline.min(turn.compare_at(turn.called)));
+        if answer.is_none() && !turn.deadline.expired() {
+            self.compare(turn, &operation.waits_for(self));
+            answer = self.follow(operation, turn.deadline);
+        }
+        answer.unwrap_or_else(|| {
+            let inquiry = self.ask(turn, operation.waits_for(self));
+            while !self.answered(&inquiry) {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            Err(self.overdue(turn, &inquiry))
+        })
+    }
+
+    /// Moves an operation that goes through shared memory for a moment. If it ends in that, nobody has looked at messages, and
+    /// they need not know of the call.
+    fn glance<O: Operation>(&self, operation: &mut O) -> Option<Result<Completion>> {
+        if operation.through() != Through::Memory {
+            return None;
+        }
+        for _ in 0..self.endpoint.burst() {
+            match operation.advance(self) {
+                Poll::Ready(result) => return Some(result),
+                Poll::Pending => std::hint::spin_loop(),
+            }
+        }
+        None
     }
 
     /// Moves an operation in this thread until it ends or `until` has come.
@@ -484,44 +393,6 @@ impl Group {
         &self.sends
     }
 
-    // ---- what runs work in
-
-    /// Lists for one run.
-    pub fn progress(&self) -> executor::Progress {
-        lock(&self.spare).progress.pop().unwrap_or_default()
-    }
-
-    /// A workspace of at least `bytes` bytes.
-    pub fn workspace(&self, bytes: usize) -> Workspace {
-        let mut spare = lock(&self.spare);
-        match spare.workspaces.iter().position(|workspace| workspace.bytes() >= bytes) {
-            Some(index) => spare.workspaces.swap_remove(index),
-            None => {
-                // A larger one replaces one that is too small for what this group does.
-                let outgrown = spare.workspaces.pop();
-                drop(spare);
-                drop(outgrown);
-                Workspace::new(bytes)
-            }
-        }
-    }
-
-    /// Gives lists back.
-    pub fn keep_progress(&self, progress: executor::Progress) {
-        let mut spare = lock(&self.spare);
-        if spare.progress.len() < KEPT {
-            spare.progress.push(progress);
-        }
-    }
-
-    /// Gives a workspace back.
-    pub fn keep_workspace(&self, workspace: Workspace) {
-        let mut spare = lock(&self.spare);
-        if workspace.bytes() <= KEPT_BYTES && spare.workspaces.len() < KEPT {
-            spare.workspaces.push(workspace);
-        }
-    }
-
     // ---- direct exchange
 
     /// The members' shared memory, when all are on this host and it could be set up.
@@ -611,152 +482,6 @@ impl Group {
         {
             exchange.abort();
         }
-    }
-
-    // ---- texts
-
-    /// A call with its group and place.
-    pub(super) fn describe(&self, turn: &Turn) -> String {
-        let here = self.endpoint.hostname(self.endpoint.rank());
-        let (name, number) = (turn.signature.kind.name(), turn.sequence);
-        let place = format!("'{}' (rank {} of {} on {here})", self.name, self.rank, self.size());
-        match turn.class {
-            Class::Ordered => format!("{name} #{number} of {place}"),
-            Class::Tagged => format!("{name} #{number} with tag {} of {place}", turn.tag),
-            Class::PointToPoint => format!("{name} with tag {} in {place}", turn.tag),
-            Class::Internal => format!("setting up {place}"),
-        }
-    }
-
-    /// A rank of this group with its host and process.
-    pub fn describe_rank(&self, rank: u32) -> String {
-        let text = self.endpoint.describe(self.members[rank as usize]);
-        // The endpoint speaks of its own numbering; say ours.
-        match text.split_once(" (") {
-            Some((_, place)) => format!("rank {rank} ({place}"),
-            None => format!("rank {rank}"),
-        }
-    }
-
-    /// The loss of a peer, as the endpoint tells it: in its own numbering, not ours.
-    pub fn lost(&self, peer: u32, why: Error) -> Error {
-        match self.rank_of(peer) {
-            Some(rank) if rank != peer => {
-                why.context(format!("rank {rank} of '{}' is rank {peer} of the job", self.name))
-            }
-            _ => why,
-        }
-    }
-
-    /// Why a transfer failed.
-    pub fn tell(&self, failure: Failure) -> Error {
-        match failure {
-            Failure::Error(error) => error,
-            Failure::Lost(peer, why) => self.lost(peer, why),
-            Failure::Peer { peer, status, what } => {
-                let name = self.rank_of(peer).map(|rank| self.describe_rank(rank));
-                let name = name.unwrap_or_else(|| self.endpoint.describe(peer));
-                Error::new(status, format!("{name} {what}"))
-            }
-            Failure::Mismatch(mismatch) => self.explain(&mismatch, self.endpoint.recorder()),
-        }
-    }
-
-    /// Tells the ranks that a call waits for what it is. One that has called something else fails the group.
-    pub fn compare(&self, turn: &Turn, waits_for: &[u32]) {
-        if turn.class == Class::PointToPoint {
-            return;
-        }
-        let (tag, sequence, class) = (turn.tag, turn.sequence, turn.class);
-        let key = Key { group: self.id, tag, sequence, slot: 0, class };
-        let message = Control::Call { key, signature: turn.signature }.encode();
-        for &rank in waits_for.iter().take(MAX_ASKED) {
-            self.endpoint.registration().send_control(self.members[rank as usize], &message);
-        }
-    }
-
-    /// A rank waits for this one in a call: fails the group if this rank's call of that number is another.
-    pub fn hear(&self, peer: u32, key: Key, theirs: Signature) {
-        if key.class == Class::PointToPoint || self.rank_of(peer).is_none() {
-            return;
-        }
-        let recorder = self.endpoint.recorder();
-        // Not called yet, or too long ago: what comes of it is found by messages, or when this rank waits.
-        let Some(ours) = recorder.call(key).filter(|ours| *ours != theirs) else { return };
-        self.fail(self.explain(&Mismatch { peer, key, theirs, ours: Some(ours), bytes: None }, recorder));
-    }
-
-    /// Asks the ranks that a call waits for what they are doing. They compare calls before they answer, so that a
-    /// mismatch is known when the answers are.
-    pub fn ask(&self, turn: &Turn, waits_for: Vec<u32>) -> Inquiry {
-        self.compare(turn, &waits_for);
-        let asked = waits_for.iter().take(MAX_ASKED).map(|&rank| self.members[rank as usize]);
-        let tokens = self.endpoint.ask(self, asked);
-        Inquiry { waits_for, tokens, until: Deadline::after(INQUIRY) }
-    }
-
-    /// Whether all have answered, or have had their time.
-    pub fn answered(&self, inquiry: &Inquiry) -> bool {
-        self.endpoint.have_answered(&inquiry.tokens) || inquiry.until.expired()
-    }
-
-    /// Why a call has not ended in time.
-    pub fn overdue(&self, turn: &Turn, inquiry: &Inquiry) -> Error {
-        let waited = turn.called.elapsed().as_secs_f64();
-        let waits_for = &inquiry.waits_for;
-        let Some(&first) = waits_for.first() else {
-            let text = format!("not done after {waited:.1} s; raise timeout_ms");
-            return Error::new(Status::Timeout, self.endpoint.with_refusal(text, turn.called.elapsed()));
-        };
-        let answers = self.endpoint.answers(&inquiry.tokens);
-        let told: Vec<String> = waits_for
-            .iter()
-            .zip(answers)
-            .map(|(&rank, answer)| {
-                let says = answer.unwrap_or_else(|| "it does not answer (stopped, or out of reach)".into());
-                format!("nothing from {} for {waited:.1} s; {says}", self.describe_rank(rank))
-            })
-            .collect();
-        let more = match waits_for.len() - inquiry.tokens.len() {
-            0 => String::new(),
-            more => format!("; and {more} more"),
-        };
-        let advice = format!("Look at rank {first}, or raise timeout_ms");
-        let told = self.endpoint.with_refusal(format!("{}{more}", told.join("; ")), turn.called.elapsed());
-        Error::new(Status::Timeout, format!("{told}. {advice}"))
-    }
-
-    /// Why a call whose turn has not come in time gives up.
-    pub fn stuck(&self, turn: &Turn) -> Error {
-        let waited = turn.called.elapsed().as_secs_f64();
-        let (name, number) = (turn.signature.kind.name(), turn.sequence);
-        let text = format!("{name} #{number} waited {waited:.1} s for the calls before it, which still run");
-        Error::new(Status::Timeout, format!("{text}. Look at those, or raise timeout_ms"))
-    }
-
-    /// What the ranks' calls disagree about.
-    pub fn explain(&self, mismatch: &Mismatch, recorder: &Recorder) -> Error {
-        let peer = self.rank_of(mismatch.peer).unwrap_or(mismatch.peer);
-        let number = mismatch.key.sequence;
-        let theirs = mismatch.theirs;
-        let ours = mismatch.ours.or_else(|| recorder.call(mismatch.key));
-        let head = match mismatch.key.class {
-            Class::PointToPoint => format!("send and receive with tag {} differ", mismatch.key.tag),
-            Class::Tagged => {
-                format!("call #{number} with tag {} of '{}' differs", mismatch.key.tag, self.name)
-            }
-            _ => format!("call #{number} of '{}' differs", self.name),
-        };
-        let here = self.rank;
-        let ours = ours.map_or_else(|| "something else".to_string(), |ours| ours.to_string());
-        let tail = match mismatch.bytes {
-            Some((theirs, ours)) => format!("; a message has {theirs} bytes where {ours} are expected"),
-            None => String::new(),
-        };
-        Error::new(
-            Status::Mismatch,
-            format!("{head}: rank {here} called {ours}, rank {peer} called {theirs}{tail}"),
-        )
     }
 }
 

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::wire::{Class, Key};
-use crate::reduce::DataType;
 use crate::signature::Signature;
 use crate::transport::segment::{RECORDER_BYTES, Segment};
 
@@ -69,11 +68,7 @@ impl Recorder {
     pub fn begin(&self, key: Key, signature: Signature, called: Instant) -> Slot {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let words = self.entry(number);
-        let packed = u64::from(signature.head())
-            | u64::from(signature.dtype as u8) << 8
-            | u64::from(signature.operator) << 16
-            | u64::from(signature.algorithm) << 24
-            | u64::from(key.class as u8) << 32;
+        let packed = u64::from(signature.code()) | u64::from(key.class as u8) << 32;
         // Word 0 is written last and cleared first: a reader skips an entry that is being written.
         words[0].store(0, Ordering::Relaxed);
         fence(Ordering::Release);
@@ -142,18 +137,9 @@ fn decode(words: &[AtomicU64; WORDS], expected: u64) -> Option<Entry> {
     }
     let word = |index: usize| words[index].load(Ordering::Relaxed);
     let packed = word(2);
-    let (kind, device) = Signature::parse_head(packed as u8).ok()?;
     let entry = Entry {
         group: word(1),
-        signature: Signature {
-            kind,
-            dtype: DataType::from_number((packed >> 8 & 0xff) as i32).ok()?,
-            operator: (packed >> 16) as u8,
-            algorithm: (packed >> 24) as u8,
-            root: word(3) as u32,
-            count: word(4),
-            device,
-        },
+        signature: Signature::decode(packed as u32, word(3) as u32, word(4)).ok()?,
         tag: word(7),
         sequence: (word(3) >> 32) as u32,
         class: match packed >> 32 & 0xff {

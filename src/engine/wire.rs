@@ -7,7 +7,6 @@
 #![forbid(unsafe_code)]
 
 use crate::error::{Result, fail};
-use crate::reduce::DataType;
 use crate::signature::Signature;
 
 /// Bytes of an encoded [`Frame`].
@@ -88,10 +87,7 @@ impl Frame {
         let mut bytes = [0; FRAME_BYTES];
         bytes[0] = self.kind as u8;
         bytes[1] = self.key.class as u8;
-        bytes[2] = self.signature.head();
-        bytes[3] = self.signature.dtype as u8;
-        bytes[4] = self.signature.operator;
-        bytes[5] = self.signature.algorithm;
+        bytes[2..6].copy_from_slice(&self.signature.code().to_le_bytes());
         bytes[6..8].copy_from_slice(&MAGIC);
         bytes[8..16].copy_from_slice(&self.key.group.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.key.tag.to_le_bytes());
@@ -130,19 +126,10 @@ impl Frame {
         if bytes[6..8] != MAGIC {
             fail!(Internal, "a frame without its mark arrived");
         }
-        let (operation, device) = Signature::parse_head(bytes[2])?;
         let frame = Frame {
             kind,
             key: Key { group: word(8), tag: word(16), sequence: half(24), slot: half(28), class },
-            signature: Signature {
-                kind: operation,
-                dtype: DataType::from_number(i32::from(bytes[3]))?,
-                operator: bytes[4],
-                algorithm: bytes[5],
-                root: half(52),
-                count: word(56),
-                device,
-            },
+            signature: Signature::decode(half(2), half(52), word(56))?,
             total: word(32),
             offset: word(40),
             length: half(48),
@@ -172,6 +159,7 @@ const MAGIC: [u8; 2] = [0x75, 0x6e];
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reduce::DataType;
     use crate::signature::Kind;
     use proptest::prelude::*;
 

@@ -337,8 +337,10 @@ pub unsafe extern "C" fn unisono_context_error(ctx: *const unisono_context_t) ->
 
 /// Ends this rank's membership. NULL is fine.
 ///
-/// Not collective, and waits for no other rank. Operations that still run, run on; works, children and buffers made from the
-/// context stay valid. No function may be using the handle.
+/// Not collective, and waits for no other rank. Operations that still run, run on, to their deadlines at the latest; until then the
+/// library keeps what they need, links and threads included, and their buffers stay in use. unisono_context_abort before
+/// this ends them at once. Works, children and buffers made from the context stay valid. No function may be using the
+/// handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_destroy(ctx: *mut unisono_context_t) {
     guard(|| {

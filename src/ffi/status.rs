@@ -1,12 +1,11 @@
 //! Statuses, the text of a thread's last failure, and the guard around every export.
 
-use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
-use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
 
 use crate::error::{Error, Result, Status};
+use crate::panics::caught;
 
 /// What came of a call: one of enum unisono_status. Always 32 bits, in C and in C++.
 pub type unisono_status_t = i32;
@@ -85,9 +84,6 @@ fn status_name(status: unisono_status_t) -> &'static CStr {
 
 thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::default();
-    /// Whether this thread is inside a guard, and where its panic began.
-    static GUARDED: Cell<bool> = const { Cell::new(false) };
-    static PANICKED_AT: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
 /// Runs the body of an export: a failure or a panic becomes a status and this thread's last error.
@@ -97,33 +93,15 @@ pub(super) fn guard(body: impl FnOnce() -> Result<()>) -> unisono_status_t {
 
 /// As [`guard`], for an export that answers with a value: `otherwise` gives the answer of a failure.
 pub(super) fn guard_or<T>(otherwise: impl FnOnce(&Error) -> T, body: impl FnOnce() -> Result<T>) -> T {
-    prepare_process();
-    let outer = GUARDED.replace(true);
-    // A panic may leave the objects it passed through half changed. Their locks are poisoned then and later calls on
-    // them fail too; nothing here looks inside.
-    let outcome = panic::catch_unwind(AssertUnwindSafe(body));
-    GUARDED.set(outer);
-    let error = match outcome {
-        Ok(Ok(value)) => return value,
-        Ok(Err(error)) => error,
-        Err(payload) => panic_error(payload),
-    };
-    set_last_error(error.text());
-    otherwise(&error)
-}
-
-fn panic_error(payload: Box<dyn Any + Send>) -> Error {
-    let text = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
-        (Some(text), _) => (*text).to_owned(),
-        (_, Some(text)) => text.clone(),
-        _ => "a panic without a text".to_owned(),
-    };
-    // Dropping a payload may panic again, with another payload: that one is leaked.
-    if let Err(again) = panic::catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-        std::mem::forget(again);
+    static LOG: Once = Once::new();
+    LOG.call_once(super::log::install);
+    match caught(body) {
+        Ok(value) => value,
+        Err(error) => {
+            set_last_error(error.text());
+            otherwise(&error)
+        }
     }
-    let at = PANICKED_AT.take();
-    Error::new(Status::Internal, format!("a bug in unisono, please report it: {text} ({at})"))
 }
 
 fn set_last_error(text: &str) {
@@ -134,23 +112,6 @@ fn set_last_error(text: &str) {
 /// A text for C. A NUL byte cannot be kept and ends nothing early: it is shown as such.
 pub(super) fn c_text(text: &str) -> CString {
     CString::new(text).unwrap_or_else(|_| CString::new(text.replace('\0', "\\0")).unwrap_or_default())
-}
-
-/// Once for the process: the logger, and a panic hook that keeps quiet about panics that a guard will report.
-fn prepare_process() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        super::log::install();
-        let previous = panic::take_hook();
-        panic::set_hook(Box::new(move |info| {
-            if !GUARDED.try_with(Cell::get).unwrap_or(false) {
-                return previous(info);
-            }
-            let at = info.location().map(ToString::to_string).unwrap_or_default();
-            ::log::error!("panic at {at}");
-            let _ = PANICKED_AT.try_with(|place| place.replace(at));
-        }));
-    });
 }
 
 #[cfg(test)]
@@ -216,18 +177,6 @@ mod tests {
         let text = last_error();
         assert!(text.contains("three is 4"), "{text}");
         assert!(text.contains("status.rs"), "{text}");
-    }
-
-    #[test]
-    fn a_payload_that_panics_when_dropped_is_contained() {
-        struct Bomb;
-        impl Drop for Bomb {
-            fn drop(&mut self) {
-                panic!("the payload's own panic");
-            }
-        }
-        let status = guard(|| panic::panic_any(Bomb));
-        assert_eq!(status, unisono_status::UNISONO_INTERNAL as i32);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::tensor::{Elements, Gathered, Shape, Tensor};
 use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Request};
 use crate::communicator::Call;
-use crate::communicator::context::exchange_directly;
+use crate::communicator::calls::exchange_directly;
 use crate::communicator::plans::{Planned, Plans, Seat, planned};
 use crate::deadline::Deadline;
 use crate::engine::direct::{Direct, DirectRun, Job, Path};

@@ -1,86 +1,9 @@
-//! What the driver double knows: memory, streams, events, captures, and the tasks that are still to run.
+//! What the driver double knows: streams, events, captures, and the tasks that are still to run.
 
-use std::alloc::Layout;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::heap::Heap;
 use super::*;
-use crate::cuda::local::Operand;
-use crate::reduce::{self, Representation};
-
-/// What memory holds before anybody wrote it, and after it was freed.
-const RUBBISH: u8 = 0xdb;
-
-/// A range of memory.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
-    pub(super) address: u64,
-    pub(super) bytes: usize,
-}
-
-/// One thing for a stream to do.
-#[derive(Clone, Debug)]
-pub(super) enum Task {
-    /// Nothing: an event, a wait, the end of a graph.
-    Mark,
-    /// Bytes, each side on a device or, if none, in pinned memory.
-    Copy {
-        to: (u64, Option<u32>),
-        from: (u64, Option<u32>),
-        bytes: usize,
-    },
-    Fill {
-        to: u64,
-        bytes: Box<[u8]>,
-    },
-    Expect {
-        at: u64,
-        bytes: Box<[u8]>,
-        what: String,
-    },
-    WriteValue {
-        address: u64,
-        value: u32,
-    },
-    WaitValue {
-        address: u64,
-        value: u32,
-    },
-    Host {
-        function: HostFunction,
-        user: usize,
-    },
-    Fold {
-        device: u32,
-        reducer: Reducer,
-        operands: Box<[Operand]>,
-        out: u64,
-        representation: Representation,
-        count: usize,
-    },
-}
-
-impl Task {
-    /// The memory that it touches.
-    fn places(&self) -> Vec<Place> {
-        let place = |address, bytes| Place { address, bytes };
-        match self {
-            Task::Mark | Task::Host { .. } => Vec::new(),
-            Task::Copy { to, from, bytes } => vec![place(to.0, *bytes), place(from.0, *bytes)],
-            Task::Fill { to, bytes } => vec![place(*to, bytes.len())],
-            Task::Expect { at, bytes, .. } => vec![place(*at, bytes.len())],
-            Task::WriteValue { address, .. } | Task::WaitValue { address, .. } => vec![place(*address, 4)],
-            Task::Fold { reducer, operands, out, representation, count, .. } => {
-                let size = |representation: Representation| match representation {
-                    Representation::Element => reducer.element_size() * count,
-                    Representation::Accumulator => reducer.accumulator_size() * count,
-                };
-                let mut places = vec![place(*out, size(*representation))];
-                places.extend(operands.iter().map(|o| place(o.address, size(o.representation))));
-                places
-            }
-        }
-    }
-}
 
 /// A task that has not run.
 pub(super) struct Pending {
@@ -117,37 +40,6 @@ pub(super) enum Recorded {
     Task(u64),
     /// Nodes of a capture.
     Nodes(u64, Vec<usize>),
-}
-
-pub(super) struct Allocation {
-    place: Place,
-    memory: Memory,
-    device: u32,
-    number: u64,
-    freed: bool,
-    /// Another process's, mapped here so many times.
-    mapped: usize,
-    /// Not ours to give back.
-    registered: bool,
-    /// A program's own mapping, within a range of addresses.
-    piece: bool,
-}
-
-impl Allocation {
-    pub(super) fn location(&self) -> Location {
-        let Place { address: base, bytes } = self.place;
-        let (memory, device, buffer, mapped) = (self.memory, self.device, self.number, self.piece);
-        Location { memory, device, base, bytes: bytes as u64, buffer, mapped }
-    }
-
-    /// Whether it is to be given back here.
-    fn is_own(&self) -> bool {
-        self.mapped == 0 && !self.registered && !self.piece
-    }
-
-    fn layout(&self) -> Layout {
-        Layout::from_size_align(self.place.bytes.max(1), 256).expect("a test's size")
-    }
 }
 
 /// A capture that is under way.
@@ -190,6 +82,7 @@ pub(super) struct Machine {
     pub(super) streams: HashMap<StreamHandle, StreamState>,
     pub(super) events: HashMap<EventHandle, (u32, Recorded)>,
     pub(super) captures: BTreeMap<u64, Capturing>,
+    pub(super) heap: Heap,
     pub(super) pending: BTreeMap<u64, Pending>,
     pub(super) complaints: Vec<String>,
     pub(super) waits: usize,
@@ -216,9 +109,6 @@ pub(super) struct Machine {
     pub(super) ignored_record: Option<usize>,
     /// Tasks that some thread runs just now.
     running: HashSet<u64>,
-    allocations: BTreeMap<u64, Allocation>,
-    /// What mapped pieces lie in.
-    ranges: Vec<Allocation>,
     /// The last task of each queue.
     last: HashMap<Queue, u64>,
     /// Queues in the order of their first use.
@@ -245,6 +135,7 @@ impl Machine {
             streams: HashMap::new(),
             events: HashMap::new(),
             captures: BTreeMap::new(),
+            heap: Heap::default(),
             pending: BTreeMap::new(),
             complaints: Vec::new(),
             waits: 0,
@@ -263,8 +154,6 @@ impl Machine {
             records: 0,
             ignored_record: None,
             running: HashSet::new(),
-            allocations: BTreeMap::new(),
-            ranges: Vec::new(),
             last: HashMap::new(),
             known: Vec::new(),
             turn: 0,
@@ -537,7 +426,7 @@ impl Machine {
     fn is_ready(&self, pending: &Pending) -> bool {
         let free = pending.after.iter().all(|before| !self.pending.contains_key(before));
         free && match pending.task {
-            Task::WaitValue { address, value } => match self.slice(Place { address, bytes: 4 }) {
+            Task::WaitValue { address, value } => match self.heap.slice(Place { address, bytes: 4 }) {
                 Ok(found) => {
                     let found = u32::from_ne_bytes(found.try_into().expect("four bytes"));
                     found.wrapping_sub(value) as i32 >= 0
@@ -613,229 +502,40 @@ impl Machine {
     }
 
     pub(super) fn execute(&mut self, task: &Task) {
-        if let Err(complaint) = self.try_execute(task) {
+        if let Err(complaint) = task.run(&mut self.heap, &self.reached) {
             self.complain(complaint);
         }
     }
 
-    fn try_execute(&mut self, task: &Task) -> Result<(), String> {
-        task.places().into_iter().try_for_each(|place| self.slice(place).map(drop))?;
-        match task {
-            Task::Mark | Task::WaitValue { .. } | Task::Host { .. } => {}
-            Task::Copy { to, from, bytes } => {
-                for (address, device) in [*to, *from] {
-                    let place = Place { address, bytes: *bytes };
-                    let found = self.allocation(place).map(Allocation::location);
-                    let found = found.map(|at| match at.memory {
-                        Memory::Host => None,
-                        Memory::Device => Some(at.device),
-                        Memory::Managed => device,
-                    });
-                    if found != Some(device) {
-                        return Err(format!("{address:#x} copied as of {device:?}, but it is of {found:?}"));
-                    }
-                }
-                let bytes_read = self.slice(Place { address: from.0, bytes: *bytes })?.to_vec();
-                self.slice_mut(Place { address: to.0, bytes: *bytes })?.copy_from_slice(&bytes_read);
-            }
-            Task::Fill { to, bytes } => {
-                self.slice_mut(Place { address: *to, bytes: bytes.len() })?.copy_from_slice(bytes);
-            }
-            Task::Expect { at, bytes, what } => {
-                let found = self.slice(Place { address: *at, bytes: bytes.len() })?;
-                if let Some(index) = (0..bytes.len()).find(|&index| found[index] != bytes[index]) {
-                    let (found, due) = (found[index], bytes[index]);
-                    return Err(format!("{what}: byte {index} is {found:#x}, but {due:#x} is due"));
-                }
-            }
-            Task::WriteValue { address, value } => {
-                self.slice_mut(Place { address: *address, bytes: 4 })?.copy_from_slice(&value.to_ne_bytes());
-            }
-            Task::Fold { device, reducer, operands, out, representation, count } => {
-                for place in task.places() {
-                    let owner = self.allocation(place).map_or(*device, |allocation| allocation.device);
-                    if owner != *device && !self.reached.contains(&(*device, owner)) {
-                        return Err(format!("device {device} has no access to device {owner}"));
-                    }
-                }
-                let operand = |operand: &Operand| reduce::Operand {
-                    address: pointer(operand.address),
-                    representation: operand.representation,
-                    scale: operand.scale,
-                };
-                let operands: Vec<reduce::Operand> = operands.iter().map(operand).collect();
-                // SAFETY: every place is live memory, as found above; one task runs at a time.
-                unsafe { reducer.fold(&operands, pointer(*out), *representation, *count) };
-            }
-        }
-        Ok(())
-    }
-
     pub(super) fn allocate(&mut self, memory: Memory, device: u32, bytes: usize) -> u64 {
         self.creations += 1;
-        let number = self.next_number();
-        let place = Place { address: 0, bytes };
-        let mut allocation = Allocation {
-            place,
-            memory,
-            device,
-            number,
-            freed: false,
-            mapped: 0,
-            registered: false,
-            piece: false,
-        };
-        // SAFETY: the layout has a size.
-        let address = unsafe { std::alloc::alloc(allocation.layout()) };
-        assert!(!address.is_null(), "no memory for the test");
-        // SAFETY: just allocated, this long.
-        unsafe { address.write_bytes(RUBBISH, bytes) };
-        allocation.place.address = address.expose_provenance() as u64;
-        let address = allocation.place.address;
-        self.allocations.insert(address, allocation);
-        address
+        self.heap.allocate(memory, device, bytes)
     }
 
-    /// Maps pieces of device memory one after the other, all in a range of addresses.
-    pub(super) fn map_pieces(&mut self, device: u32, bytes: usize, pieces: usize) -> u64 {
-        let start = self.allocate(Memory::Device, device, bytes * pieces);
-        let range = self.allocations.remove(&start);
-        self.ranges.extend(range);
-        for address in (start..).step_by(bytes).take(pieces) {
-            let number = self.next_number();
-            let (memory, place) = (Memory::Device, Place { address, bytes });
-            let (freed, mapped, registered, piece) = (false, 0, false, true);
-            let new = Allocation { place, memory, device, number, freed, mapped, registered, piece };
-            self.allocations.insert(address, new);
-        }
-        start
-    }
-
-    /// Takes in memory that its owner gives back, when it is no more registered.
-    pub(super) fn register(&mut self, device: u32, address: u64, bytes: usize) {
+    pub(super) fn register(&mut self, device: u32, place: Place) {
         self.creations += 1;
-        let number = self.next_number();
-        let place = Place { address, bytes };
-        let registered = Allocation {
-            place,
-            memory: Memory::Host,
-            device,
-            number,
-            freed: false,
-            mapped: 0,
-            registered: true,
-            piece: false,
-        };
-        self.allocations.insert(address, registered);
+        self.heap.register(device, place);
     }
 
     pub(super) fn unregister(&mut self, address: u64) -> Result<()> {
-        let Some(found) = self.allocations.get(&address).filter(|found| found.registered) else {
-            return Err(refuse("cuMemHostUnregister", "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"));
-        };
-        let range = address..address + found.place.bytes as u64;
-        let touches = |task: &Task| task.places().iter().any(|place| range.contains(&place.address));
-        if self.pending.values().any(|pending| touches(&pending.task)) {
-            self.complain(format!("{address:#x} is unregistered while a stream is to use it"));
-        }
-        self.allocations.remove(&address);
+        let place = self.heap.unregister(address)?;
+        self.expect_unused(place, "unregistered");
         Ok(())
     }
 
-    /// Marks memory as freed. It comes back when the double is dropped, so a late access harms nothing.
     pub(super) fn free(&mut self, address: u64) -> Result<()> {
-        let bytes = match self.allocations.get(&address) {
-            Some(allocation) if !allocation.freed && allocation.is_own() => allocation.place.bytes,
-            _ => return Err(refuse("cuMemFree", "CUDA_ERROR_INVALID_VALUE")),
-        };
+        let place = self.heap.free(address)?;
+        self.expect_unused(place, "freed");
+        Ok(())
+    }
+
+    /// Complains if a stream is still to use memory of which this becomes.
+    fn expect_unused(&mut self, place: Place, becomes: &str) {
+        let Place { address, bytes } = place;
         let range = address..address + bytes as u64;
         let touches = |task: &Task| task.places().iter().any(|place| range.contains(&place.address));
         if self.pending.values().any(|pending| touches(&pending.task)) {
-            self.complain(format!("{address:#x} is freed while a stream is to use it"));
-        }
-        if let Ok(memory) = self.slice_mut(Place { address, bytes }) {
-            memory.fill(RUBBISH);
-        }
-        if let Some(allocation) = self.allocations.get_mut(&address) {
-            allocation.freed = true;
-        }
-        Ok(())
-    }
-
-    /// Maps another process's memory where it is.
-    pub(super) fn map(&mut self, device: u32, address: u64, bytes: usize) {
-        let number = self.next_number();
-        let place = Place { address, bytes };
-        let memory = Memory::Device;
-        let new = Allocation {
-            place,
-            memory,
-            device,
-            number,
-            freed: false,
-            mapped: 0,
-            registered: false,
-            piece: false,
-        };
-        self.allocations.entry(address).or_insert(new).mapped += 1;
-    }
-
-    pub(super) fn unmap(&mut self, address: u64) -> Result<()> {
-        match self.allocations.get_mut(&address) {
-            Some(allocation) if allocation.mapped > 1 => allocation.mapped -= 1,
-            Some(allocation) if allocation.mapped == 1 => drop(self.allocations.remove(&address)),
-            _ => return Err(refuse("cuIpcCloseMemHandle", "CUDA_ERROR_INVALID_VALUE")),
-        }
-        Ok(())
-    }
-
-    /// Bytes of device memory that are allocated and not freed.
-    pub(super) fn allocated(&self, device: u32) -> usize {
-        let own = |found: &&Allocation| found.mapped == 0 && !found.freed && found.device == device;
-        let device_memory = |found: &&Allocation| found.memory == Memory::Device;
-        self.allocations.values().filter(own).filter(device_memory).map(|found| found.place.bytes).sum()
-    }
-
-    /// The live allocation that a place lies in, or its first piece.
-    pub(super) fn allocation(&self, place: Place) -> Option<&Allocation> {
-        let (_, found) = self.allocations.range(..=place.address).next_back()?;
-        let mut end = found.place.address + found.place.bytes as u64;
-        while let Some(next) = self.allocations.get(&end).filter(|next| next.piece && found.piece) {
-            end += next.place.bytes as u64;
-        }
-        let inside = place.address < end && place.address + place.bytes as u64 <= end;
-        (inside && !found.freed).then_some(found)
-    }
-
-    /// The memory of a place that lies in a live allocation.
-    pub(super) fn slice(&self, place: Place) -> Result<&[u8], String> {
-        match self.allocation(place) {
-            // SAFETY: within a live allocation, which was filled; writing one takes `&mut self`.
-            Some(_) => Ok(unsafe { std::slice::from_raw_parts(pointer(place.address), place.bytes) }),
-            None => Err(format!("{place:x?} is no live memory")),
+            self.complain(format!("{address:#x} is {becomes} while a stream is to use it"));
         }
     }
-
-    fn slice_mut(&mut self, place: Place) -> Result<&mut [u8], String> {
-        match self.allocation(place) {
-            // SAFETY: as above, and `self` lends it to nobody else meanwhile.
-            Some(_) => Ok(unsafe { std::slice::from_raw_parts_mut(pointer(place.address), place.bytes) }),
-            None => Err(format!("{place:x?} is no live memory")),
-        }
-    }
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        let own = self.allocations.values().filter(|allocation| allocation.is_own());
-        for allocation in own.chain(&self.ranges) {
-            // SAFETY: allocated with this layout, and not given back before.
-            unsafe { std::alloc::dealloc(pointer(allocation.place.address), allocation.layout()) };
-        }
-    }
-}
-
-/// Memory by its address.
-pub(super) fn pointer(address: u64) -> *mut u8 {
-    std::ptr::with_exposed_provenance_mut(address as usize)
 }

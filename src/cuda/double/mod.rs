@@ -5,7 +5,10 @@
 //! [`Order`] run them the wrong way round, and an expectation of the test fails. Misuse that a GPU may forgive (memory
 //! freed while in use, a device reading another that it has no access to) is noted as a complaint.
 
+mod driver;
+mod heap;
 mod machine;
+mod task;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -16,7 +19,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-use machine::{Allocation, Capturing, Graph, Machine, Place, Queue, Recorded, Task};
+use heap::Place;
+use machine::{Capturing, Graph, Machine, Queue, Recorded};
+use task::Task;
 
 use super::context::Devices;
 use super::driver::{
@@ -81,7 +86,7 @@ impl Double {
 
     /// Bytes of device memory that are allocated, those of the test included.
     pub(crate) fn allocated(&self, device: u32) -> usize {
-        self.lock().allocated(device)
+        self.lock().heap.allocated(device)
     }
 
     /// Ignores the wait for an event that is the `index`-th from now.
@@ -185,7 +190,7 @@ impl Double {
 
     /// Device memory of the caller's that it has mapped in pieces, each `bytes` long.
     pub(crate) fn mapped(&self, device: u32, bytes: usize, pieces: usize) -> u64 {
-        self.lock().map_pieces(device, bytes, pieces)
+        self.lock().heap.map_pieces(device, bytes, pieces)
     }
 
     /// Frees memory of the caller's.
@@ -213,7 +218,7 @@ impl Double {
     /// What the memory holds now.
     pub(crate) fn peek(&self, address: u64, bytes: usize) -> Vec<u8> {
         let machine = self.lock();
-        machine.slice(Place { address, bytes }).expect("the test asks for memory that exists").to_vec()
+        machine.heap.slice(Place { address, bytes }).expect("the test asks for memory that exists").to_vec()
     }
 
     /// Runs everything that streams were given. Complains when they wait for each other for ever.
@@ -268,18 +273,6 @@ impl Double {
             }
         }
         self.settle();
-    }
-
-    /// Enqueues what the library gives, with the stream's device current.
-    fn push(&self, call: &'static str, stream: StreamHandle, task: Task) -> Result<()> {
-        {
-            let mut machine = self.begin(call)?;
-            let queue = machine.queue_here(call, stream)?;
-            machine = self.find_room(machine, queue);
-            machine.push(queue, task)?;
-        }
-        self.settle();
-        Ok(())
     }
 
     /// Waits as the driver does until `queue` has room for one more task.
@@ -338,430 +331,8 @@ impl Double {
         self.lock().finish(id);
     }
 
-    /// Runs what is needed for `goal`, and as little else as possible.
-    fn demand(&self, goal: u64) -> Result<()> {
-        loop {
-            let task = {
-                let mut machine = self.lock();
-                if !machine.pending.contains_key(&goal) {
-                    return Ok(());
-                }
-                machine.needed_for(goal)
-            };
-            let Some(task) = task.or_else(|| self.choose()) else {
-                if self.lock().is_busy() {
-                    std::thread::yield_now();
-                    continue;
-                }
-                return Err(refuse("cuEventSynchronize", "CUDA_ERROR_DEADLOCK_OF_THE_DOUBLE"));
-            };
-            self.run(task);
-        }
-    }
-
-    /// Starts a driver call.
-    fn begin(&self, call: &'static str) -> Result<MutexGuard<'_, Machine>> {
-        let mut machine = self.lock();
-        if let Some(left) = machine.failing {
-            machine.failing = left.checked_sub(1);
-            if left == 0 {
-                return Err(refuse(call, "CUDA_ERROR_INJECTED"));
-            }
-        }
-        Ok(machine)
-    }
-
-    /// Starts a driver call that captures forbid.
-    fn begin_unsafe(&self, call: &'static str) -> Result<MutexGuard<'_, Machine>> {
-        let mut machine = self.begin(call)?;
-        let relaxed = machine.mode(std::thread::current().id()) == CaptureMode::Relaxed;
-        if !machine.captures.is_empty() && !relaxed {
-            machine.captures.values_mut().for_each(Capturing::invalidate);
-            return Err(refuse(call, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"));
-        }
-        Ok(machine)
-    }
-
     fn lock(&self) -> MutexGuard<'_, Machine> {
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The methods trust no handle and no address: what does not exist is refused, or complained about when it is used.
-impl Driver for Double {
-    fn device_count(&self) -> Result<u32> {
-        Ok(self.begin("cuDeviceGetCount")?.devices)
-    }
-
-    fn capability(&self, _: u32) -> Result<(i32, i32)> {
-        Ok((9, 0))
-    }
-
-    fn multiprocessors(&self, _: u32) -> Result<u32> {
-        Ok(4)
-    }
-
-    fn retain_context(&self, device: u32) -> Result<ContextHandle> {
-        let mut machine = self.begin_unsafe("cuDevicePrimaryCtxRetain")?;
-        if device >= machine.devices {
-            return Err(refuse("cuDevicePrimaryCtxRetain", "CUDA_ERROR_INVALID_DEVICE"));
-        }
-        *machine.retained.entry(device).or_default() += 1;
-        Ok(context_of(device))
-    }
-
-    unsafe fn release_context(&self, device: u32) -> Result<()> {
-        let mut machine = self.begin("cuDevicePrimaryCtxRelease")?;
-        match machine.retained.get_mut(&device) {
-            Some(count) if *count > 0 => *count -= 1,
-            _ => machine.complain(format!("device {device}: context released, but not retained")),
-        }
-        Ok(())
-    }
-
-    unsafe fn push_context(&self, context: ContextHandle) -> Result<()> {
-        let mut machine = self.begin("cuCtxPushCurrent")?;
-        if machine.retained.get(&device_of(context)).is_none_or(|&count| count == 0) {
-            return Err(refuse("cuCtxPushCurrent", "CUDA_ERROR_INVALID_CONTEXT"));
-        }
-        machine.current.entry(std::thread::current().id()).or_default().push(context);
-        Ok(())
-    }
-
-    unsafe fn pop_context(&self) -> Result<()> {
-        let mut machine = self.lock();
-        match machine.current.entry(std::thread::current().id()).or_default().pop() {
-            Some(_) => Ok(()),
-            None => Err(refuse("cuCtxPopCurrent", "CUDA_ERROR_INVALID_CONTEXT")),
-        }
-    }
-
-    fn current_context(&self) -> Result<Option<ContextHandle>> {
-        let machine = self.begin("cuCtxGetCurrent")?;
-        Ok(machine.current.get(&std::thread::current().id()).and_then(|contexts| contexts.last().copied()))
-    }
-
-    fn device_uuid(&self, device: u32) -> Result<[u8; 16]> {
-        if device >= self.begin("cuDeviceGetUuid")?.devices {
-            return Err(refuse("cuDeviceGetUuid", "CUDA_ERROR_INVALID_DEVICE"));
-        }
-        Ok([device as u8; 16])
-    }
-
-    fn current_device(&self) -> Result<Option<u32>> {
-        Ok(self.begin("cuCtxGetDevice")?.device_here("cuCtxGetDevice").ok())
-    }
-
-    fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool> {
-        let machine = self.begin("cuDeviceCanAccessPeer")?;
-        Ok(device != peer && !machine.separated.contains(&(device, peer)))
-    }
-
-    unsafe fn enable_peer_access(&self, peer: ContextHandle) -> Result<()> {
-        let mut machine = self.begin_unsafe("cuCtxEnablePeerAccess")?;
-        let device = machine.device_here("cuCtxEnablePeerAccess")?;
-        let pair = (device, device_of(peer));
-        if machine.separated.contains(&pair) {
-            return Err(refuse("cuCtxEnablePeerAccess", "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"));
-        }
-        if !machine.reached.insert(pair) {
-            machine.complain(format!("peer access of {pair:?} enabled twice"));
-        }
-        Ok(())
-    }
-
-    fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
-        let mut machine = self.lock();
-        let thread = std::thread::current().id();
-        let before = machine.mode(thread);
-        machine.modes.insert(thread, mode);
-        Ok(before)
-    }
-
-    fn locate(&self, address: u64) -> Result<Option<Location>> {
-        let machine = self.begin("cuPointerGetAttributes")?;
-        Ok(machine.allocation(Place { address, bytes: 0 }).map(Allocation::location))
-    }
-
-    fn create_stream(&self, blocking: bool, priority: Priority) -> Result<StreamHandle> {
-        let mut machine = self.begin_unsafe("cuStreamCreateWithPriority")?;
-        let device = machine.device_here("cuStreamCreateWithPriority")?;
-        Ok(machine.create_stream(device, blocking, priority))
-    }
-
-    unsafe fn destroy_stream(&self, stream: StreamHandle) -> Result<()> {
-        let mut machine = self.begin("cuStreamDestroy")?;
-        match machine.streams.remove(&stream) {
-            Some(_) => Ok(()),
-            None => Err(refuse("cuStreamDestroy", "CUDA_ERROR_INVALID_HANDLE")),
-        }
-    }
-
-    unsafe fn stream_device(&self, stream: StreamHandle) -> Result<u32> {
-        match self.begin("cuStreamGetCtx")?.streams.get(&stream) {
-            Some(stream) => Ok(stream.device),
-            None => Err(refuse("cuStreamGetCtx", "CUDA_ERROR_INVALID_HANDLE")),
-        }
-    }
-
-    unsafe fn stream_id(&self, stream: StreamHandle) -> Result<u64> {
-        let mut machine = self.begin("cuStreamGetId")?;
-        Ok(match machine.queue_here("cuStreamGetId", stream) {
-            Ok(Queue::Legacy(device)) => u64::from(device),
-            Ok(Queue::PerThread(device, thread)) => {
-                let mut hasher = DefaultHasher::new();
-                (device, thread).hash(&mut hasher);
-                hasher.finish() | 1 << 63
-            }
-            // One of another device has an id, too.
-            _ => stream.0 as u64,
-        })
-    }
-
-    unsafe fn query_stream(&self, stream: StreamHandle) -> Result<bool> {
-        let (queue, next) = {
-            let mut machine = self.begin_unsafe("cuStreamQuery")?;
-            machine.synchronizations += 1;
-            // Time passes while the host asks.
-            (machine.queue_here("cuStreamQuery", stream)?, machine.choose())
-        };
-        if let Some(next) = next {
-            self.run(next);
-        }
-        Ok(self.lock().last_task(queue).is_none())
-    }
-
-    unsafe fn stream_capture(&self, stream: StreamHandle) -> Result<Capture> {
-        let mut machine = self.begin("cuStreamGetCaptureInfo")?;
-        let queue = machine.queue_here("cuStreamGetCaptureInfo", stream)?;
-        Ok(machine.capture_state(queue))
-    }
-
-    fn create_event(&self) -> Result<EventHandle> {
-        let mut machine = self.begin("cuEventCreate")?;
-        let device = machine.device_here("cuEventCreate")?;
-        let event = EventHandle(machine.next_number() as usize);
-        machine.creations += 1;
-        machine.events.insert(event, (device, Recorded::Never));
-        Ok(event)
-    }
-
-    unsafe fn destroy_event(&self, event: EventHandle) -> Result<()> {
-        match self.begin("cuEventDestroy")?.events.remove(&event) {
-            Some(_) => Ok(()),
-            None => Err(refuse("cuEventDestroy", "CUDA_ERROR_INVALID_HANDLE")),
-        }
-    }
-
-    unsafe fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
-        {
-            let mut machine = self.begin("cuEventRecord")?;
-            let queue = machine.queue_here("cuEventRecord", stream)?;
-            machine = self.find_room(machine, queue);
-            machine.record(event, queue)?;
-        }
-        self.settle();
-        Ok(())
-    }
-
-    unsafe fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
-        {
-            let mut machine = self.begin("cuStreamWaitEvent")?;
-            let queue = machine.queue_here("cuStreamWaitEvent", stream)?;
-            machine = self.find_room(machine, queue);
-            machine.wait(queue, event)?;
-        }
-        self.settle();
-        Ok(())
-    }
-
-    unsafe fn query_event(&self, event: EventHandle) -> Result<bool> {
-        let (task, next) = {
-            let mut machine = self.begin_unsafe("cuEventQuery")?;
-            machine.synchronizations += 1;
-            let task = machine.recorded_task("cuEventQuery", event)?;
-            // Time passes while the host asks.
-            (task, machine.choose())
-        };
-        if let Some(next) = next {
-            self.run(next);
-        }
-        Ok(task.is_none_or(|task| !self.lock().pending.contains_key(&task)))
-    }
-
-    unsafe fn synchronize_event(&self, event: EventHandle) -> Result<()> {
-        let task = {
-            let mut machine = self.begin_unsafe("cuEventSynchronize")?;
-            machine.synchronizations += 1;
-            machine.recorded_task("cuEventSynchronize", event)?
-        };
-        task.map_or(Ok(()), |task| self.demand(task))
-    }
-
-    fn allocate_device(&self, bytes: usize) -> Result<u64> {
-        let mut machine = self.begin_unsafe("cuMemAlloc")?;
-        let device = machine.device_here("cuMemAlloc")?;
-        Ok(machine.allocate(Memory::Device, device, bytes))
-    }
-
-    unsafe fn free_device(&self, address: u64) -> Result<()> {
-        self.begin_unsafe("cuMemFree")?.free(address)
-    }
-
-    fn is_shareable(&self, address: u64) -> Result<bool> {
-        let machine = self.begin("cuPointerGetAttribute")?;
-        Ok(machine.allocation(Place { address, bytes: 1 }).is_some() && !machine.isolated)
-    }
-
-    unsafe fn export_memory(&self, address: u64) -> Result<MemoryHandle> {
-        let machine = self.begin("cuIpcGetMemHandle")?;
-        match machine.allocation(Place { address, bytes: 1 }).map(Allocation::location) {
-            Some(found) if found.base == address && !machine.isolated => {
-                let mut handle = [0; 64];
-                let numbers = [address, found.bytes, machine.process];
-                for (part, number) in handle.chunks_exact_mut(8).zip(numbers) {
-                    part.copy_from_slice(&number.to_le_bytes());
-                }
-                Ok(handle)
-            }
-            _ => Err(refuse("cuIpcGetMemHandle", "CUDA_ERROR_NOT_SUPPORTED")),
-        }
-    }
-
-    /// Doubles are processes: memory of another one is mapped where it is.
-    fn open_memory(&self, handle: &MemoryHandle) -> Result<u64> {
-        let mut machine = self.begin_unsafe("cuIpcOpenMemHandle")?;
-        let device = machine.device_here("cuIpcOpenMemHandle")?;
-        let mut numbers = handle.chunks_exact(8).map(|part| u64::from_le_bytes(part.try_into().unwrap()));
-        let (Some(address), Some(bytes), Some(process)) = (numbers.next(), numbers.next(), numbers.next())
-        else {
-            return Err(refuse("cuIpcOpenMemHandle", "CUDA_ERROR_INVALID_VALUE"));
-        };
-        if process == machine.process || machine.isolated {
-            return Err(refuse("cuIpcOpenMemHandle", "CUDA_ERROR_INVALID_CONTEXT"));
-        }
-        machine.map(device, address, bytes as usize);
-        Ok(address)
-    }
-
-    unsafe fn close_memory(&self, address: u64) -> Result<()> {
-        self.begin_unsafe("cuIpcCloseMemHandle")?.unmap(address)
-    }
-
-    fn allocate_host(&self, bytes: usize) -> Result<*mut u8> {
-        let mut machine = self.begin_unsafe("cuMemHostAlloc")?;
-        let device = machine.device_here("cuMemHostAlloc")?;
-        Ok(machine::pointer(machine.allocate(Memory::Host, device, bytes)))
-    }
-
-    unsafe fn free_host(&self, address: *mut u8) -> Result<()> {
-        self.begin_unsafe("cuMemFreeHost")?.free(address.expose_provenance() as u64)
-    }
-
-    unsafe fn fill(&self, address: u64, value: u8, bytes: usize, stream: StreamHandle) -> Result<()> {
-        let bytes = vec![value; bytes].into();
-        self.push("cuMemsetD8Async", stream, Task::Fill { to: address, bytes })
-    }
-
-    unsafe fn register_host(&self, address: *mut u8, bytes: usize) -> Result<()> {
-        let mut machine = self.begin_unsafe("cuMemHostRegister")?;
-        let device = machine.device_here("cuMemHostRegister")?;
-        machine.register(device, address.expose_provenance() as u64, bytes);
-        Ok(())
-    }
-
-    unsafe fn unregister_host(&self, address: *mut u8) -> Result<()> {
-        self.begin_unsafe("cuMemHostUnregister")?.unregister(address.expose_provenance() as u64)
-    }
-
-    fn can_wait_value(&self, _: u32) -> Result<bool> {
-        let machine = self.begin("cuDeviceGetAttribute")?;
-        Ok(!machine.no_wait_value)
-    }
-
-    unsafe fn copy_to_device(
-        &self,
-        to: u64,
-        from: *const u8,
-        bytes: usize,
-        stream: StreamHandle,
-    ) -> Result<()> {
-        let from = (from.expose_provenance() as u64, None);
-        let to = (to, Some(self.lock().device_here("cuMemcpyHtoDAsync")?));
-        self.push("cuMemcpyHtoDAsync", stream, Task::Copy { to, from, bytes })
-    }
-
-    unsafe fn copy_to_host(&self, to: *mut u8, from: u64, bytes: usize, stream: StreamHandle) -> Result<()> {
-        let from = (from, Some(self.lock().device_here("cuMemcpyDtoHAsync")?));
-        let to = (to.expose_provenance() as u64, None);
-        self.push("cuMemcpyDtoHAsync", stream, Task::Copy { to, from, bytes })
-    }
-
-    unsafe fn copy_on_device(&self, to: u64, from: u64, bytes: usize, stream: StreamHandle) -> Result<()> {
-        let device = Some(self.lock().device_here("cuMemcpyDtoDAsync")?);
-        let (to, from) = ((to, device), (from, device));
-        self.push("cuMemcpyDtoDAsync", stream, Task::Copy { to, from, bytes })
-    }
-
-    unsafe fn copy_to_peer(
-        &self,
-        to: (u64, ContextHandle),
-        from: (u64, ContextHandle),
-        bytes: usize,
-        stream: StreamHandle,
-    ) -> Result<()> {
-        let pair = (device_of(from.1), device_of(to.1));
-        let mut machine = self.lock();
-        if !machine.reached.contains(&pair) {
-            // CUDA goes through the host then, on its own and slowly.
-            machine.complain(format!("peer copy between {pair:?}, which have no access"));
-        }
-        drop(machine);
-        let (to, from) = ((to.0, Some(pair.1)), (from.0, Some(pair.0)));
-        self.push("cuMemcpyPeerAsync", stream, Task::Copy { to, from, bytes })
-    }
-
-    unsafe fn write_value(&self, stream: StreamHandle, address: u64, value: u32) -> Result<()> {
-        self.push("cuStreamWriteValue32", stream, Task::WriteValue { address, value })
-    }
-
-    unsafe fn wait_value(&self, stream: StreamHandle, address: u64, value: u32) -> Result<()> {
-        let ignored = {
-            let mut machine = self.lock();
-            let index = machine.values;
-            machine.values += 1;
-            machine.ignored_value == Some(index)
-        };
-        let task = if ignored { Task::Mark } else { Task::WaitValue { address, value } };
-        self.push("cuStreamWaitValue32", stream, task)
-    }
-
-    unsafe fn launch_host(
-        &self,
-        stream: StreamHandle,
-        function: HostFunction,
-        user: *mut c_void,
-    ) -> Result<()> {
-        self.push("cuLaunchHostFunc", stream, Task::Host { function, user: user.expose_provenance() })
-    }
-
-    /// The double runs no GPU code; folds come through [`DoubleKernels`].
-    unsafe fn load_module(&self, _: &[u8]) -> Result<ModuleHandle> {
-        Err(refuse("cuModuleLoadData", "CUDA_ERROR_NOT_SUPPORTED"))
-    }
-
-    unsafe fn function(&self, _: ModuleHandle, _: &CStr) -> Result<FunctionHandle> {
-        Err(refuse("cuModuleGetFunction", "CUDA_ERROR_NOT_SUPPORTED"))
-    }
-
-    unsafe fn launch(
-        &self,
-        _: FunctionHandle,
-        _: Grid,
-        _: StreamHandle,
-        _: &mut [*mut c_void],
-    ) -> Result<()> {
-        Err(refuse("cuLaunchKernel", "CUDA_ERROR_NOT_SUPPORTED"))
     }
 }
 

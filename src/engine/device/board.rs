@@ -8,7 +8,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
-use crate::reduce::DataType;
 use crate::signature::Signature;
 use crate::transport::memory::PeerMemory;
 use crate::transport::segment::Region;
@@ -145,16 +144,7 @@ impl Boards {
         {
             return None;
         }
-        let (kind, device) = Signature::parse_head(head as u8).ok()?;
-        let signature = Signature {
-            kind,
-            dtype: DataType::from_number((head >> 8 & 0xff) as i32).ok()?,
-            operator: (head >> 16) as u8,
-            algorithm: (head >> 24) as u8,
-            root: root as u32,
-            count,
-            device,
-        };
+        let signature = Signature::decode(head as u32, root as u32, count).ok()?;
         let sequence = ((head >> 32) as u32).wrapping_sub(1);
         // The number of blocks was a u32.
         Some(Noted { sequence, signature, max_blocks: terms as u32, windowed: terms & WINDOWED != 0 })
@@ -198,11 +188,7 @@ impl std::fmt::Debug for Boards {
 
 /// What is called, below the number of the call plus one.
 fn head(sequence: u32, signature: &Signature) -> u64 {
-    u64::from(signature.head())
-        | u64::from(signature.dtype as u8) << 8
-        | u64::from(signature.operator) << 16
-        | u64::from(signature.algorithm) << 24
-        | u64::from(sequence.wrapping_add(1)) << 32
+    u64::from(signature.code()) | u64::from(sequence.wrapping_add(1)) << 32
 }
 
 /// Whether a process is gone, with all that it ran on GPUs.

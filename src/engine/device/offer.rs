@@ -4,7 +4,6 @@
 
 use crate::cuda::slab::{Identity, Place};
 use crate::error::{Result, fail};
-use crate::reduce::DataType;
 use crate::signature::Signature;
 
 /// Bytes of every message, whatever it says.
@@ -85,11 +84,10 @@ impl Message {
                 bytes.push(u8::from(offer.chosen));
                 bytes.push(u8::from(offer.call.is_some()));
                 if let Some((number, signature)) = &offer.call {
-                    let Signature { dtype, operator, algorithm, root, count, .. } = *signature;
-                    bytes.extend_from_slice(&[signature.head(), dtype as u8, operator, algorithm]);
-                    bytes.extend_from_slice(&number.to_le_bytes());
-                    bytes.extend_from_slice(&root.to_le_bytes());
-                    bytes.extend_from_slice(&count.to_le_bytes());
+                    for word in [signature.code(), *number, signature.root] {
+                        bytes.extend_from_slice(&word.to_le_bytes());
+                    }
+                    bytes.extend_from_slice(&signature.count.to_le_bytes());
                 }
                 bytes.push(u8::from(offer.place.is_some()));
                 if let Some(place) = &offer.place {
@@ -174,21 +172,13 @@ fn encode_text(kind: u8, text: &str, into: &mut Vec<u8>) {
 }
 
 fn call(bytes: &[u8]) -> Option<((u32, Signature), &[u8])> {
-    let (&[head, dtype, operator, algorithm], rest) = bytes.split_first_chunk()?;
+    let (code, rest) = bytes.split_first_chunk()?;
     let (number, rest) = rest.split_first_chunk()?;
     let (root, rest) = rest.split_first_chunk()?;
     let (count, rest) = rest.split_first_chunk()?;
-    let (kind, device) = Signature::parse_head(head).ok()?;
-    let signature = Signature {
-        kind,
-        dtype: DataType::from_number(i32::from(dtype)).ok()?,
-        operator,
-        algorithm,
-        root: u32::from_le_bytes(*root),
-        count: u64::from_le_bytes(*count),
-        device,
-    };
-    Some(((u32::from_le_bytes(*number), signature), rest))
+    let [code, number, root] = [code, number, root].map(|word| u32::from_le_bytes(*word));
+    let signature = Signature::decode(code, root, u64::from_le_bytes(*count)).ok()?;
+    Some(((number, signature), rest))
 }
 
 fn words<const N: usize>(mut bytes: &[u8]) -> Option<([u64; N], &[u8])> {
@@ -203,6 +193,7 @@ fn words<const N: usize>(mut bytes: &[u8]) -> Option<([u64; N], &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reduce::DataType;
     use crate::signature::Kind;
     use proptest::prelude::*;
 

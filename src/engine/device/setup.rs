@@ -17,7 +17,7 @@ use super::offer::{Message, Offer};
 use super::probe::{PROBE_BYTES, Probe};
 use super::retired::{Parts, Room};
 use super::{Kernels, Loads, Way};
-use crate::cuda::context::Devices;
+use crate::cuda::context::{Devices, may_reach};
 use crate::cuda::event::Event;
 use crate::cuda::exchange::{self, Chosen, Fault};
 use crate::cuda::slab::{self, Arena, Opened};
@@ -344,10 +344,9 @@ impl Room {
 
 /// Whether the environment allows it.
 fn wanted() -> Result<()> {
-    match std::env::var("UNISONO_P2P").as_deref() {
-        Err(_) | Ok("1" | "") => Ok(()),
-        Ok("0") => fail!(Unsupported, "UNISONO_P2P=0 switches it off"),
-        Ok(text) => fail!(InvalidArgument, "UNISONO_P2P={text}: use 0 or 1"),
+    match may_reach()? {
+        true => Ok(()),
+        false => fail!(Unsupported, "UNISONO_P2P=0 switches it off"),
     }
 }
 

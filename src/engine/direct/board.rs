@@ -9,7 +9,6 @@ use super::{Job, Path};
 use crate::deadline::Deadline;
 use crate::engine::endpoint::lock;
 use crate::error::{Error, Result};
-use crate::reduce::DataType;
 use crate::schedule::Collective;
 use crate::signature::Signature;
 use crate::sys;
@@ -189,7 +188,9 @@ impl Direct {
 
     /// The number of the call whose turn it is.
     pub fn next_call(&self) -> u64 {
-        self.calls.fetch_add(1, Ordering::Relaxed) + 1
+        let call = self.calls.load(Ordering::Relaxed) + 1;
+        self.calls.store(call, Ordering::Relaxed);
+        call
     }
 
     /// The first member that has not entered `call` yet.
@@ -418,11 +419,7 @@ impl Retired {
 
 impl Post {
     pub(super) fn write(&self, call: u64, signature: &Signature, input: u64, output: u64, bytes: u64) {
-        let what = u64::from(signature.head())
-            | u64::from(signature.dtype as u8) << 8
-            | u64::from(signature.operator) << 16
-            | u64::from(signature.algorithm) << 24;
-        self.what.store(what, Ordering::Relaxed);
+        self.what.store(signature.code().into(), Ordering::Relaxed);
         self.root.store(u64::from(signature.root), Ordering::Relaxed);
         self.count.store(signature.count, Ordering::Relaxed);
         self.input.store(input, Ordering::Relaxed);
@@ -432,17 +429,8 @@ impl Post {
     }
 
     pub(super) fn signature(&self) -> Option<Signature> {
-        let what = self.what.load(Ordering::Relaxed);
-        let (kind, device) = Signature::parse_head(what as u8).ok()?;
-        Some(Signature {
-            kind,
-            dtype: DataType::from_number((what >> 8 & 0xff) as i32).ok()?,
-            operator: (what >> 16) as u8,
-            algorithm: (what >> 24) as u8,
-            root: self.root.load(Ordering::Relaxed) as u32,
-            count: self.count.load(Ordering::Relaxed),
-            device,
-        })
+        let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        Signature::decode(word(&self.what) as u32, word(&self.root) as u32, word(&self.count)).ok()
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 
-use super::board::{Direct, MAX_MEMBERS, Stop};
+use super::board::{Direct, Stop};
 use super::watch::Watch;
 use super::{Job, Path, shard};
 use crate::engine::endpoint::Through;
@@ -15,6 +15,7 @@ use crate::engine::wire::Key;
 use crate::error::Result;
 use crate::schedule::Collective;
 use crate::signature::Signature;
+use crate::sys;
 
 /// Bytes of the others' operands that are read and combined at a time: they stay in the second-level cache.
 const BLOCKS_BYTES: usize = 384 * 1024;
@@ -25,6 +26,9 @@ const BLOCK_BYTES: (usize, usize) = (64 * 1024, 256 * 1024);
 /// Results of at least this many bytes do not stay in the caches until all is reduced: the others' shards are read as
 /// they grow. Shorter ones are quicker one after the other.
 const GATHERED_EARLY_BYTES: usize = 8 * 1024 * 1024;
+
+/// The most bytes of a slot that are fetched ahead of its post. Of more, the processor itself fetches ahead.
+const PREFETCHED_BYTES: usize = 1024;
 
 /// How far a call has come here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,8 +61,8 @@ pub struct DirectRun {
     pub(super) next: usize,
     watch: Watch,
     pub(super) workspace: Option<Workspace>,
-    /// Elements of each member's shard that have been read.
-    pub(super) gathered: [u64; MAX_MEMBERS],
+    /// Long calls: elements of each member's shard that have been read.
+    pub(super) gathered: Box<[u64]>,
 }
 
 // SAFETY: the job's pointers are the caller's, promised to be usable from the library's threads.
@@ -73,7 +77,11 @@ impl DirectRun {
         let key = turn.key(group);
         let signature = turn.signature;
         let (call, stage, next, watch) = (0, Stage::Enter, 0, Watch::default());
-        let (workspace, gathered) = (None, [0; MAX_MEMBERS]);
+        let gathered = match path {
+            Path::Short => Box::default(),
+            Path::Long => vec![0; direct.size()].into_boxed_slice(),
+        };
+        let workspace = None;
         DirectRun { direct, job, path, key, signature, call, stage, next, watch, workspace, gathered }
     }
 
@@ -202,6 +210,16 @@ impl DirectRun {
         self.direct.ring();
     }
 
+    /// Begins to fetch what the awaited member puts into its slot, which it does just before it posts: else that would be a second
+    /// wait for the other processor. Before it does, the lines are in this one's cache, as they were two calls ago.
+    fn prefetch(&self) {
+        if self.path == Path::Short && self.next < self.direct.size() && self.next != self.direct.rank {
+            let bytes = self.bytes(self.job.collective.input_len(self.next as u32));
+            let slot = self.direct.slot(self.next, self.call);
+            sys::memory::prefetch(slot, bytes.min(PREFETCHED_BYTES));
+        }
+    }
+
     /// Bytes of the blocks that a long reduction combines at a time.
     pub(super) fn blocks(&self) -> usize {
         self.block() * (self.direct.size() - 1)
@@ -294,7 +312,7 @@ impl Operation for DirectRun {
             match self.stage {
                 Stage::Enter => {
                     if self.call == 0 {
-                        self.call = self.direct.calls.fetch_add(1, Ordering::Relaxed) + 1;
+                        self.call = self.direct.next_call();
                     }
                     let before = self.call - 1;
                     if self.direct.entered.load(Ordering::Relaxed) < before {
@@ -308,6 +326,7 @@ impl Operation for DirectRun {
                 }
                 Stage::Arrive => {
                     let call = self.call;
+                    self.prefetch();
                     if !self.all(|direct, member| direct.has_entered(member, call)) {
                         return self.pending(group);
                     }

@@ -12,6 +12,9 @@ use crate::schedule::Collective;
 const EMPTY: Operand =
     Operand { address: std::ptr::null(), representation: Representation::Element, scale: 1.0 };
 
+/// Groups of up to so many members are common, and their calls short.
+const FEW_MEMBERS: usize = 4;
+
 impl DirectRun {
     /// Reads what the others have posted. Whether there is more to do ([`Stage::Gather`]).
     pub(super) fn work(&mut self) -> Result<bool, Stop> {
@@ -85,10 +88,19 @@ impl DirectRun {
     }
 
     /// Combines `count` elements from element `start` of all contributions into the output.
-    pub(super) fn fold_slots(&self, start: u64, count: u64) {
+    fn fold_slots(&self, start: u64, count: u64) {
+        // Filling a list for the most members takes longer than combining a few elements of two.
+        match self.direct.size() {
+            ..=FEW_MEMBERS => self.fold_slots_of::<FEW_MEMBERS>(start, count),
+            _ => self.fold_slots_of::<MAX_MEMBERS>(start, count),
+        }
+    }
+
+    /// The same, for at most `MEMBERS` members.
+    fn fold_slots_of<const MEMBERS: usize>(&self, start: u64, count: u64) {
         let Some(reducer) = &self.job.reducer else { return };
         let offset = self.bytes(start);
-        let mut operands = [EMPTY; MAX_MEMBERS];
+        let mut operands = [EMPTY; MEMBERS];
         let size = self.direct.size();
         for (member, operand) in operands[..size].iter_mut().enumerate() {
             let base = if member == self.direct.rank {

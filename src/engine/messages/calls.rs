@@ -5,12 +5,23 @@ use std::collections::{HashSet, VecDeque};
 use super::Messages;
 use super::failure::{Mismatch, Trouble};
 use super::transfer::{Early, Receiving, Sending};
-use crate::engine::wire::{Class, Frame};
+use crate::engine::wire::{Class, Frame, Key};
 use crate::signature::Signature;
 
+#[derive(Clone, Copy)]
 pub(super) struct Current {
     pub(super) sequence: u32,
     pub(super) signature: Signature,
+}
+
+impl Current {
+    /// Whether a peer's message that nobody has asked for is neither of this call nor of one to come.
+    fn compare(&self, peer: u32, key: Key, theirs: Signature) -> Option<Mismatch> {
+        let over = (key.sequence.wrapping_sub(self.sequence) as i32) < 0;
+        let differs = key.sequence == self.sequence && theirs != self.signature;
+        let ours = differs.then_some(self.signature);
+        (over || differs).then_some(Mismatch { peer, key, theirs, ours, bytes: None })
+    }
 }
 
 /// Groups that are gone from this rank. Nobody asks for what still comes for them.
@@ -44,9 +55,11 @@ impl Departed {
 
 impl Messages {
     /// Says which call is now number `sequence` of (group, class, tag). Messages of another call with that number, or
-    /// of numbers that are over, are mismatches from here on, those that have arrived among them.
+    /// of numbers that are over, are mismatches from here on, those that have arrived among them. Calls that end before
+    /// anybody looks at messages are left out.
     pub fn begin_call(&mut self, group: u64, class: Class, tag: u64, sequence: u32, signature: Signature) {
-        self.currents.insert((group, tag, class), Current { sequence, signature });
+        let current = Current { sequence, signature };
+        self.currents.insert((group, tag, class), current);
         if self.arrived.is_empty() {
             return;
         }
@@ -57,13 +70,7 @@ impl Messages {
                 _ => return None,
             };
             let same = key.group == group && key.tag == tag && key.class == class;
-            (same && key.sequence == sequence && theirs != signature).then_some(Mismatch {
-                peer: *peer,
-                key: *key,
-                theirs,
-                ours: Some(signature),
-                bytes: None,
-            })
+            same.then(|| current.compare(*peer, *key, theirs)).flatten()
         });
         if let Some(mismatch) = found {
             self.troubles.push(Trouble::Mismatch(mismatch));
@@ -95,17 +102,8 @@ impl Messages {
     pub(super) fn check_call(&mut self, peer: u32, frame: &Frame) {
         let key = frame.key;
         let Some(current) = self.currents.get(&(key.group, key.tag, key.class)) else { return };
-        let over = (key.sequence.wrapping_sub(current.sequence) as i32) < 0;
-        let differs = key.sequence == current.sequence && frame.signature != current.signature;
-        if over || differs {
-            let ours = differs.then_some(current.signature);
-            self.troubles.push(Trouble::Mismatch(Mismatch {
-                peer,
-                key,
-                theirs: frame.signature,
-                ours,
-                bytes: None,
-            }));
+        if let Some(mismatch) = current.compare(peer, key, frame.signature) {
+            self.troubles.push(Trouble::Mismatch(mismatch));
         }
     }
 

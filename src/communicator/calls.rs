@@ -1,0 +1,399 @@
+//! Calls on a context: checked, sent one of the ways they can go, run or started.
+
+use std::sync::Arc;
+
+use super::alone::alone;
+use super::batch::Pending;
+use super::context::{Context, Place};
+use super::prepared::Copied;
+use super::staged::StagedCall;
+use super::survey::Spans;
+use super::wide::Wide;
+use super::work::Work;
+use super::{Call, Completion};
+use crate::collective::checked::Checked;
+use crate::collective::request::Request;
+use crate::cuda::exchange::Stages;
+use crate::deadline::Deadline;
+use crate::engine::direct::{Direct, DirectRun, Job, Path};
+use crate::engine::executor::{Plan, Run};
+use crate::engine::group::{Group, Turn};
+use crate::engine::operation::Operation;
+use crate::engine::point::{Message, Point};
+use crate::engine::wire::Class;
+use crate::error::{Result, fail};
+use crate::reduce::{Operand, Operator, Reducer, Representation};
+use crate::signature::Signature;
+
+impl Context {
+    /// Runs to completion in this thread.
+    ///
+    /// # Safety
+    /// The request's pointers are NULL where nothing is accessed, else valid for what the operation accesses until
+    /// it returns.
+    pub unsafe fn run(&self, request: &Request, call: &Call) -> Result<Completion> {
+        // SAFETY: the caller's promise.
+        unsafe { self.run_buffers(request, call, &[]) }
+    }
+
+    /// Starts and returns; the library moves it when nobody waits.
+    ///
+    /// # Safety
+    /// As [`Context::run`], until the work completes.
+    pub unsafe fn start(&self, request: &Request, call: &Call) -> Result<Work> {
+        // SAFETY: the caller's promise.
+        unsafe { self.begin(request, call) }?.close()
+    }
+
+    /// The first half of [`Context::start`]: checks, has its turn, starts when the stream has come this far. The stream
+    /// waits for it from [`Pending::close`] on. Operations that are to run beside each other on one stream are all
+    /// begun before any is closed: see [`super::start_together`].
+    ///
+    /// # Safety
+    /// As [`Context::start`].
+    pub unsafe fn begin(&self, request: &Request, call: &Call) -> Result<Pending> {
+        // SAFETY: the caller's promise.
+        unsafe { self.begin_buffers(request, call, &[]) }
+    }
+
+    /// [`Context::start`] for whoever does not follow the operation: what comes of it is known when its stream has
+    /// done it, or from [`Context::failure`]. A work is there only where the host has a part in the operation; what GPUs
+    /// do alone is followed for the whole context: [`Context::settle`].
+    ///
+    /// # Safety
+    /// As [`Context::start`].
+    pub unsafe fn launch(&self, request: &Request, call: &Call) -> Result<Option<Work>> {
+        let plain = self.is_plain(call);
+        if !plain && let Some(call) = self.on_devices(request, call, &[])? {
+            // SAFETY: the caller's promise.
+            return unsafe { call.launch() }.map(|()| None);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.begin_on_host(request, call, &[], plain) }?.close().map(Some)
+    }
+
+    /// [`Context::run`] for several buffers of this rank: see [`super::Prepared`].
+    ///
+    /// # Safety
+    /// As [`Context::run`], for all buffers.
+    pub(super) unsafe fn run_buffers(
+        &self,
+        request: &Request,
+        call: &Call,
+        buffers: &[*mut u8],
+    ) -> Result<Completion> {
+        let plain = self.is_plain(call);
+        if !plain && let Some(call) = self.on_devices(request, call, buffers)? {
+            // The call's own deadline ends it.
+            // SAFETY: the caller's promise.
+            return unsafe { call.start() }?.wait(Deadline::NEVER);
+        }
+        // SAFETY: the caller's promise.
+        let next = unsafe { self.step(request, call, buffers, plain) }?;
+        let Step { group, class, tag, signature, make } = match next {
+            Next::Done => return Ok(Completion::default()),
+            // SAFETY: the caller's promise.
+            Next::Staged(staging) => return unsafe { self.run_staged(*staging, request, call) },
+            Next::Step(step) => step,
+        };
+        let timeout = call.timeout;
+        match make {
+            // The common case runs on this thread's stack.
+            Make::Run(plan, input, output) => group.run(class, tag, signature, timeout, |turn| {
+                // SAFETY: the caller's promise.
+                unsafe { Run::new(group, turn, plan, input, output) }
+            }),
+            Make::Direct(direct, job, path) => group.run(class, tag, signature, timeout, |turn| {
+                // SAFETY: the caller's promise.
+                unsafe { DirectRun::new(group, turn, direct, job, path) }
+            }),
+            Make::Point(message) => group.run(class, tag, signature, timeout, |turn| {
+                // SAFETY: the caller's promise.
+                unsafe { Point::new(group, turn, message) }
+            }),
+            Make::Boxed(make) => group.run(class, tag, signature, timeout, |turn| make(group, turn)),
+        }
+    }
+
+    /// [`Context::start`] for several buffers of this rank.
+    ///
+    /// # Safety
+    /// As [`Context::start`], for all buffers.
+    pub(super) unsafe fn start_buffers(
+        &self,
+        request: &Request,
+        call: &Call,
+        buffers: &[*mut u8],
+    ) -> Result<Work> {
+        // SAFETY: the caller's promise.
+        unsafe { self.begin_buffers(request, call, buffers) }?.close()
+    }
+
+    /// [`Context::begin`] for several buffers of this rank.
+    ///
+    /// # Safety
+    /// As [`Context::begin`], for all buffers.
+    unsafe fn begin_buffers(&self, request: &Request, call: &Call, buffers: &[*mut u8]) -> Result<Pending> {
+        let plain = self.is_plain(call);
+        if !plain && let Some(call) = self.on_devices(request, call, buffers)? {
+            // SAFETY: the caller's promise.
+            return unsafe { call.begin() };
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.begin_on_host(request, call, buffers, plain) }
+    }
+
+    /// [`Context::begin_buffers`] for a call that the group's devices do not exchange.
+    ///
+    /// # Safety
+    /// As [`Context::begin_buffers`].
+    unsafe fn begin_on_host(
+        &self,
+        request: &Request,
+        call: &Call,
+        buffers: &[*mut u8],
+        plain: bool,
+    ) -> Result<Pending> {
+        // SAFETY: the caller's promise.
+        let next = unsafe { self.step(request, call, buffers, plain) }?;
+        let Step { group, class, tag, signature, make } = match next {
+            Next::Done => return Ok(Pending::from(Work::ended(Ok(Completion::default())))),
+            Next::Staged(staging) => {
+                // SAFETY: the caller's promise.
+                return unsafe { self.begin_staged(*staging, request, call) }.map(Pending::from);
+            }
+            Next::Step(step) => step,
+        };
+        let running = group.start(class, tag, signature, call.timeout, |turn| {
+            // SAFETY: the caller's promise.
+            unsafe { make.operation(group, turn) }
+        })?;
+        Ok(Pending::from(Work::running(running)))
+    }
+
+    /// The name of the algorithm that `request` would run; checks the request.
+    pub(super) fn algorithm(&self, request: &Request, call: &Call) -> Result<&'static str> {
+        let mut checked = Checked::new(request, self.rank(), self.size())?;
+        if let Some(operator) = checked.operator {
+            Reducer::new(checked.dtype, operator, 1)?;
+        }
+        if let Some(stages) = Stages::from_number(call.algorithm.unwrap_or(0)) {
+            return Ok(stages.name());
+        }
+        let (_, algorithm) = self.plans().plan(&mut checked, call, self.seat())?;
+        Ok(algorithm.name())
+    }
+
+    /// Whether a call is on host memory and asks nothing of devices, before anything is known of its pointers. Short calls take
+    /// half a microsecond in all, so this is asked once for each.
+    fn is_plain(&self, call: &Call) -> bool {
+        self.cuda().has_no_part_in(call) && Stages::from_number(call.algorithm.unwrap_or(0)).is_none()
+    }
+
+    /// Checks a call that the group's devices do not exchange and finds out what is to be done for it. What needs nobody
+    /// else is done here. `plain` is what [`Context::is_plain`] says.
+    ///
+    /// # Safety
+    /// As [`Context::run_buffers`].
+    unsafe fn step<'a>(
+        &'a self,
+        request: &Request,
+        call: &Call,
+        buffers: &[*mut u8],
+        plain: bool,
+    ) -> Result<Next<'a>> {
+        if request.kind.point_to_point() {
+            let (group, signature, message) = self.point(request)?;
+            let spans = Spans::of_message(&message);
+            if !plain && let Some(staging) = self.survey(spans, call)? {
+                return Ok(Next::Staged(Box::new(StagedCall::message(staging, signature, message))));
+            }
+            let tag = call.tag.unwrap_or(0);
+            let make = Make::Point(message);
+            return Ok(Next::Step(Step { group, class: Class::PointToPoint, tag, signature, make }));
+        }
+        let mut checked = Checked::new(request, self.rank(), self.size())?;
+        if !plain && let Some(staging) = self.or_fail(self.survey(Spans::of_collective(&checked), call))? {
+            if buffers.len() > 1 {
+                fail!(
+                    Unsupported,
+                    "several buffers of a rank are taken from host memory, and without a stream"
+                );
+            }
+            return Ok(Next::Staged(Box::new(StagedCall::collective(staging, checked))));
+        }
+        let Place::Group(group) = self.place() else {
+            if let Some(error) = self.failure() {
+                return Err(error);
+            }
+            // SAFETY: the caller's promise; a group of one has its result in its input.
+            unsafe { alone(&checked, request.operator, buffers) }?;
+            return Ok(Next::Done);
+        };
+        let (class, tag) = class_of(call);
+        // SAFETY: the caller's promise.
+        let make = unsafe { self.make(group, &mut checked, request.operator, call, buffers) }?;
+        Ok(Next::Step(Step { group, class, tag, signature: checked.signature, make }))
+    }
+
+    /// How a collective on host memory is run; notes in its signature the algorithm that the caller named.
+    ///
+    /// # Safety
+    /// As [`Context::run_buffers`].
+    pub(super) unsafe fn make(
+        &self,
+        group: &Group,
+        checked: &mut Checked,
+        operator: Operator,
+        call: &Call,
+        buffers: &[*mut u8],
+    ) -> Result<Make> {
+        let class = class_of(call).0;
+        let bytes = checked.output_len() * checked.dtype.size();
+        // SAFETY: the caller's promise.
+        if let Some(wide) = unsafe { widen(checked, operator, buffers, group.size()) }? {
+            let mut rest = wide.rest(checked);
+            if let Some((direct, job, path)) = exchange_directly(group, &rest, call, class)? {
+                return Ok(Make::Boxed(Box::new(move |group: &Group, turn: &Turn| {
+                    // SAFETY: the caller's promise; the workspaces live beside the run, as long as it does.
+                    unsafe { Box::new(wide.around(DirectRun::new(group, turn, direct, job, path))) }
+                })));
+            }
+            let (plan, _) = self.plans().plan(&mut rest, call, self.seat())?;
+            checked.signature.algorithm = rest.signature.algorithm;
+            return Ok(Make::Boxed(Box::new(move |group: &Group, turn: &Turn| {
+                // SAFETY: the caller's promise.
+                unsafe { Box::new(wide.run(group, turn, plan)) }
+            })));
+        }
+        let copied = (buffers.len() > 1).then(|| (checked.output.cast_const(), buffers.to_vec()));
+        if let Some((direct, job, path)) = exchange_directly(group, checked, call, class)? {
+            let Some((from, to)) = copied else { return Ok(Make::Direct(direct, job, path)) };
+            return Ok(Make::Boxed(Box::new(move |group: &Group, turn: &Turn| {
+                // SAFETY: the caller's promise.
+                let operation = unsafe { DirectRun::new(group, turn, direct, job, path) };
+                Box::new(Copied { operation, from, to, bytes })
+            })));
+        }
+        let (plan, _) = self.plans().plan(checked, call, self.seat())?;
+        let (input, output) = (checked.input, checked.output);
+        let Some((from, to)) = copied else { return Ok(Make::Run(plan, input, output)) };
+        Ok(Make::Boxed(Box::new(move |group: &Group, turn: &Turn| {
+            // SAFETY: the caller's promise.
+            let operation = unsafe { Run::new(group, turn, plan, input, output) };
+            Box::new(Copied { operation, from, to, bytes })
+        })))
+    }
+}
+
+/// What is to be done for a call.
+enum Next<'a> {
+    /// It needed nobody else.
+    Done,
+    Step(Step<'a>),
+    /// By way of pinned memory, or in the order of a stream.
+    Staged(Box<StagedCall>),
+}
+
+struct Step<'a> {
+    group: &'a Arc<Group>,
+    class: Class,
+    tag: u64,
+    signature: Signature,
+    make: Make,
+}
+
+/// Makes an operation that does not fit the common cases.
+type Maker = Box<dyn FnOnce(&Group, &Turn) -> Box<dyn Operation>>;
+
+/// How its operation is made once its number is known.
+pub(super) enum Make {
+    Run(Arc<Plan>, *const u8, *mut u8),
+    Direct(Arc<Direct>, Job, Path),
+    Point(Message),
+    Boxed(Maker),
+}
+
+impl Make {
+    /// The operation of `turn`.
+    ///
+    /// # Safety
+    /// The memory that it was made for stays valid until the operation has ended or is abandoned.
+    pub(super) unsafe fn operation(self, group: &Group, turn: &Turn) -> Box<dyn Operation> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Make::Run(plan, input, output) => Box::new(Run::new(group, turn, plan, input, output)),
+                Make::Direct(direct, job, path) => Box::new(DirectRun::new(group, turn, direct, job, path)),
+                Make::Point(message) => Box::new(Point::new(group, turn, message)),
+                Make::Boxed(make) => make(group, turn),
+            }
+        }
+    }
+}
+
+/// Which numbers a collective takes.
+pub(super) fn class_of(call: &Call) -> (Class, u64) {
+    match call.tag {
+        Some(tag) => (Class::Tagged, tag),
+        None => (Class::Ordered, 0),
+    }
+}
+
+/// What comes before and after the ordinary reduction of several buffers, or of scaled ones.
+///
+/// # Safety
+/// The call's memory and the buffers are valid for what the call accesses.
+pub(super) unsafe fn widen(
+    checked: &Checked,
+    operator: Operator,
+    buffers: &[*mut u8],
+    size: u32,
+) -> Result<Option<Wide>> {
+    let bytes = checked.output_len() * checked.dtype.size();
+    let scale = if let Operator::PreMulSum(scale) = operator { scale } else { 1.0 };
+    let element = |address: *const u8| Operand { address, representation: Representation::Element, scale };
+    match checked.operator {
+        Some(Operator::PreMulSum(_)) if buffers.len() <= 1 => {
+            let operands = [element(checked.input)];
+            // SAFETY: the caller's promise.
+            unsafe { Wide::new(checked, operator, &operands, vec![checked.output], size) }.map(Some)
+        }
+        Some(operator) if buffers.len() > 1 => {
+            let operands: Vec<Operand> = buffers.iter().map(|buffer| element(buffer.cast_const())).collect();
+            let outputs = if bytes > 0 { buffers.to_vec() } else { Vec::new() };
+            let contributions = size.saturating_mul(buffers.len() as u32);
+            // SAFETY: the caller's promise.
+            unsafe { Wide::new(checked, operator, &operands, outputs, contributions) }.map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The direct exchange of a call, when its group has one and the call fits it: ordered, its algorithm left to the
+/// library. How many buffers a rank has does not matter: ranks may have different numbers.
+pub(super) fn exchange_directly(
+    group: &Group,
+    checked: &Checked,
+    call: &Call,
+    class: Class,
+) -> Result<Option<(Arc<Direct>, Job, Path)>> {
+    let Some(direct) = group.direct() else { return Ok(None) };
+    if class != Class::Ordered || call.algorithm.unwrap_or(0) != 0 {
+        return Ok(None);
+    }
+    let reducer = match checked.operator {
+        Some(operator) => Some(Reducer::new(checked.dtype, operator, group.size())?),
+        None => None,
+    };
+    let job = Job {
+        collective: checked.collective.clone(),
+        listed: checked.listed,
+        input: checked.input,
+        output: checked.output,
+        in_place: checked.alias.is_some(),
+        dtype: checked.dtype,
+        reducer,
+    };
+    Ok(direct.path(&job).map(|path| (direct.clone(), job, path)))
+}

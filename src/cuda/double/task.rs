@@ -1,0 +1,126 @@
+//! What streams are given to do.
+
+use super::heap::{Allocation, Heap, pointer};
+use super::*;
+use crate::cuda::local::Operand;
+use crate::reduce::{self, Representation};
+
+/// One thing for a stream to do.
+#[derive(Clone, Debug)]
+pub(super) enum Task {
+    /// Nothing: an event, a wait, the end of a graph.
+    Mark,
+    /// Bytes, each side on a device or, if none, in pinned memory.
+    Copy {
+        to: (u64, Option<u32>),
+        from: (u64, Option<u32>),
+        bytes: usize,
+    },
+    Fill {
+        to: u64,
+        bytes: Box<[u8]>,
+    },
+    Expect {
+        at: u64,
+        bytes: Box<[u8]>,
+        what: String,
+    },
+    WriteValue {
+        address: u64,
+        value: u32,
+    },
+    WaitValue {
+        address: u64,
+        value: u32,
+    },
+    Host {
+        function: HostFunction,
+        user: usize,
+    },
+    Fold {
+        device: u32,
+        reducer: Reducer,
+        operands: Box<[Operand]>,
+        out: u64,
+        representation: Representation,
+        count: usize,
+    },
+}
+
+impl Task {
+    /// The memory that it touches.
+    pub(super) fn places(&self) -> Vec<Place> {
+        let place = |address, bytes| Place { address, bytes };
+        match self {
+            Task::Mark | Task::Host { .. } => Vec::new(),
+            Task::Copy { to, from, bytes } => vec![place(to.0, *bytes), place(from.0, *bytes)],
+            Task::Fill { to, bytes } => vec![place(*to, bytes.len())],
+            Task::Expect { at, bytes, .. } => vec![place(*at, bytes.len())],
+            Task::WriteValue { address, .. } | Task::WaitValue { address, .. } => vec![place(*address, 4)],
+            Task::Fold { reducer, operands, out, representation, count, .. } => {
+                let size = |representation: Representation| match representation {
+                    Representation::Element => reducer.element_size() * count,
+                    Representation::Accumulator => reducer.accumulator_size() * count,
+                };
+                let mut places = vec![place(*out, size(*representation))];
+                places.extend(operands.iter().map(|o| place(o.address, size(o.representation))));
+                places
+            }
+        }
+    }
+
+    /// Does it, if all memory that it touches is there and within reach: `reached` are the devices that reach each other. Says
+    /// what is wrong otherwise.
+    pub(super) fn run(&self, heap: &mut Heap, reached: &HashSet<(u32, u32)>) -> Result<(), String> {
+        self.places().into_iter().try_for_each(|place| heap.slice(place).map(drop))?;
+        match self {
+            Task::Mark | Task::WaitValue { .. } | Task::Host { .. } => {}
+            Task::Copy { to, from, bytes } => {
+                for (address, device) in [*to, *from] {
+                    let place = Place { address, bytes: *bytes };
+                    let found = heap.find(place).map(Allocation::location);
+                    let found = found.map(|at| match at.memory {
+                        Memory::Host => None,
+                        Memory::Device => Some(at.device),
+                        Memory::Managed => device,
+                    });
+                    if found != Some(device) {
+                        return Err(format!("{address:#x} copied as of {device:?}, but it is of {found:?}"));
+                    }
+                }
+                let bytes_read = heap.slice(Place { address: from.0, bytes: *bytes })?.to_vec();
+                heap.slice_mut(Place { address: to.0, bytes: *bytes })?.copy_from_slice(&bytes_read);
+            }
+            Task::Fill { to, bytes } => {
+                heap.slice_mut(Place { address: *to, bytes: bytes.len() })?.copy_from_slice(bytes);
+            }
+            Task::Expect { at, bytes, what } => {
+                let found = heap.slice(Place { address: *at, bytes: bytes.len() })?;
+                if let Some(index) = (0..bytes.len()).find(|&index| found[index] != bytes[index]) {
+                    let (found, due) = (found[index], bytes[index]);
+                    return Err(format!("{what}: byte {index} is {found:#x}, but {due:#x} is due"));
+                }
+            }
+            Task::WriteValue { address, value } => {
+                heap.slice_mut(Place { address: *address, bytes: 4 })?.copy_from_slice(&value.to_ne_bytes());
+            }
+            Task::Fold { device, reducer, operands, out, representation, count } => {
+                for place in self.places() {
+                    let owner = heap.find(place).map_or(*device, |allocation| allocation.device);
+                    if owner != *device && !reached.contains(&(*device, owner)) {
+                        return Err(format!("device {device} has no access to device {owner}"));
+                    }
+                }
+                let operand = |operand: &Operand| reduce::Operand {
+                    address: pointer(operand.address),
+                    representation: operand.representation,
+                    scale: operand.scale,
+                };
+                let operands: Vec<reduce::Operand> = operands.iter().map(operand).collect();
+                // SAFETY: every place is live memory, as found above; one task runs at a time.
+                unsafe { reducer.fold(&operands, pointer(*out), *representation, *count) };
+            }
+        }
+        Ok(())
+    }
+}

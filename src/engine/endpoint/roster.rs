@@ -1,0 +1,82 @@
+//! Which groups this rank is in, and how groups and peers have failed: what a group that is made or a link that opens later
+//! has to know.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Weak};
+
+use crate::engine::group::Group;
+use crate::error::Error;
+
+/// How many failures of groups that are not here are kept.
+const REMEMBERED: usize = 256;
+
+/// The groups of an endpoint.
+#[derive(Default)]
+pub(super) struct Roster {
+    live: HashMap<u64, Weak<Group>>,
+    /// Failures of groups that this rank has not made yet, or has no more. The oldest give way.
+    early: VecDeque<(u64, Error)>,
+    /// Failed groups that are gone here, whose members may not have heard of it. The oldest give way.
+    ended: VecDeque<(u64, Arc<[u32]>, Error)>,
+    /// Peers that are dead: groups made later must not wait for them.
+    lost: HashMap<u32, Error>,
+}
+
+/// A group that is found here must not be dropped while the roster is locked: its end takes this lock.
+impl Roster {
+    /// Takes in a group. A failure that came before it is its failure: that is returned.
+    pub(super) fn enrol(&mut self, group: &Arc<Group>) -> Option<Error> {
+        self.live.insert(group.id(), Arc::downgrade(group));
+        let early = self.early.iter().position(|(id, _)| *id == group.id());
+        let early = early.and_then(|index| self.early.remove(index)).map(|(_, error)| error);
+        early.or_else(|| group.members().iter().find_map(|peer| self.lost.get(peer)).cloned())
+    }
+
+    /// Forgets a group, but not at once that it failed.
+    pub(super) fn dismiss(&mut self, group: &Group) {
+        self.live.remove(&group.id());
+        if let Some(error) = group.failure() {
+            remember(&mut self.ended, (group.id(), group.members().clone(), error));
+        }
+    }
+
+    /// The group with this id.
+    pub(super) fn find(&self, id: u64) -> Option<Arc<Group>> {
+        self.live.get(&id).and_then(Weak::upgrade)
+    }
+
+    /// All groups.
+    pub(super) fn live(&self) -> Vec<Arc<Group>> {
+        self.live.values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// How groups of a peer have failed that are gone here.
+    pub(super) fn ended(&self, peer: u32) -> Vec<(u64, Error)> {
+        let of_peer = self.ended.iter().filter(|(_, members, _)| members.contains(&peer));
+        of_peer.map(|(id, _, error)| (*id, error.clone())).collect()
+    }
+
+    /// A group has failed that is not here.
+    pub(super) fn fail_early(&mut self, id: u64, error: Error) {
+        if self.early.iter().all(|(other, _)| *other != id) {
+            remember(&mut self.early, (id, error));
+        }
+    }
+
+    /// A peer is dead. What is said first of it holds.
+    pub(super) fn lose(&mut self, peer: u32, why: Error) {
+        self.lost.entry(peer).or_insert(why);
+    }
+
+    /// Why a peer is lost, if it is.
+    pub(super) fn lost(&self, peer: u32) -> Option<&Error> {
+        self.lost.get(&peer)
+    }
+}
+
+fn remember<T>(list: &mut VecDeque<T>, item: T) {
+    if list.len() == REMEMBERED {
+        list.pop_front();
+    }
+    list.push_back(item);
+}

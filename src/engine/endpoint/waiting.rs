@@ -1,0 +1,284 @@
+//! How a thread waits: it moves everything, spins briefly, yields for a while, then sleeps.
+
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::{Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use super::{Endpoint, Through, lock};
+use crate::deadline::Deadline;
+use crate::sys;
+use crate::transport::bell::Bell;
+
+/// How long a waiter is attentive before it sleeps. Yielding costs a fraction of a microsecond when nobody else is
+/// ready, so it is hardly slower than spinning; and when the awaited rank shares the processor, each microsecond of
+/// spinning is lost.
+struct Patience {
+    /// Looks at shared memory between two looks at everything else.
+    burst: u32,
+    /// Spins for so long, then yields,
+    spin: Duration,
+    /// for so long.
+    yielding: Duration,
+}
+
+/// Every rank of the host has a processor to itself.
+const ROOMY: Patience =
+    Patience { burst: 64, spin: Duration::from_micros(2), yielding: Duration::from_micros(80) };
+
+/// Ranks share processors.
+const CROWDED: Patience = Patience { burst: 4, spin: Duration::ZERO, yielding: Duration::from_micros(80) };
+
+/// The same, for a device to do what it was given. Its word through a sleeper's bell takes long, and after a pause the
+/// device's own first answers do.
+const DEVICE: Patience = Patience { yielding: Duration::from_micros(250), ..ROOMY };
+
+/// A sleeper looks up at least this often: a guard against a lost wake-up, not a way of working.
+const NAP: Duration = Duration::from_millis(500);
+
+/// A sleeper looks whether a device is done after an eighth of the time that it has had, within these bounds.
+const DEVICE_NAP: RangeInclusive<Duration> = Duration::from_micros(50)..=Duration::from_millis(1);
+
+/// Threads that sleep here. One of them sleeps on the bell, the others on a condition that it passes on.
+#[derive(Default)]
+pub(super) struct Sleepers {
+    count: AtomicUsize,
+    bell: Mutex<()>,
+    generation: Mutex<u64>,
+    woken: Condvar,
+    /// How many of them take a last look before they do.
+    parking: AtomicUsize,
+}
+
+impl Sleepers {
+    /// Whether there are any.
+    pub(super) fn any(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Wakes those that do not sleep on the bell.
+    fn pass_on(&self) {
+        *lock(&self.generation) += 1;
+        self.woken.notify_all();
+    }
+}
+
+/// Counts a thread among those that look for the last time.
+struct Parking<'a>(&'a AtomicUsize);
+
+impl Parking<'_> {
+    fn begin(sleepers: &Sleepers) -> Parking<'_> {
+        sleepers.parking.fetch_add(1, Ordering::SeqCst);
+        Parking(&sleepers.parking)
+    }
+}
+
+impl Drop for Parking<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Endpoint {
+    /// Waits until `poll` answers, moving everything meanwhile; `None` when the deadline has passed.
+    pub fn wait<T>(
+        &self,
+        deadline: Deadline,
+        through: Through,
+        mut poll: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
+        let bell = self.bell.get().expect("set by `new`");
+        let Patience { burst, spin, yielding } = self.patience(through);
+        let mut idle_since: Option<Instant> = None;
+        let mut round = 0u32;
+        let mut yields = false;
+        let answer = loop {
+            if let Some(answer) = poll() {
+                break Some(answer);
+            }
+            round = round.wrapping_add(1);
+            if through == Through::Memory && !round.is_multiple_of(burst) && !yields {
+                std::hint::spin_loop();
+                continue;
+            }
+            if self.progress(round) {
+                (idle_since, yields) = (None, false);
+                // What others send may never cease: the deadline holds all the same.
+                if round.is_multiple_of(64) && deadline.expired() {
+                    break poll();
+                }
+                continue;
+            }
+            let now = Instant::now();
+            let since = *idle_since.get_or_insert(now);
+            let idle = now - since;
+            if idle < spin {
+                for _ in 0..8 {
+                    std::hint::spin_loop();
+                }
+            } else if idle < spin + yielding {
+                yields = true;
+                sys::process::yield_now();
+            } else {
+                if deadline.expired() {
+                    break poll();
+                }
+                if let Some(answer) = self.sleep(bell, deadline, through, &mut poll) {
+                    break Some(answer);
+                }
+                // Something rang: be attentive again, but not for long.
+                idle_since = Some(Instant::now() - spin);
+                continue;
+            }
+            if round.is_multiple_of(64) && deadline.expired() {
+                break poll();
+            }
+        };
+        self.leave();
+        answer
+    }
+
+    /// How often a waiter looks at shared memory between two looks at everything else.
+    pub fn burst(&self) -> u32 {
+        self.patience(Through::Memory).burst
+    }
+
+    fn patience(&self, through: Through) -> Patience {
+        match through {
+            _ if self.is_crowded() => CROWDED,
+            Through::Device => DEVICE,
+            Through::Messages | Through::Memory => ROOMY,
+        }
+    }
+
+    /// How long a sleeper sleeps at most: not long where a device rings nobody when it is done.
+    pub(super) fn nap(&self, on_device: bool) -> Duration {
+        if !on_device && !self.unattended.any_on_devices() {
+            return NAP;
+        }
+        let since = Duration::from_nanos(self.since_stirred());
+        (since / 8).clamp(*DEVICE_NAP.start(), *DEVICE_NAP.end())
+    }
+
+    /// Sleeps until something may have changed. An answer that came at the last moment is returned.
+    fn sleep<T>(
+        &self,
+        bell: &Bell,
+        deadline: Deadline,
+        through: Through,
+        poll: &mut impl FnMut() -> Option<T>,
+    ) -> Option<T> {
+        let nap = deadline.remaining_capped(self.nap(through == Through::Device));
+        self.sleepers.count.fetch_add(1, Ordering::SeqCst);
+        let mut last_look = || {
+            let _parking = Parking::begin(&self.sleepers);
+            poll()
+        };
+        let answer = match self.sleepers.bell.try_lock() {
+            Ok(_sleeping) => {
+                bell.prepare_park();
+                let answer = last_look();
+                if answer.is_some() || self.progress_parking() {
+                    bell.cancel_park();
+                    answer
+                } else {
+                    let mut events = Vec::new();
+                    if let Err(error) = bell.park(Some(nap), &mut events) {
+                        log::error!("the bell cannot be waited for: {error}");
+                    }
+                    self.serve(&events);
+                    None
+                }
+            }
+            Err(_) => {
+                let generation = lock(&self.sleepers.generation);
+                let before = *generation;
+                drop(generation);
+                let answer = last_look();
+                if answer.is_none() {
+                    let generation = lock(&self.sleepers.generation);
+                    let unchanged = |now: &mut u64| *now == before;
+                    drop(self.sleepers.woken.wait_timeout_while(generation, nap, unchanged));
+                }
+                answer
+            }
+        };
+        self.sleepers.count.fetch_sub(1, Ordering::SeqCst);
+        if self.sleepers.count.load(Ordering::SeqCst) > 0 {
+            self.sleepers.pass_on();
+        }
+        answer
+    }
+
+    /// Whoever ends a wait leaves the others able to go on.
+    fn leave(&self) {
+        if self.sleepers.any() {
+            self.wake();
+        }
+        if self.unattended.any() {
+            self.kick();
+        }
+    }
+
+    /// Wakes every thread that sleeps here.
+    pub fn wake(&self) {
+        self.sleepers.pass_on();
+        if let Some(bell) = self.bell.get() {
+            bell.ring();
+        }
+    }
+
+    /// Something has come that is neither a link's nor a peer's: whoever sleeps looks, or else the service thread does.
+    /// From any thread; does not wait.
+    pub fn nudge(&self) {
+        // Against the sleeper: either it is counted here, or it looks after what is told here.
+        fence(Ordering::SeqCst);
+        if self.sleepers.count.load(Ordering::SeqCst) > 0 {
+            self.wake();
+        } else if self.unattended.any() {
+            self.kick();
+        }
+    }
+
+    /// As [`Endpoint::nudge`], for whoever looks in short intervals anyway and must not be late.
+    pub fn rouse(&self) {
+        if let Some(bell) = self.bell.get() {
+            bell.ring_if_parked();
+        }
+        if self.sleepers.count.load(Ordering::SeqCst) > 1 {
+            self.sleepers.pass_on();
+        }
+    }
+
+    /// Whether ranks share processors.
+    pub fn is_crowded(&self) -> bool {
+        self.crowded.load(Ordering::Relaxed)
+    }
+
+    /// A device has been given something that it will have done soon: whoever moves operations looks again meanwhile.
+    pub fn stir(&self) {
+        self.stirred.store(self.born.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Whether somebody looks for the last time before sleeping: whatever is not going to ring has to be told to, now.
+    pub fn is_parking(&self) -> bool {
+        self.sleepers.parking.load(Ordering::SeqCst) > 0
+    }
+
+    /// Whether a device was given something just now, and there are processors to look for its end.
+    pub(super) fn is_stirred(&self) -> bool {
+        u128::from(self.since_stirred()) < DEVICE.yielding.as_nanos() && !self.crowded.load(Ordering::Relaxed)
+    }
+
+    /// Nanoseconds since a device was given something.
+    fn since_stirred(&self) -> u64 {
+        let now = self.born.elapsed().as_nanos() as u64;
+        now.saturating_sub(self.stirred.load(Ordering::Relaxed))
+    }
+
+    /// [`Endpoint::progress`], for the last time before sleeping.
+    pub(super) fn progress_parking(&self) -> bool {
+        let _parking = Parking::begin(&self.sleepers);
+        self.progress(0)
+    }
+}

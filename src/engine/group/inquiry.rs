@@ -1,0 +1,185 @@
+//! Why a call does not end, or has failed: what the ranks ask each other, and the texts that come of it.
+
+use std::time::Duration;
+
+use super::{Group, Turn};
+use crate::deadline::Deadline;
+use crate::engine::control::Control;
+use crate::engine::messages::{Failure, Mismatch};
+use crate::engine::recorder::Recorder;
+use crate::engine::wire::{Class, Key};
+use crate::error::{Error, Status};
+use crate::signature::Signature;
+
+/// A question to the ranks that an overdue call waits for.
+#[derive(Debug)]
+pub struct Inquiry {
+    waits_for: Vec<u32>,
+    /// One for each rank that was asked, from the first on.
+    tokens: Vec<u64>,
+    until: Deadline,
+}
+
+/// How long they have to answer.
+const INQUIRY: Duration = Duration::from_millis(300);
+
+/// How many are asked.
+const MAX_ASKED: usize = 8;
+
+impl Inquiry {
+    /// Nobody is asked.
+    pub(super) fn none() -> Inquiry {
+        Inquiry { waits_for: Vec::new(), tokens: Vec::new(), until: Deadline::NEVER }
+    }
+
+    /// When the answers are due.
+    pub fn until(&self) -> Deadline {
+        self.until
+    }
+}
+
+impl Group {
+    /// A call with its group and place.
+    pub(in crate::engine) fn describe(&self, turn: &Turn) -> String {
+        let here = self.endpoint.hostname(self.endpoint.rank());
+        let (name, number) = (turn.signature.kind.name(), turn.sequence);
+        let place = format!("'{}' (rank {} of {} on {here})", self.name, self.rank, self.size());
+        match turn.class {
+            Class::Ordered => format!("{name} #{number} of {place}"),
+            Class::Tagged => format!("{name} #{number} with tag {} of {place}", turn.tag),
+            Class::PointToPoint => format!("{name} with tag {} in {place}", turn.tag),
+            Class::Internal => format!("setting up {place}"),
+        }
+    }
+
+    /// A rank of this group with its host and process.
+    pub fn describe_rank(&self, rank: u32) -> String {
+        let text = self.endpoint.describe(self.members[rank as usize]);
+        // The endpoint speaks of its own numbering; say ours.
+        match text.split_once(" (") {
+            Some((_, place)) => format!("rank {rank} ({place}"),
+            None => format!("rank {rank}"),
+        }
+    }
+
+    /// The loss of a peer, as the endpoint tells it: in its own numbering, not ours.
+    pub fn lost(&self, peer: u32, why: Error) -> Error {
+        match self.rank_of(peer) {
+            Some(rank) if rank != peer => {
+                why.context(format!("rank {rank} of '{}' is rank {peer} of the job", self.name))
+            }
+            _ => why,
+        }
+    }
+
+    /// Why a transfer failed.
+    pub fn tell(&self, failure: Failure) -> Error {
+        match failure {
+            Failure::Error(error) => error,
+            Failure::Lost(peer, why) => self.lost(peer, why),
+            Failure::Peer { peer, status, what } => {
+                let name = self.rank_of(peer).map(|rank| self.describe_rank(rank));
+                let name = name.unwrap_or_else(|| self.endpoint.describe(peer));
+                Error::new(status, format!("{name} {what}"))
+            }
+            Failure::Mismatch(mismatch) => self.explain(&mismatch, self.endpoint.recorder()),
+        }
+    }
+
+    /// Tells the ranks that a call waits for what it is. One that has called something else fails the group.
+    pub fn compare(&self, turn: &Turn, waits_for: &[u32]) {
+        if turn.class == Class::PointToPoint {
+            return;
+        }
+        let (tag, sequence, class) = (turn.tag, turn.sequence, turn.class);
+        let key = Key { group: self.id, tag, sequence, slot: 0, class };
+        let message = Control::Call { key, signature: turn.signature }.encode();
+        for &rank in waits_for.iter().take(MAX_ASKED) {
+            self.endpoint.registration().send_control(self.members[rank as usize], &message);
+        }
+    }
+
+    /// A rank waits for this one in a call: fails the group if this rank's call of that number is another.
+    pub fn hear(&self, peer: u32, key: Key, theirs: Signature) {
+        if key.class == Class::PointToPoint || self.rank_of(peer).is_none() {
+            return;
+        }
+        let recorder = self.endpoint.recorder();
+        // Not called yet, or too long ago: what comes of it is found by messages, or when this rank waits.
+        let Some(ours) = recorder.call(key).filter(|ours| *ours != theirs) else { return };
+        self.fail(self.explain(&Mismatch { peer, key, theirs, ours: Some(ours), bytes: None }, recorder));
+    }
+
+    /// Asks the ranks that a call waits for what they are doing. They compare calls before they answer, so that a
+    /// mismatch is known when the answers are.
+    pub fn ask(&self, turn: &Turn, waits_for: Vec<u32>) -> Inquiry {
+        self.compare(turn, &waits_for);
+        let asked = waits_for.iter().take(MAX_ASKED).map(|&rank| self.members[rank as usize]);
+        let tokens = self.endpoint.ask(self, asked);
+        Inquiry { waits_for, tokens, until: Deadline::after(INQUIRY) }
+    }
+
+    /// Whether all have answered, or have had their time.
+    pub fn answered(&self, inquiry: &Inquiry) -> bool {
+        self.endpoint.have_answered(&inquiry.tokens) || inquiry.until.expired()
+    }
+
+    /// Why a call has not ended in time.
+    pub fn overdue(&self, turn: &Turn, inquiry: &Inquiry) -> Error {
+        let waited = turn.called.elapsed().as_secs_f64();
+        let waits_for = &inquiry.waits_for;
+        let Some(&first) = waits_for.first() else {
+            let text = format!("not done after {waited:.1} s; raise timeout_ms");
+            return Error::new(Status::Timeout, self.endpoint.with_refusal(text, turn.called.elapsed()));
+        };
+        let answers = self.endpoint.answers(&inquiry.tokens);
+        let told: Vec<String> = waits_for
+            .iter()
+            .zip(answers)
+            .map(|(&rank, answer)| {
+                let says = answer.unwrap_or_else(|| "it does not answer (stopped, or out of reach)".into());
+                format!("nothing from {} for {waited:.1} s; {says}", self.describe_rank(rank))
+            })
+            .collect();
+        let more = match waits_for.len() - inquiry.tokens.len() {
+            0 => String::new(),
+            more => format!("; and {more} more"),
+        };
+        let advice = format!("Look at rank {first}, or raise timeout_ms");
+        let told = self.endpoint.with_refusal(format!("{}{more}", told.join("; ")), turn.called.elapsed());
+        Error::new(Status::Timeout, format!("{told}. {advice}"))
+    }
+
+    /// Why a call whose turn has not come in time gives up.
+    pub fn stuck(&self, turn: &Turn) -> Error {
+        let waited = turn.called.elapsed().as_secs_f64();
+        let (name, number) = (turn.signature.kind.name(), turn.sequence);
+        let text = format!("{name} #{number} waited {waited:.1} s for the calls before it, which still run");
+        Error::new(Status::Timeout, format!("{text}. Look at those, or raise timeout_ms"))
+    }
+
+    /// What the ranks' calls disagree about.
+    pub fn explain(&self, mismatch: &Mismatch, recorder: &Recorder) -> Error {
+        let peer = self.rank_of(mismatch.peer).unwrap_or(mismatch.peer);
+        let number = mismatch.key.sequence;
+        let theirs = mismatch.theirs;
+        let ours = mismatch.ours.or_else(|| recorder.call(mismatch.key));
+        let head = match mismatch.key.class {
+            Class::PointToPoint => format!("send and receive with tag {} differ", mismatch.key.tag),
+            Class::Tagged => {
+                format!("call #{number} with tag {} of '{}' differs", mismatch.key.tag, self.name)
+            }
+            _ => format!("call #{number} of '{}' differs", self.name),
+        };
+        let here = self.rank;
+        let ours = ours.map_or_else(|| "something else".to_string(), |ours| ours.to_string());
+        let tail = match mismatch.bytes {
+            Some((theirs, ours)) => format!("; a message has {theirs} bytes where {ours} are expected"),
+            None => String::new(),
+        };
+        Error::new(
+            Status::Mismatch,
+            format!("{head}: rank {here} called {ours}, rank {peer} called {theirs}{tail}"),
+        )
+    }
+}

@@ -1,0 +1,286 @@
+//! Calls that differ, calls that are missing, and an abort.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::support::{PATIENCE, TRANSPORTS, Verb, barrier, ranks, sum, within};
+use unisono::collective::request::{Counts, Kind};
+use unisono::communicator::Call;
+use unisono::deadline::Deadline;
+use unisono::error::{Error, Status};
+use unisono::reduce::{DataType, Operator};
+use unisono::schedule::Algorithm;
+
+use crate::SOON;
+
+/// One call of [`calls_that_differ`], and how errors name it.
+fn differing() -> Vec<(Verb, Verb, &'static str, &'static str)> {
+    let sum = Verb::new(Kind::Allreduce, 1024);
+    let broadcast = Verb::new(Kind::Broadcast, 1024);
+    let text = "allreduce(1024 × float32, sum)";
+    vec![
+        (sum.clone(), broadcast.clone(), text, "broadcast(1024 × float32, root 0)"),
+        (sum.clone(), Verb::new(Kind::Barrier, 0), text, "barrier()"),
+        (sum.clone(), Verb::new(Kind::Allreduce, 1000), text, "allreduce(1000 × float32, sum)"),
+        (sum.clone(), sum.clone().operator(Operator::Max), text, "allreduce(1024 × float32, max)"),
+        (sum.clone(), sum.dtype(DataType::I32), text, "allreduce(1024 × int32, sum)"),
+        (
+            Verb::new(Kind::Reduce, 1024),
+            Verb::new(Kind::Reduce, 1024).root(2),
+            "reduce(1024 × float32, sum, root 0)",
+            "reduce(1024 × float32, sum, root 2)",
+        ),
+        (broadcast.clone(), broadcast.root(2), "broadcast(1024 × float32, root 0)", "root 2)"),
+        (
+            Verb::new(Kind::Allreduce, 400_000),
+            Verb::new(Kind::Allreduce, 400_001),
+            "allreduce(400000 × float32, sum)",
+            "allreduce(400001 × float32, sum)",
+        ),
+        (
+            Verb::new(Kind::Allgather, 10),
+            Verb::new(Kind::Alltoall, 10),
+            "allgather(10 × float32)",
+            "alltoall(10 × float32)",
+        ),
+    ]
+}
+
+#[test]
+fn calls_that_differ_are_a_mismatch_on_every_rank() {
+    for transports in TRANSPORTS {
+        for size in [2u32, 3, 5] {
+            for odd in [0, size - 1] {
+                for (usual, other, usual_text, other_text) in differing() {
+                    if odd == 0 && other.root == 2 || other.root >= size {
+                        continue;
+                    }
+                    let all_here = Barrier::new(size as usize);
+                    ranks(size, transports, |context| {
+                        all_here.wait();
+                        let verb = if context.rank() == odd { &other } else { &usual };
+                        let (input, mut output) = (vec![1.0f32; 400_001], vec![7.0f32; 400_001]);
+                        let began = Instant::now();
+                        let mut result = verb.run(context, &input, &mut output, &within(40_000)).map(drop);
+                        let own = result.is_err();
+                        // A rank that needed nobody's answer learns of it in its next calls.
+                        while result.is_ok() && began.elapsed() < PATIENCE {
+                            let verb = Verb::new(Kind::Barrier, 0);
+                            result = verb.run_in::<u8>(context, &mut [], &within(40_000)).map(drop);
+                        }
+                        let error = result.expect_err("the calls differ");
+                        let place = format!("{transports}, rank {} of {size}, {odd} is odd", context.rank());
+                        assert_eq!(error.status(), Status::Mismatch, "{place}: {error}");
+                        let odd = format!("rank {odd} called");
+                        for words in [usual_text, other_text, &odd] {
+                            assert!(error.text().contains(words), "{place}: {error} does not say {words}");
+                        }
+                        assert!(began.elapsed() < Duration::from_secs(20), "{place}: not by a timeout");
+                        let touched = output.iter().position(|&value| value != 7.0);
+                        assert!(!own || touched.is_none(), "{place}: element {touched:?} changed: {error}");
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Every algorithm that only moves blocks to an output of many ranks', as messages: short ones that are held back, and long ones
+/// before which the ranks agree. Rank 1 calls with another type, so that all agree but with it.
+#[test]
+fn nothing_is_written_when_calls_differ_however_blocks_travel() {
+    let algorithms = [
+        (Kind::Allgather, Algorithm::Linear),
+        (Kind::Allgather, Algorithm::Ring),
+        (Kind::Allgather, Algorithm::Bruck),
+        (Kind::Alltoall, Algorithm::Linear),
+        (Kind::Alltoall, Algorithm::Pairwise),
+        (Kind::Alltoall, Algorithm::Bruck),
+        (Kind::Gather, Algorithm::Linear),
+        (Kind::Gather, Algorithm::Binomial),
+        (Kind::Broadcast, Algorithm::Binomial),
+        (Kind::Scatter, Algorithm::Binomial),
+    ];
+    for transports in TRANSPORTS {
+        for (kind, algorithm) in algorithms {
+            for size in [2u32, 4] {
+                for count in [10, 3000, 30_000, 150_000] {
+                    // What a rank has of the root is its own, whatever the others call.
+                    if matches!(kind, Kind::Broadcast | Kind::Scatter) && count > 3000 {
+                        continue;
+                    }
+                    ranks(size, transports, |context| {
+                        let rank = context.rank();
+                        // Rank 1 comes when the others have had time to do what they should not.
+                        barrier(context);
+                        if rank == 1 {
+                            std::thread::sleep(Duration::from_millis(20));
+                        }
+                        let dtype = if rank == 1 { DataType::I32 } else { DataType::F32 };
+                        let verb = Verb::new(kind, count).dtype(dtype);
+                        let call = Call { algorithm: Some(algorithm as i32), tag: Some(7), ..within(40_000) };
+                        let elements = count as usize * size as usize;
+                        let (input, mut output) = (vec![1.0f32; elements], vec![7.0f32; elements]);
+                        let mut result = verb.run(context, &input, &mut output, &call).map(drop);
+                        let own = result.is_err();
+                        while result.is_ok() {
+                            let barrier = Verb::new(Kind::Barrier, 0);
+                            result = barrier.run_in::<u8>(context, &mut [], &within(40_000)).map(drop);
+                        }
+                        let place = format!(
+                            "{transports}, {} of {count} by {}, rank {rank} of {size}",
+                            kind.name(),
+                            algorithm.name()
+                        );
+                        let error = result.expect_err("the calls differ");
+                        assert_eq!(error.status(), Status::Mismatch, "{place}: {error}");
+                        // Who only gives away what it has may have ended well.
+                        let hears = match kind {
+                            Kind::Allgather | Kind::Alltoall => true,
+                            Kind::Gather => rank == 0,
+                            _ => rank == 1,
+                        };
+                        assert!(own || !hears, "{place}: it ended well");
+                        let touched = output.iter().position(|&value| value != 7.0);
+                        assert!(!own || touched.is_none(), "{place}: element {touched:?} changed: {error}");
+                    });
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn roots_that_wait_for_each_other_differ_before_they_are_late() {
+    for transports in TRANSPORTS {
+        let all_here = Barrier::new(3);
+        let over = Barrier::new(3);
+        ranks(3, transports, |context| {
+            let mut data = vec![1.0f32; 1024];
+            let verb = |root| Verb::new(Kind::Reduce, 1024).root(root);
+            let result = match context.rank() {
+                2 => {
+                    let work = verb(2).start_in(context, &mut data, &within(40_000)).expect("it starts");
+                    all_here.wait();
+                    work.wait(Deadline::after(PATIENCE)).map(drop)
+                }
+                // Its time is over before it would compare its call unasked.
+                0 => {
+                    all_here.wait();
+                    verb(0).run_in(context, &mut data, &within(100)).map(drop)
+                }
+                // It only sends: what comes of it is the others' affair.
+                _ => {
+                    all_here.wait();
+                    let _ = verb(0).run_in(context, &mut data, &within(40_000));
+                    over.wait();
+                    return;
+                }
+            };
+            over.wait();
+            let error = result.expect_err("the roots differ");
+            assert_eq!(error.status(), Status::Mismatch, "{transports}, rank {}: {error}", context.rank());
+            for words in [
+                "rank 2 called reduce(1024 × float32, sum, root 2)",
+                "called reduce(1024 × float32, sum, root 0)",
+            ] {
+                assert!(error.text().contains(words), "{transports}: {error} does not say {words}");
+            }
+        });
+    }
+}
+
+#[test]
+fn uneven_counts_that_differ_are_a_mismatch() {
+    for transports in TRANSPORTS {
+        let all_here = Barrier::new(3);
+        ranks(3, transports, |context| {
+            all_here.wait();
+            let list = if context.rank() == 2 { vec![1, 2, 4] } else { vec![1, 2, 3] };
+            let verb = Verb { counts: Counts::Blocks(list), ..Verb::new(Kind::Allgather, 0) };
+            let mut output = [7.0f32; 7];
+            let error =
+                verb.run(context, &[1.0f32; 4], &mut output, &within(40_000)).expect_err("the lists differ");
+            assert_eq!(error.status(), Status::Mismatch, "{error}");
+            assert!(error.text().contains("allgatherv"), "{error}");
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_never_calls_is_named_with_its_last_call() {
+    for transports in TRANSPORTS {
+        let waiting = AtomicU32::new(2);
+        ranks(3, transports, |context| {
+            sum(context, &mut [1.0; 77]);
+            if context.rank() == 2 {
+                while waiting.load(Ordering::SeqCst) > 0 {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                return;
+            }
+            let verb = Verb::new(Kind::Allreduce, 10);
+            let result = verb.run_in(context, &mut [1.0f32; 10], &within(300));
+            waiting.fetch_sub(1, Ordering::SeqCst);
+            let error = result.expect_err("rank 2 never calls");
+            assert_eq!(error.status(), Status::Timeout, "{error}");
+            for words in ["rank 2", "allreduce(77 × float32, sum)", "done", "timeout_ms"] {
+                assert!(error.text().contains(words), "{transports}: {error} does not say {words}");
+            }
+        });
+    }
+}
+
+#[test]
+fn abort_from_another_thread_ends_all_waits() {
+    for transports in TRANSPORTS {
+        let aborted = std::sync::Mutex::new(None);
+        ranks(3, transports, |context| {
+            barrier(context);
+            std::thread::scope(|scope| {
+                if context.rank() == 0 {
+                    scope.spawn(|| {
+                        std::thread::sleep(Duration::from_millis(100));
+                        *aborted.lock().expect("no panic") = Some(Instant::now());
+                        context.abort();
+                    });
+                }
+                // Rank 2 never calls, so ranks 0 and 1 wait.
+                let error = match context.rank() {
+                    2 => loop {
+                        match context.failure() {
+                            Some(error) => break error,
+                            None => std::thread::sleep(Duration::from_millis(1)),
+                        }
+                    },
+                    _ => Verb::new(Kind::Barrier, 0)
+                        .run_in::<u8>(context, &mut [], &Call::default())
+                        .expect_err("it is aborted"),
+                };
+                let since = aborted.lock().expect("no panic").expect("after the abort").elapsed();
+                assert_eq!(error.status(), Status::Aborted, "{error}");
+                assert!(error.text().contains("rank 0 aborted 'default'"), "{error}");
+                assert!(since < SOON, "{transports}: rank {} took {since:?}", context.rank());
+            });
+        });
+    }
+}
+
+#[test]
+fn errors_are_one_line() {
+    ranks(2, "shm", |context| {
+        let verb = Verb::new(Kind::Allreduce, 10);
+        let error: Error = if context.rank() == 0 {
+            verb.run_in(context, &mut [1.0f32; 10], &within(100)).expect_err("rank 1 does not call")
+        } else {
+            loop {
+                match context.failure() {
+                    Some(error) => break error,
+                    None => std::thread::sleep(Duration::from_millis(1)),
+                }
+            }
+        };
+        assert!(!error.text().contains('\n') && error.text().len() < 1000, "{error}");
+    });
+}

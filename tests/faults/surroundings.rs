@@ -1,0 +1,110 @@
+//! Processes without descriptors, and forks.
+
+use std::time::Duration;
+
+use crate::support::processes::{Job, Seat, report};
+use crate::support::{TRANSPORTS, Verb, sum, within};
+use unisono::collective::request::Kind;
+use unisono::communicator::{Call, Context, Options};
+use unisono::error::Status;
+
+// ---- no descriptors left
+
+pub(crate) fn descriptors(seat: &Seat) {
+    for spare in [0, 3, 6, 9] {
+        if seat.rank == 1 {
+            limit_descriptors(Some(limit_for(spare)));
+        }
+        // Rank 1 fails at once and is ahead; rank 0 comes when it has waited in vain.
+        let timeout = Duration::from_secs(if seat.rank == 0 { 2 } else { 5 });
+        let options = Options { timeout, ..seat.options(&format!("with {spare}")) };
+        let result = Context::create(options).and_then(|context| {
+            let verb = Verb::new(Kind::Allreduce, 10);
+            verb.run_in(&context, &mut [1.0f32; 10], &within(2000))
+        });
+        limit_descriptors(None);
+        report(match result {
+            Ok(_) => format!("spare {spare} ok"),
+            Err(error) => format!("spare {spare} {:?} {error}", error.status()),
+        });
+    }
+    let context = Context::create(seat.options("enough again")).expect("the ranks meet");
+    sum(&context, &mut [1.0; 10]);
+    report("done");
+}
+
+/// The limit that leaves `spare` numbers free.
+fn limit_for(spare: usize) -> u64 {
+    let open: Vec<u64> = std::fs::read_dir("/proc/self/fd")
+        .expect("the descriptors")
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    let free = |number: &u64| !open.contains(number);
+    // The listing's own descriptor is among them and free again.
+    (0..).filter(free).nth(spare).expect("numbers do not end").saturating_sub(1)
+}
+
+fn limit_descriptors(limit: Option<u64>) {
+    let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both take a pointer to a whole structure.
+    let answer = unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limits);
+        limits.rlim_cur = limit.unwrap_or(limits.rlim_max);
+        libc::setrlimit(libc::RLIMIT_NOFILE, &limits)
+    };
+    assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn a_rank_without_descriptors_says_so_and_recovers() {
+    for transports in TRANSPORTS {
+        let mut job = Job::start("descriptors", 2, transports);
+        for spare in ["spare 0 ", "spare 3 ", "spare 6 ", "spare 9 "] {
+            let lines = job.await_all(&[0, 1], spare);
+            let text = &lines[1].line;
+            // Further on they may suffice.
+            let clear = text.contains("oo many open files");
+            let enough = text.ends_with("ok") && matches!(spare, "spare 6 " | "spare 9 ");
+            assert!(clear || enough, "{transports}, {spare}: {text}");
+        }
+        job.await_all(&[0, 1], "done");
+        job.all_end_well(&[0, 1]);
+    }
+}
+
+// ---- forks
+
+pub(crate) fn fork(seat: &Seat) {
+    let context = Context::create(seat.options("")).expect("the ranks meet");
+    sum(&context, &mut [1.0; 10]);
+    // SAFETY: the child calls what unisono promises to refuse, writes, and ends without running anything else.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let error = Verb::new(Kind::Allreduce, 10)
+            .run_in(&context, &mut [1.0f32; 10], &Call::default())
+            .expect_err("it has no links");
+        let clear = error.status() == Status::InvalidUsage && error.text().contains("fork");
+        drop(context);
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(if clear { 0 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0, "the child's call fails clearly");
+    for _ in 0..10 {
+        let mut data = vec![1.0; 50_000];
+        sum(&context, &mut data);
+        assert_eq!(data[49_999], 2.0);
+    }
+    report("done");
+}
+
+#[test]
+fn a_forked_child_is_refused_and_the_parent_goes_on() {
+    for transports in TRANSPORTS {
+        let mut job = Job::start("fork", 2, transports);
+        job.await_all(&[0, 1], "done");
+        job.all_end_well(&[0, 1]);
+    }
+}
