@@ -9,7 +9,7 @@ use super::*;
 use crate::communicator::{Options, Rendezvous};
 use crate::cuda::double::{Double, Order};
 use crate::cuda::driver::StreamHandle;
-use crate::cuda::exchange::{Fault, MAX_RANKS};
+use crate::cuda::exchange::{Fault, Seen, Shared};
 use crate::cuda::local::Kernels as Folds;
 use crate::cuda::slab::SLAB_BYTES;
 use crate::cuda::stream::Stream;
@@ -123,14 +123,18 @@ impl Kernels for Words {
         unsafe { stream.write_value(job.output, number) }
     }
 
-    unsafe fn enqueue_windowed(&self, job: &Job, seen: [u64; MAX_RANKS], stream: &Stream) -> Result<()> {
+    fn shares(&self, job: &Job) -> Option<Shared> {
+        Shared::of(job, &Table::default(), self.arenas.len() as u32)
+    }
+
+    unsafe fn enqueue_windowed(&self, job: &Job, seen: &Seen, stream: &Stream) -> Result<()> {
         self.meet(stream)?;
-        for (member, address) in seen[..self.arenas.len()].iter().enumerate() {
+        for (member, address) in seen.output[..self.arenas.len()].iter().enumerate() {
             // Doubles map memory where it is: what that rank would write, at the address by which it would.
             // SAFETY: the output holds a word for each rank.
             unsafe { stream.write_value(address + 4 * member as u64, 1000 + member as u32) }?;
         }
-        assert_eq!(seen[self.rank], job.output);
+        assert_eq!(seen.output[self.rank], job.output);
         Ok(())
     }
 
@@ -749,7 +753,7 @@ fn an_output_in_a_window_on_one_rank_only_fails_and_names_both() {
     });
     for error in errors {
         assert_eq!(error.status(), Status::Mismatch);
-        for part in ["allgather(2097152 × uint8)", "its output in a window", "its output in no window"] {
+        for part in ["allgather(2097152 × uint8)", "its memory in windows", "its memory in no windows"] {
             assert!(error.text().contains(part), "{error}");
         }
     }
