@@ -129,6 +129,11 @@ impl Kernels for Words {
 
     unsafe fn enqueue_windowed(&self, job: &Job, seen: &Seen, stream: &Stream) -> Result<()> {
         self.meet(stream)?;
+        if job.kind.reduces() {
+            assert_eq!(seen.input[self.rank], job.input);
+            // SAFETY: the output holds a word.
+            return unsafe { stream.write_value(job.output, 1000) };
+        }
         for (member, address) in seen.output[..self.arenas.len()].iter().enumerate() {
             // Doubles map memory where it is: what that rank would write, at the address by which it would.
             // SAFETY: the output holds a word for each rank.
@@ -717,6 +722,36 @@ fn outputs_in_windows_are_written_by_the_other_ranks() {
     let (double, devices) = process(3);
     let seats: Vec<Seat> = (0..3).map(|device| (double.clone(), devices.clone(), device)).collect();
     check(&seats);
+}
+
+#[test]
+fn a_reduction_in_windows_has_all_that_it_shares_there() {
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        let memory = double.memory(*device, 40 * MIB as usize);
+        let (inside, outside) = (memory, memory + 20 * MIB);
+        let _window = window(context, inside, 18 * MIB).expect("a window");
+        let (group, exchange) = exchange(context);
+        let result = |kind, input, output| {
+            let (count, dtype, operator) = (8 * MIB / 4, DataType::F32, Operator::Sum);
+            let job = Job { kind, input, output, count, dtype, operator, root: 0, max_blocks: 0 };
+            let signature =
+                Signature { kind, dtype, operator: 0, algorithm: 0, root: 0, count, device: true };
+            let caller = Caller { stream: None, timeout: Some(PATIENCE), memory: "buffer" };
+            let what = What::Collective(job, signature);
+            run(&OnDevices { group: group.clone(), exchange: exchange.clone(), caller, what }).expect("a call");
+            word(double, output)
+        };
+        // What is staged has the number of the call.
+        assert_eq!(result(Kind::Allreduce, inside, inside + 9 * MIB), 1000);
+        assert_eq!(result(Kind::Allreduce, inside, inside), 1000);
+        assert_eq!(result(Kind::Allreduce, inside, outside), 3);
+        assert_eq!(result(Kind::Allreduce, outside, inside), 4);
+        // Here the output is the rank's own.
+        assert_eq!(result(Kind::ReduceScatter, inside, outside), 1000);
+        assert_eq!(result(Kind::ReduceScatter, outside, inside), 6);
+        assert_eq!(result(Kind::Reduce, inside, inside), 7);
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    });
 }
 
 #[test]
