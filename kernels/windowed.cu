@@ -1,10 +1,9 @@
 // Calls on memory that all ranks have mapped, windows: nothing is staged.
 //
-// At the beginning every rank tells every other where its memory lies, as that one reaches it: then it may be read and written. At the
-// end each tells that it has done both. Both are items of the queues of inputs, whose slots and counters do the rest. What
-// is in between needs no slots. An allgather is one pass over the input, each packet stored to all outputs; an all-to-all
-// a pass for each peer; in a broadcast the root puts a part into the output of each other rank, chunk by chunk, and that rank
-// passes chunks on from there, as the root announces them. Reductions are in windowed_combine.cuh.
+// At the beginning every rank tells every other where its memory lies, as that one reaches it: then it may be read and written. At
+// the end each tells that it has done both. What is in between needs no slots. An allgather is one pass over the input, each packet stored
+// to all outputs; an all-to-all a pass for each peer; in a broadcast the root puts a part into the output of each other rank, chunk by
+// chunk, and that rank passes chunks on from there, as the root announces them. Reductions are in windowed_combine.cuh.
 //
 // unisono_windowed, which moves, and unisono_windowed_<operator>_<type> have one parameter, `Windowed`.
 // src/cuda/exchange/windowed.rs says which grid suits a call.
@@ -89,7 +88,9 @@ struct Spreader {
         return at >= end ? 0 : end - at < call.chunk ? end - at : call.chunk;
     }
 
-    DEVICE bool broadcast(WindowAgent &agent) const {
+    // False if the kernel is to leave.
+    DEVICE bool broadcast() const {
+        RoundAgent agent(call.group);
         const u32 parts = call.group.size - 1, others = call.all() & ~(1u << call.root);
         const u64 round_bytes = gridDim.x * call.chunk, rounds = (call.stride + round_bytes - 1) / round_bytes;
         const bool is_root = call.group.rank == call.root;
@@ -112,19 +113,19 @@ struct Spreader {
                 spread(call.output + at, at, others & ~call.me(), length(own, round), threadIdx.x, WINDOWED_THREADS);
             }
         }
+        agent.save();
         return true;
     }
 
-    DEVICE void run(WindowAgent &agent) const {
+    // False if the kernel is to leave.
+    DEVICE bool run() const {
+        if (call.kind == BROADCAST) return broadcast();
         if (call.kind == ALLGATHER) {
             allgather();
-        } else if (call.kind == ALLTOALL) {
+        } else {
             alltoall();
-        } else if (!broadcast(agent)) {
-            return;
         }
-        agent.tell(call.all());
-        if (agent.hear(call.all())) agent.save();
+        return true;
     }
 };
 
@@ -134,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(unisono::WINDOWED_THREADS, 1)
     unisono_windowed(const __grid_constant__ unisono::Windowed call) {
     __shared__ unisono::WindowedRanks ranks;
     unisono::WindowAgent agent(call);
-    if (agent.open(ranks)) unisono::Spreader{call, ranks}.run(agent);
+    if (agent.open(ranks) && unisono::Spreader{call, ranks}.run()) agent.close(true);
 }
 
 #define KERNEL(op, type)                                                                                               \

@@ -42,17 +42,99 @@ struct WindowedRanks {
     u64 scale[MAX_RANKS];
 };
 
-// The thread that keeps a block's queues to and from one peer, or one that keeps none.
+// The thread by which a block meets that of one peer, at its beginning and at its end, or one that meets none. Each is an item of
+// the queue of lines, of packets with its number. Whoever has heard a peer's beginning knows that the peer has taken all items of calls
+// before; its end, that the peer has taken this beginning, too: so there is always room, and nobody says what was taken.
 struct WindowAgent {
     const Windowed &call;
+    const Group &group;
+    const u32 peer;
+    const bool is_agent;
+    Outbox<LINES> out;
+    Inbox<LINES> in;
+
+    DEVICE WindowAgent(const Windowed &call)
+        : call(call), group(call.group), peer(threadIdx.x), is_agent(peer < group.size && peer != group.rank) {
+        if (is_agent) {
+            out = Outbox<LINES>(group, blockIdx.x, peer);
+            in = Inbox<LINES>(group, blockIdx.x, peer);
+        }
+    }
+
+    // Tells each peer where this rank's memory lies, so that it may be read and written, and hears where theirs does. What the stream did
+    // before is seen by all: those kernels have ended. For all threads; false if the kernel is to leave.
+    DEVICE bool open(WindowedRanks &ranks) {
+        if (threadIdx.x == group.rank) {
+            ranks.input[group.rank] = call.input;
+            ranks.output[group.rank] = call.output;
+            ranks.scale[group.rank] = call.scale;
+        }
+        bool well = true;
+        if (is_agent) {
+            // Its load is under way beside that of the counters.
+            const u64 latch = group.latch(), input = call.input_seen[peer], output = call.output_seen[peer];
+            well = latch == 0 && out.reserve(group, peer);
+            if (well) {
+                u8 *to = place(out.next(group));
+                out.sent++;
+                store_packet(to, Packet{input, out.sent});
+                store_packet(to + 16, Packet{output, out.sent});
+                store_packet(to + 32, Packet{call.scale, out.sent});
+                Packet found[3];
+                const u8 *from = place(in.next(group));
+                well = hear([&] {
+#pragma unroll
+                    for (u32 i = 0; i < 3; i++) found[i] = load_packet(from + 16 * i);
+                    return found[0].high == in.received && found[1].high == in.received && found[2].high == in.received;
+                });
+                // The memory is read from now on, not what this multiprocessor knew of it.
+                load_acquire(reinterpret_cast<const u64 *>(from));
+                ranks.input[peer] = reinterpret_cast<const u8 *>(found[0].low);
+                ranks.output[peer] = reinterpret_cast<u8 *>(found[1].low);
+                ranks.scale[peer] = found[2].low;
+            }
+        }
+        return !__syncthreads_or(!well);
+    }
+
+    // Tells each peer that this rank's block has read and written all, and hears the same. `writes`: others' memory, so that this has
+    // to arrive first. For all threads, as their last.
+    DEVICE void close(bool writes) {
+        __syncthreads();
+        if (!is_agent) return;
+        if (writes) fence();
+        u8 *to = place(out.next(group));
+        out.sent++;
+        store_packet(to, Packet{0, out.sent});
+        const u64 *from = reinterpret_cast<const u64 *>(place(in.next(group))) + 1;
+        if (!hear([&] { return load_acquire(from) == in.received; })) return;
+        out.implied = out.sent - 1;
+        out.save(group, blockIdx.x, peer);
+        in.save(group, blockIdx.x, peer);
+    }
+
+private:
+    // Where narrow lines are in a slot.
+    DEVICE u8 *place(u8 *slot) const { return slot + group.wide; }
+
+    // Waits for the next item, which is there once `came` says so.
+    template <class Came>
+    DEVICE bool hear(Came came) {
+        in.received++;
+        return group.waiter().wait(LINES_COME, peer, in.received, came);
+    }
+};
+
+// The thread that keeps a block's queues of inputs to and from one peer, or one that keeps none: for kernels that tell each other more.
+struct RoundAgent {
     const Group &group;
     const u32 peer;
     const bool is_agent;
     Outbox<INPUTS> out;
     Inbox<INPUTS> in;
 
-    DEVICE WindowAgent(const Windowed &call)
-        : call(call), group(call.group), peer(threadIdx.x), is_agent(peer < group.size && peer != group.rank) {
+    DEVICE RoundAgent(const Group &group)
+        : group(group), peer(threadIdx.x), is_agent(peer < group.size && peer != group.rank) {
         if (is_agent) {
             out = Outbox<INPUTS>(group, blockIdx.x, peer);
             in = Inbox<INPUTS>(group, blockIdx.x, peer);
@@ -71,35 +153,6 @@ struct WindowAgent {
         if (is_agent && mask >> peer & 1) {
             well = in.await(group, peer);
             in.release();
-        }
-        return !__syncthreads_or(!well);
-    }
-
-    // Tells each peer where this rank's memory lies, so that it may be read and written, and hears where theirs does. For all
-    // threads; false if the kernel is to leave.
-    DEVICE bool open(WindowedRanks &ranks) {
-        if (threadIdx.x == group.rank) {
-            ranks.input[group.rank] = call.input;
-            ranks.output[group.rank] = call.output;
-            ranks.scale[group.rank] = call.scale;
-        }
-        if (__syncthreads_or(group.is_latched())) return false;
-        bool well = true;
-        if (is_agent) {
-            well = out.reserve(group, peer);
-            if (well) {
-                u64 *told = reinterpret_cast<u64 *>(out.next(group));
-                store_relaxed(told, call.input_seen[peer]);
-                store_relaxed(told + 1, call.output_seen[peer]);
-                store_relaxed(told + 2, call.scale);
-                out.publish();
-                well = in.await(group, peer);
-                const u64 *heard = reinterpret_cast<const u64 *>(in.next(group));
-                ranks.input[peer] = reinterpret_cast<const u8 *>(load_relaxed(heard));
-                ranks.output[peer] = reinterpret_cast<u8 *>(load_relaxed(heard + 1));
-                ranks.scale[peer] = load_relaxed(heard + 2);
-                in.release();
-            }
         }
         return !__syncthreads_or(!well);
     }

@@ -738,7 +738,8 @@ fn a_reduction_in_windows_has_all_that_it_shares_there() {
                 Signature { kind, dtype, operator: 0, algorithm: 0, root: 0, count, device: true };
             let caller = Caller { stream: None, timeout: Some(PATIENCE), memory: "buffer" };
             let what = What::Collective(job, signature);
-            run(&OnDevices { group: group.clone(), exchange: exchange.clone(), caller, what }).expect("a call");
+            run(&OnDevices { group: group.clone(), exchange: exchange.clone(), caller, what })
+                .expect("a call");
             word(double, output)
         };
         // What is staged has the number of the call.

@@ -105,8 +105,9 @@ pub(super) fn arguments(table: &Table, group: Group, job: &Job, seen: &Seen) -> 
         Kind::ReduceScatter => bytes,
         _ => bytes.div_ceil(parts).next_multiple_of(GRAIN),
     };
-    // Queues of inputs are there for those that combine by tiles.
-    let there = BLOCKS.min(table.tuning(group.size()).tile_blocks).min(table.blocks);
+    // Ranks meet by queues of lines, and a broadcast goes on by queues of inputs.
+    let tuning = table.tuning(group.size());
+    let there = BLOCKS.min(tuning.line_blocks).min(tuning.tile_blocks).min(table.blocks);
     let most = if job.max_blocks == 0 { there } else { job.max_blocks.min(there) };
     let blocks = stride.div_ceil(SWEEP).clamp(1, most.into());
     let chunk = stride.div_ceil(blocks * CHUNKS).next_multiple_of(SWEEP).min(MOST_SWEEPS * SWEEP);
