@@ -17,8 +17,8 @@ pub struct Bounds {
     pub sharded: u64,
 }
 
-/// From how many bytes up calls are not staged, where their memory lies in windows. Bytes that a rank gets from the others for
-/// moves and reduce_scatter; of the whole for broadcast and allreduce.
+/// Bytes of calls whose memory lies in windows: those that a rank gets from the others for moves and reduce_scatter, those of the
+/// whole for broadcast and allreduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowBounds {
     /// Allgather and all-to-all.
@@ -62,8 +62,10 @@ pub struct Tuning {
     pub broadcast: Bounds,
     /// Of everything that moves between pairs of ranks.
     pub moves: Bounds,
-    /// Of calls in windows.
-    pub windows: WindowBounds,
+    /// From how many bytes on calls in windows are not staged.
+    pub windows_from: WindowBounds,
+    /// Up to how many.
+    pub windows_to: WindowBounds,
 }
 
 /// All choices. The default is measured on two and four H200s; what groups of five to eight have is extrapolated.
@@ -151,11 +153,17 @@ impl Default for Table {
             moves: Bounds { narrow: 4 * KIB, wide: 512 * KIB, sharded: 0 },
             // On 4 H200s an allgather of 1 MiB in all took 9.7 µs either way, of 4 MiB 16.3 instead of 20.6; a broadcast of 16 MiB 69.5
             // instead of 67.8, of 128 MiB 437 instead of 512.
-            windows: WindowBounds {
+            windows_from: WindowBounds {
                 moves: 2048 * KIB,
                 broadcast: 32 << 20,
                 allreduce: 4 << 20,
                 reduce_scatter: 2 << 20,
+            },
+            windows_to: WindowBounds {
+                moves: 1 << 40,
+                broadcast: 1 << 40,
+                allreduce: 1 << 40,
+                reduce_scatter: 1 << 40,
             },
         };
         let four = Tuning {

@@ -198,7 +198,8 @@ fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 9] {
         reduce_scatter: _,
         broadcast: _,
         moves: _,
-        windows: _,
+        windows_from: _,
+        windows_to: _,
     } = tuning;
     let pages = |name, place| Number {
         name,
@@ -226,15 +227,16 @@ fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 9] {
 }
 
 /// The choices that have several numbers on a line.
-fn bounds_of(tuning: &mut Tuning) -> [(&'static str, Vec<Number<'_>>); 6] {
-    let Tuning { allreduce, reduce, reduce_scatter, broadcast, moves, windows, .. } = tuning;
+fn bounds_of(tuning: &mut Tuning) -> [(&'static str, Vec<Number<'_>>); 7] {
+    let Tuning { allreduce, reduce, reduce_scatter, broadcast, moves, windows_from, windows_to, .. } = tuning;
     [
         ("allreduce", numbers_of_bounds(allreduce)),
         ("reduce", numbers_of_bounds(reduce)),
         ("reduce_scatter", numbers_of_bounds(reduce_scatter)),
         ("broadcast", numbers_of_bounds(broadcast)),
         ("moves", numbers_of_bounds(moves)),
-        ("windows", numbers_of_windows(windows)),
+        ("windows_from", numbers_of_windows(windows_from)),
+        ("windows_to", numbers_of_windows(windows_to)),
     ]
 }
 

@@ -5,7 +5,7 @@
 use super::Job;
 use super::arena::MAX_RANKS;
 use super::arguments::Group;
-use super::table::Table;
+use super::table::{Table, Tuning};
 use crate::cuda::driver::Grid;
 use crate::signature::Kind;
 
@@ -46,17 +46,17 @@ impl Shared {
     pub fn of(job: &Job, table: &Table, size: u32) -> Option<Shared> {
         let bytes = job.count.checked_mul(job.dtype.size() as u64)?;
         let all = bytes.checked_mul(size.into())?;
-        let bounds = &table.tuning(size).windows;
-        let (counted, least, shared) = match job.kind {
+        let Tuning { windows_from: from, windows_to: to, .. } = table.tuning(size);
+        let (counted, from, to, input, output) = match job.kind {
             // In place, an all-to-all would be overwritten before it is read.
             Kind::Alltoall if job.input == job.output => return None,
-            Kind::Allgather | Kind::Alltoall => (all - bytes, bounds.moves, Shared { input: 0, output: all }),
-            Kind::Broadcast => (bytes, bounds.broadcast, Shared { input: 0, output: bytes }),
-            Kind::Allreduce => (bytes, bounds.allreduce, Shared { input: bytes, output: bytes }),
-            Kind::ReduceScatter => (all - bytes, bounds.reduce_scatter, Shared { input: all, output: 0 }),
+            Kind::Allgather | Kind::Alltoall => (all - bytes, from.moves, to.moves, 0, all),
+            Kind::Broadcast => (bytes, from.broadcast, to.broadcast, 0, bytes),
+            Kind::Allreduce => (bytes, from.allreduce, to.allreduce, bytes, bytes),
+            Kind::ReduceScatter => (all - bytes, from.reduce_scatter, to.reduce_scatter, all, 0),
             _ => return None,
         };
-        (counted >= least && counted > 0).then_some(shared)
+        (from.max(1)..=to).contains(&counted).then_some(Shared { input, output })
     }
 }
 
@@ -160,14 +160,14 @@ mod tests {
         assert_eq!(shared(Kind::Allgather, (1 << 20) - 1, 3), None);
         assert_eq!(shared(Kind::Broadcast, 32 << 20, 8), Some((0, 32 << 20)));
         assert_eq!(shared(Kind::Broadcast, 16 << 20, 8), None);
-        let bounds = table.tuning(2).windows;
-        assert_eq!(shared(Kind::Allreduce, bounds.allreduce, 2), Some((bounds.allreduce, bounds.allreduce)));
-        assert_eq!(shared(Kind::Allreduce, bounds.allreduce - 1, 2), None);
-        assert_eq!(
-            shared(Kind::ReduceScatter, bounds.reduce_scatter, 2),
-            Some((2 * bounds.reduce_scatter, 0))
-        );
-        assert_eq!(shared(Kind::ReduceScatter, bounds.reduce_scatter - 1, 2), None);
+        let Tuning { windows_from: from, windows_to: to, .. } = table.tuning(2);
+        for bytes in [from.allreduce, to.allreduce] {
+            assert_eq!(shared(Kind::Allreduce, bytes, 2), Some((bytes, bytes)));
+        }
+        assert_eq!(shared(Kind::Allreduce, from.allreduce - 1, 2), None);
+        assert_eq!(shared(Kind::Allreduce, to.allreduce + 1, 2), None);
+        assert_eq!(shared(Kind::ReduceScatter, from.reduce_scatter, 2), Some((2 * from.reduce_scatter, 0)));
+        assert_eq!(shared(Kind::ReduceScatter, from.reduce_scatter - 1, 2), None);
         assert_eq!(shared(Kind::Gather, 1 << 30, 4), None);
         let in_place = Job { output: 1 << 40, ..job(Kind::Alltoall, 1 << 30) };
         assert_eq!(Shared::of(&in_place, &table, 4), None);

@@ -135,7 +135,7 @@ impl World {
     pub(super) fn of_windows(size: u32, bytes: usize) -> World {
         let mut table = Table::default();
         for tuning in &mut table.tunings {
-            tuning.windows = WindowBounds { moves: 0, broadcast: 0, allreduce: 0, reduce_scatter: 0 };
+            tuning.windows_from = WindowBounds { moves: 0, broadcast: 0, allreduce: 0, reduce_scatter: 0 };
         }
         World::tuned(size, bytes, table)
     }
