@@ -1072,9 +1072,9 @@ void unisono_algorithm_destroy(struct unisono_algorithm_t *algorithm);
 /// buffers of reduce_scatter, both of allreduce. Where GPUs do not reach each other, or the memory is not from cudaMalloc, cuMemAlloc or
 /// ncclMemAlloc, a window changes nothing.
 ///
-/// The ranks promise: in each call, either all of them have what it shares in windows, or none has; and all are in place, or none is. Windows
-/// are destroyed on all of them between the same two calls. Otherwise calls fail with UNISONO_MISMATCH. The memory stays allocated until
-/// the window is destroyed and everything that used it is done, graphs too.
+/// The ranks promise: in each call, either all of them have what it shares in windows, or none has; an alltoall is in place on all of
+/// them, or on none; windows are destroyed on all between the same two calls. Otherwise calls fail with UNISONO_MISMATCH. The memory
+/// stays allocated until the window is destroyed and everything that used it is done, graphs too.
 unisono_status_t unisono_window_create(const struct unisono_context_t *ctx,
                                        void *pointer,
                                        uint64_t bytes,
