@@ -133,6 +133,8 @@ impl Table {
 }
 
 const KIB: u64 = 1024;
+/// More bytes than any call has.
+pub(super) const UNBOUNDED: u64 = 1 << 40;
 
 impl Default for Table {
     fn default() -> Table {
@@ -151,19 +153,22 @@ impl Default for Table {
             reduce_scatter: Bounds { narrow: 16 * KIB, wide: 1024 * KIB, sharded: 0 },
             broadcast: Bounds { narrow: 4 * KIB, wide: 1024 * KIB, sharded: 0 },
             moves: Bounds { narrow: 4 * KIB, wide: 512 * KIB, sharded: 0 },
-            // On 4 H200s an allgather of 1 MiB in all took 9.7 µs either way, of 4 MiB 16.3 instead of 20.6; a broadcast of 16 MiB 69.5
-            // instead of 67.8, of 128 MiB 437 instead of 512.
+            // Two H200s, in windows and staged: an allgather of 2 MiB in all 7.8 and 8.9 µs, of 1 MiB 6.3 and 6.0; an allreduce of 2 MiB
+            // 11.1 and 10.2, of 4 MiB 17.2 and 20.5; a reduce_scatter of 2 MiB in all 7.6 and 6.6, of 4 MiB 10.9 and 12.9. Four: a
+            // broadcast of 16 MiB 69.5 and 67.8, of 128 MiB 437 and 512.
             windows_from: WindowBounds {
-                moves: 2048 * KIB,
-                broadcast: 32 << 20,
-                allreduce: 4 << 20,
-                reduce_scatter: 2 << 20,
+                moves: 1024 * KIB,
+                broadcast: 32 * 1024 * KIB,
+                allreduce: 2560 * KIB,
+                reduce_scatter: 1280 * KIB,
             },
+            // Loads send their requests against the data, stores do not: an allreduce of 32 MiB 105.2 and 105.7 µs, of 128 MiB 402 and 391; a
+            // reduce_scatter of 64 MiB in all 105 and 108, of 128 MiB 205 and 201.
             windows_to: WindowBounds {
-                moves: 1 << 40,
-                broadcast: 1 << 40,
-                allreduce: 1 << 40,
-                reduce_scatter: 1 << 40,
+                moves: UNBOUNDED,
+                broadcast: UNBOUNDED,
+                allreduce: 32 * 1024 * KIB,
+                reduce_scatter: 32 * 1024 * KIB,
             },
         };
         let four = Tuning {

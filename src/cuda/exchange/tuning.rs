@@ -20,7 +20,7 @@ use once_cell::sync::OnceCell;
 use sha2::{Digest, Sha256};
 
 use super::arena::MAX_RANKS;
-use super::table::{Bounds, Table, Tuning, WindowBounds};
+use super::table::{Bounds, Table, Tuning, UNBOUNDED, WindowBounds};
 use crate::cuda::driver::Driver;
 use crate::error::{Error, Result, Status, fail};
 
@@ -256,7 +256,7 @@ fn numbers_of_windows(bounds: &mut WindowBounds) -> Vec<Number<'_>> {
 }
 
 fn bound<'a>(name: &'static str, place: &'a mut u64) -> Number<'a> {
-    Number { name, place: Place::Long(place), least: 0, most: 1 << 40, rule: Rule::Any }
+    Number { name, place: Place::Long(place), least: 0, most: UNBOUNDED, rule: Rule::Any }
 }
 
 impl fmt::Display for Table {

@@ -156,8 +156,8 @@ mod tests {
         let shared = |kind, count, size| {
             Shared::of(&job(kind, count), &table, size).map(|shared| (shared.input, shared.output))
         };
-        assert_eq!(shared(Kind::Allgather, 1 << 20, 3), Some((0, 3 << 20)));
-        assert_eq!(shared(Kind::Allgather, (1 << 20) - 1, 3), None);
+        assert_eq!(shared(Kind::Allgather, 1 << 19, 3), Some((0, 3 << 19)));
+        assert_eq!(shared(Kind::Allgather, (1 << 19) - 1, 3), None);
         assert_eq!(shared(Kind::Broadcast, 32 << 20, 8), Some((0, 32 << 20)));
         assert_eq!(shared(Kind::Broadcast, 16 << 20, 8), None);
         let Tuning { windows_from: from, windows_to: to, .. } = table.tuning(2);
