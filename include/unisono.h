@@ -289,7 +289,7 @@ typedef struct unisono_store_reply_t unisono_store_reply_t;
 /// called from any thread.
 typedef struct unisono_store_t unisono_store_t;
 
-/// A window: device memory of this rank into which collectives of other ranks may write their results directly. Ended by
+/// A window: device memory of this rank that the GPUs of other ranks read and write where it is. Ended by
 /// unisono_window_destroy.
 typedef struct unisono_window_t unisono_window_t;
 
@@ -1070,12 +1070,13 @@ void unisono_algorithm_destroy(struct unisono_algorithm_t *algorithm);
 
 /// Makes a window of `bytes` bytes of device memory at `pointer`. Every rank of the group calls it, each with memory of its own.
 ///
-/// Allgather and alltoall that bring a rank 2 MiB or more, and broadcasts of 32 MiB or more, write their results there without staging. Where GPUs do not
-/// reach each other, or the memory is not from cudaMalloc, cuMemAlloc or ncclMemAlloc, a window changes nothing.
+/// Long calls share memory where windows hold it, and stage nothing: the receive buffers of allgather, alltoall and broadcast, the send
+/// buffers of reduce_scatter, both of allreduce. Where GPUs do not reach each other, or the memory is not from cudaMalloc, cuMemAlloc or
+/// ncclMemAlloc, a window changes nothing.
 ///
-/// The ranks promise: in each call, either all of them have the receive buffer in a window, or none has; windows are destroyed on all of
-/// them between the same two calls. Otherwise calls fail with UNISONO_MISMATCH. The memory stays allocated until the window is
-/// destroyed and everything that used it is done, graphs too.
+/// The ranks promise: in each call, either all of them have what it shares in windows, or none has; an alltoall is in place on all of
+/// them, or on none; windows are destroyed on all between the same two calls. Otherwise calls fail with UNISONO_MISMATCH. The memory
+/// stays allocated until the window is destroyed and everything that used it is done, graphs too.
 unisono_status_t unisono_window_create(const struct unisono_context_t *ctx,
                                        void *pointer,
                                        uint64_t bytes,

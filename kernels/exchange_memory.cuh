@@ -36,6 +36,9 @@ DEVICE void store_release(u64 *to, u64 value) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
 }
 
+// What was stored before it, also by threads behind a barrier, is seen by who sees what is stored after it.
+DEVICE void fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
 DEVICE Packet load_packet(const void *from) {
     Packet packet;
     asm volatile("{ .reg .b128 all;\n"

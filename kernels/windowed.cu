@@ -1,100 +1,27 @@
-// Moving bytes straight into the other ranks' outputs, where those lie in windows: memory that all ranks have mapped.
+// Calls on memory that all ranks have mapped, windows: nothing is staged.
 //
-// At the beginning every rank tells every other where its output lies, as that one reaches it: then it may be written. At the
-// end each tells that it has written all. Both are items of the queues of inputs, whose slots and counters do the rest. What
-// is in between needs no slots: an allgather is one pass over the input, each packet stored to all outputs; an all-to-all
-// a pass for each peer; in a broadcast the root puts a part into the output of each other rank, chunk by chunk, and that rank
-// passes chunks on from there, as the root announces them.
+// At the beginning every rank tells every other where its memory lies, as that one reaches it: then it may be read and written. At
+// the end each tells that it has done both. What is in between needs no slots. An allgather is one pass over the input, each packet stored
+// to all outputs; an all-to-all a pass for each peer; in a broadcast the root puts a part into the output of each other rank, chunk by
+// chunk, and that rank passes chunks on from there, as the root announces them. Reductions are in windowed_combine.cuh.
 //
-// unisono_windowed has one parameter, `Windowed`. src/cuda/exchange/windowed.rs says which grid suits a call.
+// unisono_windowed, which moves, and unisono_windowed_<operator>_<type> have one parameter, `Windowed`.
+// src/cuda/exchange/windowed.rs says which grid suits a call.
 
-#include "exchange_arena.cuh"
+#include "windowed_combine.cuh"
 
 namespace unisono {
 
-constexpr u32 WINDOWED_THREADS = 512;
-
-enum WindowedKind : u32 { ALLGATHER, ALLTOALL, BROADCAST };
-
-// The parameter of the kernel: `Arguments` of src/cuda/exchange/windowed.rs.
-struct Windowed {
-    Group group;
-    const u8 *input;
-    u8 *output;
-    // The output as each rank reaches it.
-    u64 seen[MAX_RANKS];
-    // Bytes of one rank's part, or of the whole of a broadcast.
-    u64 bytes;
-    // Of a broadcast: from part to part, and what a block moves of a part at once.
-    u64 stride, chunk;
-    u32 kind, root;
-};
-
-// The thread that keeps a block's queues to and from one peer, or one that keeps none.
-struct WindowAgent {
-    const Group &group;
-    const u32 peer;
-    const bool is_agent;
-    Outbox<INPUTS> out;
-    Inbox<INPUTS> in;
-
-    DEVICE WindowAgent(const Group &group)
-        : group(group), peer(threadIdx.x), is_agent(peer < group.size && peer != group.rank) {
-        if (is_agent) {
-            out = Outbox<INPUTS>(group, blockIdx.x, peer);
-            in = Inbox<INPUTS>(group, blockIdx.x, peer);
-        }
-    }
-
-    // Tells the peers of a mask that this rank has come so far; what all threads have stored before is seen by who hears of it.
-    DEVICE void tell(u32 mask) {
-        __syncthreads();
-        if (is_agent && mask >> peer & 1) out.publish();
-    }
-
-    // Waits for the peers of a mask. For all threads; false if the kernel is to leave.
-    DEVICE bool hear(u32 mask) {
-        bool well = true;
-        if (is_agent && mask >> peer & 1) {
-            well = in.await(group, peer);
-            in.release();
-        }
-        return !__syncthreads_or(!well);
-    }
-
-    // Tells each peer where this rank's output lies, and hears where theirs do.
-    DEVICE bool open(const u64 *seen, u8 **outputs) {
-        bool well = true;
-        if (is_agent) {
-            well = out.reserve(group, peer);
-            if (well) {
-                store_relaxed(reinterpret_cast<u64 *>(out.next(group)), seen[peer]);
-                out.publish();
-                well = in.await(group, peer);
-                outputs[peer] = reinterpret_cast<u8 *>(load_relaxed(reinterpret_cast<const u64 *>(in.next(group))));
-                in.release();
-            }
-        }
-        return !__syncthreads_or(!well);
-    }
-
-    DEVICE void save() const {
-        if (!is_agent) return;
-        out.save(group, blockIdx.x, peer);
-        in.save(group, blockIdx.x, peer);
-    }
-};
-
 struct Spreader {
     const Windowed &call;
-    u8 *const *outputs;
+    const WindowedRanks &ranks;
 
     // Copies bytes to the same place in the outputs of a mask, packet `first` and every `step`-th from there on.
     __device__ __noinline__ void spread(const u8 *from, u64 at, u32 mask, u64 bytes, u64 first, u64 step) const {
         const u32 size = call.group.size, rank = call.group.rank;
         u64 addresses = reinterpret_cast<u64>(from);
 #pragma unroll 1
-        for (u32 left = mask; left != 0; left &= left - 1) addresses |= reinterpret_cast<u64>(outputs[__ffs(left) - 1]) + at;
+        for (u32 left = mask; left != 0; left &= left - 1) addresses |= reinterpret_cast<u64>(ranks.output[__ffs(left) - 1]) + at;
         const u64 whole = addresses & 15 ? 0 : bytes / 16;
 #pragma unroll 1
         for (u64 packet = first; packet < whole; packet += BATCH * step) {
@@ -107,7 +34,7 @@ struct Spreader {
             for (u32 turn = 1; turn <= size; turn++) {
                 const u32 sum = rank + turn, peer = sum < size ? sum : sum - size;
                 if (!(mask >> peer & 1)) continue;
-                u8 *to = outputs[peer] + at;
+                u8 *to = ranks.output[peer] + at;
 #pragma unroll
                 for (u32 i = 0; i < BATCH; i++) {
                     if (packet + i * step < whole) *reinterpret_cast<Packet *>(to + (packet + i * step) * 16) = loaded[i];
@@ -122,7 +49,7 @@ struct Spreader {
             const Packet found = load_bytes(from + packet * 16, 0, length);
 #pragma unroll 1
             for (u32 left = mask; left != 0; left &= left - 1) {
-                store_bytes(outputs[__ffs(left) - 1] + at + packet * 16, 0, length, found);
+                store_bytes(ranks.output[__ffs(left) - 1] + at + packet * 16, 0, length, found);
             }
         }
     }
@@ -132,13 +59,10 @@ struct Spreader {
         spread(from, at, mask, bytes, blockIdx.x * WINDOWED_THREADS + threadIdx.x, gridDim.x * WINDOWED_THREADS);
     }
 
-    DEVICE u32 me() const { return 1u << call.group.rank; }
-    DEVICE u32 all() const { return (1u << call.group.size) - 1; }
-
     DEVICE void allgather() const {
         const u64 at = call.group.rank * call.bytes;
         const bool in_place = call.input == call.output + at;
-        spread_all(call.input, at, in_place ? all() & ~me() : all(), call.bytes);
+        spread_all(call.input, at, in_place ? call.all() & ~call.me() : call.all(), call.bytes);
     }
 
     DEVICE void alltoall() const {
@@ -164,11 +88,13 @@ struct Spreader {
         return at >= end ? 0 : end - at < call.chunk ? end - at : call.chunk;
     }
 
-    DEVICE bool broadcast(WindowAgent &agent) const {
-        const u32 parts = call.group.size - 1, others = all() & ~(1u << call.root);
+    // False if the kernel is to leave.
+    DEVICE bool broadcast() const {
+        RoundAgent agent(call.group);
+        const u32 parts = call.group.size - 1, others = call.all() & ~(1u << call.root);
         const u64 round_bytes = gridDim.x * call.chunk, rounds = (call.stride + round_bytes - 1) / round_bytes;
         const bool is_root = call.group.rank == call.root;
-        const u32 kept = is_root && call.input != call.output ? me() : 0;
+        const u32 kept = is_root && call.input != call.output ? call.me() : 0;
         const u32 own = call.group.rank - (call.group.rank > call.root);
         if (parts == 1 && !is_root) return true;
 #pragma unroll 1
@@ -184,23 +110,22 @@ struct Spreader {
             } else {
                 if (!agent.hear(1u << call.root)) return false;
                 const u64 at = begin(own, round);
-                spread(call.output + at, at, others & ~me(), length(own, round), threadIdx.x, WINDOWED_THREADS);
+                spread(call.output + at, at, others & ~call.me(), length(own, round), threadIdx.x, WINDOWED_THREADS);
             }
         }
+        agent.save();
         return true;
     }
 
-    DEVICE void run(WindowAgent &agent, u8 **outputs) const {
-        if (!agent.open(call.seen, outputs)) return;
+    // False if the kernel is to leave.
+    DEVICE bool run() const {
+        if (call.kind == BROADCAST) return broadcast();
         if (call.kind == ALLGATHER) {
             allgather();
-        } else if (call.kind == ALLTOALL) {
+        } else {
             alltoall();
-        } else if (!broadcast(agent)) {
-            return;
         }
-        agent.tell(all());
-        if (agent.hear(all())) agent.save();
+        return true;
     }
 };
 
@@ -208,9 +133,21 @@ struct Spreader {
 
 extern "C" __global__ void __launch_bounds__(unisono::WINDOWED_THREADS, 1)
     unisono_windowed(const __grid_constant__ unisono::Windowed call) {
-    __shared__ unisono::u8 *outputs[unisono::MAX_RANKS];
-    unisono::WindowAgent agent(call.group);
-    if (threadIdx.x == 0) outputs[call.group.rank] = call.output;
-    if (__syncthreads_or(call.group.is_latched())) return;
-    unisono::Spreader{call, outputs}.run(agent, outputs);
+    __shared__ unisono::WindowedRanks ranks;
+    unisono::WindowAgent agent(call);
+    if (agent.open(ranks) && unisono::Spreader{call, ranks}.run()) agent.close(true);
 }
+
+#define KERNEL(op, type)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(unisono::WINDOWED_THREADS, 1)                                         \
+        unisono_windowed_##op##_##type(const __grid_constant__ unisono::Windowed call) {                               \
+        unisono::combine_in_windows<unisono::type, unisono::op>(call);                                                 \
+    }
+
+// As in exchange.cu.
+KERNEL(Sum, F32) KERNEL(Sum, F16) KERNEL(Sum, F64) KERNEL(Sum, Bf16) KERNEL(Sum, F8E4M3) KERNEL(Sum, F8E5M2)
+KERNEL(Sum, U8) KERNEL(Sum, U32) KERNEL(Sum, U64)
+KERNEL(Various, F16) KERNEL(Various, F32) KERNEL(Various, F64)
+KERNEL(Various, Bf16) KERNEL(Various, F8E4M3) KERNEL(Various, F8E5M2)
+KERNEL(Various, I8) KERNEL(Various, U8) KERNEL(Various, I32)
+KERNEL(Various, U32) KERNEL(Various, I64) KERNEL(Various, U64)

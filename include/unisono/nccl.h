@@ -102,7 +102,7 @@ typedef struct CUstream_st *cudaStream_t;
 #define NCCL_WIN_DEFAULT 0
 
 /// ncclCommWindowRegister: every rank registers, and calls on it use the same offset on all ranks. (This library asks less: that
-/// all ranks of a call have their results in such windows, or none.)
+/// all ranks of a call have what it shares in such windows, or none: see ncclCommWindowRegister.)
 #define NCCL_WIN_COLL_SYMMETRIC 1
 
 /// ncclCommWindowRegister: of one-sided operations, which this library does not have.
@@ -836,7 +836,8 @@ ncclResult_t pncclRecv(void *recvbuff,
                       ncclComm_t comm,
                       cudaStream_t stream);
 
-/// Allocates `size` bytes on the current device and writes their address to `*ptr`; NULL for no bytes.
+/// Allocates `size` bytes on the current device and writes their address to `*ptr`; NULL for no bytes. It is memory as cudaMalloc
+/// gives it: calls are as fast on that, and either can become a window (ncclCommWindowRegister).
 ncclResult_t ncclMemAlloc(void **ptr,
                           size_t size);
 ncclResult_t pncclMemAlloc(void **ptr,
@@ -846,7 +847,9 @@ ncclResult_t pncclMemAlloc(void **ptr,
 ncclResult_t ncclMemFree(void *ptr);
 ncclResult_t pncclMemFree(void *ptr);
 
-/// Registers a buffer and writes a handle to `*handle`. Calls are as fast without: the handle is for ncclCommDeregister.
+/// Checks a buffer and writes a handle to `*handle`, for ncclCommDeregister. It changes nothing else: no other rank hears of it, so
+/// none maps the buffer, and calls on it are staged as on any memory, through memory of this library. What spares the
+/// staging is a window of all ranks: ncclCommWindowRegister with NCCL_WIN_COLL_SYMMETRIC.
 ncclResult_t ncclCommRegister(ncclComm_t comm,
                               void *buff,
                               size_t size,
@@ -861,8 +864,9 @@ ncclResult_t ncclCommDeregister(ncclComm_t comm, void *handle);
 ncclResult_t pncclCommDeregister(ncclComm_t comm, void *handle);
 
 /// Registers a buffer as a window and writes a handle to `*win`. With NCCL_WIN_COLL_SYMMETRIC every rank of `comm` calls it, in a
-/// group if one thread has several: it waits for the others, and long calls whose results go into such windows take less time.
-/// Windows cannot be given to kernels (see ncclDevCommCreate).
+/// group if one thread has several: it waits for the others. Long calls stage nothing where such windows hold what they share: the
+/// results of ncclAllGather, ncclAlltoAll and ncclBroadcast, what ncclReduceScatter is given, both of ncclAllReduce. With other flags
+/// it changes nothing, like ncclCommRegister. Windows cannot be given to kernels (see ncclDevCommCreate).
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm,
                                     void *buff,
                                     size_t size,

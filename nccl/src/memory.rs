@@ -1,8 +1,8 @@
 //! Memory: allocation, and the registrations that NCCL's clients make.
 //!
-//! Symmetric windows are mapped by all ranks, which then write each other's results there. Every call takes ordinary memory
-//! too, so other registrations change nothing: they are checked and given a handle, so that clients' own bookkeeping works and
-//! mistakes are found.
+//! Symmetric windows are mapped by all ranks, which then read and write each other's memory there. Other registrations change
+//! nothing: one rank's word binds no other, and every call takes ordinary memory, which it stages. They are checked and given
+//! a handle, so that clients' own bookkeeping works and mistakes are found.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
@@ -30,7 +30,8 @@ enum Allocation {
 /// As windows must be aligned.
 const PAGE: usize = 4096;
 
-/// Allocates `size` bytes on the current device and writes their address to `*ptr`; NULL for no bytes.
+/// Allocates `size` bytes on the current device and writes their address to `*ptr`; NULL for no bytes. It is memory as cudaMalloc
+/// gives it: calls are as fast on that, and either can become a window (ncclCommWindowRegister).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t {
     guard(|| {
@@ -143,7 +144,9 @@ impl Registration {
     }
 }
 
-/// Registers a buffer and writes a handle to `*handle`. Calls are as fast without: the handle is for ncclCommDeregister.
+/// Checks a buffer and writes a handle to `*handle`, for ncclCommDeregister. It changes nothing else: no other rank hears of it, so
+/// none maps the buffer, and calls on it are staged as on any memory, through memory of this library. What spares the
+/// staging is a window of all ranks: ncclCommWindowRegister with NCCL_WIN_COLL_SYMMETRIC.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommRegister(
     comm: ncclComm_t,
@@ -174,7 +177,7 @@ pub extern "C" fn ncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) -> n
 #[allow(unreachable_pub, reason = "for the header")]
 pub const NCCL_WIN_DEFAULT: c_int = 0;
 /// ncclCommWindowRegister: every rank registers, and calls on it use the same offset on all ranks. (This library asks less: that
-/// all ranks of a call have their results in such windows, or none.)
+/// all ranks of a call have what it shares in such windows, or none: see ncclCommWindowRegister.)
 #[allow(unreachable_pub, reason = "for the header")]
 pub const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
 /// ncclCommWindowRegister: of one-sided operations, which this library does not have.
@@ -182,8 +185,9 @@ pub const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
 pub const NCCL_WIN_STRICT_ORDERING: c_int = 2;
 
 /// Registers a buffer as a window and writes a handle to `*win`. With NCCL_WIN_COLL_SYMMETRIC every rank of `comm` calls it, in a
-/// group if one thread has several: it waits for the others, and long calls whose results go into such windows take less time.
-/// Windows cannot be given to kernels (see ncclDevCommCreate).
+/// group if one thread has several: it waits for the others. Long calls stage nothing where such windows hold what they share: the
+/// results of ncclAllGather, ncclAlltoAll and ncclBroadcast, what ncclReduceScatter is given, both of ncclAllReduce. With other flags
+/// it changes nothing, like ncclCommRegister. Windows cannot be given to kernels (see ncclDevCommCreate).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommWindowRegister(
     comm: ncclComm_t,

@@ -1,4 +1,4 @@
-//! Windows: device memory that the other ranks' kernels write where it is.
+//! Windows: device memory that the other ranks' kernels read and write where it is.
 
 use std::sync::{Arc, Weak};
 
@@ -16,12 +16,13 @@ pub struct Window {
 }
 
 impl Context {
-    /// Collective: makes `bytes` bytes of device memory from `address` on a window. Collectives of the ranks' GPUs that gain by
-    /// it write their outputs there directly, without staging: allgather and all-to-all from 2 MiB that a rank gets from the others up,
-    /// broadcast from 32 MiB up. Where GPUs do not exchange, or the memory cannot be mapped (it is not from cudaMalloc, cuMemAlloc or ncclMemAlloc),
+    /// Collective: makes `bytes` bytes of device memory from `address` on a window. Collectives of the ranks' GPUs stage nothing where
+    /// windows hold what they share and they gain by it: the outputs of allgather, all-to-all and broadcast, the inputs of
+    /// reduce_scatter, both of allreduce; for how many bytes is in the table ([`crate::cuda::exchange::WindowBounds`]).
+    /// Where GPUs do not exchange, or the memory cannot be mapped (it is not from cudaMalloc, cuMemAlloc or ncclMemAlloc),
     /// a window changes nothing.
     ///
-    /// The ranks promise: in every call, either all of them have their output in a window, or none has; and all windows of a call
+    /// The ranks promise: in every call, either all of them have what it shares in windows, or none has; and all windows of a call
     /// are ended by all of them before the next call, or by none. A rank that breaks it gets, and all others get, a
     /// mismatch. The memory stays allocated until the window is ended and everything that used it is done, graphs too.
     ///

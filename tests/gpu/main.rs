@@ -4,6 +4,7 @@
 
 mod algorithms;
 mod bandwidth;
+mod calls;
 mod cuda;
 mod device;
 mod driver;

@@ -9,7 +9,7 @@ use super::*;
 use crate::communicator::{Options, Rendezvous};
 use crate::cuda::double::{Double, Order};
 use crate::cuda::driver::StreamHandle;
-use crate::cuda::exchange::{Fault, MAX_RANKS};
+use crate::cuda::exchange::{Fault, Seen, Shared};
 use crate::cuda::local::Kernels as Folds;
 use crate::cuda::slab::SLAB_BYTES;
 use crate::cuda::stream::Stream;
@@ -123,14 +123,23 @@ impl Kernels for Words {
         unsafe { stream.write_value(job.output, number) }
     }
 
-    unsafe fn enqueue_windowed(&self, job: &Job, seen: [u64; MAX_RANKS], stream: &Stream) -> Result<()> {
+    fn shares(&self, job: &Job) -> Option<Shared> {
+        Shared::of(job, &Table::default(), self.arenas.len() as u32)
+    }
+
+    unsafe fn enqueue_windowed(&self, job: &Job, seen: &Seen, stream: &Stream) -> Result<()> {
         self.meet(stream)?;
-        for (member, address) in seen[..self.arenas.len()].iter().enumerate() {
+        if job.kind.reduces() {
+            assert_eq!(seen.input[self.rank], job.input);
+            // SAFETY: the output holds a word.
+            return unsafe { stream.write_value(job.output, 1000) };
+        }
+        for (member, address) in seen.output[..self.arenas.len()].iter().enumerate() {
             // Doubles map memory where it is: what that rank would write, at the address by which it would.
             // SAFETY: the output holds a word for each rank.
             unsafe { stream.write_value(address + 4 * member as u64, 1000 + member as u32) }?;
         }
-        assert_eq!(seen[self.rank], job.output);
+        assert_eq!(seen.output[self.rank], job.output);
         Ok(())
     }
 
@@ -749,6 +758,37 @@ fn outputs_in_windows_are_written_by_the_other_ranks() {
 }
 
 #[test]
+fn a_reduction_in_windows_has_all_that_it_shares_there() {
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        let memory = double.memory(*device, 40 * MIB as usize);
+        let (inside, outside) = (memory, memory + 20 * MIB);
+        let _window = window(context, inside, 18 * MIB).expect("a window");
+        let (group, exchange) = exchange(context);
+        let result = |kind, input, output| {
+            let (count, dtype, operator) = (8 * MIB / 4, DataType::F32, Operator::Sum);
+            let job = Job { kind, input, output, count, dtype, operator, root: 0, max_blocks: 0 };
+            let signature =
+                Signature { kind, dtype, operator: 0, algorithm: 0, root: 0, count, device: true };
+            let caller = Caller { stream: None, timeout: Some(PATIENCE), memory: "buffer" };
+            let what = What::Collective(job, signature);
+            run(&OnDevices { group: group.clone(), exchange: exchange.clone(), caller, what })
+                .expect("a call");
+            word(double, output)
+        };
+        // What is staged has the number of the call.
+        assert_eq!(result(Kind::Allreduce, inside, inside + 9 * MIB), 1000);
+        assert_eq!(result(Kind::Allreduce, inside, inside), 1000);
+        assert_eq!(result(Kind::Allreduce, inside, outside), 3);
+        assert_eq!(result(Kind::Allreduce, outside, inside), 4);
+        // Here the output is the rank's own.
+        assert_eq!(result(Kind::ReduceScatter, inside, outside), 1000);
+        assert_eq!(result(Kind::ReduceScatter, outside, inside), 6);
+        assert_eq!(result(Kind::Reduce, inside, inside), 7);
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    });
+}
+
+#[test]
 fn windows_serve_all_ranks_or_none() {
     let (double, devices) = process(2);
     // No memory that peers map; arenas need none in one process.
@@ -782,7 +822,7 @@ fn an_output_in_a_window_on_one_rank_only_fails_and_names_both() {
     });
     for error in errors {
         assert_eq!(error.status(), Status::Mismatch);
-        for part in ["allgather(2097152 × uint8)", "its output in a window", "its output in no window"] {
+        for part in ["allgather(2097152 × uint8)", "its memory in windows", "its memory in no windows"] {
             assert!(error.text().contains(part), "{error}");
         }
     }

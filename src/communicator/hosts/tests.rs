@@ -13,7 +13,7 @@ use crate::communicator::{Call, Completion, Options, Rendezvous, start_together}
 use crate::cuda::context::Devices;
 use crate::cuda::double::{Double, DoubleKernels, Order};
 use crate::cuda::driver::StreamHandle;
-use crate::cuda::exchange::{Chosen, Direction, Fault, Job, MAX_RANKS, Point, Pull, Table};
+use crate::cuda::exchange::{Chosen, Direction, Fault, Job, Point, Pull, Seen, Shared, Table};
 use crate::cuda::local::{Fold, Kernels as Folds, Operand};
 use crate::cuda::stream::Stream;
 use crate::engine::device::{Kernels, Loads};
@@ -159,7 +159,11 @@ impl Kernels for Members {
         })
     }
 
-    unsafe fn enqueue_windowed(&self, _: &Job, _: [u64; MAX_RANKS], _: &Stream) -> Result<()> {
+    fn shares(&self, _: &Job) -> Option<Shared> {
+        None
+    }
+
+    unsafe fn enqueue_windowed(&self, _: &Job, _: &Seen, _: &Stream) -> Result<()> {
         panic!("there are no windows here")
     }
 

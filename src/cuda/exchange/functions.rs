@@ -26,24 +26,32 @@ pub(in crate::cuda) static STAGES: Image = Image::new(
     include_bytes!("../../../kernels/stages.compute_80.xz"),
 );
 
-/// The same for calls whose outputs lie in windows.
+/// The same for calls in windows.
 pub(in crate::cuda) static WINDOWED: Image = Image::new(
     include_bytes!("../../../kernels/windowed.sm_90.xz"),
     include_bytes!("../../../kernels/windowed.sm_100.xz"),
     include_bytes!("../../../kernels/windowed.compute_80.xz"),
 );
 
-/// The kernels of an operator and a type: by lines, by tiles.
-macro_rules! pair {
+/// The kernels of an operator and a type: by lines, by tiles, in windows.
+macro_rules! names {
     ($name:literal) => {
         Names {
             lines: cstr(concat!("unisono_lines_", $name, "\0")),
             tiles: cstr(concat!("unisono_tiles_", $name, "\0")),
+            windowed: cstr(concat!("unisono_windowed_", $name, "\0")),
         }
     };
 }
 
 /// The kernels of one operator and type.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Combiners {
+    pub(super) staged: Pair,
+    pub(super) windowed: FunctionHandle,
+}
+
+/// The kernels that exchange through arenas.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pair {
     pub(super) lines: FunctionHandle,
@@ -55,11 +63,12 @@ pub(super) struct Pair {
 struct Names {
     lines: &'static CStr,
     tiles: &'static CStr,
+    windowed: &'static CStr,
 }
 
 /// The kernels of one device, loaded once in a process and kept: unloading could wait for the device.
 pub(super) struct Functions {
-    combines: HashMap<Names, Pair>,
+    combines: HashMap<Names, Combiners>,
     relay: Pair,
     mover: FunctionHandle,
     mover_of_many: FunctionHandle,
@@ -98,26 +107,31 @@ impl Functions {
         let windowed = unsafe { driver.load_module(WINDOWED.of_device(driver, device)?) }?;
         // SAFETY: loaded above.
         let function = |name: &CStr| unsafe { driver.function(module, name) };
-        let pair = |names: Names| -> Result<Pair> {
-            Ok(Pair { lines: function(names.lines)?, tiles: function(names.tiles)? })
+        // SAFETY: loaded above.
+        let in_windows = |name: &CStr| unsafe { driver.function(windowed, name) };
+        let combiners = |names: Names| -> Result<Combiners> {
+            let staged = Pair { lines: function(names.lines)?, tiles: function(names.tiles)? };
+            Ok(Combiners { staged, windowed: in_windows(names.windowed)? })
         };
         let mut combines = HashMap::new();
         for dtype in DataType::ALL {
             for names in [sum(dtype), various(dtype)] {
                 if let Entry::Vacant(entry) = combines.entry(names) {
-                    entry.insert(pair(names)?);
+                    entry.insert(combiners(names)?);
                 }
             }
         }
         Ok(Functions {
             combines,
-            relay: pair(pair!("Copy_U8"))?,
+            relay: Pair {
+                lines: function(c"unisono_lines_Copy_U8")?,
+                tiles: function(c"unisono_tiles_Copy_U8")?,
+            },
             mover: function(c"unisono_move")?,
             mover_of_many: function(c"unisono_move_many")?,
             // SAFETY: loaded above.
             pull: unsafe { driver.function(stages, c"unisono_pull") }?,
-            // SAFETY: loaded above.
-            windowed: unsafe { driver.function(windowed, c"unisono_windowed") }?,
+            windowed: in_windows(c"unisono_windowed")?,
             devices: devices.clone(),
             device,
         })
@@ -129,9 +143,9 @@ impl Functions {
     }
 
     /// The kernels that combine so.
-    pub(super) fn combine(&self, dtype: DataType, operator: &Operator) -> Result<Pair> {
+    pub(super) fn combine(&self, dtype: DataType, operator: &Operator) -> Result<Combiners> {
         match names_of(dtype, operator).and_then(|names| self.combines.get(&names)) {
-            Some(&pair) => Ok(pair),
+            Some(&combiners) => Ok(combiners),
             None => fail!(Internal, "no kernel combines {} so", dtype.name()),
         }
     }
@@ -146,7 +160,7 @@ impl Functions {
         self.pull
     }
 
-    /// The kernel of calls whose outputs lie in windows.
+    /// The kernel of calls in windows that only move.
     pub(super) fn windowed(&self) -> FunctionHandle {
         self.windowed
     }
@@ -185,31 +199,31 @@ const fn cstr(text: &'static str) -> &'static CStr {
 /// Where the sign makes no difference, both types of a size share a sum.
 const fn sum(dtype: DataType) -> Names {
     match dtype {
-        DataType::I8 | DataType::U8 => pair!("Sum_U8"),
-        DataType::I32 | DataType::U32 => pair!("Sum_U32"),
-        DataType::I64 | DataType::U64 => pair!("Sum_U64"),
-        DataType::F16 => pair!("Sum_F16"),
-        DataType::F32 => pair!("Sum_F32"),
-        DataType::F64 => pair!("Sum_F64"),
-        DataType::Bf16 => pair!("Sum_Bf16"),
-        DataType::F8E4M3 => pair!("Sum_F8E4M3"),
-        DataType::F8E5M2 => pair!("Sum_F8E5M2"),
+        DataType::I8 | DataType::U8 => names!("Sum_U8"),
+        DataType::I32 | DataType::U32 => names!("Sum_U32"),
+        DataType::I64 | DataType::U64 => names!("Sum_U64"),
+        DataType::F16 => names!("Sum_F16"),
+        DataType::F32 => names!("Sum_F32"),
+        DataType::F64 => names!("Sum_F64"),
+        DataType::Bf16 => names!("Sum_Bf16"),
+        DataType::F8E4M3 => names!("Sum_F8E4M3"),
+        DataType::F8E5M2 => names!("Sum_F8E5M2"),
     }
 }
 
 const fn various(dtype: DataType) -> Names {
     match dtype {
-        DataType::I8 => pair!("Various_I8"),
-        DataType::U8 => pair!("Various_U8"),
-        DataType::I32 => pair!("Various_I32"),
-        DataType::U32 => pair!("Various_U32"),
-        DataType::I64 => pair!("Various_I64"),
-        DataType::U64 => pair!("Various_U64"),
-        DataType::F16 => pair!("Various_F16"),
-        DataType::F32 => pair!("Various_F32"),
-        DataType::F64 => pair!("Various_F64"),
-        DataType::Bf16 => pair!("Various_Bf16"),
-        DataType::F8E4M3 => pair!("Various_F8E4M3"),
-        DataType::F8E5M2 => pair!("Various_F8E5M2"),
+        DataType::I8 => names!("Various_I8"),
+        DataType::U8 => names!("Various_U8"),
+        DataType::I32 => names!("Various_I32"),
+        DataType::U32 => names!("Various_U32"),
+        DataType::I64 => names!("Various_I64"),
+        DataType::U64 => names!("Various_U64"),
+        DataType::F16 => names!("Various_F16"),
+        DataType::F32 => names!("Various_F32"),
+        DataType::F64 => names!("Various_F64"),
+        DataType::Bf16 => names!("Various_Bf16"),
+        DataType::F8E4M3 => names!("Various_F8E4M3"),
+        DataType::F8E5M2 => names!("Various_F8E5M2"),
     }
 }

@@ -38,8 +38,9 @@ pub use fault::{Fault, FaultRecord};
 pub(in crate::cuda) use functions::{IMAGE, STAGES, WINDOWED};
 pub use points::{Direction, Point};
 pub use stages::{Overlap, Pull, Stages};
-pub use table::{Bounds, Table, Tuning};
+pub use table::{Bounds, Table, Tuning, WindowBounds};
 pub use tuning::Chosen;
+pub use windowed::{Seen, Shared};
 
 /// A collective call as this rank makes it. All ranks agree on everything but the addresses and a pre-multiplied sum's
 /// scalar.
@@ -62,6 +63,21 @@ pub struct Job {
     pub root: u32,
     /// The most blocks that the kernel may have; 0 for as many as suit it.
     pub max_blocks: u32,
+}
+
+impl Job {
+    /// The scalar of a pre-multiplied sum, as an accumulator in the low bytes.
+    fn scale(&self) -> Option<u64> {
+        match self.operator {
+            Operator::PreMulSum(scale) if self.kind.reduces() => Some(kernels::scalar(self.dtype, scale)),
+            _ => None,
+        }
+    }
+
+    /// What an average of `size` ranks divides by; 0 where nothing is divided.
+    fn divisor(&self, size: u32) -> u32 {
+        if self.kind.reduces() && self.operator == Operator::Average { size } else { 0 }
+    }
 }
 
 /// One rank's end of the exchange of one group. Calls of one exchange run one after the other: they are enqueued on one
@@ -156,19 +172,18 @@ impl Exchange {
         Ok(())
     }
 
-    /// Whether a call gains where its outputs lie in windows; `size` ranks make it.
-    pub fn gains_by_windows(job: &Job, size: u32) -> bool {
-        job.count.checked_mul(job.dtype.size() as u64).is_some_and(|bytes| windowed::gains(job, size, bytes))
+    /// What of a call has to lie in windows, where it gains by that: the same answer on every rank.
+    pub fn shares(&self, job: &Job) -> Option<Shared> {
+        Shared::of(job, &self.table, self.group.size())
     }
 
-    /// Enqueues a call that gains ([`Exchange::gains_by_windows`]) by writing into the outputs of all ranks, as every one of them
-    /// enqueues it. `seen` is this rank's output, as each rank reaches it.
+    /// Enqueues a call that gains ([`Exchange::shares`]) without staging, as all ranks enqueue it. `seen` is what it shares of this
+    /// rank's memory, as each rank reaches it.
     ///
     /// # Safety
-    /// As [`Exchange::enqueue`], for each rank's output.
-    pub unsafe fn enqueue_windowed(&self, job: &Job, seen: [u64; MAX_RANKS], stream: &Stream) -> Result<()> {
-        let size = self.group.size();
-        if !Exchange::gains_by_windows(job, size) || (job.kind.rooted() && job.root >= size) {
+    /// As [`Exchange::enqueue`], for what each rank shares.
+    pub unsafe fn enqueue_windowed(&self, job: &Job, seen: &Seen, stream: &Stream) -> Result<()> {
+        if self.shares(job).is_none() || (job.kind.rooted() && job.root >= self.group.size()) {
             fail!(
                 Internal,
                 "{} of {} elements from root {} is not for windows",
@@ -177,9 +192,12 @@ impl Exchange {
                 job.root
             );
         }
-        let bytes = job.count * job.dtype.size() as u64;
-        let (grid, mut arguments) = windowed::arguments(&self.table, self.group, job, bytes, seen);
-        self.launch(self.functions.windowed(), grid, stream, (&raw mut arguments).cast())
+        let function = match job.kind.reduces() {
+            true => self.functions.combine(job.dtype, &job.operator)?.windowed,
+            false => self.functions.windowed(),
+        };
+        let (grid, mut arguments) = windowed::arguments(&self.table, self.group, job, seen);
+        self.launch(function, grid, stream, (&raw mut arguments).cast())
     }
 
     /// Enqueues a broadcast by stages: one kernel, or none for no bytes.
@@ -201,7 +219,7 @@ impl Exchange {
     fn combine(&self, job: &Job, combination: &Combination, stream: &Stream) -> Result<()> {
         let pair = match job.kind {
             Kind::Broadcast => self.functions.relay(),
-            _ => self.functions.combine(job.dtype, &job.operator)?,
+            _ => self.functions.combine(job.dtype, &job.operator)?.staged,
         };
         let function = if combination.goes_by_tiles() { pair.tiles } else { pair.lines };
         let mut arguments = combination.arguments(self.group, job);

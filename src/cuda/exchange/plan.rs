@@ -1,10 +1,10 @@
 //! What a call becomes: who gives, who combines which part of it by which protocol, and who takes the results.
 #![forbid(unsafe_code)]
 
+use super::Job;
 use super::arena::NARROW_BYTES;
 use super::arguments::{Combine, Group};
 use super::table::Table;
-use super::{Job, kernels};
 use crate::cuda::driver::Grid;
 use crate::reduce::Operator;
 use crate::signature::Kind;
@@ -173,18 +173,14 @@ impl Combination {
     }
 
     pub(super) fn arguments(&self, group: Group, job: &Job) -> Combine {
-        let (scaled, scale) = match job.operator {
-            Operator::PreMulSum(scale) if job.kind.reduces() => (1, kernels::scalar(job.dtype, scale)),
-            _ => (0, 0),
-        };
-        let averages = job.kind.reduces() && job.operator == Operator::Average;
+        let scale = job.scale();
         Combine {
             input: job.input,
             output: job.output,
             bytes: self.bytes,
             stride: self.stride,
             share: self.share,
-            scale,
+            scale: scale.unwrap_or(0),
             sources: self.sources,
             owners: self.owners,
             takers: self.takers,
@@ -192,8 +188,8 @@ impl Combination {
             protocol: self.protocol as u32,
             whole: self.whole.into(),
             packed: self.packed.into(),
-            scaled,
-            ranks: if averages { group.size() } else { 0 },
+            scaled: scale.is_some().into(),
+            ranks: job.divisor(group.size()),
             number: job.operator.number().into(),
             group,
         }

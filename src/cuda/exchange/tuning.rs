@@ -20,7 +20,7 @@ use once_cell::sync::OnceCell;
 use sha2::{Digest, Sha256};
 
 use super::arena::MAX_RANKS;
-use super::table::{Bounds, Table, Tuning};
+use super::table::{Bounds, Table, Tuning, UNBOUNDED, WindowBounds};
 use crate::cuda::driver::Driver;
 use crate::error::{Error, Result, Status, fail};
 
@@ -198,6 +198,8 @@ fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 9] {
         reduce_scatter: _,
         broadcast: _,
         moves: _,
+        windows_from: _,
+        windows_to: _,
     } = tuning;
     let pages = |name, place| Number {
         name,
@@ -224,22 +226,37 @@ fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 9] {
     ]
 }
 
-fn bounds_of(tuning: &mut Tuning) -> [(&'static str, &mut Bounds); 5] {
-    let Tuning { allreduce, reduce, reduce_scatter, broadcast, moves, .. } = tuning;
+/// The choices that have several numbers on a line.
+fn bounds_of(tuning: &mut Tuning) -> [(&'static str, Vec<Number<'_>>); 7] {
+    let Tuning { allreduce, reduce, reduce_scatter, broadcast, moves, windows_from, windows_to, .. } = tuning;
     [
-        ("allreduce", allreduce),
-        ("reduce", reduce),
-        ("reduce_scatter", reduce_scatter),
-        ("broadcast", broadcast),
-        ("moves", moves),
+        ("allreduce", numbers_of_bounds(allreduce)),
+        ("reduce", numbers_of_bounds(reduce)),
+        ("reduce_scatter", numbers_of_bounds(reduce_scatter)),
+        ("broadcast", numbers_of_bounds(broadcast)),
+        ("moves", numbers_of_bounds(moves)),
+        ("windows_from", numbers_of_windows(windows_from)),
+        ("windows_to", numbers_of_windows(windows_to)),
     ]
 }
 
-fn numbers_of_bounds(bounds: &mut Bounds) -> [Number<'_>; 3] {
+fn numbers_of_bounds(bounds: &mut Bounds) -> Vec<Number<'_>> {
     let Bounds { narrow, wide, sharded } = bounds;
-    let bytes =
-        |name, place| Number { name, place: Place::Long(place), least: 0, most: 1 << 40, rule: Rule::Any };
-    [bytes("narrow", narrow), bytes("wide", wide), bytes("sharded", sharded)]
+    vec![bound("narrow", narrow), bound("wide", wide), bound("sharded", sharded)]
+}
+
+fn numbers_of_windows(bounds: &mut WindowBounds) -> Vec<Number<'_>> {
+    let WindowBounds { moves, broadcast, allreduce, reduce_scatter } = bounds;
+    vec![
+        bound("moves", moves),
+        bound("broadcast", broadcast),
+        bound("allreduce", allreduce),
+        bound("reduce_scatter", reduce_scatter),
+    ]
+}
+
+fn bound<'a>(name: &'static str, place: &'a mut u64) -> Number<'a> {
+    Number { name, place: Place::Long(place), least: 0, most: UNBOUNDED, rule: Rule::Any }
 }
 
 impl fmt::Display for Table {
@@ -254,9 +271,9 @@ impl fmt::Display for Table {
             for number in numbers_of(tuning) {
                 writeln!(f, "  {} {}", number.name, number.value())?;
             }
-            for (name, bounds) in bounds_of(tuning) {
+            for (name, numbers) in bounds_of(tuning) {
                 write!(f, "  {name}")?;
-                for number in numbers_of_bounds(bounds) {
+                for number in numbers {
                     write!(f, " {} {}", number.name, number.value())?;
                 }
                 writeln!(f)?;
@@ -310,13 +327,13 @@ impl FromStr for Table {
 
 fn set_of_tuning(tuning: &mut Tuning, name: &str, values: &[&str], words: &[&str]) -> Result<(), String> {
     let found = bounds_of(tuning).into_iter().find(|(known, _)| *known == name);
-    if let Some((_, bounds)) = found {
-        let mut numbers = numbers_of_bounds(bounds);
+    if let Some((_, mut numbers)) = found {
         let mut given: Vec<&str> = values.iter().copied().step_by(2).collect();
         given.sort_unstable();
         given.dedup();
         if values.is_empty() || given.len() * 2 != values.len() {
-            return Err(format!("{name} has some of narrow, wide and sharded, each once with its number"));
+            let known: Vec<&str> = numbers.iter().map(|number| number.name).collect();
+            return Err(format!("{name} has some of {}, each once with its number", known.join(", ")));
         }
         return values.chunks(2).try_for_each(|pair| set(&mut numbers, pair));
     }

@@ -33,7 +33,7 @@ struct Note {
     terms: AtomicU64,
 }
 
-/// The output lies in a window.
+/// What the call shares lies in windows.
 const WINDOWED: u64 = 1 << 63;
 
 /// A call of one rank, as far as the kernels of all must agree on it.
@@ -45,7 +45,7 @@ pub struct Noted {
     pub signature: Signature,
     /// The most blocks that its caller allows; 0: no word on it.
     pub max_blocks: u32,
-    /// Whether the output lies in a window, where a call gains by that.
+    /// Whether what it shares lies in windows, where a call gains by that.
     pub windowed: bool,
 }
 

@@ -15,7 +15,7 @@ use super::window::Window;
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{Capture, Priority, StreamHandle};
 use crate::cuda::event::Event;
-use crate::cuda::exchange::{Exchange, Job, MAX_RANKS, Point, Pull};
+use crate::cuda::exchange::{Job, MAX_RANKS, Point, Pull, Seen};
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::endpoint::lock;
@@ -95,7 +95,7 @@ struct Terms {
 
 impl fmt::Display for Terms {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.windowed { "its output in a window" } else { "its output in no window" })?;
+        f.write_str(if self.windowed { "its memory in windows" } else { "its memory in no windows" })?;
         match self.max_blocks {
             0 => f.write_str(" and no limit to the blocks of a kernel"),
             most => write!(f, " and at most {most} blocks"),
@@ -142,10 +142,10 @@ impl DeviceExchange {
         let parts = self.parts();
         let asked = job.max_blocks;
         let job = &Job { max_blocks: parts.room.blocks(asked), ..*job };
-        let seen = self.output_in_window(job, group.size())?;
+        let seen = self.in_windows(job)?;
         let launch = |stream: &Stream| match seen {
             // SAFETY: the caller's promise; all ranks have theirs in windows, or the call fails before it is launched.
-            Some(seen) => unsafe { parts.kernels.enqueue_windowed(job, seen, stream) },
+            Some(seen) => unsafe { parts.kernels.enqueue_windowed(job, &seen, stream) },
             // SAFETY: the caller's promise.
             None => unsafe { parts.kernels.enqueue(job, stream) },
         };
@@ -184,13 +184,19 @@ impl DeviceExchange {
         self.give(group, Class::Ordered, &[signature], Vec::new(), caller, compare, launch)
     }
 
-    /// The output of a call that gains by windows, as each rank reaches it, if it lies in one.
-    fn output_in_window(&self, job: &Job, size: u32) -> Result<Option<[u64; MAX_RANKS]>> {
-        if !Exchange::gains_by_windows(job, size) {
-            return Ok(None);
+    /// What a call shares, as each rank reaches it, if it gains by windows and all of that lies in some.
+    fn in_windows(&self, job: &Job) -> Result<Option<Seen>> {
+        let Some(shared) = self.parts().kernels.shares(job) else { return Ok(None) };
+        let mut seen = Seen::default();
+        for (address, bytes, place) in
+            [(job.input, shared.input, &mut seen.input), (job.output, shared.output, &mut seen.output)]
+        {
+            if bytes > 0 {
+                let Some(found) = self.in_window(address, bytes)? else { return Ok(None) };
+                *place = found;
+            }
         }
-        let parts = if job.kind == Kind::Broadcast { 1 } else { u64::from(size) };
-        self.in_window(job.output, job.count.saturating_mul(job.dtype.size() as u64 * parts))
+        Ok(Some(seen))
     }
 
     /// Memory that lies in a window, as each rank reaches it.

@@ -23,7 +23,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::cuda::context::Devices;
-use crate::cuda::exchange::{Exchange, Fault, Job, MAX_RANKS, Point, Pull, Table};
+use crate::cuda::exchange::{Exchange, Fault, Job, Point, Pull, Seen, Shared, Table};
 use crate::cuda::fold::FoldKernels;
 use crate::cuda::local::Kernels as Folds;
 use crate::cuda::stream::Stream;
@@ -82,11 +82,14 @@ pub trait Kernels: fmt::Debug + Send + Sync {
     /// As there.
     unsafe fn enqueue(&self, job: &Job, stream: &Stream) -> Result<()>;
 
+    /// As [`Exchange::shares`].
+    fn shares(&self, job: &Job) -> Option<Shared>;
+
     /// As [`Exchange::enqueue_windowed`].
     ///
     /// # Safety
     /// As there.
-    unsafe fn enqueue_windowed(&self, job: &Job, seen: [u64; MAX_RANKS], stream: &Stream) -> Result<()>;
+    unsafe fn enqueue_windowed(&self, job: &Job, seen: &Seen, stream: &Stream) -> Result<()>;
 
     /// As [`Exchange::enqueue_pull`].
     ///
@@ -111,7 +114,11 @@ impl Kernels for Exchange {
         unsafe { Exchange::enqueue(self, job, stream) }
     }
 
-    unsafe fn enqueue_windowed(&self, job: &Job, seen: [u64; MAX_RANKS], stream: &Stream) -> Result<()> {
+    fn shares(&self, job: &Job) -> Option<Shared> {
+        Exchange::shares(self, job)
+    }
+
+    unsafe fn enqueue_windowed(&self, job: &Job, seen: &Seen, stream: &Stream) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { Exchange::enqueue_windowed(self, job, seen, stream) }
     }

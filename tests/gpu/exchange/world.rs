@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 use unisono::cuda::context::Devices;
-use unisono::cuda::exchange::{Exchange, Fault, FaultRecord, Job, Overlap, Point, Pull, Stages, Table};
+use unisono::cuda::exchange::{
+    Exchange, Fault, FaultRecord, Job, Overlap, Point, Pull, Seen, Stages, Table, WindowBounds,
+};
 use unisono::cuda::memory::{DeviceBuffer, PinnedBuffer};
 use unisono::cuda::stream::Stream;
 use unisono::deadline::Deadline;
@@ -126,7 +128,19 @@ impl Drop for Graph {
 impl World {
     /// `bytes` is the longest buffer.
     pub(super) fn new(size: u32, bytes: usize) -> World {
+        World::tuned(size, bytes, Table::default())
+    }
+
+    /// One where calls of any size gain by windows.
+    pub(super) fn of_windows(size: u32, bytes: usize) -> World {
         let mut table = Table::default();
+        for tuning in &mut table.tunings {
+            tuning.windows_from = WindowBounds { moves: 0, broadcast: 0, allreduce: 0, reduce_scatter: 0 };
+        }
+        World::tuned(size, bytes, table)
+    }
+
+    fn tuned(size: u32, bytes: usize, mut table: Table) -> World {
         let share = size.div_ceil(gpus());
         if share > 1 {
             // All blocks of all ranks of a GPU run at the same time.
@@ -311,12 +325,15 @@ impl World {
         unsafe { rank.exchange.enqueue_pull(&pull, &rank.stream) }.expect("a launch");
     }
 
-    /// A call of outputs that every rank reaches.
+    /// A call of memory that every rank reaches.
     pub(super) fn enqueue_windowed(&self, rank: u32, case: &Case) {
         let job = self.job(rank, case);
         let rank = &self.ranks[rank as usize];
         // SAFETY: the buffers live as long as the world, which waits for its streams, and its GPUs reach each other.
-        unsafe { rank.exchange.enqueue_windowed(&job, [job.output; 8], &rank.stream) }.expect("a launch");
+        unsafe {
+            let seen = Seen { input: [job.input; 8], output: [job.output; 8] };
+            rank.exchange.enqueue_windowed(&job, &seen, &rank.stream).expect("a launch");
+        }
     }
 
     /// The call of every rank as a graph.
