@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering,
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use super::control::Control;
+use super::control::{Answer, Control};
 use super::device::{DeviceExchange, Way};
 use super::direct::Retired;
 use super::group::Group;
@@ -90,7 +90,7 @@ pub struct Endpoint {
     born: Instant,
     stirred: AtomicU64,
     /// What was asked, and what was answered.
-    answers: Mutex<HashMap<u64, Option<String>>>,
+    answers: Mutex<HashMap<u64, Option<Answer>>>,
     next_token: AtomicU64,
     store: OnceLock<Arc<dyn Store>>,
     retired: Arc<Retired>,
@@ -799,6 +799,18 @@ impl Endpoint {
             .collect()
     }
 
+    /// What this rank is doing in a group.
+    fn report_call(&self, group: u64) -> Answer {
+        let (last, running) = (self.recorder().last(group), self.recorder().running(group));
+        let text = match (&last, &running) {
+            (Some(last), Some(running)) if last != running => format!("its last call is {last}, behind {running}"),
+            (Some(last), _) => format!("its last call is {last}"),
+            (None, _) => "it has called nothing yet".to_string(),
+        };
+        let waits_for = running.and_then(|running| running.waits_for);
+        Answer { waits: running.is_some(), waits_for, text: self.with_refusal(text, RECENT) }
+    }
+
     /// `text`, and what the kernel has refused this rank lately: it may be why nothing comes.
     pub fn with_refusal(&self, text: String, within: Duration) -> String {
         match self.registration().refusal(within) {
@@ -807,14 +819,16 @@ impl Endpoint {
         }
     }
 
-    /// Whether there is an answer for every token.
-    pub fn have_answered(&self, tokens: &[u64]) -> bool {
+    /// Whether there is an answer for every token; then, whether each is of a rank that may wait itself.
+    pub fn have_answered(&self, tokens: &[u64]) -> Option<bool> {
         let answers = lock(&self.answers);
-        tokens.iter().all(|token| answers.get(token).is_none_or(Option::is_some))
+        let answered: Option<Vec<&Answer>> =
+            tokens.iter().map(|token| answers.get(token).and_then(Option::as_ref)).collect();
+        answered.map(|answers| !answers.is_empty() && answers.iter().all(|answer| answer.waits))
     }
 
     /// What they say, or `None` for those who have not answered. Ends the question.
-    pub fn answers(&self, tokens: &[u64]) -> Vec<Option<String>> {
+    pub fn answers(&self, tokens: &[u64]) -> Vec<Option<Answer>> {
         let mut answers = lock(&self.answers);
         tokens.iter().map(|token| answers.remove(token).flatten()).collect()
     }
@@ -879,16 +893,12 @@ impl Port for Endpoint {
                 }
             },
             Some(Control::Query { group, token }) => {
-                let text = match self.recorder().last(group) {
-                    Some(entry) => format!("its last call is {entry}"),
-                    None => "it has called nothing yet".to_string(),
-                };
-                let text = self.with_refusal(text, RECENT);
-                self.registration().send_control(peer, &Control::Answer { token, text }.encode());
+                let answer = self.report_call(group);
+                self.registration().send_control(peer, &Control::Answer { token, answer }.encode());
             }
-            Some(Control::Answer { token, text }) => {
-                if let Some(answer) = lock(&self.answers).get_mut(&token) {
-                    *answer = Some(text);
+            Some(Control::Answer { token, answer }) => {
+                if let Some(place) = lock(&self.answers).get_mut(&token) {
+                    *place = Some(answer);
                 }
                 self.wake();
             }
