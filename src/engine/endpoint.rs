@@ -803,7 +803,9 @@ impl Endpoint {
     fn report_call(&self, group: u64) -> Answer {
         let (last, running) = (self.recorder().last(group), self.recorder().running(group));
         let text = match (&last, &running) {
-            (Some(last), Some(running)) if last != running => format!("its last call is {last}, behind {running}"),
+            (Some(last), Some(running)) if last != running => {
+                format!("its last call is {last}, behind {running}")
+            }
             (Some(last), _) => format!("its last call is {last}"),
             (None, _) => "it has called nothing yet".to_string(),
         };

@@ -145,7 +145,12 @@ const COMPARE_AFTER: Duration = Duration::from_millis(250);
 impl Inquiry {
     /// Nobody is asked.
     fn none() -> Inquiry {
-        Inquiry { waits_for: Vec::new(), tokens: Vec::new(), until: Deadline::NEVER, patience: Deadline::NEVER }
+        Inquiry {
+            waits_for: Vec::new(),
+            tokens: Vec::new(),
+            until: Deadline::NEVER,
+            patience: Deadline::NEVER,
+        }
     }
 
     /// When somebody has to look at it next.

@@ -14,7 +14,9 @@ use crate::cuda::word::Word;
 use crate::engine::device::{BERTH_BYTES, Berth, Layout, Series};
 use crate::engine::executor::Run;
 use crate::engine::group::Turn;
-use crate::engine::staged::{Blocks, Cut, Entry, Exchange, Job, Place, Shape, Side, Staged, StreamOrder};
+use crate::engine::staged::{
+    self, Blocks, Cut, Entry, Exchange, Job, Place, Shape, Side, Staged, StreamOrder,
+};
 use crate::error::Result;
 use crate::reduce::{DataType, Operator, Representation};
 
@@ -27,6 +29,9 @@ const SHARD_BYTES: u64 = 16 << 10;
 /// Up to so many bytes a rank's partial result is that of its whole host, and crosses from every rank: one kernel before and one
 /// after, in which nobody waits for anybody.
 const WHOLE_BYTES: u64 = BERTH_BYTES / 128;
+
+/// Up to so many bytes, kernels that exchange read a berth themselves.
+const NEAR_BYTES: u64 = 4 << 10;
 
 /// One composed call, being given to its stream.
 pub(super) struct Parts<'a> {
@@ -202,6 +207,9 @@ impl<'a> Parts<'a> {
                 self.wait(&exit)?;
             }
             if !here {
+                if self.berth.is_some() {
+                    at = self.land(at, self.call.hosts.workspace().0, len * element)?;
+                }
                 let mut points = Vec::new();
                 for peer in 0..inside {
                     let (start, len) = shard(peer);
@@ -308,11 +316,41 @@ impl<'a> Parts<'a> {
         unsafe { self.series.enqueue_points(&points) }
     }
 
-    /// Copies on this GPU, to memory that it reaches.
+    /// Copies between memory of this GPU and pinned memory.
     ///
     /// # Safety
     /// As [`Composed::launch`], for both.
     unsafe fn copy(&self, from: u64, to: u64, bytes: u64) -> Result<()> {
+        let stream = self.series.stream();
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.call.context.copier(stream.devices(), stream.device()) {
+                // It fits a berth.
+                Some(kernels) => staged::copy(&*kernels, stream, to, from, bytes as usize),
+                None => self.place(from, to, bytes),
+            }
+        }
+    }
+
+    /// What crossed by a berth, where kernels that exchange take it from: in device memory at `to`, since they have few
+    /// blocks, which would wait for the bus.
+    ///
+    /// # Safety
+    /// As [`Composed::launch`], for both.
+    unsafe fn land(&self, from: u64, to: u64, bytes: u64) -> Result<u64> {
+        if bytes <= NEAR_BYTES {
+            return Ok(from);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.copy(from, to, bytes) }?;
+        Ok(to)
+    }
+
+    /// Copies to the caller's memory, by the kernels that do nothing once the group has failed.
+    ///
+    /// # Safety
+    /// As [`Composed::launch`], for both.
+    unsafe fn place(&self, from: u64, to: u64, bytes: u64) -> Result<()> {
         let place = self.layout.place();
         // SAFETY: the caller's promise.
         unsafe { self.transfer(vec![send(place, (from, bytes)), receive(place, (to, bytes))]) }
@@ -413,14 +451,26 @@ impl Reduction {
         unsafe { self.fold(parts, operand, to, Representation::Accumulator, count) }
     }
 
-    /// Makes elements of accumulators: the operator's last step.
+    /// Where the elements are that `count` accumulators at `from`, with which a chunk has crossed, come to by the operator's last
+    /// step. The chunk's inputs are not needed any more.
     ///
     /// # Safety
-    /// The device has both.
-    unsafe fn finish(&self, parts: &Parts<'_>, from: u64, to: u64, count: u64) -> Result<()> {
+    /// The device has them.
+    unsafe fn results(&self, parts: &Parts<'_>, chunk: Chunk, from: u64, count: u64) -> Result<u64> {
+        if !self.finishes {
+            return match chunk.berth {
+                // SAFETY: the caller's promise.
+                Some(_) => unsafe { parts.land(from, chunk.workspace, count * self.element) },
+                None => Ok(from),
+            };
+        }
+        // In place if they have the same size, and lie on the device.
+        let to =
+            if chunk.berth.is_none() && self.element == self.accumulator { from } else { chunk.workspace };
         let operand = Operand { address: from, representation: Representation::Accumulator, scale: 1.0 };
         // SAFETY: the caller's promise.
-        unsafe { self.fold(parts, operand, to, Representation::Element, count) }
+        unsafe { self.fold(parts, operand, to, Representation::Element, count) }?;
+        Ok(to)
     }
 
     unsafe fn fold(
@@ -513,7 +563,7 @@ impl Steps for Reduce {
     }
 
     unsafe fn after(&self, parts: &Parts<'_>, chunk: Chunk) -> Result<()> {
-        let Reduction { element, accumulator, finishes, .. } = self.reduction;
+        let element = self.reduction.element;
         let layout = parts.layout;
         let to_all = self.kind == Kind::Allreduce;
         if !to_all && !layout.is_here(self.root) {
@@ -521,28 +571,24 @@ impl Steps for Reduce {
         }
         let (shard, rest) = self.shares(layout, chunk.len);
         let made = self.shard(chunk);
-        // Rounded over the inputs, or in place.
-        let from = if finishes && element != accumulator { chunk.workspace } else { made };
         let output = parts.call.checked.output.addr() as u64 + chunk.start * element;
         let takes = |place: u32| to_all || self.root % layout.inside == place;
-        let mut points = Vec::new();
-        for peer in 0..layout.inside {
-            if takes(peer) {
-                points.push(send(peer, (from, shard * element)));
-            }
-            if takes(layout.place()) {
-                let at = output + u64::from(peer) * shard * element;
-                points.push(receive(peer, (at, shard * element)));
-            }
-        }
-        if takes(layout.place()) && rest > 0 {
-            points.push(send(layout.place(), (from + shard * element, rest * element)));
-            points.push(receive(layout.place(), (output + (chunk.len - rest) * element, rest * element)));
-        }
         // SAFETY: the caller's promise; the chunk fits the workspace.
         unsafe {
-            if finishes {
-                self.reduction.finish(parts, made, from, shard + rest)?;
+            let from = self.reduction.results(parts, chunk, made, shard + rest)?;
+            let mut points = Vec::new();
+            for peer in 0..layout.inside {
+                if takes(peer) {
+                    points.push(send(peer, (from, shard * element)));
+                }
+                if takes(layout.place()) {
+                    let at = output + u64::from(peer) * shard * element;
+                    points.push(receive(peer, (at, shard * element)));
+                }
+            }
+            if takes(layout.place()) && rest > 0 {
+                points.push(send(layout.place(), (from + shard * element, rest * element)));
+                points.push(receive(layout.place(), (output + (chunk.len - rest) * element, rest * element)));
             }
             parts.transfer(points)
         }
@@ -634,19 +680,14 @@ impl Steps for ReduceScatter {
     }
 
     unsafe fn after(&self, parts: &Parts<'_>, chunk: Chunk) -> Result<()> {
-        let Reduction { element, accumulator, finishes, .. } = self.reduction;
-        if !finishes && chunk.berth.is_none() {
+        if !self.reduction.finishes && chunk.berth.is_none() {
             return Ok(());
         }
-        let (made, result) = self.places(parts.layout, chunk);
-        let rounded = if element == accumulator { result } else { made };
+        let (_, result) = self.places(parts.layout, chunk);
         // SAFETY: the caller's promise; the chunk fits the workspace.
         unsafe {
-            if finishes {
-                self.reduction.finish(parts, result, rounded, chunk.len)?;
-            }
-            // By the kernels that do nothing once the group has failed.
-            parts.copy(rounded, self.output(parts, chunk), chunk.len * element)
+            let from = self.reduction.results(parts, chunk, result, chunk.len)?;
+            parts.place(from, self.output(parts, chunk), chunk.len * self.reduction.element)
         }
     }
 }
@@ -691,6 +732,11 @@ impl Steps for Allgather {
         let (output, count) = (checked.output.addr() as u64, checked.signature.count);
         let Layout { inside, hosts, .. } = parts.layout;
         let (gathered, bytes) = (self.gathered(chunk), chunk.len * self.element);
+        // SAFETY: the caller's promise; the chunk fits the workspace.
+        let gathered = match chunk.berth {
+            Some(_) => unsafe { parts.land(gathered, chunk.workspace, u64::from(hosts) * bytes) }?,
+            None => gathered,
+        };
         let mut points = Vec::new();
         for (host, peer) in (0..hosts).flat_map(|host| (0..inside).map(move |peer| (host, peer))) {
             let rank = u64::from(host * inside + peer);
