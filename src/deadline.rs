@@ -35,6 +35,11 @@ impl Deadline {
         self.remaining().map_or(cap, |left| left.min(cap))
     }
 
+    /// So much later.
+    pub fn postponed(self, by: Duration) -> Deadline {
+        Deadline(self.0.and_then(|moment| moment.checked_add(by)))
+    }
+
     /// The earlier of the two.
     pub fn min(self, other: Deadline) -> Deadline {
         match (self.0, other.0) {

@@ -75,6 +75,14 @@ for name, losses in theirs.items():
 EOF2
 fi
 
+# Ranks that take themselves for those of two hosts: a GPU on each, and two on each, which share the GPUs if there are two.
+if wanted hosts && ! lacks torch; then
+    for ranks in 2 4; do
+        client "hosts-$ranks" 120 bash -c "LD_PRELOAD=$ours torchrun --nproc-per-node $ranks '$here/scripts/gpu/torch_client.py' \
+            --expect '$out' --hosts 2 collectives types groups ddp fsdp uncapturable abort"
+    done
+fi
+
 # How long an eager call takes from PyTorch.
 if wanted latency && ! lacks torch; then
     client latency 60 bash -c "LD_PRELOAD=$ours torchrun '$here/scripts/gpu/torch_client.py' --expect '$out' latency"

@@ -1,10 +1,11 @@
 """PyTorch over whatever libnccl.so.2 is loaded: every collective of torch.distributed, training, graphs, trouble.
 
-    torchrun --nproc-per-node N torch_client.py [--losses FILE] [--expect PART] [SUBJECT ...]
+    torchrun --nproc-per-node N torch_client.py [--losses FILE] [--expect PART] [--hosts H] [SUBJECT ...]
 
-Subjects: collectives, types, groups, ddp, fsdp, graphs, abort; and latency, which is run only if named. Each prints a line
-of rank 0, latency one for each size. --losses writes the losses of the training subjects, to be compared with those of
-another library; --expect is a part of the path of the library that must be in use.
+Subjects: collectives, types, groups, ddp, fsdp, graphs, abort; and, which are run only if named, latency and uncapturable.
+Each prints a line of rank 0, latency one for each size. --losses writes the losses of the training subjects, to be compared
+with those of another library; --expect is a part of the path of the library that must be in use. With --hosts the ranks take
+themselves for those of so many hosts, equally many on each. Ranks share the GPUs that there are.
 """
 
 import argparse
@@ -246,6 +247,27 @@ def graphs(rank, size):
         equal("eager between replays", eager, sum(values(r, 100) for r in range(size)))
 
 
+def uncapturable(rank, size):
+    """What needs the host while it runs is refused in a capture, by a text, and leaves the communicator as it was."""
+    x = values(rank, 4096)
+    dist.all_reduce(x.clone())
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            dist.all_reduce(x)
+        raise AssertionError("it was captured")
+    except RuntimeError as error:
+        # The end of such a capture may be an error of its own.
+        told = [str(error), str(error.__context__)]
+        if not any("cannot be captured" in text for text in told):
+            raise
+    del graph
+    torch.cuda.synchronize()
+    dist.all_reduce(x)
+    equal("after the refusal", x, sum(values(r, 4096) for r in range(size)))
+
+
 def abort(rank, size):
     """A call that nobody answers is aborted; a new group works."""
     if size > 1:
@@ -290,8 +312,8 @@ def latency(rank, size):
                 print(f"torch latency {name} of {4 * count} bytes: {median:.1f} us a call, at least {least:.1f}", flush=True)
 
 
-SUBJECTS = {f.__name__: f for f in (collectives, types, groups, ddp, fsdp, graphs, abort, latency)}
-MEASURES = {"latency"}
+SUBJECTS = {f.__name__: f for f in (collectives, types, groups, ddp, fsdp, graphs, uncapturable, abort, latency)}
+ONLY_IF_NAMED = {"latency", "uncapturable"}
 
 
 def in_use():
@@ -311,10 +333,14 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--losses")
     parser.add_argument("--expect")
-    parser.add_argument("subjects", nargs="*", default=[name for name in SUBJECTS if name not in MEASURES])
+    parser.add_argument("--hosts", type=int)
+    parser.add_argument("subjects", nargs="*", default=[name for name in SUBJECTS if name not in ONLY_IF_NAMED])
     options = parser.parse_args()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    if options.hosts:
+        os.environ["NCCL_HOSTID"] = f"host {rank * options.hosts // size}"
+        os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group("nccl", timeout=timedelta(seconds=60))
     dist.all_reduce(torch.ones(1, device="cuda"))
     if options.expect and options.expect not in in_use():

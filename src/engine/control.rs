@@ -27,8 +27,8 @@ pub enum Control {
     Answer {
         /// As in the query.
         token: u64,
-        /// The call, for a person.
-        text: String,
+        /// What it is.
+        answer: Answer,
     },
     /// I wait for you in this call. Is it yours too?
     Call {
@@ -39,8 +39,22 @@ pub enum Control {
     },
 }
 
+/// What a rank says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Whether it is in a call, and so may itself wait for somebody.
+    pub waits: bool,
+    /// For whom, if that is known: a rank of the group.
+    pub waits_for: Option<u32>,
+    /// Its last call, for a person.
+    pub text: String,
+}
+
 /// Texts are cut to this many bytes.
 const TEXT_BYTES: usize = 4096;
+
+/// Stands for no rank.
+const NOBODY: u32 = u32::MAX;
 
 impl Control {
     /// The bytes that travel.
@@ -59,10 +73,12 @@ impl Control {
                 bytes.extend_from_slice(&token.to_le_bytes());
                 ""
             }
-            Control::Answer { token, text } => {
+            Control::Answer { token, answer } => {
                 bytes.push(3);
                 bytes.extend_from_slice(&token.to_le_bytes());
-                text
+                bytes.push(u8::from(answer.waits));
+                bytes.extend_from_slice(&answer.waits_for.unwrap_or(NOBODY).to_le_bytes());
+                &answer.text
             }
             Control::Call { key, signature } => {
                 bytes.push(4);
@@ -94,7 +110,13 @@ impl Control {
                 let token = u64::from_le_bytes(*rest.first_chunk::<8>()?);
                 Some(Control::Query { group: word, token })
             }
-            3 => Some(Control::Answer { token: word, text: String::from_utf8_lossy(rest).into_owned() }),
+            3 => {
+                let (&waits, rest) = rest.split_first()?;
+                let (rank, text) = rest.split_first_chunk::<4>()?;
+                let waits_for = Some(u32::from_le_bytes(*rank)).filter(|&rank| rank != NOBODY);
+                let text = String::from_utf8_lossy(text).into_owned();
+                Some(Control::Answer { token: word, answer: Answer { waits: waits != 0, waits_for, text } })
+            }
             4 => {
                 let Frame { key, signature, .. } = Frame::decode(bytes[1..].first_chunk()?).ok()?;
                 Some(Control::Call { key, signature })
@@ -147,7 +169,11 @@ mod tests {
         for message in [
             Control::Failure { group: 9, error: Error::new(Status::Timeout, "nothing from rank 3") },
             Control::Query { group: 1, token: 2 },
-            Control::Answer { token: 7, text: "barrier() #3, done".into() },
+            Control::Answer {
+                token: 7,
+                answer: Answer { waits: false, waits_for: None, text: "barrier() #3, done".into() },
+            },
+            Control::Answer { token: 8, answer: Answer { waits: true, waits_for: Some(2), text: "".into() } },
             Control::Call { key, signature },
         ] {
             assert_eq!(Control::decode(&message.encode()), Some(message));
@@ -157,9 +183,10 @@ mod tests {
     #[test]
     fn a_long_text_is_cut_between_characters() {
         let text = "é".repeat(TEXT_BYTES);
-        let bytes = Control::Answer { token: 0, text }.encode();
-        assert!(bytes.len() <= TEXT_BYTES + 9);
-        assert!(matches!(Control::decode(&bytes), Some(Control::Answer { text, .. }) if text.ends_with('é')));
+        let bytes = Control::Failure { group: 0, error: Error::new(Status::Timeout, text) }.encode();
+        assert!(bytes.len() <= TEXT_BYTES + 10);
+        let Some(Control::Failure { error, .. }) = Control::decode(&bytes) else { panic!("it is a failure") };
+        assert!(error.text().ends_with('é'));
     }
 
     proptest! {

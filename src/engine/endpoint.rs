@@ -19,7 +19,7 @@ use roster::Roster;
 use unattended::{Unattended, Watch};
 use waiting::Sleepers;
 
-use super::control::Control;
+use super::control::{Answer, Control};
 use super::direct::Retired;
 use super::group::Group;
 use super::messages::{Messages, Mismatch, Trouble};
@@ -438,6 +438,20 @@ impl Endpoint {
             .collect()
     }
 
+    /// What this rank is doing in a group.
+    fn report_call(&self, group: u64) -> Answer {
+        let (last, running) = (self.recorder().last(group), self.recorder().running(group));
+        let text = match (&last, &running) {
+            (Some(last), Some(running)) if last != running => {
+                format!("its last call is {last}, behind {running}")
+            }
+            (Some(last), _) => format!("its last call is {last}"),
+            (None, _) => "it has called nothing yet".to_string(),
+        };
+        let waits_for = running.and_then(|running| running.waits_for);
+        Answer { waits: running.is_some(), waits_for, text: self.with_refusal(text, RECENT) }
+    }
+
     /// `text`, and what the kernel has refused this rank lately: it may be why nothing comes.
     pub fn with_refusal(&self, text: String, within: Duration) -> String {
         match self.registration().refusal(within) {
@@ -446,13 +460,13 @@ impl Endpoint {
         }
     }
 
-    /// Whether there is an answer for every token.
-    pub fn have_answered(&self, tokens: &[u64]) -> bool {
+    /// Whether there is an answer for every token; then, whether each is of a rank that may wait itself.
+    pub fn have_answered(&self, tokens: &[u64]) -> Option<bool> {
         self.questions.are_answered(tokens)
     }
 
     /// What they say, or `None` for those who have not answered. Ends the question.
-    pub fn answers(&self, tokens: &[u64]) -> Vec<Option<String>> {
+    pub fn answers(&self, tokens: &[u64]) -> Vec<Option<Answer>> {
         self.questions.end(tokens)
     }
 }
@@ -495,15 +509,11 @@ impl Port for Endpoint {
                 None => lock(&self.roster).fail_early(group, error),
             },
             Some(Control::Query { group, token }) => {
-                let text = match self.recorder().last(group) {
-                    Some(entry) => format!("its last call is {entry}"),
-                    None => "it has called nothing yet".to_string(),
-                };
-                let text = self.with_refusal(text, RECENT);
-                self.registration().send_control(peer, &Control::Answer { token, text }.encode());
+                let answer = self.report_call(group);
+                self.registration().send_control(peer, &Control::Answer { token, answer }.encode());
             }
-            Some(Control::Answer { token, text }) => {
-                self.questions.answer(token, text);
+            Some(Control::Answer { token, answer }) => {
+                self.questions.answer(token, answer);
                 self.wake();
             }
             Some(Control::Call { key, signature }) => {

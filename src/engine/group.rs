@@ -195,9 +195,9 @@ impl Group {
     fn complete<O: Operation>(&self, turn: &Turn, operation: &mut O) -> Result<Completion> {
         self.begin(turn);
         let mut answer = self.follow(operation, turn.deadline.min(turn.compare_at(turn.called)));
-        if answer.is_none() && !turn.deadline.expired() {
+        while answer.is_none() && !turn.deadline.expired() {
             self.compare(turn, &operation.waits_for(self));
-            answer = self.follow(operation, turn.deadline);
+            answer = self.follow(operation, turn.deadline.min(turn.compare_again_at()));
         }
         answer.unwrap_or_else(|| {
             let inquiry = self.ask(turn, operation.waits_for(self));

@@ -90,7 +90,7 @@ pub struct Running {
 enum Stage {
     Running {
         operation: Box<dyn Operation>,
-        /// When it compares itself with the calls of those that it waits for: once, some time after its turn has come.
+        /// When it compares itself with the calls of those that it waits for: some time after its turn has come, then seldom.
         compare_at: Deadline,
     },
     /// Its deadline has passed; the others are asked what they are doing.
@@ -152,6 +152,7 @@ impl Running {
     /// When somebody has to look at it next, if nothing comes for it.
     pub fn deadline(&self) -> Deadline {
         match self.stage.try_lock().as_deref() {
+            _ if !self.active.load(Ordering::Acquire) => self.call.gives_up_at(),
             Ok(Stage::Overdue(inquiry)) => inquiry.until(),
             Ok(Stage::Running { compare_at, .. }) => self.call.deadline.min(*compare_at),
             _ => self.call.deadline,
@@ -173,7 +174,7 @@ impl Running {
             return true;
         }
         if !self.active.load(Ordering::Acquire) {
-            if self.call.deadline.expired() && self.group.failure().is_none() {
+            if self.call.gives_up_at().expired() && self.group.failure().is_none() {
                 // What runs before it ends with the group's failure, and then this has its turn to end.
                 self.group.fail(self.group.stuck(&self.call));
             }
@@ -204,7 +205,7 @@ impl Running {
                     }
                     None => {
                         if compare_at.expired() {
-                            *compare_at = Deadline::NEVER;
+                            *compare_at = self.call.compare_again_at();
                             self.group.compare(&self.call, &operation.waits_for(&self.group));
                         }
                         return false;

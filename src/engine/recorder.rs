@@ -41,6 +41,8 @@ pub struct Entry {
     pub class: Class,
     /// How far it has come.
     pub progress: Progress,
+    /// Whom it waited for when it last noted that: a rank of the group.
+    pub waits_for: Option<u32>,
     /// When it was called, in nanoseconds since 1970.
     pub began: u64,
 }
@@ -93,6 +95,15 @@ impl Recorder {
         }
     }
 
+    /// Notes that a running call waits for `rank` of its group, if its entry still stands.
+    pub fn note(&self, slot: Slot, rank: u32) {
+        let words = self.entry(slot.0);
+        let runs = words[6].load(Ordering::Relaxed) & 0xff == Progress::Running as u64;
+        if runs && words[0].load(Ordering::Relaxed) == slot.0 + 1 {
+            words[6].store(Progress::Running as u64 | (u64::from(rank) + 1) << 32, Ordering::Relaxed);
+        }
+    }
+
     /// As if a call had not been recorded.
     pub fn forget(&self, slot: Slot) {
         // Unless another has the entry by now.
@@ -103,6 +114,14 @@ impl Recorder {
     pub fn last(&self, group: u64) -> Option<Entry> {
         let over = |entry: &Entry| entry.class == Class::Internal && entry.progress == Progress::Done;
         self.find(|entry| entry.group == group && !over(entry))
+    }
+
+    /// The call of this rank in `group` that runs; those that have been called after it wait for their turn.
+    pub fn running(&self, group: u64) -> Option<Entry> {
+        let next = self.next.load(Ordering::Relaxed);
+        (next.saturating_sub(ENTRIES as u64)..next)
+            .filter_map(|number| decode(self.entry(number), number + 1))
+            .find(|entry| entry.group == group && entry.progress == Progress::Running)
     }
 
     /// What this rank called, or will call in its turn, under the name `key`. Sends and receives have no such names.
@@ -148,12 +167,13 @@ fn decode(words: &[AtomicU64; WORDS], expected: u64) -> Option<Entry> {
             2 => Class::PointToPoint,
             _ => Class::Internal,
         },
-        progress: match word(6) {
+        progress: match word(6) & 0xff {
             1 => Progress::Running,
             2 => Progress::Done,
             4 => Progress::Enqueued,
             _ => Progress::Failed,
         },
+        waits_for: (word(6) >> 32).checked_sub(1).map(|rank| rank as u32),
         began: word(5),
     };
     // Overwritten while it was read: then it is another call's, or half of two.
@@ -170,6 +190,10 @@ impl std::fmt::Display for Entry {
             Progress::Enqueued => "given to its stream",
         };
         let Entry { signature, sequence, .. } = self;
-        write!(f, "{signature} #{sequence}, {state}")
+        write!(f, "{signature} #{sequence}, {state}")?;
+        match self.waits_for {
+            Some(rank) => write!(f, ", waiting for rank {rank}"),
+            None => Ok(()),
+        }
     }
 }

@@ -7,6 +7,7 @@ use crate::support::{TRANSPORTS, Verb, barrier, sum, within};
 use unisono::collective::request::Kind;
 use unisono::communicator::{Call, Context, Options};
 use unisono::reduce::DataType;
+use unisono::schedule::Algorithm;
 
 use crate::SOON;
 
@@ -141,6 +142,47 @@ fn a_stopped_rank_is_a_timeout_that_says_so() {
         }
         job.all_end_well(&[0, 2]);
     }
+}
+
+/// Rank 2 is stopped. Whoever is farthest from it in the ring gives up first, and has heard of ranks that wait only.
+pub(crate) fn stop_across_hosts(seat: &Seat) {
+    for (name, algorithm) in [("a ring", Some(Algorithm::Ring)), ("any way", None)] {
+        let host = Some(format!("host {}", seat.rank / 2));
+        let options = Options { host, ..seat.options(name) };
+        let context = Context::create(options).expect("the ranks meet");
+        let from_stopped = (seat.rank + 2) % 4;
+        let timeout = 1000 + 50 * u64::from(from_stopped);
+        let algorithm = algorithm.map(|algorithm| algorithm as i32);
+        let mut data = [1.0f32; 4000];
+        sum(&context, &mut data);
+        report("looping");
+        let (error, took) = loop {
+            let called = Instant::now();
+            let call = Call { algorithm, ..within(timeout) };
+            if let Err(error) = Verb::new(Kind::Allreduce, 4000).run_in(&context, &mut data, &call) {
+                break (error, called.elapsed());
+            }
+        };
+        report(format_args!("failed {:?} after {took:.1?}: {error}", error.status()));
+    }
+}
+
+#[test]
+fn a_stopped_rank_of_another_host_is_named_by_all() {
+    let mut job = Job::start("stop across hosts", 4, "shm,tcp");
+    for _ in 0..2 {
+        job.await_all(&[0, 1, 2, 3], "looping");
+        job.signal(2, libc::SIGSTOP);
+        for failed in job.await_all(&[0, 1, 3], "failed Timeout") {
+            let text = &failed.line;
+            for words in ["nothing from rank 2 (", &format!("pid {}", job.pid(2)), "Look at rank 2"] {
+                assert!(text.contains(words), "rank {}: {text} does not say {words}", failed.rank);
+            }
+        }
+        job.signal(2, libc::SIGCONT);
+        job.await_all(&[2], "failed");
+    }
+    job.all_end_well(&[0, 1, 2, 3]);
 }
 
 /// The root gives up while rank 1 is stopped, and uses its memory for something else.

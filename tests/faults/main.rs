@@ -25,6 +25,7 @@ fn rank() {
         ("large sums", |seat| deaths::until_it_fails(seat, 3_000_000)),
         ("sends", deaths::sends_until_it_fails),
         ("stop", deaths::stop),
+        ("stop across hosts", deaths::stop_across_hosts),
         ("stop in order", |seat| deaths::stop_in_broadcasts(seat, &Call::default())),
         ("stop in a tag", |seat| deaths::stop_in_broadcasts(seat, &tagged(7))),
         ("exit early", deaths::exit_early),

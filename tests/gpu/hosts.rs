@@ -16,6 +16,9 @@ use super::support::processes::{Job, Seat, report};
 
 const SIZE: u32 = 4;
 
+/// How long calls wait for a rank that is stopped.
+const STOPPED_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// A context whose first ranks are on one host, the others on another.
 fn meet(seat: &Seat, name: &str) -> Context {
     let host = Some(format!("host {}", seat.rank / 2));
@@ -157,6 +160,26 @@ pub(crate) fn death(seat: &Seat) {
     report("well");
 }
 
+/// Rank 3 is stopped; others wait for ranks that wait for it.
+pub(crate) fn stopped(seat: &Seat) {
+    let context = composed(seat, "stopped");
+    let rank = Rank::new(&context);
+    let buffer = rank.buffer(&vec![1.0; 100_000]);
+    rank.sum(&buffer, &Call::default()).expect("a sum");
+    report("ready");
+    if seat.rank == 3 {
+        std::thread::sleep(PATIENCE);
+        return;
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    let start = Instant::now();
+    let call = Call { timeout: Some(STOPPED_TIMEOUT), ..rank.on_stream() };
+    let error = rank.sum(&buffer, &call).expect_err("rank 3 does not call");
+    report(format_args!("error {} {:?} {error}", start.elapsed().as_millis(), error.status()));
+    rank.stream.synchronize(soon()).expect("the stream goes on");
+    report("well");
+}
+
 /// Ranks of one host call something else than those of the other.
 pub(crate) fn mismatch(seat: &Seat) {
     let context = composed(seat, "mismatch");
@@ -199,6 +222,23 @@ fn hosts_hear_of_a_death() {
     for said in job.await_all(&[0, 1, 2], "error") {
         println!("rank {}: {}", said.rank, said.line);
         assert!(said.line.starts_with("PeerFailed") && said.line.contains("rank 3"), "{}", said.line);
+    }
+    job.await_all(&[0, 1, 2], "well");
+    job.all_end_well(&[0, 1, 2]);
+}
+
+#[test]
+fn hosts_name_a_stopped_rank() {
+    let mut job = start("hosts stopped");
+    job.await_all(&[0, 1, 2, 3], "ready");
+    job.signal(3, libc::SIGSTOP);
+    for said in job.await_all(&[0, 1, 2], "error") {
+        println!("rank {}: after ms {}", said.rank, said.line);
+        let took = said.line.split(' ').next().and_then(|took| took.parse().ok()).expect("milliseconds");
+        assert!(Duration::from_millis(took) < STOPPED_TIMEOUT + Duration::from_secs(1), "{}", said.line);
+        for words in ["Timeout", "nothing from rank 3 (", "does not answer", "Look at rank 3"] {
+            assert!(said.line.contains(words), "{}", said.line);
+        }
     }
     job.await_all(&[0, 1, 2], "well");
     job.all_end_well(&[0, 1, 2]);

@@ -33,6 +33,7 @@ fn rank() {
         ("hosts", hosts::calls),
         ("hosts death", hosts::death),
         ("hosts mismatch", hosts::mismatch),
+        ("hosts stopped", hosts::stopped),
         ("relay", relay::calls),
         ("stages", stages::scenario),
         ("windows", windows::scenario),

@@ -30,7 +30,7 @@ pub struct Fault {
 /// What a kernel waited for when it was ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultRecord {
-    /// The part of the kernel.
+    /// What the part of the kernel waits for; the peer's name comes next.
     pub phase: &'static str,
     /// The block.
     pub block: u32,
@@ -38,6 +38,14 @@ pub struct FaultRecord {
     pub peer: u32,
     /// The number of the packet or tile between the two ranks, counted from the group's first.
     pub sequence: u64,
+}
+
+impl FaultRecord {
+    /// What it waited for, for a person, where `first` is the group's number of the exchange's first rank.
+    pub fn describe(&self, first: u32) -> String {
+        let FaultRecord { phase, peer, block, sequence } = self;
+        format!("{phase} rank {} (#{sequence} between the two, block {block})", first + peer)
+    }
 }
 
 impl Fault {
@@ -66,14 +74,14 @@ impl Fault {
             return None;
         }
         let phase = match page.phase.load(Ordering::Relaxed) {
-            0 => "room in a peer's line slots",
-            1 => "lines from a peer",
-            2 => "room in a peer's tile slots",
-            3 => "tiles from a peer",
-            4 => "room for results in a peer's tile slots",
-            5 => "results from a peer",
-            6 => "a peer at a barrier of a broadcast by stages",
-            _ => "something unknown",
+            0 => "room in the line slots of",
+            1 => "lines from",
+            2 => "room in the tile slots of",
+            3 => "tiles from",
+            4 => "room for results in the tile slots of",
+            5 => "results from",
+            6 => "the barrier of a broadcast by stages with",
+            _ => "something unknown of",
         };
         // The kernel wrote 32-bit values.
         let (block, peer) =

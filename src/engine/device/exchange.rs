@@ -401,7 +401,7 @@ impl DeviceExchange {
             let mut overdue = overdue.try_lock().ok()?;
             // A kernel that was ended looks as one that has done its work.
             let left = group.failure().is_some() && done.query().unwrap_or(true);
-            if left { overdue.error(&group) } else { overdue.look(&this, &group) }
+            if left { overdue.error(&this, &group) } else { overdue.look(&this, &group) }
         };
         Ok((event, failure))
     }
@@ -417,6 +417,12 @@ impl DeviceExchange {
         let members = (0..boards.size()).filter(|&member| !boards.has_called(member, sequence));
         // There are at most MAX_MEMBERS.
         members.map(|member| first + member as u32).collect()
+    }
+
+    /// What the kernel waited for that was ended first, if one was.
+    pub(super) fn waited_for(&self) -> Option<String> {
+        let Parts { fault, first, .. } = self.parts();
+        fault.record().map(|record| record.describe(*first))
     }
 
     /// The driver's devices.

@@ -32,7 +32,7 @@ impl Overdue {
     /// Looks at a call that is not done. An error when it will not be done, as soon as its kernels have left or should
     /// have: the group has failed then. Never waits.
     pub(super) fn look(&mut self, exchange: &DeviceExchange, group: &Group) -> Option<Error> {
-        if let Some(error) = self.error(group) {
+        if let Some(error) = self.error(exchange, group) {
             let since = *self.failed_at.get_or_insert_with(Instant::now);
             return (since.elapsed() > LEAVING).then_some(error);
         }
@@ -54,9 +54,12 @@ impl Overdue {
         None
     }
 
-    /// What the group has failed with, told with this call.
-    pub(super) fn error(&self, group: &Group) -> Option<Error> {
-        let error = group.failure()?;
+    /// What the group has failed with, told with this call, and with what a kernel of this rank waited for that was ended.
+    pub(super) fn error(&self, exchange: &DeviceExchange, group: &Group) -> Option<Error> {
+        let mut error = group.failure()?;
+        if let Some(waited_for) = exchange.waited_for() {
+            error = error.context(format_args!("its kernel waited for {waited_for}"));
+        }
         Some(if self.told { error } else { error.context(group.describe(&self.turn)) })
     }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use super::Kernels;
 use super::board::Boards;
+use super::hosts::Memory;
 use super::window::Windows;
 use crate::cuda::event::Event;
 use crate::cuda::exchange::Fault;
@@ -61,8 +62,8 @@ pub(super) struct Parts {
     pub(super) first: u32,
     /// Here the others write.
     pub(super) arena: Arena,
-    /// What calls across hosts work in.
-    pub(super) _workspace: Option<Arena>,
+    /// Where there are several hosts.
+    pub(super) _memory: Option<Memory>,
     /// There this rank writes.
     pub(super) _opened: Vec<Arc<Opened>>,
     pub(super) boards: Boards,

@@ -236,7 +236,7 @@ impl Setup {
             fail!(Internal, "a member's board lies outside of its segment")
         };
         let layout = self.layout;
-        let (tools, workspace) = tools.map(Tools::part).unzip();
+        let (means, memory) = tools.map(Tools::part).unzip();
         let exchange = Arc::new(DeviceExchange::new(Parts {
             first: layout.first(),
             last,
@@ -248,15 +248,15 @@ impl Setup {
             windows: Mutex::default(),
             fault: own.fault,
             arena: own.arena,
-            _workspace: workspace,
+            _memory: memory,
             _opened: mapped.opened,
             boards,
             said_goodbye: AtomicBool::new(false),
             fork: fork::generation(),
         }));
-        Ok(match tools {
+        Ok(match means {
             None => Way::Exchange(exchange),
-            Some(tools) => Way::Hosts(Arc::new(Hosts::new(exchange, layout, tools))),
+            Some(means) => Way::Hosts(Arc::new(Hosts::new(exchange, layout, means))),
         })
     }
 

@@ -1,5 +1,6 @@
 //! Why a call does not end, or has failed: what the ranks ask each other, and the texts that come of it.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{Group, Turn};
@@ -18,10 +19,15 @@ pub struct Inquiry {
     /// One for each rank that was asked, from the first on.
     tokens: Vec<u64>,
     until: Deadline,
+    /// Until when somebody else may tell what they all wait for.
+    patience: Deadline,
 }
 
 /// How long they have to answer.
 const INQUIRY: Duration = Duration::from_millis(300);
+
+/// How long a call that is late leaves it to others to say why, if it only knows that those which it waits for wait, too.
+pub(super) const HEARSAY: Duration = Duration::from_millis(700);
 
 /// How many are asked.
 const MAX_ASKED: usize = 8;
@@ -29,12 +35,17 @@ const MAX_ASKED: usize = 8;
 impl Inquiry {
     /// Nobody is asked.
     pub(super) fn none() -> Inquiry {
-        Inquiry { waits_for: Vec::new(), tokens: Vec::new(), until: Deadline::NEVER }
+        Inquiry {
+            waits_for: Vec::new(),
+            tokens: Vec::new(),
+            until: Deadline::NEVER,
+            patience: Deadline::NEVER,
+        }
     }
 
-    /// When the answers are due.
+    /// When somebody has to look at it next.
     pub fn until(&self) -> Deadline {
-        self.until
+        if self.until.expired() { self.patience } else { self.until }
     }
 }
 
@@ -86,10 +97,14 @@ impl Group {
         }
     }
 
-    /// Tells the ranks that a call waits for what it is. One that has called something else fails the group.
+    /// Tells the ranks that a call waits for what it is, and notes whom it waits for. One that has called something else fails
+    /// the group.
     pub fn compare(&self, turn: &Turn, waits_for: &[u32]) {
         if turn.class == Class::PointToPoint {
             return;
+        }
+        if let Some(&first) = waits_for.first() {
+            self.endpoint.recorder().note(turn.slot, first);
         }
         let (tag, sequence, class) = (turn.tag, turn.sequence, turn.class);
         let key = Key { group: self.id, tag, sequence, slot: 0, class };
@@ -116,12 +131,18 @@ impl Group {
         self.compare(turn, &waits_for);
         let asked = waits_for.iter().take(MAX_ASKED).map(|&rank| self.members[rank as usize]);
         let tokens = self.endpoint.ask(self, asked);
-        Inquiry { waits_for, tokens, until: Deadline::after(INQUIRY) }
+        let patience = if turn.class == Class::PointToPoint { Duration::ZERO } else { HEARSAY };
+        Inquiry { waits_for, tokens, until: Deadline::after(INQUIRY), patience: Deadline::after(patience) }
     }
 
-    /// Whether all have answered, or have had their time.
+    /// Whether it can be told why the call is late: all have answered, or have had their time. If all of them wait themselves,
+    /// others who know more come first.
     pub fn answered(&self, inquiry: &Inquiry) -> bool {
-        self.endpoint.have_answered(&inquiry.tokens) || inquiry.until.expired()
+        match self.endpoint.have_answered(&inquiry.tokens) {
+            _ if self.failed.load(Ordering::Acquire) => true,
+            None => inquiry.until.expired(),
+            Some(all_wait) => !all_wait || inquiry.patience.expired(),
+        }
     }
 
     /// Why a call has not ended in time.
@@ -133,11 +154,18 @@ impl Group {
             return Error::new(Status::Timeout, self.endpoint.with_refusal(text, turn.called.elapsed()));
         };
         let answers = self.endpoint.answers(&inquiry.tokens);
+        // Who does not wait for anybody, or else whom the first waits for.
+        let idle = answers.iter().position(|answer| answer.as_ref().is_none_or(|answer| !answer.waits));
+        let behind = answers.first().and_then(|answer| answer.as_ref()?.waits_for);
+        let culprit = idle.map_or(behind.unwrap_or(first), |index| waits_for[index]);
         let told: Vec<String> = waits_for
             .iter()
             .zip(answers)
             .map(|(&rank, answer)| {
-                let says = answer.unwrap_or_else(|| "it does not answer (stopped, or out of reach)".into());
+                let says = answer.map_or_else(
+                    || "it does not answer (stopped, or out of reach)".into(),
+                    |answer| answer.text,
+                );
                 format!("nothing from {} for {waited:.1} s; {says}", self.describe_rank(rank))
             })
             .collect();
@@ -145,7 +173,7 @@ impl Group {
             0 => String::new(),
             more => format!("; and {more} more"),
         };
-        let advice = format!("Look at rank {first}, or raise timeout_ms");
+        let advice = format!("Look at rank {culprit}, or raise timeout_ms");
         let told = self.endpoint.with_refusal(format!("{}{more}", told.join("; ")), turn.called.elapsed());
         Error::new(Status::Timeout, format!("{told}. {advice}"))
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Group;
+use super::inquiry::HEARSAY;
 use crate::deadline::Deadline;
 use crate::engine::operation::Running;
 use crate::engine::recorder::Slot;
@@ -52,6 +53,11 @@ impl Turn {
         Turn { deadline, ..self }
     }
 
+    /// When it gives up if its turn has not come: what runs before it says first why it is late.
+    pub fn gives_up_at(&self) -> Deadline {
+        self.deadline.postponed(HEARSAY + Duration::from_millis(100))
+    }
+
     /// When a call that is under way since `began` compares itself with those of the ranks that it waits for. Sends and
     /// receives have nothing to compare before they meet.
     pub fn compare_at(&self, began: Instant) -> Deadline {
@@ -59,6 +65,11 @@ impl Turn {
             Class::PointToPoint => Deadline::NEVER,
             _ => Deadline::since(began, COMPARE_AFTER),
         }
+    }
+
+    /// When it does so again: once it has waited for twice as long.
+    pub fn compare_again_at(&self) -> Deadline {
+        Deadline::after(self.called.elapsed())
     }
 }
 

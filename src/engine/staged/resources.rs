@@ -10,6 +10,7 @@ use crate::cuda::driver::Priority;
 use crate::cuda::event::Event;
 use crate::cuda::memory::RegisteredBuffer;
 use crate::cuda::stream::Stream;
+use crate::cuda::word::Word;
 use crate::engine::endpoint::{Endpoint, lock};
 use crate::error::{Result, fail};
 
@@ -67,14 +68,28 @@ const SPIN: Duration = Duration::from_micros(20);
 #[derive(Debug)]
 pub struct Entry {
     /// `None`: the stream had nothing left to do.
-    event: Option<Event>,
+    mark: Option<Mark>,
+}
+
+/// What tells that the stream has come so far.
+#[derive(Debug)]
+enum Mark {
+    Event(Event),
+    Word(Arc<Word>),
 }
 
 impl Entry {
+    /// What the stream does before it releases `word`, as it has been told; `None`: nothing is left to do. Whoever moves the
+    /// operations of `endpoint` looks.
+    pub fn of_word(word: Option<Arc<Word>>, endpoint: &Arc<Endpoint>) -> Entry {
+        endpoint.stir();
+        Entry { mark: word.map(Mark::Word) }
+    }
+
     /// What `stream`, which is the caller's, has been given so far. Whoever moves the operations of `endpoint` looks.
     pub fn of_caller(stream: &Stream, endpoint: &Arc<Endpoint>) -> Result<Entry> {
         if stream.query()? {
-            return Ok(Entry { event: None });
+            return Ok(Entry { mark: None });
         }
         let entry = Entry::record(stream)?;
         endpoint.stir();
@@ -97,7 +112,11 @@ impl Entry {
 
     /// Whether it is done.
     pub fn has_come(&self) -> Result<bool> {
-        self.event.as_ref().map_or(Ok(true), Event::query)
+        match &self.mark {
+            None => Ok(true),
+            Some(Mark::Event(event)) => event.query(),
+            Some(Mark::Word(word)) => Ok(word.is_released()),
+        }
     }
 
     fn record(stream: &Stream) -> Result<Entry> {
@@ -112,13 +131,15 @@ impl Entry {
             None => Event::new(stream.devices(), stream.device())?,
         };
         event.record(stream)?;
-        Ok(Entry { event: Some(event) })
+        Ok(Entry { mark: Some(Mark::Event(event)) })
     }
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        lock(&POOL).entries.extend(self.event.take());
+        if let Some(Mark::Event(event)) = self.mark.take() {
+            lock(&POOL).entries.push(event);
+        }
     }
 }
 
