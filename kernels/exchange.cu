@@ -6,6 +6,7 @@
 
 #include "exchange_move.cuh"
 #include "exchange_mutual.cuh"
+#include "exchange_swap.cuh"
 #include "exchange_tiles.cuh"
 
 namespace unisono {
@@ -89,4 +90,9 @@ extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 2)
 extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 2)
     unisono_move_many(const __grid_constant__ unisono::Move<14> call) {
     unisono::Mover<14>::run(call);
+}
+
+extern "C" __global__ void __launch_bounds__(unisono::SWAP_THREADS, 1)
+    unisono_swap(const __grid_constant__ unisono::Swap call) {
+    unisono::swap(call);
 }

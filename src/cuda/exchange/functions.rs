@@ -61,6 +61,7 @@ struct Names {
 pub(super) struct Functions {
     combines: HashMap<Names, Pair>,
     relay: Pair,
+    swapper: FunctionHandle,
     mover: FunctionHandle,
     mover_of_many: FunctionHandle,
     pull: FunctionHandle,
@@ -112,6 +113,7 @@ impl Functions {
         Ok(Functions {
             combines,
             relay: pair(pair!("Copy_U8"))?,
+            swapper: function(c"unisono_swap")?,
             mover: function(c"unisono_move")?,
             mover_of_many: function(c"unisono_move_many")?,
             // SAFETY: loaded above.
@@ -139,6 +141,11 @@ impl Functions {
     /// The kernels that pass a root's bytes on.
     pub(super) fn relay(&self) -> Pair {
         self.relay
+    }
+
+    /// The kernel that swaps short parts between all.
+    pub(super) fn swapper(&self) -> FunctionHandle {
+        self.swapper
     }
 
     /// The kernel of broadcasts by stages.

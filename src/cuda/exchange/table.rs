@@ -32,7 +32,7 @@ pub struct Tuning {
     pub line_share: u64,
     /// The blocks for one peer, in calls that move.
     pub parts: u32,
-    /// What such a block should find to do at least, by lines and by tiles.
+    /// What such a block, or one that swaps, should find to do at least by lines; and by tiles.
     pub line_part: u64,
     /// See `line_part`.
     pub tile_part: u64,
@@ -46,7 +46,9 @@ pub struct Tuning {
     pub reduce_scatter: Bounds,
     /// Of broadcast.
     pub broadcast: Bounds,
-    /// Of everything that moves between pairs of ranks.
+    /// Of allgather and all-to-all, where lines are swapped.
+    pub swaps: Bounds,
+    /// Of everything else that moves between pairs of ranks.
     pub moves: Bounds,
 }
 
@@ -91,7 +93,7 @@ impl Table {
     /// two steps.
     pub fn line_room(&self, kind: Kind, size: u32) -> [u64; 3] {
         let tuning = self.tuning(size);
-        let moves = matches!(kind, Kind::Allgather | Kind::Gather | Kind::Scatter | Kind::Alltoall);
+        let moves = matches!(kind, Kind::Gather | Kind::Scatter);
         let blocks = u64::from(if moves { tuning.parts } else { tuning.line_blocks }.min(self.blocks));
         let [narrow, wide] = [NARROW_ROOM, wide_room(tuning.wide)].map(|room| room * blocks);
         let owners = match kind {
@@ -109,6 +111,7 @@ impl Table {
             Kind::Reduce => &tuning.reduce,
             Kind::ReduceScatter => &tuning.reduce_scatter,
             Kind::Broadcast => &tuning.broadcast,
+            Kind::Allgather | Kind::Alltoall => &tuning.swaps,
             _ => &tuning.moves,
         }
     }
@@ -132,6 +135,7 @@ impl Default for Table {
             reduce: Bounds { narrow: 4 * KIB, wide: 1024 * KIB, sharded: 0 },
             reduce_scatter: Bounds { narrow: 16 * KIB, wide: 1024 * KIB, sharded: 0 },
             broadcast: Bounds { narrow: 4 * KIB, wide: 1024 * KIB, sharded: 0 },
+            swaps: Bounds { narrow: 16 * KIB, wide: 512 * KIB, sharded: 0 },
             moves: Bounds { narrow: 4 * KIB, wide: 512 * KIB, sharded: 0 },
         };
         let four = Tuning {
@@ -142,6 +146,7 @@ impl Default for Table {
             reduce: Bounds { narrow: 4 * KIB, wide: 128 * KIB, sharded: 3072 * KIB },
             reduce_scatter: Bounds { narrow: 8 * KIB, wide: 512 * KIB, sharded: 0 },
             broadcast: Bounds { narrow: 4 * KIB, wide: 128 * KIB, sharded: 2048 * KIB },
+            swaps: Bounds { narrow: 8 * KIB, wide: 448 * KIB, sharded: 0 },
             moves: Bounds { narrow: 4 * KIB, wide: 448 * KIB, sharded: 0 },
             ..two
         };
@@ -154,6 +159,7 @@ impl Default for Table {
             reduce: Bounds { narrow: 4 * KIB, wide: 64 * KIB, sharded: 3072 * KIB },
             reduce_scatter: Bounds { narrow: 4 * KIB, wide: 384 * KIB, sharded: 0 },
             broadcast: Bounds { narrow: 4 * KIB, wide: 64 * KIB, sharded: 2048 * KIB },
+            swaps: Bounds { narrow: 4 * KIB, wide: 192 * KIB, sharded: 0 },
             moves: Bounds { narrow: 4 * KIB, wide: 112 * KIB, sharded: 0 },
             ..two
         };

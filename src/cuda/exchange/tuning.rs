@@ -197,6 +197,7 @@ fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 9] {
         reduce: _,
         reduce_scatter: _,
         broadcast: _,
+        swaps: _,
         moves: _,
     } = tuning;
     let pages = |name, place| Number {
@@ -224,13 +225,14 @@ fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 9] {
     ]
 }
 
-fn bounds_of(tuning: &mut Tuning) -> [(&'static str, &mut Bounds); 5] {
-    let Tuning { allreduce, reduce, reduce_scatter, broadcast, moves, .. } = tuning;
+fn bounds_of(tuning: &mut Tuning) -> [(&'static str, &mut Bounds); 6] {
+    let Tuning { allreduce, reduce, reduce_scatter, broadcast, swaps, moves, .. } = tuning;
     [
         ("allreduce", allreduce),
         ("reduce", reduce),
         ("reduce_scatter", reduce_scatter),
         ("broadcast", broadcast),
+        ("swaps", swaps),
         ("moves", moves),
     ]
 }
