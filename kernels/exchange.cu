@@ -82,12 +82,12 @@ KERNEL(Various, U32) KERNEL(Various, I64) KERNEL(Various, U64)
 #endif
 KERNEL(Copy, U8)
 
-extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 512 / unisono::MOVE_THREADS)
     unisono_move(const __grid_constant__ unisono::Move<1> call) {
     unisono::Mover<1>::run(call);
 }
 
-extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 512 / unisono::MOVE_THREADS)
     unisono_move_many(const __grid_constant__ unisono::Move<14> call) {
     unisono::Mover<14>::run(call);
 }

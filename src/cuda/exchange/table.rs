@@ -36,7 +36,7 @@ pub struct Tuning {
     pub line_part: u64,
     /// See `line_part`.
     pub tile_part: u64,
-    /// Bytes of a slot for tiles that are moved: a multiple of 4096.
+    /// Bytes of a slot for tiles that are moved, of which each warp has its own: a multiple of 4096.
     pub move_slot: u32,
     /// Of allreduce.
     pub allreduce: Bounds,
@@ -130,7 +130,7 @@ impl Default for Table {
             parts: 64,
             line_part: 2 * KIB,
             tile_part: 32 * KIB,
-            move_slot: 64 << 10,
+            move_slot: 16 << 10,
             allreduce: Bounds { narrow: 32 * KIB, wide: 2048 * KIB, sharded: 0 },
             reduce: Bounds { narrow: 4 * KIB, wide: 1024 * KIB, sharded: 0 },
             reduce_scatter: Bounds { narrow: 16 * KIB, wide: 1024 * KIB, sharded: 0 },
