@@ -27,27 +27,20 @@ impl Swapping {
     /// for it.
     pub(super) fn of(table: &Table, job: &Job, size: u32, bytes: u64) -> Option<Swapping> {
         let (tuning, bounds) = (table.tuning(size), table.bounds(job.kind, size));
-        let protocol = match bytes {
-            _ if bytes <= bounds.narrow => Protocol::Narrow,
-            _ if bytes <= bounds.wide => Protocol::Wide,
-            _ => return None,
-        };
-        let room = match protocol {
-            Protocol::Narrow => NARROW_ROOM,
-            _ => wide_room(tuning.wide),
-        };
         let limit = if job.max_blocks == 0 { table.blocks } else { job.max_blocks.min(table.blocks) };
         let most = u64::from(tuning.line_blocks.min(limit));
         let share = bytes.div_ceil(bytes.div_ceil(tuning.line_part).clamp(1, most)).next_multiple_of(LINE_GRAIN);
+        let ways = [
+            (Protocol::Narrow, bounds.narrow, NARROW_ROOM),
+            (Protocol::Wide, bounds.wide, wide_room(tuning.wide)),
+        ];
+        let (protocol, ..) = ways.into_iter().find(|&(_, bound, room)| bytes <= bound && share <= room)?;
         // Each warp serves one peer, or the copy of the own part.
         let warps = line_packets(protocol, share).div_ceil(WARP.into()).min((THREADS / WARP / size).into());
         // At most `most` and THREADS.
         let (blocks, threads) = (bytes.div_ceil(share) as u32, warps as u32 * WARP * size);
-        (share <= room).then_some(Swapping {
-            grid: Grid { blocks, threads, shared: 0, overlaps: false },
-            protocol,
-            share,
-        })
+        let grid = Grid { blocks, threads, shared: 0, overlaps: false };
+        Some(Swapping { grid, protocol, share })
     }
 
     pub(super) fn arguments(&self, group: Group, job: &Job, bytes: u64) -> Swap {
