@@ -1,5 +1,6 @@
 // The kernels of the exchange between GPUs: unisono_lines_<operator>_<type> and unisono_tiles_<operator>_<type>, with one
-// parameter, `Combine`; unisono_move and unisono_move_many, with one parameter, `Move`. src/cuda/exchange/plan.rs says which grid suits a call.
+// parameter, `Combine`; unisono_swap, with one parameter, `Swap`; unisono_move and unisono_move_many, with one parameter, `Move`.
+// src/cuda/exchange/plan.rs says which grid suits a call.
 //
 // Every rank of a group launches the same kernel with the same grid; all blocks of all of them run at the same time. The
 // kernels wait for nothing but each other and the host's abort word.
@@ -82,12 +83,12 @@ KERNEL(Various, U32) KERNEL(Various, I64) KERNEL(Various, U64)
 #endif
 KERNEL(Copy, U8)
 
-extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 512 / unisono::MOVE_THREADS)
+extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 2)
     unisono_move(const __grid_constant__ unisono::Move<1> call) {
     unisono::Mover<1>::run(call);
 }
 
-extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 512 / unisono::MOVE_THREADS)
+extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 2)
     unisono_move_many(const __grid_constant__ unisono::Move<14> call) {
     unisono::Mover<14>::run(call);
 }

@@ -10,15 +10,11 @@
 
 namespace unisono {
 
-#ifndef MOVE_T
-#define MOVE_T 256
-#endif
-#ifndef MOVE_LOG
-#define MOVE_LOG 4
-#endif
-constexpr u32 MOVE_THREADS = MOVE_T;
-// Warps of a block that send; as many receive. For tiles each has a queue of its own, to the same warp of the peer's block.
+constexpr u32 MOVE_THREADS = 256;
+// Warps of a block that send; as many receive. For tiles each has queues of its own, to and from the same warp of the peer's block.
 constexpr u32 MOVE_WARPS = MOVE_THREADS / 64;
+// How many loads a thread begins before it uses the first, and what that is for a warp.
+constexpr u32 MOVE_LOADS = 16, MOVE_ROUND = MOVE_LOADS * 512;
 
 struct Transfer {
     u8 *address;
@@ -67,36 +63,34 @@ struct Move {
     }
 };
 
-// Copies packets of a warp, the i-th of each thread LOADS times 512 bytes on, as far as there are `left` from the thread's first.
+// Copies what a thread has of a round: packets 512 bytes apart, ALL or only those whose number is below `limit`.
 template <Way WAY, bool ALL>
-DEVICE void copy_packets(const u8 *from, u8 *to, u32 left) {
-    constexpr u32 LOADS = 1u << MOVE_LOG;
+DEVICE void copy_round(const u8 *from, u8 *to, u32 limit) {
     // What is not loaded is defined, or else it would be kept from one round to the next.
-    Packet loaded[LOADS]{};
+    Packet loaded[MOVE_LOADS]{};
 #pragma unroll
-    for (u32 i = 0; i < LOADS; i++) {
+    for (u32 i = 0; i < MOVE_LOADS; i++) {
         const u8 *at = from + i * 512;
-        if (ALL || i * 32 < left) loaded[i] = WAY == TO_SLOTS ? *reinterpret_cast<const Packet *>(at) : load_packet(at);
+        if (ALL || i < limit) loaded[i] = WAY == TO_SLOTS ? *reinterpret_cast<const Packet *>(at) : load_packet(at);
     }
 #pragma unroll
-    for (u32 i = 0; i < LOADS; i++) {
-        if (ALL || i * 32 < left) *reinterpret_cast<Packet *>(to + i * 512) = loaded[i];
+    for (u32 i = 0; i < MOVE_LOADS; i++) {
+        if (ALL || i < limit) *reinterpret_cast<Packet *>(to + i * 512) = loaded[i];
     }
 }
 
 // Copies a tile between the caller's memory and a slot, which is aligned and whole, by the threads of a warp.
 template <Way WAY>
 DEVICE void copy_tile(u32 lane, const u8 *from, u8 *to, u32 bytes) {
-    constexpr u32 ROUND = 512u << MOVE_LOG;
     const bool aligned = ((reinterpret_cast<u64>(from) | reinterpret_cast<u64>(to)) & 15) == 0;
     const u32 whole = aligned ? bytes / 16 * 16 : 0;
-    u32 at = lane * 16, base = 0;
+    u32 at = lane * 16;
 #pragma unroll 1
-    for (; base + ROUND <= whole; base += ROUND) copy_packets<WAY, true>(from + base + at, to + base + at, 0);
-    if (base + at < whole) copy_packets<WAY, false>(from + base + at, to + base + at, (whole - base - at + 15) / 16);
+    for (; at + MOVE_ROUND <= whole + lane * 16; at += MOVE_ROUND) copy_round<WAY, true>(from + at, to + at, MOVE_LOADS);
+    if (at < whole) copy_round<WAY, false>(from + at, to + at, (whole - at + 511) / 512);
     // Ends, and tiles at other addresses.
 #pragma unroll 1
-    for (at += whole; at < bytes; at += 512) {
+    for (at = whole + lane * 16; at < bytes; at += 512) {
         if (WAY == TO_SLOTS) {
             *reinterpret_cast<Packet *>(to + at) = load_bytes(from, at, bytes);
         } else {
@@ -105,10 +99,13 @@ DEVICE void copy_tile(u32 lane, const u8 *from, u8 *to, u32 bytes) {
     }
 }
 
-// What a team's agent, its first thread, tells the others.
+// What a team's agent, its first thread, tells the others of the next item of lines; and the ends of its queues of lines, which it
+// has alone.
 struct LineTable {
     u8 *slot;
     u64 number;
+    Outbox<LINES> out;
+    Inbox<LINES> in;
 };
 
 template <u32 MANY>
@@ -141,7 +138,7 @@ struct Mover {
     DEVICE void send() {
         const u32 count = call.sends[turn];
         if (count == 0) return;
-        Outbox<LINES> lines;
+        Outbox<LINES> &lines = table.out;
         Outbox<MOVES> tiles(call.group, tile_queue(), peer);
         bool latched = false;
         if (is_agent()) {
@@ -216,7 +213,7 @@ struct Mover {
     DEVICE void receive() {
         const u32 count = call.receives[turn];
         if (count == 0) return;
-        Inbox<LINES> lines;
+        Inbox<LINES> &lines = table.in;
         Inbox<MOVES> tiles(call.group, tile_queue(), peer);
         bool latched = false;
         if (is_agent()) {

@@ -208,8 +208,9 @@ fn exchange_of_sends_and_receives() {
 
 #[test]
 fn exchange_ends_when_aborted() {
-    for (kind, bytes) in
-        [Kind::Allreduce, Kind::Allgather].into_iter().flat_map(|kind| [64, 20_000_000].map(|bytes| (kind, bytes)))
+    for (kind, bytes) in [Kind::Allreduce, Kind::Allgather]
+        .into_iter()
+        .flat_map(|kind| [64, 20_000_000].map(|bytes| (kind, bytes)))
     {
         let world = World::new(2, 48 << 20);
         let case = Case {

@@ -276,7 +276,9 @@ mod tests {
     #[test]
     fn what_moves_is_moved() {
         let table = Table::default();
-        for (kind, bytes) in [(Kind::Gather, 9), (Kind::Scatter, 9), (Kind::Allgather, 1 << 30), (Kind::Alltoall, 1 << 30)] {
+        for (kind, bytes) in
+            [(Kind::Gather, 9), (Kind::Scatter, 9), (Kind::Allgather, 1 << 30), (Kind::Alltoall, 1 << 30)]
+        {
             assert_eq!(Plan::of(&table, &job(kind, bytes), 4, bytes), Plan::Move);
             assert_eq!(Plan::of(&table, &job(kind, 0), 4, 0), Plan::Nothing);
         }
@@ -292,12 +294,14 @@ mod tests {
                     let tuning = table.tuning(size);
                     let few = tuning.line_blocks.min(if max_blocks == 0 { u32::MAX } else { max_blocks });
                     let Plan::Swap(plan) = Plan::of(&table, &job, size, bytes) else {
-                        let wide = bytes <= tuning.swaps.wide && bytes <= wide_room(tuning.wide) / 2 * u64::from(few);
+                        let wide = bytes <= tuning.swaps.wide
+                            && bytes <= wide_room(tuning.wide) / 2 * u64::from(few);
                         assert!(bytes == 0 || !wide, "{kind:?} of {bytes} on {size}, at most {max_blocks}");
                         continue;
                     };
                     assert!((1..=few).contains(&plan.grid.blocks), "{plan:?}");
-                    let arguments = plan.arguments(Group::new(0, &[4096; 8][..size as usize], 0, &table), &job, bytes);
+                    let arguments =
+                        plan.arguments(Group::new(0, &[4096; 8][..size as usize], 0, &table), &job, bytes);
                     let room = if arguments.wide != 0 { wide_room(tuning.wide) } else { NARROW_ROOM };
                     assert!(arguments.share <= room, "{plan:?}");
                     // No block has nothing to do: its peers wait for an item of it.

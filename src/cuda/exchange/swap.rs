@@ -29,7 +29,8 @@ impl Swapping {
         let (tuning, bounds) = (table.tuning(size), table.bounds(job.kind, size));
         let limit = if job.max_blocks == 0 { table.blocks } else { job.max_blocks.min(table.blocks) };
         let most = u64::from(tuning.line_blocks.min(limit));
-        let share = bytes.div_ceil(bytes.div_ceil(tuning.line_part).clamp(1, most)).next_multiple_of(LINE_GRAIN);
+        let share =
+            bytes.div_ceil(bytes.div_ceil(tuning.line_part).clamp(1, most)).next_multiple_of(LINE_GRAIN);
         let ways = [
             (Protocol::Narrow, bounds.narrow, NARROW_ROOM),
             (Protocol::Wide, bounds.wide, wide_room(tuning.wide)),
