@@ -135,7 +135,7 @@ impl Default for Table {
             reduce: Bounds { narrow: 4 * KIB, wide: 1024 * KIB, sharded: 0 },
             reduce_scatter: Bounds { narrow: 16 * KIB, wide: 1024 * KIB, sharded: 0 },
             broadcast: Bounds { narrow: 4 * KIB, wide: 1024 * KIB, sharded: 0 },
-            swaps: Bounds { narrow: 32 * KIB, wide: 2048 * KIB, sharded: 0 },
+            swaps: Bounds { narrow: KIB, wide: 2048 * KIB, sharded: 0 },
             moves: Bounds { narrow: 4 * KIB, wide: 512 * KIB, sharded: 0 },
         };
         let four = Tuning {
@@ -147,7 +147,7 @@ impl Default for Table {
             reduce: Bounds { narrow: 4 * KIB, wide: 128 * KIB, sharded: 3072 * KIB },
             reduce_scatter: Bounds { narrow: 8 * KIB, wide: 512 * KIB, sharded: 0 },
             broadcast: Bounds { narrow: 4 * KIB, wide: 128 * KIB, sharded: 2048 * KIB },
-            swaps: Bounds { narrow: 16 * KIB, wide: 768 * KIB, sharded: 0 },
+            swaps: Bounds { narrow: KIB, wide: 768 * KIB, sharded: 0 },
             moves: Bounds { narrow: 4 * KIB, wide: 448 * KIB, sharded: 0 },
             ..two
         };
@@ -161,7 +161,7 @@ impl Default for Table {
             reduce: Bounds { narrow: 4 * KIB, wide: 64 * KIB, sharded: 3072 * KIB },
             reduce_scatter: Bounds { narrow: 4 * KIB, wide: 384 * KIB, sharded: 0 },
             broadcast: Bounds { narrow: 4 * KIB, wide: 64 * KIB, sharded: 2048 * KIB },
-            swaps: Bounds { narrow: 4 * KIB, wide: 192 * KIB, sharded: 0 },
+            swaps: Bounds { narrow: KIB, wide: 192 * KIB, sharded: 0 },
             moves: Bounds { narrow: 4 * KIB, wide: 112 * KIB, sharded: 0 },
             ..two
         };
