@@ -1,11 +1,13 @@
 // The kernels of the exchange between GPUs: unisono_lines_<operator>_<type> and unisono_tiles_<operator>_<type>, with one
-// parameter, `Combine`; unisono_move and unisono_move_many, with one parameter, `Move`. src/cuda/exchange/plan.rs says which grid suits a call.
+// parameter, `Combine`; unisono_swap, with one parameter, `Swap`; unisono_move and unisono_move_many, with one parameter, `Move`.
+// src/cuda/exchange/plan.rs says which grid suits a call.
 //
 // Every rank of a group launches the same kernel with the same grid; all blocks of all of them run at the same time. The
 // kernels wait for nothing but each other and the host's abort word.
 
 #include "exchange_move.cuh"
 #include "exchange_mutual.cuh"
+#include "exchange_swap.cuh"
 #include "exchange_tiles.cuh"
 
 namespace unisono {
@@ -89,4 +91,9 @@ extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 2)
 extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 2)
     unisono_move_many(const __grid_constant__ unisono::Move<14> call) {
     unisono::Mover<14>::run(call);
+}
+
+extern "C" __global__ void __launch_bounds__(unisono::SWAP_THREADS, 1)
+    unisono_swap(const __grid_constant__ unisono::Swap call) {
+    unisono::swap(call);
 }

@@ -90,7 +90,9 @@ struct Outbox {
         return slots + (static_cast<u32>(sent) & (group.slots(AREA) - 1)) * group.slot_bytes(AREA);
     }
     // Tells the peer that a tile is there: after a barrier behind the stores of all threads.
-    DEVICE void publish() { store_release(ready, ++sent); }
+    DEVICE void publish() { announce(++sent); }
+    // The same where several threads count what is sent: `number` is what that has come to.
+    DEVICE void announce(u64 number) const { store_release(ready, number); }
     DEVICE void save(const Group &group, u32 block, u32 peer) const {
         group.control(group.rank, block)->sent[AREA][peer] = sent;
         if (AREA == LINES) group.control(group.rank, block)->implied[peer] = implied;
@@ -124,9 +126,11 @@ struct Inbox {
     }
     // Tells the peer that an item was taken: after a barrier behind the last use of what was loaded. Loads whose values
     // have been used are complete, so the store needs no order of its own.
-    DEVICE void release() { store_relaxed(acked, ++received); }
+    DEVICE void release() { acknowledge(++received); }
+    // The same where several threads count what is received: `number` is what that has come to.
+    DEVICE void acknowledge(u64 number) const { store_relaxed(acked, number); }
     // Tells the peer what earlier calls took and kept to themselves: see `Combine::is_mutual`.
-    DEVICE void catch_up() const { store_relaxed(acked, received); }
+    DEVICE void catch_up() const { acknowledge(received); }
     DEVICE void save(const Group &group, u32 block, u32 peer) const {
         group.control(group.rank, block)->received[AREA][peer] = received;
     }

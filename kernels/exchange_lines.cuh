@@ -38,25 +38,26 @@ struct Lines {
 
     DEVICE Data load(const u8 *base, u32 bytes, u32 packet) const {
         const u8 *from = base + offset(packet);
-        if (!suits(base, bytes, packet)) {
-            Packet found = load_packet_slowly(base, offset(packet), bytes);
-            return Data{{found.low, found.high}};
-        }
         Data data{};
-        data.word[0] = *reinterpret_cast<const u64 *>(from);
-        if (!is_numbered(packet)) data.word[1] = *reinterpret_cast<const u64 *>(from + 8);
+        if (suits(base, bytes, packet)) {
+            data.word[0] = *reinterpret_cast<const u64 *>(from);
+            if (!is_numbered(packet)) data.word[1] = *reinterpret_cast<const u64 *>(from + 8);
+        } else {
+            data.word[0] = load_word(base, offset(packet), bytes);
+            if (!is_numbered(packet)) data.word[1] = load_word(base, offset(packet) + 8, bytes);
+        }
         return data;
     }
 
     DEVICE void store(u8 *base, u32 bytes, u32 packet, const Data &data) const {
         const u32 at = offset(packet);
-        if (!suits(base, bytes, packet)) {
-            const u32 end = is_numbered(packet) ? at + 8 : at + 16;
-            store_packet_slowly(base, at, bytes < end ? bytes : end, Packet{data.word[0], data.word[1]});
-            return;
+        if (suits(base, bytes, packet)) {
+            *reinterpret_cast<u64 *>(base + at) = data.word[0];
+            if (!is_numbered(packet)) *reinterpret_cast<u64 *>(base + at + 8) = data.word[1];
+        } else {
+            store_word(base, at, bytes, data.word[0]);
+            if (!is_numbered(packet)) store_word(base, at + 8, bytes, data.word[1]);
         }
-        *reinterpret_cast<u64 *>(base + at) = data.word[0];
-        if (!is_numbered(packet)) *reinterpret_cast<u64 *>(base + at + 8) = data.word[1];
     }
 
     // The threads of a warp store, and load, their parts of a wide line by one instruction: that is what makes it one.

@@ -108,14 +108,21 @@ DEVICE bool suits(const u8 *address, u32 at, u32 bytes, u32 size) {
 DEVICE u64 load_word(const u8 *base, u32 at, u32 bytes) {
     const u8 *from = base + at;
     if (suits(from, at, bytes, 8)) return *reinterpret_cast<const u64 *>(from);
-    return at < bytes ? load_slowly(from, bytes - at) : 0;
+    if (at >= bytes) return 0;
+    // A call of one float, which is not rare.
+    if (bytes - at == 4 && reinterpret_cast<u64>(from) % 4 == 0) return *reinterpret_cast<const u32 *>(from);
+    return load_slowly(from, bytes - at);
 }
 
 DEVICE void store_word(u8 *base, u32 at, u32 bytes, u64 word) {
     u8 *to = base + at;
     if (suits(to, at, bytes, 8)) {
         *reinterpret_cast<u64 *>(to) = word;
-    } else if (at < bytes) {
+    } else if (at >= bytes) {
+        return;
+    } else if (bytes - at == 4 && reinterpret_cast<u64>(to) % 4 == 0) {
+        *reinterpret_cast<u32 *>(to) = static_cast<u32>(word);
+    } else {
         store_slowly(to, bytes - at, word);
     }
 }

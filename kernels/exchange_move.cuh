@@ -11,6 +11,10 @@
 namespace unisono {
 
 constexpr u32 MOVE_THREADS = 256;
+// Warps of a block that send; as many receive. For tiles each has queues of its own, to and from the same warp of the peer's block.
+constexpr u32 MOVE_WARPS = MOVE_THREADS / 64;
+// How many loads a thread begins before it uses the first, and what that is for a warp.
+constexpr u32 MOVE_LOADS = 16, MOVE_ROUND = MOVE_LOADS * 512;
 
 struct Transfer {
     u8 *address;
@@ -59,30 +63,73 @@ struct Move {
     }
 };
 
-// What a team's agent, its first thread, tells the others.
-struct MoveTable {
-    TileTable tile;
+// Copies what a thread has of a round: packets 512 bytes apart, ALL or only those whose number is below `limit`.
+template <Way WAY, bool ALL>
+DEVICE void copy_round(const u8 *from, u8 *to, u32 limit) {
+    // What is not loaded is defined, or else it would be kept from one round to the next.
+    Packet loaded[MOVE_LOADS]{};
+#pragma unroll
+    for (u32 i = 0; i < MOVE_LOADS; i++) {
+        const u8 *at = from + i * 512;
+        if (ALL || i < limit) loaded[i] = WAY == TO_SLOTS ? *reinterpret_cast<const Packet *>(at) : load_packet(at);
+    }
+#pragma unroll
+    for (u32 i = 0; i < MOVE_LOADS; i++) {
+        if (ALL || i < limit) *reinterpret_cast<Packet *>(to + i * 512) = loaded[i];
+    }
+}
+
+// Copies a tile between the caller's memory and a slot, which is aligned and whole, by the threads of a warp.
+template <Way WAY>
+DEVICE void copy_tile(u32 lane, const u8 *from, u8 *to, u32 bytes) {
+    const bool aligned = ((reinterpret_cast<u64>(from) | reinterpret_cast<u64>(to)) & 15) == 0;
+    const u32 whole = aligned ? bytes / 16 * 16 : 0;
+    u32 at = lane * 16;
+#pragma unroll 1
+    for (; at + MOVE_ROUND <= whole + lane * 16; at += MOVE_ROUND) copy_round<WAY, true>(from + at, to + at, MOVE_LOADS);
+    if (at < whole) copy_round<WAY, false>(from + at, to + at, (whole - at + 511) / 512);
+    // Ends, and tiles at other addresses.
+#pragma unroll 1
+    for (at = whole + lane * 16; at < bytes; at += 512) {
+        if (WAY == TO_SLOTS) {
+            *reinterpret_cast<Packet *>(to + at) = load_bytes(from, at, bytes);
+        } else {
+            store_bytes(to, at, bytes, load_packet(from + at));
+        }
+    }
+}
+
+// What a team's agent, its first thread, tells the others of the next item of lines; and the ends of its queues of lines, which it
+// has alone.
+struct LineTable {
     u8 *slot;
     u64 number;
+    Outbox<LINES> out;
+    Inbox<LINES> in;
 };
 
 template <u32 MANY>
 struct Mover {
     const Move<MANY> &call;
-    MoveTable &table;
+    LineTable &table;
     Team team;
     u32 turn, peer, block;
-    // Shared by both halves: how many slots have been filled by this block.
-    volatile u32 &filled;
+    // Shared by both halves: how many slots each warp has filled.
+    volatile u32 *filled;
 
-    // Counts a slot as filled: its bytes have been read by all threads.
+    DEVICE u32 warp() const { return team.thread / 32; }
+    DEVICE u32 lane() const { return team.thread % 32; }
+    // Which queues for tiles are this warp's.
+    DEVICE u32 tile_queue() const { return block * MOVE_WARPS + warp(); }
+
+    // Counts a slot as filled: its bytes have been read by all threads of this warp.
     DEVICE void fill() const {
-        if (is_agent()) filled = filled + 1;
+        if (lane() == 0) filled[warp()] = filled[warp()] + 1;
     }
     // Waits until the bytes that the `number`-th slot is to go to have been sent.
     DEVICE bool await_fill(u32 number) const {
         return !call.in_place ||
-               call.group.waiter().wait(TILE_ROOM, peer, number, [&] { return filled > number; });
+               call.group.waiter().wait(TILE_ROOM, peer, number, [&] { return filled[warp()] > number; });
     }
 
     DEVICE bool is_agent() const { return team.thread == 0; }
@@ -91,39 +138,40 @@ struct Mover {
     DEVICE void send() {
         const u32 count = call.sends[turn];
         if (count == 0) return;
-        Outbox<LINES> lines;
-        Outbox<MOVES> tiles;
+        Outbox<LINES> &lines = table.out;
+        Outbox<MOVES> tiles(call.group, tile_queue(), peer);
         bool latched = false;
         if (is_agent()) {
             lines = Outbox<LINES>(call.group, block, peer);
-            tiles = Outbox<MOVES>(call.group, block, peer);
             latched = call.group.is_latched();
         }
         if (team.sync_or(latched)) return;
+        bool well = true;
 #pragma unroll 1
         for (u32 i = 0; i < count; i++) {
             const Transfer &transfer = call.send[turn][i];
             auto part = call.part(transfer.bytes, block);
             if (part.bytes == 0) continue;
             const u8 *from = transfer.address + part.begin;
-            bool well = call.goes_by_lines(transfer.bytes)
-                            ? send_lines(lines, lines_for(transfer.bytes), from, static_cast<u32>(part.bytes))
-                            : send_tiles(tiles, from, part.bytes);
-            if (!well) return;
+            // A warp that is to leave still comes to the barriers of the others.
+            if (call.goes_by_lines(transfer.bytes)) {
+                const u32 bytes = static_cast<u32>(part.bytes);
+                if (!send_lines(lines, lines_for(transfer.bytes), from, bytes, well)) return;
+            } else {
+                well = well && send_tiles(tiles, from, part.bytes);
+            }
         }
-        if (is_agent()) {
-            lines.save(call.group, block, peer);
-            tiles.save(call.group, block, peer);
-        }
+        if (!well) return;
+        if (is_agent()) lines.save(call.group, block, peer);
+        if (lane() == 0) tiles.save(call.group, tile_queue(), peer);
     }
 
-    DEVICE bool send_lines(Outbox<LINES> &out, Lines lines, const u8 *from, u32 bytes) {
+    DEVICE bool send_lines(Outbox<LINES> &out, Lines lines, const u8 *from, u32 bytes, bool well) {
         const u32 all = lines.packets(bytes);
         Lines::Data data{};
         if (team.thread < all) data = lines.load(from, bytes, team.thread);
-        bool well = true;
         if (is_agent()) {
-            well = out.reserve(call.group, peer);
+            well = well && out.reserve(call.group, peer);
             table.slot = out.next(call.group) + lines.place(call.group);
             table.number = ++out.sent;
         }
@@ -138,60 +186,66 @@ struct Mover {
         return true;
     }
 
-    DEVICE bool send_tiles(Outbox<MOVES> &out, const u8 *from, u64 bytes) {
-        const u32 slot = call.group.move_slot;
+    // Calls `handle(at, length)` for this warp's tiles of a part; ends when that says no.
+    template <class Handle>
+    DEVICE bool for_each_tile(u64 bytes, Handle handle) const {
+        const u64 even = ((bytes + MOVE_WARPS - 1) / MOVE_WARPS + 511) / 512 * 512;
+        const u32 tile = static_cast<u32>(even < call.group.move_slot ? even : call.group.move_slot);
 #pragma unroll 1
-        for (u64 at = 0; at < bytes; at += slot) {
-            const u32 tile = static_cast<u32>(bytes - at < slot ? bytes - at : slot);
-            bool well = true;
-            if (is_agent()) {
-                well = out.reserve(call.group, peer);
-                table.tile.set(0, from + at, out.next(call.group), tile);
-            }
-            if (team.sync_or(!well)) return false;
-            stream<TO_SLOTS>(team, table.tile, 1, (tile + 15) / 16, [](u32, u32, Packet) {});
-            team.sync();
-            fill();
-            if (is_agent()) out.publish();
+        for (u64 at = warp() * tile; at < bytes; at += MOVE_WARPS * tile) {
+            if (!handle(at, static_cast<u32>(bytes - at < tile ? bytes - at : tile))) return false;
         }
         return true;
+    }
+
+    DEVICE bool send_tiles(Outbox<MOVES> &out, const u8 *from, u64 bytes) {
+        return for_each_tile(bytes, [&](u64 at, u32 length) {
+            if (!__all_sync(~0u, out.reserve(call.group, peer))) return false;
+            copy_tile<TO_SLOTS>(lane(), from + at, out.next(call.group), length);
+            __syncwarp();
+            fill();
+            out.sent++;
+            if (lane() == 0) out.announce(out.sent);
+            return true;
+        });
     }
 
     DEVICE void receive() {
         const u32 count = call.receives[turn];
         if (count == 0) return;
-        Inbox<LINES> lines;
-        Inbox<MOVES> tiles;
+        Inbox<LINES> &lines = table.in;
+        Inbox<MOVES> tiles(call.group, tile_queue(), peer);
         bool latched = false;
         if (is_agent()) {
             lines = Inbox<LINES>(call.group, block, peer);
-            tiles = Inbox<MOVES>(call.group, block, peer);
             lines.catch_up();
             latched = call.group.is_latched();
         }
         if (team.sync_or(latched)) return;
         u32 taken = 0;
+        bool well = true;
 #pragma unroll 1
         for (u32 i = 0; i < count; i++) {
             const Transfer &transfer = call.receive[turn][i];
             auto part = call.part(transfer.bytes, block);
             if (part.bytes == 0) continue;
             u8 *to = transfer.address + part.begin;
-            bool well = call.goes_by_lines(transfer.bytes)
-                            ? receive_lines(lines, lines_for(transfer.bytes), to, static_cast<u32>(part.bytes), taken)
-                            : receive_tiles(tiles, to, part.bytes, taken);
-            if (!well) return;
+            if (call.goes_by_lines(transfer.bytes)) {
+                const u32 bytes = static_cast<u32>(part.bytes);
+                if (!receive_lines(lines, lines_for(transfer.bytes), to, bytes, taken, well)) return;
+            } else {
+                well = well && receive_tiles(tiles, to, part.bytes, taken);
+            }
         }
-        if (is_agent()) {
-            lines.save(call.group, block, peer);
-            tiles.save(call.group, block, peer);
-        }
+        if (!well) return;
+        if (is_agent()) lines.save(call.group, block, peer);
+        if (lane() == 0) tiles.save(call.group, tile_queue(), peer);
     }
 
-    DEVICE bool receive_lines(Inbox<LINES> &in, Lines lines, u8 *to, u32 bytes, u32 &taken) {
-        bool well = true;
+    DEVICE bool receive_lines(Inbox<LINES> &in, Lines lines, u8 *to, u32 bytes, u32 &taken, bool well) {
+        const u32 number = taken++;
         if (is_agent()) {
-            well = await_fill(taken++);
+            well = well && await_fill(number);
             table.slot = in.next(call.group) + lines.place(call.group);
             table.number = in.received + 1;
         }
@@ -208,21 +262,14 @@ struct Mover {
     }
 
     DEVICE bool receive_tiles(Inbox<MOVES> &in, u8 *to, u64 bytes, u32 &taken) {
-        const u32 slot = call.group.move_slot;
-#pragma unroll 1
-        for (u64 at = 0; at < bytes; at += slot) {
-            const u32 tile = static_cast<u32>(bytes - at < slot ? bytes - at : slot);
-            bool well = true;
-            if (is_agent()) {
-                well = await_fill(taken++) && in.await(call.group, peer);
-                table.tile.set(0, in.next(call.group), to + at, tile);
-            }
-            if (team.sync_or(!well)) return false;
-            stream<FROM_SLOTS>(team, table.tile, 1, (tile + 15) / 16, [](u32, u32, Packet) {});
-            team.sync();
-            if (is_agent()) in.release();
-        }
-        return true;
+        return for_each_tile(bytes, [&](u64 at, u32 length) {
+            if (!__all_sync(~0u, await_fill(taken++) && in.await(call.group, peer))) return false;
+            copy_tile<FROM_SLOTS>(lane(), in.next(call.group), to + at, length);
+            __syncwarp();
+            in.received++;
+            if (lane() == 0) in.acknowledge(in.received);
+            return true;
+        });
     }
 
     // Copies within this rank.
@@ -249,15 +296,15 @@ struct Mover {
     }
 
     DEVICE static void run(const Move<MANY> &call) {
-        __shared__ MoveTable tables[2];
-        __shared__ u32 filled;
+        __shared__ LineTable tables[2];
+        __shared__ u32 filled[MOVE_WARPS];
         const u32 size = call.group.size, rank = call.group.rank, half = threadIdx.x / (MOVE_THREADS / 2);
         const Team team{1 + half, threadIdx.x % (MOVE_THREADS / 2), MOVE_THREADS / 2};
         // The two of a pair meet in the same step, so blocks that have several steps never wait in a circle.
 #pragma unroll 1
         for (u32 step = blockIdx.x % call.classes; step < size; step += call.classes) {
             __syncthreads();
-            if (threadIdx.x == 0) filled = 0;
+            if (threadIdx.x < MOVE_WARPS) filled[threadIdx.x] = 0;
             __syncthreads();
             const u32 peer = (step + size - rank) % size, turn = (peer + 2 * size - rank - 1) % size;
             Mover mover{call, tables[half], team, turn, peer, blockIdx.x / call.classes, filled};

@@ -68,6 +68,29 @@ fn exchange_of_floats_at_every_size() {
 }
 
 #[test]
+fn exchange_of_bytes_at_any_address() {
+    for size in SIZES {
+        let world = World::new(size, 4 << 20);
+        for kind in [Kind::Allgather, Kind::Alltoall] {
+            for (i, count) in [1, 7, 119, 121, 2049, 5000, 33_333, 130_007, 300_001].into_iter().enumerate() {
+                for in_place in [false, true] {
+                    let case = Case {
+                        kind,
+                        dtype: DataType::U8,
+                        operator: Operator::Sum,
+                        count,
+                        root: 0,
+                        in_place,
+                        skew: [1, 0, 3][i % 3],
+                    };
+                    world.check(&case);
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn exchange_of_every_type_by_every_operator() {
     for size in [2, 4, 8] {
         let world = World::new(size, 4 << 20);
@@ -185,10 +208,13 @@ fn exchange_of_sends_and_receives() {
 
 #[test]
 fn exchange_ends_when_aborted() {
-    for bytes in [64, 40_000_000] {
+    for (kind, bytes) in [Kind::Allreduce, Kind::Allgather]
+        .into_iter()
+        .flat_map(|kind| [64, 20_000_000].map(|bytes| (kind, bytes)))
+    {
         let world = World::new(2, 48 << 20);
         let case = Case {
-            kind: Kind::Allreduce,
+            kind,
             dtype: DataType::F32,
             operator: Operator::Sum,
             count: bytes / 4,
@@ -210,7 +236,7 @@ fn exchange_ends_when_aborted() {
         let record = world.record(0).expect("what the kernel waited for");
         assert_eq!(record.peer, 1, "{record:?}");
         assert!(world.try_enqueue(0, &case).is_err());
-        println!("abort: {took:?}, {record:?}");
+        println!("abort of {}: {took:?}, {record:?}", kind.name());
     }
 }
 

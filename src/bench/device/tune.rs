@@ -70,8 +70,8 @@ const STEPS: [Step; 6] = [
         set: |tuning, value| tuning.parts = value as u32,
         values: &[4, 8, 16, 32, 64],
         kinds: &[Kind::Alltoall, Kind::Allgather],
-        sizes: &[64 * KIB, MIB, 16 * MIB],
-        tiles: false,
+        sizes: &[4 * MIB, 16 * MIB, 64 * MIB],
+        tiles: true,
     },
     Step {
         name: "line_part",
@@ -94,12 +94,13 @@ const STEPS: [Step; 6] = [
 /// Bounds, the operations that they are measured by, and where they are.
 type Measured = (&'static [Kind], fn(&mut Tuning) -> &mut Bounds);
 
-const BOUNDS: [Measured; 5] = [
+const BOUNDS: [Measured; 6] = [
     (&[Kind::Allreduce], |tuning| &mut tuning.allreduce),
     (&[Kind::Reduce], |tuning| &mut tuning.reduce),
     (&[Kind::ReduceScatter], |tuning| &mut tuning.reduce_scatter),
     (&[Kind::Broadcast], |tuning| &mut tuning.broadcast),
-    (&[Kind::Alltoall, Kind::Allgather], |tuning| &mut tuning.moves),
+    (&[Kind::Alltoall, Kind::Allgather], |tuning| &mut tuning.swaps),
+    (&[Kind::Scatter], |tuning| &mut tuning.moves),
 ];
 
 /// The names of the protocols, and from which to which size each is worth a look.

@@ -1,6 +1,7 @@
 //! What lies where in an arena.
 #![forbid(unsafe_code)]
 
+use super::points::MOVE_WARPS;
 use super::stages::SIGNAL_BYTES;
 use super::table::{Table, Tuning};
 
@@ -40,18 +41,20 @@ impl Layout {
     pub(super) fn new(table: &Table, size: u32) -> Layout {
         let Tuning { slot, wide, tile_blocks, line_blocks, parts, move_slot, .. } = *table.tuning(size);
         let peers = u64::from(size.saturating_sub(1));
-        let channels = |blocks: u32| u64::from(blocks.min(table.blocks)) * peers;
-        // Both go by lines.
-        let lined = line_blocks.max(parts);
+        let [tile_blocks, line_blocks, parts] =
+            [tile_blocks, line_blocks, parts].map(|blocks| blocks.min(table.blocks));
+        let channels = |blocks: u32| u64::from(blocks) * peers;
+        // Both go by lines. Each warp of a block that moves has a queue for tiles of its own.
+        let (lined, moving) = (line_blocks.max(parts), parts * MOVE_WARPS);
         let slots = |depth: u64, bytes: u32| depth * u64::from(bytes);
         let depth = u64::from(table.depth);
         let tiles = channels(tile_blocks) * slots(depth, slot);
-        let lines = HEADER + u64::from(tile_blocks.max(lined).min(table.blocks)) * CONTROL;
+        let lines = HEADER + u64::from(tile_blocks.max(lined).max(moving)) * CONTROL;
         let inputs = lines + channels(lined) * slots(LINE_DEPTH, wide + NARROW_BYTES);
         let results = inputs + tiles;
         // Between two ranks nothing takes a second step.
         let moves = results + if size > 2 { tiles } else { 0 };
-        let signals = moves + channels(parts) * slots(depth, move_slot);
+        let signals = moves + channels(moving) * slots(depth, move_slot);
         Layout { lines, inputs, results, moves, signals, bytes: signals + SIGNAL_BYTES }
     }
 }

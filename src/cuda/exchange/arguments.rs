@@ -78,6 +78,19 @@ pub(super) struct Combine {
     pub(super) number: u32,
 }
 
+/// The parameter of the kernel that swaps parts.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Swap {
+    pub(super) group: Group,
+    pub(super) input: u64,
+    pub(super) output: u64,
+    pub(super) bytes: u64,
+    pub(super) stride: u64,
+    pub(super) share: u64,
+    pub(super) wide: u32,
+}
+
 /// Memory of this rank that goes to a peer or comes from one.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]

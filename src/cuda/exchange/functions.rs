@@ -70,6 +70,7 @@ struct Names {
 pub(super) struct Functions {
     combines: HashMap<Names, Combiners>,
     relay: Pair,
+    swapper: FunctionHandle,
     mover: FunctionHandle,
     mover_of_many: FunctionHandle,
     pull: FunctionHandle,
@@ -127,6 +128,7 @@ impl Functions {
                 lines: function(c"unisono_lines_Copy_U8")?,
                 tiles: function(c"unisono_tiles_Copy_U8")?,
             },
+            swapper: function(c"unisono_swap")?,
             mover: function(c"unisono_move")?,
             mover_of_many: function(c"unisono_move_many")?,
             // SAFETY: loaded above.
@@ -153,6 +155,11 @@ impl Functions {
     /// The kernels that pass a root's bytes on.
     pub(super) fn relay(&self) -> Pair {
         self.relay
+    }
+
+    /// The kernel that swaps short parts between all.
+    pub(super) fn swapper(&self) -> FunctionHandle {
+        self.swapper
     }
 
     /// The kernel of broadcasts by stages.

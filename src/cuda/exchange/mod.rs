@@ -14,6 +14,7 @@ mod functions;
 mod plan;
 mod points;
 mod stages;
+mod swap;
 mod table;
 mod tuning;
 mod windowed;
@@ -150,6 +151,10 @@ impl Exchange {
         match Plan::of(&self.table, job, size, bytes) {
             Plan::Nothing => self.fault.check(),
             Plan::Combine(combination) => self.combine(job, &combination, stream),
+            Plan::Swap(swapping) => {
+                let mut arguments = swapping.arguments(self.group, job, bytes);
+                self.launch(self.functions.swapper(), swapping.grid, stream, (&raw mut arguments).cast())
+            }
             // SAFETY: the points lie within what the caller promised.
             Plan::Move => unsafe {
                 let points = points::of_job(job, self.group.rank(), size, bytes);

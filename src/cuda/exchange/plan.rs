@@ -4,6 +4,7 @@
 use super::Job;
 use super::arena::NARROW_BYTES;
 use super::arguments::{Combine, Group};
+use super::swap::Swapping;
 use super::table::Table;
 use crate::cuda::driver::Grid;
 use crate::reduce::Operator;
@@ -18,7 +19,7 @@ pub(super) const fn wide_room(bytes: u32) -> u64 {
 }
 
 /// Shares by lines begin at multiples of this.
-const LINE_GRAIN: u64 = 64;
+pub(super) const LINE_GRAIN: u64 = 64;
 /// Parts of calls begin at multiples of this: wide accesses, and whole elements.
 const GRAIN: u64 = 128;
 
@@ -45,6 +46,7 @@ pub(super) enum Protocol {
 pub(super) enum Plan {
     Nothing,
     Combine(Combination),
+    Swap(Swapping),
     Move,
 }
 
@@ -83,6 +85,9 @@ impl Plan {
             Kind::Reduce => ((all, root, 0), (all, all, root)),
             Kind::ReduceScatter => ((all, all, 0), (all, all, 0)),
             Kind::Broadcast => ((root, all & !root, 0), (root, all & !root, all & !root)),
+            Kind::Allgather | Kind::Alltoall => {
+                return Swapping::of(table, job, size, bytes).map_or(Plan::Move, Plan::Swap);
+            }
             _ => return Plan::Move,
         };
         let scatters = job.kind == Kind::ReduceScatter;
@@ -157,14 +162,18 @@ impl Plan {
     }
 }
 
+/// Packets of 16 bytes that carry `bytes` as lines.
+pub(super) fn line_packets(protocol: Protocol, bytes: u64) -> u64 {
+    match protocol {
+        Protocol::Wide => bytes.div_ceil(120) * 8,
+        _ => bytes.div_ceil(8),
+    }
+}
+
 /// Threads of a block that moves `share` bytes by lines.
 pub(super) fn line_threads(protocol: Protocol, share: u64) -> u32 {
-    let threads = match protocol {
-        Protocol::Wide => share.div_ceil(120) * 8,
-        _ => share.div_ceil(8),
-    };
     // At most LINE_THREADS.
-    threads.min(u64::from(LINE_THREADS)).next_multiple_of(32).max(32) as u32
+    line_packets(protocol, share).min(u64::from(LINE_THREADS)).next_multiple_of(32).max(32) as u32
 }
 
 impl Combination {
@@ -263,9 +272,40 @@ mod tests {
     #[test]
     fn what_moves_is_moved() {
         let table = Table::default();
-        for kind in [Kind::Allgather, Kind::Alltoall, Kind::Gather, Kind::Scatter] {
-            assert_eq!(Plan::of(&table, &job(kind, 9), 4, 9), Plan::Move);
+        for (kind, bytes) in
+            [(Kind::Gather, 9), (Kind::Scatter, 9), (Kind::Allgather, 1 << 30), (Kind::Alltoall, 1 << 30)]
+        {
+            assert_eq!(Plan::of(&table, &job(kind, bytes), 4, bytes), Plan::Move);
             assert_eq!(Plan::of(&table, &job(kind, 0), 4, 0), Plan::Nothing);
+        }
+    }
+
+    #[test]
+    fn what_is_swapped_fits_its_slots() {
+        let table = Table::default();
+        for kind in [Kind::Allgather, Kind::Alltoall] {
+            for (size, bytes) in (2..=8).flat_map(|size| counts().map(move |count| (size, count))) {
+                for max_blocks in [0, 1, 7] {
+                    let job = Job { max_blocks, ..job(kind, bytes) };
+                    let tuning = table.tuning(size);
+                    let few = tuning.line_blocks.min(if max_blocks == 0 { u32::MAX } else { max_blocks });
+                    let Plan::Swap(plan) = Plan::of(&table, &job, size, bytes) else {
+                        let wide = bytes <= tuning.swaps.wide
+                            && bytes <= wide_room(tuning.wide) / 2 * u64::from(few);
+                        assert!(bytes == 0 || !wide, "{kind:?} of {bytes} on {size}, at most {max_blocks}");
+                        continue;
+                    };
+                    assert!((1..=few).contains(&plan.grid.blocks), "{plan:?}");
+                    let arguments =
+                        plan.arguments(Group::new(0, &[4096; 8][..size as usize], 0, &table), &job, bytes);
+                    let room = if arguments.wide != 0 { wide_room(tuning.wide) } else { NARROW_ROOM };
+                    assert!(arguments.share <= room, "{plan:?}");
+                    // No block has nothing to do: its peers wait for an item of it.
+                    let before = arguments.share * (u64::from(plan.grid.blocks) - 1);
+                    assert!((before + 1..=before + arguments.share).contains(&bytes), "{plan:?}");
+                    assert_eq!(plan.grid.threads % (32 * size), 0, "{plan:?}");
+                }
+            }
         }
     }
 }

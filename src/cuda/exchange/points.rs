@@ -17,6 +17,8 @@ use crate::signature::Kind;
 const MANY: usize = 14;
 /// Threads of a block: `MOVE_THREADS` of the kernels.
 const THREADS: u32 = 256;
+/// Warps of a block that send, and as many that receive: `MOVE_WARPS` of the kernels.
+pub(super) const MOVE_WARPS: u32 = THREADS / 64;
 
 /// Which way a point's bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

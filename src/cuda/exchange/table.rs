@@ -46,11 +46,11 @@ pub struct Tuning {
     pub line_share: u64,
     /// The blocks for one peer, in calls that move.
     pub parts: u32,
-    /// What such a block should find to do at least, by lines and by tiles.
+    /// What such a block, or one that swaps, should find to do at least by lines; and by tiles.
     pub line_part: u64,
     /// See `line_part`.
     pub tile_part: u64,
-    /// Bytes of a slot for tiles that are moved: a multiple of 4096.
+    /// Bytes of a slot for tiles that are moved, of which each warp has its own: a multiple of 4096.
     pub move_slot: u32,
     /// Of allreduce.
     pub allreduce: Bounds,
@@ -60,7 +60,9 @@ pub struct Tuning {
     pub reduce_scatter: Bounds,
     /// Of broadcast.
     pub broadcast: Bounds,
-    /// Of everything that moves between pairs of ranks.
+    /// Of allgather and all-to-all, where lines are swapped.
+    pub swaps: Bounds,
+    /// Of everything else that moves between pairs of ranks.
     pub moves: Bounds,
     /// From how many bytes on calls in windows are not staged.
     pub windows_from: WindowBounds,
@@ -109,7 +111,7 @@ impl Table {
     /// two steps.
     pub fn line_room(&self, kind: Kind, size: u32) -> [u64; 3] {
         let tuning = self.tuning(size);
-        let moves = matches!(kind, Kind::Allgather | Kind::Gather | Kind::Scatter | Kind::Alltoall);
+        let moves = matches!(kind, Kind::Gather | Kind::Scatter);
         let blocks = u64::from(if moves { tuning.parts } else { tuning.line_blocks }.min(self.blocks));
         let [narrow, wide] = [NARROW_ROOM, wide_room(tuning.wide)].map(|room| room * blocks);
         let owners = match kind {
@@ -127,6 +129,7 @@ impl Table {
             Kind::Reduce => &tuning.reduce,
             Kind::ReduceScatter => &tuning.reduce_scatter,
             Kind::Broadcast => &tuning.broadcast,
+            Kind::Allgather | Kind::Alltoall => &tuning.swaps,
             _ => &tuning.moves,
         }
     }
@@ -145,13 +148,14 @@ impl Default for Table {
             line_blocks: 64,
             line_share: 2 * KIB,
             parts: 64,
-            line_part: 2 * KIB,
+            line_part: KIB,
             tile_part: 32 * KIB,
-            move_slot: 64 << 10,
+            move_slot: 32 << 10,
             allreduce: Bounds { narrow: 32 * KIB, wide: 2048 * KIB, sharded: 0 },
             reduce: Bounds { narrow: 4 * KIB, wide: 1024 * KIB, sharded: 0 },
             reduce_scatter: Bounds { narrow: 16 * KIB, wide: 1024 * KIB, sharded: 0 },
             broadcast: Bounds { narrow: 4 * KIB, wide: 1024 * KIB, sharded: 0 },
+            swaps: Bounds { narrow: KIB, wide: 2048 * KIB, sharded: 0 },
             moves: Bounds { narrow: 4 * KIB, wide: 512 * KIB, sharded: 0 },
             // Two H200s, in windows and staged: an allgather of 2 MiB in all 7.8 and 8.9 µs, of 1 MiB 6.3 and 6.0; an allreduce of 2 MiB
             // 11.1 and 10.2, of 4 MiB 17.2 and 20.5; a reduce_scatter of 2 MiB in all 7.6 and 6.6, of 4 MiB 10.9 and 12.9. Four: a
@@ -175,10 +179,12 @@ impl Default for Table {
             slot: 16 << 10,
             wide: 16 << 10,
             parts: 32,
+            move_slot: 16 << 10,
             allreduce: Bounds { narrow: 16 * KIB, wide: 256 * KIB, sharded: 3072 * KIB },
             reduce: Bounds { narrow: 4 * KIB, wide: 128 * KIB, sharded: 3072 * KIB },
             reduce_scatter: Bounds { narrow: 8 * KIB, wide: 512 * KIB, sharded: 0 },
             broadcast: Bounds { narrow: 4 * KIB, wide: 128 * KIB, sharded: 2048 * KIB },
+            swaps: Bounds { narrow: KIB, wide: 768 * KIB, sharded: 0 },
             moves: Bounds { narrow: 4 * KIB, wide: 448 * KIB, sharded: 0 },
             ..two
         };
@@ -187,10 +193,12 @@ impl Default for Table {
             wide: 8 << 10,
             tile_blocks: 64,
             parts: 16,
+            move_slot: 16 << 10,
             allreduce: Bounds { narrow: 4 * KIB, wide: 64 * KIB, sharded: 3072 * KIB },
             reduce: Bounds { narrow: 4 * KIB, wide: 64 * KIB, sharded: 3072 * KIB },
             reduce_scatter: Bounds { narrow: 4 * KIB, wide: 384 * KIB, sharded: 0 },
             broadcast: Bounds { narrow: 4 * KIB, wide: 64 * KIB, sharded: 2048 * KIB },
+            swaps: Bounds { narrow: KIB, wide: 192 * KIB, sharded: 0 },
             moves: Bounds { narrow: 4 * KIB, wide: 112 * KIB, sharded: 0 },
             ..two
         };

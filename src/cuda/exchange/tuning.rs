@@ -197,6 +197,7 @@ fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 9] {
         reduce: _,
         reduce_scatter: _,
         broadcast: _,
+        swaps: _,
         moves: _,
         windows_from: _,
         windows_to: _,
@@ -227,13 +228,16 @@ fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 9] {
 }
 
 /// The choices that have several numbers on a line.
-fn bounds_of(tuning: &mut Tuning) -> [(&'static str, Vec<Number<'_>>); 7] {
-    let Tuning { allreduce, reduce, reduce_scatter, broadcast, moves, windows_from, windows_to, .. } = tuning;
+fn bounds_of(tuning: &mut Tuning) -> [(&'static str, Vec<Number<'_>>); 8] {
+    let Tuning {
+        allreduce, reduce, reduce_scatter, broadcast, swaps, moves, windows_from, windows_to, ..
+    } = tuning;
     [
         ("allreduce", numbers_of_bounds(allreduce)),
         ("reduce", numbers_of_bounds(reduce)),
         ("reduce_scatter", numbers_of_bounds(reduce_scatter)),
         ("broadcast", numbers_of_bounds(broadcast)),
+        ("swaps", numbers_of_bounds(swaps)),
         ("moves", numbers_of_bounds(moves)),
         ("windows_from", numbers_of_windows(windows_from)),
         ("windows_to", numbers_of_windows(windows_to)),
