@@ -4,11 +4,11 @@
 // - mixed: the same for short floats among which there are accumulators, four positions at a time;
 // - positions: one at a time, in any representation: what lies before and behind the vectors, and addresses that differ in
 //   their alignment;
-// - step by step: any address at all and any number of operands, for what is rare.
+// - step by step: any address at all, for what is rare.
 //
-// All but the last hold eight loads before they combine any: of eight operands one, of four two, of two four. So the memory
-// sees the same load however many operands there are. All combine in the canonical order of src/reduce: equal inputs
-// give equal bits.
+// All but the last hold eight loads before they combine any: of eight operands one, of four two, of two four; more operands
+// take turns. So the memory sees the same load however many operands there are. All combine in the canonical order of
+// src/reduce: equal inputs give equal bits.
 #pragma once
 
 #include "element.cuh"
@@ -41,7 +41,9 @@ struct Arguments {
     u32 ranks;
     // Bit i: operand i is multiplied by its scalar.
     u32 scaled;
-    u32 reserved;
+    // Bit i: nothing stands in the place of operand i, since an operand before it is the sum of a whole subtree, this place
+    // included. It has that operand's address and width.
+    u32 absent;
     const u8 *operand[MAX_OPERANDS];
     // The scalars of a pre-multiplied sum: accumulators in the low bytes.
     u64 scale[MAX_OPERANDS];
@@ -77,6 +79,11 @@ struct Fold {
     BOTH bool is_wide(u32 operand) const { return SHORT && call.wide >> operand & 1; }
     BOTH u32 size_of(u32 operand) const { return is_wide(operand) ? sizeof(Accumulator) : sizeof(Memory); }
     BOTH u32 size_of_out() const { return SHORT && call.out_wide ? sizeof(Accumulator) : sizeof(Memory); }
+    // Bit i: something stands in place `from` + i.
+    BOTH u32 present_from(u32 from) const {
+        return (~call.absent & 0xffffffff >> (MAX_OPERANDS - call.operands)) >> from;
+    }
+
     BOTH const u8 *address(u32 operand, u64 at) const { return call.operand[operand] + at * size_of(operand); }
 
     template <class M, class B>
@@ -111,8 +118,9 @@ struct Fold {
 
     // Elements of SIZE positions.
     struct Elements {
-        // Longer vectors of 8-bit floats would double the code and gain nothing.
-        static constexpr u32 BYTES = T::FLOAT && sizeof(Memory) == 1 ? 8 : 16;
+        // Longer vectors of 8-bit floats would double the code and gain nothing; of bytes that are scaled they would not fit
+        // the registers.
+        static constexpr u32 BYTES = sizeof(Memory) == 1 && (T::FLOAT || Op::SCALES) ? 8 : 16;
         static constexpr u32 SIZE = BYTES / sizeof(Memory);
         static constexpr u32 WORDS = BYTES / 4;
 
@@ -271,62 +279,89 @@ struct Fold {
         BOTH u64 operator()(u64 i) const { return i < head ? i : i + inside; }
     };
 
-    // Folds `groups` groups of at most SLOTS operands; `position` says where each begins.
+    // Folds `groups` groups; `position` says where each begins.
     template <class Group, class Where>
     BOTH void fold_groups(u64 groups, Where position, const Divider &divider) const {
-        // Slot s is for operand s % 2^log of the group that lies s / 2^log * threads after the thread's first.
+        // Slot s is for operand s % 2^log of the turn and the group that lies s / 2^log * threads after the thread's first.
         u32 log = call.operands <= 2 ? 1 : call.operands <= 4 ? 2 : 3;
         u32 mask = (1u << log) - 1;
         u64 batch = static_cast<u64>(worker.threads) << (3 - log);
-        auto has = [&](u32 slot) { return (slot & mask) < call.operands; };
 #pragma unroll 1
         for (u64 first = worker.block * batch + worker.thread; first < groups; first += worker.blocks * batch) {
             auto group = [&](u32 slot) { return first + static_cast<u64>(slot >> log) * worker.threads; };
-            typename Group::Loaded loaded[SLOTS];
-#pragma unroll
-            for (u32 slot = 0; slot < SLOTS; slot++) {
-                if (has(slot) && group(slot) < groups) {
-                    loaded[slot] = Group::load(*this, slot & mask, position(group(slot)));
-                }
-            }
-            auto pair = [&](u32 slot) {
-                auto sum = Group::unpack(*this, slot & mask, loaded[slot]);
-                if (has(slot + 1)) sum.combine_with(Group::unpack(*this, slot + 1 & mask, loaded[slot + 1]));
-                return sum;
-            };
             auto finish = [&](u32 slot, auto &sum) {
                 if (group(slot) < groups) Group::store(*this, sum, position(group(slot)), divider);
             };
-            auto sum = pair(0);
-            if (has(2)) {
-                auto right = pair(2);
-                if (log == 1) {
-                    finish(2, right);
-                } else {
-                    sum.combine_with(right);
-                }
-            }
-            if (has(4)) {
-                auto half = pair(4);
-                if (has(6)) {
-                    auto right = pair(6);
-                    if (log == 1) {
-                        finish(6, right);
-                    } else {
-                        half.combine_with(right);
+            // The sums of one turn and of two, as a binary counter of the turns has bits.
+            static_assert(MAX_OPERANDS == 4 * SLOTS, "the counter reaches the last turn");
+            typename Group::Sum one, two;
+#pragma unroll 1
+            for (u32 turn = 0;; turn += SLOTS) {
+                u32 present = present_from(turn);
+                // The first of a turn can always be loaded.
+                auto has = [&](u32 slot) { return slot == 0 || present >> (slot & mask) & 1; };
+                typename Group::Loaded loaded[SLOTS];
+#pragma unroll
+                for (u32 slot = 0; slot < SLOTS; slot++) {
+                    if (has(slot) && group(slot) < groups) {
+                        loaded[slot] = Group::load(*this, turn + (slot & mask), position(group(slot)));
                     }
                 }
-                if (log == 3) {
-                    sum.combine_with(half);
+                auto pair = [&](u32 slot) {
+                    auto sum = Group::unpack(*this, turn + (slot & mask), loaded[slot]);
+                    if (has(slot + 1)) {
+                        sum.combine_with(Group::unpack(*this, turn + (slot + 1 & mask), loaded[slot + 1]));
+                    }
+                    return sum;
+                };
+                auto sum = pair(0);
+                if (has(2)) {
+                    auto right = pair(2);
+                    if (log == 1) {
+                        finish(2, right);
+                    } else {
+                        sum.combine_with(right);
+                    }
+                }
+                if (has(4)) {
+                    auto half = pair(4);
+                    if (has(6)) {
+                        auto right = pair(6);
+                        if (log == 1) {
+                            finish(6, right);
+                        } else {
+                            half.combine_with(right);
+                        }
+                    }
+                    if (log == 3) {
+                        sum.combine_with(half);
+                    } else {
+                        finish(4, half);
+                    }
+                }
+                bool last = turn + SLOTS >= call.operands;
+#pragma unroll 1
+                for (u32 level = SLOTS; level < MAX_OPERANDS && (level == SLOTS || last); level *= 2) {
+                    if (!(turn & level)) continue;
+                    auto left = level == SLOTS ? one : two;
+                    // The right half begins with the turn that is a multiple of the level.
+                    if (present_from(turn & ~(level - 1)) & 1) left.combine_with(sum);
+                    sum = left;
+                }
+                if (last) {
+                    finish(0, sum);
+                    break;
+                }
+                if (turn & SLOTS) {
+                    two = sum;
                 } else {
-                    finish(4, half);
+                    one = sum;
                 }
             }
-            finish(0, sum);
         }
     }
 
-    // Folds one position of any number of operands at any address.
+    // Folds one position at any address.
     BOTH void fold_step_by_step(u64 at, const Divider &divider) const {
         // Level l holds the sum of 2^l operands, as a binary counter of the operands has bits.
         constexpr u32 LEVELS = 5;
@@ -343,7 +378,10 @@ struct Fold {
 #pragma unroll
             for (u32 l = 0; l < LEVELS; l++) {
                 if (i >> l & 1) {
-                    if (!kept || i + 1 == call.operands) sum = combine(level[l], sum);
+                    if (!kept || i + 1 == call.operands) {
+                        // The right half begins 2^l aligned places.
+                        sum = present_from(i >> l << l) & 1 ? combine(level[l], sum) : level[l];
+                    }
                 } else if (!kept) {
                     level[l] = sum;
                     kept = true;
@@ -388,7 +426,7 @@ struct Fold {
         u64 misaligned = reinterpret_cast<u64>(call.out) & (size_of_out() - 1);
 #pragma unroll 1
         for (u32 i = 0; i < call.operands; i++) misaligned |= reinterpret_cast<u64>(call.operand[i]) & (size_of(i) - 1);
-        if (misaligned != 0 || call.operands > SLOTS) {
+        if (misaligned != 0) {
             u64 stride = static_cast<u64>(worker.blocks) * worker.threads;
             u64 at = static_cast<u64>(worker.block) * worker.threads + worker.thread;
 #pragma unroll 1

@@ -256,6 +256,50 @@ fn check_type(dtype: DataType) {
     }
 }
 
+#[test]
+fn a_sum_stands_for_its_subtree() {
+    let mut noise = Noise(77);
+    for dtype in [DataType::F32, DataType::Bf16, DataType::F8E4M3, DataType::U8, DataType::I64] {
+        let run = host_kernel(kernel(dtype, &Operator::Sum).expect("a sum"));
+        for (round, k) in [2, 3, 5, 8, 9, 16, 21, MAX_OPERANDS, MAX_OPERANDS].into_iter().enumerate() {
+            let (count, offset) = ([230, 71, 16][round % 3], OFFSETS[round % 4]);
+            let (element, wide) = (Representation::Element, Representation::Accumulator);
+            let mut leaves: Vec<Buffer> =
+                (0..k).map(|_| Buffer::new(&elements(dtype, count, &mut noise), 0, element, 1.0)).collect();
+            let leaves: Vec<Operand> = leaves.iter_mut().map(Buffer::operand).collect();
+            let wanted = reduce(dtype, Operator::Sum, 1, &leaves, element, count);
+            // Aligned subtrees, as large as chance has it.
+            let (mut sums, mut absent, mut place) = (Vec::new(), 0u32, 0);
+            while place < k {
+                let widest = if place == 0 { k } else { 1 << place.trailing_zeros() };
+                let places = (1usize << (noise.next() % 6)).min(widest).min(k - place);
+                let bytes = reduce(dtype, Operator::Sum, 1, &leaves[place..place + places], wide, count);
+                sums.push((
+                    places,
+                    Buffer::new(&bytes, offset(place, dtype.accumulator().size()), wide, 1.0),
+                ));
+                for covered in place + 1..place + places {
+                    absent |= 1 << covered;
+                }
+                place += places;
+            }
+            let operands: Vec<Operand> = sums
+                .iter_mut()
+                .flat_map(|(places, sum)| {
+                    let operand = sum.operand();
+                    (0..*places).map(move |_| operand)
+                })
+                .collect();
+            let mut out = Buffer::new(&vec![0; wanted.len()], 0, element, 1.0);
+            let launch = Launch::new(dtype, &Operator::Sum, 1, &operands, out.start(), element, count);
+            let launch = launch.without(absent);
+            // SAFETY: the operands and `out` have `count` positions.
+            unsafe { run((&raw const launch).cast(), 2, 7) };
+            assert!(out.bytes(wanted.len()) == wanted, "{dtype:?} of {k}, absent {absent:#x}");
+        }
+    }
+}
+
 macro_rules! check_types {
     ($($name:ident: $dtype:ident),*) => {
         $(

@@ -36,7 +36,7 @@ class Launch(ctypes.Structure):
     """`Arguments` of kernels/fold.cuh."""
     _fields_ = [("out", ctypes.c_uint64), ("count", ctypes.c_uint64), ("operands", ctypes.c_uint32),
                 ("wide", ctypes.c_uint32), ("out_wide", ctypes.c_uint32), ("ranks", ctypes.c_uint32),
-                ("scaled", ctypes.c_uint32), ("reserved", ctypes.c_uint32),
+                ("scaled", ctypes.c_uint32), ("absent", ctypes.c_uint32),
                 ("operand", ctypes.c_uint64 * MAX_OPERANDS), ("scale", ctypes.c_uint64 * MAX_OPERANDS)]
 
 

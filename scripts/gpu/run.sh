@@ -75,9 +75,7 @@ row step passed failed skipped s
 
 # One step for each module of the test program. One test after the other: see tests/gpu/main.rs.
 gpu() { echo "$here/gpu" --test-threads=1 --nocapture "$@"; }
-measures=$("$here/gpu" --list --ignored 2>/dev/null | sed -n 's/: test$//p')
-for module in $("$here/gpu" --list 2>/dev/null | sed -n 's/: test$//p' | grep -vxF "${measures:-none}" |
-    sed -n 's/::.*//p' | sort -u); do
+for module in $("$here/gpu" --list 2>/dev/null | sed -n 's/: test$//p' | sed -n 's/::.*//p' | sort -u); do
     step "$module" 240 $(gpu "$module::")
 done
 
@@ -104,16 +102,15 @@ else
     skip memcheck "needs compute-sanitizer"
 fi
 
-# What the test program measures is not run with its tests.
-for measure in $measures; do
-    step "measure-${measure##*::}" 240 $(gpu --ignored --exact "$measure")
-done
-
 if "$here/unisono-bench" --help 2>/dev/null | grep -q -- --device; then
+    step bench-local-broadcast 120 "$here/unisono-bench" local-broadcast --pointers 8
+    step bench-local-reduce 120 "$here/unisono-bench" local-reduce --pointers 8
     for ranks in 1 2 4 8; do
         [ "$ranks" -le "$(nvidia-smi -L | wc -l)" ] || continue
         step "bench-allreduce-$ranks" 120 "$here/unisono-bench" allreduce --device --ranks "$ranks"
         step "bench-broadcast-$ranks" 120 "$here/unisono-bench" broadcast --device --ranks "$ranks"
+        step "bench-several-$ranks" 120 "$here/unisono-bench" allreduce reduce broadcast --device --ranks "$ranks" --pointers 2
+        step "bench-sparse-$ranks" 120 "$here/unisono-bench" sparse_allreduce --device --ranks "$ranks" --sizes 64K,1M,16M
     done
 fi
 

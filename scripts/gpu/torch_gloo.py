@@ -17,7 +17,9 @@ import subprocess
 import sys
 import time
 
-OPERATIONS = ["allreduce", "broadcast", "reduce", "allgather", "reduce_scatter", "alltoall", "sendrecv"]
+OPERATIONS = ["allreduce", "broadcast", "reduce", "allgather", "reduce_scatter", "alltoall", "sendrecv", "sparse_allreduce"]
+# Values of a row of a sparse tensor, as there.
+ROW = 64
 
 
 def parse_bytes(text):
@@ -65,6 +67,13 @@ def call(torch, dist, name, count, device, rank, size):
             "broadcast": lambda: dist.broadcast(tensor, 0),
             "reduce": lambda: dist.reduce(tensor, 0),
         }[name]
+    if name == "sparse_allreduce":
+        # Half of a rank's rows are also the next rank's. The result takes the input's place, so each call has a copy of it.
+        rows = max(count // ROW, 1)
+        first = rank * ((rows + 1) // 2)
+        indices = torch.arange(first + rows - 1, first - 1, -1, device=device).unsqueeze(0)
+        tensor = torch.sparse_coo_tensor(indices, torch.ones(rows, ROW, device=device), (rows * (size + 1), ROW))
+        return lambda: dist.all_reduce(tensor.clone())
     one = torch.zeros(block, device=device)
     all_blocks = torch.zeros(block * size, device=device)
     parts = list(all_blocks.split(block))

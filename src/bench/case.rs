@@ -104,6 +104,12 @@ pub(super) fn sweeps<'a>(
         if kind.reduces() { options.operators.iter().copied().map(Some).collect() } else { vec![None] };
     let roots: Vec<Option<u32>> =
         if kind.rooted() { options.roots.iter().copied().map(Some).collect() } else { vec![None] };
+    // What is complete when it returns, and has no buffers to choose.
+    let (calls, places) = match (kind, options.several()) {
+        (Kind::SparseAllreduce, _) => (vec![CallStyle::Blocking], vec![Place::Out]),
+        (_, true) => (vec![CallStyle::Blocking], vec![Place::In]),
+        (_, false) => (options.calls(), options.places.clone()),
+    };
     let mut sweeps = Vec::new();
     for &dtype in &types {
         for &operator in &operators {
@@ -118,8 +124,8 @@ pub(super) fn sweeps<'a>(
     sweeps.into_iter().map(move |(dtype, operator, root, asked)| {
         let mut cases = Vec::new();
         for &algorithm in options.algorithms.iter().filter(|choice| serves(**choice, kind)) {
-            for call in options.calls() {
-                for &place in options.places.iter().filter(|place| exists(**place, kind)) {
+            for &call in &calls {
+                for &place in places.iter().filter(|place| exists(**place, kind)) {
                     for transport in options.transports() {
                         cases.push(Case {
                             kind,
@@ -155,6 +161,11 @@ pub(super) fn scheduled(kind: Kind) -> Option<schedule::Kind> {
         Kind::Barrier => schedule::Kind::Barrier,
         Kind::Send | Kind::Receive | Kind::ReceiveAny | Kind::SparseAllreduce => return None,
     })
+}
+
+/// Whether there are algorithm objects of it over several pointers per rank.
+pub(super) fn over_several(kind: Kind) -> bool {
+    matches!(kind, Kind::Allreduce | Kind::Reduce | Kind::Broadcast)
 }
 
 fn serves(choice: Choice, kind: Kind) -> bool {

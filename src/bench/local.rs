@@ -26,19 +26,33 @@ pub(super) fn measure(options: &Options, task: Task) -> Result<bool> {
         fail!(Cuda, "the CUDA driver is there, but it has no device");
     }
     let pointers = options.pointers.map_or(devices.count(), |pointers| u32::from(pointers.get()));
-    let on: Vec<u32> = (0..pointers).map(|pointer| pointer % devices.count()).collect();
+    let gpus = devices.count().min(pointers);
     println!(
-        "# {} across {pointers} pointers on {} GPUs of one process; link: one peer copy of the same size",
+        "# {} across {pointers} pointers on {gpus} GPUs of one process; link: one peer copy of the same size",
         task.name(),
-        devices.count().min(pointers)
     );
     println!(
-        "{:<16} {:>11} {:<10} {:<9} {:<8} {:>10} {:>10} {:>8} {:>10} {:>9}",
-        "operation", "size", "type", "operator", "algorithm", "p50", "p99", "GB/s", "link_GB/s", "of_link"
+        "{:<16} {:>11} {:<8} {:<10} {:<9} {:<8} {:>10} {:>10} {:>8} {:>10} {:>9}",
+        "operation",
+        "size",
+        "placed",
+        "type",
+        "operator",
+        "algorithm",
+        "p50",
+        "p99",
+        "GB/s",
+        "link_GB/s",
+        "of_link"
     );
+    // Where pointers share GPUs it matters which: neighbours, or not.
+    let in_turn = ("in turn", (0..pointers).map(|pointer| pointer % gpus).collect::<Vec<u32>>());
+    let in_blocks = ("blocks", (0..pointers).map(|pointer| pointer * gpus / pointers).collect());
+    let placements = if in_turn.1 == in_blocks.1 { vec![in_turn] } else { vec![in_turn, in_blocks] };
     let mut results = Vec::new();
-    for &bytes in options.listed_sizes().unwrap_or(&SIZES) {
-        let scene = Scene::new(&devices, &on, bytes as usize)?;
+    let sizes = options.listed_sizes().unwrap_or(&SIZES);
+    for (bytes, (placed, on)) in sizes.iter().flat_map(|&bytes| placements.iter().map(move |p| (bytes, p))) {
+        let scene = Scene::new(&devices, on, bytes as usize)?;
         let link = scene.link(options)?;
         for (names, mut run) in scene.runs(options, task)? {
             let sample = scene.course.time(options, &mut *run)?;
@@ -46,7 +60,7 @@ pub(super) fn measure(options: &Options, task: Task) -> Result<bool> {
             let (speed, of_link) = (rate(&sample), rate(&sample) / rate(&link));
             let [dtype, operator, algorithm] = names;
             println!(
-                "{:<16} {bytes:>11} {dtype:<10} {operator:<9} {algorithm:<8} {:>10.2} {:>10.2} {speed:>8.1} {:>10.1} {of_link:>8.0}%",
+                "{:<16} {bytes:>11} {placed:<8} {dtype:<10} {operator:<9} {algorithm:<8} {:>10.2} {:>10.2} {speed:>8.1} {:>10.1} {of_link:>8.0}%",
                 task.name(),
                 sample.p50,
                 sample.p99,
@@ -55,6 +69,7 @@ pub(super) fn measure(options: &Options, task: Task) -> Result<bool> {
             );
             results.push(json!({
                 "bytes": bytes,
+                "placed": placed,
                 "type": dtype,
                 "operator": operator,
                 "algorithm": algorithm,

@@ -28,8 +28,11 @@ pub(super) fn name(kind: Kind) -> &'static str {
 
 /// The operation of that name.
 pub(super) fn from_name(name_given: &str) -> Option<Kind> {
-    ALL.into_iter().find(|&kind| name(kind) == name_given)
+    ALL.into_iter().chain(APART).find(|&kind| name(kind) == name_given)
 }
+
+/// What is measured only where it is asked for by name: on device memory.
+pub(super) const APART: [Kind; 1] = [Kind::SparseAllreduce];
 
 /// Whether its count is that of one rank's block, while its size is that of all blocks together.
 pub(super) fn in_blocks(kind: Kind) -> bool {
@@ -42,6 +45,8 @@ pub(super) fn bus_factor(kind: Kind, size: u32) -> f64 {
     match kind {
         Kind::Allreduce => 2.0 * others,
         Kind::Broadcast | Kind::Reduce | Kind::Send => 1.0,
+        // Each rank learns what all others have.
+        Kind::SparseAllreduce => f64::from(size - 1),
         _ => others,
     }
 }
@@ -52,7 +57,7 @@ mod tests {
 
     #[test]
     fn names_find_their_operation() {
-        for kind in ALL {
+        for kind in ALL.into_iter().chain(APART) {
             assert_eq!(from_name(name(kind)), Some(kind));
         }
         assert_eq!(from_name("sendrecv"), Some(Kind::Send));

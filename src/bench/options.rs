@@ -21,7 +21,9 @@ use crate::signature::Kind;
     name = "unisono-bench",
     version,
     after_help = "Sizes take K, M and G (powers of 1024). The size of an operation in blocks (allgather, gather, \
-                  scatter, reduce_scatter, alltoall) is that of all blocks together.\n\n\
+                  scatter, reduce_scatter, alltoall) is that of all blocks together. That of sparse_allreduce is the \
+                  values of a rank, rows of 64, half of which the next rank has, too; a call ends with the result on the \
+                  device. With several pointers per rank it is that of a pointer.\n\n\
                   Times: every rank times every iteration; the largest over the ranks counts. Over rounds, p50 and p99 \
                   are medians, min the least. On streams and in graphs a time is that of many calls, by CUDA events, \
                   divided by their number; 'host' is how long the calling thread was held by one call.\n\n\
@@ -32,7 +34,8 @@ use crate::signature::Kind;
 )]
 pub(super) struct Options {
     /// What to measure: allreduce, reduce, broadcast, allgather, gather, scatter, reduce_scatter, alltoall, barrier,
-    /// sendrecv, or all [default: allreduce]; or links, local-broadcast, local-reduce, start, reduce-loops
+    /// sendrecv, or all [default: allreduce]; on device memory also sparse_allreduce; or links, local-broadcast,
+    /// local-reduce, start, reduce-loops
     #[arg(value_name = "OPERATION", value_parser = word)]
     words: Vec<Word>,
 
@@ -67,12 +70,14 @@ pub(super) struct Options {
     pub(super) bits: bool,
 
     /// On device memory: measure which protocols and grids suit these ranks' GPUs, and write them to FILE, for
-    /// UNISONO_TUNING. What a FILE that is there says of other numbers of ranks stays. Takes about two minutes
+    /// UNISONO_TUNING. What a FILE that is there says of other numbers of ranks stays. Takes at most 600 measurements of
+    /// --budget each, and two fifths of that to warm up: under three minutes
     #[arg(long, value_name = "FILE", conflicts_with_all = ["libraries", "bits", "words"])]
     pub(super) tune: Option<PathBuf>,
 
     /// Device pointers of local-broadcast and local-reduce, and GPUs that links looks at [default: as many as there
-    /// are GPUs]
+    /// are GPUs]. With --device: each rank has so many, all ranks' dealt out to the GPUs in blocks, with a stream
+    /// each; allreduce, reduce and broadcast run as algorithm objects over them
     #[arg(long, value_name = "N")]
     pub(super) pointers: Option<NonZeroU16>,
 
@@ -285,6 +290,11 @@ impl Options {
         }
     }
 
+    /// Whether ranks have several device pointers, and so run algorithm objects.
+    pub(super) fn several(&self) -> bool {
+        self.on_device() && self.pointers.is_some()
+    }
+
     /// Whether buffers are on devices.
     pub(super) fn on_device(&self) -> bool {
         self.device || self.graph || self.bits || self.tune.is_some() || !self.libraries.is_empty()
@@ -426,7 +436,8 @@ fn word(text: &str) -> Result<Word, String> {
         Some(kind) => Ok(Word::Collectives(vec![kind])),
         None if text == "all" => Ok(Word::Collectives(operation::ALL.into())),
         None => {
-            let names = operation::ALL.map(operation::name).into_iter().chain(["all"]);
+            let kinds = operation::ALL.into_iter().chain(operation::APART);
+            let names = kinds.map(operation::name).chain(["all"]);
             Err(one_of("operation", names.chain(Task::ALONE.map(Task::name))))
         }
     }

@@ -154,7 +154,8 @@ impl Float {
     }
 }
 
-fn encode(dtype: DataType, value: i64, element: &mut [u8]) {
+/// A whole number as an element.
+pub(super) fn encode(dtype: DataType, value: i64, element: &mut [u8]) {
     let bits = match Float::of(dtype) {
         Some(float) => float.bits(value),
         None => value as u64,
@@ -162,7 +163,8 @@ fn encode(dtype: DataType, value: i64, element: &mut [u8]) {
     element.copy_from_slice(&bits.to_le_bytes()[..element.len()]);
 }
 
-fn decode(dtype: DataType, element: &[u8]) -> f64 {
+/// The number that an element is.
+pub(super) fn decode(dtype: DataType, element: &[u8]) -> f64 {
     let mut bytes = [0; 8];
     bytes[..element.len()].copy_from_slice(element);
     let bits = u64::from_le_bytes(bytes);

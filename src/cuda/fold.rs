@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::context::Devices;
 use super::driver::{FunctionHandle, Grid};
 use super::kernels::{self, IMAGE, Launch, MAX_OPERANDS};
-use super::local::{Fold, Kernels};
+use super::local::{self, Fold, Kernels};
 use super::stream::Stream;
 use crate::deadline::Deadline;
 use crate::error::{Result, fail};
@@ -83,19 +83,26 @@ impl Kernels for FoldKernels {
         let Some((function, blocks)) = found else {
             fail!(Internal, "{} was not prepared on device {device}", name.to_string_lossy())
         };
-        let none = Operand { address: std::ptr::null(), representation: Representation::Element, scale: 1.0 };
+        let none = Operand { address: std::ptr::null(), representation: ELEMENT, scale: 1.0 };
         let mut operands = [none; MAX_OPERANDS];
         let Some(operands) = operands.get_mut(..fold.operands.len()) else {
             fail!(Internal, "a fold of {} operands; the kernels take {MAX_OPERANDS}", fold.operands.len())
         };
-        for (to, from) in operands.iter_mut().zip(fold.operands) {
-            let address = std::ptr::without_provenance(from.address as usize);
-            *to = Operand { address, representation: from.representation, scale: from.scale };
+        let (mut absent, mut covering) = (0, none);
+        for (place, from) in fold.operands.iter().enumerate() {
+            if *from == local::Operand::ABSENT {
+                absent |= 1 << place;
+            } else {
+                let address = std::ptr::without_provenance(from.address as usize);
+                covering = Operand { address, representation: from.representation, scale: from.scale };
+            }
+            operands[place] = covering;
         }
         let out = std::ptr::without_provenance_mut(fold.out as usize);
         let (representation, count) = (fold.representation, fold.count);
         let mut launch =
-            Launch::new(fold.dtype, &fold.operator, fold.ranks, operands, out, representation, count);
+            Launch::new(fold.dtype, &fold.operator, fold.ranks, operands, out, representation, count)
+                .without(absent);
         let kernels::Grid { blocks, threads } = launch.grid(fold.dtype, blocks);
         let grid = Grid { blocks, threads, shared: 0, overlaps: false };
         // SAFETY: the caller's promise about the memory; the kernel takes a `Launch`, and nothing else.

@@ -18,7 +18,7 @@ pub static IMAGE: Image = Image::new(
     include_bytes!("../../kernels/fold.compute_80.xz"),
 );
 
-/// The most operands that one launch folds. Up to 8 run at the memory's speed, more at a fraction of it.
+/// The most operands that one launch folds.
 pub const MAX_OPERANDS: usize = 32;
 
 /// Threads of a block, at most.
@@ -47,7 +47,7 @@ pub struct Launch {
     out_wide: u32,
     ranks: u32,
     scaled: u32,
-    reserved: u32,
+    absent: u32,
     operand: [*const u8; MAX_OPERANDS],
     scale: [u64; MAX_OPERANDS],
 }
@@ -86,7 +86,7 @@ impl Launch {
             out_wide: u32::from(!is_element),
             ranks: if is_element && *operator == Operator::Average { ranks } else { 0 },
             scaled: 0,
-            reserved: 0,
+            absent: 0,
             operand: [std::ptr::null(); MAX_OPERANDS],
             scale: [0; MAX_OPERANDS],
         };
@@ -102,6 +102,12 @@ impl Launch {
             }
         }
         launch
+    }
+
+    /// Leaves out the operands of these bits: each stands in a place whose subtree is what an operand before it is the sum
+    /// of, and has that operand's address and representation. The first is never left out.
+    pub fn without(self, absent: u32) -> Launch {
+        Launch { absent: absent & !1, ..self }
     }
 
     /// A grid for this launch of at most `blocks` blocks: one small block for small counts.

@@ -93,11 +93,6 @@ calls! {
     cuGraphLaunch(sys::CUgraphExec, sys::CUstream);
     cuGraphExecDestroy(sys::CUgraphExec);
     cuGraphDestroy(sys::CUgraph);
-    cuEventCreate(*mut sys::CUevent, c_uint);
-    cuEventRecord(sys::CUevent, sys::CUstream);
-    cuEventSynchronize(sys::CUevent);
-    cuEventElapsedTime(*mut f32, sys::CUevent, sys::CUevent);
-    cuEventDestroy_v2(sys::CUevent);
 }
 
 /// Makes a failed test of any result but success.

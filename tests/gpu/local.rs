@@ -11,7 +11,9 @@ use unisono::cuda::stream::Stream;
 use unisono::error::Status;
 use unisono::reduce::{DataType, Operand, Operator, Reducer, Representation};
 
-use super::cuda::{Graph, Noise, Upload, begin_capture, devices, filled, read, soon, stream, write};
+use super::cuda::{
+    Graph, Noise, Upload, begin_capture, devices, fewer_than, filled, read, soon, stream, write,
+};
 
 const BROADCASTS: [BroadcastAlgorithm; 2] =
     [BroadcastAlgorithm::Tree, BroadcastAlgorithm::Chain { chunk: 4096 }];
@@ -44,12 +46,16 @@ impl Scene {
 
     /// The first pointer is on GPU `first`, or where that wraps to.
     pub(crate) fn from(first: u32, n: usize, bytes: usize) -> Scene {
-        let count = devices().count() as usize;
-        let device = |index: usize| ((first as usize + index) % count) as u32;
+        Scene::on(&(first..first + n as u32).collect::<Vec<u32>>(), bytes)
+    }
+
+    /// Each pointer on this GPU, or where that wraps to.
+    fn on(gpus: &[u32], bytes: usize) -> Scene {
+        let count = devices().count();
         let rubbish = vec![0xa5; bytes + 2 * MARGIN];
         Scene {
-            memory: (0..n).map(|index| filled(device(index), &rubbish)).collect(),
-            streams: (0..n).map(|index| stream(device(index))).collect(),
+            memory: gpus.iter().map(|gpu| filled(gpu % count, &rubbish)).collect(),
+            streams: gpus.iter().map(|gpu| stream(gpu % count)).collect(),
             bytes,
         }
     }
@@ -85,8 +91,10 @@ impl Scene {
             before.iter().chain(after).all(|&byte| byte == 0xa5),
             "{what}: written beyond pointer {index}"
         );
-        let first = inside.iter().zip(bytes).position(|(found, due)| found != due);
-        assert_eq!(first, None, "{what}: pointer {index} differs from byte {first:?} of {}", self.bytes);
+        if inside != bytes {
+            let first = inside.iter().zip(bytes).position(|(found, due)| found != due);
+            panic!("{what}: pointer {index} differs from byte {first:?} of {}", self.bytes);
+        }
     }
 }
 
@@ -225,10 +233,12 @@ fn reductions_have_the_bits_of_the_host() {
 #[test]
 fn more_pointers_than_a_kernel_takes() {
     let mut noise = Noise(31);
-    let (n, count, dtype) = (71, 3001, DataType::Bf16);
-    let inputs: Vec<Vec<u8>> = (0..n).map(|_| elements(dtype, count, &mut noise)).collect();
-    let due = reference(dtype, Operator::Average, &inputs, n as u32);
-    for algorithm in reductions() {
+    let (count, dtype) = (3001, DataType::Bf16);
+    for (n, algorithm) in
+        [9, 23, 32, 71].into_iter().flat_map(|n| reductions().into_iter().map(move |a| (n, a)))
+    {
+        let inputs: Vec<Vec<u8>> = (0..n).map(|_| elements(dtype, count, &mut noise)).collect();
+        let due = reference(dtype, Operator::Average, &inputs, n as u32);
         let scene = Scene::new(n, count * dtype.size());
         let pointers = scene.pointers(true);
         let mut reduce = LocalReduce::new(pointers, 0, dtype, Operator::Average, algorithm, kernels())
@@ -236,7 +246,53 @@ fn more_pointers_than_a_kernel_takes() {
         let _uploads: Vec<Upload> =
             inputs.iter().enumerate().map(|(index, input)| scene.fill(index, input)).collect();
         reduce.run().expect("a run");
-        scene.expect(0, &due, &format!("{algorithm:?}"));
+        scene.expect(0, &due, &format!("{algorithm:?} over {n}"));
+    }
+}
+
+#[test]
+fn gpus_fold_for_each_other() {
+    if fewer_than(2) || reductions().len() < 2 {
+        return;
+    }
+    let mut noise = Noise(37);
+    let (sum, direct) = (Operator::Sum, ReduceAlgorithm::Direct);
+    let layouts: [&[u32]; 5] = [
+        &[0, 0, 1, 1],
+        &[1, 1, 0, 0, 1],
+        &[0, 0, 0, 0, 1, 1, 1, 1],
+        &[0, 1, 0, 1],
+        &[0, 0, 1, 1, 2, 2, 3, 3, 3],
+    ];
+    for (layout, dtype) in layouts.into_iter().flat_map(|layout| {
+        [DataType::F32, DataType::F16, DataType::F8E5M2, DataType::I32].map(|dtype| (layout, dtype))
+    }) {
+        let (n, what) = (layout.len(), format!("{layout:?}, {}", dtype.name()));
+        // Long enough for it.
+        let count = n * n * (256 << 10) / dtype.size() + 77;
+        let scene = Scene::on(layout, count * dtype.size());
+        let root = n / 3;
+        let mut reduce =
+            LocalReduce::new(scene.pointers(true), root, dtype, sum, direct, kernels()).expect(&what);
+        let part = elements(dtype, 70_001, &mut noise);
+        for round in 0..2 {
+            // The same numbers again and again, from another one on for each pointer.
+            let inputs: Vec<Vec<u8>> = (0..n)
+                .map(|index| {
+                    let (begin, end) = part.split_at((index * 13 + round) * dtype.size());
+                    let mut input = [end, begin].concat().repeat(scene.bytes / part.len() + 1);
+                    input.truncate(scene.bytes);
+                    input
+                })
+                .collect();
+            let _uploads: Vec<Upload> =
+                inputs.iter().enumerate().map(|(index, input)| scene.fill(index, input)).collect();
+            reduce.run().expect(&what);
+            let due = reference(dtype, sum, &inputs, n as u32);
+            for (index, input) in inputs.iter().enumerate() {
+                scene.expect(index, if index == root { &due } else { input }, &what);
+            }
+        }
     }
 }
 
@@ -285,15 +341,18 @@ fn fork_or_join(scene: &Scene, fork: bool) {
 #[test]
 fn captured_operations_replay() {
     let mut noise = Noise(53);
-    let (count, dtype) = (100_003, DataType::F16);
-    for (n, broadcast, reduce) in [1, 2, 4, 7].into_iter().flat_map(|n| {
+    let dtype = DataType::F16;
+    let short = [1, 2, 4, 7].map(|n| ((0..n).collect::<Vec<u32>>(), 100_003));
+    // So long that the GPUs fold for each other.
+    let long = (vec![0, 0, 0, 0, 1, 1, 1, 1], 9 << 20);
+    for (layout, count, broadcast, reduce) in short.into_iter().chain([long]).flat_map(|(layout, count)| {
         let reductions = reductions();
         BROADCASTS.map(|broadcast| {
             let direct = matches!(broadcast, BroadcastAlgorithm::Chain { .. });
-            (n, broadcast, reductions[usize::from(direct) % reductions.len()])
+            (layout.clone(), count, broadcast, reductions[usize::from(direct) % reductions.len()])
         })
     }) {
-        let scene = Scene::new(n, count * dtype.size());
+        let (n, scene) = (layout.len(), Scene::on(&layout, count * dtype.size()));
         let (sum, first) = (Operator::Sum, stream(scene.memory[0].device()));
         let mut reduce =
             LocalReduce::new(scene.pointers(true), 0, dtype, sum, reduce, kernels()).expect("a reduction");

@@ -3,7 +3,6 @@
 //! A test that needs more GPUs than there are says so on a line of its own and counts as not run.
 
 mod algorithms;
-mod bandwidth;
 mod calls;
 mod cuda;
 mod device;

@@ -9,6 +9,8 @@ mod library;
 mod memory;
 mod rank;
 mod report;
+mod several;
+mod sparse;
 mod start;
 mod tune;
 

@@ -138,6 +138,12 @@ impl<'a> Rank<'a> {
 
     /// Measures one case by one subject. Every rank calls this with the same.
     pub(super) fn measure(&mut self, case: &Case, subject: usize, check: bool) -> Result<Outcome> {
+        if case.kind == Kind::SparseAllreduce {
+            return self.measure_sparse(case, subject, check);
+        }
+        if let Some(pointers) = self.options.pointers {
+            return self.measure_several(case, subject, check, u32::from(pointers.get()));
+        }
         if check {
             self.prepare_check(case, subject)?;
         }
@@ -183,6 +189,21 @@ impl<'a> Rank<'a> {
         self.seat.rank
     }
 
+    pub(super) fn devices(&self) -> &Arc<Devices> {
+        &self.devices
+    }
+
+    pub(super) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// The group in which this library runs a case; none if another one is the subject.
+    pub(super) fn native(&self, case: &Case, subject: usize) -> Option<&Context> {
+        let Subject::Native(contexts) = &self.subjects[subject] else { return None };
+        let found = contexts.iter().find(|(transport, _)| *transport == case.transport);
+        Some(&found.unwrap_or(&contexts[0]).1)
+    }
+
     pub(super) fn control(&self) -> &Context {
         &self.control
     }
@@ -201,12 +222,12 @@ impl<'a> Rank<'a> {
         }
     }
 
-    fn deadline(&self) -> Deadline {
+    pub(super) fn deadline(&self) -> Deadline {
         Deadline::after(self.options.timeout)
     }
 
     /// Whether it succeeded on every rank; if not, why.
-    fn agree<T>(&self, result: Result<T>) -> Result<Result<T, String>> {
+    pub(super) fn agree<T>(&self, result: Result<T>) -> Result<Result<T, String>> {
         let mut failed = [u64::from(result.is_err())];
         combine(&self.control, Operator::Max, &mut failed)?;
         Ok(match result {
@@ -232,13 +253,14 @@ impl<'a> Rank<'a> {
         };
         let on_stream = matches!(case.call, CallStyle::Stream | CallStyle::Graph);
         match &self.subjects[subject] {
-            Subject::Native(contexts) => {
-                let found = contexts.iter().find(|(transport, _)| *transport == case.transport);
+            Subject::Native(_) => {
                 let algorithm = case.algorithm.number();
                 let stream = on_stream.then(|| self.stream.handle());
                 let (max_blocks, overlap) = (self.options.max_blocks, self.options.pdl);
                 let call = Call { algorithm, stream, max_blocks, overlap, ..Call::default() };
-                let context = &found.unwrap_or(&contexts[0]).1;
+                let Some(context) = self.native(case, subject) else {
+                    fail!(Internal, "a subject is native, and is not")
+                };
                 Ok(Bound { who: Who::Native(context, call), request, style: case.call })
             }
             Subject::Library(communicator, _) => {
@@ -333,14 +355,19 @@ impl<'a> Rank<'a> {
     /// Calls that are complete when they return.
     fn time_calls(&self, case: &Case, subject: usize) -> Result<Sample> {
         let bound = self.bind(case, subject)?;
+        // SAFETY: as in `measure`.
+        self.time_by_clock(&mut || unsafe { bound.complete(self) })
+    }
+
+    /// Times what is complete when it returns, and what all ranks run equally often.
+    pub(super) fn time_by_clock(&self, run: &mut dyn FnMut() -> Result<()>) -> Result<Sample> {
         let mut spent = 0;
         let mut runs = self.options.warmup.map_or(1, u64::from);
         let estimate = loop {
             barrier(&self.control, None)?;
             let start = Instant::now();
             for _ in 0..runs {
-                // SAFETY: as in `measure`.
-                unsafe { bound.complete(self) }?;
+                run()?;
             }
             let mut time = [start.elapsed().as_nanos() as u64];
             combine(&self.control, Operator::Max, &mut time)?;
@@ -356,8 +383,7 @@ impl<'a> Rank<'a> {
                 barrier(&self.control, None)?;
             }
             let start = Instant::now();
-            // SAFETY: as in `measure`.
-            unsafe { bound.complete(self) }?;
+            run()?;
             times.push(start.elapsed().as_nanos() as u64);
         }
         combine(&self.control, Operator::Max, &mut times)?;

@@ -63,7 +63,8 @@ impl Task {
                     Representation::Accumulator => reducer.accumulator_size() * count,
                 };
                 let mut places = vec![place(*out, size(*representation))];
-                places.extend(operands.iter().map(|o| place(o.address, size(o.representation))));
+                let present = operands.iter().filter(|operand| **operand != Operand::ABSENT);
+                places.extend(present.map(|o| place(o.address, size(o.representation))));
                 places
             }
         }
@@ -111,16 +112,46 @@ impl Task {
                         return Err(format!("device {device} has no access to device {owner}"));
                     }
                 }
-                let operand = |operand: &Operand| reduce::Operand {
-                    address: pointer(operand.address),
-                    representation: operand.representation,
-                    scale: operand.scale,
-                };
-                let operands: Vec<reduce::Operand> = operands.iter().map(operand).collect();
+                let mut sums = Vec::new();
+                let operands = halves(reducer, operands, *count, &mut sums);
                 // SAFETY: every place is live memory, as found above; one task runs at a time.
                 unsafe { reducer.fold(&operands, pointer(*out), *representation, *count) };
             }
         }
         Ok(())
     }
+}
+
+/// At most two operands that combine to the same as these, some of which may be absent; `sums` keeps what the halves of the
+/// canonical tree were folded to. The operands have `count` positions of live memory.
+fn halves(
+    reducer: &Reducer,
+    operands: &[Operand],
+    count: usize,
+    sums: &mut Vec<Vec<u64>>,
+) -> Vec<reduce::Operand> {
+    let operand = |operand: &Operand| reduce::Operand {
+        address: pointer(operand.address),
+        representation: operand.representation,
+        scale: operand.scale,
+    };
+    if operands[1..].iter().all(|operand| *operand == Operand::ABSENT) {
+        return vec![operand(&operands[0])];
+    }
+    let (left, right) = operands.split_at(operands.len().next_power_of_two() / 2);
+    let mut both = Vec::new();
+    for half in [left, right].into_iter().filter(|half| half[0] != Operand::ABSENT) {
+        let parts = halves(reducer, half, count, sums);
+        if let [single] = parts[..] {
+            both.push(single);
+            continue;
+        }
+        let mut sum = vec![0u64; (count * reducer.accumulator_size()).div_ceil(8)];
+        let (address, representation) = (sum.as_mut_ptr().cast::<u8>(), Representation::Accumulator);
+        // SAFETY: the parts are live memory or sums of as many positions, and `sum` has room for those.
+        unsafe { reducer.fold(&parts, address, representation, count) };
+        sums.push(sum);
+        both.push(reduce::Operand { address, representation, scale: 1.0 });
+    }
+    both
 }

@@ -5,6 +5,7 @@
 //! captured into a graph. Running it again is ordered after the last run by the streams themselves.
 
 mod broadcast;
+mod direct;
 mod program;
 mod reduce;
 #[cfg(test)]
@@ -29,6 +30,9 @@ const PIECE: usize = 4 << 20;
 /// of them: the host makes the calls for the pairs while the bytes move.
 const BYTES_OF_A_PAIR: usize = 256 << 10;
 
+/// Bytes of a pointer in the first of the chunks in which a direct reduction goes whose devices fold for each other.
+const FIRST_CHUNK: usize = 4 << 20;
+
 /// Device memory of one pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
@@ -47,6 +51,7 @@ pub struct Pointers {
     bytes: usize,
     piece: usize,
     pairs_from: usize,
+    first_chunk: usize,
     chained: bool,
 }
 
@@ -75,6 +80,7 @@ impl Pointers {
             bytes: first.bytes,
             piece: PIECE,
             pairs_from: BYTES_OF_A_PAIR,
+            first_chunk: FIRST_CHUNK,
             chained: false,
         };
         for (index, span) in spans.iter().enumerate() {
@@ -191,6 +197,12 @@ pub struct Operand {
     pub scale: f64,
 }
 
+impl Operand {
+    /// No operand: the one before it in a list stands for a whole subtree of the canonical tree, this place included.
+    pub const ABSENT: Operand =
+        Operand { address: 0, representation: Representation::Accumulator, scale: 1.0 };
+}
+
 /// One fold on a device: `out[i] = operands[0][i] ∘ operands[1][i] ∘ …` in the canonical order.
 #[derive(Clone, Copy, Debug)]
 pub struct Fold<'a> {
@@ -202,7 +214,7 @@ pub struct Fold<'a> {
     pub operator: Operator,
     /// What an average divides by.
     pub ranks: u32,
-    /// What is combined; at least one. `out` may be one of them, with the same size of a position.
+    /// What is combined; the first is not [`Operand::ABSENT`]. `out` may be one of them, with the same size of a position.
     pub operands: &'a [Operand],
     /// Device memory that the launching device reaches.
     pub out: u64,

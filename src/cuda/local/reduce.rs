@@ -1,9 +1,10 @@
 //! Reduction of all pointers of a process into one of them, in the canonical order.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::program::{Builder, Folding, Program};
-use super::{Kernels, Operand, Pointers, ragged};
+use super::{Kernels, Operand, Pointers, direct, ragged};
 use crate::cuda::memory::DeviceBuffer;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
@@ -16,8 +17,9 @@ pub enum ReduceAlgorithm {
     /// The canonical tree: the right half of each node goes to the device of its left half, which combines the two
     /// into scratch memory. Works where devices do not reach each other, too.
     Tree,
-    /// Devices fold shares of the elements from all operands and write them to the root: no scratch memory for up to 32
-    /// pointers, and every link carries as much. All devices must reach each other.
+    /// Devices fold shares of the elements from all operands and write them to the root, so that every link carries as much.
+    /// Where a subtree of the canonical tree has its pointers on one device, that device folds it for the others first, if
+    /// they then have fewer bytes to read. All devices must reach each other.
     Direct,
 }
 
@@ -105,7 +107,7 @@ impl LocalReduce {
         match algorithm {
             _ if count == 0 => {}
             ReduceAlgorithm::Tree => reduction.tree()?,
-            ReduceAlgorithm::Direct => reduction.direct()?,
+            ReduceAlgorithm::Direct => direct::reduce(&mut reduction)?,
         }
         // As many as pointers, which were counted by a u32 at the ABI.
         let folding = Folding { kernels, dtype, operator, contributions: n as u32 };
@@ -131,17 +133,17 @@ impl LocalReduce {
 }
 
 /// A reduction while its program is written.
-struct Reduction {
-    builder: Builder,
-    dtype: DataType,
-    count: usize,
+pub(super) struct Reduction {
+    pub(super) builder: Builder,
+    pub(super) dtype: DataType,
+    pub(super) count: usize,
     scale: f64,
-    root: usize,
+    pub(super) root: usize,
     /// Where the result goes, on the root's device, and as what.
-    target: u64,
-    representation: Representation,
+    pub(super) target: u64,
+    pub(super) representation: Representation,
     /// The most operands of a fold.
-    widest: usize,
+    pub(super) widest: usize,
     nodes: Vec<Node>,
 }
 
@@ -226,155 +228,49 @@ impl Reduction {
         Ok((vec![left, Operand { address: incoming, ..right }], None))
     }
 
-    fn direct(&mut self) -> Result<()> {
-        let n = self.builder.pointers.len();
-        for (a, b) in (0..n).flat_map(|a| (0..a).map(move |b| (a, b))) {
-            if !self.builder.direct(a, b)? {
-                let (a, b) = (self.builder.pointers.device(a), self.builder.pointers.device(b));
-                fail!(Unsupported, "devices {a} and {b} do not reach each other; use the tree");
+    /// Folds elements on the device of one pointer into a target, which is that of the first of them. More operands than a fold
+    /// takes are folded in blocks, whole subtrees of the canonical tree, and those once more.
+    pub(super) fn fold(
+        &mut self,
+        on: usize,
+        operands: &[Operand],
+        elements: Range<usize>,
+        target: (u64, Representation),
+    ) -> Result<()> {
+        let at = |operand: &Operand| match *operand {
+            Operand::ABSENT => Operand::ABSENT,
+            Operand { address, representation, .. } => {
+                let address = address + (elements.start * self.size(representation)) as u64;
+                Operand { address, ..*operand }
             }
-        }
-        let operands: Vec<Operand> = (0..n).map(|index| self.leaf(index)).collect();
-        let shares = self.shares();
-        self.meet(&shares, true)?;
-        for &(index, begin, count) in &shares {
-            self.fold_share(index, &operands, begin, count)?;
-        }
-        self.meet(&shares, false)
-    }
-
-    /// Which pointers' devices fold, and what: pointer, first element, count. Never empty.
-    ///
-    /// A device takes in what it folds, but for the operands of its own, and the root's takes in what the others have
-    /// folded as well. The shares make that equal for all. Where each pointer has a device of its own, the root folds
-    /// nothing: then every link carries the vector once, each way.
-    fn shares(&self) -> Vec<(usize, usize, usize)> {
-        let pointers = &self.builder.pointers;
-        let (n, root) = (pointers.len(), self.root);
-        let own = |index: usize| (0..n).filter(|&i| pointers.device(i) == pointers.device(index)).count();
-        let is_first =
-            |&index: &usize| (0..index).all(|before| pointers.device(before) != pointers.device(index));
-        let others: Vec<usize> = (0..n)
-            .filter(is_first)
-            .filter(|&index| pointers.device(index) != pointers.device(root))
-            .collect();
-        let far = n - own(root);
-        let mut weights = vec![(root, 1.0)];
-        if far > 1 {
-            // In units of the vector: what a device takes in when they all take in the same.
-            let sum: f64 = others.iter().map(|&index| 1.0 / (n - own(index)) as f64).sum();
-            let relief = 1.0 / (far - 1) as f64;
-            let taken = (1.0 + relief) / (sum + relief);
-            weights[0].1 = ((taken - 1.0) * relief).max(0.0);
-            weights.extend(others.iter().map(|&index| (index, taken / (n - own(index)) as f64)));
-        }
-        let total: f64 = weights.iter().map(|(_, weight)| weight).sum();
-        // Shares begin at multiples of 128 bytes from the pointer on, whatever the type.
-        let unit = 128 / self.dtype.size();
-        let units = self.count.div_ceil(unit);
-        let (mut shares, mut begin, mut passed) = (Vec::new(), 0, 0.0);
-        for (place, &(index, weight)) in weights.iter().enumerate() {
-            passed += weight;
-            let is_last = place + 1 == weights.len();
-            let bound = if is_last { units } else { (units as f64 * passed / total).round() as usize };
-            let end = (bound * unit).min(self.count);
-            if end > begin {
-                shares.push((index, begin, end - begin));
-                begin = end;
-            }
-        }
-        shares
-    }
-
-    /// Folds a share of the elements on the device of one pointer. More operands than a fold takes are folded in blocks, whole
-    /// subtrees of the canonical tree, and those once more.
-    fn fold_share(&mut self, on: usize, operands: &[Operand], begin: usize, count: usize) -> Result<()> {
-        let element = (begin * self.dtype.size()) as u64;
-        let at = |operand: &Operand| Operand { address: operand.address + element, ..*operand };
+        };
         let mut operands: Vec<Operand> = operands.iter().map(at).collect();
-        let accumulator = Representation::Accumulator;
+        let representation = Representation::Accumulator;
         while operands.len() > self.widest {
             let mut blocks = Vec::with_capacity(operands.len().div_ceil(self.widest));
             for block in operands.chunks(self.widest) {
-                if let &[single] = block {
-                    blocks.push(single);
+                if block[1..].iter().all(|operand| *operand == Operand::ABSENT) {
+                    blocks.push(block[0]);
                     continue;
                 }
-                let address = self.builder.scratch(on, count * self.size(accumulator))?;
-                self.builder.fold(on, block, (address, accumulator), count);
-                blocks.push(Operand { address, representation: accumulator, scale: 1.0 });
+                let address = self.builder.scratch(on, elements.len() * self.size(representation))?;
+                self.builder.fold(on, block, (address, representation), elements.len());
+                blocks.push(Operand { address, representation, scale: 1.0 });
             }
             operands = blocks;
         }
-        let target = self.target + (begin * self.size(self.representation)) as u64;
-        self.builder.fold(on, &operands, (target, self.representation), count);
+        self.builder.fold(on, &operands, target, elements.len());
         Ok(())
     }
 
-    /// Before the folds, those that fold wait for all; after them, all wait for those that fold.
-    fn meet(&mut self, shares: &[(usize, usize, usize)], before: bool) -> Result<()> {
-        let n = self.builder.pointers.len();
-        if self.builder.pointers.bytes() / (n * n) >= self.builder.pointers.pairs_from {
-            self.meet_in_pairs(shares, before)
-        } else {
-            self.meet_at_root(shares, before)
-        }
-    }
-
-    /// Everybody waits for everybody: as soon as can be, by as many calls as there are pairs.
-    fn meet_in_pairs(&mut self, shares: &[(usize, usize, usize)], before: bool) -> Result<()> {
-        let (n, root, chained) = (self.builder.pointers.len(), self.root, self.builder.pointers.chained);
-        let share = |a: usize, b: usize| self.builder.share_stream(a, b);
-        // One pointer of each stream stands for all.
-        let all: Vec<usize> = (0..n).filter(|&one| (0..one).all(|other| !share(one, other))).collect();
-        let folds = |&&one: &&usize| shares.iter().any(|&(on, ..)| share(one, on));
-        let folding: Vec<usize> = all.iter().filter(folds).copied().collect();
-        let (first, then) = match before {
-            true => (all, folding),
-            false => (folding, all.into_iter().filter(|&one| !chained || share(one, root)).collect()),
-        };
-        let mut points = Vec::with_capacity(first.len());
-        for &one in first.iter().filter(|&&one| then.iter().any(|&other| other != one)) {
-            points.push((one, self.builder.record(one)?));
-        }
-        for &other in &then {
-            for &(_, point) in points.iter().filter(|(one, _)| *one != other) {
-                self.builder.wait(other, point);
-            }
-        }
-        Ok(())
-    }
-
-    /// All by way of the root's stream: later by one wait, by few calls.
-    fn meet_at_root(&mut self, shares: &[(usize, usize, usize)], before: bool) -> Result<()> {
-        let (n, root) = (self.builder.pointers.len(), self.root);
-        let chained = self.builder.pointers.chained;
-        let folds = |index: usize| shares.iter().any(|&(on, ..)| on == index);
-        let others = || (0..n).filter(move |&index| index != root);
-        for index in others().filter(|&index| before || folds(index)) {
-            self.builder.order(index, root)?;
-        }
-        let waiting: Vec<usize> = others()
-            .filter(|&index| if before { folds(index) } else { !chained })
-            .filter(|&index| !self.builder.share_stream(index, root))
-            .collect();
-        if !waiting.is_empty() {
-            let all = self.builder.record(root)?;
-            for index in waiting {
-                self.builder.wait(index, all);
-            }
-        }
-        Ok(())
-    }
-
-    fn size(&self, representation: Representation) -> usize {
+    pub(super) fn size(&self, representation: Representation) -> usize {
         match representation {
             Representation::Element => self.dtype.size(),
             Representation::Accumulator => self.dtype.accumulator().size(),
         }
     }
 
-    fn leaf(&self, index: usize) -> Operand {
+    pub(super) fn leaf(&self, index: usize) -> Operand {
         let address = self.builder.pointers.addresses[index];
         Operand { address, representation: Representation::Element, scale: self.scale }
     }

@@ -53,7 +53,7 @@ impl Scene {
         // SAFETY: the double trusts nothing, and keeps memory until it is dropped.
         let pointers = unsafe { Pointers::new(&self.devices, &self.spans, &self.streams) }.unwrap();
         let pairs_from = if self.pairs { 0 } else { usize::MAX };
-        Pointers { pairs_from, ..pointers.with_piece(BYTES / 8) }
+        Pointers { pairs_from, first_chunk: BYTES / 8, ..pointers.with_piece(BYTES / 8) }
     }
 
     fn fill(&self, index: usize, bytes: &[u8]) {
@@ -177,11 +177,14 @@ fn every_wait_of_a_broadcast_through_the_host_is_needed() {
 
 #[test]
 fn pointers_may_share_devices_and_streams() {
-    let layouts: [&[(u32, usize)]; 4] = [
+    let layouts: [&[(u32, usize)]; 7] = [
         &[(0, 0), (0, 0), (0, 0)],
         &[(0, 0), (0, 1), (0, 2), (0, 1)],
         &[(0, 0), (1, 1), (0, 0), (1, 2), (1, 1)],
         &[(1, 0), (0, 1), (0, 1), (1, 0), (2, 2), (0, 3)],
+        &[(0, 0), (0, 0), (1, 1), (1, 1)],
+        &[(0, 0), (0, 1), (1, 2), (1, 2), (2, 3), (2, 3), (1, 2), (1, 2), (0, 1)],
+        &[(1, 0), (1, 1), (1, 0), (1, 0), (0, 2), (0, 2), (0, 3), (0, 2), (0, 3), (0, 2)],
     ];
     for layout in layouts {
         for order in Order::all(4) {
@@ -343,6 +346,50 @@ fn reductions_have_the_bits_of_the_host() {
                 }
             }
         }
+    }
+}
+
+/// Devices of pointers among which there are subtrees of one device.
+const BLOCKS: [&[u32]; 5] =
+    [&[0, 0, 1, 1], &[1, 1, 0, 0], &[0, 0, 1, 1, 2, 2], &[0, 0, 0, 0, 1, 1, 1], &[1, 0, 2, 2, 0, 0, 1, 1, 2]];
+
+/// Each pointer with a stream of its own, streams meeting in pairs.
+fn blocks(devices: &[u32], order: Order) -> Scene {
+    let layout: Vec<(u32, usize)> = devices.iter().copied().zip(0..).collect();
+    Scene { pairs: true, ..Scene::new(&layout, order) }
+}
+
+#[test]
+fn devices_that_fold_for_each_other_are_right_in_every_order() {
+    for devices in BLOCKS {
+        let n = devices.len();
+        for order in Order::all(n) {
+            for (dtype, root) in
+                [DataType::F32, DataType::F16, DataType::I32].into_iter().flat_map(|t| [(t, 0), (t, n - 1)])
+            {
+                let scene = blocks(devices, order);
+                let (complaints, _) =
+                    reduce(&scene, root, dtype, Operator::Sum, ReduceAlgorithm::Direct, None);
+                assert!(complaints.is_empty(), "{devices:?} to {root}, {dtype:?}, {order:?}: {complaints:?}");
+            }
+            let complaints = allreduce(&blocks(devices, order), n / 2, ReduceAlgorithm::Direct, None).0;
+            assert!(complaints.is_empty(), "{devices:?} and back, {order:?}: {complaints:?}");
+        }
+    }
+}
+
+#[test]
+fn every_wait_of_devices_that_fold_for_each_other_is_needed() {
+    for devices in BLOCKS {
+        let (n, direct) = (devices.len(), ReduceAlgorithm::Direct);
+        for (dtype, root) in [(DataType::F32, 0), (DataType::F32, n - 1), (DataType::F16, 0)] {
+            every_wait_is_needed(n, &format!("{devices:?} to {root}, {dtype:?}"), |order, missing| {
+                reduce(&blocks(devices, order), root, dtype, Operator::Sum, direct, missing)
+            });
+        }
+        every_wait_is_needed(n, &format!("{devices:?} and back"), |order, missing| {
+            allreduce(&blocks(devices, order), 0, direct, missing)
+        });
     }
 }
 
