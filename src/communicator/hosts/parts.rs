@@ -11,12 +11,10 @@ use crate::communicator::plans::Seat;
 use crate::cuda::exchange::{self, Direction, Point};
 use crate::cuda::local::{Fold, Operand};
 use crate::cuda::word::Word;
-use crate::engine::device::{BERTH_BYTES, Berth, Layout, Series};
+use crate::engine::device::{Berth, Layout, Series};
 use crate::engine::executor::Run;
 use crate::engine::group::Turn;
-use crate::engine::staged::{
-    self, Blocks, Cut, Entry, Exchange, Job, Place, Shape, Side, Staged, StreamOrder,
-};
+use crate::engine::staged::{Blocks, Cut, Entry, Exchange, Job, Place, Shape, Side, Staged, StreamOrder};
 use crate::error::Result;
 use crate::reduce::{DataType, Operator, Representation};
 
@@ -25,13 +23,6 @@ const ALIGNMENT: u64 = 256;
 
 /// Shards of a broadcast have at least so many bytes: fewer are not worth a message each.
 const SHARD_BYTES: u64 = 16 << 10;
-
-/// Up to so many bytes a rank's partial result is that of its whole host, and crosses from every rank: one kernel before and one
-/// after, in which nobody waits for anybody.
-const WHOLE_BYTES: u64 = BERTH_BYTES / 128;
-
-/// Up to so many bytes, kernels that exchange read a berth themselves.
-const NEAR_BYTES: u64 = 4 << 10;
 
 /// One composed call, being given to its stream.
 pub(super) struct Parts<'a> {
@@ -42,7 +33,7 @@ pub(super) struct Parts<'a> {
     queue: &'a Queue,
     /// How many pieces the hosts exchange in the parts so far.
     pieces: u32,
-    /// Where the only part crosses, if it is short.
+    /// Where the next part crosses, if it is not from and to device memory.
     berth: Option<Berth>,
 }
 
@@ -55,15 +46,10 @@ struct Chunk {
     len: u64,
     /// Device memory to work in, until the chunk is done.
     workspace: u64,
-    /// The berth by which it crosses; `None`: it crosses from and to device memory.
-    berth: Option<u64>,
 }
 
 /// The steps of a chunk that are the GPUs'.
 trait Steps {
-    /// Bytes of a berth that `len` elements need.
-    fn berth_bytes(&self, layout: Layout, len: u64) -> u64;
-
     /// Up to where the hosts exchange; the stream then waits for the word.
     ///
     /// # Safety
@@ -111,8 +97,8 @@ impl<'a> Parts<'a> {
                 }
                 (Kind::Broadcast, None) => self.broadcast(count, checked.signature.root),
                 (_, None) => {
-                    let steps = Allgather { element: checked.dtype.size() as u64 };
-                    self.give_chunks(count, steps.berth_bytes(self.layout, 1), 1, &steps)
+                    let row = u64::from(self.layout.hosts) * checked.dtype.size() as u64;
+                    self.give_chunks(count, row, 1, &Allgather { element: checked.dtype.size() as u64 })
                 }
             }
         }
@@ -131,16 +117,12 @@ impl<'a> Parts<'a> {
     unsafe fn give_chunks(&mut self, count: u64, row: u64, grain: u64, steps: &dyn Steps) -> Result<()> {
         let (workspace, bytes) = self.call.hosts.workspace();
         let most = self.room(row, grain);
-        let chunks = count.div_ceil(most);
-        if chunks == 1 {
-            self.take_berth(steps.berth_bytes(self.layout, count))?;
-        }
-        let berth = self.berth.as_ref().map(|berth| berth.address);
         let chunk = |index: u64| {
             let start = index * most;
             let workspace = workspace + index % 2 * (bytes as u64 / 2);
-            Chunk { start, len: most.min(count - start), workspace, berth }
+            Chunk { start, len: most.min(count - start), workspace }
         };
+        let chunks = count.div_ceil(most);
         let mut exit = None;
         for index in 0..=chunks {
             // SAFETY: the caller's promise; the half of the workspace is the last chunk's but one, whose launches come first.
@@ -155,22 +137,11 @@ impl<'a> Parts<'a> {
                 }
             }
         }
-        self.leave_berth()
-    }
-
-    /// Takes a berth for what crosses, if `bytes` bytes fit any.
-    fn take_berth(&mut self, bytes: u64) -> Result<()> {
-        self.berth = self.call.hosts.berth(bytes)?;
         Ok(())
     }
 
-    /// The stream has been given all that uses the berth.
-    fn leave_berth(&mut self) -> Result<()> {
-        self.berth.take().map_or(Ok(()), |berth| self.series.stream().release_word(&berth.left))
-    }
-
     /// The root's host has all of it by kernels; each place passes its shard on to the other hosts, where the shards are
-    /// gathered. Between outputs: there is nothing to work in.
+    /// gathered. Between outputs: there is nothing to work in. A short one crosses by a berth.
     ///
     /// # Safety
     /// As [`Composed::launch`].
@@ -195,10 +166,12 @@ impl<'a> Parts<'a> {
             }
             let mut at = from + start * element;
             if len > 0 {
-                self.take_berth(len * element)?;
+                self.berth = self.call.hosts.berth(len * element)?;
                 if let Some(berth) = &self.berth {
                     if here {
-                        self.copy(at, berth.address, len * element)?;
+                        let place = self.layout.place();
+                        let (from, to) = ((at, len * element), (berth.address, len * element));
+                        self.transfer(vec![send(place, from), receive(place, to)])?;
                     }
                     at = berth.address;
                 }
@@ -207,19 +180,17 @@ impl<'a> Parts<'a> {
                 self.wait(&exit)?;
             }
             if !here {
-                if self.berth.is_some() {
-                    at = self.land(at, self.call.hosts.workspace().0, len * element)?;
-                }
                 let mut points = Vec::new();
                 for peer in 0..inside {
-                    let (start, len) = shard(peer);
-                    points.push(send(peer, (at, shard(self.layout.place()).1 * element)));
-                    points.push(receive(peer, (output + start * element, len * element)));
+                    let (start, shard) = shard(peer);
+                    points.push(send(peer, (at, len * element)));
+                    points.push(receive(peer, (output + start * element, shard * element)));
                 }
                 self.transfer(points)?;
             }
         }
-        self.leave_berth()
+        let berth = self.berth.take();
+        berth.map_or(Ok(()), |berth| self.series.stream().release_word(&berth.left))
     }
 
     /// Has this place's ranks make the call `request` among the hosts once the stream has come so far. The stream is to
@@ -280,11 +251,11 @@ impl<'a> Parts<'a> {
         Ok(exit)
     }
 
-    /// When the host may use the berth: if it reads, when the kernels so far have written; else as soon as those of the call that
+    /// When the host may use the berth: if it sends, when the kernels so far have written; else as soon as those of the call that
     /// had it before have read.
-    fn enter_berth(&self, berth: &Berth, reads: bool) -> Result<Entry> {
+    fn enter_berth(&self, berth: &Berth, sends: bool) -> Result<Entry> {
         let (stream, endpoint) = (self.series.stream(), self.call.group.endpoint());
-        if !reads {
+        if !sends {
             return Ok(Entry::of_word(berth.before.clone(), endpoint));
         }
         let written = Arc::new(stream.devices().word(stream.device())?);
@@ -314,46 +285,6 @@ impl<'a> Parts<'a> {
         points.retain(|point| point.bytes > 0);
         // SAFETY: the caller's promise.
         unsafe { self.series.enqueue_points(&points) }
-    }
-
-    /// Copies between memory of this GPU and pinned memory.
-    ///
-    /// # Safety
-    /// As [`Composed::launch`], for both.
-    unsafe fn copy(&self, from: u64, to: u64, bytes: u64) -> Result<()> {
-        let stream = self.series.stream();
-        // SAFETY: the caller's promise.
-        unsafe {
-            match self.call.context.copier(stream.devices(), stream.device()) {
-                // It fits a berth.
-                Some(kernels) => staged::copy(&*kernels, stream, to, from, bytes as usize),
-                None => self.place(from, to, bytes),
-            }
-        }
-    }
-
-    /// What crossed by a berth, where kernels that exchange take it from: in device memory at `to`, since they have few
-    /// blocks, which would wait for the bus.
-    ///
-    /// # Safety
-    /// As [`Composed::launch`], for both.
-    unsafe fn land(&self, from: u64, to: u64, bytes: u64) -> Result<u64> {
-        if bytes <= NEAR_BYTES {
-            return Ok(from);
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.copy(from, to, bytes) }?;
-        Ok(to)
-    }
-
-    /// Copies to the caller's memory, by the kernels that do nothing once the group has failed.
-    ///
-    /// # Safety
-    /// As [`Composed::launch`], for both.
-    unsafe fn place(&self, from: u64, to: u64, bytes: u64) -> Result<()> {
-        let place = self.layout.place();
-        // SAFETY: the caller's promise.
-        unsafe { self.transfer(vec![send(place, (from, bytes)), receive(place, (to, bytes))]) }
     }
 
     fn wait(&self, exit: &Word) -> Result<()> {
@@ -451,26 +382,14 @@ impl Reduction {
         unsafe { self.fold(parts, operand, to, Representation::Accumulator, count) }
     }
 
-    /// Where the elements are that `count` accumulators at `from`, with which a chunk has crossed, come to by the operator's last
-    /// step. The chunk's inputs are not needed any more.
+    /// Makes elements of accumulators: the operator's last step.
     ///
     /// # Safety
-    /// The device has them.
-    unsafe fn results(&self, parts: &Parts<'_>, chunk: Chunk, from: u64, count: u64) -> Result<u64> {
-        if !self.finishes {
-            return match chunk.berth {
-                // SAFETY: the caller's promise.
-                Some(_) => unsafe { parts.land(from, chunk.workspace, count * self.element) },
-                None => Ok(from),
-            };
-        }
-        // In place if they have the same size, and lie on the device.
-        let to =
-            if chunk.berth.is_none() && self.element == self.accumulator { from } else { chunk.workspace };
+    /// The device has both.
+    unsafe fn finish(&self, parts: &Parts<'_>, from: u64, to: u64, count: u64) -> Result<()> {
         let operand = Operand { address: from, representation: Representation::Accumulator, scale: 1.0 };
         // SAFETY: the caller's promise.
-        unsafe { self.fold(parts, operand, to, Representation::Element, count) }?;
-        Ok(to)
+        unsafe { self.fold(parts, operand, to, Representation::Element, count) }
     }
 
     unsafe fn fold(
@@ -500,8 +419,8 @@ impl Reduction {
 
 /// Allreduce and reduce.
 ///
-/// A chunk is one *shard* for each place, and the *rest*, which every place deals with: less than a rank's worth of elements each,
-/// or all of a chunk that is short. Its workspace holds the inputs as accumulators, if they are not, and behind them the shard and the rest.
+/// A chunk is one *shard* for each place, and the *rest*, less than a rank's worth of elements each, which every place deals
+/// with. Its workspace holds the inputs as accumulators, if they are not, and behind them the shard and the rest.
 struct Reduce {
     kind: Kind,
     reduction: Reduction,
@@ -519,25 +438,17 @@ impl Reduce {
     /// Elements of a shard and of the rest.
     fn shares(&self, layout: Layout, len: u64) -> (u64, u64) {
         let inside = u64::from(layout.inside);
-        if len * self.reduction.accumulator <= WHOLE_BYTES { (0, len) } else { (len / inside, len % inside) }
+        (len / inside, len % inside)
     }
 
-    /// Where the shard crosses.
+    /// Where the shard lies.
     fn shard(&self, chunk: Chunk) -> u64 {
-        if let Some(berth) = chunk.berth {
-            return berth;
-        }
         let widened = if self.reduction.widens { chunk.len * self.reduction.accumulator } else { 0 };
         (chunk.workspace + widened).next_multiple_of(ALIGNMENT)
     }
 }
 
 impl Steps for Reduce {
-    fn berth_bytes(&self, layout: Layout, len: u64) -> u64 {
-        let (shard, rest) = self.shares(layout, len);
-        (shard + rest) * self.reduction.accumulator
-    }
-
     unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Arc<Word>> {
         let Reduction { element, accumulator, widens, .. } = self.reduction;
         let layout = parts.layout;
@@ -563,7 +474,7 @@ impl Steps for Reduce {
     }
 
     unsafe fn after(&self, parts: &Parts<'_>, chunk: Chunk) -> Result<()> {
-        let element = self.reduction.element;
+        let Reduction { element, accumulator, finishes, .. } = self.reduction;
         let layout = parts.layout;
         let to_all = self.kind == Kind::Allreduce;
         if !to_all && !layout.is_here(self.root) {
@@ -571,24 +482,28 @@ impl Steps for Reduce {
         }
         let (shard, rest) = self.shares(layout, chunk.len);
         let made = self.shard(chunk);
+        // Rounded over the inputs, or in place.
+        let from = if finishes && element != accumulator { chunk.workspace } else { made };
         let output = parts.call.checked.output.addr() as u64 + chunk.start * element;
         let takes = |place: u32| to_all || self.root % layout.inside == place;
+        let mut points = Vec::new();
+        for peer in 0..layout.inside {
+            if takes(peer) {
+                points.push(send(peer, (from, shard * element)));
+            }
+            if takes(layout.place()) {
+                let at = output + u64::from(peer) * shard * element;
+                points.push(receive(peer, (at, shard * element)));
+            }
+        }
+        if takes(layout.place()) && rest > 0 {
+            points.push(send(layout.place(), (from + shard * element, rest * element)));
+            points.push(receive(layout.place(), (output + (chunk.len - rest) * element, rest * element)));
+        }
         // SAFETY: the caller's promise; the chunk fits the workspace.
         unsafe {
-            let from = self.reduction.results(parts, chunk, made, shard + rest)?;
-            let mut points = Vec::new();
-            for peer in 0..layout.inside {
-                if takes(peer) {
-                    points.push(send(peer, (from, shard * element)));
-                }
-                if takes(layout.place()) {
-                    let at = output + u64::from(peer) * shard * element;
-                    points.push(receive(peer, (at, shard * element)));
-                }
-            }
-            if takes(layout.place()) && rest > 0 {
-                points.push(send(layout.place(), (from + shard * element, rest * element)));
-                points.push(receive(layout.place(), (output + (chunk.len - rest) * element, rest * element)));
+            if finishes {
+                self.reduction.finish(parts, made, from, shard + rest)?;
             }
             parts.transfer(points)
         }
@@ -623,9 +538,6 @@ impl ReduceScatter {
     /// Where lies what this host makes, and where the result.
     fn places(&self, layout: Layout, chunk: Chunk) -> (u64, u64) {
         let accumulator = self.reduction.accumulator;
-        if let Some(berth) = chunk.berth {
-            return (berth, berth + u64::from(layout.hosts) * chunk.len * accumulator);
-        }
         let gathered = if self.gathers() { u64::from(layout.size()) * chunk.len * accumulator } else { 0 };
         let made = (chunk.workspace + gathered).next_multiple_of(ALIGNMENT);
         let result = made + u64::from(layout.hosts) * chunk.len * accumulator;
@@ -639,10 +551,6 @@ impl ReduceScatter {
 }
 
 impl Steps for ReduceScatter {
-    fn berth_bytes(&self, layout: Layout, len: u64) -> u64 {
-        u64::from(layout.hosts + 1) * len * self.reduction.accumulator
-    }
-
     unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Arc<Word>> {
         let Reduction { element, accumulator, widens, finishes, .. } = self.reduction;
         let (layout, stream, checked) = (parts.layout, parts.series.stream(), &parts.call.checked);
@@ -673,77 +581,58 @@ impl Steps for ReduceScatter {
                 let job = self.reduction.job(parts, Kind::ReduceScatter, from, into, chunk.len);
                 parts.series.enqueue(&job)?;
             }
-            let into = if finishes || chunk.berth.is_some() { result } else { self.output(parts, chunk) };
+            let into = if finishes { result } else { self.output(parts, chunk) };
             let request = self.reduction.request(parts, Kind::ReduceScatter, made, into, chunk.len);
             parts.across(request)
         }
     }
 
     unsafe fn after(&self, parts: &Parts<'_>, chunk: Chunk) -> Result<()> {
-        if !self.reduction.finishes && chunk.berth.is_none() {
+        let Reduction { element, accumulator, finishes, .. } = self.reduction;
+        if !finishes {
             return Ok(());
         }
-        let (_, result) = self.places(parts.layout, chunk);
+        let (made, result) = self.places(parts.layout, chunk);
+        let rounded = if element == accumulator { result } else { made };
+        let (place, bytes) = (parts.layout.place(), chunk.len * element);
         // SAFETY: the caller's promise; the chunk fits the workspace.
         unsafe {
-            let from = self.reduction.results(parts, chunk, result, chunk.len)?;
-            parts.place(from, self.output(parts, chunk), chunk.len * self.reduction.element)
+            self.reduction.finish(parts, result, rounded, chunk.len)?;
+            // By the kernels that do nothing once the group has failed.
+            let output = self.output(parts, chunk);
+            parts.transfer(vec![send(place, (rounded, bytes)), receive(place, (output, bytes))])
         }
     }
 }
 
-/// Allgather. A chunk is the same elements of every rank's block; those of this place's ranks are gathered in its workspace, or in
-/// a berth.
+/// Allgather. A chunk is the same elements of every rank's block; its workspace holds those of this place's ranks.
 struct Allgather {
     /// Bytes.
     element: u64,
 }
 
-impl Allgather {
-    /// Where they are gathered.
-    fn gathered(&self, chunk: Chunk) -> u64 {
-        chunk.berth.unwrap_or(chunk.workspace)
-    }
-}
-
 impl Steps for Allgather {
-    fn berth_bytes(&self, layout: Layout, len: u64) -> u64 {
-        u64::from(layout.hosts) * len * self.element
-    }
-
     unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Arc<Word>> {
         let checked = &parts.call.checked;
-        let (gathered, bytes) = (self.gathered(chunk), chunk.len * self.element);
-        let mut input = checked.input.addr() as u64 + chunk.start * self.element;
-        // SAFETY: the caller's promise; the chunk fits the workspace, or the berth.
-        unsafe {
-            if chunk.berth.is_some() {
-                let own = gathered + u64::from(parts.layout.host()) * bytes;
-                parts.copy(input, own, bytes)?;
-                input = own;
-            }
-            let dtype = checked.dtype;
-            parts.across(parts.request(Kind::Allgather, input, gathered, chunk.len, dtype, Operator::Sum))
-        }
+        let input = checked.input.addr() as u64 + chunk.start * self.element;
+        let dtype = checked.dtype;
+        let request = parts.request(Kind::Allgather, input, chunk.workspace, chunk.len, dtype, Operator::Sum);
+        // SAFETY: the caller's promise; the chunk fits the workspace.
+        unsafe { parts.across(request) }
     }
 
     unsafe fn after(&self, parts: &Parts<'_>, chunk: Chunk) -> Result<()> {
         let checked = &parts.call.checked;
         let (output, count) = (checked.output.addr() as u64, checked.signature.count);
         let Layout { inside, hosts, .. } = parts.layout;
-        let (gathered, bytes) = (self.gathered(chunk), chunk.len * self.element);
-        // SAFETY: the caller's promise; the chunk fits the workspace.
-        let gathered = match chunk.berth {
-            Some(_) => unsafe { parts.land(gathered, chunk.workspace, u64::from(hosts) * bytes) }?,
-            None => gathered,
-        };
+        let bytes = chunk.len * self.element;
         let mut points = Vec::new();
         for (host, peer) in (0..hosts).flat_map(|host| (0..inside).map(move |peer| (host, peer))) {
             let rank = u64::from(host * inside + peer);
-            points.push(send(peer, (gathered + u64::from(host) * bytes, bytes)));
+            points.push(send(peer, (chunk.workspace + u64::from(host) * bytes, bytes)));
             points.push(receive(peer, (output + (rank * count + chunk.start) * self.element, bytes)));
         }
-        // SAFETY: the caller's promise; the chunk fits the workspace, or the berth.
+        // SAFETY: the caller's promise; the chunk fits the workspace.
         unsafe { parts.transfer(points) }
     }
 }

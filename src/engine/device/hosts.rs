@@ -23,12 +23,12 @@ const WORKSPACE_BYTES: usize = 16 << 20;
 #[cfg(test)]
 const WORKSPACE_BYTES: usize = 16 << 10;
 
-/// Bytes of a [`Berth`].
+/// Bytes of a [`Berth`]. More take the kernels that exchange longer than copies do: they have few blocks, which wait for the bus.
 #[cfg(not(test))]
-pub const BERTH_BYTES: u64 = 1 << 20;
+const BERTH_BYTES: u64 = 8 << 10;
 /// Tests cross both ways.
 #[cfg(test)]
-pub const BERTH_BYTES: u64 = 1 << 9;
+const BERTH_BYTES: u64 = 1 << 9;
 
 /// Berths of a group: what is broadcast arrives up to so many calls before the stream comes to it.
 const BERTHS: usize = 4;

@@ -32,7 +32,7 @@ use crate::reduce::{DataType, Operator};
 use crate::signature::Kind;
 
 pub use exchange::{Caller, DeviceExchange, Enqueued, Series};
-pub use hosts::{BERTH_BYTES, Berth, Hosts, Layout};
+pub use hosts::{Berth, Hosts, Layout};
 pub use setup::{MESSAGE_BYTES, Setup, Step};
 pub use window::Registration;
 

@@ -58,7 +58,7 @@ impl Overdue {
     pub(super) fn error(&self, exchange: &DeviceExchange, group: &Group) -> Option<Error> {
         let mut error = group.failure()?;
         if let Some(waited_for) = exchange.waited_for() {
-            error = error.context(format_args!("its kernel waited for {waited_for}"));
+            error = error.context(format_args!("a kernel of this rank waited for {waited_for}"));
         }
         Some(if self.told { error } else { error.context(group.describe(&self.turn)) })
     }

@@ -16,7 +16,13 @@ pub const COPY: (DataType, Operator) = (DataType::U8, Operator::Sum);
 ///
 /// # Safety
 /// As [`Stream`] says. [`COPY`] has been prepared on its device.
-pub unsafe fn copy(kernels: &dyn Kernels, stream: &Stream, to: u64, from: u64, bytes: usize) -> Result<()> {
+pub(super) unsafe fn copy(
+    kernels: &dyn Kernels,
+    stream: &Stream,
+    to: u64,
+    from: u64,
+    bytes: usize,
+) -> Result<()> {
     // The largest elements that the addresses allow.
     let dtype = match (to | from | bytes as u64).trailing_zeros() {
         0 | 1 => DataType::U8,

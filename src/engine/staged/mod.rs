@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-pub use copies::{COPY, copy};
+pub use copies::COPY;
 pub use cut::{Blocks, Cut, Piece, Shape, Strip};
 use resources::{Bay, Lane, Ringer};
 pub use resources::{Entry, prepare};
