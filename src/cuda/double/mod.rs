@@ -145,6 +145,16 @@ impl Double {
         self.lock().failing.is_some()
     }
 
+    /// When a call failed that was to fail.
+    pub(crate) fn failed_at(&self) -> Option<Instant> {
+        self.lock().failed_at
+    }
+
+    /// Has the process die in the call that is the `index`-th from now.
+    pub(crate) fn die_in_call(&self, index: usize) {
+        self.lock().dying = Some(index);
+    }
+
     /// How many waits for events streams have been given.
     pub(crate) fn waits(&self) -> usize {
         self.lock().waits
@@ -362,9 +372,16 @@ impl Double {
     /// Starts a driver call.
     fn begin(&self, call: &'static str) -> Result<MutexGuard<'_, Machine>> {
         let mut machine = self.lock();
+        if let Some(left) = machine.dying {
+            match left.checked_sub(1) {
+                Some(left) => machine.dying = Some(left),
+                None => std::process::abort(),
+            }
+        }
         if let Some(left) = machine.failing {
             machine.failing = left.checked_sub(1);
             if left == 0 {
+                machine.failed_at = Some(Instant::now());
                 return Err(refuse(call, "CUDA_ERROR_INJECTED"));
             }
         }

@@ -55,13 +55,13 @@ fn relaying<T: Send>(size: u32, way: &str, order: Order, body: impl Fn(&Rank) ->
 }
 
 impl Rank {
-    fn relay(&self) {
+    pub(super) fn relay(&self) {
         self.context.cuda().pretend_limits(LIMITS);
         self.copy_by_kernels();
     }
 
     /// A first call, after which the lanes are there. It has ended on all ranks when any of them goes on.
-    fn warm_up(&self) {
+    pub(super) fn warm_up(&self) {
         exercise(self, Kind::Allreduce, 300, false, 0)
             .and_then(|work| work.wait(Deadline::after(PATIENCE)))
             .expect("it ends well");

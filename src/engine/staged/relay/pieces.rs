@@ -54,7 +54,7 @@ impl Relayed<'_> {
     /// Moves every piece on by a step, where it can. The member that the last of the pieces waits for, if any.
     pub(super) fn advance(&self, run: &mut Run) -> Result<Option<usize>> {
         let Plan { route, .. } = self.plan;
-        let (before, pieces, tracks) = (run.before, route.pieces(), run.tracks.len() as u64);
+        let before = run.before;
         let mut stops = None;
         while run.progress.done < run.progress.taken && run.is_idle(run.progress.done)? {
             run.progress.done += 1;
@@ -92,17 +92,24 @@ impl Relayed<'_> {
             run.progress.given += 1;
             run.reach(route, Mark::Given, run.progress.given);
         }
-        while run.progress.begun < pieces && run.progress.begun < run.progress.done + tracks {
-            let piece = run.progress.begun;
-            let reads = |member: &usize| run.lanes.reached(*member, Mark::Done) + LANES <= before + piece;
-            if let Some(member) = (0..route.size()).find(reads) {
-                stops = stops.or(Some(member));
-                break;
-            }
-            self.give(run, piece)?;
-            run.progress.begun += 1;
+        Ok(stops.or(self.begin(run)?))
+    }
+
+    /// Begins to give the next piece, if there is a lane for it: one at a time, since what was given before it may have
+    /// come to its lane when the driver has been told. The member whose lane is not free, if that is why not.
+    pub(super) fn begin(&self, run: &mut Run) -> Result<Option<usize>> {
+        let Plan { route, .. } = self.plan;
+        let (before, piece, tracks) = (run.before, run.progress.begun, run.tracks.len() as u64);
+        if piece == route.pieces() || piece == run.progress.done + tracks {
+            return Ok(None);
         }
-        Ok(stops)
+        let reads = |member: &usize| run.lanes.reached(*member, Mark::Done) + LANES <= before + piece;
+        if let Some(member) = (0..route.size()).find(reads) {
+            return Ok(Some(member));
+        }
+        self.give(run, piece)?;
+        run.progress.begun += 1;
+        Ok(None)
     }
 
     /// From this rank's memory to its lane.
