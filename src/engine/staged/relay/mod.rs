@@ -250,6 +250,7 @@ impl Relay {
         // PROOF: the stage says that there are lanes, or whoever begins early has looked.
         let lanes = group.relay().lanes().and_then(Option::as_ref).expect("lanes").clone();
         let tracks = self.plan.route.pieces().min(LANES);
+        lanes.rouse();
         self.running = Some(Run {
             lanes,
             ringer: Ringer::new(group.endpoint()),
