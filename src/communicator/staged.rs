@@ -113,13 +113,16 @@ impl Cuda {
     }
 
     #[cfg(not(test))]
-    fn limits(&self) -> Limits {
-        Limits::default()
+    fn limits(&self, place: &MeetingPlace) -> Limits {
+        match place {
+            MeetingPlace::Boards(_) => Limits::SHARED,
+            MeetingPlace::Messages(_) => Limits::WIRED,
+        }
     }
 
     #[cfg(test)]
-    fn limits(&self) -> Limits {
-        self.limits.get().copied().unwrap_or_default()
+    fn limits(&self, _: &MeetingPlace) -> Limits {
+        self.limits.get().copied().unwrap_or(Limits::SHARED)
     }
 
     /// Relays other calls than those that pay, in other pieces.
@@ -388,7 +391,7 @@ impl Context {
             None => return None,
         };
         let (rank, size, in_place) = (group.rank(), group.size(), checked.alias.is_some());
-        let (element, limits) = (checked.dtype.size(), self.cuda().limits());
+        let (element, limits) = (checked.dtype.size(), self.cuda().limits(&place));
         let route = Route::new(signature.kind, rank, size, signature.root, count, element, in_place, limits)?;
         Some(Plan { place, route, kernels, combine })
     }
