@@ -113,16 +113,13 @@ impl Cuda {
     }
 
     #[cfg(not(test))]
-    fn limits(&self, place: &MeetingPlace) -> Limits {
-        match place {
-            MeetingPlace::Boards(_) => Limits::SHARED,
-            MeetingPlace::Messages(_) => Limits::WIRED,
-        }
+    fn limits(&self) -> Limits {
+        Limits::default()
     }
 
     #[cfg(test)]
-    fn limits(&self, _: &MeetingPlace) -> Limits {
-        self.limits.get().copied().unwrap_or(Limits::SHARED)
+    fn limits(&self) -> Limits {
+        self.limits.get().copied().unwrap_or_default()
     }
 
     /// Relays other calls than those that pay, in other pieces.
@@ -391,7 +388,7 @@ impl Context {
             None => return None,
         };
         let (rank, size, in_place) = (group.rank(), group.size(), checked.alias.is_some());
-        let (element, limits) = (checked.dtype.size(), self.cuda().limits(&place));
+        let (element, limits) = (checked.dtype.size(), self.cuda().limits());
         let route = Route::new(signature.kind, rank, size, signature.root, count, element, in_place, limits)?;
         Some(Plan { place, route, kernels, combine })
     }

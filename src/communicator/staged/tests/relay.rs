@@ -7,7 +7,7 @@ use crate::cuda::fold::FoldKernels;
 use crate::engine::staged::relay::Limits;
 
 /// Pieces of 64 elements of 4 bytes, however short the call is.
-const LIMITS: Limits = Limits { piece: PIECE, above: 0, ..Limits::SHARED };
+const LIMITS: Limits = Limits { piece: PIECE, above: 0 };
 
 /// Elements: one, odd, four pieces, and more pieces than lanes.
 const COUNTS: [usize; 4] = [1, 37, 201, 700];
