@@ -401,6 +401,9 @@ fn calls_are_right_in_every_order() {
     }
 }
 
+/// How often a mistake is looked for.
+const TRIES: usize = 3;
+
 #[test]
 fn every_wait_is_needed() {
     for kind in [Kind::Allreduce, Kind::Broadcast] {
@@ -410,7 +413,9 @@ fn every_wait_is_needed() {
             let all = (0..entries).map(|index| (false, index)).chain((0..values).map(|index| (true, index)));
             for (value, index) in all {
                 let missing = Some((who as u32, value, index));
-                let found = Order::all(3).into_iter().any(|order| !twice(kind, order, missing).0.is_empty());
+                let shows = |order| !twice(kind, order, missing).0.is_empty();
+                // More than once: a processor that is busy elsewhere lets the streams get ahead of the call.
+                let found = (0..TRIES).any(|_| Order::all(3).into_iter().any(shows));
                 assert!(found, "{kind:?}: nothing goes wrong without {missing:?}");
             }
         }
