@@ -107,9 +107,9 @@ impl Context {
                 // SAFETY: the caller's promise.
                 unsafe { DirectRun::new(group, turn, direct, job, path) }
             }),
-            Make::Point(message) => group.run(class, tag, signature, timeout, |turn| {
+            Make::Point(message, piece) => group.run(class, tag, signature, timeout, |turn| {
                 // SAFETY: the caller's promise.
-                unsafe { Point::new(group, turn, message) }
+                unsafe { Point::new(group, turn, message, piece) }
             }),
             Make::Boxed(make) => group.run(class, tag, signature, timeout, |turn| make(group, turn)),
         }
@@ -205,11 +205,11 @@ impl Context {
         if request.kind.point_to_point() {
             let (group, signature, message) = self.point(request)?;
             let spans = Spans::of_message(&message);
-            if !plain && let Some(staging) = self.survey(spans, call)? {
+            if !plain && let Some(staging) = self.or_fail_in(Class::PointToPoint, self.survey(spans, call))? {
                 return Ok(Next::Staged(Box::new(StagedCall::message(staging, signature, message))));
             }
             let tag = call.tag.unwrap_or(0);
-            let make = Make::Point(message);
+            let make = Make::Point(message, self.cuda().piece_bytes());
             return Ok(Next::Step(Step { group, class: Class::PointToPoint, tag, signature, make }));
         }
         let mut checked = Checked::new(request, self.rank(), self.size())?;
@@ -310,7 +310,8 @@ type Maker = Box<dyn FnOnce(&Group, &Turn) -> Box<dyn Operation>>;
 pub(super) enum Make {
     Run(Arc<Plan>, *const u8, *mut u8),
     Direct(Arc<Direct>, Job, Path),
-    Point(Message),
+    /// In pieces of so many bytes.
+    Point(Message, usize),
     Boxed(Maker),
 }
 
@@ -325,7 +326,7 @@ impl Make {
             match self {
                 Make::Run(plan, input, output) => Box::new(Run::new(group, turn, plan, input, output)),
                 Make::Direct(direct, job, path) => Box::new(DirectRun::new(group, turn, direct, job, path)),
-                Make::Point(message) => Box::new(Point::new(group, turn, message)),
+                Make::Point(message, piece) => Box::new(Point::new(group, turn, message, piece)),
                 Make::Boxed(make) => make(group, turn),
             }
         }

@@ -27,9 +27,8 @@ use crate::deadline::Deadline;
 use crate::engine::device::Loads;
 use crate::engine::endpoint::lock;
 use crate::engine::group::{Group, Turn};
-use crate::engine::lane::{Destination, Source};
 use crate::engine::operation::{Operation, Running};
-use crate::engine::point::{Message, Point};
+use crate::engine::point::{self, Message, Pieces};
 use crate::engine::staged::relay::{Combine, Gather, Limits, MAX_WIRED, MeetingPlace, Plan, Relay, Route};
 use crate::engine::staged::{self, Blocks, Cut, Entry, Exchange, Job, Shape, Side, Staged, StreamOrder};
 use crate::engine::wire::Class;
@@ -236,9 +235,8 @@ impl Begun {
         if let Err((error, exit)) = waits {
             // Nothing orders the stream behind it: it must not go on.
             let error = error.context("call->stream cannot be made to wait");
-            if !running.is_point_to_point() {
-                running.group().fail(error.clone());
-            }
+            let group = running.group();
+            group.fail(error.context(format_args!("rank {} of '{}'", group.rank(), group.name())));
             running.cancel();
             // The caller has its memory back when this returns: not before the copies under way have ended.
             let until = Deadline::after(COPIES);
@@ -257,8 +255,20 @@ const COPIES: Duration = Duration::from_secs(1);
 impl Context {
     /// A collective that this rank is kept from starting fails for all: the others would wait for it.
     pub(super) fn or_fail<T>(&self, result: Result<T>) -> Result<T> {
+        self.or_fail_for(result, &[Status::Cuda, Status::OutOfMemory, Status::Timeout])
+    }
+
+    /// As [`Context::or_fail`], for messages too: one that is not sent concerns nobody else, but a driver that refuses does.
+    pub(super) fn or_fail_in<T>(&self, class: Class, result: Result<T>) -> Result<T> {
+        match class {
+            Class::PointToPoint => self.or_fail_for(result, &[Status::Cuda]),
+            _ => self.or_fail(result),
+        }
+    }
+
+    fn or_fail_for<T>(&self, result: Result<T>, statuses: &[Status]) -> Result<T> {
         if let (Err(error), Membership::Group(group)) = (&result, self.place())
-            && matches!(error.status(), Status::Cuda | Status::OutOfMemory | Status::Timeout)
+            && statuses.contains(&error.status())
         {
             group.fail(error.context(format_args!("rank {} of '{}'", group.rank(), group.name())));
         }
@@ -286,7 +296,7 @@ impl Context {
         let (class, tag, signature) = self.header(&call, options)?;
         let plan = self.plan_relay(&call, group, request, options, &signature);
         let job = self.job(call, group, request, options);
-        let (job, _) = if class == Class::PointToPoint { job } else { self.or_fail(job) }?;
+        let (job, _) = self.or_fail_in(class, job)?;
         // SAFETY: the caller's promise.
         group.run(class, tag, signature, options.timeout, |turn| unsafe {
             operation(group, turn, job, plan, signature)
@@ -312,12 +322,11 @@ impl Context {
         let (class, tag, signature) = self.header(&call, options)?;
         if ordered {
             let deadline = Deadline::after(options.timeout.unwrap_or(group.timeout()));
-            let room = ahead::make_room(&stream, group, deadline);
-            if class == Class::PointToPoint { room } else { self.or_fail(room) }?;
+            self.or_fail_in(class, ahead::make_room(&stream, group, deadline))?;
         }
         let plan = self.plan_relay(&call, group, request, options, &signature);
         let job = self.job(call, group, request, options);
-        let (job, exit) = if class == Class::PointToPoint { job } else { self.or_fail(job) }?;
+        let (job, exit) = self.or_fail_in(class, job)?;
         // SAFETY: the caller's promise.
         let running = group.start(class, tag, signature, options.timeout, |turn| unsafe {
             operation(group, turn, job, plan, signature)
@@ -447,16 +456,19 @@ impl Context {
         let job = match what {
             What::Message(_, message) => {
                 let sends = matches!(message, Message::Send { .. });
+                // A receive has to be posted before the stream has come to it.
+                let unstaged = !on_device && sends;
+                let piece = self.cuda().piece_bytes();
+                let bytes = survey.input_bytes.max(survey.output_bytes);
                 Job {
                     order,
                     input: Side { place: input, shape: shape(survey.input_bytes, 1) },
                     output: Side { place: output, shape: shape(survey.output_bytes, 1) },
                     forwards: false,
-                    // A receive has to be posted before the stream has come to it.
-                    unstaged: !on_device && sends,
+                    unstaged,
                     element: 1,
-                    cut: Cut::whole(),
-                    exchange: exchange_message(group, message, options.tag.unwrap_or(0)),
+                    cut: if unstaged { Cut::whole() } else { point::cut(bytes, piece) },
+                    exchange: exchange_message(group, message, options.tag.unwrap_or(0), piece),
                 }
             }
             What::Collective(checked) => {
@@ -547,26 +559,16 @@ unsafe fn operation(
     }
 }
 
-/// Exchanges a message whole.
-fn exchange_message(group: &Arc<Group>, message: Message, tag: u64) -> Exchange {
-    let mut place = match message {
+/// Exchanges a message, in pieces of `piece` bytes if it is longer.
+fn exchange_message(group: &Arc<Group>, message: Message, tag: u64, piece: usize) -> Exchange {
+    let place = match message {
         Message::Send { to, .. } => Some(group.sends().queue(to, tag)),
         _ => None,
     };
-    Box::new(move |group, turn, _, input, output| -> Result<Box<dyn Operation>> {
-        let message = match &message {
-            &Message::Send { to, from } => {
-                Message::Send { to, from: Source { address: input.cast_const(), len: from.len } }
-            }
-            &Message::Receive { from, into } => {
-                Message::Receive { from, into: Destination { address: output, len: into.len } }
-            }
-            Message::ReceiveAny { of, into } => {
-                let into = Destination { address: output, len: into.len };
-                Message::ReceiveAny { of: of.clone(), into }
-            }
-        };
-        // SAFETY: the engine gives memory of the message's size, and keeps it until the operation has ended.
-        Ok(Box::new(unsafe { Point::in_turn(group, turn, message, place.take()) }))
+    let mut pieces = Pieces::new(message, piece, place);
+    Box::new(move |group, turn, piece, input, output| {
+        let address = if input.is_null() { output } else { input };
+        // SAFETY: the engine gives memory of the piece's size, and keeps it until the operation has ended.
+        unsafe { pieces.next(group, turn, piece, address) }
     })
 }

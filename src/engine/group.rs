@@ -185,7 +185,8 @@ impl Group {
         drop(orders);
         let mut operation = make(&turn);
         let result = self.glance(&mut operation).unwrap_or_else(|| self.complete(&turn, &mut operation));
-        if result.is_err() {
+        if let Err(cause) = &result {
+            self.spread(&turn, cause);
             operation.abandon(self);
         }
         self.conclude(&turn, result)
@@ -374,18 +375,26 @@ impl Group {
 
     /// Tells a failure with its call, after making it the group's if the call was everybody's.
     pub fn blame(&self, turn: &Turn, cause: Error) -> Error {
+        self.spread(turn, &cause);
         let cause = match turn.class {
             Class::PointToPoint => cause,
-            _ => {
-                if self.latch(cause.clone()) {
-                    let here = self.endpoint.hostname(self.endpoint.rank());
-                    let told = cause.context(format!("rank {} on {here} reports", self.rank));
-                    self.endpoint.spread(self, &told);
-                }
-                self.failure().unwrap_or(cause)
-            }
+            _ => self.failure().unwrap_or(cause),
         };
         cause.context(self.describe(turn))
+    }
+
+    /// Makes what a call failed with the group's failure, if the call was everybody's, and tells the others. What an
+    /// operation runs in is let go of after that: copies under way may take a while. What the driver refuses is
+    /// everybody's even if the call is a message: the device that it is about serves the group's other calls, too.
+    pub fn spread(&self, turn: &Turn, cause: &Error) {
+        if turn.class == Class::PointToPoint && cause.status() != Status::Cuda {
+            return;
+        }
+        if self.latch(cause.clone()) {
+            let here = self.endpoint.hostname(self.endpoint.rank());
+            let told = cause.context(format!("rank {} on {here} reports", self.rank));
+            self.endpoint.spread(self, &told);
+        }
     }
 
     /// Sends that have not been posted.

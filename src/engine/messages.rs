@@ -62,8 +62,8 @@ pub struct Mailbox {
     pub done: Vec<u32>,
     /// The first thing that went wrong.
     pub failed: Option<Failure>,
-    /// The rank of the endpoint that a receive from any was served by.
-    pub source: Option<u32>,
+    /// Of a message of send and receive: the rank of the endpoint on the other side, and the message's number.
+    pub source: Option<(u32, u32)>,
     live: bool,
 }
 

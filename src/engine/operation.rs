@@ -194,6 +194,7 @@ impl Running {
                 match result {
                     Some(Ok(completion)) => Ok(completion),
                     Some(Err(error)) => {
+                        self.group.spread(&self.call, &error);
                         operation.abandon(&self.group);
                         Err(error)
                     }

@@ -1,15 +1,24 @@
 //! Send, receive, receive from any: one message each.
+//!
+//! A message that is longer than a piece travels as several, which both sides know from its length. The first is matched as
+//! any message is. It says which message of its sender's the receive has taken, and the others are named by that and their
+//! number ([`Course`]). So each side needs no more memory than some pieces take, and may load or store one while another
+//! travels. The sender sends the others when the first has been taken.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
+use std::time::{Duration, Instant};
 
+use super::endpoint::{Endpoint, lock};
 use super::group::{Group, Turn};
 use super::lane::{Destination, Source, Ticket};
+use super::messages::Failure;
 use super::operation::{Completion, Operation};
 use super::pairs::From;
 use super::sends::SendTurn;
+use super::staged::{Cut, Piece};
 use super::wire::{Class, Key};
-use crate::error::Result;
+use crate::error::{Result, Status, fail};
 use crate::signature::Signature;
 
 /// What the one message is.
@@ -39,44 +48,61 @@ pub enum Message {
     },
 }
 
+/// The pieces of a message of so many bytes, of at most `piece` bytes each: the same on both sides.
+pub fn cut(bytes: usize, piece: usize) -> Cut {
+    Cut::even(bytes as u64, 1, 1, piece)
+}
+
+/// Pieces of a message in the caller's memory that are under way at a time, behind the first.
+const WINDOW: u32 = 16;
+
 /// One message under way.
 pub struct Point {
     message: Message,
     tag: u64,
     signature: Signature,
+    cut: Cut,
     state: State,
 }
 
 enum State {
     /// Behind sends that have not been posted.
     Queued(SendTurn),
-    /// With its mailbox.
+    /// The first piece, with its mailbox.
     Posted(u32),
+    /// The other pieces.
+    Following(Course, Following),
     Ended,
 }
 
 impl Point {
     /// Posts the message at once, so that messages of one pair and tag keep the order of the calls; a send behind others
-    /// that have not been posted, as soon as they have.
+    /// that have not been posted, as soon as they have. Pieces have `piece` bytes.
     ///
     /// # Safety
     /// The message's memory stays valid until the operation has ended or is abandoned.
-    pub unsafe fn new(group: &Group, turn: &Turn, message: Message) -> Point {
+    pub unsafe fn new(group: &Group, turn: &Turn, message: Message, piece: usize) -> Point {
         let behind = match message {
             Message::Send { to, .. } => group.sends().queue_behind(to, turn.tag),
             _ => None,
         };
         // SAFETY: the caller's promise.
-        unsafe { Point::in_turn(group, turn, message, behind) }
+        unsafe { Point::in_turn(group, turn, message, piece, behind) }
     }
 
     /// As [`Point::new`], for a send that has had its place in the order before its bytes were there.
     ///
     /// # Safety
     /// As [`Point::new`].
-    pub unsafe fn in_turn(group: &Group, turn: &Turn, message: Message, place: Option<SendTurn>) -> Point {
-        let (tag, signature) = (turn.tag, turn.signature);
-        let mut point = Point { message, tag, signature, state: State::Ended };
+    pub unsafe fn in_turn(
+        group: &Group,
+        turn: &Turn,
+        message: Message,
+        piece: usize,
+        place: Option<SendTurn>,
+    ) -> Point {
+        let (tag, signature, cut) = (turn.tag, turn.signature, cut(message.memory().1, piece));
+        let mut point = Point { message, tag, signature, cut, state: State::Ended };
         match place {
             Some(place) => {
                 point.state = State::Queued(place);
@@ -106,19 +132,19 @@ impl Point {
         let signature = self.signature;
         let peer = |rank: u32| group.members()[rank as usize];
         let channel = (group.id(), self.tag);
-        match &self.message {
-            &Message::Send { to, from } => {
+        match self.message.piece(self.cut.piece(0)) {
+            Message::Send { to, from } => {
                 let sequence = messages.next_in_pair(peer(to), group.id(), self.tag);
-                let (group, tag) = channel;
-                let key = Key { group, tag, sequence, slot: 0, class: Class::PointToPoint };
-                messages.send(peer(to), key, signature, from, ticket);
+                // Told to the mailbox as a receive's is, for the other pieces.
+                messages.look(mailbox).source = Some((peer(to), sequence));
+                messages.send(peer(to), first_key(channel, sequence), signature, from, ticket);
             }
-            &Message::Receive { from, into } => {
+            Message::Receive { from, into } => {
                 messages.receive_next(channel, From::Rank(peer(from)), signature, into, ticket);
             }
             Message::ReceiveAny { of: None, into } => {
                 let from = From::Any(group.members().clone());
-                messages.receive_next(channel, from, signature, *into, ticket);
+                messages.receive_next(channel, from, signature, into, ticket);
             }
             Message::ReceiveAny { of: Some(ranks), into } => {
                 let peers: Arc<[u32]> = ranks.iter().map(|&rank| peer(rank)).collect();
@@ -126,7 +152,7 @@ impl Point {
                 for &peer in peers.iter().filter(|&&peer| peer != group.endpoint().rank()) {
                     messages.want(peer);
                 }
-                messages.receive_next(channel, From::Any(peers), signature, *into, ticket);
+                messages.receive_next(channel, From::Any(peers), signature, into, ticket);
             }
         }
         messages.write_out();
@@ -134,16 +160,9 @@ impl Point {
         group.endpoint().settle();
         self.state = State::Posted(mailbox);
     }
-}
 
-impl Operation for Point {
-    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
-        self.post_in_turn(group);
-        let mailbox = match self.state {
-            State::Posted(mailbox) => mailbox,
-            State::Queued(_) => return Poll::Pending,
-            State::Ended => return Poll::Ready(Ok(Completion::default())),
-        };
+    /// Looks whether the first piece has been taken. What the other pieces have in common, once it has.
+    fn look_at_first(&mut self, group: &Group, mailbox: u32) -> Poll<Result<Course>> {
         let mut messages = group.endpoint().messages();
         let mail = messages.look(mailbox);
         if let Some(failure) = mail.failed.take() {
@@ -154,19 +173,78 @@ impl Operation for Point {
         if mail.done.is_empty() {
             return Poll::Pending;
         }
-        let source = match self.message {
-            Message::Send { .. } => None,
-            Message::Receive { from, .. } => Some(from),
-            Message::ReceiveAny { .. } => mail.source.and_then(|peer| group.rank_of(peer)),
-        };
+        // PROOF: noted with the send, or when the message was found.
+        let (peer, sequence) = mail.source.expect("a message that was taken");
         messages.close_mailbox(mailbox);
+        drop(messages);
         self.state = State::Ended;
-        Poll::Ready(Ok(Completion { source }))
+        let (sends, source) = match self.message {
+            Message::Send { .. } => (true, None),
+            Message::Receive { from, .. } => (false, Some(from)),
+            Message::ReceiveAny { .. } => (false, group.rank_of(peer)),
+        };
+        let key = first_key((group.id(), self.tag), sequence);
+        let (signature, endpoint, left) = (self.signature, group.endpoint().clone(), self.cut.pieces() - 1);
+        Poll::Ready(Ok(Course { peer, key, signature, endpoint, sends, source, left }))
+    }
+
+    /// Ends the course of the pieces before `next`, and begins those behind them. Whether there are any.
+    fn follow(&mut self, group: &Group, course: Course, next: u32) -> bool {
+        let until = next.saturating_add(WINDOW).min(self.cut.pieces());
+        if next == until {
+            return false;
+        }
+        let pieces = (next..until).map(|index| (index, self.message.piece(self.cut.piece(index))));
+        // SAFETY: pieces of the message, whose memory has been promised.
+        let following = unsafe { Following::begin(group, &course, pieces) };
+        self.state = State::Following(course, following);
+        true
+    }
+}
+
+impl Operation for Point {
+    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        self.post_in_turn(group);
+        loop {
+            match std::mem::replace(&mut self.state, State::Ended) {
+                State::Posted(mailbox) => {
+                    self.state = State::Posted(mailbox);
+                    let course = match self.look_at_first(group, mailbox) {
+                        Poll::Ready(course) => course?,
+                        Poll::Pending => return Poll::Pending,
+                    };
+                    let source = course.source;
+                    if !self.follow(group, course, 1) {
+                        return Poll::Ready(Ok(Completion { source }));
+                    }
+                }
+                State::Following(mut course, mut following) => {
+                    match following.look(group, &mut course) {
+                        Poll::Ready(Ok(())) => {}
+                        answer => {
+                            self.state = State::Following(course, following);
+                            return answer.map_ok(|()| Completion::default());
+                        }
+                    }
+                    let source = course.source;
+                    if !self.follow(group, course, following.end) {
+                        return Poll::Ready(Ok(Completion { source }));
+                    }
+                }
+                State::Queued(place) => {
+                    self.state = State::Queued(place);
+                    return Poll::Pending;
+                }
+                State::Ended => return Poll::Ready(Ok(Completion::default())),
+            }
+        }
     }
 
     fn abandon(&mut self, group: &Group) {
-        if let State::Posted(mailbox) = std::mem::replace(&mut self.state, State::Ended) {
-            group.endpoint().messages().cancel(mailbox);
+        match std::mem::replace(&mut self.state, State::Ended) {
+            State::Posted(mailbox) => group.endpoint().messages().cancel(mailbox),
+            State::Following(_course, mut following) => following.abandon(group),
+            State::Queued(_) | State::Ended => {}
         }
     }
 
@@ -175,5 +253,270 @@ impl Operation for Point {
             Message::Send { to: rank, .. } | Message::Receive { from: rank, .. } => vec![rank],
             Message::ReceiveAny { ref of, .. } => of.as_deref().unwrap_or_default().to_vec(),
         }
+    }
+}
+
+impl Message {
+    /// Where its bytes are, or are to be, and how many.
+    fn memory(&self) -> (*mut u8, usize) {
+        match self {
+            Message::Send { from, .. } => (from.address.cast_mut(), from.len),
+            Message::Receive { into, .. } | Message::ReceiveAny { into, .. } => (into.address, into.len),
+        }
+    }
+
+    /// The same with other memory.
+    fn at(mut self, address: *mut u8, len: usize) -> Message {
+        match &mut self {
+            Message::Send { from, .. } => *from = Source { address: address.cast_const(), len },
+            Message::Receive { into, .. } | Message::ReceiveAny { into, .. } => {
+                *into = Destination { address, len };
+            }
+        }
+        self
+    }
+
+    /// A piece of it.
+    fn piece(&self, piece: Piece) -> Message {
+        let (address, bytes) = self.memory();
+        let (start, len) = if piece.whole { (0, bytes) } else { (piece.start as usize, piece.len as usize) };
+        self.clone().at(address.wrapping_add(start), len)
+    }
+}
+
+/// The name of a message's first piece.
+fn first_key((group, tag): (u64, u64), sequence: u32) -> Key {
+    Key { group, tag, sequence, slot: 0, class: Class::PointToPoint }
+}
+
+/// The slots of the word that the sender has given up, or the receiver: no message has so many pieces.
+const SENDER_GAVE_UP: u32 = u32::MAX;
+const RECEIVER_GAVE_UP: u32 = u32::MAX - 1;
+
+/// How long after that word the failure of the group, which may be why, is the better cause.
+const DOUBT: Duration = Duration::from_millis(100);
+
+/// A message of which both sides know that the other has it too: its first piece has been taken. If it is let go of
+/// before all pieces have come to their end, the other side is told.
+pub struct Course {
+    /// As the endpoint counts.
+    peer: u32,
+    /// Of the first piece.
+    key: Key,
+    signature: Signature,
+    endpoint: Arc<Endpoint>,
+    /// Whether this is the sender's side.
+    sends: bool,
+    /// The rank that a receive's message came from.
+    source: Option<u32>,
+    /// Pieces that have not come to their end.
+    left: u32,
+}
+
+impl Course {
+    fn key(&self, slot: u32) -> Key {
+        Key { slot, ..self.key }
+    }
+
+    /// The slots of the words that this side leaves, and that the other does.
+    fn words(&self) -> [u32; 2] {
+        let words = [RECEIVER_GAVE_UP, SENDER_GAVE_UP];
+        [words[usize::from(self.sends)], words[usize::from(!self.sends)]]
+    }
+}
+
+impl Drop for Course {
+    fn drop(&mut self) {
+        if self.left > 0 && self.endpoint.check_fork().is_ok() {
+            let [word, _] = self.words();
+            self.endpoint.messages().notify(self.peer, self.key(word), self.signature);
+        }
+    }
+}
+
+/// Pieces of a course under way, and an ear for the word that the other side has given up.
+struct Following {
+    mailbox: u32,
+    /// Pieces that have not come to their end,
+    left: u32,
+    /// and the number of the first that has not begun.
+    end: u32,
+    /// What went wrong, and when.
+    failed: Option<(Instant, Failure)>,
+}
+
+impl Following {
+    /// Begins these pieces, by number, one after the other.
+    ///
+    /// # Safety
+    /// Their memory stays valid until they have ended or are abandoned.
+    unsafe fn begin(
+        group: &Group,
+        course: &Course,
+        pieces: impl Iterator<Item = (u32, Message)>,
+    ) -> Following {
+        let mut messages = group.endpoint().messages();
+        let mailbox = messages.mailbox();
+        let mut following = Following { mailbox, left: 0, end: 0, failed: None };
+        let nothing = Destination { address: std::ptr::null_mut(), len: 0 };
+        let (peer, signature, [_, word]) = (course.peer, course.signature, course.words());
+        messages.receive(peer, course.key(word), signature, nothing, Ticket { mailbox, step: word });
+        for (index, piece) in pieces {
+            let (key, ticket) = (course.key(index), Ticket { mailbox, step: index });
+            match piece {
+                Message::Send { from, .. } => messages.send(peer, key, signature, from, ticket),
+                Message::Receive { into, .. } | Message::ReceiveAny { into, .. } => {
+                    messages.receive(peer, key, signature, into, ticket);
+                }
+            }
+            (following.left, following.end) = (following.left + 1, index + 1);
+        }
+        messages.write_out();
+        drop(messages);
+        group.endpoint().settle();
+        following
+    }
+
+    /// Looks whether all have come to their end.
+    fn look(&mut self, group: &Group, course: &mut Course) -> Poll<Result<()>> {
+        let mut messages = group.endpoint().messages();
+        let mail = messages.look(self.mailbox);
+        let done = std::mem::take(&mut mail.done);
+        let [_, word] = course.words();
+        let ended = done.iter().filter(|&&step| step != word).count() as u32;
+        (self.left, course.left) = (self.left - ended, course.left - ended);
+        if self.left == 0 {
+            // Nothing is left but the ear, for which a peer that has left is one that says nothing more.
+            messages.cancel(self.mailbox);
+            return Poll::Ready(Ok(()));
+        }
+        if self.failed.is_none() {
+            let given_up = || done.contains(&word).then(|| gave_up(course.peer));
+            let failure = mail.failed.take().or_else(given_up);
+            self.failed = failure.map(|failure| (Instant::now(), failure));
+        }
+        match self.failed.take_if(|(at, _)| at.elapsed() > DOUBT) {
+            Some((_, failure)) => {
+                // The other side knows.
+                course.left = 0;
+                Poll::Ready(Err(group.tell(failure)))
+            }
+            None => Poll::Pending,
+        }
+    }
+
+    fn abandon(&mut self, group: &Group) {
+        group.endpoint().messages().cancel(self.mailbox);
+    }
+}
+
+/// The other side of a message has given up after the first piece.
+fn gave_up(peer: u32) -> Failure {
+    let what = "gave up in the middle of a message: timed out, or cancelled".into();
+    Failure::Peer { peer, status: Status::PeerFailed, what }
+}
+
+/// The pieces of one message that come and go one by one, each in memory of its own.
+pub struct Pieces {
+    message: Message,
+    piece: usize,
+    /// A send's place in the order, until its first piece is there.
+    place: Option<SendTurn>,
+    course: Arc<Mutex<Option<Course>>>,
+}
+
+impl Pieces {
+    /// Those of `message`, of `piece` bytes; where its memory is does not matter.
+    pub fn new(message: Message, piece: usize, place: Option<SendTurn>) -> Pieces {
+        Pieces { message, piece, place, course: Arc::default() }
+    }
+
+    /// Begins the next piece, whose memory begins at `address`. A piece that is the whole message may be longer than others.
+    ///
+    /// # Safety
+    /// The memory stays valid until the operation has ended or is abandoned. The piece before it has ended.
+    pub unsafe fn next(
+        &mut self,
+        group: &Group,
+        turn: &Turn,
+        piece: Piece,
+        address: *mut u8,
+    ) -> Result<Box<dyn Operation>> {
+        let (_, bytes) = self.message.memory();
+        if piece.whole {
+            let message = self.message.clone().at(address, bytes);
+            // SAFETY: the caller's promise.
+            let point = unsafe { Point::in_turn(group, turn, message, self.piece, self.place.take()) };
+            return Ok(Box::new(point));
+        }
+        let message = self.message.clone().at(address, piece.len as usize);
+        if piece.index == 0 {
+            let others = cut(bytes, self.piece).pieces() - 1;
+            // SAFETY: the caller's promise. A piece is not cut.
+            let point = unsafe { Point::in_turn(group, turn, message, usize::MAX, self.place.take()) };
+            return Ok(Box::new(First { point, others, course: self.course.clone() }));
+        }
+        let Some(course) = &*lock(&self.course) else {
+            fail!(Internal, "a piece comes before the first of its message")
+        };
+        // SAFETY: the caller's promise.
+        let following = unsafe { Following::begin(group, course, [(piece.index, message)].into_iter()) };
+        Ok(Box::new(Next { following, course: self.course.clone() }))
+    }
+}
+
+/// The first piece of several.
+struct First {
+    point: Point,
+    others: u32,
+    course: Arc<Mutex<Option<Course>>>,
+}
+
+impl Operation for First {
+    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        self.point.post_in_turn(group);
+        let State::Posted(mailbox) = self.point.state else { return Poll::Pending };
+        let mut course = match self.point.look_at_first(group, mailbox) {
+            Poll::Ready(course) => course?,
+            Poll::Pending => return Poll::Pending,
+        };
+        course.left = self.others;
+        let source = course.source;
+        *lock(&self.course) = Some(course);
+        Poll::Ready(Ok(Completion { source }))
+    }
+
+    fn abandon(&mut self, group: &Group) {
+        self.point.abandon(group);
+    }
+
+    fn waits_for(&self, group: &Group) -> Vec<u32> {
+        self.point.waits_for(group)
+    }
+}
+
+/// A piece behind the first.
+struct Next {
+    following: Following,
+    course: Arc<Mutex<Option<Course>>>,
+}
+
+impl Operation for Next {
+    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        let mut course = lock(&self.course);
+        let Some(course) = &mut *course else { return Poll::Ready(Ok(Completion::default())) };
+        match self.following.look(group, course) {
+            Poll::Ready(result) => Poll::Ready(result.map(|()| Completion { source: course.source })),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    fn abandon(&mut self, group: &Group) {
+        self.following.abandon(group);
+    }
+
+    fn waits_for(&self, group: &Group) -> Vec<u32> {
+        let course = lock(&self.course);
+        course.as_ref().and_then(|course| group.rank_of(course.peer)).into_iter().collect()
     }
 }

@@ -1,5 +1,7 @@
 //! What happens when things end early: two ranks of one process, driven by hand.
 
+mod pieces;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::task::Poll;
@@ -247,10 +249,20 @@ fn linked_pair(shm: bool) -> [Arc<Group>; 2] {
 
 /// Starts a message with `tag` of `len` bytes.
 fn post(group: &Arc<Group>, tag: u64, len: usize, message: Message) -> Arc<Running> {
+    // SAFETY: the tests keep the memory until the message has ended or is cancelled.
+    begin(group, tag, len, &message.clone(), |turn| unsafe { Point::new(group, turn, message, usize::MAX) })
+}
+
+/// Starts the operation of a message with `tag` of `len` bytes.
+fn begin<O: Operation + 'static>(
+    group: &Arc<Group>,
+    tag: u64,
+    len: usize,
+    message: &Message,
+    make: impl FnOnce(&Turn) -> O,
+) -> Arc<Running> {
     let kind = if matches!(message, Message::Send { .. }) { Kind::Send } else { Kind::Receive };
     let signature = Signature { kind, count: len as u64, ..BARRIER };
-    // SAFETY: the tests keep the memory until the message has ended or is cancelled.
-    let make = |turn: &Turn| unsafe { Point::new(group, turn, message) };
     group.start(Class::PointToPoint, tag, signature, None, make).expect("it starts")
 }
 
@@ -379,9 +391,10 @@ fn mapped(len: usize) -> *mut u8 {
     mapped.cast()
 }
 
+/// As if it were unmapped, but no other test's memory comes there.
 fn unmap(memory: *mut u8, len: usize) {
     // SAFETY: mapped by the test, which uses it no more.
-    assert_eq!(unsafe { libc::munmap(memory.cast(), len) }, 0);
+    assert_eq!(unsafe { libc::mprotect(memory.cast(), len, libc::PROT_NONE) }, 0);
 }
 
 #[test]

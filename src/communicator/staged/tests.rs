@@ -1,6 +1,8 @@
 //! Whole calls between ranks in threads, each with a driver double of its own, or with one for all.
 
 mod ahead;
+mod failure;
+mod messages;
 mod relay;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -87,17 +89,7 @@ fn ranks_on<T: Send>(doubles: &[Arc<Double>], transports: &str, body: impl Fn(&R
                 let (double, stream) = (doubles[rank as usize].clone(), streams[rank as usize]);
                 let devices = all[rank as usize].clone();
                 scope.spawn(move || {
-                    let context = Context::create(Options {
-                        rank,
-                        size,
-                        rendezvous: Rendezvous::Store(store),
-                        name: String::new(),
-                        timeout: PATIENCE,
-                        interface: Some("127.0.0.1".into()),
-                        transports: Some(transports.into()),
-                        host: None,
-                    })
-                    .expect("the ranks meet");
+                    let context = join(rank, size, Rendezvous::Store(store), transports);
                     context.cuda().pretend(&devices, PIECE);
                     let _clock = Clock::start(&double);
                     body(&Rank { context, double, devices, stream, rank })
@@ -109,6 +101,21 @@ fn ranks_on<T: Send>(doubles: &[Arc<Double>], transports: &str, body: impl Fn(&R
             .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             .collect()
     })
+}
+
+/// A rank's context.
+fn join(rank: u32, size: u32, rendezvous: Rendezvous, transports: &str) -> Context {
+    Context::create(Options {
+        rank,
+        size,
+        rendezvous,
+        name: String::new(),
+        timeout: PATIENCE,
+        interface: Some("127.0.0.1".into()),
+        transports: Some(transports.into()),
+        host: None,
+    })
+    .expect("the ranks meet")
 }
 
 impl Rank {
@@ -394,6 +401,9 @@ fn calls_are_right_in_every_order() {
     }
 }
 
+/// How often a mistake is looked for.
+const TRIES: usize = 3;
+
 #[test]
 fn every_wait_is_needed() {
     for kind in [Kind::Allreduce, Kind::Broadcast] {
@@ -403,7 +413,9 @@ fn every_wait_is_needed() {
             let all = (0..entries).map(|index| (false, index)).chain((0..values).map(|index| (true, index)));
             for (value, index) in all {
                 let missing = Some((who as u32, value, index));
-                let found = Order::all(3).into_iter().any(|order| !twice(kind, order, missing).0.is_empty());
+                let shows = |order| !twice(kind, order, missing).0.is_empty();
+                // More than once: a processor that is busy elsewhere lets the streams get ahead of the call.
+                let found = (0..TRIES).any(|_| Order::all(3).into_iter().any(shows));
                 assert!(found, "{kind:?}: nothing goes wrong without {missing:?}");
             }
         }
@@ -484,7 +496,8 @@ fn copy_engines_may_be_held_up_by_what_is_behind_a_call() {
         rank.fill(memory, &values);
         gate.release();
         let error = work.wait(Deadline::after(PATIENCE)).expect_err("its copies do not run");
-        rank.drain();
+        // Nor will they.
+        rank.double.drain();
         error
     });
     assert!(errors.iter().all(|error| error.status() == Status::Timeout), "{errors:?}");
@@ -659,112 +672,6 @@ fn a_second_call_creates_nothing() {
         assert_eq!(rank.double.creations(), before);
         rank.drain()
     });
-}
-
-// ---- messages
-
-#[test]
-fn messages_of_one_group_do_not_wait_for_each_other() {
-    for transports in ["shm", "tcp"] {
-        for order in Order::all(3) {
-            // Long enough for the receiver to have to take it before the send ends.
-            const LEN: usize = 100_000;
-            let complaints = ranks(2, transports, order, |rank| {
-                let peer = 1 - rank.rank;
-                let values = given(rank.rank, 0, LEN);
-                let (out, into) = (rank.memory(&values), rank.memory(&values));
-                rank.fill(into, &vec![-1; LEN]);
-                rank.fill(out, &values);
-                let send = request(Kind::Send, out, 0, LEN as u64, peer);
-                let receive = request(Kind::Receive, 0, into, LEN as u64, peer);
-                let call = rank.call();
-                let both = [(&rank.context, &send, &call), (&rank.context, &receive, &call)];
-                // SAFETY: the double trusts no address, and keeps memory until it is dropped.
-                let works = unsafe { start_together(&both) }.expect("they start");
-                rank.expect(into, &given(peer, 0, LEN), "received");
-                rank.fill(out, &vec![-2; LEN]);
-                for work in works {
-                    work.wait(Deadline::after(PATIENCE)).expect("it ends well");
-                }
-                rank.drain()
-            });
-            assert_eq!(complaints.concat(), Vec::<String>::new(), "{transports}, {order:?}");
-        }
-    }
-}
-
-#[test]
-fn messages_keep_their_order_whatever_memory_they_are_of() {
-    for order in [Order::Eager, Order::RoundRobin, Order::Backward] {
-        let complaints = ranks(2, "shm", order, |rank| {
-            const ROUNDS: u32 = 12;
-            if rank.rank == 0 {
-                let mut works = Vec::new();
-                let mut kept = Vec::new();
-                for round in 0..ROUNDS {
-                    let values = given(0, round, 40);
-                    let device = round % 3 != 1;
-                    let address = if device {
-                        let address = rank.memory(&values);
-                        rank.fill(address, &values);
-                        address
-                    } else {
-                        kept.push(values);
-                        kept[kept.len() - 1].as_ptr().expose_provenance() as u64
-                    };
-                    let call = if device { rank.call() } else { Call::default() };
-                    works
-                        .push(rank.start(&request(Kind::Send, address, 0, 40, 1), &call).expect("it starts"));
-                }
-                for work in works {
-                    work.wait(Deadline::after(PATIENCE)).expect("it ends well");
-                }
-            } else {
-                for round in 0..ROUNDS {
-                    let due = given(0, round, 40);
-                    if round % 2 == 0 {
-                        let into = rank.memory(&due);
-                        let receive = request(Kind::ReceiveAny, 0, into, 40, 0);
-                        let work = rank.start(&receive, &rank.call()).expect("it starts");
-                        rank.expect(into, &due, "received out of order");
-                        let source = work.wait(Deadline::after(PATIENCE)).expect("it ends well").source;
-                        assert_eq!(source, Some(0));
-                    } else {
-                        let mut into = vec![0; 40];
-                        let address = into.as_mut_ptr().expose_provenance() as u64;
-                        rank.run(&request(Kind::Receive, 0, address, 40, 0), &Call::default())
-                            .expect("it ends well");
-                        assert_eq!(into, due);
-                    }
-                }
-            }
-            rank.drain()
-        });
-        assert_eq!(complaints.concat(), Vec::<String>::new(), "{order:?}");
-    }
-}
-
-#[test]
-fn empty_messages_keep_their_order_too() {
-    let complaints = ranks(2, "shm", Order::RoundRobin, |rank| {
-        let gate = rank.gate();
-        let memory = rank.memory(&[0; 40]);
-        let mut works = Vec::new();
-        for round in 0..4 {
-            let count = if round % 2 == 0 { 0 } else { 40 };
-            let message = match rank.rank {
-                0 => request(Kind::Send, memory, 0, count, 1),
-                _ => request(Kind::Receive, 0, memory, count, 0),
-            };
-            works.push(rank.start(&message, &rank.call()).expect("it starts"));
-        }
-        gate.release();
-        for work in works {
-            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
-        }
-        rank.drain()
-    });
-    assert_eq!(complaints.concat(), Vec::<String>::new());
 }
 
 // ---- trouble

@@ -19,9 +19,16 @@ impl Double {
     /// Starts a driver call.
     fn begin(&self, call: &'static str) -> Result<MutexGuard<'_, Machine>> {
         let mut machine = self.lock();
+        if let Some(left) = machine.dying {
+            match left.checked_sub(1) {
+                Some(left) => machine.dying = Some(left),
+                None => std::process::abort(),
+            }
+        }
         if let Some(left) = machine.failing {
             machine.failing = left.checked_sub(1);
             if left == 0 {
+                machine.failed_at = Some(Instant::now());
                 return Err(refuse(call, "CUDA_ERROR_INJECTED"));
             }
         }

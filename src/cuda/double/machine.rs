@@ -1,6 +1,7 @@
 //! What the driver double knows: streams, events, captures, and the tasks that are still to run.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use super::heap::Heap;
 use super::*;
@@ -90,6 +91,8 @@ pub(super) struct Machine {
     pub(super) synchronizations: usize,
     pub(super) creations: usize,
     pub(super) failing: Option<usize>,
+    pub(super) failed_at: Option<Instant>,
+    pub(super) dying: Option<usize>,
     pub(super) no_wait_value: bool,
     /// As for waits for events: how many waits for values there were, and the one that is ignored.
     pub(super) values: usize,
@@ -143,6 +146,8 @@ impl Machine {
             synchronizations: 0,
             creations: 0,
             failing: None,
+            failed_at: None,
+            dying: None,
             no_wait_value: false,
             values: 0,
             ignored_value: None,

@@ -150,6 +150,16 @@ impl Double {
         self.lock().failing.is_some()
     }
 
+    /// When a call failed that was to fail.
+    pub(crate) fn failed_at(&self) -> Option<Instant> {
+        self.lock().failed_at
+    }
+
+    /// Has the process die in the call that is the `index`-th from now.
+    pub(crate) fn die_in_call(&self, index: usize) {
+        self.lock().dying = Some(index);
+    }
+
     /// How many waits for events streams have been given.
     pub(crate) fn waits(&self) -> usize {
         self.lock().waits

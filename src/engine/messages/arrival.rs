@@ -64,7 +64,9 @@ impl Messages {
             }
             return Ok(());
         }
-        if frame.key.class == Class::PointToPoint && !self.receiving.contains_key(&key) {
+        // The other pieces of a message are named by the first.
+        if frame.key.class == Class::PointToPoint && frame.key.slot == 0 && !self.receiving.contains_key(&key)
+        {
             self.offer(peer, &frame);
         }
         match self.receiving.get(&key) {
@@ -113,7 +115,7 @@ impl Messages {
         let key = frame.key;
         let Some(waiting) = self.pairs.arrive(peer, (key.group, key.tag), key.sequence) else { return };
         let Waiting { from, ticket, receive: Receive { into, signature } } = waiting;
-        self.mailboxes[ticket.mailbox as usize].source = Some(peer);
+        self.mailboxes[ticket.mailbox as usize].source = Some((peer, key.sequence));
         let slot = &mut self.peers[peer as usize];
         match from {
             From::Any(_) => slot.receives(into.len),

@@ -66,6 +66,15 @@ impl Messages {
         }
     }
 
+    /// Tells a peer that there is a message without bytes, if it can be told; nobody waits for that.
+    pub fn notify(&mut self, peer: u32, key: Key, signature: Signature) {
+        if let PeerState::Open = self.peers[peer as usize].state {
+            let kind = FrameKind::Eager;
+            self.control(peer, &Frame { kind, key, signature, total: 0, offset: 0, length: 0 });
+            self.flush(peer);
+        }
+    }
+
     /// Writes what has been posted: call it after the last of several sends and receives. What one peer is to get goes
     /// out together.
     pub fn write_out(&mut self) {
@@ -96,7 +105,7 @@ impl Messages {
     ) {
         if let Some((peer, sequence)) = self.pairs.take(&from, (group, tag)) {
             let key = Key { group, tag, sequence, slot: 0, class: Class::PointToPoint };
-            self.mailboxes[ticket.mailbox as usize].source = Some(peer);
+            self.mailboxes[ticket.mailbox as usize].source = Some((peer, sequence));
             self.post(peer, key, Posted { into, signature, ticket, received: 0, from: Some(from) });
             return;
         }

@@ -125,7 +125,9 @@ impl Messages {
         match self.receiving.get(&(peer, key)) {
             Some(Receiving::Early(Early::Request { .. })) => {
                 self.receiving.remove(&(peer, key));
-                self.pairs.withdraw(peer, (key.group, key.tag), key.sequence);
+                if key.slot == 0 {
+                    self.pairs.withdraw(peer, (key.group, key.tag), key.sequence);
+                }
             }
             Some(Receiving::Posted(posted)) => {
                 let lanes = &self.peers[peer as usize].lanes;
@@ -154,7 +156,7 @@ impl Messages {
         let (channel, slot) = ((key.group, key.tag), &mut self.peers[peer as usize]);
         if let Some((peer, sequence)) = self.pairs.take(&from, channel) {
             slot.received(into.len);
-            self.mailboxes[ticket.mailbox as usize].source = Some(peer);
+            self.mailboxes[ticket.mailbox as usize].source = Some((peer, sequence));
             let key = Key { sequence, ..key };
             self.post(peer, key, Posted { into, signature, ticket, received: 0, from: Some(from) });
             return;

@@ -27,6 +27,7 @@ pub mod relay;
 mod resources;
 mod transfer;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -135,7 +136,10 @@ pub struct Staged {
     job: Job,
     turn: Turn,
     bay: Option<Arc<Bay>>,
-    lanes: Vec<Lane>,
+    /// Lanes of pieces that have been issued, but not stored, in their order.
+    busy: VecDeque<Lane>,
+    /// Lanes that no piece is in.
+    free: Vec<Lane>,
     ringer: Option<Arc<Ringer>>,
     current: Option<Box<dyn Operation>>,
     entered: bool,
@@ -165,7 +169,8 @@ impl Staged {
             job,
             turn: *turn,
             bay: None,
-            lanes: Vec::new(),
+            busy: VecDeque::new(),
+            free: Vec::new(),
             ringer: None,
             current: None,
             entered: false,
@@ -201,20 +206,49 @@ impl Staged {
         if self.job.unstaged {
             return Ok(());
         }
-        let largest = self.job.cut.piece(0);
-        let [input, output] =
-            [&self.job.input, &self.job.output].map(|side| side.shape.piece_bytes(largest, self.job.element));
-        let bytes = input.next_multiple_of(ALIGNMENT) + output;
-        let pieces = self.job.cut.pieces();
-        for _ in 0..pieces.min(LANES) {
-            self.lanes.push(Lane::take(devices, *device, bytes)?);
+        for _ in 0..self.job.cut.pieces().min(LANES) {
+            self.free.push(self.new_lane()?);
         }
         Ok(())
     }
 
+    /// A lane for any piece.
+    fn new_lane(&self) -> Result<Lane> {
+        let StreamOrder { devices, device, .. } = &self.job.order;
+        let largest = self.job.cut.piece(0);
+        let [input, output] =
+            [&self.job.input, &self.job.output].map(|side| side.shape.piece_bytes(largest, self.job.element));
+        Lane::take(devices, *device, input.next_multiple_of(ALIGNMENT) + output)
+    }
+
+    /// Takes a lane for the next piece. Whether there is one.
+    fn issue(&mut self) -> Result<bool> {
+        if self.issued == self.job.cut.pieces() {
+            return Ok(false);
+        }
+        if self.issued - self.stored >= LANES {
+            // A message that comes before the stream is kept here, all of it: who has sent it may wait for that before it
+            // sends what this stream waits for.
+            let keeps = self.begun && self.exchanged == self.issued && !self.has_entered()?;
+            if !keeps {
+                return Ok(false);
+            }
+        }
+        if !self.job.unstaged {
+            let lane = match self.free.pop() {
+                Some(lane) => lane,
+                None => self.new_lane()?,
+            };
+            self.busy.push_back(lane);
+        }
+        self.load(self.issued)?;
+        self.issued += 1;
+        Ok(true)
+    }
+
     /// The lane of a piece, its input and its output in it.
     fn lane(&self, index: u32) -> (&Lane, *mut u8, *mut u8) {
-        let lane = &self.lanes[index as usize % self.lanes.len()];
+        let lane = &self.busy[(index - self.stored) as usize];
         let largest = self.job.cut.piece(0);
         let input = self.job.input.shape.piece_bytes(largest, self.job.element);
         let start = lane.address();
@@ -372,15 +406,10 @@ impl Staged {
         loop {
             while self.stored < self.delivered && self.is_stored(self.stored)? {
                 self.stored += 1;
+                self.free.extend(self.busy.pop_front());
             }
-            while self.issued < pieces && self.issued - self.stored < LANES {
-                self.load(self.issued)?;
-                self.issued += 1;
-            }
-            if self.delivered < self.exchanged {
-                if !self.store(self.delivered)? {
-                    return Ok(false);
-                }
+            while self.issue()? {}
+            if self.delivered < self.exchanged && self.store(self.delivered)? {
                 self.delivered += 1;
                 continue;
             }
@@ -410,6 +439,11 @@ impl Staged {
         }
     }
 
+    fn take_lanes(&mut self) -> Vec<Lane> {
+        self.free.extend(self.busy.drain(..));
+        std::mem::take(&mut self.free)
+    }
+
     /// Lets go of what the call ran in, when streams may still use it.
     fn leave(&mut self) {
         let Some(bay) = self.bay.take() else {
@@ -418,7 +452,7 @@ impl Staged {
             }
             return;
         };
-        let lanes = std::mem::take(&mut self.lanes);
+        let lanes = self.take_lanes();
         let StreamOrder { devices, device, exit, .. } = &self.job.order;
         let behind = || -> Result<Event> {
             // Behind everything that either side stream was given.
@@ -460,7 +494,7 @@ impl Operation for Staged {
             Ok(false) => Poll::Pending,
             Ok(true) => {
                 self.bay = None;
-                resources::give_back(std::mem::take(&mut self.lanes));
+                resources::give_back(self.take_lanes());
                 Poll::Ready(Ok(self.completion))
             }
             Err(error) => Poll::Ready(Err(error)),

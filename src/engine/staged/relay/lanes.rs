@@ -79,6 +79,14 @@ impl Lanes {
         }
     }
 
+    /// A call begins: what it needs besides this thread is awake by the time that it is needed.
+    pub(super) fn rouse(&self) {
+        match self {
+            Lanes::Shared(_) => {}
+            Lanes::Wired(wire) => wire.rouse(),
+        }
+    }
+
     /// Whether what this rank has given needs it no more.
     pub(super) fn is_flushed(&self) -> bool {
         match self {

@@ -6,13 +6,13 @@
 //! the others' lanes, which connections of their own fill ([`wired`], [`mover`]).
 //!
 //! What happens to a piece ([`pieces`]): its owner *gives* it; *works* on it, when those that it needs something of have given;
-//! and, where shares were combined, *takes* the others' shares when those have been folded. A track, a stream of its own, does all
-//! steps of a piece; the host gives it a step when it has seen the step before end, and tells how far it has come
+//! and, where shares were combined, *takes* the others' shares when those have been folded. Each of these has a stream, on which
+//! pieces follow each other; the host gives it a step when it has seen the step before end, and tells how far it has come
 //! ([`Mark`]). Steps are short, so whoever moves the call looks for their ends. What is under way when it goes to
 //! sleep counts as given just now: naps are short then. A lane is used again when everybody is done with the piece that it
 //! held, so a rank that has ended a call need not wait until the others have read what it gave.
 //!
-//! The ranks compare their calls before anything is written ([`meeting`]). There each also says whether it can relay the call; if
+//! The ranks compare their calls before anything is written but their own lanes ([`meeting`]). There each also says whether it can relay the call; if
 //! one cannot, and also if the lanes could not be made, all go the ordinary way ([`Staged`]).
 //!
 //! A call that is given up enqueues the release of the exit behind the steps under way. What others still read of this
@@ -40,7 +40,7 @@ use tracks::Track;
 pub use wired::MAX_MEMBERS as MAX_WIRED;
 
 use super::resources::Ringer;
-use super::{COPIES, COPY, Place, Side, Staged, StreamOrder};
+use super::{COPIES, COPY, Job, Place, Side, Staged, StreamOrder};
 use crate::cuda::event::Event;
 use crate::cuda::local::Kernels;
 use crate::deadline::Deadline;
@@ -107,6 +107,8 @@ pub struct Relay {
     stage: Stage,
     watch: Watch,
     running: Option<Run>,
+    /// Whether this rank can relay the call.
+    can: bool,
 }
 
 /// How far a call has come here.
@@ -115,6 +117,8 @@ enum Stage {
     Meet(Meeting),
     /// Pieces go through the lanes. Everybody's scalars.
     Relay(Vec<f64>),
+    /// Not relayed, but pieces are still on their way to the lanes.
+    Part,
     /// Not relayed.
     Ordinary,
 }
@@ -137,7 +141,7 @@ impl Relay {
         let can = on_device(&job.input) && on_device(&job.output) && plan.can_run(&job.order);
         let word = Word { scale: plan.scale(), can, bytes: job.input.shape.bytes as u64 };
         let stage = Stage::Meet(Meeting::new(plan.place.clone(), word));
-        Relay { staged, plan, turn: *turn, stage, watch: Watch::default(), running: None }
+        Relay { staged, plan, turn: *turn, stage, watch: Watch::default(), running: None, can }
     }
 
     /// Moves on as far as it can.
@@ -145,12 +149,31 @@ impl Relay {
         loop {
             match &mut self.stage {
                 Stage::Meet(meeting) => {
-                    self.stage = match meeting.advance(group, &self.turn, &self.staged.job.order)? {
-                        Met::Awaits(member) => return Ok(Waits::Member(member)),
-                        Met::Pending => return Ok(Waits::Device),
-                        Met::Relays(scales) => Stage::Relay(scales),
-                        Met::Parts => Stage::Ordinary,
+                    let waits = match meeting.advance(group, &self.turn, &self.staged.job.order)? {
+                        Met::Awaits(member) => Waits::Member(member),
+                        Met::Pending => Waits::Device,
+                        Met::Relays(scales) => {
+                            self.stage = Stage::Relay(scales);
+                            continue;
+                        }
+                        Met::Parts => {
+                            self.stage = Stage::Part;
+                            continue;
+                        }
                     };
+                    self.give_early(group)?;
+                    return Ok(waits);
+                }
+                Stage::Part => {
+                    if let Some(run) = &mut self.running {
+                        for track in &mut run.tracks {
+                            if !track.is_idle()? {
+                                return Ok(Waits::Device);
+                            }
+                        }
+                        tracks::give_back(std::mem::take(&mut run.tracks));
+                    }
+                    (self.running, self.stage) = (None, Stage::Ordinary);
                 }
                 Stage::Relay(_) => return self.relay(group),
                 Stage::Ordinary => {
@@ -172,13 +195,8 @@ impl Relay {
         let Stage::Relay(scales) = stage else { return Ok(Waits::Device) };
         // PROOF: it has set out.
         let run = running.as_mut().expect("set out");
-        let StreamOrder { device, exit, .. } = &staged.job.order;
-        let [input, output] = [staged.job.input.place, staged.job.output.place].map(|place| match place {
-            Place::Device(address) => address,
-            // PROOF: nothing lies there, or the call would not be relayed.
-            Place::Host(_) => 0,
-        });
-        let call = Relayed { plan, scales, input, output, device: *device };
+        let exit = &staged.job.order.exit;
+        let call = relayed(staged, plan, scales);
         loop {
             let earlier = run.progress;
             let stops = call.advance(run)?;
@@ -206,12 +224,33 @@ impl Relay {
         }
     }
 
+    /// Begins to give before the ranks have met: what is in a lane is nobody's business before that. It costs as long as they
+    /// take to meet.
+    fn give_early(&mut self, group: &Group) -> Result<()> {
+        if self.running.is_none() {
+            let ready = self.can && matches!(group.relay().lanes(), Some(Some(_)));
+            if !ready || !self.staged.has_entered()? {
+                return Ok(());
+            }
+            self.set_out(group)?;
+        }
+        let Relay { staged, plan, running, .. } = self;
+        let Some(run) = running else { return Ok(()) };
+        let earlier = run.progress;
+        relayed(staged, plan, &[]).begin(run)?;
+        if run.progress != earlier {
+            group.endpoint().stir();
+        }
+        Ok(())
+    }
+
     /// Takes what the call runs in.
     fn set_out(&mut self, group: &Group) -> Result<()> {
         let StreamOrder { devices, device, .. } = &self.staged.job.order;
-        // PROOF: the stage says that there are lanes.
+        // PROOF: the stage says that there are lanes, or whoever begins early has looked.
         let lanes = group.relay().lanes().and_then(Option::as_ref).expect("lanes").clone();
         let tracks = self.plan.route.pieces().min(LANES);
+        lanes.rouse();
         self.running = Some(Run {
             lanes,
             ringer: Ringer::new(group.endpoint()),
@@ -279,6 +318,17 @@ impl Relay {
     }
 }
 
+/// A call as its pieces see it.
+fn relayed<'a>(staged: &Staged, plan: &'a Plan, scales: &'a [f64]) -> Relayed<'a> {
+    let Job { input, output, order, .. } = &staged.job;
+    let [input, output] = [input.place, output.place].map(|place| match place {
+        Place::Device(address) => address,
+        // PROOF: nothing lies there, or the call would not be relayed.
+        Place::Host(_) => 0,
+    });
+    Relayed { plan, scales, input, output, device: order.device }
+}
+
 impl Operation for Relay {
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
         if let Stage::Ordinary = self.stage {
@@ -304,7 +354,7 @@ impl Operation for Relay {
         match &mut self.stage {
             Stage::Ordinary => return self.staged.abandon(group),
             Stage::Meet(meeting) => meeting.abandon(group),
-            Stage::Relay(_) => {}
+            Stage::Relay(_) | Stage::Part => {}
         }
         self.leave();
     }
@@ -313,6 +363,7 @@ impl Operation for Relay {
         match &self.stage {
             Stage::Ordinary => return self.staged.waits_for(group),
             Stage::Meet(meeting) => return meeting.waits_for(group),
+            Stage::Part => return Vec::new(),
             Stage::Relay(_) => {}
         }
         (0..self.plan.route.size())

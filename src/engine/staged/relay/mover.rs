@@ -72,9 +72,12 @@ impl Frame {
     }
 }
 
-/// What a stripe is to send.
+/// What a stripe is to send. Apart from those of other stripes: each is looked at all the time by another thread.
+#[repr(align(128))]
 pub(super) struct Outbox {
     posted: Mutex<Vec<Parcel>>,
+    /// Set after something was posted: the mover looks at this, and does not keep the lock from who posts.
+    any: AtomicBool,
     bell: EventFd,
     parked: AtomicBool,
 }
@@ -93,7 +96,8 @@ unsafe impl Send for Parcel {}
 
 impl Outbox {
     pub(super) fn new() -> io::Result<Outbox> {
-        Ok(Outbox { posted: Mutex::default(), bell: EventFd::new()?, parked: AtomicBool::new(false) })
+        let (any, parked) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Outbox { posted: Mutex::default(), any, bell: EventFd::new()?, parked })
     }
 
     /// Sends `frame` with the bytes at `bytes` over a connection.
@@ -103,6 +107,22 @@ impl Outbox {
     pub(super) unsafe fn post(&self, connection: usize, frame: Frame, bytes: *const u8) {
         let (header, length) = (frame.encode(), frame.length as usize);
         lock(&self.posted).push(Parcel { connection, header, bytes, length, written: 0 });
+        self.any.store(true, Ordering::Release);
+        self.rouse();
+    }
+
+    /// Takes what has been posted.
+    fn take(&self) -> Vec<Parcel> {
+        if !self.any.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        // Before the look: what comes after it sets this again.
+        self.any.store(false, Ordering::SeqCst);
+        std::mem::take(&mut *lock(&self.posted))
+    }
+
+    /// Has the mover look, if it sleeps.
+    pub(super) fn rouse(&self) {
         fence(Ordering::SeqCst);
         if self.parked.load(Ordering::Relaxed) {
             self.bell.signal();
@@ -157,7 +177,7 @@ pub(super) fn run(hub: &Hub, stripe: usize, sockets: &Sockets) -> io::Result<()>
     let mut last = Instant::now();
     while !hub.is_closing() {
         let mut moved = false;
-        for parcel in std::mem::take(&mut *lock(&outbox.posted)) {
+        for parcel in outbox.take() {
             moved = true;
             if let Some(Some(connection)) = connections.get_mut(parcel.connection) {
                 connection.leaving.push_back(parcel);

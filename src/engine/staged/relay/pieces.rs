@@ -54,11 +54,16 @@ impl Relayed<'_> {
     /// Moves every piece on by a step, where it can. The member that the last of the pieces waits for, if any.
     pub(super) fn advance(&self, run: &mut Run) -> Result<Option<usize>> {
         let Plan { route, .. } = self.plan;
-        let (before, pieces, tracks) = (run.before, route.pieces(), run.tracks.len() as u64);
+        let before = run.before;
         let mut stops = None;
         while run.progress.done < run.progress.taken && run.is_idle(run.progress.done)? {
             run.progress.done += 1;
             run.reach(route, Mark::Done, run.progress.done);
+        }
+        // First of all: others wait for it.
+        while run.progress.given < run.progress.begun && run.is_idle(run.progress.given)? {
+            run.progress.given += 1;
+            run.reach(route, Mark::Given, run.progress.given);
         }
         while run.progress.taken < run.progress.folded {
             let piece = run.progress.taken;
@@ -88,34 +93,37 @@ impl Relayed<'_> {
             self.work(run, piece)?;
             run.progress.worked += 1;
         }
-        while run.progress.given < run.progress.begun && run.is_idle(run.progress.given)? {
-            run.progress.given += 1;
-            run.reach(route, Mark::Given, run.progress.given);
+        Ok(stops.or(self.begin(run)?))
+    }
+
+    /// Begins to give the next piece, if there is a lane for it: one at a time, since what was given before it may have
+    /// come to its lane when the driver has been told. The member whose lane is not free, if that is why not.
+    pub(super) fn begin(&self, run: &mut Run) -> Result<Option<usize>> {
+        let Plan { route, .. } = self.plan;
+        let (before, piece, tracks) = (run.before, run.progress.begun, run.tracks.len() as u64);
+        if piece == route.pieces() || piece == run.progress.done + tracks {
+            return Ok(None);
         }
-        while run.progress.begun < pieces && run.progress.begun < run.progress.done + tracks {
-            let piece = run.progress.begun;
-            let reads = |member: &usize| run.lanes.reached(*member, Mark::Done) + LANES <= before + piece;
-            if let Some(member) = (0..route.size()).find(reads) {
-                stops = stops.or(Some(member));
-                break;
-            }
-            self.give(run, piece)?;
-            run.progress.begun += 1;
+        let reads = |member: &usize| run.lanes.reached(*member, Mark::Done) + LANES <= before + piece;
+        if let Some(member) = (0..route.size()).find(reads) {
+            return Ok(Some(member));
         }
-        Ok(stops)
+        self.give(run, piece)?;
+        run.progress.begun += 1;
+        Ok(None)
     }
 
     /// From this rank's memory to its lane.
     fn give(&self, run: &mut Run, piece: u64) -> Result<()> {
         let moves = self.plan.route.given(piece);
         let lane = run.lane(self.plan.route.rank(), piece).expose_provenance() as u64;
-        let track = run.track(piece);
+        let stream = run.stream(Step::Give);
         for Move { from, to, bytes } in &moves {
             // SAFETY: the caller's input holds every piece; the lane is this rank's, holds what a route says, and nobody reads
             // it, as the marks of the others have said.
-            unsafe { self.copy(&track.stream, lane + *to as u64, self.input + *from as u64, *bytes) }?;
+            unsafe { self.copy(stream, lane + *to as u64, self.input + *from as u64, *bytes) }?;
         }
-        run.given(piece, !moves.is_empty())
+        run.given(piece, Step::Give, !moves.is_empty())
     }
 
     /// What this rank does with the others' contributions.
@@ -123,7 +131,7 @@ impl Relayed<'_> {
         let Plan { route, combine, .. } = self.plan;
         if let (Some(combine), Some(share)) = (combine, route.share(piece)) {
             self.fold(run, piece, combine, share)?;
-            return run.given(piece, true);
+            return run.given(piece, Step::Work, true);
         }
         if route.reduces() {
             return Ok(());
@@ -131,8 +139,8 @@ impl Relayed<'_> {
         if let Some(Move { from, to, bytes }) = route.kept(piece) {
             let (to, from) = (self.output + to as u64, self.input + from as u64);
             // SAFETY: both sides are the caller's, hold every piece, and are apart, or the call would be in place.
-            unsafe { self.copy(&run.track(piece).stream, to, from, bytes) }?;
-            run.given(piece, true)?;
+            unsafe { self.copy(run.stream(Step::Take), to, from, bytes) }?;
+            run.given(piece, Step::Take, true)?;
         }
         self.take(run, piece)
     }
@@ -151,7 +159,7 @@ impl Relayed<'_> {
             })
             .collect();
         let result = run.lane(route.rank(), piece).wrapping_add(RESULT_AT).expose_provenance() as u64;
-        let stream = &run.track(piece).stream;
+        let stream = run.stream(Step::Work);
         let out = match share.output {
             Some(at) => self.output + at as u64,
             None => result,
@@ -187,9 +195,9 @@ impl Relayed<'_> {
             let lane = run.lane(*member, piece).wrapping_add(*from).expose_provenance() as u64;
             // SAFETY: the member has marked what is read, which stays there until this rank is done with the piece; the
             // caller's output holds every piece.
-            unsafe { self.copy(&run.track(piece).stream, self.output + *to as u64, lane, *bytes) }?;
+            unsafe { self.copy(run.stream(Step::Take), self.output + *to as u64, lane, *bytes) }?;
         }
-        run.given(piece, !moves.is_empty())
+        run.given(piece, Step::Take, !moves.is_empty())
     }
 
     /// # Safety
@@ -200,9 +208,22 @@ impl Relayed<'_> {
     }
 }
 
+/// What is done to a piece. All pieces have one stream for each of these: side by side, they would have the bus together and
+/// all come late, the first as late as the last.
+#[derive(Clone, Copy)]
+enum Step {
+    Give,
+    Work,
+    Take,
+}
+
 impl Run {
-    fn track(&self, piece: u64) -> &Track {
-        &self.tracks[(piece % self.tracks.len() as u64) as usize]
+    fn index(&self, number: u64) -> usize {
+        (number % self.tracks.len() as u64) as usize
+    }
+
+    fn stream(&self, step: Step) -> &Stream {
+        &self.tracks[self.index(step as u64)].stream
     }
 
     /// This rank has come so far with so many pieces of the call, the first ones.
@@ -214,17 +235,19 @@ impl Run {
         self.lanes.address(member, self.before + piece)
     }
 
-    /// A step of a piece has been given to its track, if there was something to do.
-    fn given(&mut self, piece: u64, any: bool) -> Result<()> {
-        if any {
-            let index = (piece % self.tracks.len() as u64) as usize;
-            self.tracks[index].given()?;
+    /// A step of a piece has been given to its stream, if there was something to do.
+    fn given(&mut self, piece: u64, step: Step, any: bool) -> Result<()> {
+        let (track, stream) = (self.index(piece), self.index(step as u64));
+        match self.tracks.get_disjoint_mut([track, stream]) {
+            _ if !any => Ok(()),
+            Ok([track, Track { stream, .. }]) => track.given(stream),
+            // They are the same.
+            Err(_) => self.tracks[track].given_here(),
         }
-        Ok(())
     }
 
     fn is_idle(&mut self, piece: u64) -> Result<bool> {
-        let index = (piece % self.tracks.len() as u64) as usize;
+        let index = self.index(piece);
         self.tracks[index].is_idle()
     }
 }

@@ -1,4 +1,4 @@
-//! What relayed pieces run on: a stream and an event each. Kept by the process between calls.
+//! What relayed pieces run on: streams, and an event for each piece under way. Kept by the process between calls.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,13 +11,14 @@ use crate::cuda::stream::Stream;
 use crate::engine::endpoint::lock;
 use crate::error::Result;
 
-/// One piece after the other runs on it, step by step; the host sees every step end before it gives the next.
+/// A stream, and the event of one piece, whose steps run on this stream or another; the host sees every step end before it
+/// gives the next.
 #[derive(Debug)]
 pub(super) struct Track {
     devices: Arc<Devices>,
     device: u32,
     pub(super) stream: Stream,
-    /// After the last step.
+    /// After the last step of the piece.
     step: Event,
     /// Whether a step has been given that was not seen to end,
     busy: bool,
@@ -58,8 +59,14 @@ impl Track {
         Ok(Track { devices: devices.clone(), device, stream, step, busy: false, rings: false })
     }
 
-    /// A step has been given.
-    pub(super) fn given(&mut self) -> Result<()> {
+    /// A step of the piece has been given to `stream`.
+    pub(super) fn given(&mut self, stream: &Stream) -> Result<()> {
+        (self.busy, self.rings) = (true, false);
+        self.step.record(stream)
+    }
+
+    /// As [`Track::given`], to the stream that it has itself.
+    pub(super) fn given_here(&mut self) -> Result<()> {
         (self.busy, self.rings) = (true, false);
         self.step.record(&self.stream)
     }

@@ -141,7 +141,7 @@ impl Wire {
     pub(super) fn reached(&self, member: usize, mark: Mark) -> u64 {
         let hub = &*self.hub;
         let seen =
-            |stripe: usize| hub.seen[stripe * hub.size + member][mark as usize].load(Ordering::Acquire);
+            |stripe: usize| hub.seen[stripe * hub.size + member].0[mark as usize].load(Ordering::Acquire);
         let stripes = if mark == Mark::Done { 1 } else { STRIPES };
         (0..stripes).map(seen).min().unwrap_or(0)
     }
@@ -154,7 +154,7 @@ impl Wire {
         // brings to its end, unless it is sent something on the same connection.
         let (stripes, base) = if mark == Mark::Done { (1, hub.size) } else { (STRIPES, 0) };
         for stripe in 0..stripes {
-            hub.seen[stripe * hub.size + hub.rank][mark as usize].store(before + pieces, Ordering::Release);
+            hub.seen[stripe * hub.size + hub.rank].0[mark as usize].store(before + pieces, Ordering::Release);
         }
         for step in 1..hub.size {
             let member = (hub.rank + step) % hub.size;
@@ -170,6 +170,11 @@ impl Wire {
                 unsafe { hub.outboxes[stripe].post(base + member, frame, from) };
             }
         }
+    }
+
+    /// There will be something to send soon: the movers are awake by then.
+    pub(super) fn rouse(&self) {
+        self.hub.outboxes.iter().for_each(Outbox::rouse);
     }
 
     /// Whether the kernel has all that was sent: it is delivered even if this process ends.
@@ -218,7 +223,7 @@ pub(super) struct Hub {
     /// The lanes of all members, in their order.
     memory: OnceLock<RegisteredBuffer>,
     /// With how many pieces, over all calls, each member has come so far, by stripe, member and mark.
-    seen: Vec<[AtomicU64; 3]>,
+    seen: Vec<Seen>,
     outboxes: Vec<Outbox>,
     closing: AtomicBool,
     /// Parcels so far.
@@ -227,6 +232,11 @@ pub(super) struct Hub {
     /// When and why the first connection to a member has ended.
     ends: Vec<OnceLock<(Instant, String)>>,
 }
+
+/// With how many pieces a member has come so far over one stripe, by mark. Apart from others: each is written by another thread.
+#[derive(Default)]
+#[repr(align(64))]
+struct Seen([AtomicU64; 3]);
 
 impl Hub {
     fn new(group: &Group) -> std::io::Result<Hub> {
@@ -276,7 +286,7 @@ impl Hub {
 
     /// A frame is whole.
     pub(super) fn arrived(&self, stripe: usize, connection: usize, frame: Frame) {
-        let seen = &self.seen[stripe * self.size + connection % self.size][frame.mark as usize];
+        let seen = &self.seen[stripe * self.size + connection % self.size].0[frame.mark as usize];
         seen.store(frame.piece.saturating_add(1), Ordering::Release);
         self.rouse();
     }

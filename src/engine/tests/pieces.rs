@@ -1,0 +1,127 @@
+//! Messages that are longer than a piece.
+
+use super::*;
+use crate::engine::point::{Pieces, cut};
+
+/// Bytes of a piece: more than is sent unasked.
+const PIECE: usize = 320 * 1024;
+
+/// The two sides of a message between a pair, from rank 0 to rank 1.
+fn both_sides(from: &[u8], into: &mut [u8], any: bool) -> [Message; 2] {
+    let (from, into) = (
+        Source { address: from.as_ptr(), len: from.len() },
+        Destination { address: into.as_mut_ptr(), len: into.len() },
+    );
+    let receive = match any {
+        true => Message::ReceiveAny { of: None, into },
+        false => Message::Receive { from: 0, into },
+    };
+    [Message::Send { to: 1, from }, receive]
+}
+
+#[test]
+fn long_messages_come_whole_in_pieces_and_in_their_order() {
+    for shm in [true, false] {
+        let groups = linked_pair(shm);
+        // More pieces than are under way at a time; two pieces; one; nearly two.
+        let lengths = [20 * PIECE + 1, 2 * PIECE, PIECE, 2 * PIECE - 64, 3 * PIECE];
+        let sources: Vec<Vec<u8>> =
+            lengths.iter().map(|&len| (0..len).map(|at| (at ^ at >> 8 ^ len) as u8).collect()).collect();
+        let mut came: Vec<Vec<u8>> = lengths.iter().map(|&len| vec![0; len]).collect();
+        let mut all = Vec::new();
+        for (index, (source, into)) in sources.iter().zip(&mut came).enumerate() {
+            for (group, message) in groups.iter().zip(both_sides(source, into, index % 2 == 1)) {
+                let side = message.clone();
+                // SAFETY: the memory is kept until all have ended.
+                let make = |turn: &Turn| unsafe { Point::new(group, turn, message, PIECE) };
+                all.push((index, begin(group, 4, source.len(), &side, make)));
+            }
+        }
+        for (index, running) in all {
+            let end = running.wait(Deadline::after(Duration::from_secs(20))).expect("in time");
+            assert!(end.expect("it succeeds").source.is_none_or(|source| source == 0), "message {index}");
+        }
+        assert!(came == sources, "other bytes");
+    }
+}
+
+/// A side of a message that stops after its first piece.
+struct Stopped {
+    first: Box<dyn Operation>,
+    _pieces: Pieces,
+    stopped: Arc<AtomicUsize>,
+}
+
+impl Operation for Stopped {
+    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        if self.stopped.load(Ordering::Relaxed) == 0
+            && let Poll::Ready(result) = self.first.advance(group)
+        {
+            result.expect("the first piece is taken");
+            self.stopped.store(1, Ordering::Relaxed);
+        }
+        Poll::Pending
+    }
+
+    fn abandon(&mut self, _group: &Group) {}
+
+    fn waits_for(&self, _group: &Group) -> Vec<u32> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn who_gives_up_in_the_middle_of_a_message_is_told_of() {
+    const LEN: usize = 4 * PIECE;
+    for (shm, stops) in [(true, 0), (true, 1), (false, 0), (false, 1)] {
+        let groups = linked_pair(shm);
+        let (source, mut came) = (vec![7; LEN], vec![0; LEN]);
+        let entries = || groups.each_ref().map(|group| group.endpoint().messages().entries());
+        let [mut before, mut after] = [[0; 2]; 2];
+        // The second time, nothing may have been left by the first.
+        for round in [&mut before, &mut after] {
+            let stopped = Arc::new(AtomicUsize::new(0));
+            let sides: Vec<_> = both_sides(&source, &mut came, false)
+                .into_iter()
+                .zip(&groups)
+                .map(|(message, group)| {
+                    let side = message.clone();
+                    let address = match &side {
+                        Message::Send { from, .. } => from.address.cast_mut(),
+                        Message::Receive { into, .. } | Message::ReceiveAny { into, .. } => into.address,
+                    };
+                    if group.rank() != stops {
+                        // SAFETY: the memory is kept until both have ended.
+                        let make = |turn: &Turn| unsafe { Point::new(group, turn, message, PIECE) };
+                        return begin(group, 4, LEN, &side, make);
+                    }
+                    let mut pieces = Pieces::new(message, PIECE, None);
+                    begin(group, 4, LEN, &side, |turn: &Turn| {
+                        // SAFETY: as above.
+                        let first = unsafe { pieces.next(group, turn, cut(LEN, PIECE).piece(0), address) };
+                        Stopped {
+                            first: first.expect("it begins"),
+                            _pieces: pieces,
+                            stopped: stopped.clone(),
+                        }
+                    })
+                })
+                .collect();
+            let first_is_there = || (stopped.load(Ordering::Relaxed) > 0).then_some(());
+            let wait = Deadline::after(Duration::from_secs(20));
+            groups[stops as usize].endpoint().wait(wait, Through::Messages, first_is_there).expect("in time");
+            assert!(sides[stops as usize].cancel());
+            let other = sides[1 - stops as usize].wait(wait).expect("in time").expect_err("it has no end");
+            assert_eq!(other.status(), Status::PeerFailed);
+            assert!(other.text().contains("gave up in the middle of a message"), "{other}");
+            // The pair is in step.
+            let mut word = [0; 8];
+            let sent = send(&groups[0], 4, &[5; 8]);
+            done(&receive(&groups[1], 4, &mut word));
+            done(&sent);
+            assert_eq!(word, [5; 8]);
+            *round = entries();
+        }
+        assert_eq!(before, after, "something is left, shm: {shm}, {stops} stops");
+    }
+}
