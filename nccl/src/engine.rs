@@ -4,7 +4,7 @@
 //! group are all begun before any stream is made to wait, or any is waited for: they may depend on each other. What
 //! `communicator::start_together` does for one device is done here for several, whose default streams have one name.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use unisono::collective::checked::{self, Checked};
 use unisono::collective::request::{Counts, Kind, Request};
@@ -119,8 +119,10 @@ pub(crate) fn launch_one(mut launch: Launch) -> Result<()> {
             let current = Current::of(&launch)?;
             let _entered = current.as_ref().map(Current::enter).transpose()?;
             // SAFETY: as above, and the stream lives.
-            let work = unsafe { context.launch(&launch.request, &call) }?;
-            communicator.keep(launch.stream, work);
+            let hosted = unsafe { context.launch(&launch.request, &call) }?;
+            for work in end_all(hosted.into_iter().collect()) {
+                communicator.keep(launch.stream, [work?]);
+            }
             Ok(())
         }
     }
@@ -204,12 +206,22 @@ fn close(place: Place, begun: Vec<(&Launch, Pending)>) -> Vec<(&Launch, Result<W
         Place::Device(device) => {
             let entered = devices().and_then(|devices| {
                 let _entered = devices.enter(device)?;
-                Ok(Pending::close_all(pending))
+                Ok(end_all(pending))
             });
             entered.unwrap_or_else(|error| launches.iter().map(|_| Err(error.clone())).collect())
         }
     };
     launches.into_iter().zip(works).collect()
+}
+
+/// Ends what has begun on a device. Unless the driver loads all kernels of a module with it (CUDA_MODULE_LOADING=EAGER), it loads
+/// each when it is launched first, and may then wait for the device with a lock held that copies through the host need. The
+/// client's kernels are not ours to load beforehand: so no stream waits for the host, but this thread, which cannot launch any
+/// meanwhile.
+fn end_all(begun: Vec<Pending>) -> Vec<std::result::Result<Work, unisono::error::Error>> {
+    static EAGER: LazyLock<bool> =
+        LazyLock::new(|| std::env::var("CUDA_MODULE_LOADING").is_ok_and(|mode| mode == "EAGER"));
+    if *EAGER { Pending::close_all(begun) } else { Pending::complete_all(begun) }
 }
 
 /// A default stream is that of the current device: the communicator's, here, whatever the client's is.

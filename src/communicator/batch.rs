@@ -45,20 +45,31 @@ impl Pending {
 
     /// Closes all of them, as [`start_together`] does: a work for each, in the order of the list.
     pub fn close_all(all: Vec<Pending>) -> Vec<Result<Work>> {
-        let mut points = Vec::new();
-        let works: Vec<Option<Result<Work>>> = all
-            .into_iter()
-            .map(|Pending(state)| match state {
-                State::Begun(begun) => Some(begun.close()),
-                State::Point(point) => {
-                    points.push(point);
-                    None
-                }
-            })
-            .collect();
+        Pending::end_all(all, Begun::close)
+    }
+
+    /// As [`Pending::close_all`], but what the host has a part in is complete when this returns, and streams are not made to
+    /// wait for it. For programs that may have the driver wait for the device meanwhile, from this thread: see
+    /// [`Call::stream`].
+    pub fn complete_all(all: Vec<Pending>) -> Vec<Result<Work>> {
+        Pending::end_all(all, Begun::complete)
+    }
+
+    fn end_all(all: Vec<Pending>, end: impl Fn(Begun) -> Result<Work>) -> Vec<Result<Work>> {
+        let (mut begun, mut points, mut places) = (Vec::new(), Vec::new(), Vec::with_capacity(all.len()));
+        for Pending(state) in all {
+            places.push(matches!(state, State::Point(_)));
+            match state {
+                State::Begun(one) => begun.push(one),
+                State::Point(point) => points.push(point),
+            }
+        }
+        // Given first: what the host waits for may need them.
         // SAFETY: who began them has promised that their memory and streams last until they have ended.
         let mut given = unsafe { device::enqueue_together(&points) }.into_iter();
-        works.into_iter().filter_map(|work| work.or_else(|| given.next())).collect()
+        let mut ended = begun.into_iter().map(end);
+        let next = |is_point| if is_point { given.next() } else { ended.next() };
+        places.into_iter().filter_map(next).collect()
     }
 }
 

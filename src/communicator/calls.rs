@@ -57,19 +57,19 @@ impl Context {
     }
 
     /// [`Context::start`] for whoever does not follow the operation: what comes of it is known when its stream has
-    /// done it, or from [`Context::failure`]. A work is there only where the host has a part in the operation; what GPUs
-    /// do alone is followed for the whole context: [`Context::settle`].
+    /// done it, or from [`Context::failure`]. What comes back is still to be closed; `None` where GPUs do it alone: that
+    /// is followed for the whole context, see [`Context::settle`].
     ///
     /// # Safety
     /// As [`Context::start`].
-    pub unsafe fn launch(&self, request: &Request, call: &Call) -> Result<Option<Work>> {
+    pub unsafe fn launch(&self, request: &Request, call: &Call) -> Result<Option<Pending>> {
         let plain = self.is_plain(call);
         if !plain && let Some(call) = self.on_devices(request, call, &[])? {
             // SAFETY: the caller's promise.
-            return unsafe { call.launch() }.map(|()| None);
+            return unsafe { call.launch() };
         }
         // SAFETY: the caller's promise.
-        unsafe { self.begin_on_host(request, call, &[], plain) }?.close().map(Some)
+        unsafe { self.begin_on_host(request, call, &[], plain) }.map(Some)
     }
 
     /// [`Context::run`] for several buffers of this rank: see [`super::Prepared`].

@@ -343,17 +343,17 @@ impl What {
 }
 
 impl OnDevices {
-    /// Gives it to its stream.
+    /// Gives it to its stream. What comes back is the host's part, if it has one.
     ///
     /// # Safety
     /// The request's memory is valid for what the operation accesses, and the call's stream lives, until the operation
     /// has ended.
-    pub(super) unsafe fn launch(&self) -> Result<()> {
+    pub(super) unsafe fn launch(&self) -> Result<Option<Pending>> {
         match &self.what {
             // SAFETY: the caller's promise.
-            What::Composed(composed) => unsafe { composed.launch() },
+            What::Composed(composed) => unsafe { composed.start() }.map(|work| Some(work.into())),
             // SAFETY: the caller's promise.
-            _ => unsafe { self.enqueue() }.map(drop),
+            _ => unsafe { self.enqueue() }.map(|_| None),
         }
     }
 

@@ -135,19 +135,10 @@ impl Composed {
         self.checked.signature
     }
 
-    /// Gives it to its stream.
+    /// Gives it to its stream; the work ends when it is done.
     ///
     /// # Safety
     /// The call's memory is valid for what it accesses, and its stream lives, until it has ended.
-    pub(super) unsafe fn launch(&self) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.give() }.map(drop)
-    }
-
-    /// As [`Composed::launch`]; the work ends when it is done.
-    ///
-    /// # Safety
-    /// As there.
     pub(super) unsafe fn start(&self) -> Result<Work> {
         // SAFETY: the caller's promise.
         let (enqueued, running) = unsafe { self.give() }?;
@@ -156,7 +147,7 @@ impl Composed {
     }
 
     /// # Safety
-    /// As [`Composed::launch`].
+    /// As [`Composed::start`].
     unsafe fn give(&self) -> Result<(Enqueued, Arc<Running>)> {
         let (group, exchange) = (&self.group, self.hosts.exchange());
         // SAFETY: the caller's promise.

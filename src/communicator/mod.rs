@@ -94,6 +94,10 @@ pub struct Call {
     /// 8 unless set, for each priority), and holds up other streams in it. So calls on two streams come in one order on all
     /// ranks, as if the two were one, or there are no more such streams than queues; and none has the highest priority,
     /// with which the library's own copies run.
+    ///
+    /// By way of the host, too, no kernel is launched for the first time while a stream waits, unless CUDA_MODULE_LOADING is EAGER:
+    /// the driver would load it, and may wait for the device with a lock held that the library's copies need.
+    /// [`Pending::complete_all`] is for programs that cannot promise that.
     pub stream: Option<StreamHandle>,
     /// Whether the call is on what GPUs reach, whatever its pointers look like: memory of the device, managed memory, or pinned
     /// memory of the host. Other memory is refused then. Otherwise a call is one on device memory if a pointer is of device or managed

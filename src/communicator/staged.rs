@@ -220,6 +220,14 @@ impl Begun {
         Begun { work, close: None }
     }
 
+    /// Waits for the operation, if the host has a part in it; its stream does not.
+    pub(super) fn complete(self) -> Result<Work> {
+        if self.work.is_hosted() {
+            self.work.wait(Deadline::NEVER)?;
+        }
+        Ok(self.work)
+    }
+
     /// Has the call's stream wait for the operation, if the call named one. Returns at once; where streams cannot wait for
     /// the host, when the operation is complete.
     pub(super) fn close(self) -> Result<Work> {

@@ -60,6 +60,15 @@ impl Work {
         Work { state: State::Enqueued(Arc::new(enqueued)), devices }
     }
 
+    /// Whether the host has a part in it that is not done.
+    pub(super) fn is_hosted(&self) -> bool {
+        match &self.state {
+            State::Running(_) => true,
+            State::Enqueued(enqueued) => enqueued.host.is_some(),
+            State::Ended(_) => false,
+        }
+    }
+
     pub(super) fn on_devices(self, devices: &Arc<Devices>) -> Work {
         Work { devices: Some(devices.clone()), ..self }
     }

@@ -53,13 +53,13 @@ trait Steps {
     /// Up to where the hosts exchange; the stream then waits for the word.
     ///
     /// # Safety
-    /// As [`Composed::launch`].
+    /// As [`Composed::start`].
     unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Arc<Word>>;
 
     /// From there on.
     ///
     /// # Safety
-    /// As [`Composed::launch`].
+    /// As [`Composed::start`].
     unsafe fn after(&self, parts: &Parts<'_>, chunk: Chunk) -> Result<()>;
 }
 
@@ -71,7 +71,7 @@ impl<'a> Parts<'a> {
     /// Gives all parts to the stream.
     ///
     /// # Safety
-    /// As [`Composed::launch`].
+    /// As [`Composed::start`].
     pub(super) unsafe fn give(&mut self) -> Result<()> {
         let stream = self.series.stream();
         let _entered = stream.devices().enter(stream.device())?;
@@ -113,7 +113,7 @@ impl<'a> Parts<'a> {
     /// Gives the chunks of `count` elements, of which `grain` need `row` bytes.
     ///
     /// # Safety
-    /// As [`Composed::launch`].
+    /// As [`Composed::start`].
     unsafe fn give_chunks(&mut self, count: u64, row: u64, grain: u64, steps: &dyn Steps) -> Result<()> {
         let (workspace, bytes) = self.call.hosts.workspace();
         let most = self.room(row, grain);
@@ -144,7 +144,7 @@ impl<'a> Parts<'a> {
     /// gathered. Between outputs: there is nothing to work in. A short one crosses by a berth.
     ///
     /// # Safety
-    /// As [`Composed::launch`].
+    /// As [`Composed::start`].
     unsafe fn broadcast(&mut self, count: u64, root: u32) -> Result<()> {
         let checked = &self.call.checked;
         let (dtype, element) = (checked.dtype, checked.dtype.size() as u64);
@@ -197,7 +197,7 @@ impl<'a> Parts<'a> {
     /// wait for the word.
     ///
     /// # Safety
-    /// As [`Composed::launch`], for the request's memory.
+    /// As [`Composed::start`], for the request's memory.
     unsafe fn across(&mut self, request: Request) -> Result<Arc<Word>> {
         let (group, stream) = (&self.call.group, self.series.stream());
         let (devices, device) = (stream.devices(), stream.device());
@@ -280,7 +280,7 @@ impl<'a> Parts<'a> {
     /// Moves bytes between the GPUs of this host.
     ///
     /// # Safety
-    /// As [`Composed::launch`], for the points' memory.
+    /// As [`Composed::start`], for the points' memory.
     unsafe fn transfer(&self, mut points: Vec<Point>) -> Result<()> {
         points.retain(|point| point.bytes > 0);
         // SAFETY: the caller's promise.
