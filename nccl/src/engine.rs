@@ -119,7 +119,7 @@ pub(crate) fn launch_one(mut launch: Launch) -> Result<()> {
             let current = Current::of(&launch)?;
             let _entered = current.as_ref().map(Current::enter).transpose()?;
             // SAFETY: as above, and the stream lives.
-            let hosted = unsafe { context.launch(&launch.request, &call) }?;
+            let hosted = unsafe { context.begin_launch(&launch.request, &call) }?;
             for work in end_all(hosted.into_iter().collect()) {
                 communicator.keep(launch.stream, [work?]);
             }

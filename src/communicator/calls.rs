@@ -57,12 +57,22 @@ impl Context {
     }
 
     /// [`Context::start`] for whoever does not follow the operation: what comes of it is known when its stream has
-    /// done it, or from [`Context::failure`]. What comes back is still to be closed; `None` where GPUs do it alone: that
-    /// is followed for the whole context, see [`Context::settle`].
+    /// done it, or from [`Context::failure`].
     ///
     /// # Safety
     /// As [`Context::start`].
-    pub unsafe fn launch(&self, request: &Request, call: &Call) -> Result<Option<Pending>> {
+    pub unsafe fn launch(&self, request: &Request, call: &Call) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let hosted = unsafe { self.begin_launch(request, call) }?;
+        hosted.map_or(Ok(()), |hosted| hosted.close().map(drop))
+    }
+
+    /// The first half of [`Context::launch`], of what the host has a part in: that is to be closed. `None` where GPUs do it
+    /// alone: it has been given to its stream, and is followed for the whole context, see [`Context::settle`].
+    ///
+    /// # Safety
+    /// As [`Context::start`].
+    pub unsafe fn begin_launch(&self, request: &Request, call: &Call) -> Result<Option<Pending>> {
         let plain = self.is_plain(call);
         if !plain && let Some(call) = self.on_devices(request, call, &[])? {
             // SAFETY: the caller's promise.

@@ -106,13 +106,8 @@ impl<'a> Launch<'a> {
     pub(super) unsafe fn complete(self, request: Request) -> Result<Option<Completion>> {
         let call = Call::from(&self.options);
         match self.work {
-            None if call.stream.is_some() => {
-                // SAFETY: this function's contract. What fails later is the context's failure.
-                if let Some(hosted) = unsafe { self.context.launch(&request, &call) }? {
-                    hosted.close()?;
-                }
-                Ok(None)
-            }
+            // SAFETY: this function's contract. What fails later is the context's failure.
+            None if call.stream.is_some() => unsafe { self.context.launch(&request, &call) }.map(|()| None),
             // SAFETY: this function's contract.
             None => unsafe { self.context.run(&request, &call) }.map(Some),
             Some(place) => {
