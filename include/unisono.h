@@ -452,6 +452,9 @@ typedef struct unisono_call_t {
     ///   ranks, as if the two were one, or you have no more streams than queues.
     /// - Priority. Give no stream the highest one: the library's own copies have it.
     /// - Graphs. The call cannot be captured: UNISONO_INVALID_USAGE.
+    /// - Kernels that are launched for the first time. Unless CUDA_MODULE_LOADING is EAGER the driver loads each kernel then, and may wait
+    ///   for the device with a lock held that the library's copies need. So have run what a stream is given behind a call, or
+    ///   set that variable, or leave the stream out: a call without one waits in the library.
     struct CUstream_st *stream;
     /// This rank's factor for UNISONO_PREMULSUM.
     double scale;
