@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::thread;
@@ -29,6 +29,14 @@ impl Launcher {
     fn start_with(arguments: &[&str], stdin: Stdio) -> Launcher {
         let mut command = Command::new(env!("CARGO_BIN_EXE_unisono-run"));
         command.args(arguments).stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Shells have what they start in the background ignore it, which is inherited.
+        // SAFETY: only makes a system call.
+        unsafe {
+            command.pre_exec(|| {
+                libc::signal(libc::SIGINT, libc::SIG_DFL);
+                Ok(())
+            });
+        }
         Launcher { child: command.spawn().unwrap() }
     }
 

@@ -70,8 +70,8 @@ pub(super) struct Options {
     pub(super) bits: bool,
 
     /// On device memory: measure which protocols and grids suit these ranks' GPUs, and write them to FILE, for
-    /// UNISONO_TUNING. What a FILE that is there says of other numbers of ranks stays. Takes at most 600 measurements of
-    /// --budget each, and two fifths of that to warm up: under three minutes
+    /// UNISONO_TUNING. What a FILE that is there says of other numbers of ranks stays. Takes at most 700 measurements of
+    /// --budget each, and two fifths of that to warm up: some three minutes
     #[arg(long, value_name = "FILE", conflicts_with_all = ["libraries", "bits", "words"])]
     pub(super) tune: Option<PathBuf>,
 
