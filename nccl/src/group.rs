@@ -32,7 +32,11 @@ impl Joining {
 }
 
 /// A window that the ranks of a communicator share: all of them do, and wait for each other.
-pub(crate) type Sharing = Box<dyn FnOnce() -> Result<()> + Send>;
+pub(crate) struct Sharing {
+    /// The communicator's handle.
+    pub(crate) communicator: usize,
+    pub(crate) share: Box<dyn FnOnce() -> Result<()> + Send>,
+}
 
 /// What a thread has called in its group so far.
 #[derive(Default)]
@@ -148,14 +152,25 @@ pub(crate) fn share(sharing: Sharing) -> Result<()> {
             group.sharings.extend(sharing.take());
         }
     });
-    sharing.map_or(Ok(()), |sharing| sharing())
+    sharing.map_or(Ok(()), |sharing| (sharing.share)())
 }
 
-/// Shares windows at the same time: the ranks of one may all be here, and wait for each other.
+/// Shares windows of different communicators at the same time: the ranks of one may all be here, and wait for each other. Those of
+/// one communicator are shared in the order of the calls, which is the same on all ranks.
 fn share_all(sharings: Vec<Sharing>) -> Result<()> {
+    let mut communicators: Vec<(usize, Vec<Sharing>)> = Vec::new();
+    for sharing in sharings {
+        match communicators.iter_mut().find(|(communicator, _)| *communicator == sharing.communicator) {
+            Some((_, its)) => its.push(sharing),
+            None => communicators.push((sharing.communicator, vec![sharing])),
+        }
+    }
     std::thread::scope(|scope| {
-        let spawn = |sharing: Sharing| scope.spawn(move || caught(sharing));
-        let threads: Vec<_> = sharings.into_iter().map(spawn).collect();
+        let share = |all: Vec<Sharing>| {
+            all.into_iter().map(|sharing| caught(sharing.share)).fold(Ok(()), Result::and)
+        };
+        let spawn = |(_, its)| scope.spawn(move || share(its));
+        let threads: Vec<_> = communicators.into_iter().map(spawn).collect();
         let end = |thread: std::thread::ScopedJoinHandle<'_, Result<()>>| {
             let panicked =
                 || Err(Error::new(Status::Internal, "a thread ended before it had shared a window"));

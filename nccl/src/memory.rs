@@ -15,7 +15,7 @@ use unisono::cuda::memory::DeviceBuffer;
 use crate::abi::{ncclComm_t, ncclResult_t, ncclWindow_t};
 use crate::communicator;
 use crate::error::{Result, SUCCESS, fail, guard, out};
-use crate::group::{self, in_group};
+use crate::group::{self, Sharing, in_group};
 use crate::handle::Table;
 use crate::place::{Place, devices};
 
@@ -208,10 +208,11 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
         }
         let registration = Registration::new(comm, buff, size)?;
         if winFlags & NCCL_WIN_COLL_SYMMETRIC != 0 {
-            let (registration, comm) = (registration.clone(), comm.expose_provenance());
-            group::share(Box::new(move || {
-                registration.share(std::ptr::with_exposed_provenance_mut(comm), size)
-            }))?;
+            let (registration, communicator) = (registration.clone(), comm.expose_provenance());
+            let share = Box::new(move || {
+                registration.share(std::ptr::with_exposed_provenance_mut(communicator), size)
+            });
+            group::share(Sharing { communicator, share })?;
         }
         place.write(WINDOWS.insert(registration));
         Ok(SUCCESS)

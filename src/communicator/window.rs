@@ -6,6 +6,7 @@ use super::context::{Context, Place};
 use super::device::connect_devices;
 use crate::cuda::driver::Memory;
 use crate::engine::device::{DeviceExchange, Registration, Way};
+use crate::engine::endpoint::lock;
 use crate::error::{Result, fail};
 
 /// A rank's part of a window: ended when dropped. Dropping waits for no other rank.
@@ -54,6 +55,8 @@ impl Context {
     ) -> Result<Window> {
         let Place::Group(group) = self.place() else { return Ok(Window { served: None }) };
         let mut registration = Registration::begin(exchange, self.rank(), address, bytes)?;
+        // Its two rounds are not to be mixed with those of another thread's window.
+        let _turn = lock(group.connecting());
         let offers = self.gather_all(group, &registration.message())?;
         registration.map(&offers)?;
         let mapped = self.gather_all(group, &registration.message())?;

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::communicator::{Options, Rendezvous};
+use crate::communicator::{Options, Rendezvous, Window};
 use crate::cuda::double::{Double, Order};
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::exchange::{Fault, Seen, Shared};
@@ -722,7 +722,7 @@ fn allgather(context: &Context, count: u64, input: u64, output: u64) -> OnDevice
 }
 
 /// Registers `bytes` from `address` on with all ranks.
-fn window(context: &Context, address: u64, bytes: u64) -> Result<crate::communicator::Window> {
+fn window(context: &Context, address: u64, bytes: u64) -> Result<Window> {
     context.register_at(&exchange(context).1, address, bytes)
 }
 
@@ -778,6 +778,28 @@ fn a_reduction_in_windows_has_all_that_it_shares_there() {
         assert_eq!(result(Kind::ReduceScatter, inside, outside), 1000);
         assert_eq!(result(Kind::ReduceScatter, outside, inside), 6);
         assert_eq!(result(Kind::Reduce, inside, inside), 7);
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn windows_of_several_threads_are_registered_one_by_one() {
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        for round in 0..20 {
+            let memory = [0, 1].map(|_| double.memory(*device, 4 * MIB as usize));
+            let windows = std::thread::scope(|scope| {
+                // Each rank in another order.
+                let first = (context.rank() as usize + round) % 2;
+                let register = |memory: u64| scope.spawn(move || window(context, memory, 4 * MIB));
+                let threads = [memory[first], memory[1 - first]].map(register);
+                threads.map(|thread| thread.join().expect("no panic").expect("a window"))
+            });
+            assert!(windows.iter().all(Window::serves));
+            for output in memory {
+                run(&allgather(context, 2 * MIB, output, output)).expect("an allgather");
+                assert_eq!([0, 1].map(|rank| word(double, output + 4 * rank)), [1000, 1001]);
+            }
+        }
         assert_eq!(double.complaints(), Vec::<String>::new());
     });
 }

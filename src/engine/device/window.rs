@@ -203,14 +203,17 @@ impl Registration {
     /// The window's number on this rank, or why it does not serve: the same answer on every rank.
     pub fn finish(self, gathered: &[u8]) -> Result<std::result::Result<u64, String>> {
         let messages = parse(gathered)?;
-        let mut seen = [0; MAX_RANKS];
+        let (mut seen, mut unmapped) = ([0; MAX_RANKS], None);
         for (rank, message) in messages.iter().enumerate() {
             match message {
                 Message::Refusal(why) => return Ok(Err(format!("rank {rank}: {why}"))),
                 Message::Mapped(mapped) => seen[rank] = mapped[self.rank],
-                // A rank that has heard a refusal says again what it has said.
-                Message::Offer { .. } => {}
+                // A rank that has heard a refusal says again what it has said; so does the one that has refused.
+                Message::Offer { .. } => unmapped = Some(rank),
             }
+        }
+        if let Some(rank) = unmapped {
+            fail!(Internal, "rank {rank} has not mapped what it was offered, and nobody has refused")
         }
         let Own { address, bytes, buffer } = self.own;
         let window = Window { number: 0, address, bytes, buffer, seen, _opened: self.opened };
