@@ -1,4 +1,4 @@
-//! Windows through contexts: ranks as processes, eager and in graphs, and as threads, which have none. Ranks share the GPUs that there are.
+//! Windows through contexts: ranks as processes and as threads, eager and in graphs. Ranks share the GPUs that there are.
 
 use unisono::collective::request::Kind;
 use unisono::communicator::Context;
@@ -11,12 +11,12 @@ use super::support::processes::{Seat, report};
 /// The longest call.
 const LONGEST: usize = 33 << 20;
 
-/// `apart`: ranks are processes. Threads of one have no windows, and cannot capture beside each other's other calls.
-fn calls(context: &Context, apart: bool) {
+/// `graphs`: threads of one process cannot capture beside each other's other calls.
+fn calls(context: &Context, graphs: bool) {
     let caller = Caller::new(context, LONGEST);
     let window = |address| context.register_window(address, LONGEST as u64 + 32).expect("a window");
     let windows = [window(caller.input.address()), window(caller.output.address())];
-    assert!(windows.iter().all(|window| window.serves() == apart) && context.device_way() == Some(Ok(())));
+    assert!(windows.iter().all(|window| window.serves()) && context.device_way() == Some(Ok(())));
     let size = context.size();
     let mut call = 0;
     for kind in [Kind::Allgather, Kind::Alltoall, Kind::Broadcast, Kind::Allreduce, Kind::ReduceScatter] {
@@ -29,7 +29,7 @@ fn calls(context: &Context, apart: bool) {
             // SAFETY: the buffers outlive what the stream does.
             let launch = || unsafe { context.launch(&request, &caller.call()) }.expect("a launch");
             caller.check(call, &request, launch);
-            if !apart {
+            if !graphs {
                 continue;
             }
             let graph = caller.captured(|| {
@@ -69,11 +69,15 @@ fn broken(context: &Context, kind: Kind) {
     caller.stream.synchronize(soon()).expect("the kernels have left");
 }
 
+fn all(context: &Context, graphs: bool) {
+    calls(context, graphs);
+    broken(context, Kind::Allgather);
+    broken(context, Kind::Allreduce);
+}
+
 pub(crate) fn scenario(seat: &Seat) {
     let context = Context::create(seat.options("windows")).expect("the ranks meet");
-    calls(&context, true);
-    broken(&context, Kind::Allgather);
-    broken(&context, Kind::Allreduce);
+    all(&context, true);
     report("fine");
 }
 
@@ -84,5 +88,5 @@ fn windows_between_processes() {
 
 #[test]
 fn windows_between_threads() {
-    between_threads(|context| calls(context, false));
+    between_threads(|context| all(context, false));
 }

@@ -730,25 +730,31 @@ const MIB: u64 = 1 << 20;
 
 #[test]
 fn outputs_in_windows_are_written_by_the_other_ranks() {
-    ranks(&processes(3), words, |context, (double, _, device)| {
-        // A window in the midst of an allocation, and an output in the midst of a window; others on each rank.
-        let skew = 64 * u64::from(context.rank() + 1);
-        let memory = double.memory(*device, 5 * MIB as usize);
-        let served = window(context, memory + skew, 4 * MIB).expect("a window");
-        assert!(served.serves());
-        let output = memory + 2 * skew;
-        let gathered = |output: u64, count: u64| {
-            run(&allgather(context, count, memory, output)).expect("an allgather");
-            [0, 1, 2].map(|rank| word(double, output + 4 * rank))
-        };
-        assert_eq!(gathered(output, MIB), [1000, 1001, 1002]);
-        // What is short, or ends outside, is staged: then the double writes how often the ranks have met.
-        assert_eq!(gathered(output, 100)[0], 2);
-        assert_eq!(gathered(output, 4 * MIB / 3 + 1)[0], 3);
-        drop(served);
-        assert_eq!(gathered(output, MIB)[0], 4);
-        assert_eq!(double.complaints(), Vec::<String>::new());
-    });
+    let check = |seats: &[Seat]| {
+        ranks(seats, words, |context, (double, _, device)| {
+            // A window in the midst of an allocation, and an output in the midst of a window; others on each rank.
+            let skew = 64 * u64::from(context.rank() + 1);
+            let memory = double.memory(*device, 5 * MIB as usize);
+            let served = window(context, memory + skew, 4 * MIB).expect("a window");
+            assert!(served.serves());
+            let output = memory + 2 * skew;
+            let gathered = |output: u64, count: u64| {
+                run(&allgather(context, count, memory, output)).expect("an allgather");
+                [0, 1, 2].map(|rank| word(double, output + 4 * rank))
+            };
+            assert_eq!(gathered(output, MIB), [1000, 1001, 1002]);
+            // What is short, or ends outside, is staged: then the double writes how often the ranks have met.
+            assert_eq!(gathered(output, 100)[0], 2);
+            assert_eq!(gathered(output, 4 * MIB / 3 + 1)[0], 3);
+            drop(served);
+            assert_eq!(gathered(output, MIB)[0], 4);
+            assert_eq!(double.complaints(), Vec::<String>::new());
+        });
+    };
+    check(&processes(3));
+    let (double, devices) = process(3);
+    let seats: Vec<Seat> = (0..3).map(|device| (double.clone(), devices.clone(), device)).collect();
+    check(&seats);
 }
 
 #[test]
@@ -806,8 +812,9 @@ fn windows_of_several_threads_are_registered_one_by_one() {
 
 #[test]
 fn windows_serve_all_ranks_or_none() {
-    // Ranks of one process have none.
     let (double, devices) = process(2);
+    // No memory that peers map; arenas need none in one process.
+    double.forbid_sharing();
     let seats: Vec<Seat> = (0..2).map(|device| (double.clone(), devices.clone(), device)).collect();
     ranks(&seats, words, |context, (double, _, device)| {
         let memory = double.memory(*device, MIB as usize);

@@ -1,9 +1,9 @@
 //! Windows: memory of every rank of a group that all of them have mapped, so that their kernels reach it where it is.
 //!
-//! Ranks of one process have none. Registering one is collective, in two rounds of fixed-size messages. First each rank
-//! tells where its memory lies, and each maps that of the others. Then each tells where it has mapped them: so every rank
-//! knows its own memory as each other one reaches it, and can tell their kernels. A rank that cannot go on says why and still
-//! takes part, so all come to the same answer: the window serves, or it does not.
+//! Registering one is collective, in two rounds of fixed-size messages. First each rank tells where its memory lies, and each
+//! maps that of the others. Then each tells where it has mapped them: so every rank knows its own memory as each other one
+//! reaches it, and can tell their kernels. A rank that cannot go on says why and still takes part, so all come to the same
+//! answer: the window serves, or it does not.
 
 use std::sync::Arc;
 
@@ -184,11 +184,8 @@ impl Registration {
             let Some(mapped) = self.mapped.get_mut(rank) else {
                 fail!(Internal, "a window of {} ranks", messages.len())
             };
-            *mapped = if rank == self.rank {
+            *mapped = if place.process == slab::identity(devices) {
                 *address
-            } else if place.process == slab::identity(devices) {
-                // An all-gather of two threads faulted once, in memory that was found as it should be; the cause is not known.
-                fail!(Unsupported, "ranks {} and {rank} are of one process", self.rank)
             } else {
                 let opened = Opened::new(devices, self.exchange.device(), place)
                     .map_err(|error| error.context(format_args!("rank {rank}'s memory")))?;
