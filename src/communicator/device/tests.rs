@@ -1,24 +1,26 @@
 //! Ranks are threads, their processes driver doubles, their kernels words that they write to each other's arenas.
 
+mod stages;
 mod trouble;
+mod windows;
+mod words;
 
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::communicator::{Options, Rendezvous, Window};
+use crate::communicator::{Options, Rendezvous};
 use crate::cuda::double::{Double, Order};
 use crate::cuda::driver::StreamHandle;
-use crate::cuda::exchange::{Fault, Seen, Shared};
+use crate::cuda::exchange::Fault;
 use crate::cuda::local::Kernels as Folds;
 use crate::cuda::slab::SLAB_BYTES;
-use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
-use crate::engine::device::{Kernels, Load};
-use crate::engine::endpoint::lock;
+use crate::engine::device::Load;
 use crate::error::{Error, Status};
 use crate::reduce::{DataType, Operator};
 use crate::rendezvous::hash::HashStore;
+
+use words::{late, not_on_rank_1, words};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -84,107 +86,6 @@ fn ranks<T: Send>(seats: &[Seat], load: Load, body: impl Fn(&Context, &Seat) -> 
         let threads: Vec<_> = seats.iter().enumerate().map(spawn).collect();
         threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
     })
-}
-
-/// Kernels of the double: each call tells all others its number, and waits until all have told theirs.
-#[derive(Debug)]
-struct Words {
-    rank: usize,
-    arenas: Vec<u64>,
-    calls: Mutex<u32>,
-    fault: Arc<Fault>,
-}
-
-impl Words {
-    /// The number of a call that all ranks make.
-    fn meet(&self, stream: &Stream) -> Result<u32> {
-        assert!(!self.fault.is_aborted(), "a call after the abort");
-        let mut calls = lock(&self.calls);
-        *calls += 1;
-        for (member, arena) in self.arenas.iter().enumerate() {
-            // SAFETY: arenas are mapped, and larger than this.
-            unsafe {
-                stream.write_value(arena + 4 * self.rank as u64, *calls)?;
-                stream.wait_value(self.arenas[self.rank] + 4 * member as u64, *calls)?;
-            }
-        }
-        Ok(*calls)
-    }
-}
-
-impl Kernels for Words {
-    fn serves(&self, _: Kind, dtype: DataType, _: &Operator) -> bool {
-        dtype != DataType::I64
-    }
-
-    unsafe fn enqueue(&self, job: &Job, stream: &Stream) -> Result<()> {
-        let number = self.meet(stream)?;
-        // SAFETY: the output holds a word.
-        unsafe { stream.write_value(job.output, number) }
-    }
-
-    fn shares(&self, job: &Job) -> Option<Shared> {
-        Shared::of(job, &Table::default(), self.arenas.len() as u32)
-    }
-
-    unsafe fn enqueue_windowed(&self, job: &Job, seen: &Seen, stream: &Stream) -> Result<()> {
-        self.meet(stream)?;
-        if job.kind.reduces() {
-            assert_eq!(seen.input[self.rank], job.input);
-            // SAFETY: the output holds a word.
-            return unsafe { stream.write_value(job.output, 1000) };
-        }
-        for (member, address) in seen.output[..self.arenas.len()].iter().enumerate() {
-            // Doubles map memory where it is: what that rank would write, at the address by which it would.
-            // SAFETY: the output holds a word for each rank.
-            unsafe { stream.write_value(address + 4 * member as u64, 1000 + member as u32) }?;
-        }
-        assert_eq!(seen.output[self.rank], job.output);
-        Ok(())
-    }
-
-    unsafe fn enqueue_pull(&self, pull: &Pull, stream: &Stream) -> Result<()> {
-        self.meet(stream)?;
-        // SAFETY: the output holds two words.
-        unsafe {
-            stream.write_value(pull.output, pull.max_blocks)?;
-            stream.write_value(pull.output + 4, pull.seen.is_some().into())
-        }
-    }
-
-    unsafe fn enqueue_points(&self, points: &[Point], _: u32, stream: &Stream) -> Result<()> {
-        for point in points {
-            // SAFETY: the memory holds a word.
-            unsafe { stream.write_value(point.address, points.len() as u32) }?;
-        }
-        Ok(())
-    }
-}
-
-fn words(
-    _: &Arc<Devices>,
-    _: u32,
-    rank: u32,
-    arenas: &[u64],
-    fault: Arc<Fault>,
-    _: Table,
-) -> Result<Box<dyn Kernels>> {
-    let (rank, arenas) = (rank as usize, arenas.to_vec());
-    Ok(Box::new(Words { rank, arenas, calls: Mutex::new(0), fault }))
-}
-
-fn not_on_rank_1(
-    devices: &Arc<Devices>,
-    device: u32,
-    rank: u32,
-    arenas: &[u64],
-    fault: Arc<Fault>,
-    table: Table,
-) -> Result<Box<dyn Kernels>> {
-    if rank == 1 {
-        fail!(Cuda, "no kernels for this device");
-    }
-    words(devices, device, rank, arenas, fault, table)
 }
 
 fn exchange(context: &Context) -> (Arc<Group>, Arc<DeviceExchange>) {
@@ -489,7 +390,17 @@ fn a_capture_holds_the_kernels_alone_and_mixes_with_other_calls() {
 
 #[test]
 fn calls_that_differ_fail_on_both_sides_and_name_both() {
-    let errors = ranks(&processes(2), words, |context, (double, _, device)| {
+    fail_and_name_both(words);
+}
+
+#[test]
+fn a_call_that_others_fail_before_its_launch_says_why() {
+    fail_and_name_both(late);
+}
+
+/// Ranks that call with other counts.
+fn fail_and_name_both(load: Load) {
+    let errors = ranks(&processes(2), load, |context, (double, _, device)| {
         let output = double.memory(*device, 8);
         let count = u64::from(context.rank()) + 1;
         let error = run(&sum(context, count, output, None, PATIENCE)).unwrap_err();
@@ -604,248 +515,4 @@ fn sends_and_receives_that_start_together_are_one_piece() {
         }
         assert_eq!(memory.map(|address| word(double, address)), [2, 1, 2]);
     });
-}
-
-/// A broadcast by stages from rank 0: the double writes what its kernel was told.
-fn by_stages(context: &Context, output: u64, max_blocks: u32) -> OnDevices {
-    let (group, exchange) = exchange(context);
-    let pull = Pull {
-        stages: Stages::Two,
-        input: output,
-        output,
-        bytes: 8,
-        root: 0,
-        seen: None,
-        max_blocks,
-        multiprocessors: 0,
-        overlap: crate::cuda::exchange::Overlap::Off,
-    };
-    let signature = Signature {
-        kind: Kind::Broadcast,
-        dtype: DataType::U32,
-        operator: 0,
-        algorithm: 22,
-        root: 0,
-        count: 2,
-        device: true,
-    };
-    let caller = Caller { stream: None, timeout: Some(PATIENCE), memory: "buffer" };
-    OnDevices { group, exchange, caller, what: What::Pull(pull, signature) }
-}
-
-#[test]
-fn ranks_agree_on_the_least_blocks_that_any_of_them_allows() {
-    ranks(&processes(3), words, |context, (double, devices, device)| {
-        let output = double.memory(*device, 8);
-        let told = |context: &Context, max_blocks| {
-            run(&by_stages(context, output, max_blocks)).expect("a broadcast");
-            word(double, output)
-        };
-        assert_eq!([told(context, 0), told(context, 7)], [0, 7]);
-        context.limit_blocks([0, 24, 40][context.rank() as usize]);
-        assert_eq!(told(context, 0), 0, "it was agreed before");
-        let child = context.duplicate().expect("a child");
-        meet(&[(&child, *device)], || Ok(devices.clone()), choose, words).expect("an agreement");
-        assert_eq!([told(&child, 0), told(&child, 7), told(&child, 30)], [24, 7, 24]);
-    });
-}
-
-#[test]
-fn calls_that_allow_different_blocks_fail_and_name_both() {
-    let errors = ranks(&processes(2), words, |context, (double, _, device)| {
-        let call = by_stages(context, double.memory(*device, 8), 8 * context.rank());
-        run(&call).unwrap_err().text().to_owned()
-    });
-    for error in errors {
-        let same = "broadcast(2 × uint32, root 0, algorithm 22) on device memory";
-        for part in [same, "no limit to the blocks", "at most 8 blocks", "rank 0", "rank 1"] {
-            assert!(error.contains(part), "{error}");
-        }
-    }
-}
-
-#[test]
-fn the_root_is_read_in_place_where_all_ranks_share_its_process() {
-    let readable = |seats: &[Seat]| -> Vec<u32> {
-        ranks(seats, words, |context, (double, _, device)| {
-            let output = double.memory(*device, 8);
-            run(&by_stages(context, output, 0)).expect("a broadcast");
-            word(double, output + 4)
-        })
-    };
-    assert_eq!(readable(&processes(2)), [0, 0]);
-    let (double, devices) = process(2);
-    // Only the root knows its input.
-    assert_eq!(readable(&[(double.clone(), devices.clone(), 0), (double, devices, 1)]), [1, 0]);
-}
-
-#[test]
-fn broadcasts_by_stages_are_refused_where_they_cannot_be() {
-    let seats = processes(2);
-    seats[1].0.forbid_sharing();
-    ranks(&seats, words, |context, _| {
-        let refused = |kind, tag| {
-            let mut memory = [0u32; 2];
-            let request = Request {
-                kind,
-                input: memory.as_ptr().cast(),
-                output: memory.as_mut_ptr().cast(),
-                counts: Counts::Uniform(2),
-                dtype: DataType::U32,
-                operator: Operator::Sum,
-                root: 0,
-            };
-            let call = Call { algorithm: Some(21), tag, ..Call::default() };
-            // SAFETY: the memory outlives the call.
-            unsafe { context.run(&request, &call) }.unwrap_err().text().to_owned()
-        };
-        let text = refused(Kind::Allreduce, None);
-        assert_eq!(text, "algorithm 'broadcast-one-stage' does not serve allreduce, but broadcast");
-        let text = refused(Kind::Broadcast, Some(3));
-        assert!(text.contains("takes no tag"), "{text}");
-        let text = refused(Kind::Broadcast, None);
-        assert!(
-            text.contains("for GPUs that reach each other") && text.contains("shares no memory"),
-            "{text}"
-        );
-    });
-}
-
-/// An allgather of so many bytes of each rank.
-fn allgather(context: &Context, count: u64, input: u64, output: u64) -> OnDevices {
-    let (group, exchange) = exchange(context);
-    let (kind, dtype, operator) = (Kind::Allgather, DataType::U8, Operator::Sum);
-    let job = Job { kind, input, output, count, dtype, operator, root: 0, max_blocks: 0 };
-    let signature = Signature { kind, dtype, operator: 0, algorithm: 0, root: 0, count, device: true };
-    let caller = Caller { stream: None, timeout: Some(PATIENCE), memory: "buffer" };
-    OnDevices { group, exchange, caller, what: What::Collective(job, signature) }
-}
-
-/// Registers `bytes` from `address` on with all ranks.
-fn window(context: &Context, address: u64, bytes: u64) -> Result<Window> {
-    context.register_at(&exchange(context).1, address, bytes)
-}
-
-const MIB: u64 = 1 << 20;
-
-#[test]
-fn outputs_in_windows_are_written_by_the_other_ranks() {
-    let check = |seats: &[Seat]| {
-        ranks(seats, words, |context, (double, _, device)| {
-            // A window in the midst of an allocation, and an output in the midst of a window; others on each rank.
-            let skew = 64 * u64::from(context.rank() + 1);
-            let memory = double.memory(*device, 5 * MIB as usize);
-            let served = window(context, memory + skew, 4 * MIB).expect("a window");
-            assert!(served.serves());
-            let output = memory + 2 * skew;
-            let gathered = |output: u64, count: u64| {
-                run(&allgather(context, count, memory, output)).expect("an allgather");
-                [0, 1, 2].map(|rank| word(double, output + 4 * rank))
-            };
-            assert_eq!(gathered(output, MIB), [1000, 1001, 1002]);
-            // What is short, or ends outside, is staged: then the double writes how often the ranks have met.
-            assert_eq!(gathered(output, 100)[0], 2);
-            assert_eq!(gathered(output, 4 * MIB / 3 + 1)[0], 3);
-            drop(served);
-            assert_eq!(gathered(output, MIB)[0], 4);
-            assert_eq!(double.complaints(), Vec::<String>::new());
-        });
-    };
-    check(&processes(3));
-    let (double, devices) = process(3);
-    let seats: Vec<Seat> = (0..3).map(|device| (double.clone(), devices.clone(), device)).collect();
-    check(&seats);
-}
-
-#[test]
-fn a_reduction_in_windows_has_all_that_it_shares_there() {
-    ranks(&processes(2), words, |context, (double, _, device)| {
-        let memory = double.memory(*device, 40 * MIB as usize);
-        let (inside, outside) = (memory, memory + 20 * MIB);
-        let _window = window(context, inside, 18 * MIB).expect("a window");
-        let (group, exchange) = exchange(context);
-        let result = |kind, input, output| {
-            let (count, dtype, operator) = (8 * MIB / 4, DataType::F32, Operator::Sum);
-            let job = Job { kind, input, output, count, dtype, operator, root: 0, max_blocks: 0 };
-            let signature =
-                Signature { kind, dtype, operator: 0, algorithm: 0, root: 0, count, device: true };
-            let caller = Caller { stream: None, timeout: Some(PATIENCE), memory: "buffer" };
-            let what = What::Collective(job, signature);
-            run(&OnDevices { group: group.clone(), exchange: exchange.clone(), caller, what })
-                .expect("a call");
-            word(double, output)
-        };
-        // What is staged has the number of the call.
-        assert_eq!(result(Kind::Allreduce, inside, inside + 9 * MIB), 1000);
-        assert_eq!(result(Kind::Allreduce, inside, inside), 1000);
-        assert_eq!(result(Kind::Allreduce, inside, outside), 3);
-        assert_eq!(result(Kind::Allreduce, outside, inside), 4);
-        // Here the output is the rank's own.
-        assert_eq!(result(Kind::ReduceScatter, inside, outside), 1000);
-        assert_eq!(result(Kind::ReduceScatter, outside, inside), 6);
-        assert_eq!(result(Kind::Reduce, inside, inside), 7);
-        assert_eq!(double.complaints(), Vec::<String>::new());
-    });
-}
-
-#[test]
-fn windows_of_several_threads_are_registered_one_by_one() {
-    ranks(&processes(2), words, |context, (double, _, device)| {
-        for round in 0..20 {
-            let memory = [0, 1].map(|_| double.memory(*device, 4 * MIB as usize));
-            let windows = std::thread::scope(|scope| {
-                // Each rank in another order.
-                let first = (context.rank() as usize + round) % 2;
-                let register = |memory: u64| scope.spawn(move || window(context, memory, 4 * MIB));
-                let threads = [memory[first], memory[1 - first]].map(register);
-                threads.map(|thread| thread.join().expect("no panic").expect("a window"))
-            });
-            assert!(windows.iter().all(Window::serves));
-            for output in memory {
-                run(&allgather(context, 2 * MIB, output, output)).expect("an allgather");
-                assert_eq!([0, 1].map(|rank| word(double, output + 4 * rank)), [1000, 1001]);
-            }
-        }
-        assert_eq!(double.complaints(), Vec::<String>::new());
-    });
-}
-
-#[test]
-fn windows_serve_all_ranks_or_none() {
-    let (double, devices) = process(2);
-    // No memory that peers map; arenas need none in one process.
-    double.forbid_sharing();
-    let seats: Vec<Seat> = (0..2).map(|device| (double.clone(), devices.clone(), device)).collect();
-    ranks(&seats, words, |context, (double, _, device)| {
-        let memory = double.memory(*device, MIB as usize);
-        assert!(!window(context, memory, MIB).expect("a window").serves());
-    });
-    ranks(&processes(2), words, |context, (double, _, device)| {
-        let memory = double.memory(*device, 100);
-        let error = window(context, memory, 101).unwrap_err();
-        assert_eq!(error.status(), Status::InvalidArgument);
-        assert!(error.text().contains("has 101 bytes, but its memory has 100 left"), "{error}");
-        let error = window(context, 4096, 1).unwrap_err();
-        assert!(error.text().contains("no device memory"), "{error}");
-        for (address, bytes) in [(0, 1), (memory, 0), (memory, u64::MAX)] {
-            let error = context.register_window(address, bytes).unwrap_err();
-            assert_eq!(error.status(), Status::InvalidArgument, "{error}");
-        }
-    });
-}
-
-#[test]
-fn an_output_in_a_window_on_one_rank_only_fails_and_names_both() {
-    let errors = ranks(&processes(2), words, |context, (double, _, device)| {
-        let memory = double.memory(*device, 8 * MIB as usize);
-        let _window = window(context, memory, 4 * MIB).expect("a window");
-        let output = memory + 4 * MIB * u64::from(context.rank());
-        run(&allgather(context, 2 * MIB, memory, output)).unwrap_err()
-    });
-    for error in errors {
-        assert_eq!(error.status(), Status::Mismatch);
-        for part in ["allgather(2097152 × uint8)", "its memory in windows", "its memory in no windows"] {
-            assert!(error.text().contains(part), "{error}");
-        }
-    }
 }

@@ -1,0 +1,143 @@
+//! Memory in windows.
+
+use super::*;
+use crate::communicator::Window;
+
+/// An allgather of so many bytes of each rank.
+fn allgather(context: &Context, count: u64, input: u64, output: u64) -> OnDevices {
+    let (group, exchange) = exchange(context);
+    let (kind, dtype, operator) = (Kind::Allgather, DataType::U8, Operator::Sum);
+    let job = Job { kind, input, output, count, dtype, operator, root: 0, max_blocks: 0 };
+    let signature = Signature { kind, dtype, operator: 0, algorithm: 0, root: 0, count, device: true };
+    let caller = Caller { stream: None, timeout: Some(PATIENCE), memory: "buffer" };
+    OnDevices { group, exchange, caller, what: What::Collective(job, signature) }
+}
+
+/// Registers `bytes` from `address` on with all ranks.
+fn window(context: &Context, address: u64, bytes: u64) -> Result<Window> {
+    context.register_at(&exchange(context).1, address, bytes)
+}
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn outputs_in_windows_are_written_by_the_other_ranks() {
+    let check = |seats: &[Seat]| {
+        ranks(seats, words, |context, (double, _, device)| {
+            // A window in the midst of an allocation, and an output in the midst of a window; others on each rank.
+            let skew = 64 * u64::from(context.rank() + 1);
+            let memory = double.memory(*device, 5 * MIB as usize);
+            let served = window(context, memory + skew, 4 * MIB).expect("a window");
+            assert!(served.serves());
+            let output = memory + 2 * skew;
+            let gathered = |output: u64, count: u64| {
+                run(&allgather(context, count, memory, output)).expect("an allgather");
+                [0, 1, 2].map(|rank| word(double, output + 4 * rank))
+            };
+            assert_eq!(gathered(output, MIB), [1000, 1001, 1002]);
+            // What is short, or ends outside, is staged: then the double writes how often the ranks have met.
+            assert_eq!(gathered(output, 100)[0], 2);
+            assert_eq!(gathered(output, 4 * MIB / 3 + 1)[0], 3);
+            drop(served);
+            assert_eq!(gathered(output, MIB)[0], 4);
+            assert_eq!(double.complaints(), Vec::<String>::new());
+        });
+    };
+    check(&processes(3));
+    let (double, devices) = process(3);
+    let seats: Vec<Seat> = (0..3).map(|device| (double.clone(), devices.clone(), device)).collect();
+    check(&seats);
+}
+
+#[test]
+fn a_reduction_in_windows_has_all_that_it_shares_there() {
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        let memory = double.memory(*device, 40 * MIB as usize);
+        let (inside, outside) = (memory, memory + 20 * MIB);
+        let _window = window(context, inside, 18 * MIB).expect("a window");
+        let (group, exchange) = exchange(context);
+        let result = |kind, input, output| {
+            let (count, dtype, operator) = (8 * MIB / 4, DataType::F32, Operator::Sum);
+            let job = Job { kind, input, output, count, dtype, operator, root: 0, max_blocks: 0 };
+            let signature =
+                Signature { kind, dtype, operator: 0, algorithm: 0, root: 0, count, device: true };
+            let caller = Caller { stream: None, timeout: Some(PATIENCE), memory: "buffer" };
+            let what = What::Collective(job, signature);
+            run(&OnDevices { group: group.clone(), exchange: exchange.clone(), caller, what })
+                .expect("a call");
+            word(double, output)
+        };
+        // What is staged has the number of the call.
+        assert_eq!(result(Kind::Allreduce, inside, inside + 9 * MIB), 1000);
+        assert_eq!(result(Kind::Allreduce, inside, inside), 1000);
+        assert_eq!(result(Kind::Allreduce, inside, outside), 3);
+        assert_eq!(result(Kind::Allreduce, outside, inside), 4);
+        // Here the output is the rank's own.
+        assert_eq!(result(Kind::ReduceScatter, inside, outside), 1000);
+        assert_eq!(result(Kind::ReduceScatter, outside, inside), 6);
+        assert_eq!(result(Kind::Reduce, inside, inside), 7);
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn windows_of_several_threads_are_registered_one_by_one() {
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        for round in 0..20 {
+            let memory = [0, 1].map(|_| double.memory(*device, 4 * MIB as usize));
+            let windows = std::thread::scope(|scope| {
+                // Each rank in another order.
+                let first = (context.rank() as usize + round) % 2;
+                let register = |memory: u64| scope.spawn(move || window(context, memory, 4 * MIB));
+                let threads = [memory[first], memory[1 - first]].map(register);
+                threads.map(|thread| thread.join().expect("no panic").expect("a window"))
+            });
+            assert!(windows.iter().all(Window::serves));
+            for output in memory {
+                run(&allgather(context, 2 * MIB, output, output)).expect("an allgather");
+                assert_eq!([0, 1].map(|rank| word(double, output + 4 * rank)), [1000, 1001]);
+            }
+        }
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn windows_serve_all_ranks_or_none() {
+    let (double, devices) = process(2);
+    // No memory that peers map; arenas need none in one process.
+    double.forbid_sharing();
+    let seats: Vec<Seat> = (0..2).map(|device| (double.clone(), devices.clone(), device)).collect();
+    ranks(&seats, words, |context, (double, _, device)| {
+        let memory = double.memory(*device, MIB as usize);
+        assert!(!window(context, memory, MIB).expect("a window").serves());
+    });
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        let memory = double.memory(*device, 100);
+        let error = window(context, memory, 101).unwrap_err();
+        assert_eq!(error.status(), Status::InvalidArgument);
+        assert!(error.text().contains("has 101 bytes, but its memory has 100 left"), "{error}");
+        let error = window(context, 4096, 1).unwrap_err();
+        assert!(error.text().contains("no device memory"), "{error}");
+        for (address, bytes) in [(0, 1), (memory, 0), (memory, u64::MAX)] {
+            let error = context.register_window(address, bytes).unwrap_err();
+            assert_eq!(error.status(), Status::InvalidArgument, "{error}");
+        }
+    });
+}
+
+#[test]
+fn an_output_in_a_window_on_one_rank_only_fails_and_names_both() {
+    let errors = ranks(&processes(2), words, |context, (double, _, device)| {
+        let memory = double.memory(*device, 8 * MIB as usize);
+        let _window = window(context, memory, 4 * MIB).expect("a window");
+        let output = memory + 4 * MIB * u64::from(context.rank());
+        run(&allgather(context, 2 * MIB, memory, output)).unwrap_err()
+    });
+    for error in errors {
+        assert_eq!(error.status(), Status::Mismatch);
+        for part in ["allgather(2097152 × uint8)", "its memory in windows", "its memory in no windows"] {
+            assert!(error.text().contains(part), "{error}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Kernels of the double: words that ranks write to each other's arenas.
+
+use std::sync::Mutex;
+
+use super::*;
+use crate::cuda::exchange::{Seen, Shared};
+use crate::cuda::stream::Stream;
+use crate::engine::device::Kernels;
+use crate::engine::endpoint::lock;
+
+/// Kernels: each call tells all others its number, and waits until all have told theirs.
+#[derive(Debug)]
+struct Words {
+    rank: usize,
+    arenas: Vec<u64>,
+    calls: Mutex<u32>,
+    fault: Arc<Fault>,
+    /// Calls come to their launch only when the exchange has been aborted.
+    late: bool,
+}
+
+impl Words {
+    /// The number of a call that all ranks make.
+    fn meet(&self, stream: &Stream) -> Result<u32> {
+        if self.late {
+            until("the abort", || self.fault.is_aborted());
+        }
+        if self.fault.is_aborted() {
+            fail!(Aborted, "as GPUs' kernels refuse");
+        }
+        let mut calls = lock(&self.calls);
+        *calls += 1;
+        for (member, arena) in self.arenas.iter().enumerate() {
+            // SAFETY: arenas are mapped, and larger than this.
+            unsafe {
+                stream.write_value(arena + 4 * self.rank as u64, *calls)?;
+                stream.wait_value(self.arenas[self.rank] + 4 * member as u64, *calls)?;
+            }
+        }
+        Ok(*calls)
+    }
+}
+
+impl Kernels for Words {
+    fn serves(&self, _: Kind, dtype: DataType, _: &Operator) -> bool {
+        dtype != DataType::I64
+    }
+
+    unsafe fn enqueue(&self, job: &Job, stream: &Stream) -> Result<()> {
+        let number = self.meet(stream)?;
+        // SAFETY: the output holds a word.
+        unsafe { stream.write_value(job.output, number) }
+    }
+
+    fn shares(&self, job: &Job) -> Option<Shared> {
+        Shared::of(job, &Table::default(), self.arenas.len() as u32)
+    }
+
+    unsafe fn enqueue_windowed(&self, job: &Job, seen: &Seen, stream: &Stream) -> Result<()> {
+        self.meet(stream)?;
+        if job.kind.reduces() {
+            assert_eq!(seen.input[self.rank], job.input);
+            // SAFETY: the output holds a word.
+            return unsafe { stream.write_value(job.output, 1000) };
+        }
+        for (member, address) in seen.output[..self.arenas.len()].iter().enumerate() {
+            // Doubles map memory where it is: what that rank would write, at the address by which it would.
+            // SAFETY: the output holds a word for each rank.
+            unsafe { stream.write_value(address + 4 * member as u64, 1000 + member as u32) }?;
+        }
+        assert_eq!(seen.output[self.rank], job.output);
+        Ok(())
+    }
+
+    unsafe fn enqueue_pull(&self, pull: &Pull, stream: &Stream) -> Result<()> {
+        self.meet(stream)?;
+        // SAFETY: the output holds two words.
+        unsafe {
+            stream.write_value(pull.output, pull.max_blocks)?;
+            stream.write_value(pull.output + 4, pull.seen.is_some().into())
+        }
+    }
+
+    unsafe fn enqueue_points(&self, points: &[Point], _: u32, stream: &Stream) -> Result<()> {
+        for point in points {
+            // SAFETY: the memory holds a word.
+            unsafe { stream.write_value(point.address, points.len() as u32) }?;
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn words(
+    _: &Arc<Devices>,
+    _: u32,
+    rank: u32,
+    arenas: &[u64],
+    fault: Arc<Fault>,
+    _: Table,
+) -> Result<Box<dyn Kernels>> {
+    let (rank, arenas) = (rank as usize, arenas.to_vec());
+    Ok(Box::new(Words { rank, arenas, calls: Mutex::new(0), fault, late: false }))
+}
+
+/// [`words`] that come to their launch only when the exchange has been aborted.
+pub(super) fn late(
+    _: &Arc<Devices>,
+    _: u32,
+    rank: u32,
+    arenas: &[u64],
+    fault: Arc<Fault>,
+    _: Table,
+) -> Result<Box<dyn Kernels>> {
+    let (rank, arenas) = (rank as usize, arenas.to_vec());
+    Ok(Box::new(Words { rank, arenas, calls: Mutex::new(0), fault, late: true }))
+}
+
+pub(super) fn not_on_rank_1(
+    devices: &Arc<Devices>,
+    device: u32,
+    rank: u32,
+    arenas: &[u64],
+    fault: Arc<Fault>,
+    table: Table,
+) -> Result<Box<dyn Kernels>> {
+    if rank == 1 {
+        fail!(Cuda, "no kernels for this device");
+    }
+    words(devices, device, rank, arenas, fault, table)
+}
