@@ -62,17 +62,17 @@ DEVICE void combine_tiles(const Combine &call) {
 }  // namespace unisono
 
 #define KERNEL(op, type)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(unisono::LINE_THREADS, 1)                                             \
-        unisono_lines_##op##_##type(const __grid_constant__ unisono::Combine call) {                                   \
+    ENTRY(unisono_lines_##op##_##type, unisono::Combine, unisono::LINE_THREADS, 1) {                                   \
         unisono::combine_lines<unisono::type, unisono::op>(call);                                                      \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(unisono::TILE_THREADS, 2)                                             \
-        unisono_tiles_##op##_##type(const __grid_constant__ unisono::Combine call) {                                   \
+    ENTRY(unisono_tiles_##op##_##type, unisono::Combine, unisono::TILE_THREADS, 2) {                                   \
         unisono::combine_tiles<unisono::type, unisono::op>(call);                                                      \
     }
 
 KERNEL(Sum, F32)
-#ifndef UNISONO_ONE
+#ifdef UNISONO_FEW
+KERNEL(Sum, Bf16) KERNEL(Various, I32)
+#else
 // Where the sign makes no difference, both types of a size share a sum.
 KERNEL(Sum, F16) KERNEL(Sum, F64) KERNEL(Sum, Bf16) KERNEL(Sum, F8E4M3) KERNEL(Sum, F8E5M2)
 KERNEL(Sum, U8) KERNEL(Sum, U32) KERNEL(Sum, U64)
@@ -83,17 +83,14 @@ KERNEL(Various, U32) KERNEL(Various, I64) KERNEL(Various, U64)
 #endif
 KERNEL(Copy, U8)
 
-extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 2)
-    unisono_move(const __grid_constant__ unisono::Move<1> call) {
+ENTRY(unisono_move, unisono::Move<1>, unisono::MOVE_THREADS, 2) {
     unisono::Mover<1>::run(call);
 }
 
-extern "C" __global__ void __launch_bounds__(unisono::MOVE_THREADS, 2)
-    unisono_move_many(const __grid_constant__ unisono::Move<14> call) {
+ENTRY(unisono_move_many, unisono::Move<14>, unisono::MOVE_THREADS, 2) {
     unisono::Mover<14>::run(call);
 }
 
-extern "C" __global__ void __launch_bounds__(unisono::SWAP_THREADS, 1)
-    unisono_swap(const __grid_constant__ unisono::Swap call) {
+ENTRY(unisono_swap, unisono::Swap, unisono::SWAP_THREADS, 1) {
     unisono::swap(call);
 }

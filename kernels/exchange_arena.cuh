@@ -140,19 +140,9 @@ struct Inbox {
 struct Team {
     u32 barrier, thread, threads;
 
-    DEVICE void sync() const { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+    DEVICE void sync() const { team_barrier(barrier, threads); }
     // A barrier that tells everybody whether anybody said yes.
-    DEVICE bool sync_or(bool mine) const {
-        u32 any;
-        asm volatile("{ .reg .pred mine, any;\n"
-                     "setp.ne.u32 mine, %3, 0;\n"
-                     "bar.red.or.pred any, %1, %2, mine;\n"
-                     "selp.u32 %0, 1, 0, any; }"
-                     : "=r"(any)
-                     : "r"(barrier), "r"(threads), "r"(static_cast<u32>(mine))
-                     : "memory");
-        return any != 0;
-    }
+    DEVICE bool sync_or(bool mine) const { return team_barrier_or(barrier, threads, mine); }
 };
 
 // Tiles that a team moves in one round: what the agents, one for each peer, tell the other threads.
@@ -194,14 +184,14 @@ DEVICE void stream(const Team &team, const TileTable &table, u32 turns, u32 vect
             u32 vector = first + (i >> log) * team.threads, turn = i & mask;
             if (turn < turns && vector < table.fast[turn]) {
                 const u8 *from = table.from[turn] + vector * 16;
-                loaded[i] = WAY == TO_SLOTS ? *reinterpret_cast<const Packet *>(from) : load_packet(from);
+                loaded[i] = WAY == TO_SLOTS ? load_plain<Packet>(from) : load_packet(from);
             }
         }
 #pragma unroll
         for (u32 i = 0; i < 1u << BATCH_LOG; i++) {
             u32 vector = first + (i >> log) * team.threads, turn = i & mask;
             if (turn < turns && vector < table.fast[turn]) {
-                *reinterpret_cast<Packet *>(table.to[turn] + vector * 16) = loaded[i];
+                store_plain(table.to[turn] + vector * 16, loaded[i]);
                 keep(turn, vector * 16, loaded[i]);
             }
         }
@@ -215,7 +205,7 @@ DEVICE void stream(const Team &team, const TileTable &table, u32 turns, u32 vect
             Packet packet;
             if (WAY == TO_SLOTS) {
                 packet = load_bytes(table.from[turn], at, bytes);
-                *reinterpret_cast<Packet *>(table.to[turn] + at) = packet;
+                store_plain(table.to[turn] + at, packet);
             } else {
                 packet = load_packet(table.from[turn] + at);
                 store_bytes(table.to[turn], at, bytes, packet);

@@ -40,8 +40,8 @@ struct Lines {
         const u8 *from = base + offset(packet);
         Data data{};
         if (suits(base, bytes, packet)) {
-            data.word[0] = *reinterpret_cast<const u64 *>(from);
-            if (!is_numbered(packet)) data.word[1] = *reinterpret_cast<const u64 *>(from + 8);
+            data.word[0] = load_plain<u64>(from);
+            if (!is_numbered(packet)) data.word[1] = load_plain<u64>(from + 8);
         } else {
             data.word[0] = load_word(base, offset(packet), bytes);
             if (!is_numbered(packet)) data.word[1] = load_word(base, offset(packet) + 8, bytes);
@@ -52,8 +52,8 @@ struct Lines {
     DEVICE void store(u8 *base, u32 bytes, u32 packet, const Data &data) const {
         const u32 at = offset(packet);
         if (suits(base, bytes, packet)) {
-            *reinterpret_cast<u64 *>(base + at) = data.word[0];
-            if (!is_numbered(packet)) *reinterpret_cast<u64 *>(base + at + 8) = data.word[1];
+            store_plain(base + at, data.word[0]);
+            if (!is_numbered(packet)) store_plain(base + at + 8, data.word[1]);
         } else {
             store_word(base, at, bytes, data.word[0]);
             if (!is_numbered(packet)) store_word(base, at + 8, bytes, data.word[1]);
@@ -62,7 +62,7 @@ struct Lines {
 
     // The threads of a warp store, and load, their parts of a wide line by one instruction: that is what makes it one.
     DEVICE void together() const {
-        if (wide) __syncwarp();
+        if (wide) begin_together();
     }
 
     DEVICE void send(u8 *slot, u32 packet, const Data &data, u64 number) const {
@@ -80,13 +80,13 @@ struct Lines {
     }
 
     // Whether all say so whose packets make lines together.
-    DEVICE bool all(bool mine) const { return wide ? __all_sync(~0u, mine) : mine; }
+    DEVICE bool all(bool mine) const { return wide ? all_together(mine) : mine; }
 
     // Waits for a packet from a peer.
     DEVICE bool take(const Waiter &waiter, const u8 *slot, u32 packet, u64 number, u32 peer, Data &data) const {
 #pragma unroll 1
         for (u32 polls = 1; !all(peek(slot, packet, number, data)); polls++) {
-            if (polls % Waiter::POLLS == 0 && !all(!waiter.aborted(LINES_COME, peer, number))) return false;
+            if (polls % POLLS == 0 && !all(!waiter.aborted(LINES_COME, peer, number))) return false;
         }
         return true;
     }
@@ -254,18 +254,16 @@ struct CombineLines {
                     const Packet found = load_packet(step.from[i] + packet * 16);
                     data[i] = Data{{found.low, found.high}};
                 }
-                u32 missing = MAX_RANKS;
+                u32 missing = NOBODY;
 #pragma unroll
                 for (u32 i = 0; i < OPERANDS; i++) {
                     const bool numbered = Combine::has(from, i) && lines.is_numbered(packet);
                     if (numbered && data[i].word[1] != step.number_from[i]) missing = i;
                 }
-                if (lines.all(missing == MAX_RANKS)) return true;
-                if (polls % Waiter::POLLS == 0) {
-                    missing = missing == MAX_RANKS ? call.group.rank : missing;
-                    if (!lines.all(!call.group.waiter().aborted(LINES_COME, missing, step.number_from[missing]))) {
-                        return false;
-                    }
+                if (lines.all(missing == NOBODY)) return true;
+                if (polls % POLLS == 0) {
+                    const u64 number = missing == NOBODY ? 0 : step.number_from[missing];
+                    if (!lines.all(!call.group.waiter().aborted(LINES_COME, missing, number))) return false;
                 }
             }
         }

@@ -71,11 +71,11 @@ DEVICE void copy_round(const u8 *from, u8 *to, u32 limit) {
 #pragma unroll
     for (u32 i = 0; i < MOVE_LOADS; i++) {
         const u8 *at = from + i * 512;
-        if (ALL || i < limit) loaded[i] = WAY == TO_SLOTS ? *reinterpret_cast<const Packet *>(at) : load_packet(at);
+        if (ALL || i < limit) loaded[i] = WAY == TO_SLOTS ? load_plain<Packet>(at) : load_packet(at);
     }
 #pragma unroll
     for (u32 i = 0; i < MOVE_LOADS; i++) {
-        if (ALL || i < limit) *reinterpret_cast<Packet *>(to + i * 512) = loaded[i];
+        if (ALL || i < limit) store_plain(to + i * 512, loaded[i]);
     }
 }
 
@@ -92,7 +92,8 @@ DEVICE void copy_tile(u32 lane, const u8 *from, u8 *to, u32 bytes) {
 #pragma unroll 1
     for (at = whole + lane * 16; at < bytes; at += 512) {
         if (WAY == TO_SLOTS) {
-            *reinterpret_cast<Packet *>(to + at) = load_bytes(from, at, bytes);
+            const Packet packet = load_bytes(from, at, bytes);
+            store_plain(to + at, packet);
         } else {
             store_bytes(to, at, bytes, load_packet(from + at));
         }
@@ -200,7 +201,7 @@ struct Mover {
 
     DEVICE bool send_tiles(Outbox<MOVES> &out, const u8 *from, u64 bytes) {
         return for_each_tile(bytes, [&](u64 at, u32 length) {
-            if (!__all_sync(~0u, out.reserve(call.group, peer))) return false;
+            if (!all_together(out.reserve(call.group, peer))) return false;
             copy_tile<TO_SLOTS>(lane(), from + at, out.next(call.group), length);
             __syncwarp();
             fill();
@@ -263,7 +264,7 @@ struct Mover {
 
     DEVICE bool receive_tiles(Inbox<MOVES> &in, u8 *to, u64 bytes, u32 &taken) {
         return for_each_tile(bytes, [&](u64 at, u32 length) {
-            if (!__all_sync(~0u, await_fill(taken++) && in.await(call.group, peer))) return false;
+            if (!all_together(await_fill(taken++) && in.await(call.group, peer))) return false;
             copy_tile<FROM_SLOTS>(lane(), in.next(call.group), to + at, length);
             __syncwarp();
             in.received++;
@@ -285,7 +286,7 @@ struct Mover {
             const u64 whole = fast ? part.bytes / 16 * 16 : 0;
 #pragma unroll 4
             for (u64 at = threadIdx.x * 16; at < whole; at += MOVE_THREADS * 16) {
-                *reinterpret_cast<Packet *>(to + at) = *reinterpret_cast<const Packet *>(from + at);
+                store_plain(to + at, load_plain<Packet>(from + at));
             }
 #pragma unroll 1
             for (u64 at = whole + threadIdx.x * 16; at < part.bytes; at += MOVE_THREADS * 16) {

@@ -29,7 +29,7 @@ __device__ __noinline__ bool await_mutual_room(const Group &group) {
 // Asks the host whether to go on waiting for the packet of a line; which peer's it is, is looked up again.
 __device__ __noinline__ bool is_mutual_aborted(const Group &group, Lines lines, u32 packet) {
     const Control &control = *group.control(group.rank, blockIdx.x);
-    u32 missing = group.rank;
+    u32 missing = NOBODY;
     u64 number = 0;
 #pragma unroll 1
     for (u32 peer = 0; peer < group.size && lines.is_numbered(packet); peer++) {
@@ -186,7 +186,7 @@ struct MutualLines {
                 if (is_peer(i) && lines.is_numbered(packet)) came = came && high[i] == received[i] + 1;
             }
             if (lines.all(came)) return true;
-            if (polls % Waiter::POLLS == 0 && !lines.all(!is_mutual_aborted(call.group, lines, packet))) return false;
+            if (polls % POLLS == 0 && !lines.all(!is_mutual_aborted(call.group, lines, packet))) return false;
         }
     }
 };

@@ -85,7 +85,7 @@ struct Swapper {
                 bool came = true;
                 for_each(packet, data, [&](u32 at, Data &one) { came = lines.peek(slot, at, number, one) && came; });
                 if (lines.all(came)) break;
-                if (polls % Waiter::POLLS == 0 && !lines.all(!group.waiter().aborted(LINES_COME, peer, number))) {
+                if (polls % POLLS == 0 && !lines.all(!group.waiter().aborted(LINES_COME, peer, number))) {
                     return false;
                 }
             }

@@ -214,7 +214,7 @@ struct CombineTiles {
                 if (w % 2 == 0) continue;
                 if (at < packets) {
                     tell(at * 16, result);
-                    if (keeps) *reinterpret_cast<Packet *>(output + at * 16) = result;
+                    if (keeps) store_plain(output + at * 16, result);
                 }
                 at += team.threads;
             }
@@ -225,7 +225,7 @@ struct CombineTiles {
     DEVICE void tell(u32 at, Packet result) {
 #pragma unroll 1
         for (u32 left = call.takers & ~call.me(); left != 0; left &= left - 1) {
-            *reinterpret_cast<Packet *>(state.table.to[__ffs(left) - 1] + at) = result;
+            store_plain(state.table.to[__ffs(left) - 1] + at, result);
         }
     }
 

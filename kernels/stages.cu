@@ -47,26 +47,6 @@ struct Pull {
     DEVICE bool is_root() const { return group.rank == root; }
 };
 
-DEVICE u32 load_relaxed(const u32 *from) {
-    u32 value;
-    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-    return value;
-}
-
-DEVICE u32 load_acquire(const u32 *from) {
-    u32 value;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-    return value;
-}
-
-DEVICE void store_relaxed(u32 *to, u32 value) {
-    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
-
-DEVICE void store_release(u32 *to, u32 value) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
-
 struct Puller {
     const Pull &call;
 
@@ -109,8 +89,8 @@ struct Puller {
 #pragma unroll
             for (u32 i = 0; i < BATCH; i++) {
                 if (packet + i * step >= whole) break;
-                *reinterpret_cast<Packet *>(to + (packet + i * step) * 16) = loaded[i];
-                if (also != nullptr) *reinterpret_cast<Packet *>(also + (packet + i * step) * 16) = loaded[i];
+                store_plain(to + (packet + i * step) * 16, loaded[i]);
+                if (also != nullptr) store_plain(also + (packet + i * step) * 16, loaded[i]);
             }
         }
         // Ends, and other addresses: packets of the same threads.
@@ -205,8 +185,7 @@ struct Puller {
 
 }  // namespace unisono
 
-extern "C" __global__ void __launch_bounds__(unisono::STAGE_THREADS, unisono::STAGE_RESIDENT)
-    unisono_pull(const __grid_constant__ unisono::Pull call) {
+ENTRY(unisono_pull, unisono::Pull, unisono::STAGE_THREADS, unisono::STAGE_RESIDENT) {
     // Before anything of what the stream was given is touched, and anything of the peers.
     if (call.overlap == 2) unisono::release_stream();
     if (call.overlap != 0) unisono::await_stream();

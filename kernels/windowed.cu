@@ -37,7 +37,7 @@ struct Spreader {
                 u8 *to = ranks.output[peer] + at;
 #pragma unroll
                 for (u32 i = 0; i < BATCH; i++) {
-                    if (packet + i * step < whole) *reinterpret_cast<Packet *>(to + (packet + i * step) * 16) = loaded[i];
+                    if (packet + i * step < whole) store_plain(to + (packet + i * step) * 16, loaded[i]);
                 }
             }
         }
@@ -131,23 +131,26 @@ struct Spreader {
 
 }  // namespace unisono
 
-extern "C" __global__ void __launch_bounds__(unisono::WINDOWED_THREADS, 1)
-    unisono_windowed(const __grid_constant__ unisono::Windowed call) {
+ENTRY(unisono_windowed, unisono::Windowed, unisono::WINDOWED_THREADS, 1) {
     __shared__ unisono::WindowedRanks ranks;
     unisono::WindowAgent agent(call);
     if (agent.open(ranks) && unisono::Spreader{call, ranks}.run()) agent.close(true);
 }
 
 #define KERNEL(op, type)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(unisono::WINDOWED_THREADS, 1)                                         \
-        unisono_windowed_##op##_##type(const __grid_constant__ unisono::Windowed call) {                               \
+    ENTRY(unisono_windowed_##op##_##type, unisono::Windowed, unisono::WINDOWED_THREADS, 1) {                           \
         unisono::combine_in_windows<unisono::type, unisono::op>(call);                                                 \
     }
 
 // As in exchange.cu.
-KERNEL(Sum, F32) KERNEL(Sum, F16) KERNEL(Sum, F64) KERNEL(Sum, Bf16) KERNEL(Sum, F8E4M3) KERNEL(Sum, F8E5M2)
+KERNEL(Sum, F32)
+#ifdef UNISONO_FEW
+KERNEL(Sum, Bf16) KERNEL(Various, I32)
+#else
+KERNEL(Sum, F16) KERNEL(Sum, F64) KERNEL(Sum, Bf16) KERNEL(Sum, F8E4M3) KERNEL(Sum, F8E5M2)
 KERNEL(Sum, U8) KERNEL(Sum, U32) KERNEL(Sum, U64)
 KERNEL(Various, F16) KERNEL(Various, F32) KERNEL(Various, F64)
 KERNEL(Various, Bf16) KERNEL(Various, F8E4M3) KERNEL(Various, F8E5M2)
 KERNEL(Various, I8) KERNEL(Various, U8) KERNEL(Various, I32)
 KERNEL(Various, U32) KERNEL(Various, I64) KERNEL(Various, U64)
+#endif

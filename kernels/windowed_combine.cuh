@@ -116,7 +116,7 @@ struct WindowedCombiner {
                 if (w % 2 == 0) continue;
 #pragma unroll
                 for (u32 i = 0; i < OPERANDS; i++) {
-                    if (packet < packets && to[i] != nullptr) *reinterpret_cast<Packet *>(to[i] + packet * 16) = result;
+                    if (packet < packets && to[i] != nullptr) store_plain(to[i] + packet * 16, result);
                 }
                 packet += step;
             }

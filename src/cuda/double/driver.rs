@@ -426,22 +426,34 @@ impl Driver for Double {
         self.push("cuLaunchHostFunc", stream, Task::Host { function, user: user.expose_provenance() })
     }
 
-    /// The double runs no GPU code; folds come through [`DoubleKernels`].
+    /// Without [`Double::run_code`] the double runs no GPU code; folds come through [`DoubleKernels`].
     unsafe fn load_module(&self, _: &[u8]) -> Result<ModuleHandle> {
-        Err(refuse("cuModuleLoadData", "CUDA_ERROR_NOT_SUPPORTED"))
+        match self.code.get() {
+            Some(_) => Ok(ModuleHandle(1)),
+            None => Err(refuse("cuModuleLoadData", "CUDA_ERROR_NOT_SUPPORTED")),
+        }
     }
 
-    unsafe fn function(&self, _: ModuleHandle, _: &CStr) -> Result<FunctionHandle> {
-        Err(refuse("cuModuleGetFunction", "CUDA_ERROR_NOT_SUPPORTED"))
+    unsafe fn function(&self, _: ModuleHandle, name: &CStr) -> Result<FunctionHandle> {
+        match self.code.get() {
+            Some(code) => Ok(code.function(name)),
+            None => Err(refuse("cuModuleGetFunction", "CUDA_ERROR_NOT_SUPPORTED")),
+        }
     }
 
     unsafe fn launch(
         &self,
-        _: FunctionHandle,
-        _: Grid,
+        function: FunctionHandle,
+        grid: Grid,
         _: StreamHandle,
-        _: &mut [*mut c_void],
+        parameters: &mut [*mut c_void],
     ) -> Result<()> {
-        Err(refuse("cuLaunchKernel", "CUDA_ERROR_NOT_SUPPORTED"))
+        match (self.code.get(), parameters) {
+            (Some(code), [parameter]) => {
+                code.launch(function, grid, *parameter);
+                Ok(())
+            }
+            _ => Err(refuse("cuLaunchKernel", "CUDA_ERROR_NOT_SUPPORTED")),
+        }
     }
 }

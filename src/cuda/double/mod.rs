@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
@@ -62,15 +62,29 @@ impl Order {
     }
 }
 
+/// GPU code that a double is given, and what becomes of launches.
+pub(crate) trait Code: fmt::Debug + Send + Sync {
+    /// A function by its name.
+    fn function(&self, name: &CStr) -> FunctionHandle;
+    /// A launch with one parameter, which is to be copied.
+    fn launch(&self, function: FunctionHandle, grid: Grid, parameter: *const c_void);
+}
+
 /// The driver.
 pub(crate) struct Double {
     machine: Mutex<Machine>,
+    code: OnceLock<Arc<dyn Code>>,
 }
 
 impl Double {
     /// `devices` devices that all reach each other.
     pub(crate) fn new(devices: u32, order: Order) -> Arc<Double> {
-        Arc::new(Double { machine: Mutex::new(Machine::new(devices, order)) })
+        Arc::new(Double { machine: Mutex::new(Machine::new(devices, order)), code: OnceLock::new() })
+    }
+
+    /// Has modules load: their functions are of `code`. Launches go there, and to no stream.
+    pub(crate) fn run_code(&self, code: Arc<dyn Code>) {
+        assert!(self.code.set(code).is_ok(), "a double has one code");
     }
 
     /// Neither of the two devices reaches the other.

@@ -16,6 +16,8 @@ mod points;
 mod stages;
 mod swap;
 mod table;
+#[cfg(test)]
+mod tests;
 mod tuning;
 mod windowed;
 

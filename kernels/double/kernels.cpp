@@ -1,0 +1,151 @@
+// The kernels of the exchange as functions of the host, and what plays launches of them: src/cuda/exchange/tests runs it.
+
+#include "../machine.cuh"
+
+// What is compiled of the many.
+#define UNISONO_FEW
+#include "../exchange.cu"
+#undef KERNEL
+#include "../stages.cu"
+#include "../windowed.cu"
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+namespace machine {
+
+// A block and the thread of the host that it is: it runs when it is told to.
+struct Actor {
+    Block block;
+    std::mutex mutex;
+    std::condition_variable changed;
+    u64 turns = 0;
+    bool over = false;
+    std::thread thread;
+
+    template <class... Arguments>
+    explicit Actor(Arguments &&...arguments) : block(arguments...), thread([this] { play(); }) {}
+    // One that cannot end is left as it is.
+    void abandon() { thread.detach(); }
+
+    void play() {
+        running = &block;
+        std::unique_lock<std::mutex> lock(mutex);
+        while (!over) {
+            changed.wait(lock, [&] { return turns > 0; });
+            over = !block.run(turns);
+            turns = 0;
+            changed.notify_all();
+        }
+    }
+    // Has it run so many turns.
+    void run(u64 count) {
+        std::unique_lock<std::mutex> lock(mutex);
+        turns = count;
+        changed.notify_all();
+        changed.wait(lock, [&] { return turns == 0; });
+    }
+};
+
+// What is copied when a kernel has ended: what its rank sees there then.
+struct Result {
+    const u8 *from;
+    u64 bytes;
+    u8 *to;
+};
+
+// A launch of a kernel: `Launch` of src/cuda/exchange/tests.
+struct Launch {
+    void (*entry)(const void *);
+    const void *call;
+    u32 blocks, threads;
+    const Result *results;
+    u64 count;
+};
+
+// A rank: what its stream was given, and the abort word of its page.
+struct Rank {
+    const Launch *launches;
+    u64 count;
+    u64 *abort;
+};
+
+struct Stream {
+    const Rank &rank;
+    u64 next = 0;
+    std::vector<std::unique_ptr<Actor>> actors;
+
+    bool is_over() const { return actors.empty() && next == rank.count; }
+    // Ends a kernel whose blocks have ended, and begins the next one.
+    void advance(World &world) {
+        for (const auto &actor : actors) {
+            if (!actor->over) return;
+        }
+        for (const auto &actor : actors) {
+            actor->block.commit_all();
+            actor->thread.join();
+        }
+        if (!actors.empty()) {
+            const Launch &ended = rank.launches[next - 1];
+            for (u64 i = 0; i < ended.count; i++) memcpy(ended.results[i].to, ended.results[i].from, ended.results[i].bytes);
+        }
+        actors.clear();
+        if (next == rank.count) return;
+        const Launch &launch = rank.launches[next++];
+        for (u32 block = 0; block < launch.blocks; block++) {
+            actors.emplace_back(new Actor(world, block, launch.blocks, launch.threads, launch.entry, launch.call));
+        }
+    }
+};
+
+// How it ended: by itself, because it was told to, or not at all.
+enum Ending : int { WELL, ABORTED, STUCK };
+
+}  // namespace machine
+
+// Plays the streams of all ranks to their end. After `patience` turns all of them are aborted, and when as many have gone by
+// again, it gives up.
+extern "C" int unisono_play(const machine::Rank *ranks, machine::u32 size, machine::u64 seed, const machine::Chances *chances,
+                            machine::u64 patience) {
+    using namespace machine;
+    World world{Dice{seed | 1}, *chances};
+    for (u32 i = 0; i < 8; i++) world.dice.next();
+    std::vector<Stream> streams;
+    for (u32 rank = 0; rank < size; rank++) streams.push_back(Stream{ranks[rank]});
+    u64 turns = 0;
+    bool aborted = false;
+    for (;;) {
+        std::vector<Actor *> actors;
+        bool over = true;
+        for (Stream &stream : streams) {
+            stream.advance(world);
+            over = over && stream.is_over();
+            for (const auto &actor : stream.actors) actors.push_back(actor.get());
+        }
+        if (over) return aborted ? ABORTED : WELL;
+        if (actors.empty()) continue;
+        Actor &actor = *actors[world.dice.below(actors.size())];
+        if (actor.over) {
+            actor.block.commit_some();
+        } else {
+            const u64 count = 1 + world.dice.below(4 * actor.block.threads.size());
+            actor.run(count);
+            turns += count;
+        }
+        if (turns < patience) continue;
+        if (aborted) {
+            for (Actor *one : actors) one->abandon();
+            for (Stream &stream : streams) {
+                for (auto &one : stream.actors) one.release();
+            }
+            return STUCK;
+        }
+        aborted = true;
+        turns = 0;
+        const u64 word = 1;
+        for (u32 rank = 0; rank < size; rank++) {
+            world.commit(reinterpret_cast<u64>(ranks[rank].abort), reinterpret_cast<const u8 *>(&word), sizeof(word));
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! The exchange without a GPU: its plans and parameters as they are, its kernels compiled for processors, played in adversarial
+//! orders over memory that is as weak as a GPU's (`kernels/double`).
+
+mod play;
+mod world;
+
+use self::play::{Chances, Ending, Weakness};
+use self::world::{Case, Dice, Way, World};
+use super::*;
+
+/// Turns of a thread that no play needs.
+const PATIENCE: u64 = 40_000_000;
+
+const ADVERSE: [Chances; 3] = [
+    Chances { switch: 16, stale: 0, commit: 256, without: 0 },
+    Chances { switch: 64, stale: 64, commit: 24, without: 0 },
+    Chances { switch: 8, stale: 128, commit: 2, without: 0 },
+];
+
+/// Little of everything, so that short calls go by every protocol, in several rounds.
+fn table() -> Table {
+    let mut table = Table { blocks: 4, depth: 2, ..Table::default() };
+    for tuning in &mut table.tunings {
+        let bounds = Bounds { narrow: 600, wide: 1800, sharded: 4000 };
+        *tuning = Tuning {
+            slot: 4096,
+            wide: 4096,
+            tile_blocks: 2,
+            line_blocks: 2,
+            line_share: 256,
+            parts: 2,
+            line_part: 256,
+            tile_part: 1024,
+            move_slot: 4096,
+            allreduce: bounds,
+            reduce: bounds,
+            reduce_scatter: bounds,
+            broadcast: bounds,
+            swaps: bounds,
+            moves: bounds,
+            windows_from: WindowBounds { moves: 1, broadcast: 1, allreduce: 1, reduce_scatter: 1 },
+            ..*tuning
+        };
+    }
+    table
+}
+
+/// What is combined, as far as it is compiled for processors.
+const COMBINED: [(DataType, Operator); 7] = [
+    (DataType::F32, Operator::Sum),
+    (DataType::F32, Operator::Average),
+    (DataType::F32, Operator::PreMulSum(0.0)),
+    (DataType::Bf16, Operator::Sum),
+    (DataType::I32, Operator::Min),
+    (DataType::I32, Operator::Average),
+    (DataType::I32, Operator::BitXor),
+];
+
+/// A call of one of these kinds with `bytes` of input or of a part, as chance has it.
+fn any_call(dice: &mut Dice, size: u32, kinds: &[Kind], bytes: [u64; 2]) -> Case {
+    let kind = dice.one_of(kinds);
+    let (dtype, operator) =
+        if kind.reduces() { dice.one_of(&COMBINED) } else { (DataType::U8, Operator::Sum) };
+    let element = dtype.size() as u64;
+    let bytes = bytes[0] + dice.below(bytes[1] - bytes[0]);
+    Case {
+        dtype,
+        operator,
+        root: dice.below(size.into()) as u32,
+        in_place: dice.below(3) == 0,
+        skew: dice.one_of(&[0, 0, 16, element, 3 * element]),
+        max_blocks: dice.one_of(&[0, 0, 0, 1, 3]),
+        ..Case::new(kind, (bytes / element).max(1))
+    }
+}
+
+/// Plays some calls of a group, again and again, each time in another order.
+fn check(seeds: std::ops::Range<u64>, calls: impl Fn(&mut World, &mut Dice)) {
+    for seed in seeds {
+        let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        dice.next();
+        let mut world = World::new(dice.one_of(&[2, 2, 3, 3, 4]), table());
+        calls(&mut world, &mut dice);
+        let chances = &ADVERSE[(seed % 3) as usize];
+        let ending = world.play(seed, chances, PATIENCE);
+        assert_eq!(ending, Ending::Well, "seed {seed}: {:?}", world.records());
+        assert_eq!(world.differences(), Vec::<String>::new(), "seed {seed}");
+    }
+}
+
+const REDUCTIONS: [Kind; 4] = [Kind::Allreduce, Kind::Reduce, Kind::ReduceScatter, Kind::Broadcast];
+const MOVES: [Kind; 4] = [Kind::Allgather, Kind::Alltoall, Kind::Gather, Kind::Scatter];
+
+#[test]
+fn lines_bring_what_was_sent() {
+    check(0..12, |world, dice| {
+        for _ in 0..4 {
+            world.call(any_call(dice, world.size(), &REDUCTIONS, [1, 4000]), dice);
+        }
+    });
+}
+
+#[test]
+fn tiles_bring_what_was_sent() {
+    check(0..6, |world, dice| {
+        for _ in 0..2 {
+            world.call(any_call(dice, world.size(), &REDUCTIONS, [4001, 24_000]), dice);
+        }
+    });
+}
+
+#[test]
+fn moves_bring_what_was_sent() {
+    check(0..10, |world, dice| {
+        for bytes in [[1, 2000], [1800, 12_000]] {
+            world.call(any_call(dice, world.size(), &MOVES, bytes), dice);
+        }
+    });
+}
+
+#[test]
+fn sends_and_receives_of_a_group_meet_in_their_order() {
+    check(0..8, |world, dice| {
+        for _ in 0..2 {
+            let size = u64::from(world.size());
+            let mut rank = || dice.below(size) as u32;
+            let pairs: Vec<(u32, u32)> = (0..8).map(|_| (rank(), rank())).collect();
+            let bytes = |dice: &mut Dice| dice.one_of(&[1, 100, 600, 601, 1500, 5000, 12_000]);
+            let transfers: Vec<_> = pairs.into_iter().map(|(from, to)| (from, to, bytes(dice))).collect();
+            world.exchange(&transfers, dice);
+        }
+    });
+}
+
+/// A call in windows.
+fn any_windowed(dice: &mut Dice, size: u32, kinds: &[Kind]) -> Case {
+    let case = Case { way: Way::Windowed, ..any_call(dice, size, kinds, [1, 9000]) };
+    Case { in_place: case.in_place && case.kind != Kind::Alltoall, ..case }
+}
+
+const WINDOWED: [Kind; 5] =
+    [Kind::Allreduce, Kind::ReduceScatter, Kind::Broadcast, Kind::Allgather, Kind::Alltoall];
+
+#[test]
+fn calls_in_windows_reach_each_others_memory() {
+    check(0..10, |world, dice| {
+        for _ in 0..3 {
+            world.call(any_windowed(dice, world.size(), &WINDOWED), dice);
+        }
+    });
+}
+
+#[test]
+fn broadcasts_by_stages_bring_what_was_sent() {
+    check(0..10, |world, dice| {
+        for _ in 0..2 {
+            let stages = dice.one_of(&[Stages::One, Stages::Two]);
+            let way = Way::Pulled { stages, in_place: dice.below(2) == 0 };
+            let case = any_call(dice, world.size(), &[Kind::Broadcast], [1, 20_000]);
+            world.call(Case { way, ..case }, dice);
+        }
+    });
+}
+
+#[test]
+fn calls_of_all_kinds_follow_each_other() {
+    check(0..12, |world, dice| {
+        for _ in 0..5 {
+            let size = world.size();
+            let case = match dice.below(6) {
+                0 => any_windowed(dice, size, &WINDOWED),
+                1 => {
+                    let way = Way::Pulled { stages: Stages::Two, in_place: false };
+                    Case { way, ..any_call(dice, size, &[Kind::Broadcast], [1, 3000]) }
+                }
+                2 | 3 => any_call(dice, size, &MOVES, [1, 3000]),
+                _ => any_call(dice, size, &REDUCTIONS, [1, 6000]),
+            };
+            world.call(case, dice);
+        }
+    });
+}
+
+/// Everything that orders memory is needed: what plays find when it is left out.
+#[test]
+fn what_is_left_out_is_missed() {
+    type Calls = fn(&mut World, &mut Dice);
+    let tiles: Calls = |world, dice| {
+        let case = Case::new(Kind::Allreduce, 3000);
+        (0..2).for_each(|_| world.call(case, dice));
+    };
+    let moves: Calls = |world, dice| {
+        let case = Case { dtype: DataType::U8, ..Case::new(Kind::Alltoall, 12_000) };
+        (0..2).for_each(|_| world.call(case, dice));
+    };
+    let windows: Calls = |world, dice| {
+        let case = Case { way: Way::Windowed, ..Case::new(Kind::Allreduce, 4000) };
+        (0..2).for_each(|_| world.call(case, dice));
+    };
+    let passed_on: Calls = |world, dice| {
+        let case = Case { dtype: DataType::U8, ..Case::new(Kind::Broadcast, 30_000) };
+        world.call(Case { way: Way::Windowed, ..case }, dice);
+    };
+    let stages: Calls = |world, dice| {
+        let way = Way::Pulled { stages: Stages::Two, in_place: false };
+        let case = Case { dtype: DataType::U8, way, ..Case::new(Kind::Broadcast, 20_000) };
+        world.call(case, dice);
+    };
+    for (weakness, calls, name) in [
+        (Weakness::Release, tiles, "tiles"),
+        (Weakness::Release, moves, "moves"),
+        (Weakness::Release, passed_on, "passed on"),
+        (Weakness::Release, stages, "stages"),
+        (Weakness::Acquire, tiles, "tiles"),
+        (Weakness::Acquire, moves, "moves"),
+        (Weakness::Acquire, stages, "stages"),
+        (Weakness::TeamBarrier, tiles, "tiles"),
+        (Weakness::WarpBarrier, moves, "moves"),
+        (Weakness::BlockBarrier, passed_on, "passed on"),
+        (Weakness::BlockBarrier, stages, "stages"),
+        (Weakness::Fence, windows, "windows"),
+    ] {
+        let missed = (1..20).find(|&seed| {
+            let (mut dice, mut world) = (Dice(seed), World::new(3, table()));
+            calls(&mut world, &mut dice);
+            let chances = Chances { without: weakness as u32, ..ADVERSE[1 + (seed % 2) as usize] };
+            world.play(seed, &chances, PATIENCE) != Ending::Well || !world.differences().is_empty()
+        });
+        assert!(missed.is_some(), "{name} without {weakness:?}");
+    }
+}
+
+#[test]
+fn kernels_end_when_they_are_told_and_say_whom_they_waited_for() {
+    let pulled = Way::Pulled { stages: Stages::One, in_place: false };
+    let bytes = |kind, count| Case { dtype: DataType::U8, ..Case::new(kind, count) };
+    for case in [
+        Case::new(Kind::Allreduce, 100),
+        Case::new(Kind::Allreduce, 400),
+        Case::new(Kind::Allreduce, 900),
+        Case::new(Kind::Allreduce, 5000),
+        Case::new(Kind::ReduceScatter, 5000),
+        bytes(Kind::Allgather, 100),
+        bytes(Kind::Allgather, 1500),
+        bytes(Kind::Alltoall, 9000),
+        Case { way: Way::Windowed, ..Case::new(Kind::Allreduce, 5000) },
+        Case { way: pulled, ..bytes(Kind::Broadcast, 5000) },
+    ] {
+        let (mut dice, mut world) = (Dice(3), World::new(3, table()));
+        world.call(case, &mut dice);
+        world.call_without(case, 1 << 2, &mut dice);
+        assert_eq!(world.play(5, &ADVERSE[1], 3_000_000), Ending::Aborted, "{case:?}");
+        let waited: Vec<Option<u32>> =
+            world.records().iter().map(|record| record.map(|record| record.peer)).collect();
+        // A rank may wait for another that waits; nobody for itself.
+        assert!(waited[..2].contains(&Some(2)), "{case:?}: {:?}", world.records());
+        assert!(
+            (0..2).all(|rank| waited[rank as usize].is_some_and(|peer| peer != rank)),
+            "{case:?}: {:?}",
+            world.records()
+        );
+    }
+}
