@@ -1,6 +1,6 @@
 /*
  * libnccl.so.2 between processes, on host memory.
- *   nccl_ranks [collectives|groups|children|nonblocking|faults]
+ *   nccl_ranks [collectives|groups|nonblocking|faults]
  */
 
 #include <pthread.h>
@@ -191,57 +191,6 @@ static void groups(int rank, int size, ncclUniqueId id) {
     free(out);
 }
 
-/* ---- split and shrink */
-
-static void children(int rank, int size, ncclUniqueId id) {
-    ncclComm_t comm = meet(rank, size, id), half = NULL, reversed = NULL, rest = NULL;
-    int number = -1;
-    float x = (float)rank, y = -1;
-    /* By parity; the last rank takes no part. */
-    int color = rank == size - 1 ? NCCL_SPLIT_NOCOLOR : rank % 2;
-    CHECK_OK(ncclCommSplit(comm, color, 0, &half, NULL));
-    CHECK((half == NULL) == (rank == size - 1));
-    if (half != NULL) {
-        int members = 0, sum = 0;
-        for (int other = rank % 2; other < size - 1; other += 2) members++, sum += other;
-        CHECK_OK(ncclCommCount(half, &number));
-        CHECK(number == members);
-        CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, half, NULL));
-        CHECK(y == (float)sum);
-        CHECK_OK(ncclCommDestroy(half));
-    }
-    /* Two children at once, in a group; keys turn the order round. */
-    CHECK_OK(ncclGroupStart());
-    CHECK_OK(ncclCommSplit(comm, 3, -rank, &reversed, NULL));
-    CHECK_OK(ncclGroupEnd());
-    CHECK_OK(ncclCommUserRank(reversed, &number));
-    CHECK(number == size - 1 - rank);
-    x = (float)rank;
-    CHECK_OK(ncclBcast(&x, 1, ncclFloat, 0, reversed, NULL));
-    CHECK(x == (float)(size - 1));
-    CHECK_OK(ncclCommDestroy(reversed));
-    /* Without rank 0. */
-    int excluded[] = {0};
-    if (rank != 0) {
-        CHECK_FAILS(ncclInvalidArgument, "which is this one",
-                    ncclCommShrink(comm, &rank, 1, &rest, NULL, NCCL_SHRINK_DEFAULT));
-        CHECK_FAILS(ncclInvalidArgument, "shrinkFlags is 5", ncclCommShrink(comm, excluded, 1, &rest, NULL, 5));
-        CHECK(rest == NULL);
-        CHECK_OK(ncclCommShrink(comm, excluded, 1, &rest, NULL, NCCL_SHRINK_DEFAULT));
-        CHECK_OK(ncclCommUserRank(rest, &number));
-        CHECK(number == rank - 1);
-        x = 1;
-        CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, rest, NULL));
-        CHECK(y == (float)(size - 1));
-        CHECK_OK(ncclCommDestroy(rest));
-    }
-    /* The parent goes on. */
-    x = 1;
-    CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
-    CHECK(y == (float)size);
-    CHECK_OK(ncclCommDestroy(comm));
-}
-
 /* ---- communicators that do not block */
 
 static void nonblocking(int rank, int size, ncclUniqueId id) {
@@ -392,7 +341,6 @@ int main(int argc, char **argv) {
         if (WANTED("collectives")) nccl_ranks(size, 100, collectives);
         if (WANTED("groups")) nccl_ranks(size, 60, groups);
     }
-    if (WANTED("children")) nccl_ranks(4, 60, children);
     if (WANTED("nonblocking")) nccl_ranks(2, 60, nonblocking);
     if (WANTED("faults")) {
         nccl_ranks(3, 60, aborts);

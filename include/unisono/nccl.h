@@ -443,8 +443,8 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm,
 ncclResult_t pncclCommRevoke(ncclComm_t comm,
                             int revokeFlags);
 
-/// Writes to `*asyncError` what became of the communicator: ncclSuccess, ncclInProgress while it is being created or
-/// finalized, or the result of its first failure, on whichever rank that was. ncclGetLastError then has the text. Never
+/// Writes to `*asyncError` what became of the communicator: ncclSuccess, ncclInProgress while it is being created, split,
+/// shrunk or finalized in the background, or the result of its first failure, on whichever rank that was. ncclGetLastError then has the text. Never
 /// blocks.
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm,
                                    ncclResult_t *asyncError);

@@ -1,6 +1,6 @@
 //! Communicators: what a handle stands for, from the moment it is given out.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -11,9 +11,11 @@ use unisono::rendezvous::tcp_server::ServerHandle;
 
 use crate::abi::ncclComm_t;
 use crate::config::{Config, seconds};
-use crate::error::{Error, Result, fail};
+use crate::engine;
+use crate::error::{Error, Result, caught, fail};
 use crate::handle::Table;
 use crate::operator::Operators;
+use crate::order::Order;
 use crate::place::Place;
 
 /// All communicators of this process that have a handle.
@@ -40,6 +42,8 @@ pub(crate) struct Communicator {
     /// What came of meeting the others; unset while that is under way.
     met: OnceLock<Result<Context>>,
     phase: Mutex<Phase>,
+    /// Of what all ranks set up over it.
+    order: Arc<Order>,
     /// What was started on each stream last.
     started: Mutex<Vec<(usize, Work)>>,
     /// A group of this rank alone, for what it sends to itself.
@@ -76,6 +80,7 @@ impl Communicator {
             operators: Operators::default(),
             met: OnceLock::new(),
             phase: Mutex::new(Phase::Open),
+            order: Arc::default(),
             started: Mutex::default(),
             alone: OnceLock::new(),
             aborted: AtomicBool::new(false),
@@ -88,24 +93,34 @@ impl Communicator {
         self.servers.clone()
     }
 
-    /// Tells what came of meeting the others.
-    pub(crate) fn meet(&self, result: Result<Context>) {
-        if let Ok(context) = &result {
-            log::info!(
+    /// Meets the others by `meet`, which gives nothing if this rank turns out to have no part in it.
+    pub(crate) fn meet(&self, meet: impl FnOnce() -> Result<Option<Context>>) -> Result<()> {
+        let met = caught(|| {
+            let Some(context) = meet()? else { return Ok(None) };
+            context.limit_blocks(self.config.max_ctas.unwrap_or(0));
+            engine::connect(&context, self.place)?;
+            Ok(Some(context))
+        });
+        let Some(met) = met.transpose() else { return Ok(()) };
+        match &met {
+            Ok(context) => log::info!(
                 "rank {} of {} in '{}' on {:?}",
                 context.rank(),
                 context.size(),
                 context.name(),
                 self.place
-            );
+            ),
+            Err(error) => log::warn!("{error}"),
         }
+        let failed = met.as_ref().map(drop).map_err(Error::clone);
         // Set once: whoever makes a communicator meets for it once.
-        let _ = self.met.set(result);
-        if self.aborted.load(Ordering::SeqCst)
-            && let Some(Ok(context)) = self.met.get()
-        {
-            context.abort();
+        let _ = self.met.set(met);
+        // Against `abort`: either this sees that it was called, or that sees the group.
+        fence(Ordering::SeqCst);
+        if self.aborted.load(Ordering::Relaxed) {
+            self.abort();
         }
+        failed
     }
 
     /// What came of meeting the others, if that is known.
@@ -143,6 +158,11 @@ impl Communicator {
         }
     }
 
+    /// The order of what all ranks set up over it.
+    pub(crate) fn order(&self) -> &Arc<Order> {
+        &self.order
+    }
+
     /// Its phase, to look at or to change.
     pub(crate) fn phase(&self) -> MutexGuard<'_, Phase> {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
@@ -177,7 +197,8 @@ impl Communicator {
 
     /// Ends everything that runs, here at once and soon on the other ranks. Waits for nobody.
     pub(crate) fn abort(&self) {
-        self.aborted.store(true, Ordering::SeqCst);
+        self.aborted.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
         if let Some(Ok(context)) = self.met.get() {
             context.abort();
         }
@@ -195,22 +216,29 @@ impl Communicator {
         started.extend(works.map(|work| (stream, work)));
     }
 
-    /// Whether everything that was started has ended.
+    /// Whether everything that was started has ended, also what others need of this rank to set up their children.
     pub(crate) fn idle(&self) -> bool {
+        if !self.order.is_idle() {
+            return false;
+        }
         let mut started = self.started();
         started.retain(|(_, work)| work.test().is_none());
         // What the driver cannot tell any more does not run.
         started.is_empty() && self.group().map_or(true, |context| context.is_settled().unwrap_or(true))
     }
 
-    /// Waits for everything that was started.
+    /// Waits for everything that was started, as [`Communicator::idle`] says.
     pub(crate) fn drain(&self, deadline: Deadline) -> Result<()> {
+        let in_time = self.order.drain(deadline);
         let started = std::mem::take(&mut *self.started());
         // All are waited for, also when one has failed; each ends by its own deadline, or when somebody aborts.
         let mut results: Vec<_> =
             started.into_iter().map(|(_, work)| work.wait(deadline).map(drop)).collect();
         if let Ok(context) = self.group() {
             results.push(context.settle(deadline));
+        }
+        if !in_time {
+            fail!(Timeout, "a child of the communicator is still being made");
         }
         results.into_iter().collect()
     }

@@ -3,17 +3,17 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use unisono::communicator::{Context, Options, Rendezvous};
+use unisono::communicator::{Options, Rendezvous};
 use unisono::rendezvous::hash::HashStore;
 use unisono::rendezvous::store::Store;
 
 use crate::abi::{ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId};
-use crate::communicator::{self, COMMUNICATORS, Communicator, Phase, meeting_timeout};
+use crate::communicator::{self, Communicator, Phase, meeting_timeout};
 use crate::config::Config;
-use crate::engine;
 use crate::error::{Result, fail, guard, out};
-use crate::group::{self, Joining, in_group};
+use crate::group::{self, in_group};
 use crate::place::{Place, device_count};
+use crate::setup::{Joining, Ranks};
 use crate::unique_id;
 
 /// The colour of a rank that joins no child in ncclCommSplit.
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn ncclCommInitAll(
         // Nothing can be refused any more.
         let joinings = joinings.into_iter().map(|(communicator, place, options)| {
             // SAFETY: as above.
-            unsafe { joining(communicator, place, move || Context::create(options).map(Some)) }
+            unsafe { Joining::new(communicator, place, Ranks::Of(options)) }
         });
         group::join_all(joinings.collect())
     })
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn ncclCommSplit(
 ) -> ncclResult_t {
     in_group(|| {
         let parent = communicator::find(comm)?;
-        let context = parent.open_group()?.clone();
+        parent.open_group()?;
         // SAFETY: the contract of the header: NULL or writable.
         unsafe { out(newcomm, "newcomm") }?;
         let color = match u32::try_from(color) {
@@ -162,14 +162,9 @@ pub unsafe extern "C" fn ncclCommSplit(
         // SAFETY: the contract of the header: NULL or a config.
         let config = unsafe { Config::parse(config, &parent.config) }?;
         let child = Communicator::new(parent.place, config, parent.servers());
-        let meet = move || context.split(color, i64::from(key));
+        let ranks = Ranks::Alike(parent, color, key.into());
         // SAFETY: checked above.
-        let mut joining = unsafe { joining(child, newcomm, meet) };
-        if color.is_none() {
-            // It takes part in the splitting, and in nothing after that.
-            joining.give_up_handle();
-        }
-        group::join(joining)
+        group::join(unsafe { Joining::new(child, newcomm, ranks) })
     })
 }
 
@@ -187,7 +182,7 @@ pub unsafe extern "C" fn ncclCommShrink(
 ) -> ncclResult_t {
     in_group(|| {
         let parent = communicator::find(comm)?;
-        let context = parent.group()?.clone();
+        let context = parent.group()?;
         // SAFETY: the contract of the header: NULL or writable.
         unsafe { out(newcomm, "newcomm") }?;
         let count = match usize::try_from(excludeRanksCount) {
@@ -225,10 +220,9 @@ pub unsafe extern "C" fn ncclCommShrink(
             ),
         }
         let child = Communicator::new(parent.place, config, parent.servers());
-        let name = format!("{}/shrunk", context.name());
-        let meet = move || context.regroup(&name, &ranks).map(Some);
+        let ranks = Ranks::Remaining(parent, ranks);
         // SAFETY: checked above.
-        group::join(unsafe { joining(child, newcomm, meet) })
+        group::join(unsafe { Joining::new(child, newcomm, ranks) })
     })
 }
 
@@ -291,7 +285,7 @@ unsafe fn from_ids(
     let communicator = Communicator::new(here, config, servers);
     let options = options(rank, size, Rendezvous::Id(meeting), &communicator.config);
     // SAFETY: this function's contract; not NULL.
-    group::join(unsafe { joining(communicator, place, move || Context::create(options).map(Some)) })
+    group::join(unsafe { Joining::new(communicator, place, Ranks::Of(options)) })
 }
 
 fn options(rank: u32, size: u32, rendezvous: Rendezvous, config: &Config) -> Options {
@@ -312,30 +306,6 @@ fn options(rank: u32, size: u32, rendezvous: Rendezvous, config: &Config) -> Opt
 fn host() -> Option<String> {
     let ours = std::env::var_os("UNISONO_HOST").is_some();
     std::env::var("NCCL_HOSTID").ok().filter(|name| !ours && !name.is_empty())
-}
-
-/// Gives a communicator its handle, so that it can be polled and aborted while it meets the others.
-///
-/// # Safety
-/// `place` is writable until the thread's group ends.
-unsafe fn joining(
-    communicator: Arc<Communicator>,
-    place: *mut ncclComm_t,
-    meet: impl FnOnce() -> Result<Option<Context>> + Send + 'static,
-) -> Joining {
-    let handle = COMMUNICATORS.insert(communicator.clone());
-    let (here, max_ctas) = (communicator.place, communicator.config.max_ctas);
-    let meet = move || {
-        let context = meet()?;
-        if let Some(context) = &context {
-            context.limit_blocks(max_ctas.unwrap_or(0));
-            engine::connect(context, here)?;
-        }
-        Ok(context)
-    };
-    // SAFETY: this function's contract.
-    unsafe { place.write(handle) };
-    Joining { communicator, handle, place, meet: Box::new(meet) }
 }
 
 /// The ranks that are left, of which this is one.

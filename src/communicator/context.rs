@@ -152,8 +152,14 @@ impl Context {
     /// Collective over this group: a child group for each colour, ranks ordered by key, then by rank here.
     /// `None`: this rank takes part in no child.
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Context>> {
+        self.begin_split(color, key)?.map(Child::meet).transpose()
+    }
+
+    /// The first half of [`Context::split`]: what all ranks of this group do, in the same order if they split it several
+    /// times. The members of the child have yet to meet.
+    pub fn begin_split(&self, color: Option<u32>, key: i64) -> Result<Option<Child>> {
         let Place::Group(group) = &self.0.place else {
-            return Ok(color.map(|color| self.solo_child(&format!("{}/{color}", self.0.name))));
+            return Ok(color.map(|color| self.child(format!("{}/{color}", self.0.name), vec![0])));
         };
         // Colour (with one bit for "none") and key of each rank.
         let mine = [color.map_or(u64::MAX, u64::from), key as u64];
@@ -166,8 +172,8 @@ impl Context {
             .map(|(rank, [_, key])| (*key as i64, rank as u32))
             .collect();
         ranks.sort_unstable();
-        let ranks: Vec<u32> = ranks.into_iter().map(|(_, rank)| rank).collect();
-        self.child(group, format!("{}/{color}", self.0.name), &ranks).map(Some)
+        let ranks = ranks.into_iter().map(|(_, rank)| rank).collect();
+        Ok(Some(self.child(format!("{}/{color}", self.0.name), ranks)))
     }
 
     /// A named child group of the listed ranks, in that order; called by its members only. Another rank's call is
@@ -182,6 +188,11 @@ impl Context {
     /// As [`Context::group`], also when this group has failed: the listed ranks, which are alive, go on without the
     /// others.
     pub fn regroup(&self, name: &str, ranks: &[u32]) -> Result<Context> {
+        self.begin_regroup(name, ranks)?.meet()
+    }
+
+    /// The first half of [`Context::regroup`], in the same order on all members, as [`Context::begin_split`]. Waits for nobody.
+    pub fn begin_regroup(&self, name: &str, ranks: &[u32]) -> Result<Child> {
         let size = self.size();
         if ranks.is_empty() {
             fail!(InvalidArgument, "group '{name}' has no ranks");
@@ -201,10 +212,7 @@ impl Context {
         if !ranks.contains(&self.rank()) {
             fail!(NotMember, "rank {} of '{}' is not a member of group '{name}'", self.rank(), self.0.name);
         }
-        match &self.0.place {
-            Place::Solo => Ok(self.solo_child(name)),
-            Place::Group(group) => self.child(group, name.to_string(), ranks),
-        }
+        Ok(self.child(name.to_string(), ranks.to_vec()))
     }
 
     /// Collective: the same ranks, independent operations.
@@ -213,29 +221,11 @@ impl Context {
         self.group(&format!("{}+", self.0.name), &ranks)
     }
 
-    fn solo_child(&self, name: &str) -> Context {
-        Context::new(name.to_string(), Place::Solo, None)
-    }
-
-    fn child(&self, parent: &Arc<Group>, name: String, ranks: &[u32]) -> Result<Context> {
-        let count = {
-            let mut children = lock(&self.0.children);
-            let count = children.entry((name.clone(), ranks.to_vec())).or_insert(0);
-            *count += 1;
-            *count
-        };
-        let members: Arc<[u32]> = ranks.iter().map(|&rank| parent.members()[rank as usize]).collect();
-        if members.len() == 1 {
-            return Ok(Context::new(name, Place::Solo, None));
-        }
-        // PROOF: both callers have checked that this rank is among them.
-        let own = ranks.iter().position(|&rank| rank == parent.rank()).unwrap_or(0) as u32;
-        let id = child_id(parent.id(), &name, &members, count);
-        let endpoint = parent.endpoint().clone();
-        let group = Group::new(endpoint, id, name.clone(), own, members, parent.timeout());
-        let child = Context::new(name, Place::Group(group), self.0._store.clone());
-        child.limit_blocks(self.max_blocks());
-        child.settled()
+    fn child(&self, name: String, ranks: Vec<u32>) -> Child {
+        let mut children = lock(&self.0.children);
+        let count = children.entry((name.clone(), ranks.clone())).or_insert(0);
+        *count += 1;
+        Child { parent: self.clone(), name, ranks, count: *count }
     }
 
     /// Sets up what the members of a new group have to set up together.
@@ -301,6 +291,36 @@ impl Context {
         let mut checked = Checked::new(request, group.rank(), group.size())?;
         let (plan, _) = self.0.plans.plan(&mut checked, &Call::default(), self.seat())?;
         Ok((checked.signature, plan))
+    }
+}
+
+/// A child group that is agreed on: this rank is a member.
+pub struct Child {
+    parent: Context,
+    name: String,
+    /// Of the parent, in the child's order.
+    ranks: Vec<u32>,
+    /// How many of the same name and members there have been, with this one.
+    count: u32,
+}
+
+impl Child {
+    /// Meets the other members; the second half of [`Context::split`] and [`Context::regroup`].
+    pub fn meet(self) -> Result<Context> {
+        let Child { parent, name, ranks, count } = self;
+        let group = match &parent.0.place {
+            Place::Group(group) if ranks.len() > 1 => group,
+            _ => return Ok(Context::new(name, Place::Solo, None)),
+        };
+        let members: Arc<[u32]> = ranks.iter().map(|&rank| group.members()[rank as usize]).collect();
+        // PROOF: whoever makes a child has checked that this rank is among them.
+        let own = ranks.iter().position(|&rank| rank == group.rank()).unwrap_or(0) as u32;
+        let id = child_id(group.id(), &name, &members, count);
+        let endpoint = group.endpoint().clone();
+        let group = Group::new(endpoint, id, name.clone(), own, members, group.timeout());
+        let child = Context::new(name, Place::Group(group), parent.0._store.clone());
+        child.limit_blocks(parent.max_blocks());
+        child.settled()
     }
 }
 
