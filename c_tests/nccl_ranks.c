@@ -334,6 +334,27 @@ static void revocations(int rank, int size, ncclUniqueId id) {
     CHECK_OK(ncclCommDestroy(comm));
 }
 
+/* Of a group's communicators some do not meet: the client has the others, and none of those. */
+static void half_a_group(int rank, int size, ncclUniqueId id) {
+    ncclComm_t comm = meet(rank, size, id), failed = NULL, first = NULL, good = NULL, last = NULL;
+    float x[2] = {1, 1}, y[2] = {0};
+    CHECK_OK(ncclCommSplit(comm, 0, rank, &failed, NULL));
+    size_t count = rank == 1 ? 2 : 1;
+    CHECK_FAILS(ncclInvalidUsage, "differs", ncclAllReduce(x, y, count, ncclFloat, ncclSum, failed, NULL));
+    CHECK_OK(ncclGroupStart());
+    CHECK_OK(ncclCommSplit(failed, 0, rank, &first, NULL));
+    CHECK_OK(ncclCommSplit(comm, 0, rank, &good, NULL));
+    CHECK_OK(ncclCommSplit(failed, 0, rank, &last, NULL));
+    CHECK(first != NULL && last != NULL);
+    CHECK_FAILS(ncclInvalidUsage, "failed before", ncclGroupEnd());
+    CHECK(first == NULL && last == NULL && good != NULL);
+    CHECK_OK(ncclAllReduce(x, y, 1, ncclFloat, ncclSum, good, NULL));
+    CHECK(y[0] == (float)size);
+    CHECK_OK(ncclCommDestroy(good));
+    CHECK_OK(ncclCommDestroy(failed));
+    CHECK_OK(ncclCommDestroy(comm));
+}
+
 int main(int argc, char **argv) {
     const char *only = argc > 1 ? argv[1] : "";
 #define WANTED(name) (*only == '\0' || strcmp(only, name) == 0)
@@ -347,6 +368,7 @@ int main(int argc, char **argv) {
         nccl_ranks(3, 60, mismatches);
         nccl_ranks_but(3, 60, deaths, 2);
         nccl_ranks(3, 60, revocations);
+        nccl_ranks(2, 60, half_a_group);
     }
     return 0;
 }
