@@ -12,7 +12,7 @@ use unisono::rendezvous::tcp_server::ServerHandle;
 use crate::abi::ncclComm_t;
 use crate::config::{Config, seconds};
 use crate::engine;
-use crate::error::{Error, Result, caught, fail};
+use crate::error::{Error, Result, Status, caught, fail};
 use crate::handle::Table;
 use crate::operator::Operators;
 use crate::order::Order;
@@ -23,15 +23,23 @@ pub(crate) static COMMUNICATORS: Table<Communicator> = Table::new();
 
 /// The communicator behind a handle.
 pub(crate) fn find(comm: ncclComm_t) -> Result<Arc<Communicator>> {
-    match COMMUNICATORS.find(comm) {
-        Some(communicator) => Ok(communicator),
-        None if comm.is_null() => fail!(InvalidArgument, "comm is NULL"),
-        None => fail!(
-            InvalidArgument,
+    COMMUNICATORS.find(comm).ok_or_else(|| unknown(comm))
+}
+
+/// The communicator behind a handle, which is none any more.
+pub(crate) fn take(comm: ncclComm_t) -> Result<Arc<Communicator>> {
+    COMMUNICATORS.take(comm).ok_or_else(|| unknown(comm))
+}
+
+fn unknown(comm: ncclComm_t) -> Error {
+    let text = match comm.is_null() {
+        true => "comm is NULL".to_owned(),
+        false => format!(
             "comm ({:#x}) is no communicator: it was destroyed or aborted before, or never created",
             comm.addr()
         ),
-    }
+    };
+    Error::new(Status::InvalidArgument, text)
 }
 
 /// One rank's communicator. It has a handle before it has met the others, so that they may be met in the background.
@@ -44,8 +52,10 @@ pub(crate) struct Communicator {
     phase: Mutex<Phase>,
     /// Of what all ranks set up over it.
     order: Arc<Order>,
-    /// What was started on each stream last.
+    /// What was started on each stream last, and what the host has a part in.
     started: Mutex<Vec<(usize, Work)>>,
+    /// The first failure among that: a message's is not the group's.
+    lost: OnceLock<Error>,
     /// A group of this rank alone, for what it sends to itself.
     alone: OnceLock<Context>,
     /// Whether it was aborted before it had met the others.
@@ -65,6 +75,24 @@ pub(crate) enum Phase {
     Revoked,
 }
 
+impl Phase {
+    /// Refuses what needs everything of a communicator.
+    pub(crate) fn check_open(self, context: &Context) -> Result<()> {
+        if self == Phase::Revoked {
+            fail!(InvalidUsage, "'{}' was revoked: it can only be shrunk or destroyed now", context.name());
+        }
+        self.check_unfinished(context)
+    }
+
+    /// Refuses what can still be done when a communicator was revoked, but not when it was finalized.
+    pub(crate) fn check_unfinished(self, context: &Context) -> Result<()> {
+        if self == Phase::Finalized {
+            fail!(InvalidUsage, "'{}' was finalized: it can only be destroyed now", context.name());
+        }
+        Ok(())
+    }
+}
+
 /// How long the ranks of a new communicator wait for each other, if UNISONO_NCCL_TIMEOUT does not say.
 const MEETING: Duration = Duration::from_secs(600);
 /// Seconds that an operation may take, and that ranks wait for each other. Without it an operation takes as long as it
@@ -82,6 +110,7 @@ impl Communicator {
             phase: Mutex::new(Phase::Open),
             order: Arc::default(),
             started: Mutex::default(),
+            lost: OnceLock::new(),
             alone: OnceLock::new(),
             aborted: AtomicBool::new(false),
             servers,
@@ -143,19 +172,8 @@ impl Communicator {
     /// The group, for a call.
     pub(crate) fn open_group(&self) -> Result<&Context> {
         let context = self.group()?;
-        match *self.phase() {
-            Phase::Open => Ok(context),
-            Phase::Finalized => {
-                fail!(InvalidUsage, "'{}' was finalized: it can only be destroyed now", context.name())
-            }
-            Phase::Revoked => {
-                fail!(
-                    InvalidUsage,
-                    "'{}' was revoked: it can only be shrunk or destroyed now",
-                    context.name()
-                )
-            }
-        }
+        self.phase().check_open(context)?;
+        Ok(context)
     }
 
     /// The order of what all ranks set up over it.
@@ -173,7 +191,10 @@ impl Communicator {
         match self.met.get()? {
             Err(error) => Some(error.clone()),
             Ok(_) if *self.phase() == Phase::Revoked => None,
-            Ok(context) => context.failure(),
+            Ok(context) => context.failure().or_else(|| {
+                self.started().retain(|(_, work)| !self.has_ended(work));
+                self.lost.get().cloned()
+            }),
         }
     }
 
@@ -212,8 +233,17 @@ impl Communicator {
             return;
         }
         let mut started = self.started();
-        started.retain(|(other, _)| *other != stream);
+        started.retain(|(other, work)| *other != stream || work.is_hosted() && !self.has_ended(work));
         started.extend(works.map(|work| (stream, work)));
+    }
+
+    /// Whether a work has ended; notes how, if that is not well.
+    fn has_ended(&self, work: &Work) -> bool {
+        let ended = work.test();
+        if let Some(Err(error)) = &ended {
+            let _ = self.lost.set(error.clone());
+        }
+        ended.is_some()
     }
 
     /// Whether everything that was started has ended, also what others need of this rank to set up their children.
@@ -222,7 +252,7 @@ impl Communicator {
             return false;
         }
         let mut started = self.started();
-        started.retain(|(_, work)| work.test().is_none());
+        started.retain(|(_, work)| !self.has_ended(work));
         // What the driver cannot tell any more does not run.
         started.is_empty() && self.group().map_or(true, |context| context.is_settled().unwrap_or(true))
     }
@@ -236,6 +266,9 @@ impl Communicator {
             started.into_iter().map(|(_, work)| work.wait(deadline).map(drop)).collect();
         if let Ok(context) = self.group() {
             results.push(context.settle(deadline));
+        }
+        if let Some(error) = self.lost.get() {
+            return Err(error.clone());
         }
         if !in_time {
             fail!(Timeout, "a child of the communicator is still being made");
@@ -261,4 +294,73 @@ pub(crate) fn operation_timeout() -> Duration {
 fn given_timeout() -> Option<Duration> {
     static GIVEN: OnceLock<Option<Duration>> = OnceLock::new();
     *GIVEN.get_or_init(|| seconds(TIMEOUT_VARIABLE))
+}
+
+#[cfg(test)]
+mod tests {
+    use unisono::collective::request::{Counts, Kind, Request};
+    use unisono::communicator::Call;
+    use unisono::reduce::{DataType, Operator};
+
+    use super::*;
+
+    fn pair(rank: u32, store: Arc<HashStore>) -> Context {
+        let options = Options {
+            rank,
+            size: 2,
+            rendezvous: Rendezvous::Store(store),
+            name: "pair".into(),
+            timeout: Duration::from_secs(30),
+            interface: None,
+            transports: None,
+            host: None,
+        };
+        Context::create(options).expect("the ranks meet")
+    }
+
+    fn message(context: &Context, kind: Kind, bytes: &mut [u8]) -> Work {
+        let request = Request {
+            kind,
+            input: bytes.as_ptr(),
+            output: bytes.as_mut_ptr(),
+            counts: Counts::Uniform(bytes.len() as u64),
+            dtype: DataType::U8,
+            operator: Operator::Sum,
+            root: 1 - context.rank(),
+        };
+        // SAFETY: the callers keep the bytes until the work has ended.
+        unsafe { context.start(&request, &Call::default()) }.expect("a message is started")
+    }
+
+    /// A message that fails does not fail its group, and its stream goes on: nobody else would tell.
+    #[test]
+    fn the_failure_of_a_message_is_the_communicators() {
+        let store = Arc::new(HashStore::new());
+        std::thread::scope(|scope| {
+            let sender = scope.spawn(|| {
+                let context = pair(1, store.clone());
+                let mut long = [7; 8];
+                let _ = message(&context, Kind::Send, &mut long).wait(Deadline::NEVER);
+                let mut short = [8; 4];
+                let sent = message(&context, Kind::Send, &mut short).wait(Deadline::NEVER);
+                sent.expect("a message of the right length");
+                context
+            });
+            let communicator = Communicator::new(Place::Host(0), Config::unset(), Vec::new());
+            communicator.meet(|| Ok(Some(pair(0, store.clone())))).expect("the ranks meet");
+            let context = communicator.group().expect("they have met");
+            let (mut first, mut second) = ([0; 4], [0; 4]);
+            // The second is behind the first on its stream, and well.
+            let works = [&mut first, &mut second].map(|bytes| message(context, Kind::Receive, bytes));
+            for work in &works {
+                communicator.keep(5, [work.clone()]);
+            }
+            let _stays = sender.join().expect("no panic");
+            let results = works.map(|work| work.wait(Deadline::NEVER));
+            assert!(results[0].is_err() && results[1].is_ok(), "{results:?}");
+            assert!(context.failure().is_none());
+            assert_eq!(communicator.failure().as_ref(), results[0].as_ref().err());
+            assert!(communicator.drain(Deadline::NEVER).is_err() && communicator.idle());
+        });
+    }
 }

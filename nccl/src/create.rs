@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use unisono::communicator::{Options, Rendezvous};
+use unisono::engine::bootstrap::MAX_RANKS;
 use unisono::rendezvous::hash::HashStore;
 use unisono::rendezvous::store::Store;
 
@@ -94,10 +95,7 @@ pub unsafe extern "C" fn ncclCommInitAll(
         if comm.is_null() {
             fail!(InvalidArgument, "comm is NULL");
         }
-        let size = match u32::try_from(ndev) {
-            Ok(size) if size > 0 => size,
-            _ => fail!(InvalidArgument, "ndev is {ndev}; a group has one rank or more"),
-        };
+        let size = size("ndev", ndev)?;
         if let Some(count) = device_count()?
             && size > count
         {
@@ -185,11 +183,13 @@ pub unsafe extern "C" fn ncclCommShrink(
         let context = parent.group()?;
         // SAFETY: the contract of the header: NULL or writable.
         unsafe { out(newcomm, "newcomm") }?;
+        let size = context.size();
         let count = match usize::try_from(excludeRanksCount) {
-            Ok(count) if count > 0 => count,
+            // This rank is none of them.
+            Ok(count) if count > 0 && count < size as usize => count,
             _ => fail!(
                 InvalidArgument,
-                "excludeRanksCount is {excludeRanksCount}; one rank or more is left out"
+                "excludeRanksCount is {excludeRanksCount}; of {size} ranks one or more are left out, but not all"
             ),
         };
         if excludeRanksList.is_null() {
@@ -197,27 +197,24 @@ pub unsafe extern "C" fn ncclCommShrink(
         }
         // SAFETY: the contract of the header: as many ranks.
         let excluded = unsafe { std::slice::from_raw_parts(excludeRanksList, count) };
-        let ranks = remaining(excluded, context.rank(), context.size())?;
+        let ranks = remaining(excluded, context.rank(), size)?;
         // SAFETY: the contract of the header: NULL or a config.
         let config = unsafe { Config::parse(config, &parent.config) }?;
-        match (shrinkFlags, *parent.phase()) {
-            (NCCL_SHRINK_DEFAULT | NCCL_SHRINK_ABORT, Phase::Finalized) => {
-                fail!(InvalidUsage, "'{}' was finalized: it can only be destroyed now", context.name())
-            }
-            (NCCL_SHRINK_ABORT, _) => parent.abort(),
-            (NCCL_SHRINK_DEFAULT, Phase::Revoked) => {}
-            (NCCL_SHRINK_DEFAULT, Phase::Open) => {
-                if let Some(error) = context.failure() {
-                    return Err(error.context(format!(
-                        "'{}' has failed, and shrinks with NCCL_SHRINK_ABORT only",
-                        context.name()
-                    )));
-                }
-            }
-            _ => fail!(
+        if ![NCCL_SHRINK_DEFAULT, NCCL_SHRINK_ABORT].contains(&shrinkFlags) {
+            fail!(
                 InvalidArgument,
                 "shrinkFlags is {shrinkFlags}; it is NCCL_SHRINK_DEFAULT (0) or NCCL_SHRINK_ABORT (1)"
-            ),
+            );
+        }
+        let phase = *parent.phase();
+        phase.check_unfinished(context)?;
+        if shrinkFlags == NCCL_SHRINK_ABORT {
+            parent.abort();
+        } else if let (Phase::Open, Some(error)) = (phase, context.failure()) {
+            return Err(error.context(format!(
+                "'{}' has failed, and shrinks with NCCL_SHRINK_ABORT only",
+                context.name()
+            )));
         }
         let child = Communicator::new(parent.place, config, parent.servers());
         let ranks = Ranks::Remaining(parent, ranks);
@@ -268,10 +265,7 @@ unsafe fn from_ids(
 ) -> Result<ncclResult_t> {
     // SAFETY: this function's contract.
     unsafe { out(place, "comm") }?;
-    let size = match u32::try_from(nranks) {
-        Ok(size) if size > 0 => size,
-        _ => fail!(InvalidArgument, "nranks is {nranks}; a group has one rank or more"),
-    };
+    let size = size("nranks", nranks)?;
     let rank = match u32::try_from(rank) {
         Ok(rank) if rank < size => rank,
         _ => fail!(InvalidArgument, "rank is {rank}; a group of {nranks} has ranks 0 to {}", nranks - 1),
@@ -286,6 +280,14 @@ unsafe fn from_ids(
     let options = options(rank, size, Rendezvous::Id(meeting), &communicator.config);
     // SAFETY: this function's contract; not NULL.
     group::join(unsafe { Joining::new(communicator, place, Ranks::Of(options)) })
+}
+
+/// How many ranks a group is to have.
+fn size(name: &str, given: c_int) -> Result<u32> {
+    match u32::try_from(given) {
+        Ok(size) if (1..=MAX_RANKS).contains(&size) => Ok(size),
+        _ => fail!(InvalidArgument, "{name} is {given}; a group has 1 to {MAX_RANKS} ranks"),
+    }
 }
 
 fn options(rank: u32, size: u32, rendezvous: Rendezvous, config: &Config) -> Options {
