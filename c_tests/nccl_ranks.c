@@ -276,6 +276,29 @@ static void aborts(int rank, int size, ncclUniqueId id) {
     }
 }
 
+static ncclComm_t lonely;
+
+static void *abort_lonely(void *unused) {
+    (void)unused;
+    sleep_ms(100);
+    CHECK_OK(ncclCommAbort(lonely));
+    return NULL;
+}
+
+/* A communicator that nobody else joins is aborted while its creation blocks. */
+static void abort_of_a_creation(int rank, int size, ncclUniqueId id) {
+    pthread_t thread;
+    if (rank != 0) return;
+    CHECK_OK(ncclGroupStart());
+    CHECK_OK(ncclCommInitRank(&lonely, size, id, rank));
+    CHECK(pthread_create(&thread, NULL, abort_lonely, NULL) == 0);
+    double start = seconds_now();
+    CHECK_FAILS(ncclRemoteError, "was aborted", ncclGroupEnd());
+    CHECK(seconds_now() - start < 20);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(lonely == NULL);
+}
+
 /* All ranks learn what the odd one called, and the process goes on with another communicator. */
 static void mismatches(int rank, int size, ncclUniqueId id) {
     ncclComm_t comm = meet(rank, size, id), rest = NULL;
@@ -365,6 +388,7 @@ int main(int argc, char **argv) {
     if (WANTED("nonblocking")) nccl_ranks(2, 60, nonblocking);
     if (WANTED("faults")) {
         nccl_ranks(3, 60, aborts);
+        nccl_ranks(2, 60, abort_of_a_creation);
         nccl_ranks(3, 60, mismatches);
         nccl_ranks_but(3, 60, deaths, 2);
         nccl_ranks(3, 60, revocations);

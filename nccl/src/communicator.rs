@@ -1,7 +1,6 @@
 //! Communicators: what a handle stands for, from the moment it is given out.
 
-use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use unisono::communicator::{Context, Options, Rendezvous, Work};
@@ -58,10 +57,17 @@ pub(crate) struct Communicator {
     lost: OnceLock<Error>,
     /// A group of this rank alone, for what it sends to itself.
     alone: OnceLock<Context>,
-    /// Whether it was aborted before it had met the others.
-    aborted: AtomicBool,
+    meeting: Mutex<Meeting>,
+    changed: Condvar,
     /// Serve the unique ids that it was made from, if this process made them.
     servers: Vec<Arc<ServerHandle>>,
+}
+
+/// How far meeting the others has come.
+#[derive(Default)]
+struct Meeting {
+    over: bool,
+    aborted: bool,
 }
 
 /// What may still be done with a communicator.
@@ -112,7 +118,8 @@ impl Communicator {
             started: Mutex::default(),
             lost: OnceLock::new(),
             alone: OnceLock::new(),
-            aborted: AtomicBool::new(false),
+            meeting: Mutex::default(),
+            changed: Condvar::new(),
             servers,
         })
     }
@@ -123,33 +130,40 @@ impl Communicator {
     }
 
     /// Meets the others by `meet`, which gives nothing if this rank turns out to have no part in it.
-    pub(crate) fn meet(&self, meet: impl FnOnce() -> Result<Option<Context>>) -> Result<()> {
+    pub(crate) fn meet(&self, meet: impl FnOnce() -> Result<Option<Context>>) {
         let met = caught(|| {
             let Some(context) = meet()? else { return Ok(None) };
             context.limit_blocks(self.config.max_ctas.unwrap_or(0));
             engine::connect(&context, self.place)?;
+            let (rank, size, name) = (context.rank(), context.size(), context.name());
+            log::info!("rank {rank} of {size} in '{name}' on {:?}", self.place);
             Ok(Some(context))
         });
-        let Some(met) = met.transpose() else { return Ok(()) };
-        match &met {
-            Ok(context) => log::info!(
-                "rank {} of {} in '{}' on {:?}",
-                context.rank(),
-                context.size(),
-                context.name(),
-                self.place
-            ),
-            Err(error) => log::warn!("{error}"),
+        if let Err(error) = &met {
+            log::warn!("{error}");
         }
-        let failed = met.as_ref().map(drop).map_err(Error::clone);
-        // Set once: whoever makes a communicator meets for it once.
-        let _ = self.met.set(met);
-        // Against `abort`: either this sees that it was called, or that sees the group.
-        fence(Ordering::SeqCst);
-        if self.aborted.load(Ordering::Relaxed) {
+        if let Some(met) = met.transpose() {
+            // Set once: whoever makes a communicator meets for it once.
+            let _ = self.met.set(met);
+        }
+        let mut meeting = self.meeting();
+        meeting.over = true;
+        let aborted = meeting.aborted;
+        drop(meeting);
+        self.changed.notify_all();
+        if aborted {
             self.abort();
         }
-        failed
+    }
+
+    /// Waits until it has met the others, which has a deadline of its own, or is aborted.
+    pub(crate) fn wait(&self) -> Result<()> {
+        let underway = |meeting: &mut Meeting| !meeting.over && !meeting.aborted;
+        let meeting = self.changed.wait_while(self.meeting(), underway);
+        if meeting.unwrap_or_else(PoisonError::into_inner).aborted {
+            fail!(Aborted, "the communicator was aborted while it met the other ranks");
+        }
+        self.met.get().map_or(Ok(()), |met| met.as_ref().map(drop).map_err(Error::clone))
     }
 
     /// What came of meeting the others, if that is known.
@@ -218,8 +232,9 @@ impl Communicator {
 
     /// Ends everything that runs, here at once and soon on the other ranks. Waits for nobody.
     pub(crate) fn abort(&self) {
-        self.aborted.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        // Under the lock: whoever meets either sees this, or has let the group be seen here.
+        self.meeting().aborted = true;
+        self.changed.notify_all();
         if let Some(Ok(context)) = self.met.get() {
             context.abort();
         }
@@ -274,6 +289,10 @@ impl Communicator {
             fail!(Timeout, "a child of the communicator is still being made");
         }
         results.into_iter().collect()
+    }
+
+    fn meeting(&self) -> MutexGuard<'_, Meeting> {
+        self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn started(&self) -> MutexGuard<'_, Vec<(usize, Work)>> {
@@ -347,7 +366,7 @@ mod tests {
                 context
             });
             let communicator = Communicator::new(Place::Host(0), Config::unset(), Vec::new());
-            communicator.meet(|| Ok(Some(pair(0, store.clone())))).expect("the ranks meet");
+            communicator.meet(|| Ok(Some(pair(0, store.clone()))));
             let context = communicator.group().expect("they have met");
             let (mut first, mut second) = ([0; 4], [0; 4]);
             // The second is behind the first on its stream, and well.

@@ -130,7 +130,7 @@ pub unsafe extern "C" fn ncclCommInitAll(
         // Nothing can be refused any more.
         let joinings = joinings.into_iter().map(|(communicator, place, options)| {
             // SAFETY: as above.
-            unsafe { Joining::new(communicator, place, Ranks::Of(options)) }
+            unsafe { Joining::new(communicator, place, Ranks::Of(Box::new(options))) }
         });
         group::join_all(joinings.collect())
     })
@@ -279,7 +279,7 @@ unsafe fn from_ids(
     let communicator = Communicator::new(here, config, servers);
     let options = options(rank, size, Rendezvous::Id(meeting), &communicator.config);
     // SAFETY: this function's contract; not NULL.
-    group::join(unsafe { Joining::new(communicator, place, Ranks::Of(options)) })
+    group::join(unsafe { Joining::new(communicator, place, Ranks::Of(Box::new(options))) })
 }
 
 /// How many ranks a group is to have.

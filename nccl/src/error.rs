@@ -102,7 +102,8 @@ pub(crate) fn guard_or<T>(otherwise: impl FnOnce(&Error) -> T, body: impl FnOnce
 
 /// Makes `error` this thread's last one.
 pub(crate) fn remember(error: &Error) {
-    let text = error.text().replace('\0', "\\0");
+    // The engine names the native face's field.
+    let text = error.text().replace('\0', "\\0").replace("raise timeout_ms", "raise UNISONO_NCCL_TIMEOUT");
     // No NUL is left in it.
     let text = CString::new(text).unwrap_or_default();
     // While the thread ends there is nowhere to keep the text, and nobody left to read it.

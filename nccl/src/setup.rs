@@ -4,7 +4,6 @@
 //! other. What is made of one communicator has its turns there: see [`crate::order`].
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use unisono::communicator::{Context, Options};
 
@@ -25,7 +24,7 @@ pub(crate) struct Joining {
 /// Which ranks are to meet.
 pub(crate) enum Ranks {
     /// Those that find each other so.
-    Of(Options),
+    Of(Box<Options>),
     /// Those of this communicator that give the same colour, in the order of their keys.
     Alike(Arc<Communicator>, Option<u32>, i64),
     /// These of this communicator.
@@ -47,7 +46,7 @@ impl Ranks {
             turn.wait();
         }
         let child = match self {
-            Ranks::Of(options) => return Context::create(options).map(Some),
+            Ranks::Of(options) => return Context::create(*options).map(Some),
             Ranks::Alike(parent, color, key) => parent.group()?.begin_split(color, key)?,
             Ranks::Remaining(parent, ranks) => {
                 let parent = parent.group()?;
@@ -93,43 +92,24 @@ fn take_back(handle: ncclComm_t, place: *mut ncclComm_t) {
     unsafe { place.write(std::ptr::null_mut()) };
 }
 
-/// What a joining has come to when all have begun.
-enum Begun {
-    /// Whoever polls the communicator will know.
-    InBackground,
-    Waits(JoinHandle<Result<()>>),
-    Ended(Result<()>),
-}
-
 /// Has communicators meet. Those that block have met when this returns; the client has no handle of one that failed.
 pub(crate) fn meet(joinings: Vec<Joining>) -> Result<ncclResult_t> {
-    let alone = joinings.len() == 1;
-    let mut all = Vec::with_capacity(joinings.len());
+    let mut begun = Vec::with_capacity(joinings.len());
     for Joining { communicator, handle, place, ranks } in joinings {
-        let (turn, blocking) = (ranks.turn(), communicator.config.blocking);
-        let work = move || communicator.meet(|| ranks.meet(turn));
-        let begun = match alone && blocking {
-            true => Begun::Ended(work()),
-            false => match std::thread::Builder::new().name("unisono-meet".into()).spawn(work) {
-                Ok(thread) if blocking => Begun::Waits(thread),
-                Ok(_) => Begun::InBackground,
-                Err(cause) => Begun::Ended(Err(Error::system(
-                    "a thread to meet the other ranks cannot be started",
-                    cause,
-                ))),
-            },
-        };
-        all.push((handle, place, begun));
+        let (turn, inner) = (ranks.turn(), communicator.clone());
+        let meet = move || inner.meet(|| ranks.meet(turn));
+        let spawned = std::thread::Builder::new().name("unisono-meet".into()).spawn(meet);
+        begun.push((communicator, handle, place, spawned));
     }
     let mut result = Ok(SUCCESS);
-    for (handle, place, begun) in all {
-        let ended = match begun {
-            Begun::InBackground => {
+    for (communicator, handle, place, spawned) in begun {
+        let ended = match spawned {
+            Ok(_) if communicator.config.blocking => communicator.wait(),
+            Ok(_) => {
                 result = result.map(|_| IN_PROGRESS);
                 continue;
             }
-            Begun::Waits(thread) => joined(thread.join()),
-            Begun::Ended(ended) => ended,
+            Err(cause) => Err(Error::system("a thread to meet the other ranks cannot be started", cause)),
         };
         if let Err(error) = ended {
             take_back(handle, place);
@@ -159,13 +139,8 @@ pub(crate) fn share(sharings: Vec<Sharing>) -> Result<()> {
             })
         };
         let threads: Vec<_> = turns.into_iter().zip(sharings).map(share).collect();
-        threads.into_iter().map(|thread| joined(thread.join())).fold(Ok(()), Result::and)
-    })
-}
-
-/// What a thread came to. Panics are caught within.
-fn joined(ended: std::thread::Result<Result<()>>) -> Result<()> {
-    ended.unwrap_or_else(|_| {
-        Err(Error::new(Status::Internal, "a thread ended before it had met the other ranks"))
+        let panicked = || Err(Error::new(Status::Internal, "a thread ended before it had shared a window"));
+        let ends = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked()));
+        ends.fold(Ok(()), Result::and)
     })
 }
