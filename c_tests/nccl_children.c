@@ -56,6 +56,40 @@ static void children(int rank, int size, ncclUniqueId id) {
     CHECK_OK(ncclCommDestroy(comm));
 }
 
+/* Ranks name their communicators as they like; errors have the name of the rank that they are told on. */
+static void names(int rank, int size, ncclUniqueId id) {
+    ncclComm_t comm = NULL, child = NULL, named = NULL, rest = NULL;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    char name[32], part[64];
+    float x = 1, y = 0;
+    int excluded[] = {0};
+    snprintf(name, sizeof name, "stage %d", rank);
+    config.commName = name;
+    CHECK_OK(ncclCommInitRankConfig(&comm, size, id, rank, &config));
+    CHECK_OK(ncclCommSplit(comm, 3, rank, &child, NULL));
+    name[0] = 'S';
+    CHECK_OK(ncclCommSplit(comm, 3, rank, &named, &config));
+    ncclComm_t all[] = {comm, child, named};
+    for (int i = 0; i < 3; i++) CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, all[i], NULL));
+    CHECK(y == (float)size);
+    if (rank != 0) {
+        CHECK_OK(ncclCommShrink(comm, excluded, 1, &rest, NULL, NCCL_SHRINK_DEFAULT));
+        CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, rest, NULL));
+        CHECK(y == (float)(size - 1));
+        CHECK_OK(ncclCommFinalize(rest));
+        snprintf(part, sizeof part, "'stage %d/shrunk' was finalized", rank);
+        CHECK_FAILS(ncclInvalidUsage, part, ncclCommFinalize(rest));
+        CHECK_OK(ncclCommDestroy(rest));
+    }
+    const char *forms[] = {"'stage %d' was finalized", "'stage %d/3' was finalized", "'Stage %d' was finalized"};
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(ncclCommFinalize(all[i]));
+        snprintf(part, sizeof part, forms[i], rank);
+        CHECK_FAILS(ncclInvalidUsage, part, ncclCommFinalize(all[i]));
+    }
+    for (int i = 2; i >= 0; i--) CHECK_OK(ncclCommDestroy(all[i]));
+}
+
 /* ---- several of one parent at once */
 
 enum { KINDS = 6, CHILDREN = 2 * KINDS, ROUNDS = 12, RANKS = 4 };
@@ -236,7 +270,10 @@ int main(int argc, char **argv) {
     const char *only = argc > 1 ? argv[1] : "";
 #define WANTED(name) (*only == '\0' || strcmp(only, name) == 0)
     /* First: forks, while there are no threads. */
-    if (WANTED("children")) nccl_ranks(RANKS, 60, children);
+    if (WANTED("children")) {
+        nccl_ranks(RANKS, 60, children);
+        nccl_ranks(RANKS, 60, names);
+    }
     if (WANTED("together")) nccl_ranks(RANKS, 100, together);
     if (WANTED("background")) {
         nccl_ranks(RANKS, 100, background);

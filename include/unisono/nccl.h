@@ -222,7 +222,7 @@ typedef struct ncclConfig_t {
     int splitShare;
     /// Taken, without effect.
     int trafficClass;
-    /// Named in errors and logs. Children are named after their parent and colour.
+    /// Named in errors and logs. Ranks may give different names. Children without one are named after their parent and colour.
     const char *commName;
     /// Taken, without effect.
     int collnetEnable;

@@ -122,7 +122,7 @@ pub unsafe extern "C" fn ncclCommInitAll(
             };
             let communicator = Communicator::new(Place::of_device(number)?, Config::unset(), Vec::new());
             let rendezvous = Rendezvous::Store(store.clone());
-            let options = options(rank as u32, size, rendezvous, &communicator.config);
+            let options = options(rank as u32, size, rendezvous);
             // SAFETY: the contract of the header: room for `ndev` communicators.
             let place = unsafe { comm.add(rank) };
             joinings.push((communicator, place, options));
@@ -277,7 +277,7 @@ unsafe fn from_ids(
     let here = Place::here()?;
     let servers = ids.iter().filter_map(unique_id::claim).collect();
     let communicator = Communicator::new(here, config, servers);
-    let options = options(rank, size, Rendezvous::Id(meeting), &communicator.config);
+    let options = options(rank, size, Rendezvous::Id(meeting));
     // SAFETY: this function's contract; not NULL.
     group::join(unsafe { Joining::new(communicator, place, Ranks::Of(Box::new(options))) })
 }
@@ -290,12 +290,12 @@ fn size(name: &str, given: c_int) -> Result<u32> {
     }
 }
 
-fn options(rank: u32, size: u32, rendezvous: Rendezvous, config: &Config) -> Options {
+fn options(rank: u32, size: u32, rendezvous: Rendezvous) -> Options {
     Options {
         rank,
         size,
         rendezvous,
-        name: config.name.clone().unwrap_or_else(|| "world".into()),
+        name: "world".into(),
         timeout: meeting_timeout(),
         interface: unique_id::interface(),
         transports: None,

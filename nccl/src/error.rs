@@ -68,10 +68,7 @@ pub extern "C" fn ncclGetErrorString(result: ncclResult_t) -> *const c_char {
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetLastError(comm: ncclComm_t) -> *const c_char {
     let quiet = LAST_ERROR.try_with(|last| last.borrow().is_empty()).unwrap_or(false);
-    if quiet
-        && let Ok(communicator) = communicator::find(comm)
-        && let Some(failure) = communicator.failure()
-    {
+    if quiet && let Ok(Some(failure)) = caught(|| Ok(communicator::find(comm)?.failure())) {
         remember(&failure);
     }
     LAST_ERROR.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use unisono::communicator::{Context, Options};
+use unisono::communicator::{Child, Context, Options};
 
 use crate::abi::{ncclComm_t, ncclResult_t};
 use crate::communicator::{COMMUNICATORS, Communicator};
@@ -40,22 +40,27 @@ impl Ranks {
         }
     }
 
-    /// Has them meet; `turn` is what [`Ranks::turn`] gave. `None`: this rank is not one of them.
-    fn meet(self, turn: Option<Turn>) -> Result<Option<Context>> {
+    /// Has them meet; `turn` is what [`Ranks::turn`] gave, `label` what the client calls them. `None`: this rank is not one
+    /// of them.
+    fn meet(self, turn: Option<Turn>, label: Option<String>) -> Result<Option<Context>> {
         if let Some(turn) = &turn {
             turn.wait();
         }
-        let child = match self {
-            Ranks::Of(options) => return Context::create(*options).map(Some),
+        let mut child = match self {
+            Ranks::Of(options) => return Context::create_labelled(*options, label).map(Some),
             Ranks::Alike(parent, color, key) => parent.group()?.begin_split(color, key)?,
             Ranks::Remaining(parent, ranks) => {
                 let parent = parent.group()?;
-                Some(parent.begin_regroup(&format!("{}/shrunk", parent.name()), &ranks)?)
+                let child = parent.begin_regroup("shrunk", &ranks)?;
+                Some(child.labelled(format!("{}/shrunk", parent.name())))
             }
         };
         // The rest is the child's own.
         drop(turn);
-        child.map(|child| child.meet()).transpose()
+        if let Some(label) = label {
+            child = child.map(|child| child.labelled(label));
+        }
+        child.map(Child::meet).transpose()
     }
 }
 
@@ -97,7 +102,7 @@ pub(crate) fn meet(joinings: Vec<Joining>) -> Result<ncclResult_t> {
     let mut begun = Vec::with_capacity(joinings.len());
     for Joining { communicator, handle, place, ranks } in joinings {
         let (turn, inner) = (ranks.turn(), communicator.clone());
-        let meet = move || inner.meet(|| ranks.meet(turn));
+        let meet = move || inner.meet(|| ranks.meet(turn, inner.config.name.clone()));
         let spawned = std::thread::Builder::new().name("unisono-meet".into()).spawn(meet);
         begun.push((communicator, handle, place, spawned));
     }
