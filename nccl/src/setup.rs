@@ -109,7 +109,14 @@ pub(crate) fn meet(joinings: Vec<Joining>) -> Result<ncclResult_t> {
     let mut result = Ok(SUCCESS);
     for (communicator, handle, place, spawned) in begun {
         let ended = match spawned {
-            Ok(_) if communicator.config.blocking => communicator.wait(),
+            Ok(thread) if communicator.config.blocking => {
+                let ended = communicator.wait();
+                if communicator.met().is_some() {
+                    // It lets go of the communicator, which may be destroyed next. Panics are caught within.
+                    let _ = thread.join();
+                }
+                ended
+            }
             Ok(_) => {
                 result = result.map(|_| IN_PROGRESS);
                 continue;
