@@ -49,6 +49,19 @@ static void without_a_gpu_creation_says_so(void) {
     CHECK(waitpid(pid, &status, 0) == pid && status == 0);
 }
 
+/* By NCCL's variable every rank would make the same id, without a word between them. */
+static void an_id_that_is_not_given_on_says_so(void) {
+    pid_t pid = fork();
+    if (pid == 0) {
+        ncclUniqueId id;
+        setenv("NCCL_COMM_ID", "127.0.0.1:5000", 1);
+        CHECK_FAILS(ncclInvalidUsage, "unset NCCL_COMM_ID", ncclGetUniqueId(&id));
+        exit(0);
+    }
+    int status = 1;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+}
+
 static void wrong_handles_are_found_out(void) {
     int count = 0;
     float x = 1;
@@ -79,6 +92,7 @@ static void arguments_of_creation(void) {
     CHECK_FAILS(ncclInvalidArgument, "uniqueId is NULL", ncclGetUniqueId(NULL));
     CHECK_FAILS(ncclInvalidArgument, "comm is NULL", ncclCommInitRank(NULL, 1, id, 0));
     CHECK_FAILS(ncclInvalidArgument, "nranks is 0", ncclCommInitRank(&comm, 0, id, 0));
+    CHECK_FAILS(ncclInvalidArgument, "nranks is 2147483647; a group has 1 to", ncclCommInitRank(&comm, INT_MAX, id, 0));
     CHECK_FAILS(ncclInvalidArgument, "rank is 2", ncclCommInitRank(&comm, 2, id, 2));
     CHECK_FAILS(ncclInvalidArgument, "rank is -1", ncclCommInitRank(&comm, 2, id, -1));
     CHECK_FAILS(ncclInvalidArgument, "not a unique id", ncclCommInitRank(&comm, 1, rubbish, 0));
@@ -86,6 +100,7 @@ static void arguments_of_creation(void) {
     CHECK_FAILS(ncclInvalidArgument, "nId is 2", ncclCommInitRankScalable(&comm, 1, 0, 2, &id, NULL));
     CHECK_FAILS(ncclInvalidArgument, "commIds is NULL", ncclCommInitRankScalable(&comm, 1, 0, 1, NULL, NULL));
     CHECK_FAILS(ncclInvalidArgument, "ndev is 0", ncclCommInitAll(&comm, 0, NULL));
+    CHECK_FAILS(ncclInvalidArgument, "ndev is 2147483647", ncclCommInitAll(&comm, INT_MAX, NULL));
     int twice[] = {1, 1};
     CHECK_FAILS(ncclInvalidUsage, "twice", ncclCommInitAll(&comm, 2, twice));
     CHECK(comm == NULL);
@@ -355,6 +370,7 @@ static void the_ends_of_a_communicator(void) {
     ncclComm_t comm = alone(), child = NULL;
     ncclResult_t state = ncclInternalError;
     float x = 1;
+    int excluded[] = {0};
     CHECK_OK(ncclCommGetAsyncError(comm, &state));
     CHECK(state == ncclSuccess);
     CHECK_OK(ncclCommSplit(comm, 0, 0, &child, NULL));
@@ -362,6 +378,11 @@ static void the_ends_of_a_communicator(void) {
     CHECK_OK(ncclCommSplit(comm, NCCL_SPLIT_NOCOLOR, 0, &child, NULL));
     CHECK(child == NULL);
     CHECK_FAILS(ncclInvalidArgument, "color is -2", ncclCommSplit(comm, -2, 0, &child, NULL));
+    /* Only as many of the list are looked at as there can be. */
+    CHECK_FAILS(ncclInvalidArgument, "excludeRanksCount is 1; of 1 ranks",
+                ncclCommShrink(comm, excluded, 1, &child, NULL, NCCL_SHRINK_DEFAULT));
+    CHECK_FAILS(ncclInvalidArgument, "excludeRanksCount is 2147483647",
+                ncclCommShrink(comm, excluded, INT_MAX, &child, NULL, NCCL_SHRINK_DEFAULT));
     CHECK_FAILS(ncclInvalidArgument, "revokeFlags is 1", ncclCommRevoke(comm, 1));
     CHECK_OK(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
     CHECK_FAILS(ncclInvalidUsage, "was revoked", ncclBcast(&x, 1, ncclFloat, 0, comm, NULL));
@@ -374,6 +395,8 @@ static void the_ends_of_a_communicator(void) {
     CHECK_OK(ncclCommFinalize(comm));
     CHECK_FAILS(ncclInvalidUsage, "was finalized", ncclBcast(&x, 1, ncclFloat, 0, comm, NULL));
     CHECK_FAILS(ncclInvalidUsage, "was finalized", ncclCommFinalize(comm));
+    CHECK_FAILS(ncclInvalidUsage, "was finalized", ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
+    CHECK_FAILS(ncclInvalidUsage, "was finalized", ncclBcast(&x, 1, ncclFloat, 0, comm, NULL));
     CHECK_OK(ncclCommDestroy(comm));
 }
 
@@ -381,6 +404,7 @@ int main(void) {
     /* First: no thread exists yet. */
     setenv("UNISONO_NCCL_HOST", "1", 1);
     without_a_gpu_creation_says_so();
+    an_id_that_is_not_given_on_says_so();
     versions_and_texts();
     wrong_handles_are_found_out();
     arguments_of_creation();

@@ -1,6 +1,6 @@
 /*
  * libnccl.so.2 between processes, on host memory.
- *   nccl_ranks [collectives|groups|children|nonblocking|faults]
+ *   nccl_ranks [collectives|groups|nonblocking|faults]
  */
 
 #include <pthread.h>
@@ -191,57 +191,6 @@ static void groups(int rank, int size, ncclUniqueId id) {
     free(out);
 }
 
-/* ---- split and shrink */
-
-static void children(int rank, int size, ncclUniqueId id) {
-    ncclComm_t comm = meet(rank, size, id), half = NULL, reversed = NULL, rest = NULL;
-    int number = -1;
-    float x = (float)rank, y = -1;
-    /* By parity; the last rank takes no part. */
-    int color = rank == size - 1 ? NCCL_SPLIT_NOCOLOR : rank % 2;
-    CHECK_OK(ncclCommSplit(comm, color, 0, &half, NULL));
-    CHECK((half == NULL) == (rank == size - 1));
-    if (half != NULL) {
-        int members = 0, sum = 0;
-        for (int other = rank % 2; other < size - 1; other += 2) members++, sum += other;
-        CHECK_OK(ncclCommCount(half, &number));
-        CHECK(number == members);
-        CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, half, NULL));
-        CHECK(y == (float)sum);
-        CHECK_OK(ncclCommDestroy(half));
-    }
-    /* Two children at once, in a group; keys turn the order round. */
-    CHECK_OK(ncclGroupStart());
-    CHECK_OK(ncclCommSplit(comm, 3, -rank, &reversed, NULL));
-    CHECK_OK(ncclGroupEnd());
-    CHECK_OK(ncclCommUserRank(reversed, &number));
-    CHECK(number == size - 1 - rank);
-    x = (float)rank;
-    CHECK_OK(ncclBcast(&x, 1, ncclFloat, 0, reversed, NULL));
-    CHECK(x == (float)(size - 1));
-    CHECK_OK(ncclCommDestroy(reversed));
-    /* Without rank 0. */
-    int excluded[] = {0};
-    if (rank != 0) {
-        CHECK_FAILS(ncclInvalidArgument, "which is this one",
-                    ncclCommShrink(comm, &rank, 1, &rest, NULL, NCCL_SHRINK_DEFAULT));
-        CHECK_FAILS(ncclInvalidArgument, "shrinkFlags is 5", ncclCommShrink(comm, excluded, 1, &rest, NULL, 5));
-        CHECK(rest == NULL);
-        CHECK_OK(ncclCommShrink(comm, excluded, 1, &rest, NULL, NCCL_SHRINK_DEFAULT));
-        CHECK_OK(ncclCommUserRank(rest, &number));
-        CHECK(number == rank - 1);
-        x = 1;
-        CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, rest, NULL));
-        CHECK(y == (float)(size - 1));
-        CHECK_OK(ncclCommDestroy(rest));
-    }
-    /* The parent goes on. */
-    x = 1;
-    CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
-    CHECK(y == (float)size);
-    CHECK_OK(ncclCommDestroy(comm));
-}
-
 /* ---- communicators that do not block */
 
 static void nonblocking(int rank, int size, ncclUniqueId id) {
@@ -327,6 +276,29 @@ static void aborts(int rank, int size, ncclUniqueId id) {
     }
 }
 
+static ncclComm_t lonely;
+
+static void *abort_lonely(void *unused) {
+    (void)unused;
+    sleep_ms(100);
+    CHECK_OK(ncclCommAbort(lonely));
+    return NULL;
+}
+
+/* A communicator that nobody else joins is aborted while its creation blocks. */
+static void abort_of_a_creation(int rank, int size, ncclUniqueId id) {
+    pthread_t thread;
+    if (rank != 0) return;
+    CHECK_OK(ncclGroupStart());
+    CHECK_OK(ncclCommInitRank(&lonely, size, id, rank));
+    CHECK(pthread_create(&thread, NULL, abort_lonely, NULL) == 0);
+    double start = seconds_now();
+    CHECK_FAILS(ncclRemoteError, "was aborted", ncclGroupEnd());
+    CHECK(seconds_now() - start < 20);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(lonely == NULL);
+}
+
 /* All ranks learn what the odd one called, and the process goes on with another communicator. */
 static void mismatches(int rank, int size, ncclUniqueId id) {
     ncclComm_t comm = meet(rank, size, id), rest = NULL;
@@ -385,6 +357,27 @@ static void revocations(int rank, int size, ncclUniqueId id) {
     CHECK_OK(ncclCommDestroy(comm));
 }
 
+/* Of a group's communicators some do not meet: the client has the others, and none of those. */
+static void half_a_group(int rank, int size, ncclUniqueId id) {
+    ncclComm_t comm = meet(rank, size, id), failed = NULL, first = NULL, good = NULL, last = NULL;
+    float x[2] = {1, 1}, y[2] = {0};
+    CHECK_OK(ncclCommSplit(comm, 0, rank, &failed, NULL));
+    size_t count = rank == 1 ? 2 : 1;
+    CHECK_FAILS(ncclInvalidUsage, "differs", ncclAllReduce(x, y, count, ncclFloat, ncclSum, failed, NULL));
+    CHECK_OK(ncclGroupStart());
+    CHECK_OK(ncclCommSplit(failed, 0, rank, &first, NULL));
+    CHECK_OK(ncclCommSplit(comm, 0, rank, &good, NULL));
+    CHECK_OK(ncclCommSplit(failed, 0, rank, &last, NULL));
+    CHECK(first != NULL && last != NULL);
+    CHECK_FAILS(ncclInvalidUsage, "failed before", ncclGroupEnd());
+    CHECK(first == NULL && last == NULL && good != NULL);
+    CHECK_OK(ncclAllReduce(x, y, 1, ncclFloat, ncclSum, good, NULL));
+    CHECK(y[0] == (float)size);
+    CHECK_OK(ncclCommDestroy(good));
+    CHECK_OK(ncclCommDestroy(failed));
+    CHECK_OK(ncclCommDestroy(comm));
+}
+
 int main(int argc, char **argv) {
     const char *only = argc > 1 ? argv[1] : "";
 #define WANTED(name) (*only == '\0' || strcmp(only, name) == 0)
@@ -392,13 +385,14 @@ int main(int argc, char **argv) {
         if (WANTED("collectives")) nccl_ranks(size, 100, collectives);
         if (WANTED("groups")) nccl_ranks(size, 60, groups);
     }
-    if (WANTED("children")) nccl_ranks(4, 60, children);
     if (WANTED("nonblocking")) nccl_ranks(2, 60, nonblocking);
     if (WANTED("faults")) {
         nccl_ranks(3, 60, aborts);
+        nccl_ranks(2, 60, abort_of_a_creation);
         nccl_ranks(3, 60, mismatches);
         nccl_ranks_but(3, 60, deaths, 2);
         nccl_ranks(3, 60, revocations);
+        nccl_ranks(2, 60, half_a_group);
     }
     return 0;
 }

@@ -222,7 +222,7 @@ typedef struct ncclConfig_t {
     int splitShare;
     /// Taken, without effect.
     int trafficClass;
-    /// Named in errors and logs.
+    /// Named in errors and logs. Ranks may give different names. Children without one are named after their parent and colour.
     const char *commName;
     /// Taken, without effect.
     int collnetEnable;
@@ -317,7 +317,8 @@ const char *pncclGetLastError(ncclComm_t comm);
 void ncclResetDebugInit(void);
 void pncclResetDebugInit(void);
 
-/// Makes a unique id and writes it to `*uniqueId`. One rank calls it and gives the 128 bytes to the others.
+/// Makes a unique id and writes it to `*uniqueId`. One rank calls it and gives the 128 bytes to the others, also where NCCL_COMM_ID
+/// would have spared that: with it set, ncclInvalidUsage.
 ///
 /// This process serves the meeting until its communicator of that id is destroyed, or it ends. It listens on the
 /// interface that UNISONO_INTERFACE or NCCL_SOCKET_IFNAME names, or on one that the library chooses.
@@ -443,8 +444,8 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm,
 ncclResult_t pncclCommRevoke(ncclComm_t comm,
                             int revokeFlags);
 
-/// Writes to `*asyncError` what became of the communicator: ncclSuccess, ncclInProgress while it is being created or
-/// finalized, or the result of its first failure, on whichever rank that was. ncclGetLastError then has the text. Never
+/// Writes to `*asyncError` what became of the communicator: ncclSuccess, ncclInProgress while it is being created, split,
+/// shrunk or finalized in the background, or the result of its first failure, on whichever rank that was. ncclGetLastError then has the text. Never
 /// blocks.
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm,
                                    ncclResult_t *asyncError);

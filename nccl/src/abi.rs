@@ -152,7 +152,7 @@ pub struct ncclConfig_t {
     pub splitShare: c_int,
     /// Taken, without effect.
     pub trafficClass: c_int,
-    /// Named in errors and logs.
+    /// Named in errors and logs. Ranks may give different names. Children without one are named after their parent and colour.
     pub commName: *const c_char,
     /// Taken, without effect.
     pub collnetEnable: c_int,

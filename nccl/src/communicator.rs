@@ -1,7 +1,6 @@
 //! Communicators: what a handle stands for, from the moment it is given out.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use unisono::communicator::{Context, Options, Rendezvous, Work};
@@ -11,9 +10,11 @@ use unisono::rendezvous::tcp_server::ServerHandle;
 
 use crate::abi::ncclComm_t;
 use crate::config::{Config, seconds};
-use crate::error::{Error, Result, fail};
+use crate::engine;
+use crate::error::{Error, Result, Status, caught, fail};
 use crate::handle::Table;
 use crate::operator::Operators;
+use crate::order::Order;
 use crate::place::Place;
 
 /// All communicators of this process that have a handle.
@@ -21,15 +22,23 @@ pub(crate) static COMMUNICATORS: Table<Communicator> = Table::new();
 
 /// The communicator behind a handle.
 pub(crate) fn find(comm: ncclComm_t) -> Result<Arc<Communicator>> {
-    match COMMUNICATORS.find(comm) {
-        Some(communicator) => Ok(communicator),
-        None if comm.is_null() => fail!(InvalidArgument, "comm is NULL"),
-        None => fail!(
-            InvalidArgument,
+    COMMUNICATORS.find(comm).ok_or_else(|| unknown(comm))
+}
+
+/// The communicator behind a handle, which is none any more.
+pub(crate) fn take(comm: ncclComm_t) -> Result<Arc<Communicator>> {
+    COMMUNICATORS.take(comm).ok_or_else(|| unknown(comm))
+}
+
+fn unknown(comm: ncclComm_t) -> Error {
+    let text = match comm.is_null() {
+        true => "comm is NULL".to_owned(),
+        false => format!(
             "comm ({:#x}) is no communicator: it was destroyed or aborted before, or never created",
             comm.addr()
         ),
-    }
+    };
+    Error::new(Status::InvalidArgument, text)
 }
 
 /// One rank's communicator. It has a handle before it has met the others, so that they may be met in the background.
@@ -40,14 +49,25 @@ pub(crate) struct Communicator {
     /// What came of meeting the others; unset while that is under way.
     met: OnceLock<Result<Context>>,
     phase: Mutex<Phase>,
-    /// What was started on each stream last.
+    /// Of what all ranks set up over it.
+    order: Arc<Order>,
+    /// What was started on each stream last, and what the host has a part in.
     started: Mutex<Vec<(usize, Work)>>,
+    /// The first failure among that: a message's is not the group's.
+    lost: OnceLock<Error>,
     /// A group of this rank alone, for what it sends to itself.
     alone: OnceLock<Context>,
-    /// Whether it was aborted before it had met the others.
-    aborted: AtomicBool,
+    meeting: Mutex<Meeting>,
+    changed: Condvar,
     /// Serve the unique ids that it was made from, if this process made them.
     servers: Vec<Arc<ServerHandle>>,
+}
+
+/// How far meeting the others has come.
+#[derive(Default)]
+struct Meeting {
+    over: bool,
+    aborted: bool,
 }
 
 /// What may still be done with a communicator.
@@ -59,6 +79,24 @@ pub(crate) enum Phase {
     Finalized,
     /// Nothing runs any more, but it can be shrunk.
     Revoked,
+}
+
+impl Phase {
+    /// Refuses what needs everything of a communicator.
+    pub(crate) fn check_open(self, context: &Context) -> Result<()> {
+        if self == Phase::Revoked {
+            fail!(InvalidUsage, "'{}' was revoked: it can only be shrunk or destroyed now", context.name());
+        }
+        self.check_unfinished(context)
+    }
+
+    /// Refuses what can still be done when a communicator was revoked, but not when it was finalized.
+    pub(crate) fn check_unfinished(self, context: &Context) -> Result<()> {
+        if self == Phase::Finalized {
+            fail!(InvalidUsage, "'{}' was finalized: it can only be destroyed now", context.name());
+        }
+        Ok(())
+    }
 }
 
 /// How long the ranks of a new communicator wait for each other, if UNISONO_NCCL_TIMEOUT does not say.
@@ -76,9 +114,12 @@ impl Communicator {
             operators: Operators::default(),
             met: OnceLock::new(),
             phase: Mutex::new(Phase::Open),
+            order: Arc::default(),
             started: Mutex::default(),
+            lost: OnceLock::new(),
             alone: OnceLock::new(),
-            aborted: AtomicBool::new(false),
+            meeting: Mutex::default(),
+            changed: Condvar::new(),
             servers,
         })
     }
@@ -88,24 +129,41 @@ impl Communicator {
         self.servers.clone()
     }
 
-    /// Tells what came of meeting the others.
-    pub(crate) fn meet(&self, result: Result<Context>) {
-        if let Ok(context) = &result {
-            log::info!(
-                "rank {} of {} in '{}' on {:?}",
-                context.rank(),
-                context.size(),
-                context.name(),
-                self.place
-            );
+    /// Meets the others by `meet`, which gives nothing if this rank turns out to have no part in it.
+    pub(crate) fn meet(&self, meet: impl FnOnce() -> Result<Option<Context>>) {
+        let met = caught(|| {
+            let Some(context) = meet()? else { return Ok(None) };
+            context.limit_blocks(self.config.max_ctas.unwrap_or(0));
+            engine::connect(&context, self.place)?;
+            let (rank, size, name) = (context.rank(), context.size(), context.name());
+            log::info!("rank {rank} of {size} in '{name}' on {:?}", self.place);
+            Ok(Some(context))
+        });
+        if let Err(error) = &met {
+            log::warn!("{error}");
         }
-        // Set once: whoever makes a communicator meets for it once.
-        let _ = self.met.set(result);
-        if self.aborted.load(Ordering::SeqCst)
-            && let Some(Ok(context)) = self.met.get()
-        {
-            context.abort();
+        if let Some(met) = met.transpose() {
+            // Set once: whoever makes a communicator meets for it once.
+            let _ = self.met.set(met);
         }
+        let mut meeting = self.meeting();
+        meeting.over = true;
+        let aborted = meeting.aborted;
+        drop(meeting);
+        self.changed.notify_all();
+        if aborted {
+            self.abort();
+        }
+    }
+
+    /// Waits until it has met the others, which has a deadline of its own, or is aborted.
+    pub(crate) fn wait(&self) -> Result<()> {
+        let underway = |meeting: &mut Meeting| !meeting.over && !meeting.aborted;
+        let meeting = self.changed.wait_while(self.meeting(), underway);
+        if meeting.unwrap_or_else(PoisonError::into_inner).aborted {
+            fail!(Aborted, "the communicator was aborted while it met the other ranks");
+        }
+        self.met.get().map_or(Ok(()), |met| met.as_ref().map(drop).map_err(Error::clone))
     }
 
     /// What came of meeting the others, if that is known.
@@ -128,19 +186,13 @@ impl Communicator {
     /// The group, for a call.
     pub(crate) fn open_group(&self) -> Result<&Context> {
         let context = self.group()?;
-        match *self.phase() {
-            Phase::Open => Ok(context),
-            Phase::Finalized => {
-                fail!(InvalidUsage, "'{}' was finalized: it can only be destroyed now", context.name())
-            }
-            Phase::Revoked => {
-                fail!(
-                    InvalidUsage,
-                    "'{}' was revoked: it can only be shrunk or destroyed now",
-                    context.name()
-                )
-            }
-        }
+        self.phase().check_open(context)?;
+        Ok(context)
+    }
+
+    /// The order of what all ranks set up over it.
+    pub(crate) fn order(&self) -> &Arc<Order> {
+        &self.order
     }
 
     /// Its phase, to look at or to change.
@@ -153,7 +205,10 @@ impl Communicator {
         match self.met.get()? {
             Err(error) => Some(error.clone()),
             Ok(_) if *self.phase() == Phase::Revoked => None,
-            Ok(context) => context.failure(),
+            Ok(context) => context.failure().or_else(|| {
+                self.started().retain(|(_, work)| !self.has_ended(work));
+                self.lost.get().cloned()
+            }),
         }
     }
 
@@ -177,7 +232,9 @@ impl Communicator {
 
     /// Ends everything that runs, here at once and soon on the other ranks. Waits for nobody.
     pub(crate) fn abort(&self) {
-        self.aborted.store(true, Ordering::SeqCst);
+        // Under the lock: whoever meets either sees this, or has let the group be seen here.
+        self.meeting().aborted = true;
+        self.changed.notify_all();
         if let Some(Ok(context)) = self.met.get() {
             context.abort();
         }
@@ -191,20 +248,33 @@ impl Communicator {
             return;
         }
         let mut started = self.started();
-        started.retain(|(other, _)| *other != stream);
+        started.retain(|(other, work)| *other != stream || work.is_hosted() && !self.has_ended(work));
         started.extend(works.map(|work| (stream, work)));
     }
 
-    /// Whether everything that was started has ended.
+    /// Whether a work has ended; notes how, if that is not well.
+    fn has_ended(&self, work: &Work) -> bool {
+        let ended = work.test();
+        if let Some(Err(error)) = &ended {
+            let _ = self.lost.set(error.clone());
+        }
+        ended.is_some()
+    }
+
+    /// Whether everything that was started has ended, also what others need of this rank to set up their children.
     pub(crate) fn idle(&self) -> bool {
+        if !self.order.is_idle() {
+            return false;
+        }
         let mut started = self.started();
-        started.retain(|(_, work)| work.test().is_none());
+        started.retain(|(_, work)| !self.has_ended(work));
         // What the driver cannot tell any more does not run.
         started.is_empty() && self.group().map_or(true, |context| context.is_settled().unwrap_or(true))
     }
 
-    /// Waits for everything that was started.
+    /// Waits for everything that was started, as [`Communicator::idle`] says.
     pub(crate) fn drain(&self, deadline: Deadline) -> Result<()> {
+        let in_time = self.order.drain(deadline);
         let started = std::mem::take(&mut *self.started());
         // All are waited for, also when one has failed; each ends by its own deadline, or when somebody aborts.
         let mut results: Vec<_> =
@@ -212,7 +282,17 @@ impl Communicator {
         if let Ok(context) = self.group() {
             results.push(context.settle(deadline));
         }
+        if let Some(error) = self.lost.get() {
+            return Err(error.clone());
+        }
+        if !in_time {
+            fail!(Timeout, "a child of the communicator is still being made");
+        }
         results.into_iter().collect()
+    }
+
+    fn meeting(&self) -> MutexGuard<'_, Meeting> {
+        self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn started(&self) -> MutexGuard<'_, Vec<(usize, Work)>> {
@@ -233,4 +313,73 @@ pub(crate) fn operation_timeout() -> Duration {
 fn given_timeout() -> Option<Duration> {
     static GIVEN: OnceLock<Option<Duration>> = OnceLock::new();
     *GIVEN.get_or_init(|| seconds(TIMEOUT_VARIABLE))
+}
+
+#[cfg(test)]
+mod tests {
+    use unisono::collective::request::{Counts, Kind, Request};
+    use unisono::communicator::Call;
+    use unisono::reduce::{DataType, Operator};
+
+    use super::*;
+
+    fn pair(rank: u32, store: Arc<HashStore>) -> Context {
+        let options = Options {
+            rank,
+            size: 2,
+            rendezvous: Rendezvous::Store(store),
+            name: "pair".into(),
+            timeout: Duration::from_secs(30),
+            interface: None,
+            transports: None,
+            host: None,
+        };
+        Context::create(options).expect("the ranks meet")
+    }
+
+    fn message(context: &Context, kind: Kind, bytes: &mut [u8]) -> Work {
+        let request = Request {
+            kind,
+            input: bytes.as_ptr(),
+            output: bytes.as_mut_ptr(),
+            counts: Counts::Uniform(bytes.len() as u64),
+            dtype: DataType::U8,
+            operator: Operator::Sum,
+            root: 1 - context.rank(),
+        };
+        // SAFETY: the callers keep the bytes until the work has ended.
+        unsafe { context.start(&request, &Call::default()) }.expect("a message is started")
+    }
+
+    /// A message that fails does not fail its group, and its stream goes on: nobody else would tell.
+    #[test]
+    fn the_failure_of_a_message_is_the_communicators() {
+        let store = Arc::new(HashStore::new());
+        std::thread::scope(|scope| {
+            let sender = scope.spawn(|| {
+                let context = pair(1, store.clone());
+                let mut long = [7; 8];
+                let _ = message(&context, Kind::Send, &mut long).wait(Deadline::NEVER);
+                let mut short = [8; 4];
+                let sent = message(&context, Kind::Send, &mut short).wait(Deadline::NEVER);
+                sent.expect("a message of the right length");
+                context
+            });
+            let communicator = Communicator::new(Place::Host(0), Config::unset(), Vec::new());
+            communicator.meet(|| Ok(Some(pair(0, store.clone()))));
+            let context = communicator.group().expect("they have met");
+            let (mut first, mut second) = ([0; 4], [0; 4]);
+            // The second is behind the first on its stream, and well.
+            let works = [&mut first, &mut second].map(|bytes| message(context, Kind::Receive, bytes));
+            for work in &works {
+                communicator.keep(5, [work.clone()]);
+            }
+            let _stays = sender.join().expect("no panic");
+            let results = works.map(|work| work.wait(Deadline::NEVER));
+            assert!(results[0].is_err() && results[1].is_ok(), "{results:?}");
+            assert!(context.failure().is_none());
+            assert_eq!(communicator.failure().as_ref(), results[0].as_ref().err());
+            assert!(communicator.drain(Deadline::NEVER).is_err() && communicator.idle());
+        });
+    }
 }

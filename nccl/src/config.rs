@@ -74,6 +74,8 @@ impl Config {
     /// # Safety
     /// `config` is NULL or points to as many readable bytes as its first field says, and its texts are NULL or C strings.
     pub(crate) unsafe fn parse(config: *const ncclConfig_t, parent: &Config) -> Result<Config> {
+        // A child has a name of its own.
+        let parent = &Config { name: None, ..parent.clone() };
         if config.is_null() {
             return Ok(parent.clone());
         }
@@ -110,7 +112,7 @@ impl Config {
         Ok(Config {
             blocking: flag("blocking", given.blocking)?.unwrap_or(parent.blocking),
             max_ctas: max.map(c_int::unsigned_abs).or(parent.max_ctas),
-            // SAFETY: this function's contract. A child has a name of its own.
+            // SAFETY: this function's contract.
             name: unsafe { text(given.commName) }.filter(|name| !name.is_empty()),
         })
     }
@@ -267,6 +269,6 @@ mod tests {
         let config = parse(&client(80, 22809, |config| config.commName = c"stage".as_ptr())).unwrap();
         assert_eq!(config, Config { name: Some("stage".into()), ..PARENT });
         // SAFETY: NULL is allowed.
-        assert_eq!(unsafe { Config::parse(std::ptr::null(), &PARENT) }, Ok(PARENT));
+        assert_eq!(unsafe { Config::parse(std::ptr::null(), &config) }, Ok(PARENT));
     }
 }

@@ -3,17 +3,18 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use unisono::communicator::{Context, Options, Rendezvous};
+use unisono::communicator::{Options, Rendezvous};
+use unisono::engine::bootstrap::MAX_RANKS;
 use unisono::rendezvous::hash::HashStore;
 use unisono::rendezvous::store::Store;
 
 use crate::abi::{ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId};
-use crate::communicator::{self, COMMUNICATORS, Communicator, Phase, meeting_timeout};
+use crate::communicator::{self, Communicator, Phase, meeting_timeout};
 use crate::config::Config;
-use crate::engine;
 use crate::error::{Result, fail, guard, out};
-use crate::group::{self, Joining, in_group};
+use crate::group::{self, in_group};
 use crate::place::{Place, device_count};
+use crate::setup::{Joining, Ranks};
 use crate::unique_id;
 
 /// The colour of a rank that joins no child in ncclCommSplit.
@@ -94,10 +95,7 @@ pub unsafe extern "C" fn ncclCommInitAll(
         if comm.is_null() {
             fail!(InvalidArgument, "comm is NULL");
         }
-        let size = match u32::try_from(ndev) {
-            Ok(size) if size > 0 => size,
-            _ => fail!(InvalidArgument, "ndev is {ndev}; a group has one rank or more"),
-        };
+        let size = size("ndev", ndev)?;
         if let Some(count) = device_count()?
             && size > count
         {
@@ -124,7 +122,7 @@ pub unsafe extern "C" fn ncclCommInitAll(
             };
             let communicator = Communicator::new(Place::of_device(number)?, Config::unset(), Vec::new());
             let rendezvous = Rendezvous::Store(store.clone());
-            let options = options(rank as u32, size, rendezvous, &communicator.config);
+            let options = options(rank as u32, size, rendezvous);
             // SAFETY: the contract of the header: room for `ndev` communicators.
             let place = unsafe { comm.add(rank) };
             joinings.push((communicator, place, options));
@@ -132,7 +130,7 @@ pub unsafe extern "C" fn ncclCommInitAll(
         // Nothing can be refused any more.
         let joinings = joinings.into_iter().map(|(communicator, place, options)| {
             // SAFETY: as above.
-            unsafe { joining(communicator, place, move || Context::create(options).map(Some)) }
+            unsafe { Joining::new(communicator, place, Ranks::Of(Box::new(options))) }
         });
         group::join_all(joinings.collect())
     })
@@ -151,7 +149,7 @@ pub unsafe extern "C" fn ncclCommSplit(
 ) -> ncclResult_t {
     in_group(|| {
         let parent = communicator::find(comm)?;
-        let context = parent.open_group()?.clone();
+        parent.open_group()?;
         // SAFETY: the contract of the header: NULL or writable.
         unsafe { out(newcomm, "newcomm") }?;
         let color = match u32::try_from(color) {
@@ -162,14 +160,9 @@ pub unsafe extern "C" fn ncclCommSplit(
         // SAFETY: the contract of the header: NULL or a config.
         let config = unsafe { Config::parse(config, &parent.config) }?;
         let child = Communicator::new(parent.place, config, parent.servers());
-        let meet = move || context.split(color, i64::from(key));
+        let ranks = Ranks::Alike(parent, color, key.into());
         // SAFETY: checked above.
-        let mut joining = unsafe { joining(child, newcomm, meet) };
-        if color.is_none() {
-            // It takes part in the splitting, and in nothing after that.
-            joining.give_up_handle();
-        }
-        group::join(joining)
+        group::join(unsafe { Joining::new(child, newcomm, ranks) })
     })
 }
 
@@ -187,14 +180,16 @@ pub unsafe extern "C" fn ncclCommShrink(
 ) -> ncclResult_t {
     in_group(|| {
         let parent = communicator::find(comm)?;
-        let context = parent.group()?.clone();
+        let context = parent.group()?;
         // SAFETY: the contract of the header: NULL or writable.
         unsafe { out(newcomm, "newcomm") }?;
+        let size = context.size();
         let count = match usize::try_from(excludeRanksCount) {
-            Ok(count) if count > 0 => count,
+            // This rank is none of them.
+            Ok(count) if count > 0 && count < size as usize => count,
             _ => fail!(
                 InvalidArgument,
-                "excludeRanksCount is {excludeRanksCount}; one rank or more is left out"
+                "excludeRanksCount is {excludeRanksCount}; of {size} ranks one or more are left out, but not all"
             ),
         };
         if excludeRanksList.is_null() {
@@ -202,33 +197,29 @@ pub unsafe extern "C" fn ncclCommShrink(
         }
         // SAFETY: the contract of the header: as many ranks.
         let excluded = unsafe { std::slice::from_raw_parts(excludeRanksList, count) };
-        let ranks = remaining(excluded, context.rank(), context.size())?;
+        let ranks = remaining(excluded, context.rank(), size)?;
         // SAFETY: the contract of the header: NULL or a config.
         let config = unsafe { Config::parse(config, &parent.config) }?;
-        match (shrinkFlags, *parent.phase()) {
-            (NCCL_SHRINK_DEFAULT | NCCL_SHRINK_ABORT, Phase::Finalized) => {
-                fail!(InvalidUsage, "'{}' was finalized: it can only be destroyed now", context.name())
-            }
-            (NCCL_SHRINK_ABORT, _) => parent.abort(),
-            (NCCL_SHRINK_DEFAULT, Phase::Revoked) => {}
-            (NCCL_SHRINK_DEFAULT, Phase::Open) => {
-                if let Some(error) = context.failure() {
-                    return Err(error.context(format!(
-                        "'{}' has failed, and shrinks with NCCL_SHRINK_ABORT only",
-                        context.name()
-                    )));
-                }
-            }
-            _ => fail!(
+        if ![NCCL_SHRINK_DEFAULT, NCCL_SHRINK_ABORT].contains(&shrinkFlags) {
+            fail!(
                 InvalidArgument,
                 "shrinkFlags is {shrinkFlags}; it is NCCL_SHRINK_DEFAULT (0) or NCCL_SHRINK_ABORT (1)"
-            ),
+            );
+        }
+        let phase = *parent.phase();
+        phase.check_unfinished(context)?;
+        if shrinkFlags == NCCL_SHRINK_ABORT {
+            parent.abort();
+        } else if let (Phase::Open, Some(error)) = (phase, context.failure()) {
+            return Err(error.context(format!(
+                "'{}' has failed, and shrinks with NCCL_SHRINK_ABORT only",
+                context.name()
+            )));
         }
         let child = Communicator::new(parent.place, config, parent.servers());
-        let name = format!("{}/shrunk", context.name());
-        let meet = move || context.regroup(&name, &ranks).map(Some);
+        let ranks = Ranks::Remaining(parent, ranks);
         // SAFETY: checked above.
-        group::join(unsafe { joining(child, newcomm, meet) })
+        group::join(unsafe { Joining::new(child, newcomm, ranks) })
     })
 }
 
@@ -274,10 +265,7 @@ unsafe fn from_ids(
 ) -> Result<ncclResult_t> {
     // SAFETY: this function's contract.
     unsafe { out(place, "comm") }?;
-    let size = match u32::try_from(nranks) {
-        Ok(size) if size > 0 => size,
-        _ => fail!(InvalidArgument, "nranks is {nranks}; a group has one rank or more"),
-    };
+    let size = size("nranks", nranks)?;
     let rank = match u32::try_from(rank) {
         Ok(rank) if rank < size => rank,
         _ => fail!(InvalidArgument, "rank is {rank}; a group of {nranks} has ranks 0 to {}", nranks - 1),
@@ -289,17 +277,25 @@ unsafe fn from_ids(
     let here = Place::here()?;
     let servers = ids.iter().filter_map(unique_id::claim).collect();
     let communicator = Communicator::new(here, config, servers);
-    let options = options(rank, size, Rendezvous::Id(meeting), &communicator.config);
+    let options = options(rank, size, Rendezvous::Id(meeting));
     // SAFETY: this function's contract; not NULL.
-    group::join(unsafe { joining(communicator, place, move || Context::create(options).map(Some)) })
+    group::join(unsafe { Joining::new(communicator, place, Ranks::Of(Box::new(options))) })
 }
 
-fn options(rank: u32, size: u32, rendezvous: Rendezvous, config: &Config) -> Options {
+/// How many ranks a group is to have.
+fn size(name: &str, given: c_int) -> Result<u32> {
+    match u32::try_from(given) {
+        Ok(size) if (1..=MAX_RANKS).contains(&size) => Ok(size),
+        _ => fail!(InvalidArgument, "{name} is {given}; a group has 1 to {MAX_RANKS} ranks"),
+    }
+}
+
+fn options(rank: u32, size: u32, rendezvous: Rendezvous) -> Options {
     Options {
         rank,
         size,
         rendezvous,
-        name: config.name.clone().unwrap_or_else(|| "world".into()),
+        name: "world".into(),
         timeout: meeting_timeout(),
         interface: unique_id::interface(),
         transports: None,
@@ -312,30 +308,6 @@ fn options(rank: u32, size: u32, rendezvous: Rendezvous, config: &Config) -> Opt
 fn host() -> Option<String> {
     let ours = std::env::var_os("UNISONO_HOST").is_some();
     std::env::var("NCCL_HOSTID").ok().filter(|name| !ours && !name.is_empty())
-}
-
-/// Gives a communicator its handle, so that it can be polled and aborted while it meets the others.
-///
-/// # Safety
-/// `place` is writable until the thread's group ends.
-unsafe fn joining(
-    communicator: Arc<Communicator>,
-    place: *mut ncclComm_t,
-    meet: impl FnOnce() -> Result<Option<Context>> + Send + 'static,
-) -> Joining {
-    let handle = COMMUNICATORS.insert(communicator.clone());
-    let (here, max_ctas) = (communicator.place, communicator.config.max_ctas);
-    let meet = move || {
-        let context = meet()?;
-        if let Some(context) = &context {
-            context.limit_blocks(max_ctas.unwrap_or(0));
-            engine::connect(context, here)?;
-        }
-        Ok(context)
-    };
-    // SAFETY: this function's contract.
-    unsafe { place.write(handle) };
-    Joining { communicator, handle, place, meet: Box::new(meet) }
 }
 
 /// The ranks that are left, of which this is one.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use unisono::deadline::Deadline;
 
 use crate::abi::{ncclComm_t, ncclResult_t};
-use crate::communicator::{self, COMMUNICATORS, Phase};
+use crate::communicator::{self, Phase};
 use crate::error::{IN_PROGRESS, SUCCESS, fail, guard};
 
 /// How long a communicator that is destroyed waits for what was enqueued on it.
@@ -22,8 +22,11 @@ pub const NCCL_REVOKE_DEFAULT: c_int = 0;
 pub extern "C" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
     guard(|| {
         let communicator = communicator::find(comm)?;
-        communicator.open_group()?;
-        *communicator.phase() = Phase::Finalized;
+        let context = communicator.group()?;
+        let mut phase = communicator.phase();
+        phase.check_open(context)?;
+        *phase = Phase::Finalized;
+        drop(phase);
         if communicator.config.blocking {
             communicator.drain(Deadline::NEVER)?;
             return Ok(SUCCESS);
@@ -40,8 +43,7 @@ pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
         if comm.is_null() {
             return Ok(SUCCESS);
         }
-        let communicator = communicator::find(comm)?;
-        COMMUNICATORS.take(comm);
+        let communicator = communicator::take(comm)?;
         if communicator.met().is_none() {
             // It still meets the others, in the background; whoever does that holds the rest.
             communicator.abort();
@@ -62,8 +64,7 @@ pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
         if comm.is_null() {
             return Ok(SUCCESS);
         }
-        let communicator = communicator::find(comm)?;
-        COMMUNICATORS.take(comm);
+        let communicator = communicator::take(comm)?;
         communicator.abort();
         Ok(SUCCESS)
     })
@@ -75,11 +76,14 @@ pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
 pub extern "C" fn ncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) -> ncclResult_t {
     guard(|| {
         let communicator = communicator::find(comm)?;
-        communicator.group()?;
+        let context = communicator.group()?;
         if revokeFlags != NCCL_REVOKE_DEFAULT {
             fail!(InvalidArgument, "revokeFlags is {revokeFlags}; it is NCCL_REVOKE_DEFAULT (0)");
         }
-        *communicator.phase() = Phase::Revoked;
+        let mut phase = communicator.phase();
+        phase.check_unfinished(context)?;
+        *phase = Phase::Revoked;
+        drop(phase);
         communicator.abort();
         Ok(SUCCESS)
     })

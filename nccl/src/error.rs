@@ -68,10 +68,7 @@ pub extern "C" fn ncclGetErrorString(result: ncclResult_t) -> *const c_char {
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetLastError(comm: ncclComm_t) -> *const c_char {
     let quiet = LAST_ERROR.try_with(|last| last.borrow().is_empty()).unwrap_or(false);
-    if quiet
-        && let Ok(communicator) = communicator::find(comm)
-        && let Some(failure) = communicator.failure()
-    {
+    if quiet && let Ok(Some(failure)) = caught(|| Ok(communicator::find(comm)?.failure())) {
         remember(&failure);
     }
     LAST_ERROR.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
@@ -102,7 +99,8 @@ pub(crate) fn guard_or<T>(otherwise: impl FnOnce(&Error) -> T, body: impl FnOnce
 
 /// Makes `error` this thread's last one.
 pub(crate) fn remember(error: &Error) {
-    let text = error.text().replace('\0', "\\0");
+    // The engine names the native face's field.
+    let text = error.text().replace('\0', "\\0").replace("raise timeout_ms", "raise UNISONO_NCCL_TIMEOUT");
     // No NUL is left in it.
     let text = CString::new(text).unwrap_or_default();
     // While the thread ends there is nowhere to keep the text, and nobody left to read it.

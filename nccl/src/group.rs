@@ -1,42 +1,12 @@
 //! Groups: between ncclGroupStart and the outermost ncclGroupEnd a thread's calls are kept, and then started together.
 
 use std::cell::RefCell;
-use std::sync::Arc;
 
-use unisono::communicator::Context;
-
-use crate::abi::{SIM_MAGIC, ncclComm_t, ncclResult_t, ncclSimInfo_t};
-use crate::communicator::{COMMUNICATORS, Communicator};
+use crate::abi::{SIM_MAGIC, ncclResult_t, ncclSimInfo_t};
 use crate::engine::{self, Launch};
-use crate::error::{Error, IN_PROGRESS, Result, SUCCESS, Status, caught, fail, guard};
+use crate::error::{Error, Result, SUCCESS, caught, fail, guard};
 use crate::estimate;
-
-/// A communicator that is to meet the other ranks.
-pub(crate) struct Joining {
-    pub(crate) communicator: Arc<Communicator>,
-    pub(crate) handle: ncclComm_t,
-    /// Where the client keeps the handle, writable until the group ends: NULL is written if the ranks do not meet.
-    pub(crate) place: *mut ncclComm_t,
-    /// Meets them.
-    pub(crate) meet: Box<dyn FnOnce() -> Result<Option<Context>> + Send>,
-}
-
-impl Joining {
-    /// The client gets none: this rank will not be a member.
-    pub(crate) fn give_up_handle(&mut self) {
-        COMMUNICATORS.take(self.handle);
-        self.handle = std::ptr::null_mut();
-        // SAFETY: as the field says.
-        unsafe { self.place.write(self.handle) };
-    }
-}
-
-/// A window that the ranks of a communicator share: all of them do, and wait for each other.
-pub(crate) struct Sharing {
-    /// The communicator's handle.
-    pub(crate) communicator: usize,
-    pub(crate) share: Box<dyn FnOnce() -> Result<()> + Send>,
-}
+use crate::setup::{self, Joining, Sharing};
 
 /// What a thread has called in its group so far.
 #[derive(Default)]
@@ -92,7 +62,7 @@ pub unsafe extern "C" fn ncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> nc
                 return Err(error);
             }
             info.estimatedTime = group.launches.iter().map(estimate::microseconds).sum();
-            discard(group.joinings);
+            group.joinings.into_iter().for_each(Joining::discard);
         }
         Ok(SUCCESS)
     })
@@ -152,32 +122,7 @@ pub(crate) fn share(sharing: Sharing) -> Result<()> {
             group.sharings.extend(sharing.take());
         }
     });
-    sharing.map_or(Ok(()), |sharing| (sharing.share)())
-}
-
-/// Shares windows of different communicators at the same time: the ranks of one may all be here, and wait for each other. Those of
-/// one communicator are shared in the order of the calls, which is the same on all ranks.
-fn share_all(sharings: Vec<Sharing>) -> Result<()> {
-    let mut communicators: Vec<(usize, Vec<Sharing>)> = Vec::new();
-    for sharing in sharings {
-        match communicators.iter_mut().find(|(communicator, _)| *communicator == sharing.communicator) {
-            Some((_, its)) => its.push(sharing),
-            None => communicators.push((sharing.communicator, vec![sharing])),
-        }
-    }
-    std::thread::scope(|scope| {
-        let share = |all: Vec<Sharing>| {
-            all.into_iter().map(|sharing| caught(sharing.share)).fold(Ok(()), Result::and)
-        };
-        let spawn = |(_, its)| scope.spawn(move || share(its));
-        let threads: Vec<_> = communicators.into_iter().map(spawn).collect();
-        let end = |thread: std::thread::ScopedJoinHandle<'_, Result<()>>| {
-            let panicked =
-                || Err(Error::new(Status::Internal, "a thread ended before it had shared a window"));
-            thread.join().unwrap_or_else(|_| panicked())
-        };
-        threads.into_iter().map(end).fold(Ok(()), Result::and)
-    })
+    sharing.map_or(Ok(()), |sharing| setup::share(vec![sharing]))
 }
 
 /// Makes a communicator meet, now or at the end of the group.
@@ -192,106 +137,21 @@ pub(crate) fn join_all(mut joinings: Vec<Joining>) -> Result<ncclResult_t> {
             group.joinings.append(&mut joinings);
         }
     });
-    if joinings.is_empty() { Ok(SUCCESS) } else { meet(joinings) }
+    setup::meet(joinings)
 }
 
 impl Group {
     fn run(self) -> Result<ncclResult_t> {
         if let Some(error) = self.error {
-            discard(self.joinings);
+            self.joinings.into_iter().for_each(Joining::discard);
             return Err(error);
         }
-        let met = if self.joinings.is_empty() { Ok(SUCCESS) } else { meet(self.joinings) };
-        let shared = if self.sharings.is_empty() { Ok(()) } else { share_all(self.sharings) };
-        let launched = if self.launches.is_empty() { Ok(()) } else { engine::launch_all(self.launches) };
+        let met = setup::meet(self.joinings);
+        let shared = setup::share(self.sharings);
+        let launched = engine::launch_all(self.launches);
         let met = met?;
         shared?;
         launched?;
         Ok(met)
-    }
-}
-
-/// Has communicators meet, at the same time: the ranks of one may all be here, and wait for each other.
-fn meet(joinings: Vec<Joining>) -> Result<ncclResult_t> {
-    let mut result = Ok(SUCCESS);
-    // One that may take its time can do so on this thread.
-    if joinings.len() == 1 && joinings[0].communicator.config.blocking {
-        for joining in joinings {
-            let (communicator, ended) = (joining.communicator, caught(joining.meet));
-            result = settle(&communicator, ended, joining.handle, joining.place);
-        }
-        return result;
-    }
-    let mut threads = Vec::new();
-    for Joining { communicator, handle, place, meet } in joinings {
-        let blocking = communicator.config.blocking;
-        let (inner, number) = (communicator.clone(), handle.addr());
-        let spawned = std::thread::Builder::new().name("unisono-meet".into()).spawn(move || {
-            let ended = caught(meet);
-            match blocking {
-                true => Some(ended),
-                false => {
-                    finish(&inner, ended, std::ptr::without_provenance_mut(number));
-                    None
-                }
-            }
-        });
-        match spawned {
-            Ok(thread) if blocking => threads.push((communicator, handle, place, thread)),
-            Ok(_) => result = result.map(|_| IN_PROGRESS),
-            Err(cause) => {
-                let error = Error::system("a thread to meet the other ranks cannot be started", cause);
-                result = result.and(settle(&communicator, Err(error), handle, place));
-            }
-        }
-    }
-    for (communicator, handle, place, thread) in threads {
-        // Panics are caught within.
-        let ended = thread.join().ok().flatten();
-        let ended = ended
-            .unwrap_or_else(|| Err(Error::new(Status::Internal, "a thread ended before it had met anybody")));
-        result = result.and_then(|before| settle(&communicator, ended, handle, place).map(|_| before));
-    }
-    result
-}
-
-/// Tells a communicator what came of meeting; its client has no handle if that is nothing.
-fn settle(
-    communicator: &Arc<Communicator>,
-    ended: Result<Option<Context>>,
-    handle: ncclComm_t,
-    place: *mut ncclComm_t,
-) -> Result<ncclResult_t> {
-    let failed = ended.as_ref().err().cloned();
-    finish(communicator, ended, handle);
-    match failed {
-        None => Ok(SUCCESS),
-        Some(error) => {
-            COMMUNICATORS.take(handle);
-            // SAFETY: as `Joining` says.
-            unsafe { place.write(std::ptr::null_mut()) };
-            Err(error)
-        }
-    }
-}
-
-/// Tells a communicator what came of meeting. One that turned out to have no part in the child is no more.
-fn finish(communicator: &Communicator, ended: Result<Option<Context>>, handle: ncclComm_t) {
-    match ended {
-        Ok(Some(context)) => communicator.meet(Ok(context)),
-        Ok(None) => drop(COMMUNICATORS.take(handle)),
-        Err(error) => {
-            log::warn!("{error}");
-            communicator.meet(Err(error));
-        }
-    }
-}
-
-/// Ends what has not met anybody.
-fn discard(joinings: Vec<Joining>) {
-    for Joining { handle, place, .. } in joinings {
-        COMMUNICATORS.take(handle);
-        // SAFETY: as `Joining` says.
-        unsafe { place.write(std::ptr::null_mut()) };
     }
 }

@@ -1,6 +1,6 @@
 //! The NCCL face: `libnccl.so.2`, the names of NCCL 2.28.9 and later over unisono's engine.
 //!
-//! An export parses its arguments, makes a [`group::Launch`] or a [`group::Joining`] of them and hands it to the
+//! An export parses its arguments, makes a [`group::Launch`] or a [`setup::Joining`] of them and hands it to the
 //! thread's group; outside of a group that ends at once. [`engine`] is the only module that starts anything.
 //!
 //! Handles are numbers, never addresses ([`handle`]): a stale one is found out instead of followed. Whatever fails
@@ -33,9 +33,11 @@ pub mod handle;
 pub mod memory;
 pub mod one_sided;
 pub mod operator;
+pub mod order;
 pub mod place;
 pub mod point_to_point;
 pub mod query;
 pub mod second_names;
+pub mod setup;
 pub mod unique_id;
 pub mod version;

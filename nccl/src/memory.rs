@@ -13,11 +13,12 @@ use unisono::communicator::Window;
 use unisono::cuda::memory::DeviceBuffer;
 
 use crate::abi::{ncclComm_t, ncclResult_t, ncclWindow_t};
-use crate::communicator;
+use crate::communicator::{self, Communicator};
 use crate::error::{Result, SUCCESS, fail, guard, out};
-use crate::group::{self, Sharing, in_group};
+use crate::group::{self, in_group};
 use crate::handle::Table;
 use crate::place::{Place, devices};
+use crate::setup::Sharing;
 
 /// What ncclMemAlloc gave out, by address.
 static ALLOCATED: Mutex<BTreeMap<usize, Allocation>> = Mutex::new(BTreeMap::new());
@@ -120,8 +121,7 @@ impl Registration {
     }
 
     /// Has all ranks map it.
-    fn share(&self, comm: ncclComm_t, size: usize) -> Result<()> {
-        let communicator = communicator::find(comm)?;
+    fn share(&self, communicator: &Communicator, size: usize) -> Result<()> {
         if let Place::Device(_) = communicator.place {
             let window = communicator.open_group()?.register_window(self.address as u64, size as u64)?;
             // It is shared once.
@@ -208,10 +208,9 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
         }
         let registration = Registration::new(comm, buff, size)?;
         if winFlags & NCCL_WIN_COLL_SYMMETRIC != 0 {
-            let (registration, communicator) = (registration.clone(), comm.expose_provenance());
-            let share = Box::new(move || {
-                registration.share(std::ptr::with_exposed_provenance_mut(communicator), size)
-            });
+            let (communicator, registration) = (communicator::find(comm)?, registration.clone());
+            let inner = communicator.clone();
+            let share = Box::new(move || registration.share(&inner, size));
             group::share(Sharing { communicator, share })?;
         }
         place.write(WINDOWS.insert(registration));

@@ -6,8 +6,8 @@ use crate::abi::{ncclComm_t, ncclResult_t};
 use crate::communicator::{self, Phase};
 use crate::error::{IN_PROGRESS, SUCCESS, fail, guard, out, remember, result};
 
-/// Writes to `*asyncError` what became of the communicator: ncclSuccess, ncclInProgress while it is being created or
-/// finalized, or the result of its first failure, on whichever rank that was. ncclGetLastError then has the text. Never
+/// Writes to `*asyncError` what became of the communicator: ncclSuccess, ncclInProgress while it is being created, split,
+/// shrunk or finalized in the background, or the result of its first failure, on whichever rank that was. ncclGetLastError then has the text. Never
 /// blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommGetAsyncError(
@@ -19,13 +19,15 @@ pub unsafe extern "C" fn ncclCommGetAsyncError(
         // SAFETY: the contract of the header: NULL or writable.
         let place = unsafe { out(asyncError, "asyncError") }?;
         let finalizing = *communicator.phase() == Phase::Finalized;
+        // What one that blocks sets up is waited for by another thread.
+        let splitting = !communicator.config.blocking && !communicator.order().is_idle();
         place.write(match (communicator.met(), communicator.failure()) {
             (None, _) => IN_PROGRESS,
             (_, Some(failure)) => {
                 remember(&failure);
                 result(failure.status())
             }
-            _ if finalizing && !communicator.idle() => IN_PROGRESS,
+            _ if splitting || finalizing && !communicator.idle() => IN_PROGRESS,
             _ => SUCCESS,
         });
         Ok(SUCCESS)

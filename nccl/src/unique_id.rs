@@ -9,9 +9,10 @@ use unisono::rendezvous::tcp_server::ServerHandle;
 use unisono::sys::interfaces::{self, InterfaceAddress};
 
 use crate::abi::{ncclResult_t, ncclUniqueId};
-use crate::error::{Result, SUCCESS, guard, out};
+use crate::error::{Result, SUCCESS, fail, guard, out};
 
-/// Makes a unique id and writes it to `*uniqueId`. One rank calls it and gives the 128 bytes to the others.
+/// Makes a unique id and writes it to `*uniqueId`. One rank calls it and gives the 128 bytes to the others, also where NCCL_COMM_ID
+/// would have spared that: with it set, ncclInvalidUsage.
 ///
 /// This process serves the meeting until its communicator of that id is destroyed, or it ends. It listens on the
 /// interface that UNISONO_INTERFACE or NCCL_SOCKET_IFNAME names, or on one that the library chooses.
@@ -20,6 +21,13 @@ pub unsafe extern "C" fn ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclRes
     guard(|| {
         // SAFETY: the contract of the header: NULL or writable.
         let place = unsafe { out(uniqueId, "uniqueId") }?;
+        if let Ok(address) = std::env::var("NCCL_COMM_ID") {
+            fail!(
+                InvalidUsage,
+                "NCCL_COMM_ID is \"{address}\", by which every rank would make the same id: with this library one rank makes \
+                 it and gives it to the others. If the program does that, unset NCCL_COMM_ID"
+            );
+        }
         let (id, server) = UniqueId::create(interface().as_deref())?;
         let bytes = id.to_bytes();
         let server = Arc::new(server);

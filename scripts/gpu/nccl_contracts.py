@@ -198,25 +198,37 @@ def nonblocking(nccl):
 
 
 def children(nccl):
-    """Splits in a group; who has no colour has no child."""
+    """Splits in a group, several of each communicator; who has no colour has no child."""
     world = World(nccl)
-    halves = (COMM * world.size)()
+    # Colour and key of a rank, child by child.
+    wishes = [lambda rank: (NO_COLOR if rank == 0 else 0, -rank), lambda rank: (0, rank), lambda rank: (0, -rank),
+              lambda rank: (rank % 2, rank)]
+    children = [(COMM * world.size)() for _ in wishes]
 
     def split(index, rank):
-        at = ctypes.cast(ctypes.byref(halves, index * ctypes.sizeof(COMM)), ctypes.POINTER(COMM))
-        nccl.CommSplit(rank.comm, NO_COLOR if index == 0 else 0, -index, at, None)
+        for comms, wish in zip(children, wishes):
+            at = ctypes.cast(ctypes.byref(comms, index * ctypes.sizeof(COMM)), ctypes.POINTER(COMM))
+            nccl.CommSplit(rank.comm, *wish(index), at, None)
 
     world.group(split)
-    assert halves[0] is None and all(halves[index] for index in range(1, world.size))
-    x = [rank.full(2000, index) for index, rank in enumerate(world.ranks)]
-    nccl.GroupStart()
-    for index in range(1, world.size):
-        Rank(COMM(halves[index]), index).all_reduce(nccl, x[index], op=MAX, stream=world.ranks[index].stream)
-    nccl.GroupEnd()
-    world.synchronize()
-    assert all((x[index] == world.size - 1).all() for index in range(1, world.size))
-    for index in range(1, world.size):
-        nccl.CommDestroy(COMM(halves[index]))
+    for comms, wish in zip(children, wishes):
+        colors = [wish(rank)[0] for rank in range(world.size)]
+        members = [rank for rank in range(world.size) if colors[rank] != NO_COLOR]
+        assert all((comms[rank] is None) == (rank not in members) for rank in range(world.size))
+        x = [rank.full(2000, index) for index, rank in enumerate(world.ranks)]
+        nccl.GroupStart()
+        for rank in members:
+            Rank(COMM(comms[rank]), rank).all_reduce(nccl, x[rank], op=MAX, stream=world.ranks[rank].stream)
+        nccl.GroupEnd()
+        world.synchronize()
+        for rank in members:
+            alike = [other for other in members if colors[other] == colors[rank]]
+            alike.sort(key=lambda other: wish(other)[1])
+            place = INT(-1)
+            nccl.CommUserRank(COMM(comms[rank]), ctypes.byref(place))
+            assert place.value == alike.index(rank), (place.value, alike)
+            assert (x[rank] == max(alike)).all()
+            nccl.CommDestroy(COMM(comms[rank]))
     world.destroy()
 
 

@@ -28,6 +28,7 @@ use crate::signature::Signature;
 pub struct Context(Arc<Inner>);
 
 struct Inner {
+    /// In errors and logs: the other ranks may have another.
     name: String,
     place: Place,
     plans: Plans,
@@ -52,8 +53,14 @@ pub(super) enum Place {
 impl Context {
     /// Meets the other ranks and returns when all have arrived.
     pub fn create(options: Options) -> Result<Context> {
+        Context::create_labelled(options, None)
+    }
+
+    /// [`Context::create`] with a name for errors and logs that need not be the other ranks'.
+    pub fn create_labelled(options: Options, label: Option<String>) -> Result<Context> {
         let deadline = Deadline::after(options.timeout);
         let name = if options.name.is_empty() { "default".to_string() } else { options.name.clone() };
+        let label = label.unwrap_or_else(|| name.clone());
         let Found { rank, size, store, secret, exits } = meeting::find(&options, deadline)?;
         if size == 0 || size > MAX_RANKS {
             fail!(InvalidArgument, "size {size} is out of range: a group has 1 to {MAX_RANKS} ranks");
@@ -66,7 +73,7 @@ impl Context {
             );
         }
         if size == 1 {
-            return Ok(Context::new(name, Place::Solo, None));
+            return Ok(Context::new(label, Place::Solo, None));
         }
         let links = meeting::link_options(&options)?;
         let meeting = Meeting { rank, size, name: &name, store: &*store, secret, options: links, deadline };
@@ -75,8 +82,8 @@ impl Context {
             endpoint.watch_exits(exits);
         }
         let members = (0..size).collect();
-        let group = Group::new(endpoint, job, name.clone(), rank, members, options.timeout);
-        Context::new(name, Place::Group(group), Some(store)).settled()
+        let group = Group::new(endpoint, job, label.clone(), rank, members, options.timeout);
+        Context::new(label, Place::Group(group), Some(store)).settled()
     }
 
     fn new(name: String, place: Place, store: Option<Arc<dyn Store>>) -> Context {
@@ -132,7 +139,7 @@ impl Context {
         }
     }
 
-    /// The group's name.
+    /// The group's name in errors and logs.
     pub fn name(&self) -> &str {
         &self.0.name
     }
@@ -152,9 +159,15 @@ impl Context {
     /// Collective over this group: a child group for each colour, ranks ordered by key, then by rank here.
     /// `None`: this rank takes part in no child.
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Context>> {
-        let Place::Group(group) = &self.0.place else {
-            return Ok(color.map(|color| self.solo_child(&format!("{}/{color}", self.0.name))));
-        };
+        self.begin_split(color, key)?.map(Child::meet).transpose()
+    }
+
+    /// The first half of [`Context::split`]: what all ranks of this group do, in the same order if they split it several
+    /// times. The members of the child have yet to meet.
+    pub fn begin_split(&self, color: Option<u32>, key: i64) -> Result<Option<Child>> {
+        let child =
+            |color: u32, ranks| self.child(&format!("/{color}"), format!("{}/{color}", self.name()), ranks);
+        let Place::Group(group) = &self.0.place else { return Ok(color.map(|color| child(color, vec![0]))) };
         // Colour (with one bit for "none") and key of each rank.
         let mine = [color.map_or(u64::MAX, u64::from), key as u64];
         let all = self.exchange(group, mine)?;
@@ -166,22 +179,30 @@ impl Context {
             .map(|(rank, [_, key])| (*key as i64, rank as u32))
             .collect();
         ranks.sort_unstable();
-        let ranks: Vec<u32> = ranks.into_iter().map(|(_, rank)| rank).collect();
-        self.child(group, format!("{}/{color}", self.0.name), &ranks).map(Some)
+        let ranks = ranks.into_iter().map(|(_, rank)| rank).collect();
+        Ok(Some(child(color, ranks)))
     }
 
     /// A named child group of the listed ranks, in that order; called by its members only. Another rank's call is
     /// `NotMember` and names rank and group.
     pub fn group(&self, name: &str, ranks: &[u32]) -> Result<Context> {
-        if let Some(error) = self.failure() {
-            return Err(error.context(format!("group '{}' has failed before", self.name())));
-        }
+        self.refuse_failed()?;
         self.regroup(name, ranks)
+    }
+
+    fn refuse_failed(&self) -> Result<()> {
+        let failed = |error: Error| error.context(format!("group '{}' has failed before", self.name()));
+        self.failure().map_or(Ok(()), |error| Err(failed(error)))
     }
 
     /// As [`Context::group`], also when this group has failed: the listed ranks, which are alive, go on without the
     /// others.
     pub fn regroup(&self, name: &str, ranks: &[u32]) -> Result<Context> {
+        self.begin_regroup(name, ranks)?.meet()
+    }
+
+    /// The first half of [`Context::regroup`], in the same order on all members, as [`Context::begin_split`]. Waits for nobody.
+    pub fn begin_regroup(&self, name: &str, ranks: &[u32]) -> Result<Child> {
         let size = self.size();
         if ranks.is_empty() {
             fail!(InvalidArgument, "group '{name}' has no ranks");
@@ -191,7 +212,7 @@ impl Context {
                 fail!(
                     InvalidArgument,
                     "rank {rank} of group '{name}' is out of range: '{}' has {size}",
-                    self.0.name
+                    self.name()
                 );
             }
             if ranks[..index].contains(&rank) {
@@ -199,43 +220,23 @@ impl Context {
             }
         }
         if !ranks.contains(&self.rank()) {
-            fail!(NotMember, "rank {} of '{}' is not a member of group '{name}'", self.rank(), self.0.name);
+            fail!(NotMember, "rank {} of '{}' is not a member of group '{name}'", self.rank(), self.name());
         }
-        match &self.0.place {
-            Place::Solo => Ok(self.solo_child(name)),
-            Place::Group(group) => self.child(group, name.to_string(), ranks),
-        }
+        Ok(self.child(name, name.to_string(), ranks.to_vec()))
     }
 
     /// Collective: the same ranks, independent operations.
     pub fn duplicate(&self) -> Result<Context> {
-        let ranks: Vec<u32> = (0..self.size()).collect();
-        self.group(&format!("{}+", self.0.name), &ranks)
+        self.refuse_failed()?;
+        self.child("+", format!("{}+", self.name()), (0..self.size()).collect()).meet()
     }
 
-    fn solo_child(&self, name: &str) -> Context {
-        Context::new(name.to_string(), Place::Solo, None)
-    }
-
-    fn child(&self, parent: &Arc<Group>, name: String, ranks: &[u32]) -> Result<Context> {
-        let count = {
-            let mut children = lock(&self.0.children);
-            let count = children.entry((name.clone(), ranks.to_vec())).or_insert(0);
-            *count += 1;
-            *count
-        };
-        let members: Arc<[u32]> = ranks.iter().map(|&rank| parent.members()[rank as usize]).collect();
-        if members.len() == 1 {
-            return Ok(Context::new(name, Place::Solo, None));
-        }
-        // PROOF: both callers have checked that this rank is among them.
-        let own = ranks.iter().position(|&rank| rank == parent.rank()).unwrap_or(0) as u32;
-        let id = child_id(parent.id(), &name, &members, count);
-        let endpoint = parent.endpoint().clone();
-        let group = Group::new(endpoint, id, name.clone(), own, members, parent.timeout());
-        let child = Context::new(name, Place::Group(group), self.0._store.clone());
-        child.limit_blocks(self.max_blocks());
-        child.settled()
+    /// What tells it from the other children of this group: `name`, the members, and how many there have been of these.
+    fn child(&self, name: &str, label: String, ranks: Vec<u32>) -> Child {
+        let mut children = lock(&self.0.children);
+        let count = children.entry((name.to_string(), ranks.clone())).or_insert(0);
+        *count += 1;
+        Child { parent: self.clone(), name: name.to_string(), label, ranks, count: *count }
     }
 
     /// Sets up what the members of a new group have to set up together.
@@ -249,7 +250,7 @@ impl Context {
     /// Fails everything that is running or to come on this context, on this rank and (within a second) on the others.
     /// Returns at once; from any thread.
     pub fn abort(&self) {
-        self.fail(Error::new(Status::Aborted, format!("rank {} aborted '{}'", self.rank(), self.0.name)));
+        self.fail(Error::new(Status::Aborted, format!("rank {} aborted '{}'", self.rank(), self.name())));
     }
 
     /// Fails everything that is running or to come on this context for a cause of this rank's, as [`Context::abort`].
@@ -301,6 +302,42 @@ impl Context {
         let mut checked = Checked::new(request, group.rank(), group.size())?;
         let (plan, _) = self.0.plans.plan(&mut checked, &Call::default(), self.seat())?;
         Ok((checked.signature, plan))
+    }
+}
+
+/// A child group that is agreed on: this rank is a member.
+pub struct Child {
+    parent: Context,
+    name: String,
+    label: String,
+    /// Of the parent, in the child's order.
+    ranks: Vec<u32>,
+    /// How many of the same name and members there have been, with this one.
+    count: u32,
+}
+
+impl Child {
+    /// With a name for errors and logs that need not be the other ranks'.
+    pub fn labelled(self, label: String) -> Child {
+        Child { label, ..self }
+    }
+
+    /// Meets the other members; the second half of [`Context::split`] and [`Context::regroup`].
+    pub fn meet(self) -> Result<Context> {
+        let Child { parent, name, label, ranks, count } = self;
+        let group = match &parent.0.place {
+            Place::Group(group) if ranks.len() > 1 => group,
+            _ => return Ok(Context::new(label, Place::Solo, None)),
+        };
+        let members: Arc<[u32]> = ranks.iter().map(|&rank| group.members()[rank as usize]).collect();
+        // PROOF: whoever makes a child has checked that this rank is among them.
+        let own = ranks.iter().position(|&rank| rank == group.rank()).unwrap_or(0) as u32;
+        let id = child_id(group.id(), &name, &members, count);
+        let endpoint = group.endpoint().clone();
+        let group = Group::new(endpoint, id, label.clone(), own, members, group.timeout());
+        let child = Context::new(label, Place::Group(group), parent.0._store.clone());
+        child.limit_blocks(parent.max_blocks());
+        child.settled()
     }
 }
 

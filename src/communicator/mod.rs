@@ -22,7 +22,7 @@ pub mod window;
 pub mod work;
 
 pub use batch::{Pending, start_together};
-pub use context::Context;
+pub use context::{Child, Context};
 pub use device::connect_devices;
 pub use prepared::{AlgorithmOptions, Prepared};
 pub use window::Window;

@@ -61,7 +61,7 @@ impl Work {
     }
 
     /// Whether the host has a part in it that is not done.
-    pub(super) fn is_hosted(&self) -> bool {
+    pub fn is_hosted(&self) -> bool {
         match &self.state {
             State::Running(_) => true,
             State::Enqueued(enqueued) => enqueued.host.is_some(),

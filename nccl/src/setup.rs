@@ -1,0 +1,158 @@
+//! What ranks set up together, now or at the end of a group: communicators meet, windows are shared.
+//!
+//! All that one group has does so side by side, in a thread each: the ranks of a communicator may all be here, and wait for each
+//! other. What is made of one communicator has its turns there: see [`crate::order`].
+
+use std::sync::Arc;
+
+use unisono::communicator::{Child, Context, Options};
+
+use crate::abi::{ncclComm_t, ncclResult_t};
+use crate::communicator::{COMMUNICATORS, Communicator};
+use crate::error::{Error, IN_PROGRESS, Result, SUCCESS, Status, caught};
+use crate::order::Turn;
+
+/// A communicator that is to meet the other ranks.
+pub(crate) struct Joining {
+    pub(crate) communicator: Arc<Communicator>,
+    pub(crate) handle: ncclComm_t,
+    /// Where the client keeps the handle, writable until the group ends: NULL is written if the ranks do not meet.
+    pub(crate) place: *mut ncclComm_t,
+    pub(crate) ranks: Ranks,
+}
+
+/// Which ranks are to meet.
+pub(crate) enum Ranks {
+    /// Those that find each other so.
+    Of(Box<Options>),
+    /// Those of this communicator that give the same colour, in the order of their keys.
+    Alike(Arc<Communicator>, Option<u32>, i64),
+    /// These of this communicator.
+    Remaining(Arc<Communicator>, Vec<u32>),
+}
+
+impl Ranks {
+    /// A turn of the communicator that they are of.
+    fn turn(&self) -> Option<Turn> {
+        match self {
+            Ranks::Of(_) => None,
+            Ranks::Alike(parent, ..) | Ranks::Remaining(parent, _) => Some(parent.order().take()),
+        }
+    }
+
+    /// Has them meet; `turn` is what [`Ranks::turn`] gave, `label` what the client calls them. `None`: this rank is not one
+    /// of them.
+    fn meet(self, turn: Option<Turn>, label: Option<String>) -> Result<Option<Context>> {
+        if let Some(turn) = &turn {
+            turn.wait();
+        }
+        let mut child = match self {
+            Ranks::Of(options) => return Context::create_labelled(*options, label).map(Some),
+            Ranks::Alike(parent, color, key) => parent.group()?.begin_split(color, key)?,
+            Ranks::Remaining(parent, ranks) => {
+                let parent = parent.group()?;
+                let child = parent.begin_regroup("shrunk", &ranks)?;
+                Some(child.labelled(format!("{}/shrunk", parent.name())))
+            }
+        };
+        // The rest is the child's own.
+        drop(turn);
+        if let Some(label) = label {
+            child = child.map(|child| child.labelled(label));
+        }
+        child.map(Child::meet).transpose()
+    }
+}
+
+impl Joining {
+    /// Gives a communicator its handle, so that it can be polled and aborted while it meets the others.
+    ///
+    /// # Safety
+    /// `place` is writable until the thread's group ends.
+    pub(crate) unsafe fn new(
+        communicator: Arc<Communicator>,
+        place: *mut ncclComm_t,
+        ranks: Ranks,
+    ) -> Joining {
+        let handle = match ranks {
+            // It takes part in the splitting, and in nothing after that.
+            Ranks::Alike(_, None, _) => std::ptr::null_mut(),
+            _ => COMMUNICATORS.insert(communicator.clone()),
+        };
+        // SAFETY: this function's contract.
+        unsafe { place.write(handle) };
+        Joining { communicator, handle, place, ranks }
+    }
+
+    /// The client gets no communicator.
+    pub(crate) fn discard(self) {
+        take_back(self.handle, self.place);
+    }
+}
+
+/// Takes a handle back; `place` is that of its [`Joining`].
+fn take_back(handle: ncclComm_t, place: *mut ncclComm_t) {
+    COMMUNICATORS.take(handle);
+    // SAFETY: as the field says.
+    unsafe { place.write(std::ptr::null_mut()) };
+}
+
+/// Has communicators meet. Those that block have met when this returns; the client has no handle of one that failed.
+pub(crate) fn meet(joinings: Vec<Joining>) -> Result<ncclResult_t> {
+    let mut begun = Vec::with_capacity(joinings.len());
+    for Joining { communicator, handle, place, ranks } in joinings {
+        let (turn, inner) = (ranks.turn(), communicator.clone());
+        let meet = move || inner.meet(|| ranks.meet(turn, inner.config.name.clone()));
+        let spawned = std::thread::Builder::new().name("unisono-meet".into()).spawn(meet);
+        begun.push((communicator, handle, place, spawned));
+    }
+    let mut result = Ok(SUCCESS);
+    for (communicator, handle, place, spawned) in begun {
+        let ended = match spawned {
+            Ok(thread) if communicator.config.blocking => {
+                let ended = communicator.wait();
+                if communicator.met().is_some() {
+                    // It lets go of the communicator, which may be destroyed next. Panics are caught within.
+                    let _ = thread.join();
+                }
+                ended
+            }
+            Ok(_) => {
+                result = result.map(|_| IN_PROGRESS);
+                continue;
+            }
+            Err(cause) => Err(Error::system("a thread to meet the other ranks cannot be started", cause)),
+        };
+        if let Err(error) = ended {
+            take_back(handle, place);
+            result = result.and(Err(error));
+        }
+    }
+    result
+}
+
+/// A window that the ranks of a communicator share: all of them do, and wait for each other.
+pub(crate) struct Sharing {
+    pub(crate) communicator: Arc<Communicator>,
+    pub(crate) share: Box<dyn FnOnce() -> Result<()> + Send>,
+}
+
+/// Shares windows.
+pub(crate) fn share(sharings: Vec<Sharing>) -> Result<()> {
+    if sharings.is_empty() {
+        return Ok(());
+    }
+    let turns: Vec<Turn> = sharings.iter().map(|sharing| sharing.communicator.order().take()).collect();
+    std::thread::scope(|scope| {
+        let share = |(turn, sharing): (Turn, Sharing)| {
+            scope.spawn(move || {
+                turn.wait();
+                caught(sharing.share)
+            })
+        };
+        let threads: Vec<_> = turns.into_iter().zip(sharings).map(share).collect();
+        let panicked = || Err(Error::new(Status::Internal, "a thread ended before it had shared a window"));
+        let ends = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked()));
+        ends.fold(Ok(()), Result::and)
+    })
+}
