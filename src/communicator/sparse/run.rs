@@ -3,7 +3,9 @@
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
-use super::tensor::{Elements, Gathered, Shape, Tensor};
+use super::memory::{Pool, Words};
+use super::order::Order;
+use super::tensor::{Gathered, Shape, Tensor};
 use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Request};
 use crate::communicator::Call;
@@ -17,7 +19,7 @@ use crate::engine::group::{Group, Turn};
 use crate::engine::operation::{Completion, Operation};
 use crate::engine::staged::Load;
 use crate::engine::wire::Class;
-use crate::error::{Result, fail};
+use crate::error::Result;
 use crate::reduce::{DataType, Operator, Reducer};
 use crate::signature::Kind;
 
@@ -27,47 +29,101 @@ pub(super) struct Part {
     pub(super) reducer: Reducer,
     pub(super) seat: Seat,
     pub(super) class: Class,
+    pub(super) pool: Arc<Pool>,
     /// Told what comes of it.
     pub(super) into: Arc<OnceLock<Tensor>>,
 }
 
-/// Where this rank's elements are.
-pub(super) enum Source {
-    /// Here, and combined.
-    Here(Elements),
-    /// On their way from a device: so many numbers, so many bytes of values.
-    Loading(Load, usize, usize),
+/// This rank's elements as they were given: coordinates, and bytes of values.
+pub(super) struct Source {
+    indices: (*const i64, usize),
+    values: (*const u8, usize),
+    keeper: Keeper,
+}
+
+// SAFETY: it names memory that its keeper has, or that the caller promised to be usable from the library's threads.
+unsafe impl Send for Source {}
+
+/// Whose the memory is.
+enum Keeper {
+    Caller,
+    Copy(#[expect(dead_code, reason = "held")] Words),
+    /// Not there before it is complete.
+    Load(Load),
 }
 
 impl Source {
-    /// The elements, if they are here by now.
-    fn take(&mut self, shape: &Shape, reducer: &Reducer) -> Result<Option<Elements>> {
-        let (load, numbers, bytes) = match self {
-            Source::Here(elements) => return Ok(Some(std::mem::replace(elements, Elements::none()))),
-            Source::Loading(load, _, _) if !load.is_complete()? => return Ok(None),
-            Source::Loading(load, numbers, bytes) => (load, *numbers, *bytes),
-        };
-        // SAFETY: the load is complete, so its parts are there, as long as they were ordered and aligned to 64 bytes; they
-        // stay as they are for as long as it lives.
-        let (indices, values) = unsafe {
-            (
-                std::slice::from_raw_parts(load.part(0).cast::<i64>(), numbers),
-                std::slice::from_raw_parts(load.part(1), bytes),
-            )
-        };
-        let elements = Elements::coalesce(indices, values, shape, reducer)?;
-        *self = Source::Here(Elements::none());
-        Ok(Some(elements))
+    pub(super) fn none() -> Source {
+        let (indices, values) = (std::ptr::dangling(), std::ptr::dangling());
+        Source { indices: (indices, 0), values: (values, 0), keeper: Keeper::Caller }
     }
 
-    /// The elements, when they are here.
-    pub(super) fn wait(mut self, shape: &Shape, reducer: &Reducer, deadline: Deadline) -> Result<Elements> {
-        if let Source::Loading(load, _, _) = &self {
-            load.wait(deadline)?;
+    /// The caller's memory, read when it is needed.
+    ///
+    /// # Safety
+    /// The lists are so long and stay as they are until the source is dropped.
+    pub(super) unsafe fn borrow(
+        indices: (*const i64, usize),
+        values: (*const u8, usize),
+        _: &Arc<Pool>,
+    ) -> Result<Source> {
+        Ok(Source { indices, values, keeper: Keeper::Caller })
+    }
+
+    /// A copy of the caller's memory.
+    ///
+    /// # Safety
+    /// The lists are so long.
+    pub(super) unsafe fn copy(
+        indices: (*const i64, usize),
+        values: (*const u8, usize),
+        pool: &Arc<Pool>,
+    ) -> Result<Source> {
+        let mut words = pool.take(indices.1.saturating_add(values.1.div_ceil(8)))?;
+        let copy = words.address();
+        let (numbers, bytes) = (copy.cast::<i64>(), copy.wrapping_add(indices.1 * size_of::<i64>()));
+        // SAFETY: the caller's promise; there is room for both, and nobody else knows it.
+        unsafe {
+            numbers.copy_from_nonoverlapping(indices.0, indices.1);
+            bytes.copy_from_nonoverlapping(values.0, values.1);
         }
-        match self.take(shape, reducer)? {
-            Some(elements) => Ok(elements),
-            None => fail!(Internal, "a load is complete, and is not"),
+        let keeper = Keeper::Copy(words);
+        Ok(Source { indices: (numbers, indices.1), values: (bytes, values.1), keeper })
+    }
+
+    /// What `load` brings: so many numbers, so many bytes.
+    pub(super) fn load(load: Load, numbers: usize, bytes: usize) -> Source {
+        let (indices, values) = (load.part(0).cast(), load.part(1));
+        Source { indices: (indices, numbers), values: (values, bytes), keeper: Keeper::Load(load) }
+    }
+
+    fn is_here(&self) -> Result<bool> {
+        match &self.keeper {
+            Keeper::Load(load) => load.is_complete(),
+            Keeper::Caller | Keeper::Copy(_) => Ok(true),
+        }
+    }
+
+    /// Waits until the elements are here.
+    pub(super) fn wait(&self, deadline: Deadline) -> Result<()> {
+        match &self.keeper {
+            Keeper::Load(load) => load.wait(deadline),
+            Keeper::Caller | Keeper::Copy(_) => Ok(()),
+        }
+    }
+
+    /// The elements.
+    ///
+    /// # Safety
+    /// They are here, and what was promised when the source was made still holds.
+    pub(super) unsafe fn lists(&self) -> (&[i64], &[u8]) {
+        // SAFETY: this function's contract. A load's parts are aligned to 64 bytes, a copy's to 8, and the caller's have been
+        // checked.
+        unsafe {
+            (
+                std::slice::from_raw_parts(self.indices.0, self.indices.1),
+                std::slice::from_raw_parts(self.values.0, self.values.1),
+            )
         }
     }
 }
@@ -83,14 +139,15 @@ pub(super) struct SparseRun {
 enum Round {
     /// This rank's elements come to the host.
     Load {
-        source: Box<Source>,
+        source: Source,
         counting: Box<Counting>,
     },
     /// Each rank's number of elements comes in.
     Count {
         exchange: Box<dyn Operation>,
         nnz: Vec<u64>,
-        mine: Elements,
+        source: Source,
+        order: Order,
     },
     /// Their elements come in.
     Gather {
@@ -103,27 +160,29 @@ enum Round {
 impl SparseRun {
     /// The operation for `turn`. `counting` was made for `part`.
     pub(super) fn new(turn: &Turn, part: Part, counting: Counting, source: Source) -> SparseRun {
-        SparseRun {
-            part,
-            turn: *turn,
-            round: Round::Load { source: Box::new(source), counting: Box::new(counting) },
-        }
+        SparseRun { part, turn: *turn, round: Round::Load { source, counting: Box::new(counting) } }
     }
 
-    /// This rank's elements are there: all tell how many they have.
-    fn count(&mut self, group: &Group, mine: Elements, counting: Counting) {
+    /// This rank's elements are there: all tell how many different ones they have.
+    fn count(&mut self, group: &Group, source: Source, counting: Counting) -> Result<()> {
+        let Part { shape, pool, seat, .. } = &self.part;
+        // SAFETY: they are here; the caller's memory outlives a call that borrows it.
+        let (indices, _) = unsafe { source.lists() };
+        let order = Order::of(indices, shape.dims, pool)?;
         let Counting { mut nnz, exchange } = counting;
-        nnz[self.part.seat.rank as usize] = mine.nnz as u64;
+        nnz[seat.rank as usize] = order.different as u64;
         // SAFETY: `nnz` is what the exchange was made of; it lives beside it, and is not touched before its end.
         let exchange = unsafe { exchange.begin(group, &self.turn, 0) };
-        self.round = Round::Count { exchange, nnz, mine };
+        self.round = Round::Count { exchange, nnz, source, order };
+        Ok(())
     }
 
     /// All elements are to be gathered next.
-    fn gather(&mut self, group: &Group, nnz: &[u64], mine: &Elements) -> Result<()> {
+    fn gather(&mut self, group: &Group, nnz: &[u64], source: &Source, order: &Order) -> Result<()> {
         let part = &self.part;
-        let mut all = Gathered::new(&part.shape, nnz)?;
-        all.put(part.seat.rank as usize, mine);
+        let mut all = Gathered::new(&part.shape, nnz, &part.pool)?;
+        // SAFETY: as in `count`.
+        all.put(part.seat.rank as usize, unsafe { source.lists() }, order, &part.reducer);
         let counts = Counts::Blocks(all.counts());
         let plan = |checked: &mut Checked| planned(checked, &Call::default(), part.seat);
         let exchange = Exchange::new(group, part.class, all.address(), counts, plan)?;
@@ -145,16 +204,9 @@ impl Operation for SparseRun {
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
         loop {
             match &mut self.round {
-                Round::Load { source, .. } => match source.take(&self.part.shape, &self.part.reducer) {
-                    Ok(Some(mine)) => {
-                        let Round::Load { counting, .. } = std::mem::replace(&mut self.round, Round::Over)
-                        else {
-                            continue;
-                        };
-                        self.count(group, mine, *counting);
-                        continue;
-                    }
-                    Ok(None) => return Poll::Pending,
+                Round::Load { source, .. } => match source.is_here() {
+                    Ok(true) => {}
+                    Ok(false) => return Poll::Pending,
                     Err(error) => return Poll::Ready(Err(error)),
                 },
                 Round::Count { exchange, .. } | Round::Gather { exchange, .. } => {
@@ -166,12 +218,14 @@ impl Operation for SparseRun {
                 Round::Over => return Poll::Ready(Ok(Completion::default())),
             }
             let ended = match std::mem::replace(&mut self.round, Round::Over) {
-                Round::Count { nnz, mine, .. } => self.gather(group, &nnz, &mine),
+                Round::Load { source, counting } => self.count(group, source, *counting),
+                Round::Count { nnz, source, order, .. } => self.gather(group, &nnz, &source, &order),
                 Round::Gather { all, .. } => {
+                    let combined = all.combine(&self.part.reducer, &self.part.pool);
                     // Nobody else sets it.
-                    all.combine(&self.part.reducer).map(|tensor| drop(self.part.into.set(tensor)))
+                    combined.map(|tensor| drop(self.part.into.set(tensor)))
                 }
-                Round::Load { .. } | Round::Over => Ok(()),
+                Round::Over => Ok(()),
             };
             if let Err(error) = ended {
                 return Poll::Ready(Err(error));
