@@ -71,13 +71,28 @@ impl<'a> Merge<'a> {
             self.present.push(rank);
         }
         self.count = 1;
-        while self.goes_on() {
-            self.count += 1;
+        match self.all.shape.dims {
+            1 => self.count = self.numbers_that_go_on(),
+            _ => {
+                while self.goes_on() {
+                    self.count += 1;
+                }
+            }
         }
         for &rank in &self.present {
             self.heads[rank as usize] += self.count;
         }
         true
+    }
+
+    /// How long the stretch is where indices are numbers.
+    fn numbers_that_go_on(&self) -> usize {
+        let rest = |&rank: &u32| &self.leading[rank as usize][self.heads[rank as usize]..];
+        let limit = self.waiting.first().map(|rank| rest(rank)[0].cast_signed());
+        let belongs = |number: &u64| limit.is_none_or(|limit| number.cast_signed() < limit);
+        let (first, others) = (rest(&self.present[0]), &self.present[1..]);
+        let number_goes_on = |at: usize| others.iter().all(|other| rest(other).get(at) == Some(&first[at]));
+        (1..first.len()).find(|&at| !belongs(&first[at]) || !number_goes_on(at)).unwrap_or(first.len())
     }
 
     /// Whether the element behind the stretch belongs to it.
@@ -102,7 +117,7 @@ impl<'a> Merge<'a> {
         let Shape { dims, block, dtype } = self.all.shape;
         let nnz = tensor.nnz;
         let (indices, mut values) = tensor.parts_mut();
-        let mut tree = Tree { reducer, all: self.all, pool, scratch: Vec::new() };
+        let mut tree = Tree { reducer, all: self.all, pool, operands: Vec::new(), scratch: Vec::new() };
         let mut done = 0;
         while self.advance() {
             let count = self.count;
@@ -195,6 +210,8 @@ struct Tree<'a> {
     reducer: &'a Reducer,
     all: &'a Gathered,
     pool: &'a Arc<Pool>,
+    /// Of the fold that is next.
+    operands: Vec<Operand>,
     /// Partial results of a part, by depth.
     scratch: Vec<Words>,
 }
@@ -212,6 +229,7 @@ impl Tree<'_> {
             // SAFETY: each operand holds as many accumulators as `out` elements, in `all`, apart from `out`; nothing
             // touches either meanwhile.
             unsafe { reducer.fold(&operands, out.as_mut_ptr(), Representation::Element, positions) };
+            self.operands = operands;
             return Ok(());
         };
         let element = self.all.shape.dtype.size();
@@ -241,7 +259,9 @@ impl Tree<'_> {
         }
         let Some((left, right, middle)) = halves(ranks, first, count) else {
             let operands = self.leaves(stretch, ranks, part.0);
-            return self.fold(&operands, part, slot);
+            let folded = self.fold(&operands, part, slot);
+            self.operands = operands;
+            return folded;
         };
         let operands = [
             self.partial(stretch, part, (left, first, middle - first), slot)?,
@@ -263,8 +283,12 @@ impl Tree<'_> {
         Ok(Operand { address, representation: Representation::Accumulator, scale: 1.0 })
     }
 
-    fn leaves(&self, stretch: &Stretch<'_>, ranks: &[u32], skipped: usize) -> Vec<Operand> {
-        ranks.iter().map(|&rank| self.leaf(stretch, rank, skipped)).collect()
+    /// The ranks' elements, in the list that is kept for it.
+    fn leaves(&mut self, stretch: &Stretch<'_>, ranks: &[u32], skipped: usize) -> Vec<Operand> {
+        let mut operands = std::mem::take(&mut self.operands);
+        operands.clear();
+        operands.extend(ranks.iter().map(|&rank| self.leaf(stretch, rank, skipped)));
+        operands
     }
 
     /// A rank's elements of the stretch, without the first `skipped` positions.

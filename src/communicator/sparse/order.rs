@@ -37,27 +37,23 @@ impl Order {
         if sorted {
             return Ok(Order { places: None, nnz, different: nnz });
         }
-        let mut places = match Linear::of(indices, dims) {
+        let places = match Linear::of(indices, dims) {
             Some(linear) => linear.sort(indices, nnz, pool)?,
             None => {
                 let mut places = pool.take(nnz)?;
-                places.words_mut().iter_mut().zip(0..).for_each(|(place, element)| *place = element);
-                let key = |place: &u64| index(*place as usize);
-                places.words_mut().sort_unstable_by(|a, b| key(a).cmp(key(b)).then(a.cmp(b)));
+                let list = places.words_mut();
+                list.iter_mut().zip(0..).for_each(|(place, element)| *place = element);
+                let key = |place: u64| index(Group::place(place));
+                list.sort_unstable_by(|&a, &b| key(a).cmp(key(b)).then(a.cmp(&b)));
+                for at in 1..nnz {
+                    if key(list[at - 1]).eq(key(list[at])) {
+                        list[at] |= REPEATS;
+                    }
+                }
                 places
             }
         };
-        let mut different = nnz.min(1);
-        let list = places.words_mut();
-        for at in 1..nnz {
-            // The one before may have been marked.
-            let before = (list[at - 1] & !REPEATS) as usize;
-            if index(before).eq(index(list[at] as usize)) {
-                list[at] |= REPEATS;
-            } else {
-                different += 1;
-            }
-        }
+        let different = places.words().iter().filter(|&place| place & REPEATS == 0).count();
         Ok(Order { places: Some(places), nnz, different })
     }
 
@@ -145,10 +141,9 @@ impl Linear {
         Some(Linear { coordinates, bits: u64::BITS - largest.leading_zeros() })
     }
 
-    /// The elements' places, sorted.
+    /// The elements' places, sorted and marked.
     fn sort(&self, indices: &[i64], nnz: usize, pool: &Arc<Pool>) -> Result<Words> {
         let mut pairs = pool.take(2 * nnz)?;
-        // PROOF: the length is even.
         let entries = pairs.words_mut().as_chunks_mut::<2>().0;
         for (entry, element) in entries.iter_mut().zip(0..) {
             *entry = [0, element];
@@ -164,8 +159,10 @@ impl Linear {
             self.count_out(&mut pairs, pool)?;
         }
         let mut places = pool.take(nnz)?;
-        for (place, entry) in places.words_mut().iter_mut().zip(pairs.words().as_chunks::<2>().0) {
-            *place = entry[1];
+        let mut before = None;
+        for (place, &[number, element]) in places.words_mut().iter_mut().zip(pairs.words().as_chunks().0) {
+            *place = if before == Some(number) { element | REPEATS } else { element };
+            before = Some(number);
         }
         Ok(places)
     }

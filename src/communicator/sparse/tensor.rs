@@ -350,6 +350,119 @@ mod tests {
         }
     }
 
+    /// Elements as bytes, by index.
+    type Places = std::collections::BTreeMap<Vec<i64>, Vec<u8>>;
+
+    /// A rank's tensor of small numbers: indices and values.
+    type Lists = (Vec<i64>, Vec<u8>);
+
+    /// What comes of the ranks' tensors, one index after the other and two operands at a time.
+    fn plainly(tensors: &[Lists], shape: &Shape, reducer: &Reducer) -> Places {
+        let Shape { dims, block, dtype } = *shape;
+        let fold = |parts: &[&[u8]], from, to| {
+            let size = if to == Representation::Element { dtype } else { dtype.accumulator() }.size();
+            let mut out = vec![0; block * size];
+            let operands: Vec<Operand> = parts
+                .iter()
+                .map(|part| Operand { address: part.as_ptr(), representation: from, scale: 1.0 })
+                .collect();
+            // SAFETY: each part holds a block of `from`, `out` one of `to`.
+            unsafe { reducer.fold(&operands, out.as_mut_ptr(), to, block) };
+            out
+        };
+        fn tree(parts: &[Option<Vec<u8>>], fold: &dyn Fn(&[u8], &[u8]) -> Vec<u8>) -> Option<Vec<u8>> {
+            if let [single] = parts {
+                return single.clone();
+            }
+            let (left, right) = parts.split_at(parts.len().next_power_of_two() / 2);
+            match (tree(left, fold), tree(right, fold)) {
+                (Some(left), Some(right)) => Some(fold(&left, &right)),
+                (left, right) => left.or(right),
+            }
+        }
+        let (element, accumulator) = (Representation::Element, Representation::Accumulator);
+        let pair = |left: &[u8], right: &[u8]| fold(&[left, right], accumulator, accumulator);
+        let mut ranks_of: std::collections::BTreeMap<Vec<i64>, Vec<Vec<Option<Vec<u8>>>>> =
+            Default::default();
+        for (rank, (indices, values)) in tensors.iter().enumerate() {
+            let nnz = indices.len() / dims;
+            for (at, value) in values.chunks_exact(block * dtype.size()).enumerate() {
+                let index = (0..dims).map(|dim| indices[dim * nnz + at]).collect();
+                let ranks = ranks_of.entry(index).or_insert_with(|| vec![vec![]; tensors.len()]);
+                ranks[rank].push(Some(fold(&[value], element, accumulator)));
+            }
+        }
+        ranks_of
+            .into_iter()
+            .map(|(index, ranks)| {
+                let combined: Vec<_> = ranks
+                    .iter()
+                    .map(|given| if given.is_empty() { None } else { tree(given, &pair) })
+                    .collect();
+                (index, fold(&[&tree(&combined, &pair).expect("somebody has it")], accumulator, element))
+            })
+            .collect()
+    }
+
+    #[test]
+    fn every_type_and_operator_gives_the_bits_of_the_plain_tree() {
+        let mut state = 7_u64;
+        let mut below = move |limit: u64| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) % limit
+        };
+        let operators = [Operator::Sum, Operator::Product, Operator::Min, Operator::Max, Operator::Average];
+        let pool = Arc::new(Pool::default());
+        for dtype in DataType::ALL {
+            for operator in operators {
+                for (size, dims, block, nnz) in [
+                    (1, 1, 1, 300),
+                    (2, 1, 3, 50),
+                    (3, 2, 1, 40),
+                    (5, 3, 2, 20),
+                    (7, 1, 5, 9),
+                    (5, 1, 3000, 6),
+                ] {
+                    let shape = Shape::new(dims as u32, block as u64, dtype).unwrap();
+                    let reducer = Reducer::new(dtype, operator, size).unwrap();
+                    let tensors: Vec<Lists> = (0..u64::from(size))
+                        .map(|rank| {
+                            // Some have none; some are sorted; neighbours are shared, and some occur twice.
+                            let given = nnz * ((rank as usize + 1) % 3) / 2;
+                            let mut indices: Vec<i64> = (0..given * dims)
+                                .map(|_| below(if dims == 1 { nnz as u64 } else { 4 }) as i64 - 2)
+                                .collect();
+                            if rank % 2 == 0 && dims == 1 {
+                                indices.sort_unstable();
+                            }
+                            // Any bits but those of numbers without end, whose sums are none.
+                            let values =
+                                (0..given * block * dtype.size()).map(|_| 1 + below(60) as u8).collect();
+                            (indices, values)
+                        })
+                        .collect();
+                    let orders: Vec<Order> =
+                        tensors.iter().map(|(indices, _)| Order::of(indices, dims, &pool).unwrap()).collect();
+                    let nnz: Vec<u64> = orders.iter().map(|order| order.different as u64).collect();
+                    let mut all = Gathered::new(&shape, &nnz, &pool).unwrap();
+                    for (rank, ((indices, values), order)) in tensors.iter().zip(&orders).enumerate() {
+                        all.put(rank, (indices, values), order, &reducer);
+                    }
+                    let tensor = all.combine(&reducer, &pool).unwrap();
+                    let index = |at: usize| -> Vec<i64> {
+                        (0..dims).map(|dim| tensor.indices()[dim * tensor.nnz + at]).collect()
+                    };
+                    let values = tensor.values().chunks_exact(block * dtype.size());
+                    assert_eq!(values.len(), tensor.nnz);
+                    let found: Vec<_> =
+                        values.enumerate().map(|(at, value)| (index(at), value.to_vec())).collect();
+                    let due: Vec<_> = plainly(&tensors, &shape, &reducer).into_iter().collect();
+                    assert!(found == due, "{} {operator:?}, {size} ranks, {dims} dims", dtype.name());
+                }
+            }
+        }
+    }
+
     #[test]
     fn counts_of_elements_that_no_memory_holds_are_refused() {
         assert!(Shape::new(1, u64::MAX / 8, DataType::F32).is_err());
