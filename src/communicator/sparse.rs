@@ -1,7 +1,8 @@
 //! Sparse allreduce: tensors in coordinate form, whose elements differ from rank to rank.
 //!
 //! Each rank combines its own duplicates, all gather everybody's elements, and each merges them: they come sorted, and what
-//! is neighbours on all ranks that have it is combined in one go. Partial results travel as accumulators, so short floats
+//! is neighbours on all ranks that have it is combined in one go. From three ranks on, where there is much to merge, each
+//! rank gets, merges and gives to all a part of the indices ([`shards`]). Partial results travel as accumulators, so short floats
 //! are rounded once. An element's operands are combined in the canonical tree over all ranks, with the ranks that lack it
 //! left out.
 //!
@@ -13,6 +14,7 @@ mod memory;
 mod merge;
 mod order;
 mod run;
+mod shards;
 mod tensor;
 #[cfg(test)]
 mod tests;
@@ -315,8 +317,10 @@ impl Context {
             let lists = unsafe { source.lists() };
             let order = Order::of(lists.0, shape.dims, pool)?;
             let mut all = Gathered::new(&shape, &[order.different as u64], pool)?;
-            all.put(0, lists, &order, &reducer);
-            let _ = result.tensor.set(all.combine(&reducer, pool)?);
+            all.put(0..1, lists, &order, &reducer);
+            let mut tensor = Tensor::new(&shape, order.different, pool)?;
+            all.combine(&reducer, tensor.parts_mut(), pool)?;
+            let _ = result.tensor.set(tensor);
             return Ok((result, None));
         };
         let signature = Signature {

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use super::memory::{Pool, Words};
-use super::tensor::{Gathered, Shape, Tensor};
+use super::tensor::{Gathered, Shape};
 use crate::error::Result;
 use crate::reduce::{Operand, Reducer, Representation};
 
@@ -38,17 +38,10 @@ impl<'a> Merge<'a> {
             present: Vec::with_capacity(size),
             count: 0,
         };
-        merge.restart();
-        merge
-    }
-
-    fn restart(&mut self) {
-        self.heads.fill(0);
-        self.waiting.clear();
-        self.present.clear();
-        for rank in 0..self.all.size() {
-            self.wait(rank as u32);
+        for rank in 0..size {
+            merge.wait(rank as u32);
         }
+        merge
     }
 
     /// How many elements the stretch has.
@@ -111,12 +104,16 @@ impl<'a> Merge<'a> {
         is_there(first) && self.present[1..].iter().all(same) && self.waiting.first().is_none_or(before)
     }
 
-    /// Writes the union from the beginning: `tensor` has room for it.
-    pub(super) fn write(mut self, reducer: &Reducer, tensor: &mut Tensor, pool: &Arc<Pool>) -> Result<()> {
-        self.restart();
+    /// Writes the union, from the first stretch on: there is room for as many elements as it has.
+    pub(super) fn write(
+        mut self,
+        reducer: &Reducer,
+        indices: &mut [u64],
+        mut values: &mut [u8],
+        pool: &Arc<Pool>,
+    ) -> Result<()> {
         let Shape { dims, block, dtype } = self.all.shape;
-        let nnz = tensor.nnz;
-        let (indices, mut values) = tensor.parts_mut();
+        let nnz = indices.len() / dims;
         let mut tree = Tree { reducer, all: self.all, pool, operands: Vec::new(), scratch: Vec::new() };
         let mut done = 0;
         while self.advance() {

@@ -1,5 +1,6 @@
 //! The order of a tensor's elements by their indices, found without touching their values.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::memory::{Pool, Words};
@@ -61,10 +62,29 @@ impl Order {
     pub(super) fn groups(&self) -> Groups<'_> {
         Groups { places: self.places.as_ref().map(Words::words), next: 0, nnz: self.nnz }
     }
+
+    /// Shows one coordinate of each different index, in their order, until `look` breaks. `coordinates` are those of the
+    /// elements as they were given.
+    pub(super) fn each(
+        &self,
+        coordinates: &[i64],
+        mut look: impl FnMut(i64) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
+        let mut groups = self.groups();
+        while let Some(group) = groups.next(usize::MAX) {
+            match group {
+                Group::Run(first, count) => {
+                    coordinates[first..][..count].iter().try_for_each(|&coordinate| look(coordinate))?;
+                }
+                Group::Same(places) => look(coordinates[Group::place(places[0])])?,
+            }
+        }
+        ControlFlow::Continue(())
+    }
 }
 
 /// See [`Order::groups`].
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Groups<'a> {
     places: Option<&'a [u64]>,
     next: usize,
@@ -86,17 +106,17 @@ impl Group<'_> {
     }
 }
 
-impl<'a> Iterator for Groups<'a> {
-    type Item = Group<'a>;
-
-    fn next(&mut self) -> Option<Group<'a>> {
+impl<'a> Groups<'a> {
+    /// The next elements, of at most so many different indices, which is not 0.
+    pub(super) fn next(&mut self, most: usize) -> Option<Group<'a>> {
         let start = self.next;
-        if start == self.nnz {
+        let until = start.saturating_add(most).min(self.nnz);
+        if start == until {
             return None;
         }
         let Some(places) = self.places else {
-            self.next = self.nnz;
-            return Some(Group::Run(0, self.nnz));
+            self.next = until;
+            return Some(Group::Run(start, until - start));
         };
         let repeats = |at: usize| places.get(at).is_some_and(|place| place & REPEATS != 0);
         let mut end = start + 1;
@@ -107,7 +127,7 @@ impl<'a> Iterator for Groups<'a> {
             self.next = end;
             return Some(Group::Same(&places[start..end]));
         }
-        while end < self.nnz && places[end] == places[end - 1] + 1 && !repeats(end + 1) {
+        while end < until && places[end] == places[end - 1] + 1 && !repeats(end + 1) {
             end += 1;
         }
         self.next = end;
@@ -199,18 +219,33 @@ impl Linear {
 mod tests {
     use super::*;
 
-    /// The places of each different index, in order.
-    fn groups(indices: &[i64], dims: usize) -> Vec<Vec<usize>> {
+    /// The places of each different index, in order, taken by at most `most`.
+    fn groups_by(most: usize, indices: &[i64], dims: usize) -> Vec<Vec<usize>> {
         let pool = Arc::new(Pool::default());
         let order = Order::of(indices, dims, &pool).expect("memory");
-        let mut groups = Vec::new();
-        for group in order.groups() {
+        let (mut groups, mut left) = (Vec::new(), order.groups());
+        while let Some(group) = left.next(most) {
             match group {
-                Group::Run(first, count) => groups.extend((first..first + count).map(|place| vec![place])),
+                Group::Run(first, count) => {
+                    assert!(count <= most);
+                    groups.extend((first..first + count).map(|place| vec![place]));
+                }
                 Group::Same(places) => groups.push(places.iter().map(|&place| Group::place(place)).collect()),
             }
         }
         assert_eq!(order.different, groups.len());
+        let mut leading = Vec::new();
+        let _ = order.each(&indices[..indices.len() / dims], |number| {
+            leading.push(number);
+            ControlFlow::Continue(())
+        });
+        assert!(groups.iter().map(|group| indices[group[0]]).eq(leading));
+        groups
+    }
+
+    fn groups(indices: &[i64], dims: usize) -> Vec<Vec<usize>> {
+        let groups = groups_by(usize::MAX, indices, dims);
+        assert_eq!(groups_by(3, indices, dims), groups);
         groups
     }
 

@@ -1,5 +1,6 @@
 //! Sparse tensors by themselves: a rank's elements made ready to travel, those of all ranks, what comes of them.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::memory::{Pool, Words};
@@ -90,42 +91,32 @@ impl Gathered {
         self.ranks.iter().zip(ends).map(|((first, _), end)| (end - first) as u64).collect()
     }
 
-    /// Puts the elements of `rank` in their place, duplicates combined in the order they were given. Both lists are of one
-    /// number of elements, `order` is that of the indices, and has as many different ones as `new` was told.
+    /// Puts elements in the places of `ranks`, one rank after the other, duplicates combined in the order they were given.
+    /// Both lists are of one number of elements; `order` is that of the indices, and has as many different ones as `new` was
+    /// told for these ranks.
     pub(super) fn put(
         &mut self,
-        rank: usize,
+        ranks: Range<usize>,
         (indices, values): (&[i64], &[u8]),
         order: &Order,
         reducer: &Reducer,
     ) {
         let Shape { dims, block, dtype } = self.shape;
-        let (first, nnz) = self.ranks[rank];
-        assert_eq!(nnz, order.different, "the order is of other elements");
+        let room: usize = self.ranks[ranks.clone()].iter().map(|(_, nnz)| nnz).sum();
+        assert_eq!(room, order.different, "the order is of other elements");
         let given = indices.len() / dims;
-        let len = nnz * dims + (nnz * self.shape.accumulator_bytes()).div_ceil(8);
-        let words = &mut self.words.words_mut()[first..][..len];
-        if let Some(last) = words.last_mut() {
-            // What fills it up is sent, too.
-            *last = 0;
-        }
         for dim in 0..dims {
-            let (from, to) = (&indices[dim * given..][..given], &mut words[dim * nnz..][..nnz]);
-            let mut at = 0;
-            for group in order.groups() {
-                match group {
-                    Group::Run(first, count) => {
-                        let run = from[first..][..count].iter();
-                        to[at..][..count]
-                            .iter_mut()
-                            .zip(run)
-                            .for_each(|(to, from)| *to = from.cast_unsigned());
-                        at += count;
-                    }
-                    Group::Same(places) => {
-                        to[at] = from[Group::place(places[0])].cast_unsigned();
-                        at += 1;
-                    }
+            let (from, mut groups) = (&indices[dim * given..][..given], order.groups());
+            for &(first, nnz) in &self.ranks[ranks.clone()] {
+                let mut to = &mut self.words.words_mut()[first + dim * nnz..][..nnz];
+                while let Some(group) = groups.next(to.len()) {
+                    let run = match group {
+                        Group::Run(first, count) => &from[first..][..count],
+                        Group::Same(places) => &from[Group::place(places[0])..][..1],
+                    };
+                    let (here, rest) = to.split_at_mut(run.len());
+                    here.iter_mut().zip(run).for_each(|(to, from)| *to = from.cast_unsigned());
+                    to = rest;
                 }
             }
         }
@@ -135,27 +126,36 @@ impl Gathered {
             representation: Representation::Element,
             scale: 1.0,
         };
-        let mut out = &mut self.words.bytes_mut()[(first + dims * nnz) * 8..];
-        let mut operands: Vec<Operand> = Vec::new();
-        for group in order.groups() {
-            operands.clear();
-            let count = match group {
-                Group::Run(first, count) => {
-                    operands.push(operand(first, count));
-                    count
-                }
-                Group::Same(places) => {
-                    operands.extend(places.iter().map(|&place| operand(Group::place(place), 1)));
-                    1
-                }
-            };
-            let (here, rest) = out.split_at_mut(count * self.shape.accumulator_bytes());
-            // SAFETY: the slices that the addresses come from hold `count` blocks, `here` holds as many accumulators and
-            // overlaps none of them, and all are borrowed until here.
-            unsafe {
-                reducer.fold(&operands, here.as_mut_ptr(), Representation::Accumulator, count * block);
+        let (mut groups, mut operands) = (order.groups(), Vec::new());
+        for &(first, nnz) in &self.ranks[ranks] {
+            let bytes = nnz * self.shape.accumulator_bytes();
+            let words = &mut self.words.words_mut()[first + dims * nnz..][..bytes.div_ceil(8)];
+            if let Some(last) = words.last_mut() {
+                // What fills it up is sent, too.
+                *last = 0;
             }
-            out = rest;
+            let mut out = &mut self.words.bytes_mut()[(first + dims * nnz) * 8..][..bytes];
+            let mut left = nnz;
+            while let Some(group) = groups.next(left) {
+                operands.clear();
+                let count = match group {
+                    Group::Run(first, count) => {
+                        operands.push(operand(first, count));
+                        count
+                    }
+                    Group::Same(places) => {
+                        operands.extend(places.iter().map(|&place| operand(Group::place(place), 1)));
+                        1
+                    }
+                };
+                let (here, rest) = out.split_at_mut(count * self.shape.accumulator_bytes());
+                // SAFETY: the slices that the addresses come from hold `count` blocks, `here` holds as many accumulators
+                // and overlaps none of them, and all are borrowed until here.
+                unsafe {
+                    reducer.fold(&operands, here.as_mut_ptr(), Representation::Accumulator, count * block);
+                }
+                (out, left) = (rest, left - count);
+            }
         }
     }
 
@@ -190,16 +190,23 @@ impl Gathered {
         Operand { address, representation: Representation::Accumulator, scale: 1.0 }
     }
 
-    /// All ranks' elements as one tensor.
-    pub(super) fn combine(&self, reducer: &Reducer, pool: &Arc<Pool>) -> Result<Tensor> {
-        let mut merge = Merge::new(self);
-        let mut nnz = 0;
+    /// How many different elements all have.
+    pub(super) fn different(&self) -> usize {
+        let (mut merge, mut nnz) = (Merge::new(self), 0);
         while merge.advance() {
             nnz += merge.count();
         }
-        let mut tensor = Tensor::new(&self.shape, nnz, pool)?;
-        merge.write(reducer, &mut tensor, pool)?;
-        Ok(tensor)
+        nnz
+    }
+
+    /// Writes all ranks' elements as one tensor, of [`Gathered::different`] elements.
+    pub(super) fn combine(
+        &self,
+        reducer: &Reducer,
+        (indices, values): (&mut [u64], &mut [u8]),
+        pool: &Arc<Pool>,
+    ) -> Result<()> {
+        Merge::new(self).write(reducer, indices, values, pool)
     }
 }
 
@@ -216,7 +223,7 @@ pub(super) struct Tensor {
 
 impl Tensor {
     /// Room for so many elements.
-    fn new(shape: &Shape, nnz: usize, pool: &Arc<Pool>) -> Result<Tensor> {
+    pub(super) fn new(shape: &Shape, nnz: usize, pool: &Arc<Pool>) -> Result<Tensor> {
         let (numbers, bytes) = shape.lengths(nnz as u64).map_err(|_| too_large(nnz))?;
         let words = numbers.checked_add(bytes.div_ceil(8)).ok_or_else(|| too_large(nnz))?;
         Ok(Tensor { nnz, words: pool.take(words)?, numbers, bytes })
@@ -234,6 +241,11 @@ impl Tensor {
         &self.words.bytes()[self.numbers * 8..][..self.bytes]
     }
 
+    /// The first byte of the values.
+    pub(super) fn address(&mut self) -> *mut u8 {
+        self.words.address().wrapping_add(self.numbers * 8)
+    }
+
     /// The coordinates and the values, to be written.
     pub(super) fn parts_mut(&mut self) -> (&mut [u64], &mut [u8]) {
         let (numbers, values) = self.words.bytes_mut().split_at_mut(self.numbers * 8);
@@ -243,7 +255,7 @@ impl Tensor {
     }
 }
 
-fn too_large(nnz: usize) -> Error {
+pub(super) fn too_large(nnz: usize) -> Error {
     let text = format!("the ranks' sparse tensors have {nnz} elements and more: more than memory holds");
     Error::new(Status::InvalidArgument, text)
 }
@@ -259,6 +271,12 @@ mod tests {
 
     fn floats(bytes: &[u8]) -> Vec<f32> {
         bytes.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect()
+    }
+
+    fn combine(all: &Gathered, reducer: &Reducer, pool: &Arc<Pool>) -> Tensor {
+        let mut tensor = Tensor::new(&all.shape, all.different(), pool).unwrap();
+        all.combine(reducer, tensor.parts_mut(), pool).unwrap();
+        tensor
     }
 
     /// What a group would do, without the messages between its ranks.
@@ -277,9 +295,9 @@ mod tests {
         let nnz: Vec<u64> = orders.iter().map(|order| order.different as u64).collect();
         let mut all = Gathered::new(&shape, &nnz, &pool).unwrap();
         for (rank, ((indices, values), order)) in tensors.iter().zip(&orders).enumerate() {
-            all.put(rank, (indices, &bytes(values)), order, &reducer);
+            all.put(rank..rank + 1, (indices, &bytes(values)), order, &reducer);
         }
-        let tensor = all.combine(&reducer, &pool).unwrap();
+        let tensor = combine(&all, &reducer, &pool);
         (tensor.indices().to_vec(), floats(tensor.values()))
     }
 
@@ -446,9 +464,9 @@ mod tests {
                     let nnz: Vec<u64> = orders.iter().map(|order| order.different as u64).collect();
                     let mut all = Gathered::new(&shape, &nnz, &pool).unwrap();
                     for (rank, ((indices, values), order)) in tensors.iter().zip(&orders).enumerate() {
-                        all.put(rank, (indices, values), order, &reducer);
+                        all.put(rank..rank + 1, (indices, values), order, &reducer);
                     }
-                    let tensor = all.combine(&reducer, &pool).unwrap();
+                    let tensor = combine(&all, &reducer, &pool);
                     let index = |at: usize| -> Vec<i64> {
                         (0..dims).map(|dim| tensor.indices()[dim * tensor.nnz + at]).collect()
                     };
