@@ -1,13 +1,13 @@
 //! Memory that sparse calls work in, kept by the context: pages that are new to the process cost more than what is done
 //! with them.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::engine::endpoint::lock;
 use crate::error::{Result, fail};
 
 /// Bytes that are kept between calls, at most; and in how many pieces.
-const KEPT_BYTES: usize = 256 * 1024 * 1024;
+const KEPT_BYTES: usize = 512 * 1024 * 1024;
 const KEPT: usize = 8;
 
 /// What calls have given back.
@@ -22,32 +22,35 @@ impl Pool {
         let memory = match fitting.min_by_key(|&at| kept[at].len()) {
             Some(at) => kept.swap_remove(at),
             None => {
-                // What is too small now makes way for what is larger.
-                let smallest = (0..kept.len()).min_by_key(|&at| kept[at].len());
-                let outgrown = smallest.map(|at| kept.swap_remove(at));
                 drop(kept);
-                drop(outgrown);
                 zeroed(rounded(len))?
             }
         };
-        Ok(Words { memory, len, pool: self.clone() })
+        Ok(Words { memory, len, pool: Arc::downgrade(self) })
     }
 
+    /// Keeps the memory, rather than what is shorter.
     fn keep(&self, memory: Vec<u64>) {
-        let mut kept = lock(&self.0);
-        let bytes: usize = kept.iter().chain([&memory]).map(|memory| memory.len() * 8).sum();
-        if !memory.is_empty() && bytes <= KEPT_BYTES && kept.len() < KEPT {
-            kept.push(memory);
+        let bytes = |kept: &[Vec<u64>]| kept.iter().map(|memory| memory.len() * 8).sum::<usize>();
+        if memory.is_empty() || bytes(std::slice::from_ref(&memory)) > KEPT_BYTES {
+            return;
         }
+        let (mut kept, mut surplus) = (lock(&self.0), Vec::new());
+        kept.push(memory);
+        while kept.len() > KEPT || bytes(&kept) > KEPT_BYTES {
+            let shortest = (0..kept.len()).min_by_key(|&at| kept[at].len());
+            surplus.extend(shortest.map(|at| kept.swap_remove(at)));
+        }
+        drop(kept);
     }
 }
 
-/// Memory that is looked at as bytes or as words. Dropping it gives it back.
+/// Memory that is looked at as bytes or as words. Dropping it gives it back, if the context is still there.
 #[derive(Debug)]
 pub(super) struct Words {
     memory: Vec<u64>,
     len: usize,
-    pool: Arc<Pool>,
+    pool: Weak<Pool>,
 }
 
 impl Words {
@@ -83,7 +86,9 @@ impl Words {
 
 impl Drop for Words {
     fn drop(&mut self) {
-        self.pool.keep(std::mem::take(&mut self.memory));
+        if let Some(pool) = self.pool.upgrade() {
+            pool.keep(std::mem::take(&mut self.memory));
+        }
     }
 }
 
@@ -118,11 +123,17 @@ mod tests {
             assert_eq!(pool.take(len).expect("memory").address(), address, "{len} words");
         }
         assert_eq!(lock(&pool.0).len(), 2);
-        // What has become too small is not kept for ever.
-        for len in (1..40).map(|times| times * 200_000) {
+    }
+
+    #[test]
+    fn what_has_become_too_short_makes_way() {
+        let pool = Arc::new(Pool::default());
+        for len in (1..40).map(|times| times * 50_000) {
             assert_eq!(pool.take(len).expect("memory").bytes().len(), len * 8);
         }
-        assert!(lock(&pool.0).len() <= 2);
+        let kept: Vec<usize> = lock(&pool.0).iter().map(Vec::len).collect();
+        assert_eq!(kept.len(), KEPT);
+        assert!(kept.iter().all(|len| *len > 1_000_000), "{kept:?}");
     }
 
     #[test]

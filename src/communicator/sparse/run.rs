@@ -327,8 +327,7 @@ impl SparseRun {
         let all = tensor.nnz;
         let (numbers, _) = tensor.parts_mut();
         let (mut from, mut at) = (indices.words(), 0);
-        for &nnz in nnz {
-            let nnz = nnz as usize;
+        for nnz in nnz.iter().map(|&nnz| nnz as usize).filter(|&nnz| nnz > 0) {
             for dim in 0..dims {
                 let (here, rest) = from.split_at(nnz);
                 numbers[dim * all + at..][..nnz].copy_from_slice(here);

@@ -8,7 +8,7 @@ use super::order::Order;
 use super::tensor::Shape;
 
 /// Leading coordinates that each rank tells of, of elements that are evenly far apart.
-const SAMPLES: usize = 16;
+const SAMPLES: usize = 32;
 
 /// Words that each rank tells: how many different elements it has, and its samples.
 pub(super) const WORDS: usize = 1 + SAMPLES;
@@ -53,8 +53,10 @@ impl Shards {
         let parts = told.len() as u128;
         let (mut starts, mut before) = (Vec::with_capacity(told.len() - 1), 0);
         for (leading, weight) in samples {
-            // An index that many ranks have may be where several parts begin; all but the last of them are empty.
-            while (starts.len() as u128) < parts - 1 && before * parts >= all * (starts.len() as u128 + 1) {
+            // A sample lies in the middle of what it stands for. Several parts may begin at an index that many ranks have; all
+            // but the last of them are empty.
+            let ends = |part: u128| (2 * before + weight) * parts >= 2 * all * part;
+            while (starts.len() as u128) < parts - 1 && ends(starts.len() as u128 + 1) {
                 starts.push(leading);
             }
             before += weight;
@@ -185,7 +187,7 @@ mod tests {
             let words: Vec<u64> = nnz.iter().flat_map(|&nnz| [&[nnz][..], &[7; SAMPLES]].concat()).collect();
             Shards::of(&words, &shape).is_some()
         };
-        assert!(of(&[4000, 0, 0]) && of(&[1300; 3]));
+        assert!(of(&[4000, 0, 0]) && of(&[1400; 3]));
         assert!(!of(&[100; 3]) && !of(&[100_000; 2]) && !of(&[u64::MAX; 3]));
     }
 }

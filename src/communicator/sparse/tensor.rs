@@ -104,6 +104,10 @@ impl Gathered {
         let Shape { dims, block, dtype } = self.shape;
         let room: usize = self.ranks[ranks.clone()].iter().map(|(_, nnz)| nnz).sum();
         assert_eq!(room, order.different, "the order is of other elements");
+        if room == 0 {
+            // There may be more dims than one would count.
+            return;
+        }
         let given = indices.len() / dims;
         for dim in 0..dims {
             let (from, mut groups) = (&indices[dim * given..][..given], order.groups());
@@ -262,6 +266,8 @@ pub(super) fn too_large(nnz: usize) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::reduce::Operator;
 
@@ -369,10 +375,13 @@ mod tests {
     }
 
     /// Elements as bytes, by index.
-    type Places = std::collections::BTreeMap<Vec<i64>, Vec<u8>>;
+    type Places = BTreeMap<Vec<i64>, Vec<u8>>;
 
     /// A rank's tensor of small numbers: indices and values.
     type Lists = (Vec<i64>, Vec<u8>);
+
+    /// An element's values, if there is one.
+    type Block = Option<Vec<u8>>;
 
     /// What comes of the ranks' tensors, one index after the other and two operands at a time.
     fn plainly(tensors: &[Lists], shape: &Shape, reducer: &Reducer) -> Places {
@@ -388,7 +397,7 @@ mod tests {
             unsafe { reducer.fold(&operands, out.as_mut_ptr(), to, block) };
             out
         };
-        fn tree(parts: &[Option<Vec<u8>>], fold: &dyn Fn(&[u8], &[u8]) -> Vec<u8>) -> Option<Vec<u8>> {
+        fn tree(parts: &[Block], fold: &impl Fn(&[u8], &[u8]) -> Vec<u8>) -> Block {
             if let [single] = parts {
                 return single.clone();
             }
@@ -400,8 +409,7 @@ mod tests {
         }
         let (element, accumulator) = (Representation::Element, Representation::Accumulator);
         let pair = |left: &[u8], right: &[u8]| fold(&[left, right], accumulator, accumulator);
-        let mut ranks_of: std::collections::BTreeMap<Vec<i64>, Vec<Vec<Option<Vec<u8>>>>> =
-            Default::default();
+        let mut ranks_of: BTreeMap<Vec<i64>, Vec<Vec<Block>>> = BTreeMap::new();
         for (rank, (indices, values)) in tensors.iter().enumerate() {
             let nnz = indices.len() / dims;
             for (at, value) in values.chunks_exact(block * dtype.size()).enumerate() {
