@@ -2,7 +2,7 @@
 //!
 //! Each rank combines its own duplicates, all gather everybody's elements, and each merges them: they come sorted, and what
 //! is neighbours on all ranks that have it is combined in one go. From three ranks on, where there is much to merge, each
-//! rank gets, merges and gives to all a part of the indices ([`shards`]). Partial results travel as accumulators, so short floats
+//! rank gets, merges and gives to all a part of the indices (shards.rs). Partial results travel as accumulators, so short floats
 //! are rounded once. An element's operands are combined in the canonical tree over all ranks, with the ranks that lack it
 //! left out.
 //!
