@@ -52,6 +52,17 @@ fn results(json: &Value) -> &Vec<Value> {
 }
 
 #[test]
+fn sparse_tensors_are_summed_on_host_memory() {
+    let arguments = "sparse_allreduce --ranks 3 --sizes 20K,600K -d float32,bfloat16 -t shm,tcp -n 2 -w 1";
+    let arguments: Vec<&str> = arguments.split(' ').collect();
+    let (json, _) = measured("sparse", &arguments);
+    let results = results(&json);
+    // One for each size, type and transport; all are checked.
+    assert_eq!(results.len(), 8);
+    assert!(results.iter().all(|result| result["errors"] == 0), "{json}");
+}
+
+#[test]
 fn every_operation_over_both_transports_is_right() {
     let arguments = [
         "all",

@@ -105,7 +105,9 @@ fn every_rank_gets_the_sum_whether_it_waits_or_not() {
         for size in [1, 2, 3, 5] {
             ranks(size, transports, |context| {
                 for (seed, (dims, block, nnz)) in
-                    [(1, 1, 0), (1, 1, 7), (2, 3, 100), (3, 1, 2000), (1, 64, 3000)].into_iter().enumerate()
+                    [(1, 1, 0), (1, 1, 7), (2, 3, 100), (3, 1, 2000), (1, 64, 3000), (3, 40, 3000)]
+                        .into_iter()
+                        .enumerate()
                 {
                     // Ranks have different numbers of elements, the second none.
                     let all = tensors(seed as u64, size, dims, block, |rank| match rank {
@@ -120,6 +122,71 @@ fn every_rank_gets_the_sum_whether_it_waits_or_not() {
                     work.wait(Deadline::after(PATIENCE)).expect("the work ends well");
                     assert_eq!(started.dims(), dims);
                     assert!(places(&started) == wanted, "{transports}, {size} ranks, case {seed}");
+                }
+            });
+        }
+    }
+}
+
+/// Long enough that each rank merges a part, with a tag and without: the sums are those of the tree over the ranks.
+#[test]
+fn long_tensors_have_the_bits_of_the_tree() {
+    const BLOCK: usize = 32;
+    /// Rank and element decide what is there, and where: more and more ranks have a place the lower it is.
+    fn list(rank: u32) -> (Vec<i64>, Vec<f32>) {
+        let mut random = Random(u64::from(rank) + 77);
+        let mut indices: Vec<i64> =
+            (0..6000).filter(|&place| random.below(6000) >= place).map(|place| place as i64 - 3000).collect();
+        if rank == 1 {
+            indices.reverse();
+        }
+        let values = indices.iter().flat_map(|&index| (0..BLOCK).map(move |at| value(rank, index, at)));
+        let values = values.collect();
+        (indices, values)
+    }
+    fn value(rank: u32, index: i64, at: usize) -> f32 {
+        ((index * 31 + at as i64) as f32 * (0.37 + rank as f32)).sin() * 10_f32.powi(rank as i32 * 2 % 5)
+    }
+    fn tree(values: &[Option<f32>]) -> Option<f32> {
+        if let [single] = values {
+            return *single;
+        }
+        let (left, right) = values.split_at(values.len().next_power_of_two() / 2);
+        match (tree(left), tree(right)) {
+            (Some(left), Some(right)) => Some(left + right),
+            (left, right) => left.or(right),
+        }
+    }
+    for size in [3, 5] {
+        let lists: Vec<_> = (0..size).map(list).collect();
+        let mut having: BTreeMap<i64, Vec<bool>> = BTreeMap::new();
+        for (rank, (indices, _)) in lists.iter().enumerate() {
+            for &index in indices {
+                having.entry(index).or_insert_with(|| vec![false; size as usize])[rank] = true;
+            }
+        }
+        let sum = |index: i64, has: &[bool], at: usize| {
+            let values: Vec<_> =
+                (0..size).zip(has).map(|(rank, has)| has.then(|| value(rank, index, at))).collect();
+            tree(&values).expect("a rank has it").to_bits()
+        };
+        let due: Vec<u32> = having
+            .iter()
+            .flat_map(|(&index, has)| (0..BLOCK).map(move |at| (index, has, at)))
+            .map(|(index, has, at)| sum(index, has, at))
+            .collect();
+        for transports in TRANSPORTS {
+            ranks(size, transports, |context| {
+                let (indices, values) = &lists[context.rank() as usize];
+                let values: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+                let (nnz, dims, block, dtype) = (indices.len() as u64, 1, BLOCK as u64, DataType::F32);
+                let input = Input { indices, values: &values, nnz, dims, block, dtype };
+                for call in [Call::default(), tagged(3)] {
+                    let result =
+                        context.sparse_allreduce(&input, Operator::Sum, &call).expect("a sparse allreduce");
+                    let bits = result.values().as_chunks().0.iter().map(|bytes| u32::from_ne_bytes(*bytes));
+                    assert!(result.indices().iter().eq(having.keys()), "{transports}, {size} ranks");
+                    assert!(bits.eq(due.iter().copied()), "{transports}, {size} ranks");
                 }
             });
         }

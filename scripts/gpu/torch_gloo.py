@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures PyTorch's gloo on CUDA tensors: the peer of `unisono-bench --device`.
+"""Measures PyTorch's gloo on CUDA tensors: the peer of `unisono-bench --device`. With --host, on tensors in host memory.
 
     python3 scripts/gpu/torch_gloo.py --ranks 2 --operations allreduce,broadcast --sizes 4K,1M,64M
 
@@ -32,6 +32,7 @@ def parse_arguments():
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--operations", default="allreduce", help="of " + ",".join(OPERATIONS))
     parser.add_argument("--sizes", default="4K,1M,16M,64M", help="bytes, with K, M or G")
+    parser.add_argument("--host", action="store_true", help="tensors in host memory")
     parser.add_argument("--budget", type=float, default=0.3, help="seconds for each case")
     parser.add_argument("--json", help="write the times to this file, too")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
@@ -100,7 +101,8 @@ def measure(torch, dist, run, budget, device):
     def once():
         start = time.perf_counter()
         run()
-        torch.cuda.synchronize(device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         return time.perf_counter() - start
 
     def slowest(times):
@@ -120,8 +122,11 @@ def run_rank(options):
     import torch.distributed as dist
 
     rank, size = options.rank, options.ranks
-    device = torch.device("cuda", rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
+    if options.host:
+        device = torch.device("cpu")
+    else:
+        device = torch.device("cuda", rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
     store = dist.TCPStore("127.0.0.1", options.port, size, is_master=rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     results = []

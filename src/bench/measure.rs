@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::case::Case;
 use super::options::{CallStyle, Options, Place, Transport};
 use super::seat::{Seat, barrier, combine};
-use super::values;
+use super::{sparse, values};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::communicator::{Call, Context};
 use crate::deadline::Deadline;
@@ -47,10 +47,7 @@ impl Sample {
 pub(super) struct Rank {
     contexts: Vec<(Transport, Context)>,
     buffers: Buffers,
-    iterations: Option<u64>,
-    warmup: Option<u32>,
-    budget: Duration,
-    barrier: bool,
+    pace: Pace,
     bind: bool,
     binding: Option<CpuBinding>,
 }
@@ -68,10 +65,12 @@ impl Rank {
         Ok(Rank {
             contexts,
             buffers: Buffers { input: Buffer::new(largest), output: Buffer::new(largest) },
-            iterations: options.iterations.map(|iterations| u64::from(iterations.get())),
-            warmup: options.warmup,
-            budget: options.budget,
-            barrier: options.barrier,
+            pace: Pace {
+                iterations: options.iterations.map(|iterations| u64::from(iterations.get())),
+                warmup: options.warmup,
+                budget: options.budget,
+                barrier: options.barrier,
+            },
             bind: options.bind,
             // Not yet: the library asks how many processors there are for the ranks of this host.
             binding: None,
@@ -104,23 +103,13 @@ impl Rank {
             self.binding =
                 Some(bound.map_err(|cause| Error::system("cannot bind this rank to a processor", cause))?);
         }
-        let errors = if check { Some(self.check(case, &context)?) } else { None };
-        let estimate = self.warm_up(case, &context)?;
-        let fitting = self.budget.as_nanos() as u64 / estimate.max(1);
-        let iterations = self.iterations.unwrap_or(fitting.clamp(LEAST_ITERATIONS, MOST_ITERATIONS));
-        let mut times = Vec::with_capacity(iterations as usize);
-        let call = self.buffers.prepare(case, context.rank());
-        barrier(&context, None)?;
-        for _ in 0..iterations {
-            if self.barrier {
-                barrier(&context, None)?;
-            }
-            let start = Instant::now();
-            call.run(&context)?;
-            times.push(start.elapsed().as_nanos() as u64);
+        if case.kind == Kind::SparseAllreduce {
+            return sparse::measure(case, &context, &self.pace, check);
         }
-        combine(&context, Operator::Max, &mut times)?;
-        Ok(Sample { errors, ..Sample::of(times, 1) })
+        let errors = if check { Some(self.check(case, &context)?) } else { None };
+        let call = self.buffers.prepare(case, context.rank());
+        let sample = self.pace.time(&context, || call.run(&context))?;
+        Ok(Sample { errors, ..sample })
     }
 
     fn context(&self, case: &Case) -> Context {
@@ -143,17 +132,46 @@ impl Rank {
         combine(context, Operator::Sum, &mut errors)?;
         Ok(errors[0])
     }
+}
+
+/// How often a case is run.
+pub(super) struct Pace {
+    iterations: Option<u64>,
+    warmup: Option<u32>,
+    budget: Duration,
+    /// Whether the ranks meet before each iteration.
+    barrier: bool,
+}
+
+impl Pace {
+    /// Times `run`, on all ranks of `context` together.
+    pub(super) fn time(&self, context: &Context, mut run: impl FnMut() -> Result<()>) -> Result<Sample> {
+        let estimate = self.warm_up(context, &mut run)?;
+        let fitting = self.budget.as_nanos() as u64 / estimate.max(1);
+        let iterations = self.iterations.unwrap_or(fitting.clamp(LEAST_ITERATIONS, MOST_ITERATIONS));
+        let mut times = Vec::with_capacity(iterations as usize);
+        barrier(context, None)?;
+        for _ in 0..iterations {
+            if self.barrier {
+                barrier(context, None)?;
+            }
+            let start = Instant::now();
+            run()?;
+            times.push(start.elapsed().as_nanos() as u64);
+        }
+        combine(context, Operator::Max, &mut times)?;
+        Ok(Sample::of(times, 1))
+    }
 
     /// Runs until a fifth of the budget is spent, or as often as asked. Answers about how many nanoseconds one takes.
-    fn warm_up(&mut self, case: &Case, context: &Context) -> Result<u64> {
-        let call = self.buffers.prepare(case, context.rank());
+    fn warm_up(&self, context: &Context, run: &mut impl FnMut() -> Result<()>) -> Result<u64> {
         let mut runs = self.warmup.map_or(1, u64::from);
         let mut spent = 0;
         loop {
             barrier(context, None)?;
             let start = Instant::now();
             for _ in 0..runs {
-                call.run(context)?;
+                run()?;
             }
             let mut time = [start.elapsed().as_nanos() as u64];
             combine(context, Operator::Max, &mut time)?;

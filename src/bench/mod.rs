@@ -18,6 +18,7 @@ mod peer;
 mod report;
 mod schedules;
 mod seat;
+mod sparse;
 mod start;
 mod values;
 
@@ -262,8 +263,6 @@ impl Options {
         if self.on_device() {
             // A barrier touches no memory.
             cases.retain(|case| case.kind != Kind::Barrier);
-        } else if cases.iter().any(|case| operation::APART.contains(&case.kind)) {
-            fail!(InvalidUsage, "sparse_allreduce is measured on device memory: give --device, too");
         }
         if self.several() {
             cases.retain(|case| case::over_several(case.kind) || case.kind == Kind::SparseAllreduce);

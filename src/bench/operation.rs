@@ -31,7 +31,7 @@ pub(super) fn from_name(name_given: &str) -> Option<Kind> {
     ALL.into_iter().chain(APART).find(|&kind| name(kind) == name_given)
 }
 
-/// What is measured only where it is asked for by name: on device memory.
+/// What is measured only where it is asked for by name.
 pub(super) const APART: [Kind; 1] = [Kind::SparseAllreduce];
 
 /// Whether its count is that of one rank's block, while its size is that of all blocks together.

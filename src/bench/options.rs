@@ -22,8 +22,8 @@ use crate::signature::Kind;
     version,
     after_help = "Sizes take K, M and G (powers of 1024). The size of an operation in blocks (allgather, gather, \
                   scatter, reduce_scatter, alltoall) is that of all blocks together. That of sparse_allreduce is the \
-                  values of a rank, rows of 64, half of which the next rank has, too; a call ends with the result on the \
-                  device. With several pointers per rank it is that of a pointer.\n\n\
+                  values of a rank, rows of 64, half of which the next rank has, too; with --device a call ends with the \
+                  result on the device. With several pointers per rank it is that of a pointer.\n\n\
                   Times: every rank times every iteration; the largest over the ranks counts. Over rounds, p50 and p99 \
                   are medians, min the least. On streams and in graphs a time is that of many calls, by CUDA events, \
                   divided by their number; 'host' is how long the calling thread was held by one call.\n\n\
@@ -34,8 +34,8 @@ use crate::signature::Kind;
 )]
 pub(super) struct Options {
     /// What to measure: allreduce, reduce, broadcast, allgather, gather, scatter, reduce_scatter, alltoall, barrier,
-    /// sendrecv, or all [default: allreduce]; on device memory also sparse_allreduce; or links, local-broadcast,
-    /// local-reduce, start, reduce-loops
+    /// sendrecv, or all [default: allreduce]; sparse_allreduce; or links, local-broadcast, local-reduce, start,
+    /// reduce-loops
     #[arg(value_name = "OPERATION", value_parser = word)]
     words: Vec<Word>,
 

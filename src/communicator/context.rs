@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::meeting::{self, Found};
 use super::plans::{Plans, Seat};
 use super::staged::Cuda;
-use super::{Call, Options};
+use super::{Call, Options, sparse};
 use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::deadline::Deadline;
@@ -32,6 +32,7 @@ struct Inner {
     name: String,
     place: Place,
     plans: Plans,
+    sparse_memory: Arc<sparse::Pool>,
     /// Of what hosts do among themselves: their ranks have other numbers there.
     plans_across: Plans,
     /// How often each named child was made: makes the next one different.
@@ -91,6 +92,7 @@ impl Context {
             name,
             place,
             plans: Plans::default(),
+            sparse_memory: Arc::default(),
             plans_across: Plans::default(),
             children: Mutex::default(),
             failure: OnceLock::new(),
@@ -122,6 +124,11 @@ impl Context {
 
     pub(super) fn cuda(&self) -> &Cuda {
         &self.0.cuda
+    }
+
+    /// What sparse calls work in.
+    pub(super) fn sparse_memory(&self) -> &Arc<sparse::Pool> {
+        &self.0.sparse_memory
     }
 
     pub(super) fn plans(&self) -> &Plans {

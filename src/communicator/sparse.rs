@@ -1,22 +1,30 @@
 //! Sparse allreduce: tensors in coordinate form, whose elements differ from rank to rank.
 //!
-//! Each rank combines its own duplicates, all gather everybody's elements, and each combines them. Partial results
-//! travel as accumulators, so short floats are rounded once. An element's operands are combined in the canonical tree
-//! over all ranks, with the ranks that lack it left out.
+//! Each rank combines its own duplicates, all gather everybody's elements, and each merges them: they come sorted, and what
+//! is neighbours on all ranks that have it is combined in one go. From three ranks on, where there is much to merge, each
+//! rank gets, merges and gives to all a part of the indices (shards.rs). Partial results travel as accumulators, so short floats
+//! are rounded once. An element's operands are combined in the canonical tree over all ranks, with the ranks that lack it
+//! left out.
 //!
 //! A tensor in device memory is loaded into pinned memory in the order of its stream, and is one like any other from there
 //! on. How many elements the result has is known on the host, when it is there: then the caller has room for it on the
 //! device, and [`Sparse::copy`] brings it there.
 
+mod memory;
+mod merge;
+mod order;
 mod run;
+mod shards;
 mod tensor;
 #[cfg(test)]
 mod tests;
 
 use std::sync::{Arc, OnceLock};
 
+pub(super) use self::memory::Pool;
+use self::order::Order;
 use self::run::{Counting, Part, Source, SparseRun};
-use self::tensor::{Elements, Gathered, Shape, Tensor};
+use self::tensor::{Gathered, Shape, Tensor};
 use super::calls::class_of;
 use super::context::{DEFAULT_TIMEOUT, Place as Membership};
 use super::survey::Spans;
@@ -108,7 +116,7 @@ impl Sparse {
 
     /// `dims` × `nnz` numbers in host memory, laid out as in [`Input::indices`].
     pub fn indices(&self) -> &[i64] {
-        self.tensor.get().map_or(&[], |tensor| &tensor.indices)
+        self.tensor.get().map_or(&[], Tensor::indices)
     }
 
     /// `nnz` × `block` values in host memory, as bytes, aligned to 8.
@@ -229,7 +237,7 @@ impl Context {
     /// As [`Context::start_sparse`].
     pub unsafe fn run_sparse(&self, input: &RawTensor, operator: Operator, call: &Call) -> Result<Sparse> {
         // SAFETY: the caller's promise.
-        let (result, step) = unsafe { self.sparse_step(input, operator, call) }?;
+        let (result, step) = unsafe { self.sparse_step(input, operator, call, Source::borrow) }?;
         if let Some(Step { group, signature, part, counting, source }) = step {
             let (class, tag) = class_of(call);
             group.run(class, tag, signature, call.timeout, |turn| {
@@ -254,7 +262,7 @@ impl Context {
         call: &Call,
     ) -> Result<(Work, Sparse)> {
         // SAFETY: the caller's promise.
-        let (result, step) = unsafe { self.sparse_step(input, operator, call) }?;
+        let (result, step) = unsafe { self.sparse_step(input, operator, call, Source::copy) }?;
         let Some(Step { group, signature, part, counting, source }) = step else {
             return Ok((Work::ended(Ok(Completion::default())), result));
         };
@@ -269,7 +277,7 @@ impl Context {
         })
     }
 
-    /// Checks a call. What is left to do, if there are other ranks.
+    /// Checks a call. What is left to do, if there are other ranks. `on_host` has lists that are in host memory.
     ///
     /// # Safety
     /// As [`Context::start_sparse`].
@@ -278,6 +286,7 @@ impl Context {
         input: &RawTensor,
         operator: Operator,
         call: &Call,
+        on_host: OnHost,
     ) -> Result<(Sparse, Option<Step<'_>>)> {
         if !matches!(
             operator,
@@ -295,17 +304,23 @@ impl Context {
         let shape = Shape::new(input.dims, input.block, input.dtype)?;
         let reducer = Reducer::new(input.dtype, operator, self.size())?;
         // SAFETY: the caller's promise.
-        let (source, devices) = unsafe { self.source(input, &shape, &reducer, call) }?;
+        let (source, devices) = unsafe { self.source(input, &shape, call, on_host) }?;
         let result = Sparse { dims: input.dims, tensor: Arc::default(), devices };
         let Membership::Group(group) = self.place() else {
             if let Some(error) = self.failure() {
                 return Err(error);
             }
             let deadline = Deadline::after(call.timeout.unwrap_or(DEFAULT_TIMEOUT));
-            let mine = source.wait(&shape, &reducer, deadline)?;
-            let mut all = Gathered::new(&shape, &[mine.nnz as u64])?;
-            all.put(0, &mine);
-            let _ = result.tensor.set(all.combine(&reducer)?);
+            source.wait(deadline)?;
+            let pool = self.sparse_memory();
+            // SAFETY: it is here, and the caller's promise.
+            let lists = unsafe { source.lists() };
+            let order = Order::of(lists.0, shape.dims, pool)?;
+            let mut all = Gathered::new(&shape, &[order.different as u64], pool)?;
+            all.put(0..1, lists, &order, &reducer);
+            let mut tensor = Tensor::new(&shape, order.different, pool)?;
+            all.combine(&reducer, tensor.parts_mut(), pool)?;
+            let _ = result.tensor.set(tensor);
             return Ok((result, None));
         };
         let signature = Signature {
@@ -319,12 +334,13 @@ impl Context {
             device: false,
         };
         let into = result.tensor.clone();
-        let part = Part { shape, reducer, seat: self.seat(), class: class_of(call).0, into };
+        let pool = self.sparse_memory().clone();
+        let part = Part { shape, reducer, seat: self.seat(), class: class_of(call).0, pool, into };
         let counting = Counting::new(group, &part, self.plans())?;
         Ok((result, Some(Step { group, signature, part, counting, source })))
     }
 
-    /// This rank's elements: combined now if they are in host memory, else on their way there.
+    /// This rank's elements: as `on_host` has them if they are in host memory, else on their way there.
     ///
     /// # Safety
     /// As [`Context::start_sparse`].
@@ -332,8 +348,8 @@ impl Context {
         &self,
         input: &RawTensor,
         shape: &Shape,
-        reducer: &Reducer,
         call: &Call,
+        on_host: OnHost,
     ) -> Result<(Source, Option<Arc<Devices>>)> {
         let (numbers, bytes) = shape.lengths(input.nnz)?;
         for (name, missing) in [("indices", input.indices.is_null()), ("values", input.values.is_null())] {
@@ -342,7 +358,7 @@ impl Context {
             }
         }
         if numbers == 0 {
-            return Ok((Source::Here(Elements::none()), None));
+            return Ok((Source::none(), None));
         }
         if !input.indices.is_aligned() {
             fail!(InvalidArgument, "indices is not aligned to {} bytes", align_of::<i64>());
@@ -350,13 +366,9 @@ impl Context {
         let spans = Spans::of_tensor((input.indices, numbers * size_of::<i64>()), (input.values, bytes));
         let Some(survey) = self.or_fail(self.survey(spans, call))? else {
             // SAFETY: the caller's promise.
-            let (indices, values) = unsafe {
-                (
-                    std::slice::from_raw_parts(input.indices, numbers),
-                    std::slice::from_raw_parts(input.values, bytes),
-                )
-            };
-            return Ok((Source::Here(Elements::coalesce(indices, values, shape, reducer)?), None));
+            let source =
+                unsafe { on_host((input.indices, numbers), (input.values, bytes), self.sparse_memory()) };
+            return Ok((source?, None));
         };
         let parts = match survey.places() {
             (Place::Device(indices), Place::Device(values)) => {
@@ -375,9 +387,12 @@ impl Context {
         };
         // SAFETY: the caller's promise.
         let load = self.or_fail(unsafe { Load::begin(stream, &parts, endpoint) })?;
-        Ok((Source::Loading(load, numbers, bytes), Some(survey.devices().clone())))
+        Ok((Source::load(load, numbers, bytes), Some(survey.devices().clone())))
     }
 }
+
+/// What becomes of lists in host memory.
+type OnHost = unsafe fn((*const i64, usize), (*const u8, usize), &Arc<Pool>) -> Result<Source>;
 
 /// A call that takes other ranks.
 struct Step<'a> {

@@ -1,30 +1,17 @@
 //! Sparse allreduce of tensors in device memory: rows of an index each, as the gradients of an embedding.
 
-use std::ops::Range;
-
 use super::memory::PIECE;
 use super::rank::{Outcome, Rank};
 use crate::bench::case::Case;
 use crate::bench::measure::Sample;
 use crate::bench::seat::{barrier, combine};
+use crate::bench::sparse::{ROW, Rows};
 use crate::bench::values::{decode, encode};
 use crate::communicator::sparse::RawTensor;
 use crate::communicator::{Call, Context};
 use crate::cuda::memory::DeviceBuffer;
 use crate::error::{Result, fail};
-use crate::reduce::{DataType, Operator};
-
-/// Values of a row.
-const ROW: u64 = 64;
-
-/// The tensors of a case.
-#[derive(Clone, Copy)]
-struct Shape {
-    dtype: DataType,
-    size: u32,
-    /// Rows of each rank.
-    rows: u64,
-}
+use crate::reduce::Operator;
 
 /// A rank's tensor, and room for the result.
 struct Tensors {
@@ -34,65 +21,35 @@ struct Tensors {
     all_values: DeviceBuffer,
 }
 
-impl Shape {
-    fn of(case: &Case) -> Shape {
-        Shape { dtype: case.dtype, size: case.size, rows: (case.count() / ROW).max(1) }
-    }
-
-    fn row(&self) -> usize {
-        ROW as usize * self.dtype.size()
-    }
-
-    /// The rows that a rank has: the later half is also the next rank's.
-    fn of_rank(&self, rank: u32) -> Range<u64> {
-        let first = u64::from(rank) * self.rows.div_ceil(2);
-        first..first + self.rows
-    }
-
-    /// How many different rows all ranks have: a range without gaps.
-    fn all(&self) -> u64 {
-        self.of_rank(self.size - 1).end
-    }
-
-    fn value(rank: u32, row: u64, column: u64) -> i64 {
-        ((row * 7 + column * 3 + u64::from(rank)) % 4) as i64
-    }
-
-    fn sum(&self, row: u64, column: u64) -> i64 {
-        let having = (0..self.size).filter(|&rank| self.of_rank(rank).contains(&row));
-        having.map(|rank| Shape::value(rank, row, column)).sum()
-    }
-}
-
 impl Rank<'_> {
     /// As [`Rank::measure`]: a call is over when its result lies in the memory of the device.
     pub(super) fn measure_sparse(&mut self, case: &Case, subject: usize, check: bool) -> Result<Outcome> {
         let Some(context) = self.native(case, subject).cloned() else {
             return Ok(Outcome::Refused("NCCL's ABI has no sparse allreduce".to_owned()));
         };
-        let shape = Shape::of(case);
-        let tensors = self.tensors(shape)?;
+        let rows = Rows::of(case);
+        let tensors = self.tensors(rows)?;
         barrier(self.control(), None)?;
-        let first = self.sum_sparse(&context, shape, &tensors);
+        let first = self.sum_sparse(&context, rows, &tensors);
         if let Err(refusal) = self.agree(first)? {
             return Ok(Outcome::Refused(refusal));
         }
-        let errors = if check { Some(self.check_sparse(shape, &tensors)?) } else { None };
-        let sample = self.time_by_clock(&mut || self.sum_sparse(&context, shape, &tensors))?;
+        let errors = if check { Some(self.check_sparse(rows, &tensors)?) } else { None };
+        let sample = self.time_by_clock(&mut || self.sum_sparse(&context, rows, &tensors))?;
         Ok(Outcome::Measured(Sample { errors, ..sample }))
     }
 
-    fn tensors(&mut self, shape: Shape) -> Result<Tensors> {
+    fn tensors(&mut self, rows: Rows) -> Result<Tensors> {
         let (rank, devices, device) = (self.rank(), self.devices().clone(), self.stream().device());
         let buffer = |bytes: u64| DeviceBuffer::new(&devices, device, bytes as usize);
-        let row = shape.row() as u64;
+        let row = rows.row() as u64;
         let tensors = Tensors {
-            indices: buffer(shape.rows * 8)?,
-            values: buffer(shape.rows * row)?,
-            all_indices: buffer(shape.all() * 8)?,
-            all_values: buffer(shape.all() * row)?,
+            indices: buffer(rows.count * 8)?,
+            values: buffer(rows.count * row)?,
+            all_indices: buffer(rows.all() * 8)?,
+            all_values: buffer(rows.all() * row)?,
         };
-        let held = shape.of_rank(rank);
+        let held = rows.of_rank(rank);
         // Backwards: nobody promises an order.
         let row_at = |place: u64| held.end - 1 - place;
         let indices = |offset: usize, piece: &mut [u8]| {
@@ -101,9 +58,9 @@ impl Rank<'_> {
             }
         };
         let values = |offset: usize, piece: &mut [u8]| {
-            let element = shape.dtype.size();
+            let element = rows.dtype.size();
             for (at, value) in ((offset / element) as u64..).zip(piece.chunks_exact_mut(element)) {
-                encode(shape.dtype, Shape::value(rank, row_at(at / ROW), at % ROW), value);
+                encode(rows.dtype, Rows::value(rank, row_at(at / ROW), at % ROW), value);
             }
         };
         let (buffers, stream, deadline) = self.buffers();
@@ -116,21 +73,21 @@ impl Rank<'_> {
         Ok(tensors)
     }
 
-    fn sum_sparse(&self, context: &Context, shape: Shape, tensors: &Tensors) -> Result<()> {
+    fn sum_sparse(&self, context: &Context, rows: Rows, tensors: &Tensors) -> Result<()> {
         let handle = self.stream().handle();
         let input = RawTensor {
             indices: std::ptr::without_provenance(tensors.indices.address() as usize),
             values: std::ptr::without_provenance(tensors.values.address() as usize),
-            nnz: shape.rows,
+            nnz: rows.count,
             dims: 1,
             block: ROW,
-            dtype: shape.dtype,
+            dtype: rows.dtype,
         };
         let call = Call { stream: Some(handle), ..Call::default() };
         // SAFETY: the tensors are as long as their shape says, and outlive what the stream is given, for which this waits.
         let result = unsafe { context.run_sparse(&input, Operator::Sum, &call) }?;
-        if result.nnz() != shape.all() {
-            fail!(Internal, "the sum has {} rows, but {} are due", result.nnz(), shape.all());
+        if result.nnz() != rows.all() {
+            fail!(Internal, "the sum has {} rows, but {} are due", result.nnz(), rows.all());
         }
         let indices = std::ptr::without_provenance_mut(tensors.all_indices.address() as usize);
         let values = std::ptr::without_provenance_mut(tensors.all_values.address() as usize);
@@ -140,10 +97,10 @@ impl Rank<'_> {
     }
 
     /// How many indices and values are wrong on all ranks.
-    fn check_sparse(&mut self, shape: Shape, tensors: &Tensors) -> Result<u64> {
+    fn check_sparse(&mut self, rows: Rows, tensors: &Tensors) -> Result<u64> {
         let mut wrong = 0;
         let (buffers, stream, deadline) = self.buffers();
-        let element = shape.dtype.size();
+        let element = rows.dtype.size();
         let indices = tensors.all_indices.bytes();
         for offset in (0..indices).step_by(PIECE) {
             let (at, bytes) = (tensors.all_indices.address() + offset as u64, PIECE.min(indices - offset));
@@ -157,8 +114,8 @@ impl Rank<'_> {
             let (at, bytes) = (tensors.all_values.address() + offset as u64, PIECE.min(values - offset));
             // SAFETY: as above.
             let found = unsafe { buffers.read(stream, at, bytes, deadline) }?;
-            let due = ((offset / element) as u64..).map(|at| shape.sum(at / ROW, at % ROW) as f64);
-            let found = found.chunks_exact(element).map(|value| decode(shape.dtype, value));
+            let due = ((offset / element) as u64..).map(|at| rows.sum(at / ROW, at % ROW) as f64);
+            let found = found.chunks_exact(element).map(|value| decode(rows.dtype, value));
             wrong += found.zip(due).filter(|(found, due)| found != due).count() as u64;
         }
         let mut errors = [wrong];

@@ -1,7 +1,11 @@
-//! Sparse tensors by themselves: a rank's elements made ready to travel, and those of all ranks combined.
+//! Sparse tensors by themselves: a rank's elements made ready to travel, those of all ranks, what comes of them.
 
-use std::cmp::Ordering;
+use std::ops::Range;
+use std::sync::Arc;
 
+use super::memory::{Pool, Words};
+use super::merge::Merge;
+use super::order::{Group, Order};
 use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operand, Reducer, Representation};
 
@@ -53,67 +57,16 @@ impl Shape {
     }
 
     /// Bytes of one element's accumulators. [`Shape::new`] has seen that it fits: no type is wider than 8 bytes.
-    fn accumulator_bytes(&self) -> usize {
+    pub(super) fn accumulator_bytes(&self) -> usize {
         self.block * self.dtype.accumulator().size()
     }
 }
 
-/// A rank's elements, sorted by index, each once, as they travel: `dims` × `nnz` coordinates, laid out as the caller's, then
-/// for each element `block` accumulators, filled up to a whole word.
-#[derive(Debug)]
-pub(super) struct Elements {
-    pub(super) nnz: usize,
-    pub(super) words: Words,
-}
-
-impl Elements {
-    pub(super) fn none() -> Elements {
-        Elements { nnz: 0, words: Words(Vec::new()) }
-    }
-
-    /// This rank's elements, duplicates combined in the order they were given. Both lists are of one number of elements.
-    pub(super) fn coalesce(
-        indices: &[i64],
-        values: &[u8],
-        shape: &Shape,
-        reducer: &Reducer,
-    ) -> Result<Elements> {
-        let nnz = indices.len() / shape.dims;
-        let index = |element: usize| (0..shape.dims).map(move |dim| indices[dim * nnz + element]);
-        let mut order: Vec<usize> = (0..nnz).collect();
-        order.sort_by(|&a, &b| index(a).cmp(index(b)));
-
-        let groups: Vec<&[usize]> = order.chunk_by(|&a, &b| index(a).eq(index(b))).collect();
-        let words = shape.words(groups.len()).ok_or_else(|| too_large(nnz))?;
-        let mut words = Words::zeroed(words)?;
-        for dim in 0..shape.dims {
-            let coordinates = &mut words.0[dim * groups.len()..][..groups.len()];
-            for (out, group) in coordinates.iter_mut().zip(&groups) {
-                *out = indices[dim * nnz + group[0]].cast_unsigned();
-            }
-        }
-        let element_bytes = shape.block * shape.dtype.size();
-        let accumulators = &mut words.bytes_mut()[groups.len() * shape.dims * 8..];
-        let mut operands: Vec<Operand> = Vec::new();
-        for (group, out) in groups.iter().zip(accumulators.chunks_exact_mut(shape.accumulator_bytes())) {
-            operands.clear();
-            operands.extend(group.iter().map(|&element| Operand {
-                address: values[element * element_bytes..][..element_bytes].as_ptr(),
-                representation: Representation::Element,
-                scale: 1.0,
-            }));
-            // SAFETY: the slices that the addresses come from hold `block` elements, `out` holds as many accumulators
-            // and overlaps none of them, and both are borrowed until here.
-            unsafe { reducer.fold(&operands, out.as_mut_ptr(), Representation::Accumulator, shape.block) };
-        }
-        Ok(Elements { nnz: groups.len(), words })
-    }
-}
-
-/// The elements of all ranks, one rank's after the other's, each as [`Elements`] has them.
+/// The elements of all ranks, one rank's after the other's: each sorted by index, each index once. `dims` × `nnz`
+/// coordinates, laid out as the caller's, then for each element `block` accumulators, filled up to a whole word.
 #[derive(Debug)]
 pub(super) struct Gathered {
-    shape: Shape,
+    pub(super) shape: Shape,
     words: Words,
     /// For each rank, its first word and its nnz.
     ranks: Vec<(usize, usize)>,
@@ -121,7 +74,7 @@ pub(super) struct Gathered {
 
 impl Gathered {
     /// Room for `nnz` elements of each rank.
-    pub(super) fn new(shape: &Shape, nnz: &[u64]) -> Result<Gathered> {
+    pub(super) fn new(shape: &Shape, nnz: &[u64], pool: &Arc<Pool>) -> Result<Gathered> {
         let mut ranks = Vec::with_capacity(nnz.len());
         let mut end = 0_usize;
         for &nnz in nnz {
@@ -129,19 +82,85 @@ impl Gathered {
             ranks.push((end, nnz));
             end = shape.words(nnz).and_then(|words| end.checked_add(words)).ok_or_else(|| too_large(nnz))?;
         }
-        Ok(Gathered { shape: *shape, words: Words::zeroed(end)?, ranks })
+        Ok(Gathered { shape: *shape, words: pool.take(end)?, ranks })
     }
 
     /// How many words there are of each rank.
     pub(super) fn counts(&self) -> Vec<u64> {
-        let ends = self.ranks[1..].iter().map(|(first, _)| *first).chain([self.words.0.len()]);
+        let ends = self.ranks[1..].iter().map(|(first, _)| *first).chain([self.words.len()]);
         self.ranks.iter().zip(ends).map(|((first, _), end)| (end - first) as u64).collect()
     }
 
-    /// Puts the elements of `rank` in their place. They are as many as `new` was told.
-    pub(super) fn put(&mut self, rank: usize, elements: &Elements) {
-        let (first, _) = self.ranks[rank];
-        self.words.0[first..][..elements.words.0.len()].copy_from_slice(&elements.words.0);
+    /// Puts elements in the places of `ranks`, one rank after the other, duplicates combined in the order they were given.
+    /// Both lists are of one number of elements; `order` is that of the indices, and has as many different ones as `new` was
+    /// told for these ranks.
+    pub(super) fn put(
+        &mut self,
+        ranks: Range<usize>,
+        (indices, values): (&[i64], &[u8]),
+        order: &Order,
+        reducer: &Reducer,
+    ) {
+        let Shape { dims, block, dtype } = self.shape;
+        let room: usize = self.ranks[ranks.clone()].iter().map(|(_, nnz)| nnz).sum();
+        assert_eq!(room, order.different, "the order is of other elements");
+        if room == 0 {
+            // There may be more dims than one would count.
+            return;
+        }
+        let given = indices.len() / dims;
+        for dim in 0..dims {
+            let (from, mut groups) = (&indices[dim * given..][..given], order.groups());
+            for &(first, nnz) in &self.ranks[ranks.clone()] {
+                let mut to = &mut self.words.words_mut()[first + dim * nnz..][..nnz];
+                while let Some(group) = groups.next(to.len()) {
+                    let run = match group {
+                        Group::Run(first, count) => &from[first..][..count],
+                        Group::Same(places) => &from[Group::place(places[0])..][..1],
+                    };
+                    let (here, rest) = to.split_at_mut(run.len());
+                    here.iter_mut().zip(run).for_each(|(to, from)| *to = from.cast_unsigned());
+                    to = rest;
+                }
+            }
+        }
+        let element_bytes = block * dtype.size();
+        let operand = |place: usize, count: usize| Operand {
+            address: values[place * element_bytes..][..count * element_bytes].as_ptr(),
+            representation: Representation::Element,
+            scale: 1.0,
+        };
+        let (mut groups, mut operands) = (order.groups(), Vec::new());
+        for &(first, nnz) in &self.ranks[ranks] {
+            let bytes = nnz * self.shape.accumulator_bytes();
+            let words = &mut self.words.words_mut()[first + dims * nnz..][..bytes.div_ceil(8)];
+            if let Some(last) = words.last_mut() {
+                // What fills it up is sent, too.
+                *last = 0;
+            }
+            let mut out = &mut self.words.bytes_mut()[(first + dims * nnz) * 8..][..bytes];
+            let mut left = nnz;
+            while let Some(group) = groups.next(left) {
+                operands.clear();
+                let count = match group {
+                    Group::Run(first, count) => {
+                        operands.push(operand(first, count));
+                        count
+                    }
+                    Group::Same(places) => {
+                        operands.extend(places.iter().map(|&place| operand(Group::place(place), 1)));
+                        1
+                    }
+                };
+                let (here, rest) = out.split_at_mut(count * self.shape.accumulator_bytes());
+                // SAFETY: the slices that the addresses come from hold `count` blocks, `here` holds as many accumulators
+                // and overlaps none of them, and all are borrowed until here.
+                unsafe {
+                    reducer.fold(&operands, here.as_mut_ptr(), Representation::Accumulator, count * block);
+                }
+                (out, left) = (rest, left - count);
+            }
+        }
     }
 
     /// Where the words lie.
@@ -149,128 +168,49 @@ impl Gathered {
         self.words.address()
     }
 
-    /// All ranks' elements as one tensor.
-    pub(super) fn combine(&self, reducer: &Reducer) -> Result<Tensor> {
-        let index = |present: &Present| self.index(*present);
-        let mut order: Vec<Present> = Vec::with_capacity(self.ranks.iter().map(|(_, nnz)| nnz).sum());
-        for (rank, &(_, nnz)) in (0..).zip(&self.ranks) {
-            order.extend((0..nnz).map(|element| (rank, element)));
-        }
-        // Stable, so the ranks of one index stay in order; and made of sorted runs, which this sort merges.
-        order.sort_by(|a, b| index(a).cmp(index(b)));
-
-        let groups: Vec<&[Present]> =
-            order.chunk_by(|a, b| index(a).cmp(index(b)) == Ordering::Equal).collect();
-        let Shape { dims, block, dtype } = self.shape;
-        let element_bytes = block * dtype.size();
-        let bytes = groups.len().checked_mul(element_bytes).ok_or_else(|| too_large(groups.len()))?;
-        let mut values = Words::zeroed(bytes.div_ceil(8))?;
-        let size = self.ranks.len() as u32;
-        let mut tree = Tree { reducer, all: self, scratch: Vec::new() };
-        for (group, out) in groups.iter().zip(values.bytes_mut().chunks_exact_mut(element_bytes)) {
-            tree.combine(group, size, out)?;
-        }
-        let mut indices: Vec<i64> = zeroed(groups.len().checked_mul(dims).ok_or_else(|| too_large(bytes))?)?;
-        for (at, group) in groups.iter().enumerate() {
-            for (dim, coordinate) in index(&group[0]).enumerate() {
-                indices[dim * groups.len() + at] = coordinate;
-            }
-        }
-        Ok(Tensor { nnz: groups.len(), indices, values, bytes })
+    /// How many ranks.
+    pub(super) fn size(&self) -> usize {
+        self.ranks.len()
     }
 
-    /// An element's index, coordinate by coordinate.
-    fn index(&self, (rank, element): Present) -> impl Iterator<Item = i64> + '_ {
-        let (first, nnz) = self.ranks[rank as usize];
-        (0..self.shape.dims).map(move |dim| self.words.0[first + dim * nnz + element].cast_signed())
+    /// How many elements a rank has.
+    pub(super) fn nnz(&self, rank: usize) -> usize {
+        self.ranks[rank].1
     }
 
-    fn operand(&self, (rank, element): Present) -> Operand {
-        let (first, nnz) = self.ranks[rank as usize];
+    /// A coordinate of elements of a rank, from the first on.
+    pub(super) fn coordinates(&self, rank: usize, dim: usize) -> &[u64] {
+        let (first, nnz) = self.ranks[rank];
+        &self.words.words()[first + dim * nnz..][..nnz]
+    }
+
+    /// The accumulators of `count` elements of a rank, from `element` on, without the first `skipped` positions.
+    pub(super) fn operand(&self, rank: usize, element: usize, count: usize, skipped: usize) -> Operand {
+        let (first, nnz) = self.ranks[rank];
         let bytes = self.shape.accumulator_bytes();
         let start = (first + nnz * self.shape.dims) * 8 + element * bytes;
-        let address = self.words.bytes()[start..][..bytes].as_ptr();
+        let elements = &self.words.bytes()[start..][..count * bytes];
+        let address = elements[skipped * self.shape.dtype.accumulator().size()..].as_ptr();
         Operand { address, representation: Representation::Accumulator, scale: 1.0 }
     }
-}
 
-/// An element that a rank has: the rank, and its place among that rank's.
-type Present = (u32, usize);
-
-/// The canonical tree over all ranks, for one element at a time.
-struct Tree<'a> {
-    reducer: &'a Reducer,
-    all: &'a Gathered,
-    /// Partial results, by depth.
-    scratch: Vec<Words>,
-}
-
-impl Tree<'_> {
-    /// Combines the operands of one element, ordered by rank, into `out`, which holds `block` elements.
-    fn combine(&mut self, operands: &[Present], size: u32, out: &mut [u8]) -> Result<()> {
-        let (reducer, block) = (self.reducer, self.all.shape.block);
-        let mut fold = |list: &[Operand]| {
-            // SAFETY: each operand holds `block` accumulators, in `all` or in `scratch`, and `out` as many elements
-            // apart from them; nothing touches either meanwhile.
-            unsafe { reducer.fold(list, out.as_mut_ptr(), Representation::Element, block) };
-        };
-        match (operands, self.halves(operands, 0, size)) {
-            ([single], _) => fold(&[self.all.operand(*single)]),
-            (_, Some((left, right, middle))) => {
-                fold(&[self.partial(left, 0, middle, 0)?, self.partial(right, middle, size - middle, 1)?]);
-            }
-            (_, None) => fold(&self.leaves(operands)),
+    /// How many different elements all have.
+    pub(super) fn different(&self) -> usize {
+        let (mut merge, mut nnz) = (Merge::new(self), 0);
+        while merge.advance() {
+            nnz += merge.count();
         }
-        Ok(())
+        nnz
     }
 
-    /// The tree over the `count` ranks from `first` on, of which `operands`, at least one, have the element. Slot
-    /// `slot` of the scratch and those above it are free.
-    fn partial(&mut self, operands: &[Present], first: u32, count: u32, slot: usize) -> Result<Operand> {
-        if let [single] = operands {
-            return Ok(self.all.operand(*single));
-        }
-        let list = match self.halves(operands, first, count) {
-            Some((left, right, middle)) => vec![
-                self.partial(left, first, middle - first, slot)?,
-                self.partial(right, middle, first + count - middle, slot + 1)?,
-            ],
-            None => self.leaves(operands),
-        };
-        while self.scratch.len() <= slot {
-            self.scratch.push(Words::zeroed(self.all.shape.accumulator_bytes().div_ceil(8))?);
-        }
-        let out = self.scratch[slot].address();
-        // SAFETY: as in `combine`; `out` is the left operand or apart from both.
-        unsafe { self.reducer.fold(&list, out, Representation::Accumulator, self.all.shape.block) };
-        Ok(Operand { address: out, representation: Representation::Accumulator, scale: 1.0 })
-    }
-
-    /// The operands of the first node below `first..first + count` that has operands on both sides, and where it
-    /// parts. `None` if a fold of the list is that tree already.
-    fn halves<'o>(
+    /// Writes all ranks' elements as one tensor, of [`Gathered::different`] elements.
+    pub(super) fn combine(
         &self,
-        operands: &'o [Present],
-        mut first: u32,
-        mut count: u32,
-    ) -> Option<(&'o [Present], &'o [Present], u32)> {
-        loop {
-            // One operand, or all there can be.
-            if operands.len() == 1 || operands.len() == count as usize {
-                return None;
-            }
-            let middle = first + (count.div_ceil(2)).next_power_of_two();
-            let (left, right) = operands.split_at(operands.partition_point(|&(rank, _)| rank < middle));
-            match (left.is_empty(), right.is_empty()) {
-                (false, false) => return Some((left, right, middle)),
-                (false, true) => count = middle - first,
-                _ => (first, count) = (middle, first + count - middle),
-            }
-        }
-    }
-
-    fn leaves(&self, operands: &[Present]) -> Vec<Operand> {
-        operands.iter().map(|&present| self.all.operand(present)).collect()
+        reducer: &Reducer,
+        (indices, values): (&mut [u64], &mut [u8]),
+        pool: &Arc<Pool>,
+    ) -> Result<()> {
+        Merge::new(self).write(reducer, indices, values, pool)
     }
 }
 
@@ -278,62 +218,56 @@ impl Tree<'_> {
 #[derive(Debug)]
 pub(super) struct Tensor {
     pub(super) nnz: usize,
-    /// `dims` × `nnz`.
-    pub(super) indices: Vec<i64>,
-    values: Words,
+    /// `dims` × `nnz` coordinates, then the values.
+    words: Words,
+    numbers: usize,
     /// Of the values.
     bytes: usize,
 }
 
 impl Tensor {
+    /// Room for so many elements.
+    pub(super) fn new(shape: &Shape, nnz: usize, pool: &Arc<Pool>) -> Result<Tensor> {
+        let (numbers, bytes) = shape.lengths(nnz as u64).map_err(|_| too_large(nnz))?;
+        let words = numbers.checked_add(bytes.div_ceil(8)).ok_or_else(|| too_large(nnz))?;
+        Ok(Tensor { nnz, words: pool.take(words)?, numbers, bytes })
+    }
+
+    /// `dims` × `nnz` numbers.
+    pub(super) fn indices(&self) -> &[i64] {
+        let numbers = &self.words.words()[..self.numbers];
+        // SAFETY: a signed number is as long as one without a sign, and any bits are one.
+        unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), numbers.len()) }
+    }
+
     /// `nnz` × `block` values.
     pub(super) fn values(&self) -> &[u8] {
-        &self.values.bytes()[..self.bytes]
-    }
-}
-
-/// Memory that is looked at as bytes or as words.
-#[derive(Debug)]
-pub(super) struct Words(Vec<u64>);
-
-impl Words {
-    pub(super) fn zeroed(words: usize) -> Result<Words> {
-        zeroed(words).map(Words)
+        &self.words.bytes()[self.numbers * 8..][..self.bytes]
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: the words hold so many bytes, all initialised.
-        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() * 8) }
-    }
-
-    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and any bytes are words.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * 8) }
-    }
-
-    /// The first byte, without a claim on those that were given out before.
+    /// The first byte of the values.
     pub(super) fn address(&mut self) -> *mut u8 {
-        self.0.as_mut_ptr().cast()
+        self.words.address().wrapping_add(self.numbers * 8)
+    }
+
+    /// The coordinates and the values, to be written.
+    pub(super) fn parts_mut(&mut self) -> (&mut [u64], &mut [u8]) {
+        let (numbers, values) = self.words.bytes_mut().split_at_mut(self.numbers * 8);
+        // SAFETY: words as they were before they were looked at as bytes.
+        let numbers = unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), self.numbers) };
+        (numbers, &mut values[..self.bytes])
     }
 }
 
-fn too_large(nnz: usize) -> Error {
+pub(super) fn too_large(nnz: usize) -> Error {
     let text = format!("the ranks' sparse tensors have {nnz} elements and more: more than memory holds");
     Error::new(Status::InvalidArgument, text)
 }
 
-/// Zeros, or an error where `vec!` would end the process.
-fn zeroed<T: Copy + Default>(count: usize) -> Result<Vec<T>> {
-    let mut list = Vec::new();
-    match list.try_reserve_exact(count) {
-        Ok(()) => list.resize(count, T::default()),
-        Err(_) => fail!(OutOfMemory, "no memory for {count} numbers of {} bytes", size_of::<T>()),
-    }
-    Ok(list)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::reduce::Operator;
 
@@ -343,6 +277,12 @@ mod tests {
 
     fn floats(bytes: &[u8]) -> Vec<f32> {
         bytes.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect()
+    }
+
+    fn combine(all: &Gathered, reducer: &Reducer, pool: &Arc<Pool>) -> Tensor {
+        let mut tensor = Tensor::new(&all.shape, all.different(), pool).unwrap();
+        all.combine(reducer, tensor.parts_mut(), pool).unwrap();
+        tensor
     }
 
     /// What a group would do, without the messages between its ranks.
@@ -355,18 +295,16 @@ mod tests {
         let size = tensors.len() as u32;
         let reducer = Reducer::new(DataType::F32, operator, size).unwrap();
         let shape = Shape::new(dims, block as u64, DataType::F32).unwrap();
-        let (mut nnz, mut joined) = (Vec::new(), Vec::new());
-        for (indices, values) in tensors {
-            let values = bytes(values);
-            let mine = Elements::coalesce(indices, &values, &shape, &reducer).unwrap();
-            nnz.push(mine.nnz as u64);
-            joined.extend(mine.words.0);
+        let pool = Arc::new(Pool::default());
+        let orders: Vec<Order> =
+            tensors.iter().map(|(indices, _)| Order::of(indices, dims as usize, &pool).unwrap()).collect();
+        let nnz: Vec<u64> = orders.iter().map(|order| order.different as u64).collect();
+        let mut all = Gathered::new(&shape, &nnz, &pool).unwrap();
+        for (rank, ((indices, values), order)) in tensors.iter().zip(&orders).enumerate() {
+            all.put(rank..rank + 1, (indices, &bytes(values)), order, &reducer);
         }
-        let mut all = Gathered::new(&shape, &nnz).unwrap();
-        assert_eq!(all.counts().iter().sum::<u64>(), joined.len() as u64);
-        all.words.0.copy_from_slice(&joined);
-        let tensor = all.combine(&reducer).unwrap();
-        (tensor.indices.clone(), floats(tensor.values()))
+        let tensor = combine(&all, &reducer, &pool);
+        (tensor.indices().to_vec(), floats(tensor.values()))
     }
 
     #[test]
@@ -436,13 +374,128 @@ mod tests {
         }
     }
 
+    /// Elements as bytes, by index.
+    type Places = BTreeMap<Vec<i64>, Vec<u8>>;
+
+    /// A rank's tensor of small numbers: indices and values.
+    type Lists = (Vec<i64>, Vec<u8>);
+
+    /// An element's values, if there is one.
+    type Block = Option<Vec<u8>>;
+
+    /// What comes of the ranks' tensors, one index after the other and two operands at a time.
+    fn plainly(tensors: &[Lists], shape: &Shape, reducer: &Reducer) -> Places {
+        let Shape { dims, block, dtype } = *shape;
+        let fold = |parts: &[&[u8]], from, to| {
+            let size = if to == Representation::Element { dtype } else { dtype.accumulator() }.size();
+            let mut out = vec![0; block * size];
+            let operands: Vec<Operand> = parts
+                .iter()
+                .map(|part| Operand { address: part.as_ptr(), representation: from, scale: 1.0 })
+                .collect();
+            // SAFETY: each part holds a block of `from`, `out` one of `to`.
+            unsafe { reducer.fold(&operands, out.as_mut_ptr(), to, block) };
+            out
+        };
+        fn tree(parts: &[Block], fold: &impl Fn(&[u8], &[u8]) -> Vec<u8>) -> Block {
+            if let [single] = parts {
+                return single.clone();
+            }
+            let (left, right) = parts.split_at(parts.len().next_power_of_two() / 2);
+            match (tree(left, fold), tree(right, fold)) {
+                (Some(left), Some(right)) => Some(fold(&left, &right)),
+                (left, right) => left.or(right),
+            }
+        }
+        let (element, accumulator) = (Representation::Element, Representation::Accumulator);
+        let pair = |left: &[u8], right: &[u8]| fold(&[left, right], accumulator, accumulator);
+        let mut ranks_of: BTreeMap<Vec<i64>, Vec<Vec<Block>>> = BTreeMap::new();
+        for (rank, (indices, values)) in tensors.iter().enumerate() {
+            let nnz = indices.len() / dims;
+            for (at, value) in values.chunks_exact(block * dtype.size()).enumerate() {
+                let index = (0..dims).map(|dim| indices[dim * nnz + at]).collect();
+                let ranks = ranks_of.entry(index).or_insert_with(|| vec![vec![]; tensors.len()]);
+                ranks[rank].push(Some(fold(&[value], element, accumulator)));
+            }
+        }
+        ranks_of
+            .into_iter()
+            .map(|(index, ranks)| {
+                let combined: Vec<_> = ranks
+                    .iter()
+                    .map(|given| if given.is_empty() { None } else { tree(given, &pair) })
+                    .collect();
+                (index, fold(&[&tree(&combined, &pair).expect("somebody has it")], accumulator, element))
+            })
+            .collect()
+    }
+
+    #[test]
+    fn every_type_and_operator_gives_the_bits_of_the_plain_tree() {
+        let mut state = 7_u64;
+        let mut below = move |limit: u64| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) % limit
+        };
+        let operators = [Operator::Sum, Operator::Product, Operator::Min, Operator::Max, Operator::Average];
+        let pool = Arc::new(Pool::default());
+        for dtype in DataType::ALL {
+            for operator in operators {
+                for (size, dims, block, nnz) in [
+                    (1, 1, 1, 300),
+                    (2, 1, 3, 50),
+                    (3, 2, 1, 40),
+                    (5, 3, 2, 20),
+                    (7, 1, 5, 9),
+                    (5, 1, 3000, 6),
+                ] {
+                    let shape = Shape::new(dims as u32, block as u64, dtype).unwrap();
+                    let reducer = Reducer::new(dtype, operator, size).unwrap();
+                    let tensors: Vec<Lists> = (0..u64::from(size))
+                        .map(|rank| {
+                            // Some have none; some are sorted; neighbours are shared, and some occur twice.
+                            let given = nnz * ((rank as usize + 1) % 3) / 2;
+                            let mut indices: Vec<i64> = (0..given * dims)
+                                .map(|_| below(if dims == 1 { nnz as u64 } else { 4 }) as i64 - 2)
+                                .collect();
+                            if rank % 2 == 0 && dims == 1 {
+                                indices.sort_unstable();
+                            }
+                            // Any bits but those of numbers without end, whose sums are none.
+                            let values =
+                                (0..given * block * dtype.size()).map(|_| 1 + below(60) as u8).collect();
+                            (indices, values)
+                        })
+                        .collect();
+                    let orders: Vec<Order> =
+                        tensors.iter().map(|(indices, _)| Order::of(indices, dims, &pool).unwrap()).collect();
+                    let nnz: Vec<u64> = orders.iter().map(|order| order.different as u64).collect();
+                    let mut all = Gathered::new(&shape, &nnz, &pool).unwrap();
+                    for (rank, ((indices, values), order)) in tensors.iter().zip(&orders).enumerate() {
+                        all.put(rank..rank + 1, (indices, values), order, &reducer);
+                    }
+                    let tensor = combine(&all, &reducer, &pool);
+                    let index = |at: usize| -> Vec<i64> {
+                        (0..dims).map(|dim| tensor.indices()[dim * tensor.nnz + at]).collect()
+                    };
+                    let values = tensor.values().chunks_exact(block * dtype.size());
+                    assert_eq!(values.len(), tensor.nnz);
+                    let found: Vec<_> =
+                        values.enumerate().map(|(at, value)| (index(at), value.to_vec())).collect();
+                    let due: Vec<_> = plainly(&tensors, &shape, &reducer).into_iter().collect();
+                    assert!(found == due, "{} {operator:?}, {size} ranks, {dims} dims", dtype.name());
+                }
+            }
+        }
+    }
+
     #[test]
     fn counts_of_elements_that_no_memory_holds_are_refused() {
         assert!(Shape::new(1, u64::MAX / 8, DataType::F32).is_err());
         let shape = Shape::new(3, 2, DataType::F64).unwrap();
         assert!(shape.lengths(u64::MAX / 8).is_err());
         for nnz in [&[u64::MAX][..], &[u64::MAX / 40, u64::MAX / 40 * 8]] {
-            let error = Gathered::new(&shape, nnz).unwrap_err();
+            let error = Gathered::new(&shape, nnz, &Arc::default()).unwrap_err();
             assert!(matches!(error.status(), Status::InvalidArgument | Status::OutOfMemory), "{error}");
         }
     }
