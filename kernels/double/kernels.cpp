@@ -99,6 +99,9 @@ struct Stream {
     }
 };
 
+// Turns for which a rank stands still, at most.
+constexpr u64 FROZEN = 50000;
+
 // How it ended: by itself, because it was told to, or not at all.
 enum Ending : int { WELL, ABORTED, STUCK };
 
@@ -113,7 +116,8 @@ extern "C" int unisono_play(const machine::Rank *ranks, machine::u32 size, machi
     for (u32 i = 0; i < 8; i++) world.dice.next();
     std::vector<Stream> streams;
     for (u32 rank = 0; rank < size; rank++) streams.push_back(Stream{ranks[rank]});
-    u64 turns = 0;
+    u64 turns = 0, thaw = 0;
+    const Stream *frozen = nullptr;
     bool aborted = false;
     for (;;) {
         std::vector<Actor *> actors;
@@ -121,10 +125,19 @@ extern "C" int unisono_play(const machine::Rank *ranks, machine::u32 size, machi
         for (Stream &stream : streams) {
             stream.advance(world);
             over = over && stream.is_over();
+            if (&stream == frozen && turns < thaw) continue;
             for (const auto &actor : stream.actors) actors.push_back(actor.get());
         }
         if (over) return aborted ? ABORTED : WELL;
-        if (actors.empty()) continue;
+        if (world.dice.says(world.chances.freeze)) {
+            frozen = &streams[world.dice.below(streams.size())];
+            thaw = turns + world.dice.below(FROZEN);
+        }
+        if (actors.empty()) {
+            // Nobody else has anything to do.
+            frozen = nullptr;
+            continue;
+        }
         Actor &actor = *actors[world.dice.below(actors.size())];
         if (actor.over) {
             actor.block.commit_some();
@@ -142,7 +155,7 @@ extern "C" int unisono_play(const machine::Rank *ranks, machine::u32 size, machi
             return STUCK;
         }
         aborted = true;
-        turns = 0;
+        turns = thaw = 0;
         const u64 word = 1;
         for (u32 rank = 0; rank < size; rank++) {
             world.commit(reinterpret_cast<u64>(ranks[rank].abort), reinterpret_cast<const u8 *>(&word), sizeof(word));

@@ -50,6 +50,8 @@ constexpr u32 WARP = 32, WARPS = 16, BARRIERS = 16;
 struct Chances {
     // That another thread goes on after an access; that a load is old; that something pending is committed after a turn.
     u32 yield, stale, commit;
+    // That a rank stands still for a while when it would be somebody's turn.
+    u32 freeze;
     // What does not do what it should.
     u32 without;
 };

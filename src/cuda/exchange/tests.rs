@@ -12,9 +12,9 @@ use super::*;
 const PATIENCE: u64 = 40_000_000;
 
 const ADVERSE: [Chances; 3] = [
-    Chances { switch: 16, stale: 0, commit: 256, without: 0 },
-    Chances { switch: 64, stale: 64, commit: 24, without: 0 },
-    Chances { switch: 8, stale: 128, commit: 2, without: 0 },
+    Chances { switch: 16, stale: 0, commit: 256, freeze: 2, without: 0 },
+    Chances { switch: 64, stale: 64, commit: 24, freeze: 0, without: 0 },
+    Chances { switch: 8, stale: 128, commit: 2, freeze: 4, without: 0 },
 ];
 
 /// Little of everything, so that short calls go by every protocol, in several rounds.
@@ -106,6 +106,8 @@ fn tiles_bring_what_was_sent() {
         for _ in 0..2 {
             world.call(any_call(dice, world.size(), &REDUCTIONS, [4001, 24_000]), dice);
         }
+        // Between two ranks that is one step: the result goes where the input is still being read.
+        world.call(Case { in_place: true, ..Case::new(Kind::Allreduce, 4000) }, dice);
     });
 }
 
@@ -118,16 +120,20 @@ fn moves_bring_what_was_sent() {
     });
 }
 
+/// Sends and receives, several of a pair.
+fn any_transfers(dice: &mut Dice, size: u32) -> Vec<(u32, u32, usize)> {
+    let transfer = |dice: &mut Dice| {
+        let [from, to] = [0, 1].map(|_| dice.below(size.into()) as u32);
+        (from, to, dice.one_of(&[1, 100, 600, 601, 1500, 5000, 12_000]))
+    };
+    (0..8).map(|_| transfer(dice)).collect()
+}
+
 #[test]
 fn sends_and_receives_of_a_group_meet_in_their_order() {
     check(0..8, |world, dice| {
         for _ in 0..2 {
-            let size = u64::from(world.size());
-            let mut rank = || dice.below(size) as u32;
-            let pairs: Vec<(u32, u32)> = (0..8).map(|_| (rank(), rank())).collect();
-            let bytes = |dice: &mut Dice| dice.one_of(&[1, 100, 600, 601, 1500, 5000, 12_000]);
-            let transfers: Vec<_> = pairs.into_iter().map(|(from, to)| (from, to, bytes(dice))).collect();
-            world.exchange(&transfers, dice);
+            world.exchange(&any_transfers(dice, world.size()), dice);
         }
     });
 }
@@ -164,10 +170,10 @@ fn broadcasts_by_stages_bring_what_was_sent() {
 
 #[test]
 fn calls_of_all_kinds_follow_each_other() {
-    check(0..12, |world, dice| {
+    check(0..20, |world, dice| {
+        let size = world.size();
         for _ in 0..5 {
-            let size = world.size();
-            let case = match dice.below(6) {
+            let case = match dice.below(7) {
                 0 => any_windowed(dice, size, &WINDOWED),
                 1 => {
                     let way = Way::Pulled { stages: Stages::Two, in_place: false };
@@ -177,6 +183,11 @@ fn calls_of_all_kinds_follow_each_other() {
                 _ => any_call(dice, size, &REDUCTIONS, [1, 6000]),
             };
             world.call(case, dice);
+            // What the call has told the peers by the way decides whether there is room for several items in a row.
+            if dice.below(2) == 0 {
+                let [from, to] = [0, 1].map(|_| dice.below(size.into()) as u32);
+                world.exchange(&[(from, to, 100); 3], dice);
+            }
         }
     });
 }

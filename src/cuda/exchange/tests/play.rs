@@ -19,6 +19,8 @@ pub(super) struct Chances {
     pub(super) stale: u32,
     /// That something stored is seen by others after a turn.
     pub(super) commit: u32,
+    /// That a rank stands still for a while when it would be somebody's turn.
+    pub(super) freeze: u32,
     /// What does not do what it should: a mask of [`Weakness`].
     pub(super) without: u32,
 }
