@@ -1,5 +1,7 @@
 //! Messages that are longer than a piece.
 
+use std::time::Instant;
+
 use super::*;
 use crate::engine::point::{Pieces, cut};
 
@@ -111,9 +113,12 @@ fn who_gives_up_in_the_middle_of_a_message_is_told_of() {
             let wait = Deadline::after(Duration::from_secs(20));
             groups[stops as usize].endpoint().wait(wait, Through::Messages, first_is_there).expect("in time");
             assert!(sides[stops as usize].cancel());
-            // Sooner than a sleeper looks up by itself.
-            let soon = Deadline::after(Duration::from_secs(10));
-            let other = sides[1 - stops as usize].wait(soon).expect("in time").expect_err("it has no end");
+            let told = Instant::now();
+            let other = sides[1 - stops as usize].wait(wait).expect("in time").expect_err("it has no end");
+            assert!(
+                told.elapsed() < Duration::from_secs(10),
+                "a sleeper has not looked up before it would by itself"
+            );
             assert_eq!(other.status(), Status::PeerFailed);
             assert!(other.text().contains("gave up in the middle of a message"), "{other}");
             // The pair is in step.

@@ -53,6 +53,7 @@ fn a_ring_wakes_the_sleeper_though_another_thread_looks_at_the_descriptors() {
                 endpoint.progress(0);
             }
         });
+        let mut slowest = Duration::ZERO;
         for _ in 0..20 {
             let start = Instant::now();
             there.store(false, Ordering::SeqCst);
@@ -69,10 +70,14 @@ fn a_ring_wakes_the_sleeper_though_another_thread_looks_at_the_descriptors() {
                 there.load(Ordering::SeqCst).then_some(())
             });
             assert_eq!(answer, Some(()));
-            assert!(start.elapsed() < LOST, "a ring was lost");
+            slowest = slowest.max(start.elapsed());
+            if slowest > LOST {
+                break;
+            }
         }
         over.store(true, Ordering::Relaxed);
         looking.join().expect("it does not panic");
+        assert!(slowest < LOST, "a ring was lost");
     });
 }
 
@@ -99,17 +104,26 @@ fn one_of_several_sleepers_always_has_the_bell() {
         }
         start.wait();
         let mut last = Instant::now();
+        let mut lost = None;
         for number in 1..=ROUNDS {
             round.store(number, Ordering::SeqCst);
             endpoint.rouse();
             // Long enough for both to sleep, now and then.
             let pause = Duration::from_micros(number % 16 * 20);
             while arrived.load(Ordering::SeqCst) < number || last.elapsed() < pause {
-                assert!(last.elapsed() < LOST, "nobody woke for {number}");
+                if last.elapsed() > LOST {
+                    lost.get_or_insert(number);
+                    round.store(ROUNDS, Ordering::SeqCst);
+                    endpoint.wake();
+                }
                 std::thread::yield_now();
+            }
+            if lost.is_some() {
+                break;
             }
             last = Instant::now();
         }
+        assert_eq!(lost, None, "nobody woke for it");
     });
 }
 
