@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::processes::{Job, Seat, report};
-use crate::support::{TRANSPORTS, Verb, barrier, in_time, sum, within};
+use crate::support::{PATIENCE, TRANSPORTS, Verb, barrier, in_time, sum, within};
 use unisono::collective::request::Kind;
 use unisono::communicator::{Call, Context, Options};
 use unisono::reduce::DataType;
@@ -195,8 +195,10 @@ pub(crate) fn stop_in_broadcasts(seat: &Seat, call: &Call) {
     let context = Context::create(seat.options("")).expect("the ranks meet");
     let mut data = vec![0u64; 4 << 20];
     let verb = Verb::new(Kind::Broadcast, data.len() as u64).dtype(DataType::U64);
-    let call = Call { timeout: Some(Duration::from_millis(1000)), ..call.clone() };
     for round in 1.. {
+        // The first are to succeed, on a busy machine, too.
+        let timeout = if round > 3 { Duration::from_secs(1) } else { PATIENCE };
+        let call = Call { timeout: Some(timeout), ..call.clone() };
         if seat.rank == 0 {
             data.fill(round);
         }

@@ -21,9 +21,8 @@ fn linked() -> [Arc<Group>; 2] {
 fn a_ring_between_the_last_look_and_the_sleep_wakes() {
     let [group, _other] = linked();
     let endpoint = group.endpoint();
-    let rings: [(&str, fn(&Arc<Endpoint>)); 3] =
-        [("wake", |it| it.wake()), ("nudge", |it| it.nudge()), ("rouse", |it| it.rouse())];
-    for (name, ring) in rings {
+    let rings: [fn(&Endpoint); 3] = [Endpoint::wake, Endpoint::nudge, Endpoint::rouse];
+    for (name, ring) in ["wake", "nudge", "rouse"].into_iter().zip(rings) {
         let start = Instant::now();
         let mut there = false;
         let answer = endpoint.wait(Deadline::NEVER, Through::Messages, || {
