@@ -59,6 +59,8 @@ pub struct Endpoint {
     /// When this was made, and how many nanoseconds later a device was last given something.
     born: Instant,
     stirred: AtomicU64,
+    /// How many nanoseconds after `born` to look again, whatever comes; passed: no such moment.
+    look_at: AtomicU64,
     questions: Questions,
     store: OnceLock<Arc<dyn Store>>,
     retired: Arc<Retired>,
@@ -96,6 +98,7 @@ impl Endpoint {
             sleepers: Sleepers::default(),
             born: Instant::now(),
             stirred: AtomicU64::new(0),
+            look_at: AtomicU64::new(0),
             questions: Questions::default(),
             store: OnceLock::new(),
             retired: Arc::default(),
@@ -269,6 +272,14 @@ impl Endpoint {
 
     fn group(&self, id: u64) -> Option<Arc<Group>> {
         lock(&self.roster).find(id)
+    }
+
+    /// Whether a group has failed, so that its members have been told.
+    pub fn has_failed(&self, group: u64) -> bool {
+        match self.group(group) {
+            Some(group) => group.failure().is_some(),
+            None => lock(&self.roster).has_ended(group),
+        }
     }
 
     /// Tells the members of a group that it has failed.

@@ -327,7 +327,9 @@ impl Course {
 
 impl Drop for Course {
     fn drop(&mut self) {
-        if self.left > 0 && self.endpoint.check_fork().is_ok() {
+        // A failure of the group is told to all its members: that is why, and it may take longer than this word.
+        let (gives_up, group) = (self.left > 0, self.key.group);
+        if gives_up && self.endpoint.check_fork().is_ok() && !self.endpoint.has_failed(group) {
             let [word, _] = self.words();
             self.endpoint.messages().notify(self.peer, self.key(word), self.signature);
         }
@@ -395,14 +397,16 @@ impl Following {
             let failure = mail.failed.take().or_else(given_up);
             self.failed = failure.map(|failure| (Instant::now(), failure));
         }
-        match self.failed.take_if(|(at, _)| at.elapsed() > DOUBT) {
-            Some((_, failure)) => {
-                // The other side knows.
-                course.left = 0;
-                Poll::Ready(Err(group.tell(failure)))
-            }
-            None => Poll::Pending,
+        drop(messages);
+        let Some((at, _)) = &self.failed else { return Poll::Pending };
+        if at.elapsed() < DOUBT {
+            group.endpoint().look_again_at(*at + DOUBT);
+            return Poll::Pending;
         }
+        // The other side knows.
+        course.left = 0;
+        let failure = self.failed.take().map(|(_, failure)| failure);
+        failure.map_or(Poll::Pending, |failure| Poll::Ready(Err(group.tell(failure))))
     }
 
     fn abandon(&mut self, group: &Group) {

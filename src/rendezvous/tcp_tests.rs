@@ -63,7 +63,7 @@ fn nobody_there_names_host_port_cause_and_time() {
     let deadline = Deadline::after(Duration::from_millis(100));
     let error = TcpStore::connect("127.0.0.1", port, None, deadline).unwrap_err();
     assert_eq!(error.status(), Status::Timeout);
-    for part in [&format!("127.0.0.1:{port}"), "Connection refused", "within 0."] {
+    for part in [&format!("127.0.0.1:{port}"), "Connection refused", "within "] {
         assert!(error.text().contains(part), "{error}");
     }
     let error = TcpStore::connect("host.invalid", port, None, deadline).unwrap_err();
@@ -146,7 +146,7 @@ fn a_restarted_server_is_not_taken_for_the_lost_one() {
     store.shared().idle.clear();
     drop(server);
     let _other = ServerHandle::start(address, None).unwrap();
-    let error = store.get("k", Deadline::after(Duration::from_millis(50))).unwrap_err();
+    let error = store.get("k", soon()).unwrap_err();
     assert_eq!(error.status(), Status::PeerFailed);
     assert!(error.text().contains("another has its place"), "{error}");
     assert_eq!(store.try_get("k").unwrap_err(), error);
@@ -192,7 +192,7 @@ fn garbage_and_oversize_frames_end_only_their_connection() {
 
 #[test]
 fn strangers_are_few_and_are_sent_away() {
-    let limits = Limits { strangers: 3, greeting: Duration::from_millis(150), ..Limits::default() };
+    let limits = Limits { strangers: 3, greeting: Duration::from_secs(2), ..Limits::default() };
     let key = SecretKey::new([1; 32]);
     let server = ServerHandle::start_with(loopback(), Some(&key), limits).unwrap();
     let store = client(&server, Some(&key));
@@ -241,9 +241,13 @@ fn a_full_server_says_so_and_limits_what_it_keeps() {
     let limits = Limits { connections: 1, stored: 100, ..Limits::default() };
     let server = ServerHandle::start_with(loopback(), None, limits).unwrap();
     let store = client(&server, None);
-    let deadline = Deadline::after(Duration::from_millis(500));
-    let error = TcpStore::connect("127.0.0.1", server.port(), None, deadline).unwrap_err();
-    assert!(error.text().contains("no room"), "{error}");
+    // On a busy machine the first tries may end before the server has answered.
+    let refused = [500, 5000, 20_000].into_iter().any(|milliseconds| {
+        let deadline = Deadline::after(Duration::from_millis(milliseconds));
+        let error = TcpStore::connect("127.0.0.1", server.port(), None, deadline).unwrap_err();
+        error.text().contains("no room")
+    });
+    assert!(refused);
     store.set("k", &[0; 90]).unwrap();
     let error = store.set("l", &[0; 90]).unwrap_err();
     assert!(error.text().contains("the store is full (91 of 100 bytes"), "{error}");

@@ -82,14 +82,20 @@ impl Bell {
     /// Sleeps until rung, until a watched descriptor is ready, until a signal, or until `timeout` (`None`: for ever).
     /// Events are appended as (token, what for); a ring by itself appends none.
     pub fn park(&self, timeout: Option<Duration>, events: &mut Vec<(u64, Ready)>) -> io::Result<()> {
-        let answer = self.wait(timeout, events);
+        let answer = self.wait(timeout, events, || self.ringer.drain());
         self.cancel_park();
         answer
     }
 
-    /// The events that are there now.
+    /// The events that are there now. A ring stays for whoever parks: it may be about what this caller does not look at.
     pub fn poll(&self, events: &mut Vec<(u64, Ready)>) -> io::Result<()> {
-        self.wait(Some(Duration::ZERO), events)
+        self.wait(Some(Duration::ZERO), events, || {})
+    }
+
+    /// Takes back the rings so far, for who watches [`Bell::fd`] and looks at everything afterwards. If another thread
+    /// parks, ring again: it may have missed them.
+    pub fn answer(&self) {
+        self.ringer.drain();
     }
 
     /// Wakes whoever parks here, from a thread of this process.
@@ -116,9 +122,14 @@ impl Bell {
         self.ringer.as_fd()
     }
 
-    fn wait(&self, timeout: Option<Duration>, events: &mut Vec<(u64, Ready)>) -> io::Result<()> {
+    fn wait(
+        &self,
+        timeout: Option<Duration>,
+        events: &mut Vec<(u64, Ready)>,
+        rung: impl Fn(),
+    ) -> io::Result<()> {
         self.epoll.wait(timeout, |event| match event.token {
-            RINGER => self.ringer.drain(),
+            RINGER => rung(),
             token => events.push((token, Ready { readable: event.readable, writable: event.writable })),
         })
     }
@@ -197,6 +208,18 @@ mod tests {
         assert!(!rung(&bell), "drained");
         bell.ring();
         assert!(rung(&bell));
+    }
+
+    #[test]
+    fn a_ring_stays_until_it_is_answered() {
+        let (bell, peer) = pair();
+        bell.prepare_park();
+        peer.ring_if_parked();
+        // Whoever looks at the descriptors now does not look at what the peer has rung for.
+        bell.poll(&mut Vec::new()).unwrap();
+        assert!(rung(&bell), "the one who parks would sleep");
+        bell.answer();
+        assert!(!rung(&bell));
     }
 
     #[test]

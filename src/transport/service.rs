@@ -173,7 +173,7 @@ pub enum Attendance {
     /// At this moment.
     Again(Instant),
     /// At this moment, or as soon as the bell's descriptor is readable. `attend` has called
-    /// [`Bell::prepare_park`] and checked again; on the next call it polls the bell.
+    /// [`Bell::prepare_park`] and checked again; on the next call it answers the bell.
     Watch(Instant),
 }
 
@@ -183,6 +183,10 @@ pub struct Registration {
     shared: Arc<Shared>,
     service: &'static Service,
 }
+
+/// Rounds of the service thread in which a question that it has sent is read, answered, and the answer read, if it serves both
+/// sides; and one.
+const ROUNDS: u32 = 3;
 
 /// How long dropping a registration may take: a goodbye is a few bytes.
 const DROP_TIMEOUT: Duration = Duration::from_millis(500);
@@ -254,6 +258,14 @@ impl Registration {
         if !self.shared.kicked.swap(true, Ordering::AcqRel) {
             self.send(Command::Kick { endpoint: self.shared.id });
         }
+    }
+
+    /// True after the service thread has sent what it was told to send before, has read what had come, and has answered
+    /// it, also where it serves the peer, too: from then on silence is the peer's.
+    pub fn caught_up(&self) -> Arc<AtomicBool> {
+        let over = Arc::new(AtomicBool::new(false));
+        self.send(Command::Rounds { left: ROUNDS, over: Arc::clone(&over) });
+        over
     }
 
     /// Says goodbye to every peer, flushes and closes. Returns when that is done, at the latest half a second from now

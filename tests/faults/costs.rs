@@ -8,7 +8,8 @@ use unisono::collective::request::Kind;
 use unisono::communicator::{Call, Context};
 use unisono::reduce::DataType;
 
-use crate::SOON;
+/// How long a rank has another wait.
+const SLEEP: Duration = Duration::from_millis(1200);
 
 fn entries(directory: &str) -> usize {
     std::fs::read_dir(directory).expect("a directory of /proc").count()
@@ -47,19 +48,20 @@ pub(crate) fn idle(seat: &Seat) {
     let context = Context::create(seat.options("")).expect("the ranks meet");
     sum(&context, &mut [1.0; 1000]);
     let child = context.duplicate().expect("a child");
+    let began = Instant::now();
     barrier(&context);
-    let (began, before) = (Instant::now(), cpu_time());
+    let before = cpu_time();
     if seat.rank == 0 {
         sum(&context, &mut [1.0; 1000]);
     } else {
-        std::thread::sleep(Duration::from_millis(1200));
+        std::thread::sleep(SLEEP);
         report(format_args!("slept {}", (cpu_time() - before).as_micros()));
         sum(&context, &mut [1.0; 1000]);
         barrier(&context);
         report("done");
         return;
     }
-    assert!(began.elapsed() > SOON, "it waited");
+    assert!(began.elapsed() > SLEEP, "it waited");
     report(format_args!("slept {}", (cpu_time() - before).as_micros()));
     // Now with work that nobody waits for.
     let before = cpu_time();

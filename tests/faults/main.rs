@@ -9,14 +9,9 @@ mod strangers;
 mod support;
 mod surroundings;
 
-use std::time::Duration;
-
 use support::processes::enter;
 use support::tagged;
 use unisono::communicator::Call;
-
-/// Within this time everybody learns of a failure.
-const SOON: Duration = Duration::from_secs(1);
 
 #[test]
 fn rank() {

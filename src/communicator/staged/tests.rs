@@ -401,8 +401,8 @@ fn calls_are_right_in_every_order() {
     }
 }
 
-/// How often a mistake is looked for.
-const TRIES: usize = 3;
+/// How often something is tried that a busy processor may hide.
+const TRIES: usize = 20;
 
 #[test]
 fn every_wait_is_needed() {
@@ -492,10 +492,12 @@ fn copy_engines_may_be_held_up_by_what_is_behind_a_call() {
         let memory = rank.memory(&values);
         rank.fill(memory, &values);
         let call = Call { timeout: Some(Duration::from_millis(200)), ..rank.call() };
-        let work = rank.start(&request(Kind::Allreduce, memory, memory, 70, 0), &call).expect("it starts");
+        // It may have ended on the other rank before it begins here.
+        let work = rank.start(&request(Kind::Allreduce, memory, memory, 70, 0), &call);
         rank.fill(memory, &values);
         gate.release();
-        let error = work.wait(Deadline::after(PATIENCE)).expect_err("its copies do not run");
+        let result = work.and_then(|work| work.wait(Deadline::after(PATIENCE)));
+        let error = result.expect_err("its copies do not run");
         // Nor will they.
         rank.double.drain();
         error
@@ -758,8 +760,10 @@ fn a_stream_that_comes_late_to_a_failed_call_goes_on_all_the_same() {
         }
         rank.fill(input, &values);
         let call = Call { timeout: Some(Duration::from_millis(100)), ..rank.call() };
-        let work = rank.start(&request(Kind::Allreduce, input, output, 201, 0), &call).expect("it starts");
-        let error = work.wait(Deadline::after(PATIENCE)).expect_err("the streams do not come to it");
+        // It may have ended on the other rank before it begins here.
+        let result = rank.start(&request(Kind::Allreduce, input, output, 201, 0), &call);
+        let result = result.and_then(|work| work.wait(Deadline::after(PATIENCE)));
+        let error = result.expect_err("the streams do not come to it");
         assert!(!rank.double.is_idle(), "the stream is still waiting");
         let opener = rank.double.stream(0);
         rank.double.fill(opener, 0, gate, &1u32.to_ne_bytes());

@@ -45,6 +45,11 @@ impl Roster {
         self.live.get(&id).and_then(Weak::upgrade)
     }
 
+    /// Whether a failed group of this id is gone here.
+    pub(super) fn has_ended(&self, id: u64) -> bool {
+        self.ended.iter().any(|(other, ..)| *other == id)
+    }
+
     /// All groups.
     pub(super) fn live(&self) -> Vec<Arc<Group>> {
         self.live.values().filter_map(Weak::upgrade).collect()

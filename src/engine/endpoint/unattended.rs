@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::{Endpoint, Through, lock};
+use crate::deadline::Deadline;
 use crate::engine::device::{DeviceExchange, Way};
 use crate::engine::group::Group;
 use crate::engine::operation::Running;
@@ -58,6 +59,14 @@ impl Unattended {
         }
     }
 
+    /// When one of them is to be looked at, if nothing comes for it.
+    pub(super) fn next_deadline(&self) -> Deadline {
+        if !self.any() {
+            return Deadline::NEVER;
+        }
+        self.all().iter().fold(Deadline::NEVER, |next, running| next.min(running.deadline()))
+    }
+
     fn all(&self) -> Vec<Arc<Running>> {
         lock(&self.list).clone()
     }
@@ -106,6 +115,8 @@ impl Endpoint {
 
     /// A stream was given a call: it is looked after until it is done. Costs next to nothing while others are.
     pub fn watch_devices(&self) {
+        // Against who stops looking: either that sees the call, or this sees that it has stopped.
+        fence(Ordering::SeqCst);
         if !self.watch.on.load(Ordering::Relaxed) && !self.watch.on.swap(true, Ordering::SeqCst) {
             self.kick();
         }
@@ -157,12 +168,26 @@ impl Endpoint {
             return Attendance::Again(soon);
         }
         let Some(bell) = self.bell.get() else { return Attendance::Idle };
+        // What rings is for whoever sleeps here, who then moves everything and has this called again on leaving.
+        if self.sleepers.any() {
+            return Attendance::Again(self.next_look());
+        }
+        bell.answer();
+        // Against one who has begun to sleep since: either that rang for a look of its own, or it is counted here.
+        fence(Ordering::SeqCst);
+        if self.sleepers.any() {
+            self.wake();
+            return Attendance::Again(self.next_look());
+        }
         bell.prepare_park();
         if self.progress_parking() {
             return Attendance::Again(soon);
         }
-        let next = self.unattended.all().iter().filter_map(|running| running.deadline().remaining()).min();
-        let nap = self.nap(false);
-        Attendance::Watch(soon + next.unwrap_or(nap).min(nap))
+        Attendance::Watch(self.next_look())
+    }
+
+    /// When operations that nobody waits for are to be looked at, whatever comes.
+    fn next_look(&self) -> Instant {
+        Instant::now() + self.nap(false)
     }
 }

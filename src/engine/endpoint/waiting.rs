@@ -34,7 +34,11 @@ const CROWDED: Patience = Patience { burst: 4, spin: Duration::ZERO, yielding: D
 const DEVICE: Patience = Patience { yielding: Duration::from_micros(250), ..ROOMY };
 
 /// A sleeper looks up at least this often: a guard against a lost wake-up, not a way of working.
+#[cfg(not(test))]
 const NAP: Duration = Duration::from_millis(500);
+/// Tests do without: a wake-up that is lost shows.
+#[cfg(test)]
+const NAP: Duration = Duration::from_secs(20);
 
 /// A sleeper looks whether a device is done after an eighth of the time that it has had, within these bounds.
 const DEVICE_NAP: RangeInclusive<Duration> = Duration::from_micros(50)..=Duration::from_millis(1);
@@ -151,13 +155,35 @@ impl Endpoint {
         }
     }
 
-    /// How long a sleeper sleeps at most: not long where a device rings nobody when it is done.
+    /// How long a sleeper sleeps at most: not long where a device rings nobody when it is done, and not beyond the moment
+    /// at which something is to be looked at whatever comes.
     pub(super) fn nap(&self, on_device: bool) -> Duration {
-        if !on_device && !self.unattended.any_on_devices() {
-            return NAP;
+        if on_device || self.unattended.any_on_devices() {
+            let since = Duration::from_nanos(self.since_stirred());
+            return (since / 8).clamp(*DEVICE_NAP.start(), *DEVICE_NAP.end());
         }
-        let since = Duration::from_nanos(self.since_stirred());
-        (since / 8).clamp(*DEVICE_NAP.start(), *DEVICE_NAP.end())
+        self.unattended.next_deadline().min(self.look_at()).remaining_capped(NAP)
+    }
+
+    /// Whoever sleeps here, or is about to, looks again when `moment` has come. What is moved here says so at every look
+    /// before that: the next one may be another thread's.
+    pub fn look_again_at(&self, moment: Instant) {
+        let moment = moment.saturating_duration_since(self.born).as_nanos() as u64;
+        let sooner = |agreed| (agreed <= self.age() || moment < agreed).then_some(moment);
+        let _ = self.look_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sooner);
+    }
+
+    /// The next such moment.
+    fn look_at(&self) -> Deadline {
+        match self.look_at.load(Ordering::Relaxed) {
+            moment if moment > self.age() => Deadline::since(self.born, Duration::from_nanos(moment)),
+            _ => Deadline::NEVER,
+        }
+    }
+
+    /// Nanoseconds since this was made.
+    fn age(&self) -> u64 {
+        self.born.elapsed().as_nanos() as u64
     }
 
     /// Sleeps until something may have changed. An answer that came at the last moment is returned.
@@ -170,6 +196,8 @@ impl Endpoint {
     ) -> Option<T> {
         let nap = deadline.remaining_capped(self.nap(through == Through::Device));
         self.sleepers.count.fetch_add(1, Ordering::SeqCst);
+        // Before the bell is found taken: whoever has it passes on after leaving it.
+        let before = *lock(&self.sleepers.generation);
         let mut last_look = || {
             let _parking = Parking::begin(&self.sleepers);
             poll()
@@ -191,9 +219,6 @@ impl Endpoint {
                 }
             }
             Err(_) => {
-                let generation = lock(&self.sleepers.generation);
-                let before = *generation;
-                drop(generation);
                 let answer = last_look();
                 if answer.is_none() {
                     let generation = lock(&self.sleepers.generation);
@@ -257,7 +282,7 @@ impl Endpoint {
 
     /// A device has been given something that it will have done soon: whoever moves operations looks again meanwhile.
     pub fn stir(&self) {
-        self.stirred.store(self.born.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        self.stirred.store(self.age(), Ordering::Relaxed);
     }
 
     /// Whether somebody looks for the last time before sleeping: whatever is not going to ring has to be told to, now.
@@ -272,8 +297,7 @@ impl Endpoint {
 
     /// Nanoseconds since a device was given something.
     fn since_stirred(&self) -> u64 {
-        let now = self.born.elapsed().as_nanos() as u64;
-        now.saturating_sub(self.stirred.load(Ordering::Relaxed))
+        self.age().saturating_sub(self.stirred.load(Ordering::Relaxed))
     }
 
     /// [`Endpoint::progress`], for the last time before sleeping.

@@ -1,6 +1,7 @@
 //! Why a call does not end, or has failed: what the ranks ask each other, and the texts that come of it.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::{Group, Turn};
@@ -19,12 +20,20 @@ pub struct Inquiry {
     /// One for each rank that was asked, from the first on.
     tokens: Vec<u64>,
     until: Deadline,
+    /// Set after that, when this rank's own background thread has caught up.
+    heard: OnceLock<Arc<AtomicBool>>,
     /// Until when somebody else may tell what they all wait for.
     patience: Deadline,
 }
 
 /// How long they have to answer.
 const INQUIRY: Duration = Duration::from_millis(300);
+
+/// How long after that this rank's own background thread has to catch up: on a busy machine it is as late as others.
+const CATCHING_UP: Duration = Duration::from_secs(2);
+
+/// How often it is looked whether it has.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// How long a call that is late leaves it to others to say why, if it only knows that those which it waits for wait, too.
 pub(super) const HEARSAY: Duration = Duration::from_millis(700);
@@ -39,13 +48,25 @@ impl Inquiry {
             waits_for: Vec::new(),
             tokens: Vec::new(),
             until: Deadline::NEVER,
+            heard: OnceLock::new(),
             patience: Deadline::NEVER,
         }
     }
 
     /// When somebody has to look at it next.
     pub fn until(&self) -> Deadline {
-        if self.until.expired() { self.patience } else { self.until }
+        match self.heard.get() {
+            _ if !self.until.expired() => self.until,
+            Some(heard) if heard.load(Ordering::Acquire) => self.patience,
+            _ => Deadline::after(LOOK),
+        }
+    }
+
+    /// Whether those asked have had their time to answer.
+    fn is_over(&self, group: &Group) -> bool {
+        self.until.expired()
+            && (self.heard.get_or_init(|| group.endpoint.registration().caught_up()).load(Ordering::Acquire)
+                || self.until.postponed(CATCHING_UP).expired())
     }
 }
 
@@ -132,7 +153,8 @@ impl Group {
         let asked = waits_for.iter().take(MAX_ASKED).map(|&rank| self.members[rank as usize]);
         let tokens = self.endpoint.ask(self, asked);
         let patience = if turn.class == Class::PointToPoint { Duration::ZERO } else { HEARSAY };
-        Inquiry { waits_for, tokens, until: Deadline::after(INQUIRY), patience: Deadline::after(patience) }
+        let (until, patience) = (Deadline::after(INQUIRY), Deadline::after(patience));
+        Inquiry { waits_for, tokens, until, heard: OnceLock::new(), patience }
     }
 
     /// Whether it can be told why the call is late: all have answered, or have had their time. If all of them wait themselves,
@@ -140,7 +162,7 @@ impl Group {
     pub fn answered(&self, inquiry: &Inquiry) -> bool {
         match self.endpoint.have_answered(&inquiry.tokens) {
             _ if self.failed.load(Ordering::Acquire) => true,
-            None => inquiry.until.expired(),
+            None => inquiry.is_over(self),
             Some(all_wait) => !all_wait || inquiry.patience.expired(),
         }
     }

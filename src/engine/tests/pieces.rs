@@ -1,5 +1,7 @@
 //! Messages that are longer than a piece.
 
+use std::time::Instant;
+
 use super::*;
 use crate::engine::point::{Pieces, cut};
 
@@ -111,7 +113,12 @@ fn who_gives_up_in_the_middle_of_a_message_is_told_of() {
             let wait = Deadline::after(Duration::from_secs(20));
             groups[stops as usize].endpoint().wait(wait, Through::Messages, first_is_there).expect("in time");
             assert!(sides[stops as usize].cancel());
+            let told = Instant::now();
             let other = sides[1 - stops as usize].wait(wait).expect("in time").expect_err("it has no end");
+            assert!(
+                told.elapsed() < Duration::from_secs(10),
+                "a sleeper has not looked up before it would by itself"
+            );
             assert_eq!(other.status(), Status::PeerFailed);
             assert!(other.text().contains("gave up in the middle of a message"), "{other}");
             // The pair is in step.
@@ -123,5 +130,38 @@ fn who_gives_up_in_the_middle_of_a_message_is_told_of() {
             *round = entries();
         }
         assert_eq!(before, after, "something is left, shm: {shm}, {stops} stops");
+    }
+}
+
+#[test]
+fn a_message_that_ends_with_its_group_ends_with_the_failure_of_the_group() {
+    for shm in [true, false] {
+        let groups = linked_pair(shm);
+        let (source, mut came) = (vec![7; 4 * PIECE], vec![0; 4 * PIECE]);
+        let [send, receive] = both_sides(&source, &mut came, false);
+        let mut pieces = Pieces::new(send.clone(), PIECE, None);
+        let stopped = Arc::new(AtomicUsize::new(0));
+        let sends = begin(&groups[0], 4, source.len(), &send, |turn: &Turn| {
+            let address = source.as_ptr().cast_mut();
+            let piece = cut(source.len(), PIECE).piece(0);
+            // SAFETY: the memory is kept until both have ended.
+            let first = unsafe { pieces.next(&groups[0], turn, piece, address) }.expect("it begins");
+            Stopped { first, _pieces: pieces, stopped: stopped.clone() }
+        });
+        let side = receive.clone();
+        // SAFETY: as above.
+        let make = |turn: &Turn| unsafe { Point::new(&groups[1], turn, receive, PIECE) };
+        let receives = begin(&groups[1], 4, source.len(), &side, make);
+        let first_is_there = || (stopped.load(Ordering::Relaxed) > 0).then_some(());
+        let wait = Deadline::after(Duration::from_secs(20));
+        groups[0].endpoint().wait(wait, Through::Messages, first_is_there).expect("in time");
+        // The news takes its time: longer than a word that the sender has given up would be believed.
+        let cause = Error::new(Status::Cuda, "the device is gone");
+        assert!(groups[0].latch(cause.clone()));
+        assert!(sends.cancel());
+        assert_eq!(receives.wait(Deadline::after(Duration::from_millis(400))), None);
+        groups[0].endpoint().spread(&groups[0], &cause);
+        let error = receives.wait(wait).expect("in time").expect_err("the group has failed");
+        assert_eq!(error.status(), Status::Cuda, "{error}");
     }
 }

@@ -25,7 +25,7 @@ use crate::transport::tcp;
 /// Strangers that may be in the middle of a handshake at a time. Of more, the oldest is dropped.
 pub(super) const MAX_HALF_OPEN: usize = 256;
 /// How long a stranger may take to prove itself.
-pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long nothing is accepted after the descriptors ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Connections accepted in a row before something else gets its turn.

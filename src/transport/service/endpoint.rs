@@ -319,8 +319,9 @@ impl Endpoint {
         if self.closing {
             return;
         }
-        // Before the call: a kick that comes during it is answered by another.
-        self.shared.kicked.store(false, Ordering::Release);
+        // Before the call: a kick that comes during it is answered by another. What was done before a kick that has
+        // been taken for this one is seen by the call.
+        self.shared.kicked.swap(false, Ordering::AcqRel);
         match self.tell(|port| port.attend()) {
             None | Some(Attendance::Idle) => self.stop_watching_bell(core),
             Some(Attendance::Again(at)) => {

@@ -35,7 +35,7 @@ use crate::transport::tcp;
 
 /// How long a peer that has proved itself may take to complete a link.
 const INCOMING_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a candidate may take while there are others to try.
+/// How long an address may take while there are others to try: it may be another host's.
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long to leave a peer alone whose Unix socket has too many connections waiting.
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
@@ -74,7 +74,7 @@ struct Outgoing {
 /// One candidate in progress.
 struct Trial {
     candidate: Candidate,
-    /// Until then the next candidate waits. The last may take as long as the engine allows.
+    /// Until then the next candidate waits. The last, and the Unix socket, may take as long as the engine allows.
     until: Option<Instant>,
     attempt: u64,
     control: u64,
@@ -282,7 +282,8 @@ impl Endpoint {
         let control = self.connect(core, peer, attempt, Purpose::Control, socket, local)?;
         let (lane_tokens, lanes) = (Vec::new(), BTreeMap::new());
         let others = self.outgoing(peer).is_some_and(|outgoing| !outgoing.candidates.is_empty());
-        let until = others.then(|| Instant::now() + TRIAL_TIMEOUT);
+        // A process of this host that is slow to answer here is no faster over TCP.
+        let until = (others && !local).then(|| Instant::now() + TRIAL_TIMEOUT);
         if let Some(until) = until {
             core.alarm(until, self.shared.id, Alarm::Peer { peer });
         }

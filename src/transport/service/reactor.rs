@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -37,12 +37,38 @@ pub(super) fn on_service_thread() -> bool {
 /// What the service thread is told to do.
 pub(super) enum Command {
     Add(Box<Endpoint>),
-    Open { endpoint: u64, peer: PeerAddress, deadline: Deadline },
-    Control { endpoint: u64, peer: u32, message: Vec<u8> },
-    Doubt { endpoint: u64, peer: u32, why: Error },
-    HangUp { endpoint: u64, peer: u32, why: String },
-    Kick { endpoint: u64 },
-    Close { endpoint: u64, deadline: Deadline },
+    Open {
+        endpoint: u64,
+        peer: PeerAddress,
+        deadline: Deadline,
+    },
+    Control {
+        endpoint: u64,
+        peer: u32,
+        message: Vec<u8>,
+    },
+    Doubt {
+        endpoint: u64,
+        peer: u32,
+        why: Error,
+    },
+    HangUp {
+        endpoint: u64,
+        peer: u32,
+        why: String,
+    },
+    Kick {
+        endpoint: u64,
+    },
+    /// Sets `over` after so many rounds more.
+    Rounds {
+        left: u32,
+        over: Arc<AtomicBool>,
+    },
+    Close {
+        endpoint: u64,
+        deadline: Deadline,
+    },
 }
 
 /// The service of one process, as seen from its other threads. Made once and never freed.
@@ -220,10 +246,10 @@ impl Core {
         self.timers.push(Reverse((at, Timer { endpoint, what })));
     }
 
-    /// The next timer that is due.
-    fn due(&mut self) -> Option<Timer> {
+    /// The next timer that is due at `now`.
+    fn due(&mut self, now: Instant) -> Option<Timer> {
         let &Reverse((at, timer)) = self.timers.peek()?;
-        if at > Instant::now() {
+        if at > now {
             return None;
         }
         self.timers.pop();
@@ -249,8 +275,11 @@ impl Reactor {
         process::block_signals();
         let mut events = Vec::new();
         loop {
+            // What is due now has its turn behind the events that are there now: a peer is not late because this thread
+            // is. What the timers set for at once comes in the next round.
+            let now = Instant::now();
             let next = self.core.timers.peek().map(|Reverse((at, _))| *at);
-            let timeout = next.map(|at| at.saturating_duration_since(Instant::now()));
+            let timeout = next.map(|at| at.saturating_duration_since(now));
             if let Err(cause) = self.core.epoll.wait(timeout, |event| events.push(event)) {
                 // Cannot happen with a valid epoll and buffer; if it does, it must not spin.
                 log::error!("unisono's background thread cannot wait: {cause}");
@@ -260,7 +289,7 @@ impl Reactor {
                 self.event(event);
             }
             self.commands();
-            while let Some(timer) = self.core.due() {
+            while let Some(timer) = self.core.due(now) {
                 if let Some(endpoint) = self.endpoints.get_mut(&timer.endpoint) {
                     endpoint.alarm(&mut self.core, timer.what);
                 }
@@ -311,6 +340,10 @@ impl Reactor {
                 }
                 Command::Kick { endpoint } => {
                     self.with(endpoint, |endpoint, core| endpoint.attend_at(core, Instant::now() + GRACE));
+                }
+                Command::Rounds { left: 0, over } => over.store(true, Ordering::Release),
+                Command::Rounds { left, over } => {
+                    self.service.send(Command::Rounds { left: left - 1, over });
                 }
                 Command::Close { endpoint, deadline } => {
                     self.with(endpoint, |endpoint, core| endpoint.close(core, deadline));

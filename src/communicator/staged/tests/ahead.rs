@@ -2,8 +2,9 @@
 
 use super::*;
 
-/// For how many tasks of a stream the driver has room. A call and what [`exercise`] gives the stream besides are eight.
-const ROOM: usize = 256;
+/// For how many tasks of a stream the driver has room. A call and what [`exercise`] gives the stream besides are eight, and
+/// a stream may wait for 64 calls when the machine is so busy that waits for room are in vain.
+const ROOM: usize = 600;
 
 /// Far more than that.
 const CALLS: u32 = 100;
@@ -138,18 +139,25 @@ fn calls_that_never_end_are_refused_in_time() {
             met.wait();
             return None;
         }
-        let patient = Call { timeout: Some(Duration::from_secs(2)), ..rank.call() };
-        let works = receives(rank, 64, &patient);
-        assert!(works.iter().all(Result::is_ok), "the first are taken");
         let hasty = Call { timeout: Some(Duration::from_millis(10)), ..rank.call() };
-        let refused = receives(rank, 1, &hasty).remove(0).err();
-        for work in works {
-            let error =
-                work.expect("it has started").wait(Deadline::after(PATIENCE)).expect_err("nobody sends");
-            assert_eq!(error.status(), Status::Timeout);
+        let mut refused = None;
+        // On a busy machine the first may have ended before the last has begun.
+        for seconds in [2, 10, 40] {
+            let patient = Call { timeout: Some(Duration::from_secs(seconds)), ..rank.call() };
+            let works = receives(rank, 64, &patient);
+            assert!(works.iter().all(Result::is_ok), "the first are taken");
+            refused = receives(rank, 1, &hasty).remove(0).err();
+            for work in works {
+                let error =
+                    work.expect("it has started").wait(Deadline::after(PATIENCE)).expect_err("nobody sends");
+                assert_eq!(error.status(), Status::Timeout);
+            }
+            // Nothing is left of them.
+            assert!(receives(rank, 1, &hasty).remove(0).is_ok());
+            if refused.is_some() {
+                break;
+            }
         }
-        // Nothing is left of them.
-        assert!(receives(rank, 1, &hasty).remove(0).is_ok());
         met.wait();
         refused
     });

@@ -105,9 +105,26 @@ fn named(error: &Error) -> String {
 /// What a rank does whose driver refuses something, or that of another.
 type Deed<'a> = &'a (dyn Fn(&Rank) -> Seen + Sync);
 
+/// What `attempt` answers if nothing in it came later than [`SOON`]. A busy processor may hold up any thread for a second,
+/// but not every time.
+fn in_time<T>(mut attempt: impl FnMut() -> std::result::Result<T, Late>) -> T {
+    let mut late = None;
+    for _ in 0..TRIES {
+        match attempt() {
+            Ok(answer) => return answer,
+            Err(again) => late = Some(again),
+        }
+    }
+    panic!("{late:?}, {TRIES} times");
+}
+
+/// What came too late.
+#[derive(Debug)]
+struct Late(#[expect(dead_code, reason = "for whoever reads the panic")] String);
+
 /// Has one rank's driver refuse its `failing`-th call from the beginning of `deed`. `None`: it does not come so far. What
 /// was refused, if it did harm.
-fn refuse(way: Way, deed: Deed<'_>, failing: usize) -> Option<Option<String>> {
+fn refuse(way: Way, deed: Deed<'_>, failing: usize) -> std::result::Result<Option<Option<String>>, Late> {
     let (met, harmed) = (Barrier::new(SIZE as usize), AtomicBool::new(false));
     let outcomes = ranks(SIZE, way.transports, Order::RoundRobin, |rank| {
         rank.set_out(way);
@@ -129,29 +146,32 @@ fn refuse(way: Way, deed: Deed<'_>, failing: usize) -> Option<Option<String>> {
         met.wait();
         (error, at, rank.double.failed_at())
     });
-    let failed = outcomes[CULPRIT as usize].2?;
+    let Some(failed) = outcomes[CULPRIT as usize].2 else { return Ok(None) };
     let Some(root) = &outcomes[CULPRIT as usize].0 else {
         assert!(outcomes.iter().all(|(error, ..)| error.is_none()), "{failing}: only others failed");
-        return Some(None);
+        return Ok(Some(None));
     };
     let call = named(root);
     assert!(call.starts_with("cu"), "the culprit says: {root}");
+    let mut late = None;
     for (who, (error, at, _)) in outcomes.iter().enumerate() {
-        let late = at.saturating_duration_since(failed);
-        assert!(late < SOON, "{way:?}: rank {who} heard of it after {late:?}: {error:?}");
+        let after = at.saturating_duration_since(failed);
+        if after >= SOON {
+            late = Some(Late(format!("{way:?}: rank {who} heard of it after {after:?}: {error:?}")));
+        }
         let Some(error) = error else { continue };
         assert_eq!(error.status(), Status::Cuda, "rank {who}: {error}");
         assert_eq!(named(error), call, "rank {who}: {error}");
         assert!(who == CULPRIT as usize || names_the_culprit(error), "rank {who}: {error}");
     }
-    Some(Some(call))
+    late.map_or(Ok(Some(Some(call))), Err)
 }
 
 /// Has calls of the driver fail all over a deed. Which of them did harm.
 fn refuse_all_over(way: Way, step: usize, deed: Deed<'_>) -> Vec<String> {
     let mut told = Vec::new();
     for failing in (step / 2..).step_by(step) {
-        match refuse(way, deed, failing) {
+        match in_time(|| refuse(way, deed, failing)) {
             Some(call) => told.extend(call),
             None => break,
         }
@@ -204,7 +224,7 @@ fn a_driver_error_of_a_message_is_told_to_all_ranks_too() {
 }
 
 /// The process of a rank dies in its `dying`-th call of the driver.
-fn die(way: Way, dying: usize) {
+fn die(way: Way, dying: usize) -> std::result::Result<(), Late> {
     let (id, _server) = UniqueId::create(Some("127.0.0.1")).expect("a store");
     let mut culprit = Command::new(std::env::current_exe().expect("a test program"))
         .args(["--exact", "communicator::staged::tests::failure::culprit", "--nocapture"])
@@ -215,7 +235,7 @@ fn die(way: Way, dying: usize) {
         .stderr(Stdio::null())
         .spawn()
         .expect("another process");
-    let seen: Vec<Seen> = std::thread::scope(|scope| {
+    let (died, seen) = std::thread::scope(|scope| {
         let survivors: Vec<_> = (0..SIZE)
             .filter(|&rank| rank != CULPRIT)
             .map(|rank| {
@@ -233,17 +253,19 @@ fn die(way: Way, dying: usize) {
         let died = Instant::now();
         let seen: Vec<Seen> =
             survivors.into_iter().map(|thread| thread.join().expect("it answers")).collect();
-        for Seen { result, at } in &seen {
-            let late = at.saturating_duration_since(died);
-            assert!(late < SOON, "{way:?}: heard of it after {late:?}: {result:?}");
-        }
-        seen
+        (died, seen)
     });
-    for Seen { result, .. } in seen {
+    let mut late = None;
+    for Seen { result, at } in seen {
         let error = result.expect_err("a rank has died");
         assert_eq!(error.status(), Status::PeerFailed, "{way:?}: {error}");
         assert!(names_the_culprit(&error), "{way:?}: {error}");
+        let after = at.saturating_duration_since(died);
+        if after >= SOON {
+            late = Some(Late(format!("{way:?}: heard of it after {after:?}: {error}")));
+        }
     }
+    late.map_or(Ok(()), Err)
 }
 
 /// A rank that meets the others by an id.
@@ -287,7 +309,7 @@ fn culprit() {
 fn a_death_is_told_to_all_ranks_within_a_second() {
     for way in WAYS {
         for dying in [5, 60, 120] {
-            die(way, dying);
+            in_time(|| die(way, dying));
         }
     }
 }

@@ -27,7 +27,11 @@ pub(super) type Sockets = Vec<Option<Arc<Unshared<Socket>>>>;
 const SPIN: Duration = Duration::from_micros(100);
 
 /// A sleeper looks up at least this often: a guard against a lost wake-up, not a way of working.
+#[cfg(not(test))]
 const NAP: Duration = Duration::from_millis(500);
+/// Tests do without: a wake-up that is lost shows.
+#[cfg(test)]
+const NAP: Duration = Duration::from_secs(20);
 
 /// Bytes that are written or read at a time: both directions of a connection have their turn.
 const TURN: usize = 256 * 1024;

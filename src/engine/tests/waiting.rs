@@ -1,0 +1,161 @@
+//! No wake-up is lost, whoever else looks at the endpoint at that moment.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::engine::endpoint::Endpoint;
+
+/// Much longer than a wait that is woken takes, and shorter than what a sleeper sleeps at most.
+const LOST: Duration = Duration::from_secs(10);
+
+/// A group whose endpoint looks at descriptors while it waits: it has a link over TCP.
+fn linked() -> [Arc<Group>; 2] {
+    let groups = pair(false);
+    groups[0].endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
+    groups
+}
+
+#[test]
+fn a_ring_between_the_last_look_and_the_sleep_wakes() {
+    let [group, _other] = linked();
+    let endpoint = group.endpoint();
+    let rings: [fn(&Endpoint); 3] = [Endpoint::wake, Endpoint::nudge, Endpoint::rouse];
+    for (name, ring) in ["wake", "nudge", "rouse"].into_iter().zip(rings) {
+        let start = Instant::now();
+        let mut there = false;
+        let answer = endpoint.wait(Deadline::NEVER, Through::Messages, || {
+            if there {
+                return Some(());
+            }
+            // In the last look before it sleeps, what is waited for comes right after it was looked for.
+            if endpoint.is_parking() {
+                there = true;
+                ring(endpoint);
+            }
+            None
+        });
+        assert_eq!(answer, Some(()));
+        assert!(start.elapsed() < LOST, "{name} was lost");
+    }
+}
+
+#[test]
+fn a_ring_wakes_the_sleeper_though_another_thread_looks_at_the_descriptors() {
+    let [group, _other] = linked();
+    let endpoint = group.endpoint();
+    let (over, there) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let looking = scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                endpoint.progress(0);
+            }
+        });
+        let mut slowest = Duration::ZERO;
+        for _ in 0..20 {
+            let start = Instant::now();
+            there.store(false, Ordering::SeqCst);
+            let mut asked = false;
+            let answer = endpoint.wait(Deadline::NEVER, Through::Messages, || {
+                if endpoint.is_parking() && !std::mem::replace(&mut asked, true) {
+                    // From another thread, when this one sleeps.
+                    scope.spawn(|| {
+                        std::thread::sleep(Duration::from_millis(1));
+                        there.store(true, Ordering::SeqCst);
+                        endpoint.rouse();
+                    });
+                }
+                there.load(Ordering::SeqCst).then_some(())
+            });
+            assert_eq!(answer, Some(()));
+            slowest = slowest.max(start.elapsed());
+            if slowest > LOST {
+                break;
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        looking.join().expect("it does not panic");
+        assert!(slowest < LOST, "a ring was lost");
+    });
+}
+
+#[test]
+fn one_of_several_sleepers_always_has_the_bell() {
+    const ROUNDS: u64 = 2000;
+    const THREADS: u64 = 2;
+    let [group, _other] = linked();
+    let endpoint = group.endpoint();
+    let (round, arrived) = (AtomicU64::new(0), AtomicU64::new(0));
+    let start = Barrier::new(THREADS as usize + 1);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (round, arrived, start) = (&round, &arrived, &start);
+            scope.spawn(move || {
+                start.wait();
+                // Each number is one thread's.
+                for number in (thread + 1..=ROUNDS).step_by(THREADS as usize) {
+                    let there = || (round.load(Ordering::SeqCst) >= number).then_some(());
+                    endpoint.wait(Deadline::NEVER, Through::Messages, there).expect("it comes");
+                    arrived.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        start.wait();
+        let mut last = Instant::now();
+        let mut lost = None;
+        for number in 1..=ROUNDS {
+            round.store(number, Ordering::SeqCst);
+            endpoint.rouse();
+            // Long enough for both to sleep, now and then.
+            let pause = Duration::from_micros(number % 16 * 20);
+            while arrived.load(Ordering::SeqCst) < number || last.elapsed() < pause {
+                if last.elapsed() > LOST {
+                    lost.get_or_insert(number);
+                    round.store(ROUNDS, Ordering::SeqCst);
+                    endpoint.wake();
+                }
+                std::thread::yield_now();
+            }
+            if lost.is_some() {
+                break;
+            }
+            last = Instant::now();
+        }
+        assert_eq!(lost, None, "nobody woke for it");
+    });
+}
+
+#[test]
+fn what_nobody_waits_for_leaves_the_service_asleep() {
+    let [group, _other] = pair(true);
+    group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
+    let looks = Arc::new(AtomicUsize::new(0));
+    let counting = Counting(looks.clone());
+    let running = group.start(Class::PointToPoint, 0, BARRIER, None, |_| counting).expect("it starts");
+    // A ring, and then nothing more.
+    std::thread::sleep(Duration::from_millis(50));
+    group.endpoint().wake();
+    std::thread::sleep(Duration::from_millis(50));
+    let before = looks.load(Ordering::Relaxed);
+    std::thread::sleep(Duration::from_millis(200));
+    let after = looks.load(Ordering::Relaxed);
+    assert!(after - before < 100, "{} looks at what has not moved", after - before);
+    running.cancel();
+}
+
+/// An operation that never ends, and counts how often it is looked at.
+struct Counting(Arc<AtomicUsize>);
+
+impl Operation for Counting {
+    fn advance(&mut self, _group: &Group) -> Poll<Result<Completion>> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Poll::Pending
+    }
+
+    fn abandon(&mut self, _group: &Group) {}
+
+    fn waits_for(&self, _group: &Group) -> Vec<u32> {
+        vec![1]
+    }
+}
