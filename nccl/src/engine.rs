@@ -84,13 +84,15 @@ impl Launch {
         self.request.kind.point_to_point() && self.request.root == context.rank()
     }
 
-    fn call(&self) -> Call {
+    /// `alone`: no other communicator's calls are made with it.
+    fn call(&self, alone: bool) -> Call {
         let (stream, on_device) = match self.communicator.place {
             Place::Host(_) => (None, false),
             Place::Device(_) => (Some(StreamHandle(self.stream)), true),
         };
         let max_blocks = self.max_blocks;
-        Call { timeout: Some(operation_timeout()), stream, on_device, max_blocks, ..Call::default() }
+        let (timeout, thread_waits) = (Some(operation_timeout()), alone && !*EAGER);
+        Call { timeout, stream, thread_waits, on_device, max_blocks, ..Call::default() }
     }
 }
 
@@ -111,7 +113,7 @@ pub(crate) fn launch_one(mut launch: Launch) -> Result<()> {
         return launch.check();
     }
     launch.resolve()?;
-    let call = launch.call();
+    let call = launch.call(true);
     match communicator.place {
         // SAFETY: the client's promise: the buffers are valid until the call is complete.
         Place::Host(_) => unsafe { context.run(&launch.request, &call) }.map(drop),
@@ -140,8 +142,9 @@ pub(crate) fn launch_all(mut launches: Vec<Launch>) -> Result<()> {
         first.get_or_insert(error);
     };
     let mut begun: Vec<(&Launch, Pending)> = Vec::with_capacity(launches.len());
+    let alone = launches.windows(2).all(|pair| Arc::ptr_eq(&pair[0].communicator, &pair[1].communicator));
     for launch in &launches {
-        match begin(launch) {
+        match begin(launch, alone) {
             Ok(pending) => begun.push((launch, pending)),
             Err(error) => note(error),
         }
@@ -190,12 +193,12 @@ pub(crate) fn connect(context: &Context, place: Place) -> Result<()> {
     }
 }
 
-fn begin(launch: &Launch) -> Result<Pending> {
+fn begin(launch: &Launch, alone: bool) -> Result<Pending> {
     let context = launch.communicator.open_group()?;
     let current = Current::of(launch)?;
     let _entered = current.as_ref().map(Current::enter).transpose()?;
     // SAFETY: the client's promise: the buffers are valid until the call is complete, and the stream lives.
-    unsafe { context.begin(&launch.request, &launch.call()) }
+    unsafe { context.begin(&launch.request, &launch.call(alone)) }
 }
 
 /// Closes calls of one place together.
@@ -214,13 +217,14 @@ fn close(place: Place, begun: Vec<(&Launch, Pending)>) -> Vec<(&Launch, Result<W
     launches.into_iter().zip(works).collect()
 }
 
-/// Ends what has begun on a device. Unless the driver loads all kernels of a module with it (CUDA_MODULE_LOADING=EAGER), it loads
-/// each when it is launched first, and may then wait for the device with a lock held that copies through the host need. The
-/// client's kernels are not ours to load beforehand: so no stream waits for the host, but this thread, which cannot launch any
-/// meanwhile.
+/// Whether the driver loads all kernels of a module with it. Else it loads each when it is launched first, and may then wait for the
+/// device with a lock held that copies through the host need. The client's kernels are not ours to load beforehand: so no
+/// stream waits for the host, but the client's thread.
+static EAGER: LazyLock<bool> =
+    LazyLock::new(|| std::env::var("CUDA_MODULE_LOADING").is_ok_and(|mode| mode == "EAGER"));
+
+/// Ends what has begun on a device.
 fn end_all(begun: Vec<Pending>) -> Vec<std::result::Result<Work, unisono::error::Error>> {
-    static EAGER: LazyLock<bool> =
-        LazyLock::new(|| std::env::var("CUDA_MODULE_LOADING").is_ok_and(|mode| mode == "EAGER"));
     if *EAGER { Pending::close_all(begun) } else { Pending::complete_all(begun) }
 }
 

@@ -7,6 +7,7 @@
 # the programs that they compile to. CLIENTS, such as "ctypes torch", says which clients, if not all; SUBJECTS those of
 # torch_client.py; PROGRAMS, such as "all_reduce gather", and WAYS, such as "graph windows", those of nccl-tests, of which
 # LANES (3) run at a time. What the machine lacks is skipped. A line for each client, with its seconds; fails if one did.
+# A client that takes too long is told with the stacks of its threads (stacks.py), in OUT/NAME.stacks or OUT/stacks-PID.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -23,14 +24,22 @@ export NCCL_NVLS_ENABLE=0
 failed=$out/failed
 : >"$failed"
 
+# Where programs that watch themselves tell where they were.
+export STACKS_OUT=$out
+# How long after its time a client may be looked at.
+stacks_seconds=50
+
 # client NAME SECONDS COMMAND...
 client() {
-    local name=$1 seconds=$2 status=0 start=$SECONDS
+    local name=$1 seconds=$2 status=0 start=$SECONDS pid
     shift 2
-    timeout -k 5 "$seconds" "$@" >"$out/$name.log" 2>&1 </dev/null &
+    timeout -k 5 "$((seconds + stacks_seconds))" "$@" >"$out/$name.log" 2>&1 </dev/null &
+    pid=$!
+    # Ends when the client does.
+    python3 "$here/scripts/gpu/stacks.py" --after "$seconds" --out "$out/$name.stacks" "$pid" </dev/null &
     # It has a process group of its own: who ends this script ends it only so.
-    trap "kill $! 2>/dev/null; exit 143" INT TERM
-    wait "$!" || status=$?
+    trap "kill $pid 2>/dev/null; exit 143" INT TERM
+    wait "$pid" || status=$?
     trap - INT TERM
     # In one piece, since several may end at once.
     echo "$(
@@ -39,6 +48,9 @@ client() {
             echo "== $name: ok, $((SECONDS - start)) s"
         else
             echo "== $name: FAILED ($status), $((SECONDS - start)) s"
+            for told in "$out/$name.stacks" "$out"/stacks-*; do
+                [ -e "$told" ] && echo "stacks: $told"
+            done
             tail -n "${FAILURE_LINES:-25}" "$out/$name.log"
             echo "$name" >>"$failed"
         fi

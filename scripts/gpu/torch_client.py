@@ -5,7 +5,8 @@
 Subjects: collectives, types, groups, ddp, fsdp, graphs, abort; and, which are run only if named, latency and uncapturable.
 Each prints a line of rank 0, latency one for each size. --losses writes the losses of the training subjects, to be compared
 with those of another library; --expect is a part of the path of the library that must be in use. With --hosts the ranks take
-themselves for those of so many hosts, equally many on each. Ranks share the GPUs that there are.
+themselves for those of so many hosts, equally many on each. Ranks share the GPUs that there are. A subject that takes
+longer than --limit seconds ends the rank; where its threads were is told in a file of STACKS_OUT, a folder, or on stderr.
 """
 
 import argparse
@@ -20,6 +21,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+import stacks
 
 COUNTS = (1, 1000, 1 << 20)
 
@@ -334,11 +337,14 @@ def in_use():
 
 
 def main():
-    faulthandler.dump_traceback_later(120, exit=True)
+    # Each step has its own limit; this is for whatever has none.
+    faulthandler.dump_traceback_later(300, exit=True)
     parser = argparse.ArgumentParser()
     parser.add_argument("--losses")
     parser.add_argument("--expect")
     parser.add_argument("--hosts", type=int)
+    # Before PyTorch's own timeout, which ends the process.
+    parser.add_argument("--limit", type=float, default=45)
     parser.add_argument("subjects", nargs="*", default=[name for name in SUBJECTS if name not in ONLY_IF_NAMED])
     options = parser.parse_args()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -346,16 +352,20 @@ def main():
         os.environ["NCCL_HOSTID"] = f"host {rank * options.hosts // size}"
         os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    dist.init_process_group("nccl", timeout=timedelta(seconds=60))
-    dist.all_reduce(torch.ones(1, device="cuda"))
+    watch = stacks.Watch(os.environ.get("STACKS_OUT"))
+    with watch.within(options.limit, f"the first call of rank {rank}"):
+        dist.init_process_group("nccl", timeout=timedelta(seconds=60))
+        dist.all_reduce(torch.ones(1, device="cuda"))
+        torch.cuda.synchronize()
     if options.expect and options.expect not in in_use():
         sys.exit(f"{in_use()} is in use, not {options.expect}")
     losses, wrong = {}, 0
     for name in options.subjects:
         start = time.monotonic()
         try:
-            outcome = SUBJECTS[name](rank, size)
-            torch.cuda.synchronize()
+            with watch.within(options.limit, f"{name} of rank {rank}"):
+                outcome = SUBJECTS[name](rank, size)
+                torch.cuda.synchronize()
             if outcome is not None:
                 losses[name] = outcome
             verdict = "ok"

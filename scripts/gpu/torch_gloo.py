@@ -5,8 +5,9 @@
 
 Prints "operation bytes p50_us p99_us" lines, which is what `unisono-bench --peer` reads: sizes are counted as there (of all
 blocks together for allgather, reduce_scatter and alltoall), and an iteration's time is the slowest rank's. Each iteration
-ends with a synchronisation of the device. Rank r has GPU r modulo their number. What gloo cannot do on CUDA tensors is told
-on stderr and left out.
+ends with a synchronisation of the device. Rank r has GPU r modulo their number. gloo sends no CUDA tensors: it hands their
+addresses to the socket ("writev: Bad address"), so sendrecv goes by pinned tensors that are copied in an iteration. What else gloo
+cannot do on CUDA tensors is told on stderr and left out.
 """
 
 import argparse
@@ -86,10 +87,13 @@ def call(torch, dist, name, count, device, rank, size):
     if name == "alltoall":
         return lambda: dist.all_to_all_single(other, all_blocks)
     tensor, received = torch.zeros(max(count, 1), device=device), torch.zeros(max(count, 1), device=device)
+    out, into = (torch.empty(tensor.shape, pin_memory=True) for _ in range(2))
 
     def exchange():
-        send = dist.isend(tensor, (rank + 1) % size)
-        dist.recv(received, (rank - 1) % size)
+        out.copy_(tensor)
+        send = dist.isend(out, (rank + 1) % size)
+        dist.recv(into, (rank - 1) % size)
+        received.copy_(into, non_blocking=True)
         send.wait()
 
     return exchange

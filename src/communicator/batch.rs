@@ -49,8 +49,8 @@ impl Pending {
     }
 
     /// As [`Pending::close_all`], but what the host has a part in is complete when this returns, and streams are not made to
-    /// wait for it. For programs that may have the driver wait for the device meanwhile, from this thread: see
-    /// [`Call::stream`].
+    /// wait for it. For programs that may have the driver wait for the device meanwhile, from any thread: see
+    /// [`Call::stream`], and [`Call::thread_waits`] for what waits before this is called.
     pub fn complete_all(all: Vec<Pending>) -> Vec<Result<Work>> {
         Pending::end_all(all, Begun::complete)
     }

@@ -180,7 +180,8 @@ impl Context {
                 What::Point(Point { peer: point.peer - hosts.layout().first(), ..point }, signature)
             }
             (Way::Hosts(hosts), What::Collective(..)) => {
-                What::Composed(Box::new(Composed::new(self, group, hosts, request, caller)?))
+                let waits = call.thread_waits;
+                What::Composed(Box::new(Composed::new(self, group, hosts, request, caller, waits)?))
             }
             // A broadcast by stages is within one host.
             (Way::Hosts(_), What::Pull(..)) => return Ok(None),

@@ -38,7 +38,7 @@ use crate::collective::request::Counts;
 use crate::collective::request::{Kind, Request};
 use crate::deadline::Deadline;
 use crate::engine::device::{Caller, Enqueued, Hosts};
-use crate::engine::group::Group;
+use crate::engine::group::{Group, Turn};
 use crate::engine::operation::Running;
 use crate::engine::wire::Class;
 use crate::error::{Result, fail};
@@ -106,6 +106,8 @@ pub(super) struct Composed {
     group: Arc<Group>,
     hosts: Arc<Hosts>,
     caller: Caller,
+    /// Whether it is the caller's thread that waits for the hosts' parts, and not its stream.
+    thread_waits: bool,
     checked: Checked,
 }
 
@@ -121,13 +123,15 @@ impl Composed {
         hosts: &Arc<Hosts>,
         request: &Request,
         caller: Caller,
+        thread_waits: bool,
     ) -> Result<Composed> {
         let mut checked = Checked::new(request, group.rank(), group.size())?;
         if let Some(operator) = checked.operator {
             Reducer::new(checked.dtype, operator, group.size())?;
         }
         checked.signature.device = true;
-        Ok(Composed { context: context.clone(), group: group.clone(), hosts: hosts.clone(), caller, checked })
+        let (context, group, hosts) = (context.clone(), group.clone(), hosts.clone());
+        Ok(Composed { context, group, hosts, caller, thread_waits, checked })
     }
 
     /// What the ranks agree on.
@@ -169,11 +173,16 @@ impl Composed {
         let given = begun.and_then(|()| unsafe { parts.give() });
         ahead::note(series.stream(), &running);
         queue.close();
-        let until = Deadline::since(turn.called, timeout.unwrap_or(group.timeout()).saturating_add(LATE));
-        let enqueued = given.and_then(|()| series.end(group, turn.until(until)));
+        let enqueued = given.and_then(|()| series.end(group, turn.until(self.late(&turn))));
         let enqueued = enqueued.map_err(|cause| group.blame(&turn, cause));
         // Nobody else may be looking.
         group.endpoint().kick();
         Ok((enqueued?, running))
+    }
+
+    /// When the call is missed that has `turn`.
+    fn late(&self, turn: &Turn) -> Deadline {
+        let timeout = self.caller.timeout.unwrap_or(self.group.timeout());
+        Deadline::since(turn.called, timeout.saturating_add(LATE))
     }
 }

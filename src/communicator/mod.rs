@@ -96,9 +96,14 @@ pub struct Call {
     /// with which the library's own copies run.
     ///
     /// By way of the host, too, no kernel is launched for the first time while a stream waits, unless CUDA_MODULE_LOADING is EAGER:
-    /// the driver would load it, and may wait for the device with a lock held that the library's copies need.
+    /// the driver would load it, and may wait for the device with a lock held that the library's copies need. The same goes for what
+    /// makes streams, and may for what allocates or frees pinned memory or a device's. [`Call::thread_waits`] with
     /// [`Pending::complete_all`] is for programs that cannot promise that.
     pub stream: Option<StreamHandle>,
+    /// Between hosts, a call is several launches with parts by way of the host between them: this thread waits for each
+    /// of these parts while it makes the call, and the stream for none. Not for one of several ranks that a thread calls for: the
+    /// others' launches come too late then.
+    pub thread_waits: bool,
     /// Whether the call is on what GPUs reach, whatever its pointers look like: memory of the device, managed memory, or pinned
     /// memory of the host. Other memory is refused then. Otherwise a call is one on device memory if a pointer is of device or managed
     /// memory.

@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use once_cell::sync::OnceCell;
@@ -17,7 +17,7 @@ use super::{Call, Completion};
 use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
-use crate::cuda::driver::{Location, Priority};
+use crate::cuda::driver::Location;
 use crate::cuda::fold::FoldKernels;
 use crate::cuda::libcuda::Libcuda;
 use crate::cuda::local::Kernels;
@@ -25,7 +25,6 @@ use crate::cuda::stream::Stream;
 use crate::cuda::word::Word;
 use crate::deadline::Deadline;
 use crate::engine::device::Loads;
-use crate::engine::endpoint::lock;
 use crate::engine::group::{Group, Turn};
 use crate::engine::operation::{Operation, Running};
 use crate::engine::point::{self, Message, Pieces};
@@ -41,9 +40,6 @@ use crate::sys;
 #[derive(Default)]
 pub(super) struct Cuda {
     devices: OnceCell<Arc<Devices>>,
-    /// For calls without a stream: a stream of ours for each device, which waits for its default stream. What it waits for
-    /// must hold up neither callers' streams nor the copies of calls, so it shares queues with neither.
-    fronts: Mutex<Vec<Arc<Stream>>>,
     kernels: OnceCell<Arc<dyn Kernels>>,
     #[cfg(test)]
     piece: std::sync::atomic::AtomicUsize,
@@ -75,13 +71,7 @@ impl Cuda {
 
     /// A stream for calls that name none.
     pub(super) fn front(&self, device: u32) -> Result<Arc<Stream>> {
-        let mut fronts = lock(&self.fronts);
-        if let Some(front) = fronts.iter().find(|front| front.device() == device) {
-            return Ok(front.clone());
-        }
-        let front = Arc::new(Stream::with_priority(self.devices()?, device, true, Priority::High)?);
-        fronts.push(front.clone());
-        Ok(front)
+        staged::front(self.devices()?, device)
     }
 
     #[cfg(not(test))]

@@ -160,7 +160,25 @@ pub struct Grid {
 /// A function that a stream calls on a thread of the driver. It makes no CUDA calls and does not unwind.
 pub type HostFunction = unsafe extern "C" fn(user: *mut c_void);
 
-/// The driver calls. Every failure is `Status::Cuda`, or `Status::OutOfMemory` if it is about memory, with the name of the
+/// The driver calls.
+///
+/// # Calls that may wait for the device
+/// What loads, makes or frees something may wait until the device has done all that it was given, with a lock held that the
+/// other calls of the process need, also launches, copies and questions about events:
+///
+/// - CUDA's programming guide says so of the first launch of a kernel, or of looking it up, where kernels are loaded lazily
+///   (the driver's choice since 12.2; `cuModuleLoadData` keeps kernels for later then), and lists what lets no two streams
+///   run beside each other: allocating pinned or device memory, and anything on the legacy default stream. `cuMemFree` and
+///   `cuMemFreeHost` wait, too.
+/// - Programs have seen `cuLibraryLoadData`, under a first launch, hold the lock of the primary context until the device was idle, and
+///   `cudaMemcpyAsync` of another thread wait for that lock (meta-pytorch/torchcomms#2334, with a program that shows it).
+/// - We have seen (an H200, driver 580) `cuStreamCreateWithPriority` not return while two streams waited for values, and events,
+///   `cuMemHostRegister` and `cuMemAlloc` return.
+///
+/// So nothing that a stream waits for may need such a call of this process, nor any call that another thread's may hold up; the methods below
+/// say which they are. [`Driver::load_function`] is how a kernel is loaded before any stream waits.
+///
+/// Every failure is `Status::Cuda`, or `Status::OutOfMemory` if it is about memory, with the name of the
 /// call and what the driver said.
 ///
 /// All methods may be called from any thread. Those that say *current* act on the calling thread's current context. A
@@ -193,14 +211,15 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn current_device(&self) -> Result<Option<u32>>;
     /// Whether kernels of `device` can reach memory of `peer`.
     fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool>;
-    /// Lets the current context reach memory of `peer`. Doing it again changes nothing.
+    /// Lets the current context reach memory of `peer`. Doing it again changes nothing. May wait for the devices.
     unsafe fn enable_peer_access(&self, peer: ContextHandle) -> Result<()>;
     /// Exchanges the thread's capture mode; answers the one before.
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
     /// What CUDA knows of an address; `None` for memory that it has not heard of. Any number may be asked about.
     fn locate(&self, address: u64) -> Result<Option<Location>>;
 
-    /// A new stream of the current context. `blocking`: it and the legacy default stream wait for each other.
+    /// A new stream of the current context. `blocking`: it and the legacy default stream wait for each other. May wait for the
+    /// device.
     fn create_stream(&self, blocking: bool, priority: Priority) -> Result<StreamHandle>;
     /// Destroys a stream, once it has executed what it was given.
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> Result<()>;
@@ -241,12 +260,12 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn open_memory(&self, handle: &MemoryHandle) -> Result<u64>;
     /// Undoes one [`Driver::open_memory`]. May wait for the device.
     unsafe fn close_memory(&self, address: u64) -> Result<()>;
-    /// Pinned host memory that every context may copy from and to.
+    /// Pinned host memory that every context may copy from and to. May wait for the devices.
     fn allocate_host(&self, bytes: usize) -> Result<*mut u8>;
     /// Frees pinned host memory. May wait for the devices.
     unsafe fn free_host(&self, address: *mut u8) -> Result<()>;
 
-    /// Pins host memory of ours, so that every context may copy from and to it.
+    /// Pins host memory of ours, so that every context may copy from and to it. May wait for the devices.
     unsafe fn register_host(&self, address: *mut u8, bytes: usize) -> Result<()>;
     /// Ends that. May wait for the devices.
     unsafe fn unregister_host(&self, address: *mut u8) -> Result<()>;
@@ -287,11 +306,14 @@ pub trait Driver: fmt::Debug + Send + Sync {
         user: *mut c_void,
     ) -> Result<()>;
 
-    /// Loads a cubin or PTX image (which ends with a zero byte if PTX) into the current context.
+    /// Loads a cubin or PTX image (which ends with a zero byte if PTX) into the current context. May wait for the device.
     unsafe fn load_module(&self, image: &[u8]) -> Result<ModuleHandle>;
-    /// A kernel of a module by its name.
+    /// A kernel of a module by its name. May wait for the device.
     unsafe fn function(&self, module: ModuleHandle, name: &CStr) -> Result<FunctionHandle>;
-    /// Launches a kernel. `parameters` holds the address of each of its parameters.
+    /// Has a kernel loaded now, and not when it is first launched. May wait for the device.
+    unsafe fn load_function(&self, function: FunctionHandle) -> Result<()>;
+    /// Launches a kernel. `parameters` holds the address of each of its parameters. May wait for the device if the kernel is not
+    /// loaded.
     unsafe fn launch(
         &self,
         function: FunctionHandle,

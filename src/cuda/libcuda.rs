@@ -37,9 +37,13 @@ static ABSENT_AT: AtomicU64 = AtomicU64::new(0);
 /// The driver's functions.
 pub struct Libcuda {
     calls: Calls,
+    /// `cuFuncLoad`, since 12.4. Drivers before that load a kernel when it is looked up.
+    load_function: Option<LoadFunction>,
     /// A context to ask about pointers with, on threads that have none.
     fallback: OnceCell<ContextHandle>,
 }
+
+type LoadFunction = unsafe extern "C" fn(sys::CUfunction) -> c_int;
 
 impl Libcuda {
     /// Loads and initialises the driver. The first success is kept; a failure is tried again by the next call.
@@ -98,8 +102,14 @@ impl Libcuda {
             let cause = cause.strip_suffix(": No such file or directory").unwrap_or(cause);
             fail!(Cuda, "device memory was given, but no CUDA driver could be loaded ({cause}).");
         }
+        // SAFETY: an open library and a C string.
+        let symbol = unsafe { libc::dlsym(library, c"cuFuncLoad".as_ptr()) };
+        // SAFETY: a symbol of this name has this signature; a CUresult is an int.
+        let load_function =
+            (!symbol.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, LoadFunction>(symbol) });
         // SAFETY: an open library, which stays open.
-        Ok(Arc::new(Libcuda { calls: unsafe { Calls::resolve(library) }?, fallback: OnceCell::new() }))
+        let calls = unsafe { Calls::resolve(library) }?;
+        Ok(Arc::new(Libcuda { calls, load_function, fallback: OnceCell::new() }))
     }
 
     /// [`Driver::launch`] of a kernel that may be launched before the one ahead of it has ended.
@@ -650,6 +660,12 @@ impl Driver for Libcuda {
         self.check("cuModuleGetFunction", result)
             .map_err(|e| e.context(format_args!("kernel {}", name.to_string_lossy())))?;
         Ok(FunctionHandle(function.expose_provenance()))
+    }
+
+    unsafe fn load_function(&self, function: FunctionHandle) -> Result<()> {
+        let Some(load) = self.load_function else { return Ok(()) };
+        // SAFETY: the caller's promise.
+        self.check("cuFuncLoad", unsafe { load(raw(function.0)) })
     }
 
     unsafe fn launch(

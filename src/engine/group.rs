@@ -201,7 +201,7 @@ impl Group {
             answer = self.follow(operation, turn.deadline.min(turn.compare_again_at()));
         }
         answer.unwrap_or_else(|| {
-            let inquiry = self.ask(turn, operation.waits_for(self));
+            let inquiry = self.ask(turn, operation.waits_for(self), operation.standing());
             while !self.answered(&inquiry) {
                 std::thread::sleep(Duration::from_millis(2));
             }

@@ -34,6 +34,11 @@ pub trait Operation: Send {
     fn through(&self) -> Through {
         Through::Messages
     }
+
+    /// How far it has come on this rank and what it waits for here, if that may be something else than ranks; for a person.
+    fn standing(&self) -> Option<String> {
+        None
+    }
 }
 
 impl Operation for Box<dyn Operation> {
@@ -51,6 +56,10 @@ impl Operation for Box<dyn Operation> {
 
     fn through(&self) -> Through {
         (**self).through()
+    }
+
+    fn standing(&self) -> Option<String> {
+        (**self).standing()
     }
 }
 
@@ -181,6 +190,7 @@ impl Running {
             return false;
         }
         let Ok(mut stage) = self.stage.try_lock() else { return false };
+        let mut standing = None;
         let result = match &mut *stage {
             Stage::Over => return true,
             // Asking takes a while, and this may be the thread that the answers come through: it does not wait for them.
@@ -195,13 +205,14 @@ impl Running {
                     Some(Ok(completion)) => Ok(completion),
                     Some(Err(error)) => {
                         self.group.spread(&self.call, &error);
+                        standing = operation.standing();
                         operation.abandon(&self.group);
                         Err(error)
                     }
                     None if self.call.deadline.expired() => {
-                        let waits_for = operation.waits_for(&self.group);
+                        let (waits_for, standing) = (operation.waits_for(&self.group), operation.standing());
                         operation.abandon(&self.group);
-                        *stage = Stage::Overdue(self.group.ask(&self.call, waits_for));
+                        *stage = Stage::Overdue(self.group.ask(&self.call, waits_for, standing));
                         return false;
                     }
                     None => {
@@ -216,7 +227,7 @@ impl Running {
         };
         *stage = Stage::Over;
         drop(stage);
-        self.finish(result);
+        self.finish(result, standing);
         true
     }
 
@@ -227,13 +238,17 @@ impl Running {
         operation.abandon(&self.group);
         *stage = Stage::Over;
         drop(stage);
-        self.finish(Err(Error::new(Status::Aborted, "cancelled by its caller")));
+        self.finish(Err(Error::new(Status::Aborted, "cancelled by its caller")), None);
         self.group.endpoint().wake();
         true
     }
 
-    fn finish(&self, result: Result<Completion>) {
-        let result = self.group.conclude(&self.call, result);
+    /// `standing`: where it stood when it failed.
+    fn finish(&self, result: Result<Completion>, standing: Option<String>) {
+        let result = self.group.conclude(&self.call, result).map_err(|error| match standing {
+            Some(standing) => Error::new(error.status(), format!("{error}; here, {standing}")),
+            None => error,
+        });
         // The endpoint's list holds this, and this holds the endpoint: the circle ends here, whoever moved it last.
         self.group.endpoint().disown(self);
         let mut ending = lock(&self.ending);

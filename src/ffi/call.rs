@@ -133,6 +133,7 @@ impl From<&unisono_call_t> for Call {
             // Checked by `call_options`.
             overlap: Overlap::from_number(call.pdl).unwrap_or_default(),
             stream: (!call.stream.is_null()).then(|| StreamHandle(call.stream.expose_provenance())),
+            thread_waits: false,
             on_device: false,
         }
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::communicator::{Options, Rendezvous};
-use crate::cuda::double::{Double, Order};
+use crate::cuda::double::{Double, Order, Waiting};
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::exchange::Fault;
 use crate::cuda::local::Kernels as Folds;
@@ -178,6 +178,22 @@ fn devices_of_one_process_use_peer_access_and_one_slab_each() {
         assert_eq!(double.allocated(*device), SLAB_BYTES);
     });
     assert_eq!(double.complaints(), Vec::<String>::new());
+}
+
+/// What frees memory may wait for the process's GPUs, and their kernels for the rank that frees.
+#[test]
+fn ranks_of_one_process_free_nothing_once_others_may_call() {
+    for _ in 0..5 {
+        let (double, devices) = process(3);
+        double.hold_lock(Waiting::All, Duration::from_secs(30));
+        let seats: Vec<Seat> = (0..3).map(|device| (double.clone(), devices.clone(), device)).collect();
+        ranks(&seats, words, |context, (double, _, device)| {
+            let output = double.memory(*device, 4);
+            run(&sum(context, 1, output, None, PATIENCE)).expect("a sum");
+            assert_eq!(word(double, output), 1);
+        });
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    }
 }
 
 /// The one reason that all ranks give.

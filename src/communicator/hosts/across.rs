@@ -113,4 +113,9 @@ impl Operation for Across {
     fn through(&self) -> Through {
         Through::Device
     }
+
+    fn standing(&self) -> Option<String> {
+        let parts: Vec<String> = self.active.iter().filter_map(Operation::standing).collect();
+        (!parts.is_empty()).then(|| parts.join(", and "))
+    }
 }

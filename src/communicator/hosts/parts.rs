@@ -12,10 +12,11 @@ use crate::cuda::exchange::{self, Direction, Point};
 use crate::cuda::local::{Fold, Operand};
 use crate::cuda::word::Word;
 use crate::engine::device::{Berth, Layout, Series};
+use crate::engine::endpoint::Through;
 use crate::engine::executor::Run;
 use crate::engine::group::Turn;
 use crate::engine::staged::{Blocks, Cut, Entry, Exchange, Job, Place, Shape, Side, Staged, StreamOrder};
-use crate::error::Result;
+use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator, Representation};
 
 /// Parts of the workspace begin at multiples of so many bytes.
@@ -287,8 +288,24 @@ impl<'a> Parts<'a> {
         unsafe { self.series.enqueue_points(&points) }
     }
 
+    /// What comes next waits for a part of the hosts: its stream does, or this thread.
     fn wait(&self, exit: &Word) -> Result<()> {
-        if exit.is_released() { Ok(()) } else { self.series.stream().wait_word(exit) }
+        if exit.is_released() {
+            return Ok(());
+        }
+        if !self.call.thread_waits {
+            return self.series.stream().wait_word(exit);
+        }
+        let is_released = || exit.is_released().then_some(());
+        // Whoever moves the part releases it in any case, at its own deadline at last.
+        match self.call.group.endpoint().wait(self.call.late(&self.turn), Through::Device, is_released) {
+            Some(()) => Ok(()),
+            None => fail!(
+                Timeout,
+                "GPU {} has not stored what came from other hosts",
+                self.series.stream().device()
+            ),
+        }
     }
 
     fn job(

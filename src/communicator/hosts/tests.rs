@@ -9,9 +9,9 @@ use std::time::Instant;
 use super::*;
 use crate::collective::request::Counts;
 use crate::communicator::device::{Candidate, connect};
-use crate::communicator::{Call, Completion, Options, Rendezvous, start_together};
+use crate::communicator::{Call, Completion, Options, Pending, Rendezvous, start_together};
 use crate::cuda::context::Devices;
-use crate::cuda::double::{Double, DoubleKernels, Order};
+use crate::cuda::double::{Double, DoubleKernels, Order, Waiting};
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::exchange::{Chosen, Direction, Fault, Job, Point, Pull, Seen, Shared, Table};
 use crate::cuda::local::{Fold, Kernels as Folds, Operand};
@@ -213,6 +213,8 @@ struct Rank {
     double: Arc<Double>,
     device: u32,
     stream: StreamHandle,
+    /// Whether the thread that calls waits, and its stream does not.
+    thread_waits: bool,
 }
 
 /// The drivers go on when nobody asks them, as devices do.
@@ -241,7 +243,7 @@ impl Drop for Clock {
 
 /// Runs `body` on `inside` ranks of each of `hosts` hosts; what it answers, by rank. Streams come to an end.
 fn ranks<T: Send>(hosts: u32, inside: u32, order: Order, body: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
-    let (answers, doubles) = ranks_of(hosts, inside, order, body);
+    let (answers, doubles) = ranks_of(hosts, inside, order, 1, body);
     for double in doubles {
         double.drain();
         assert_eq!(double.complaints(), Vec::<String>::new(), "{order:?}");
@@ -251,19 +253,23 @@ fn ranks<T: Send>(hosts: u32, inside: u32, order: Order, body: impl Fn(&Rank) ->
 
 /// As [`ranks`]; what streams were given may wait for ever, since nothing ends the kernels of the double.
 fn ranks_that_fail<T: Send>(body: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
-    ranks_of(2, 2, Order::RoundRobin, body).0
+    ranks_of(2, 2, Order::RoundRobin, 1, body).0
 }
 
+/// Runs `body` on `inside` ranks of each of `hosts` hosts, which has so many processes: a driver double for each, with a device
+/// for each of its ranks. What it answers, by rank, and the doubles.
 fn ranks_of<T: Send>(
     hosts: u32,
     inside: u32,
     order: Order,
+    processes: u32,
     body: impl Fn(&Rank) -> T + Sync,
 ) -> (Vec<T>, Vec<Arc<Double>>) {
-    let doubles: Vec<_> = (0..hosts).map(|_| Double::new(inside, order)).collect();
+    let seats = inside / processes;
+    let doubles: Vec<_> = (0..hosts * processes).map(|_| Double::new(seats, order)).collect();
     let devices: Vec<_> = doubles.iter().map(|double| Devices::over(double.clone()).unwrap()).collect();
     let streams: Vec<StreamHandle> =
-        (0..hosts * inside).map(|rank| doubles[(rank / inside) as usize].stream(rank % inside)).collect();
+        (0..hosts * inside).map(|rank| doubles[(rank / seats) as usize].stream(rank % seats)).collect();
     let store = Arc::new(HashStore::new());
     let answers = std::thread::scope(|scope| {
         let clocks: Vec<_> = doubles.iter().map(Clock::start).collect();
@@ -271,7 +277,8 @@ fn ranks_of<T: Send>(
             .map(|rank| {
                 let (store, body, host, stream) =
                     (store.clone(), &body, rank / inside, streams[rank as usize]);
-                let (double, devices) = (doubles[host as usize].clone(), devices[host as usize].clone());
+                let process = (rank / seats) as usize;
+                let (double, devices) = (doubles[process].clone(), devices[process].clone());
                 scope.spawn(move || {
                     DRIVER.set(Some(double.clone()));
                     let context = Context::create(Options {
@@ -285,12 +292,12 @@ fn ranks_of<T: Send>(
                         host: Some(format!("host {host}")),
                     })
                     .expect("the ranks meet");
-                    let device = rank % inside;
+                    let device = rank % seats;
                     context.cuda().pretend(&devices, PIECE);
                     context.cuda().pretend_loads(LOADS);
                     agree(&context, device, &devices).expect("an agreement");
                     assert_eq!(context.device_way(), Some(Ok(())));
-                    body(&Rank { context, double, device, stream })
+                    body(&Rank { context, double, device, stream, thread_waits: processes > 1 })
                 })
             })
             .collect();
@@ -366,7 +373,16 @@ fn elements(dtype: DataType, count: usize, seed: u64) -> Vec<u8> {
 
 impl Rank {
     fn call(&self) -> Call {
-        Call { stream: Some(self.stream), ..Call::default() }
+        Call { stream: Some(self.stream), thread_waits: self.thread_waits, ..Call::default() }
+    }
+
+    fn start(&self, request: &Request, call: &Call) -> Result<Work> {
+        // SAFETY: the double trusts no address.
+        let begun = unsafe { self.context.begin(request, call) }?;
+        match self.thread_waits {
+            true => Pending::complete_all(vec![begun]).pop().expect("one for one"),
+            false => begun.close(),
+        }
     }
 
     /// Runs it on a stream and on none, apart and in place, and compares with what host memory has.
@@ -382,7 +398,8 @@ impl Rank {
         // SAFETY: both are as long as the request says.
         unsafe { self.context.run(&what.request(input.as_ptr(), to), &Call::default()) }
             .unwrap_or_else(|error| panic!("{what:?} on host memory: {error}"));
-        for (call, in_place) in [(self.call(), false), (self.call(), true), (Call::default(), false)] {
+        let apart = Call { stream: None, ..self.call() };
+        for (call, in_place) in [(self.call(), false), (self.call(), true), (apart, false)] {
             let before = u64::from(rank) * what.count * what.dtype.size() as u64;
             let (from, to) = if in_place {
                 let base = self.double.memory(self.device, reads.max(writes).max(1));
@@ -400,8 +417,7 @@ impl Rank {
             self.double.fill(stream, self.device, from, &input);
             let request = what.request(pointer(from).cast_const(), pointer(to));
             if call.stream.is_some() {
-                // SAFETY: the double trusts no address.
-                let work = unsafe { self.context.start(&request, &call) }.expect("it starts");
+                let work = self.start(&request, &call).expect("it starts");
                 if writes > 0 {
                     self.double.expect(
                         stream,
@@ -519,6 +535,64 @@ fn messages_go_by_kernels_within_a_host_and_staged_between_hosts() {
             assert_eq!(rank.double.peek(into, 300), vec![peer as u8; 300]);
         }
     });
+}
+
+/// Nothing moves for so long only if nothing ever will, also on a processor that has much else to do.
+const STUCK: Duration = Duration::from_secs(30);
+
+/// The program launches kernels for the first time: the driver then waits for the device, with a lock held that copies through the
+/// host need.
+#[test]
+fn kernels_may_be_loaded_while_a_thread_waits_for_a_composed_call() {
+    let (_, doubles) = ranks_of(2, 2, Order::RoundRobin, 2, |rank| {
+        rank.double.hold_lock(Waiting::All, STUCK);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    rank.double.launch_first(rank.device);
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+            });
+            for (seed, kind) in (1..).zip([
+                Kind::Allreduce,
+                Kind::Broadcast,
+                Kind::ReduceScatter,
+                Kind::Reduce,
+                Kind::Allgather,
+            ]) {
+                for count in COUNTS {
+                    let (dtype, operator, root) = (DataType::Bf16, Operator::Sum, (seed % 4) as u32);
+                    rank.exercise(What { kind, count, dtype, operator, root }, seed);
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    });
+    for double in doubles {
+        double.drain();
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    }
+}
+
+/// A stream that waits for the call waits for its end: what ends it makes no stream, for which the driver may wait for that one.
+#[test]
+fn a_failure_makes_no_stream_while_streams_wait() {
+    let (_, doubles) = ranks_of(2, 2, Order::RoundRobin, 1, |rank| {
+        rank.double.hold_lock(Waiting::Seen, Duration::from_secs(2));
+        if rank.context.rank() == 3 {
+            std::thread::sleep(Duration::from_millis(50));
+            rank.context.abort();
+            return;
+        }
+        let (_, request) = rank.sum(1000);
+        let error = rank.run(&request, &rank.call()).expect_err("aborted");
+        assert_eq!(error.status(), Status::Aborted, "{error}");
+    });
+    for double in doubles {
+        let complaints = double.complaints().concat();
+        assert!(!complaints.contains("cuStreamCreate"), "{complaints}");
+    }
 }
 
 /// What each rank's call comes to.

@@ -2,6 +2,7 @@
 
 mod ahead;
 mod failure;
+mod loading;
 mod messages;
 mod relay;
 
@@ -9,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use super::super::{Call, Completion, Context, Options, Rendezvous, Work, start_together};
+use super::super::{Call, Completion, Context, Options, Pending, Rendezvous, Work, start_together};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::double::{Double, DoubleKernels, Order};
@@ -36,6 +37,8 @@ struct Rank {
     devices: Arc<Devices>,
     stream: StreamHandle,
     rank: u32,
+    /// Whether the thread that calls waits, and its stream does not.
+    thread_waits: AtomicBool,
 }
 
 /// The driver of a test goes on when nobody asks it, as a device does: one task now and then.
@@ -92,7 +95,8 @@ fn ranks_on<T: Send>(doubles: &[Arc<Double>], transports: &str, body: impl Fn(&R
                     let context = join(rank, size, Rendezvous::Store(store), transports);
                     context.cuda().pretend(&devices, PIECE);
                     let _clock = Clock::start(&double);
-                    body(&Rank { context, double, devices, stream, rank })
+                    let thread_waits = AtomicBool::new(false);
+                    body(&Rank { context, double, devices, stream, rank, thread_waits })
                 })
             })
             .collect();
@@ -149,7 +153,12 @@ impl Rank {
     }
 
     fn start(&self, request: &Request, call: &Call) -> Result<Work> {
-        // SAFETY: the double trusts no address, and keeps memory until it is dropped.
+        if self.thread_waits.load(Ordering::Relaxed) {
+            // SAFETY: the double trusts no address, and keeps memory until it is dropped.
+            let begun = unsafe { self.context.begin(request, call) }?;
+            return Pending::complete_all(vec![begun]).pop().expect("one for one");
+        }
+        // SAFETY: as above.
         unsafe { self.context.start(request, call) }
     }
 
@@ -536,6 +545,7 @@ fn streams_of_two_contexts_may_wait_for_each_other() {
                 devices: rank.devices.clone(),
                 stream: others[rank.rank as usize],
                 rank: rank.rank,
+                thread_waits: AtomicBool::new(false),
             };
             other.copy_by_kernels();
             let mut works = Vec::new();

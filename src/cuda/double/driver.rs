@@ -18,7 +18,15 @@ impl Double {
 
     /// Starts a driver call.
     fn begin(&self, call: &'static str) -> Result<MutexGuard<'_, Machine>> {
-        let mut machine = self.lock();
+        self.count(call, self.admit(call))
+    }
+
+    /// Counts a driver call, which may be one that is to fail.
+    fn count<'a>(
+        &self,
+        call: &'static str,
+        mut machine: MutexGuard<'a, Machine>,
+    ) -> Result<MutexGuard<'a, Machine>> {
         if let Some(left) = machine.dying {
             match left.checked_sub(1) {
                 Some(left) => machine.dying = Some(left),
@@ -44,6 +52,27 @@ impl Double {
             return Err(refuse(call, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"));
         }
         Ok(machine)
+    }
+
+    /// Starts a driver call that captures forbid, and that may wait for the current device.
+    fn begin_waiting(&self, call: &'static str) -> Result<MutexGuard<'_, Machine>> {
+        let machine = self.begin_unsafe(call)?;
+        let device = machine.device_here(call)?;
+        Ok(self.wait_for_device(call, machine, device))
+    }
+
+    /// Has a kernel loaded, if it is not.
+    fn load(&self, call: &'static str, function: FunctionHandle) -> Result<()> {
+        let mut machine = self.begin_unsafe(call)?;
+        let device = machine.device_here(call)?;
+        match machine.kernels.get(&function) {
+            None => return Err(refuse(call, "CUDA_ERROR_INVALID_HANDLE")),
+            Some((_, true)) => return Ok(()),
+            Some((_, false)) => {}
+        }
+        machine = self.wait_for_device(call, machine, device);
+        machine.kernels.entry(function).and_modify(|(_, loaded)| *loaded = true);
+        Ok(())
     }
 
     /// Runs what is needed for `goal`, and as little else as possible.
@@ -101,7 +130,8 @@ impl Driver for Double {
     }
 
     unsafe fn push_context(&self, context: ContextHandle) -> Result<()> {
-        let mut machine = self.begin("cuCtxPushCurrent")?;
+        // A thread's own: it needs no lock.
+        let mut machine = self.count("cuCtxPushCurrent", self.lock())?;
         if machine.retained.get(&device_of(context)).is_none_or(|&count| count == 0) {
             return Err(refuse("cuCtxPushCurrent", "CUDA_ERROR_INVALID_CONTEXT"));
         }
@@ -118,7 +148,8 @@ impl Driver for Double {
     }
 
     fn current_context(&self) -> Result<Option<ContextHandle>> {
-        let machine = self.begin("cuCtxGetCurrent")?;
+        // A thread's own: it needs no lock.
+        let machine = self.count("cuCtxGetCurrent", self.lock())?;
         Ok(machine.current.get(&std::thread::current().id()).and_then(|contexts| contexts.last().copied()))
     }
 
@@ -139,7 +170,7 @@ impl Driver for Double {
     }
 
     unsafe fn enable_peer_access(&self, peer: ContextHandle) -> Result<()> {
-        let mut machine = self.begin_unsafe("cuCtxEnablePeerAccess")?;
+        let mut machine = self.begin_waiting("cuCtxEnablePeerAccess")?;
         let device = machine.device_here("cuCtxEnablePeerAccess")?;
         let pair = (device, device_of(peer));
         if machine.separated.contains(&pair) {
@@ -165,7 +196,7 @@ impl Driver for Double {
     }
 
     fn create_stream(&self, blocking: bool, priority: Priority) -> Result<StreamHandle> {
-        let mut machine = self.begin_unsafe("cuStreamCreateWithPriority")?;
+        let mut machine = self.begin_waiting("cuStreamCreateWithPriority")?;
         let device = machine.device_here("cuStreamCreateWithPriority")?;
         Ok(machine.create_stream(device, blocking, priority))
     }
@@ -280,13 +311,13 @@ impl Driver for Double {
     }
 
     fn allocate_device(&self, bytes: usize) -> Result<u64> {
-        let mut machine = self.begin_unsafe("cuMemAlloc")?;
+        let mut machine = self.begin_waiting("cuMemAlloc")?;
         let device = machine.device_here("cuMemAlloc")?;
         Ok(machine.allocate(Memory::Device, device, bytes))
     }
 
     unsafe fn free_device(&self, address: u64) -> Result<()> {
-        self.begin_unsafe("cuMemFree")?.free(address)
+        self.begin_waiting("cuMemFree")?.free(address)
     }
 
     fn is_shareable(&self, address: u64) -> Result<bool> {
@@ -311,7 +342,7 @@ impl Driver for Double {
 
     /// Doubles are processes: memory of another one is mapped where it is.
     fn open_memory(&self, handle: &MemoryHandle) -> Result<u64> {
-        let mut machine = self.begin_unsafe("cuIpcOpenMemHandle")?;
+        let mut machine = self.begin_waiting("cuIpcOpenMemHandle")?;
         let device = machine.device_here("cuIpcOpenMemHandle")?;
         let mut numbers = handle.chunks_exact(8).map(|part| u64::from_le_bytes(part.try_into().unwrap()));
         let (Some(address), Some(bytes), Some(process)) = (numbers.next(), numbers.next(), numbers.next())
@@ -326,17 +357,17 @@ impl Driver for Double {
     }
 
     unsafe fn close_memory(&self, address: u64) -> Result<()> {
-        self.begin_unsafe("cuIpcCloseMemHandle")?.heap.unmap(address)
+        self.begin_waiting("cuIpcCloseMemHandle")?.heap.unmap(address)
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<*mut u8> {
-        let mut machine = self.begin_unsafe("cuMemHostAlloc")?;
+        let mut machine = self.begin_waiting("cuMemHostAlloc")?;
         let device = machine.device_here("cuMemHostAlloc")?;
         Ok(pointer(machine.allocate(Memory::Host, device, bytes)))
     }
 
     unsafe fn free_host(&self, address: *mut u8) -> Result<()> {
-        self.begin_unsafe("cuMemFreeHost")?.free(address.expose_provenance() as u64)
+        self.begin_waiting("cuMemFreeHost")?.free(address.expose_provenance() as u64)
     }
 
     unsafe fn fill(&self, address: u64, value: u8, bytes: usize, stream: StreamHandle) -> Result<()> {
@@ -345,14 +376,14 @@ impl Driver for Double {
     }
 
     unsafe fn register_host(&self, address: *mut u8, bytes: usize) -> Result<()> {
-        let mut machine = self.begin_unsafe("cuMemHostRegister")?;
+        let mut machine = self.begin_waiting("cuMemHostRegister")?;
         let device = machine.device_here("cuMemHostRegister")?;
         machine.register(device, Place { address: address.expose_provenance() as u64, bytes });
         Ok(())
     }
 
     unsafe fn unregister_host(&self, address: *mut u8) -> Result<()> {
-        self.begin_unsafe("cuMemHostUnregister")?.unregister(address.expose_provenance() as u64)
+        self.begin_waiting("cuMemHostUnregister")?.unregister(address.expose_provenance() as u64)
     }
 
     fn can_wait_value(&self, _: u32) -> Result<bool> {
@@ -426,34 +457,44 @@ impl Driver for Double {
         self.push("cuLaunchHostFunc", stream, Task::Host { function, user: user.expose_provenance() })
     }
 
-    /// Without [`Double::run_code`] the double runs no GPU code; folds come through [`DoubleKernels`].
+    /// Without [`Double::run_code`] or [`Double::load_modules`] it refuses; folds come through [`DoubleKernels`].
     unsafe fn load_module(&self, _: &[u8]) -> Result<ModuleHandle> {
-        match self.code.get() {
-            Some(_) => Ok(ModuleHandle(1)),
-            None => Err(refuse("cuModuleLoadData", "CUDA_ERROR_NOT_SUPPORTED")),
+        let mut machine = self.begin_waiting("cuModuleLoadData")?;
+        if !machine.modules && self.code.get().is_none() {
+            return Err(refuse("cuModuleLoadData", "CUDA_ERROR_NOT_SUPPORTED"));
         }
+        Ok(ModuleHandle(machine.next_number() as usize))
     }
 
     unsafe fn function(&self, _: ModuleHandle, name: &CStr) -> Result<FunctionHandle> {
-        match self.code.get() {
-            Some(code) => Ok(code.function(name)),
-            None => Err(refuse("cuModuleGetFunction", "CUDA_ERROR_NOT_SUPPORTED")),
-        }
+        let mut machine = self.begin("cuModuleGetFunction")?;
+        let function = match self.code.get() {
+            Some(code) => code.function(name),
+            None => FunctionHandle(machine.next_number() as usize),
+        };
+        machine.kernels.insert(function, (name.to_string_lossy().into_owned(), false));
+        Ok(function)
     }
 
+    unsafe fn load_function(&self, function: FunctionHandle) -> Result<()> {
+        self.load("cuFuncLoad", function)
+    }
+
+    /// Without [`Double::run_code`] such a kernel does nothing.
     unsafe fn launch(
         &self,
         function: FunctionHandle,
         grid: Grid,
-        _: StreamHandle,
+        stream: StreamHandle,
         parameters: &mut [*mut c_void],
     ) -> Result<()> {
+        self.load("cuLaunchKernel for the first time", function)?;
         match (self.code.get(), parameters) {
             (Some(code), [parameter]) => {
                 code.launch(function, grid, *parameter);
                 Ok(())
             }
-            _ => Err(refuse("cuLaunchKernel", "CUDA_ERROR_NOT_SUPPORTED")),
+            _ => self.push("cuLaunchKernel", stream, Task::Mark),
         }
     }
 }

@@ -107,6 +107,14 @@ pub(super) struct Machine {
     pub(super) room: Option<usize>,
     /// Who has the lock of a device's context.
     pub(super) locks: HashMap<u32, ThreadId>,
+    /// The driver's lock, if there are calls that wait for a device with it.
+    pub(super) driver: Option<Lock>,
+    /// Whether modules are loaded.
+    pub(super) modules: bool,
+    /// Kernels that were looked up: their names, and whether they are loaded.
+    pub(super) kernels: HashMap<FunctionHandle, (String, bool)>,
+    /// The devices on which the kernels that fold are loaded.
+    pub(super) folds: HashSet<u32>,
     /// How many records of events streams of ordinary priority were given, and the one that is ignored.
     pub(super) records: usize,
     pub(super) ignored_record: Option<usize>,
@@ -156,6 +164,10 @@ impl Machine {
             made: HashMap::new(),
             room: None,
             locks: HashMap::new(),
+            driver: None,
+            modules: false,
+            kernels: HashMap::new(),
+            folds: HashSet::new(),
             records: 0,
             ignored_record: None,
             running: HashSet::new(),
@@ -488,6 +500,23 @@ impl Machine {
             open.extend(&pending.after);
         }
         None
+    }
+
+    /// What `device`, and those that it reaches or that reach it, have been given and have not done.
+    pub(super) fn given_to(&self, device: u32) -> Vec<u64> {
+        let reaches = |a, b| self.reached.contains(&(a, b)) || self.reached.contains(&(b, a));
+        let concerns = |pending: &Pending| {
+            let owner = self.device_of_queue(pending.queue);
+            owner.is_none_or(|(owner, _)| owner == device || reaches(owner, device))
+        };
+        self.pending.iter().filter(|(_, pending)| concerns(pending)).map(|(&task, _)| task).collect()
+    }
+
+    /// What a pending task is, if nothing but itself keeps it from running.
+    pub(super) fn describe_head(&self, task: u64) -> Option<String> {
+        let Pending { queue, task, after } = self.pending.get(&task)?;
+        let is_head = !after.iter().any(|before| self.pending.contains_key(before));
+        is_head.then(|| format!("{task:?} of {queue:?}"))
     }
 
     /// Whether some thread runs a task just now.

@@ -7,6 +7,7 @@
 
 mod driver;
 mod heap;
+mod lock;
 mod machine;
 mod task;
 mod tests;
@@ -20,6 +21,8 @@ use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use heap::Place;
+use lock::Lock;
+pub(crate) use lock::Waiting;
 use machine::{Capturing, Graph, Machine, Queue, Recorded};
 use task::Task;
 
@@ -184,6 +187,18 @@ impl Double {
         self.lock().synchronizations
     }
 
+    /// Loads modules, whose kernels do nothing; else it refuses them.
+    pub(crate) fn load_modules(&self) {
+        self.lock().modules = true;
+    }
+
+    /// The names of the kernels that are loaded when they are first launched, and have not been launched.
+    pub(crate) fn unloaded(&self) -> Vec<String> {
+        let machine = self.lock();
+        let unloaded = machine.kernels.values().filter(|(_, loaded)| !loaded);
+        unloaded.map(|(name, _)| name.clone()).collect()
+    }
+
     /// How many allocations and events there have been.
     pub(crate) fn creations(&self) -> usize {
         self.lock().creations
@@ -289,7 +304,7 @@ impl Double {
 
     fn push_as_caller(&self, stream: StreamHandle, device: u32, task: Task) {
         {
-            let mut machine = self.lock();
+            let mut machine = self.admit("a call of the program");
             let queue = machine.queue(stream, device);
             machine = self.find_room(machine, queue);
             if let Err(error) = machine.push(queue, task) {
@@ -371,8 +386,10 @@ impl fmt::Debug for Double {
 pub(crate) struct DoubleKernels(pub(crate) Arc<Double>);
 
 impl Kernels for DoubleKernels {
-    fn prepare(&self, _: &Arc<Devices>, _: u32, dtype: DataType, operator: Operator) -> Result<()> {
-        Reducer::new(dtype, operator, 1).map(drop)
+    fn prepare(&self, _: &Arc<Devices>, device: u32, dtype: DataType, operator: Operator) -> Result<()> {
+        Reducer::new(dtype, operator, 1)?;
+        self.0.load_folds("cuModuleLoadData", device);
+        Ok(())
     }
 
     /// Few, so that the tests come to what many pointers need.
@@ -381,6 +398,7 @@ impl Kernels for DoubleKernels {
     }
 
     unsafe fn fold(&self, _: &Devices, fold: &Fold<'_>) -> Result<()> {
+        self.0.load_folds("cuLaunchKernel for the first time", fold.stream.device());
         let task = Task::Fold {
             device: fold.stream.device(),
             reducer: Reducer::new(fold.dtype, fold.operator, fold.ranks)?,

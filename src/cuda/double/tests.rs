@@ -189,3 +189,47 @@ fn captured_streams_are_joined_and_apart() {
     }
     assert!(double.end_capture(handle, 0).is_err());
 }
+
+/// Stream 0 waits for a word that this thread has stream 1 write, while another thread is in `call`.
+fn waits_with_the_lock(calls: Waiting, call: impl Fn(&Arc<Double>, &Arc<Devices>) + Sync) -> String {
+    let (double, devices, streams, memory) = two(Order::RoundRobin);
+    double.hold_lock(calls, Duration::from_secs(2));
+    // SAFETY: the memory lives until the double is dropped.
+    unsafe { streams[0].wait_value(memory, 5).unwrap() };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| call(&double, &devices));
+        while !double.is_held() && !other.is_finished() {
+            std::thread::yield_now();
+        }
+        // SAFETY: as above.
+        unsafe { streams[1].write_value(memory, 5).unwrap() };
+    });
+    double.drain();
+    double.complaints().concat()
+}
+
+#[test]
+fn a_call_that_waits_with_the_lock_for_a_stream_that_needs_another_call_is_found() {
+    let allocates = |_: &Arc<Double>, devices: &Arc<Devices>| {
+        std::mem::forget(super::super::memory::DeviceBuffer::new(devices, 0, 4).unwrap());
+    };
+    let loads = |double: &Arc<Double>, _: &Arc<Devices>| double.launch_first(0);
+    let creates = |_: &Arc<Double>, devices: &Arc<Devices>| drop(Event::new(devices, 0).unwrap());
+    let complaint = waits_with_the_lock(Waiting::All, allocates);
+    for part in ["cuMemAlloc waits for device 0 for ever", "[cuStreamWriteValue32] need", "WaitValue"] {
+        assert!(complaint.contains(part), "{complaint}");
+    }
+    let complaint = waits_with_the_lock(Waiting::Seen, loads);
+    assert!(complaint.contains("cuLaunchKernel of the program waits"), "{complaint}");
+    assert_eq!(waits_with_the_lock(Waiting::Seen, allocates), "");
+    assert_eq!(waits_with_the_lock(Waiting::All, creates), "");
+}
+
+#[test]
+fn a_call_that_waits_goes_on_when_the_device_has_done_what_it_was_given() {
+    let (double, devices, streams, memory) = two(Order::RoundRobin);
+    double.hold_lock(Waiting::All, Duration::from_secs(20));
+    double.fill(streams[0].handle(), 0, memory, &[7]);
+    let _buffer = super::super::memory::DeviceBuffer::new(&devices, 0, 4).unwrap();
+    assert_eq!((double.peek(memory, 1), double.complaints()), (vec![7], Vec::new()));
+}

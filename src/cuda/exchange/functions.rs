@@ -106,10 +106,15 @@ impl Functions {
         let stages = unsafe { driver.load_module(STAGES.of_device(driver, device)?) }?;
         // SAFETY: as above.
         let windowed = unsafe { driver.load_module(WINDOWED.of_device(driver, device)?) }?;
-        // SAFETY: loaded above.
-        let function = |name: &CStr| unsafe { driver.function(module, name) };
-        // SAFETY: loaded above.
-        let in_windows = |name: &CStr| unsafe { driver.function(windowed, name) };
+        // Now, not when it is launched first: a stream may wait for the host then, and the driver for that stream.
+        // SAFETY: modules that are loaded and stay so.
+        let loaded = |module, name: &CStr| unsafe {
+            let function = driver.function(module, name)?;
+            driver.load_function(function)?;
+            Ok(function)
+        };
+        let function = |name: &CStr| loaded(module, name);
+        let in_windows = |name: &CStr| loaded(windowed, name);
         let combiners = |names: Names| -> Result<Combiners> {
             let staged = Pair { lines: function(names.lines)?, tiles: function(names.tiles)? };
             Ok(Combiners { staged, windowed: in_windows(names.windowed)? })
@@ -131,8 +136,7 @@ impl Functions {
             swapper: function(c"unisono_swap")?,
             mover: function(c"unisono_move")?,
             mover_of_many: function(c"unisono_move_many")?,
-            // SAFETY: loaded above.
-            pull: unsafe { driver.function(stages, c"unisono_pull") }?,
+            pull: loaded(stages, c"unisono_pull")?,
             windowed: in_windows(c"unisono_windowed")?,
             devices: devices.clone(),
             device,
@@ -232,5 +236,24 @@ const fn various(dtype: DataType) -> Names {
         DataType::Bf16 => names!("Various_Bf16"),
         DataType::F8E4M3 => names!("Various_F8E4M3"),
         DataType::F8E5M2 => names!("Various_F8E5M2"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::double::{Double, Order};
+    use crate::cuda::fold::FoldKernels;
+    use crate::cuda::local::Kernels;
+
+    /// The driver may wait for the device when a kernel is launched first, and the device for a call of ours.
+    #[test]
+    fn no_kernel_of_ours_is_loaded_when_it_is_launched_first() {
+        let double = Double::new(1, Order::RoundRobin);
+        double.load_modules();
+        let devices = Devices::over(double.clone()).expect("a driver");
+        Functions::of(&devices, 0).expect("they load");
+        FoldKernels::with_blocks(1).prepare(&devices, 0, DataType::U8, Operator::Sum).expect("they load");
+        assert_eq!(double.unloaded(), Vec::<String>::new());
     }
 }

@@ -13,7 +13,7 @@ use super::overdue::Overdue;
 use super::retired::{Parts, retire};
 use super::window::Window;
 use crate::cuda::context::Devices;
-use crate::cuda::driver::{Capture, Priority, StreamHandle};
+use crate::cuda::driver::{Capture, StreamHandle};
 use crate::cuda::event::Event;
 use crate::cuda::exchange::{Job, MAX_RANKS, Point, Pull, Seen};
 use crate::cuda::stream::Stream;
@@ -456,8 +456,8 @@ impl DeviceExchange {
     pub fn shut(&self) {
         self.abort();
         let parts = self.parts();
+        let Some(stream) = &parts.urgent else { return };
         let latch = || -> Result<()> {
-            let stream = Stream::with_priority(self.devices(), self.device(), false, Priority::Highest)?;
             // SAFETY: the arena's first word, which is the kernels' latch; the arena outlives this group's streams.
             unsafe { stream.write_value(parts.arena.address(), 1) }?;
             stream.synchronize(Deadline::after(LATCHING))

@@ -13,6 +13,7 @@ use crate::cuda::slab::Arena;
 use crate::cuda::word::Word;
 use crate::deadline::Deadline;
 use crate::engine::endpoint::lock;
+use crate::engine::staged;
 use crate::error::Result;
 use crate::reduce::{DataType, Operator};
 
@@ -190,7 +191,7 @@ pub(super) struct Memory {
 }
 
 impl Tools {
-    /// Loads and allocates: may wait for the device.
+    /// Loads and allocates, also what the parts between hosts run in: may wait for the device.
     pub(super) fn new(
         devices: &Arc<Devices>,
         device: u32,
@@ -206,6 +207,7 @@ impl Tools {
                 folds.prepare(devices, device, dtype, operator)?;
             }
         }
+        staged::prepare(devices, device)?;
         let workspace = Arena::new(devices, device, WORKSPACE_BYTES, deadline)?;
         let berths = RegisteredBuffer::new(devices, device, BERTHS * BERTH_BYTES as usize)?;
         Ok(Tools { folds: folds.clone(), memory: Memory { workspace, berths } })

@@ -46,7 +46,7 @@ impl Overdue {
         }
         if self.turn.deadline.expired() {
             let missing = self.missing(exchange);
-            self.inquiry = Some(group.ask(&self.turn, missing));
+            self.inquiry = Some(group.ask(&self.turn, missing, None));
         } else if !self.compared && self.turn.compare_at(self.turn.called).expired() {
             self.compared = true;
             group.compare(&self.turn, &self.missing(exchange));

@@ -52,6 +52,9 @@ pub(super) struct Parts {
     pub(super) within: Event,
     /// For calls that name no stream.
     pub(super) stream: Stream,
+    /// For what must not wait for callers' streams, where calls go between hosts. Made beforehand: the driver may wait for
+    /// those streams when it makes one.
+    pub(super) urgent: Option<Stream>,
     pub(super) kernels: Box<dyn Kernels>,
     /// Whether all ranks knew of the exchange before their first call.
     pub(super) points: bool,

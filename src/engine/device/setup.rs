@@ -18,6 +18,7 @@ use super::probe::{PROBE_BYTES, Probe};
 use super::retired::{Parts, Room};
 use super::{Kernels, Loads, Way};
 use crate::cuda::context::{Devices, may_reach};
+use crate::cuda::driver::Priority;
 use crate::cuda::event::Event;
 use crate::cuda::exchange::{self, Chosen, Fault};
 use crate::cuda::slab::{self, Arena, Opened};
@@ -70,7 +71,8 @@ struct Own {
     arena: Arena,
     board: Region,
     fault: Arc<Fault>,
-    probe: Probe,
+    /// Until the proof is done.
+    probe: Option<Probe>,
 }
 
 /// The members' arenas.
@@ -95,6 +97,7 @@ struct Made {
     within: Event,
     stream: Stream,
     /// Where there are several hosts.
+    urgent: Option<Stream>,
     tools: Option<Tools>,
 }
 
@@ -185,7 +188,8 @@ impl Setup {
                 }
                 let (mapped, message) = match own.map(&self.group, self.layout, &offers) {
                     Ok(mapped) => {
-                        let message = match own.probe.write(&mapped.areas, self.deadline) {
+                        let written = own.probe()?.write(&mapped.areas, self.deadline);
+                        let message = match written {
                             Ok(()) => Message::Ready,
                             Err(error) => Message::Refusal { why: error.to_string(), stuck: true },
                         };
@@ -196,10 +200,14 @@ impl Setup {
                 self.stage = Stage::Mapped(own, mapped);
                 message
             }
-            Stage::Mapped(own, Some(mapped)) => {
-                let read = own.probe.read(&mapped.areas, self.deadline);
+            Stage::Mapped(mut own, Some(mapped)) => {
+                let read = own.probe()?.read(&mapped.areas, self.deadline);
                 let (made, message) = match read.and_then(|()| self.make(&own, &mapped)) {
-                    Ok(made) => (Some(made), Message::Ready),
+                    Ok(made) => {
+                        // Now: freeing may wait for the GPUs of this process, and when all are ready their kernels for this rank's.
+                        own.probe = None;
+                        (Some(made), Message::Ready)
+                    }
                     Err(error) => (None, refusal(&error)),
                 };
                 self.stage = Stage::Proved(own, mapped, made);
@@ -221,16 +229,19 @@ impl Setup {
         let (rank, arenas) = (self.layout.place(), &mapped.arenas);
         let kernels = (self.loads.exchange)(devices, *device, rank, arenas, fault.clone(), chosen.table)?;
         let event = || Event::new(devices, *device);
-        let tools = match self.layout.hosts {
-            1 => None,
-            _ => Some(Tools::new(devices, *device, &(self.loads.fold)(devices), self.deadline)?),
+        let (urgent, tools) = match self.layout.hosts {
+            1 => (None, None),
+            _ => (
+                Some(Stream::with_priority(devices, *device, false, Priority::Highest)?),
+                Some(Tools::new(devices, *device, &(self.loads.fold)(devices), self.deadline)?),
+            ),
         };
         let stream = Stream::new(devices, *device, true)?;
-        Ok(Made { kernels, last: event()?, within: event()?, stream, tools })
+        Ok(Made { kernels, last: event()?, within: event()?, stream, urgent, tools })
     }
 
     fn way(&self, own: Own, mapped: Mapped, made: Made) -> Result<Way> {
-        let Made { kernels, last, within, stream, tools } = made;
+        let Made { kernels, last, within, stream, urgent, tools } = made;
         let rank = self.layout.place() as usize;
         let Some(boards) = Boards::new(rank, own.board, mapped.peers, &mapped.boards) else {
             fail!(Internal, "a member's board lies outside of its segment")
@@ -242,6 +253,7 @@ impl Setup {
             last,
             within,
             stream,
+            urgent,
             kernels,
             points: mapped.before_calls,
             room: mapped.room,
@@ -403,7 +415,14 @@ impl Own {
         let fault = Arc::new(Fault::new(&devices, device)?);
         let area = arena.address() + bytes as u64;
         let probe = Probe::new(&devices, device, area, layout.place() as usize, group.id(), deadline)?;
-        Ok(Own { devices, device, chosen, arena, board, fault, probe })
+        Ok(Own { devices, device, chosen, arena, board, fault, probe: Some(probe) })
+    }
+
+    fn probe(&self) -> Result<&Probe> {
+        match &self.probe {
+            Some(probe) => Ok(probe),
+            None => fail!(Internal, "the proof is over"),
+        }
     }
 
     fn offer(&self, call: Option<&Turn>, max_blocks: u32) -> Result<Offer> {

@@ -17,6 +17,8 @@ use crate::signature::Signature;
 #[derive(Debug)]
 pub struct Inquiry {
     waits_for: Vec<u32>,
+    /// What the call waits for on this rank, if it told.
+    standing: Option<String>,
     /// One for each rank that was asked, from the first on.
     tokens: Vec<u64>,
     until: Deadline,
@@ -46,6 +48,7 @@ impl Inquiry {
     pub(super) fn none() -> Inquiry {
         Inquiry {
             waits_for: Vec::new(),
+            standing: None,
             tokens: Vec::new(),
             until: Deadline::NEVER,
             heard: OnceLock::new(),
@@ -147,14 +150,14 @@ impl Group {
     }
 
     /// Asks the ranks that a call waits for what they are doing. They compare calls before they answer, so that a
-    /// mismatch is known when the answers are.
-    pub fn ask(&self, turn: &Turn, waits_for: Vec<u32>) -> Inquiry {
+    /// mismatch is known when the answers are. `standing`: what it waits for on this rank.
+    pub fn ask(&self, turn: &Turn, waits_for: Vec<u32>, standing: Option<String>) -> Inquiry {
         self.compare(turn, &waits_for);
         let asked = waits_for.iter().take(MAX_ASKED).map(|&rank| self.members[rank as usize]);
         let tokens = self.endpoint.ask(self, asked);
         let patience = if turn.class == Class::PointToPoint { Duration::ZERO } else { HEARSAY };
         let (until, patience) = (Deadline::after(INQUIRY), Deadline::after(patience));
-        Inquiry { waits_for, tokens, until, heard: OnceLock::new(), patience }
+        Inquiry { waits_for, standing, tokens, until, heard: OnceLock::new(), patience }
     }
 
     /// Whether it can be told why the call is late: all have answered, or have had their time. If all of them wait themselves,
@@ -171,8 +174,10 @@ impl Group {
     pub fn overdue(&self, turn: &Turn, inquiry: &Inquiry) -> Error {
         let waited = turn.called.elapsed().as_secs_f64();
         let waits_for = &inquiry.waits_for;
+        let here =
+            inquiry.standing.as_ref().map_or_else(String::new, |standing| format!("; here, {standing}"));
         let Some(&first) = waits_for.first() else {
-            let text = format!("not done after {waited:.1} s; raise timeout_ms");
+            let text = format!("not done after {waited:.1} s{here}; raise timeout_ms");
             return Error::new(Status::Timeout, self.endpoint.with_refusal(text, turn.called.elapsed()));
         };
         let answers = self.endpoint.answers(&inquiry.tokens);
@@ -196,7 +201,8 @@ impl Group {
             more => format!("; and {more} more"),
         };
         let advice = format!("Look at rank {culprit}, or raise timeout_ms");
-        let told = self.endpoint.with_refusal(format!("{}{more}", told.join("; ")), turn.called.elapsed());
+        let told =
+            self.endpoint.with_refusal(format!("{}{more}{here}", told.join("; ")), turn.called.elapsed());
         Error::new(Status::Timeout, format!("{told}. {advice}"))
     }
 

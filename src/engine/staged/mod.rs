@@ -35,7 +35,7 @@ use std::time::Duration;
 pub use copies::COPY;
 pub use cut::{Blocks, Cut, Piece, Shape, Strip};
 use resources::{Bay, Lane, Ringer};
-pub use resources::{Entry, prepare};
+pub use resources::{Entry, front, prepare};
 pub use transfer::{Load, store};
 
 use super::endpoint::Through;
@@ -439,6 +439,34 @@ impl Staged {
         }
     }
 
+    /// What the call waits for here.
+    fn awaits(&self) -> String {
+        let StreamOrder { device, exit, .. } = &self.job.order;
+        let stream = if exit.is_some() { "call->stream" } else { "the stream before the call" };
+        let pieces = self.job.cut.pieces();
+        if self.bay.is_none() {
+            return format!("{stream} has not come to the call");
+        }
+        if self.exchanged == pieces {
+            return match self.delivered == pieces {
+                true => {
+                    format!("the copy of piece {} of {pieces} to GPU {device} has not ended", self.stored + 1)
+                }
+                false => format!("all {pieces} pieces are here, but {stream} has not come to the call"),
+            };
+        }
+        let next = self.exchanged + 1;
+        match &self.current {
+            Some(_) => format!("piece {next} of {pieces} waits for other ranks"),
+            None if self.exchanged < self.issued => {
+                format!("the copy of piece {next} of {pieces} from GPU {device} has not ended")
+            }
+            None => {
+                format!("the copy of piece {} of {pieces} to GPU {device} has not ended", self.stored + 1)
+            }
+        }
+    }
+
     fn take_lanes(&mut self) -> Vec<Lane> {
         self.free.extend(self.busy.drain(..));
         std::mem::take(&mut self.free)
@@ -514,5 +542,9 @@ impl Operation for Staged {
 
     fn through(&self) -> Through {
         Through::Device
+    }
+
+    fn standing(&self) -> Option<String> {
+        Some(self.awaits())
     }
 }

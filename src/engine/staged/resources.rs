@@ -5,6 +5,7 @@
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use super::relay;
 use crate::cuda::context::Devices;
 use crate::cuda::driver::Priority;
 use crate::cuda::event::Event;
@@ -143,6 +144,21 @@ impl Drop for Entry {
     }
 }
 
+/// For calls without a stream: a stream of ours, one for all on each device, which waits for its default stream. What it waits for
+/// must hold up neither callers' streams nor the copies of calls, so it shares queues with neither. [`prepare`] makes it,
+/// or whoever needs it before.
+pub fn front(devices: &Arc<Devices>, device: u32) -> Result<Arc<Stream>> {
+    static FRONTS: Mutex<Vec<Arc<Stream>>> = Mutex::new(Vec::new());
+    let mut fronts = lock(&FRONTS);
+    let fits = |front: &&Arc<Stream>| front.device() == device && Arc::ptr_eq(front.devices(), devices);
+    if let Some(front) = fronts.iter().find(fits) {
+        return Ok(front.clone());
+    }
+    let front = Arc::new(Stream::with_priority(devices, device, true, Priority::High)?);
+    fronts.push(front.clone());
+    Ok(front)
+}
+
 /// Bays of a device, taken in turn.
 const BAYS: usize = 4;
 
@@ -165,6 +181,8 @@ pub fn prepare(devices: &Arc<Devices>, device: u32) -> Result<()> {
     let bays = (0..BAYS).map(|_| Bay::new(devices, device)).collect::<Result<Vec<_>>>()?;
     let entries = (0..READY_ENTRIES).map(|_| Event::new(devices, device)).collect::<Result<Vec<_>>>()?;
     let lanes = (0..READY_LANES).map(|_| Lane::new(devices, device, SMALLEST)).collect::<Result<_>>()?;
+    relay::prepare(devices, device)?;
+    front(devices, device)?;
     drop(devices.word(device)?);
     let mut pool = lock(&POOL);
     pool.bays.extend(bays);

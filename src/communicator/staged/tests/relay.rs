@@ -364,6 +364,7 @@ fn groups_come_and_go(way: &str) {
                 devices: rank.devices.clone(),
                 stream: rank.stream,
                 rank: rank.rank,
+                thread_waits: AtomicBool::new(false),
             };
             child.relay();
             for kind in [Kind::Allreduce, Kind::Alltoall] {
@@ -482,13 +483,17 @@ fn a_deadline_lets_the_stream_go_on(way: &str) {
             let (input, output) = (rank.memory(&vec![0; reads]), rank.memory(&vec![0; writes]));
             // If rank 0 has not given up before.
             let work = rank.start(&request(kind, input, output, 700, 0), &rank.call());
+            let began = work.is_ok();
             let result = work.and_then(|work| work.wait(Deadline::after(PATIENCE)));
-            result.expect_err("rank 0 has given up");
+            let error = result.expect_err("rank 0 has given up");
+            assert!(!began || error.text().contains("; here, "), "where this rank stands: {error}");
             gate.release();
             assert_eq!(grave(rank.drain()), Vec::<String>::new());
         });
         assert_eq!(error.status(), Status::Timeout);
-        assert!(error.text().contains("nothing from rank 1"), "{error}");
+        for part in ["nothing from rank 1", "; here, "] {
+            assert!(error.text().contains(part), "{error}");
+        }
     }
 }
 

@@ -37,6 +37,7 @@ use pieces::{Progress, Relayed, Run};
 use route::LANES;
 pub use route::{Limits, Route};
 use tracks::Track;
+pub(super) use tracks::prepare;
 pub use wired::MAX_MEMBERS as MAX_WIRED;
 
 use super::resources::Ringer;
@@ -374,5 +375,23 @@ impl Operation for Relay {
 
     fn through(&self) -> Through {
         Through::Device
+    }
+
+    fn standing(&self) -> Option<String> {
+        let device = self.staged.job.order.device;
+        Some(match (&self.stage, &self.running) {
+            (Stage::Ordinary, _) => self.staged.awaits(),
+            (Stage::Meet(_), _) => "the ranks have not all told what they call".into(),
+            (Stage::Part, _) => format!("copies from GPU {device} have not ended"),
+            (Stage::Relay(_), None) => self.staged.awaits(),
+            (Stage::Relay(_), Some(run)) => {
+                let Progress { begun, given, worked, folded, taken, done } = run.progress;
+                let pieces = self.plan.route.pieces();
+                format!(
+                    "of {pieces} pieces GPU {device} was told to give {begun}, to work on {worked}, to take {taken}, and has given {given}, \
+                     worked on {folded}, taken {done}"
+                )
+            }
+        })
     }
 }

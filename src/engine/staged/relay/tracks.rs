@@ -4,20 +4,19 @@ use std::sync::{Arc, Mutex};
 
 use super::super::resources::Ringer;
 use super::lanes::Lanes;
+use super::route::LANES;
 use crate::cuda::context::Devices;
 use crate::cuda::driver::Priority;
 use crate::cuda::event::Event;
 use crate::cuda::stream::Stream;
 use crate::engine::endpoint::lock;
-use crate::error::Result;
+use crate::error::{Result, fail};
 
-/// A stream, and the event of one piece, whose steps run on this stream or another; the host sees every step end before it
-/// gives the next.
+/// A stream, which calls share, and the event of one piece, whose steps run on this stream or another; the host sees every step
+/// end before it gives the next.
 #[derive(Debug)]
 pub(super) struct Track {
-    devices: Arc<Devices>,
-    device: u32,
-    pub(super) stream: Stream,
+    pub(super) stream: Arc<Stream>,
     /// After the last step of the piece.
     step: Event,
     /// Whether a step has been given that was not seen to end,
@@ -35,28 +34,45 @@ struct Parked {
 }
 
 struct Pool {
-    tracks: Vec<Track>,
+    /// As many for each device as a call takes, made before any stream waits for a call.
+    streams: Vec<Arc<Stream>>,
+    /// Which of them is next.
+    turn: usize,
+    steps: Vec<Event>,
     parked: Vec<Parked>,
 }
 
-static POOL: Mutex<Pool> = Mutex::new(Pool { tracks: Vec::new(), parked: Vec::new() });
+static POOL: Mutex<Pool> =
+    Mutex::new(Pool { streams: Vec::new(), turn: 0, steps: Vec::new(), parked: Vec::new() });
+
+/// Makes the streams of a device, once: see [`resources::prepare`](super::super::resources::prepare). They share queues with no
+/// stream that may wait for the host.
+pub(in super::super) fn prepare(devices: &Arc<Devices>, device: u32) -> Result<()> {
+    let make = |_| Stream::with_priority(devices, device, false, Priority::Highest).map(Arc::new);
+    let streams = (0..LANES).map(make).collect::<Result<Vec<_>>>()?;
+    lock(&POOL).streams.extend(streams);
+    Ok(())
+}
 
 impl Track {
     /// A track on a device.
     pub(super) fn take(devices: &Arc<Devices>, device: u32) -> Result<Track> {
         let mut pool = lock(&POOL);
         let done = pool.unpark();
-        let fits = |track: &Track| track.device == device && Arc::ptr_eq(&track.devices, devices);
-        let kept = pool.tracks.iter().position(fits).map(|index| pool.tracks.swap_remove(index));
+        let fits = |step: &Event| step.device() == device && Arc::ptr_eq(step.devices(), devices);
+        let kept = pool.steps.iter().position(fits).map(|index| pool.steps.swap_remove(index));
+        pool.turn = pool.turn.wrapping_add(1);
+        let of_device =
+            |stream: &&Arc<Stream>| stream.device() == device && Arc::ptr_eq(stream.devices(), devices);
+        let stream = pool.streams.iter().filter(of_device).nth(pool.turn % LANES as usize).cloned();
         drop(pool);
         drop(done);
-        if let Some(track) = kept {
-            return Ok(track);
-        }
-        // It shares a queue with no stream that may wait for the host (see `Bay`).
-        let stream = Stream::with_priority(devices, device, false, Priority::Highest)?;
-        let step = Event::new(devices, device)?;
-        Ok(Track { devices: devices.clone(), device, stream, step, busy: false, rings: false })
+        let Some(stream) = stream else { fail!(Internal, "GPU {device} has no streams for relayed calls") };
+        let step = match kept {
+            Some(step) => step,
+            None => Event::new(devices, device)?,
+        };
+        Ok(Track { stream, step, busy: false, rings: false })
     }
 
     /// A step of the piece has been given to `stream`.
@@ -97,7 +113,7 @@ impl Track {
 
 /// Takes back tracks whose steps have all ended.
 pub(super) fn give_back(tracks: Vec<Track>) {
-    lock(&POOL).tracks.extend(tracks);
+    lock(&POOL).steps.extend(tracks.into_iter().map(|track| track.step));
 }
 
 /// Takes back tracks, and lets go of the lanes, once `tail` is complete.
@@ -115,7 +131,7 @@ impl Pool {
             match self.parked[index].tail.query() {
                 Ok(true) => {
                     let Parked { tracks, lanes, .. } = self.parked.swap_remove(index);
-                    self.tracks.extend(tracks.into_iter().map(|track| Track { busy: false, ..track }));
+                    self.steps.extend(tracks.into_iter().map(|track| track.step));
                     done.push(lanes);
                 }
                 Ok(false) => index += 1,

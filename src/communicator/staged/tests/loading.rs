@@ -1,0 +1,133 @@
+//! Driver calls that wait for the device, with a lock held that ours need: the program's and our own, at any moment.
+
+use super::*;
+use crate::cuda::double::Waiting;
+use crate::cuda::memory::DeviceBuffer;
+
+/// Nothing moves for so long only if nothing ever will, also on a processor that has much else to do.
+const STUCK: Duration = Duration::from_secs(30);
+
+/// A thread of the program's that launches kernels for the first time and allocates, again and again.
+struct Program {
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<u32>>,
+}
+
+impl Program {
+    fn start(rank: &Rank) -> Program {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (stopped, double, devices) = (stop.clone(), rank.double.clone(), rank.devices.clone());
+        let pauses = [0, 300, 50, 1000, 7, 120].map(Duration::from_micros);
+        let first = rank.rank as usize;
+        let run = move || {
+            let mut calls = 0;
+            for pause in pauses.into_iter().cycle().skip(first) {
+                if stopped.load(Ordering::Relaxed) {
+                    break;
+                }
+                double.launch_first(0);
+                drop(DeviceBuffer::new(&devices, 0, 64).expect("it allocates"));
+                std::thread::sleep(pause);
+                calls += 1;
+            }
+            calls
+        };
+        Program { stop, thread: Some(std::thread::spawn(run)) }
+    }
+
+    /// Ends it. How often it came to make its calls.
+    fn end(mut self) -> u32 {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().map_or(0, |thread| thread.join().expect("the program"))
+    }
+}
+
+/// Elements: none, one, several pieces.
+const LENGTHS: [usize; 3] = [0, 1, 201];
+
+/// Elements of a piece for which pinned memory has to be made.
+const LONG: usize = 60_000;
+
+/// First calls of every kind and length, from a thread that waits for each. What went wrong.
+fn calls_of_a_thread_that_waits(rank: &Rank) -> Vec<String> {
+    rank.thread_waits.store(true, Ordering::Relaxed);
+    rank.double.hold_lock(Waiting::All, STUCK);
+    let program = Program::start(rank);
+    let mut round = 0;
+    for kind in COLLECTIVES {
+        for count in LENGTHS {
+            exercise(rank, kind, count, round % 2 == 1, round).expect("it ends well");
+            round += 1;
+        }
+    }
+    rank.context.cuda().pretend(&rank.devices, 4 * LONG);
+    exercise(rank, Kind::Broadcast, LONG, false, round).expect("it ends well");
+    let (next, before) =
+        ((rank.rank + 1) % rank.context.size(), (rank.rank + rank.context.size() - 1) % rank.context.size());
+    let values = given(rank.rank, round, 2 * LONG);
+    let (out, into) = (rank.memory(&values), rank.memory(&values));
+    rank.fill(out, &values);
+    let send = request(Kind::Send, out, 0, values.len() as u64, next);
+    let receive = request(Kind::Receive, 0, into, values.len() as u64, before);
+    // SAFETY: the double trusts no address.
+    let both =
+        [&send, &receive].map(|one| unsafe { rank.context.begin(one, &rank.call()) }.expect("it starts"));
+    Pending::complete_all(both.into()).into_iter().for_each(|work| drop(work.expect("it ends well")));
+    rank.expect(into, &given(before, round, values.len()), "received");
+    assert!(program.end() > 0);
+    rank.drain()
+}
+
+#[test]
+fn a_program_may_load_kernels_at_any_moment_where_the_calling_thread_waits() {
+    for (size, transports, relays) in [(2, "shm", true), (2, "tcp", false), (3, "tcp", true)] {
+        let complaints = ranks(size, transports, Order::RoundRobin, |rank| {
+            if relays {
+                rank.relay()
+            } else {
+                rank.copy_by_kernels()
+            }
+            calls_of_a_thread_that_waits(rank)
+        });
+        assert_eq!(complaints.concat(), Vec::<String>::new(), "{size}, {transports}, relays: {relays}");
+    }
+}
+
+#[test]
+fn first_calls_make_no_streams_and_load_nothing_while_their_stream_waits() {
+    for transports in ["shm", "tcp"] {
+        let complaints = ranks(2, transports, Order::RoundRobin, |rank| {
+            rank.relay();
+            rank.double.hold_lock(Waiting::Seen, STUCK);
+            let mut works = Vec::new();
+            for (round, kind) in (0..).zip(COLLECTIVES) {
+                for count in LENGTHS {
+                    works.push(exercise(rank, kind, count, false, round).expect("it starts"));
+                }
+            }
+            for work in works {
+                work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+            }
+            rank.drain()
+        });
+        assert_eq!(complaints.concat(), Vec::<String>::new(), "{transports}");
+    }
+}
+
+#[test]
+fn a_call_without_a_stream_makes_none_while_a_stream_waits() {
+    let complaints = ranks(2, "tcp", Order::RoundRobin, |rank| {
+        rank.copy_by_kernels();
+        rank.double.hold_lock(Waiting::Seen, STUCK);
+        if rank.rank == 1 {
+            // The other's stream waits by then for its first call; if it does not, the test finds less.
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let first = exercise(rank, Kind::Allreduce, 37, false, 0).expect("it starts");
+        let memory = rank.memory(&[1]);
+        rank.run(&request(Kind::Broadcast, memory, memory, 1, 0), &Call::default()).expect("it ends well");
+        first.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
