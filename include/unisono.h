@@ -31,8 +31,10 @@
  *   Every function may be called from any thread. Functions on one object may run at the same time, but for its
  *   _destroy function, which is the last use. Operations of one context and tag are matched across ranks by their
  *   order, so threads that share a context use different tags or order their calls. No thread of the library exists
- *   before the first context, store server or unique id, so a program may fork until then; in a child that was forked
- *   later, calls on the parent's objects fail with UNISONO_INVALID_USAGE. Blocking calls neither need nor change signals.
+ *   before the first context, store server or unique id, so a program may fork until then. In a child that was forked
+ *   later, the parent's contexts, what was made from them, and its TCP stores are UNISONO_INVALID_USAGE; the child may
+ *   destroy them and make its own. Blocking calls neither need nor change signals. The library's threads take none but
+ *   those of faults, and what a callback starts on one of them inherits that.
  *
  * In place
  *   Where a function's text names an in-place form, the buffers may be the same memory in exactly that way. Otherwise
@@ -40,7 +42,8 @@
  *
  * Errors
  *   Functions return UNISONO_OK or another status, and unisono_last_error() then has the cause in one line. Arguments are
- *   checked before anything happens; out-parameters are written on success only. An operation that fails
+ *   checked before anything happens, handles included: one of another type is UNISONO_INVALID_ARGUMENT (one that has been
+ *   destroyed is not always recognised). Out-parameters are written on success only. An operation that fails
  *   later, because a peer died or called something else, fails its context on every rank within a second, with
  *   the same cause; unisono_context_status and unisono_context_error tell it at any time. The contents of the receive buffer
  *   are undefined then. Every wait ends by a deadline. Nothing is printed, unless UNISONO_LOG or unisono_log_set asks.

@@ -345,7 +345,7 @@ pub unsafe extern "C" fn unisono_context_error(ctx: *const unisono_context_t) ->
 pub unsafe extern "C" fn unisono_context_destroy(ctx: *mut unisono_context_t) {
     guard(|| {
         // SAFETY: the contract of the header: NULL, or a context that nobody uses any more.
-        drop(unsafe { Handle::take(ctx) });
+        drop(unsafe { Handle::take(ctx, "ctx") }?);
         Ok(())
     });
 }

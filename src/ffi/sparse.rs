@@ -149,7 +149,7 @@ pub unsafe extern "C" fn unisono_sparse_copy(
 pub unsafe extern "C" fn unisono_sparse_destroy(sparse: *mut unisono_sparse_t) {
     guard(|| {
         // SAFETY: the contract of the header: NULL, or a result that nobody uses any more.
-        drop(unsafe { Handle::take(sparse) });
+        drop(unsafe { Handle::take(sparse, "sparse") }?);
         Ok(())
     });
 }

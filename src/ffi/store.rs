@@ -392,7 +392,7 @@ pub unsafe extern "C" fn unisono_store_port(store: *const unisono_store_t) -> u3
 pub unsafe extern "C" fn unisono_store_destroy(store: *mut unisono_store_t) {
     guard(|| {
         // SAFETY: the contract of the header: NULL, or a store that nobody uses any more.
-        drop(unsafe { Handle::take(store) });
+        drop(unsafe { Handle::take(store, "store") }?);
         Ok(())
     });
 }

@@ -289,7 +289,7 @@ pub unsafe extern "C" fn unisono_work_block_stream(
 pub unsafe extern "C" fn unisono_work_destroy(work: *mut unisono_work_t) {
     guard(|| {
         // SAFETY: the contract of the header: NULL, or a work that nobody uses any more.
-        drop(unsafe { Handle::take(work) });
+        drop(unsafe { Handle::take(work, "work") }?);
         Ok(())
     });
 }

@@ -60,7 +60,9 @@ impl FileStore {
     /// A name that nobody else uses, for a file that is about to be renamed.
     fn temporary(&self) -> PathBuf {
         let number = self.written.fetch_add(1, Ordering::Relaxed);
-        self.directory.join(format!(".new-{:016x}-{number}", self.nonce))
+        // A forked child has the same nonce and counter.
+        let process = std::process::id();
+        self.directory.join(format!(".new-{:016x}-{process}-{number}", self.nonce))
     }
 
     fn read(&self, key: &str) -> Result<Option<Vec<u8>>> {

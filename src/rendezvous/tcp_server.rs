@@ -7,12 +7,12 @@
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::io::{self, ErrorKind, IoSlice, Read};
 use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
@@ -22,7 +22,8 @@ use super::tcp_wire::{self as wire, Answer, ClientHello, Operation, RequestHead,
 use crate::error::{Error, Result};
 use crate::sys::epoll::{Epoll, Event, Interest};
 use crate::sys::event::EventFd;
-use crate::sys::random;
+use crate::sys::fork::Unshared;
+use crate::sys::{process, random};
 
 /// What one server gives to its clients at most.
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +87,7 @@ impl ServerHandle {
         limits: Limits,
     ) -> Result<ServerHandle> {
         let refused = |cause| Error::system(format!("cannot serve a tcp store on {address}"), cause);
-        let listener = listen(address).map_err(refused)?;
+        let listener = Unshared::new(listen(address).map_err(refused)?);
         let bound = listener.local_addr().map_err(refused)?;
         let mut instance = [0; 16];
         random::fill(&mut instance)?;
@@ -110,10 +111,7 @@ impl ServerHandle {
             waiters: HashMap::new(),
             runnable: Vec::new(),
         };
-        let thread = thread::Builder::new()
-            .name("unisono-store".to_owned())
-            .spawn(move || server.run())
-            .map_err(refused)?;
+        let thread = process::spawn("unisono-store", move || server.run()).map_err(refused)?;
         Ok(ServerHandle { address: bound, instance, stop, thread: Some(thread), process: std::process::id() })
     }
 
@@ -168,7 +166,7 @@ const CHUNK: usize = 64 << 10;
 
 /// The state of the thread. Connections are known by tokens that are never used again.
 struct Server {
-    listener: TcpListener,
+    listener: Unshared<TcpListener>,
     epoll: Epoll,
     key: Option<SecretKey>,
     instance: [u8; 16],
@@ -188,7 +186,7 @@ struct Server {
 }
 
 struct Connection {
-    stream: TcpStream,
+    stream: Unshared<TcpStream>,
     state: State,
     timer: Option<Instant>,
     interest: Interest,
@@ -271,7 +269,9 @@ impl Server {
         }
     }
 
-    fn admit(&mut self, mut stream: TcpStream) -> io::Result<()> {
+    fn admit(&mut self, stream: TcpStream) -> io::Result<()> {
+        // Of the parent alone: a forked child that outlives it would keep its clients waiting, and its port taken.
+        let stream = Unshared::new(stream);
         stream.set_nonblocking(true)?;
         prepare(&stream)?;
         let mut nonce = [0; 32];
@@ -284,7 +284,7 @@ impl Server {
                 self.limits.connections
             );
             // One small write into an empty socket buffer; the client learns why if it gets there.
-            let _ = stream.write(&ServerHello { flags: secret | wire::FULL, ..hello }.bytes());
+            let _ = write(&stream, &ServerHello { flags: secret | wire::FULL, ..hello }.bytes(), &[]);
             return Ok(());
         }
         if self.strangers.len() >= self.limits.strangers {
@@ -408,7 +408,7 @@ impl Server {
 
     fn read(&mut self, connection: &mut Connection) -> std::result::Result<(), Farewell> {
         let mut chunk = [0; CHUNK];
-        match connection.stream.read(&mut chunk) {
+        match (&*connection.stream).read(&mut chunk) {
             Ok(0) => Err("closed by the client"),
             Ok(count) => {
                 connection.input.extend_from_slice(&chunk[..count]);
@@ -558,7 +558,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         // Closing is not enough: a child that was forked at a bad moment has copies of the descriptors, and with them the
         // port would stay taken and the clients would not see the end. A socket that is closed already needs nothing.
-        let _ = SockRef::from(&self.listener).shutdown(Shutdown::Both);
+        let _ = SockRef::from(&*self.listener).shutdown(Shutdown::Both);
         for connection in self.connections.values() {
             let _ = connection.stream.shutdown(Shutdown::Both);
         }
@@ -589,7 +589,7 @@ impl Connection {
     fn flush(&mut self) -> std::result::Result<bool, Farewell> {
         while !self.output.is_empty() {
             let (head, body) = self.output.rest();
-            match self.stream.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]) {
+            match write(&self.stream, head, body) {
                 Ok(0) => return Err("it takes no bytes"),
                 Ok(count) => self.output.advance(count),
                 Err(cause) if cause.kind() == ErrorKind::WouldBlock => return Ok(false),
@@ -635,6 +635,13 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(4096)?;
     socket.set_nonblocking(true)?;
     Ok(socket.into())
+}
+
+/// Writes what fits of two parts that belong together. A peer that has gone is an error, never SIGPIPE, which would end
+/// a program that does not expect it.
+pub(super) fn write(stream: &TcpStream, first: &[u8], second: &[u8]) -> io::Result<usize> {
+    let parts = [IoSlice::new(first), IoSlice::new(second)];
+    SockRef::from(stream).send_vectored_with_flags(&parts, libc::MSG_NOSIGNAL)
 }
 
 /// What both ends of a connection want: small messages at once, and a dead host noticed within a minute.
