@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <stddef.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -335,6 +336,61 @@ static void a_server_is_killed_and_has_a_child(void) {
     close(pipes[1]);
 }
 
+/* ---- limits */
+
+/* A limit on file sizes holds for shared memory too, and who goes beyond it gets SIGXFSZ: an error instead. */
+static void small_files_only(void) {
+    char directory[4096];
+    make_directory(directory, sizeof directory);
+    fflush(NULL);
+    pid_t pids[2];
+    for (int rank = 0; rank < 2; rank++) {
+        pids[rank] = fork();
+        if (pids[rank] == 0) {
+            struct rlimit limit = {1 << 20, 1 << 20};
+            CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+            setenv("UNISONO_TRANSPORT", "shm", 1);
+            unisono_store_t *store = NULL;
+            CHECK_OK(unisono_store_create_file(directory, &store));
+            unisono_context_options_t options = UNISONO_CONTEXT_OPTIONS_INIT;
+            options.rank = (uint32_t)rank;
+            options.rank_count = 2;
+            options.store = store;
+            options.timeout_ms = 20000;
+            unisono_context_t *ctx = NULL;
+            CHECK_FAILS(UNISONO_SYSTEM, "ulimit -f", unisono_context_create(&options, &ctx));
+            exit(0);
+        }
+    }
+    for (int rank = 0; rank < 2; rank++) {
+        int status = 0;
+        CHECK(waitpid(pids[rank], &status, 0) == pids[rank]);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+    remove_directory(directory);
+}
+
+/* ---- what the environment says */
+
+/* Who misspells UNISONO_LOG is told so, in the one place that is read then. */
+static void a_misspelt_log_level(void) {
+    int pipes[2];
+    CHECK(pipe(pipes) == 0);
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        setenv("UNISONO_LOG", "loud", 1);
+        dup2(pipes[1], STDERR_FILENO);
+        _exit(unisono_dtype_size(UNISONO_INT8) == 1 ? 0 : 1);
+    }
+    close(pipes[1]);
+    char text[512] = {0};
+    CHECK(read(pipes[0], text, sizeof text - 1) > 0);
+    CHECK_TEXT(text, "UNISONO_LOG=loud: use off, error, warn, info, debug or trace");
+    close(pipes[0]);
+    CHECK(waitpid(pid, NULL, 0) == pid);
+}
+
 /* ---- forbidden system calls, as in containers */
 
 static void forbid(const int *calls, int count, int error) {
@@ -379,6 +435,8 @@ static void apart(int error, rank_body body) {
 }
 
 int main(void) {
+    a_misspelt_log_level();
+    small_files_only();
     run_ranks(2, 60, threads_take_no_signals, NULL);
     run_ranks(2, 60, interrupted, NULL);
     run_ranks(2, 60, no_descriptor_leaks, NULL);
