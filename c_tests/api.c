@@ -270,6 +270,7 @@ static void stores(void) {
     CHECK_OK(unisono_store_set(part, "still", "there", 5));
     unisono_store_destroy(part);
     CHECK_STATUS(UNISONO_SYSTEM, unisono_store_create_file("/proc/nowhere/at/all", &store));
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "path of a file store is empty", unisono_store_create_file("", &store));
 }
 
 static void tcp_stores(void) {

@@ -382,7 +382,7 @@ typedef struct unisono_context_options_t {
     uint64_t size;
     /// This rank, from 0.
     uint32_t rank;
-    /// How many ranks the group has, the same on every rank.
+    /// How many ranks the group has, the same on every rank; at most 65536.
     uint32_t rank_count;
     /// How the ranks find each other: a store that all of them reach, or else `id`.
     const struct unisono_store_t *store;
@@ -561,18 +561,6 @@ unisono_status_t unisono_store_create_prefix(const struct unisono_store_t *paren
                                              const char *prefix,
                                              struct unisono_store_t **store);
 
-/// Creates a store from functions of the caller's own, so that ranks meet through whatever the program already has.
-unisono_status_t unisono_store_create_callback(const struct unisono_store_callbacks_t *callbacks,
-                                               struct unisono_store_t **store);
-
-/// Gives the value that a `get` or `try_get` callback found. The bytes are copied.
-unisono_status_t unisono_store_reply_value(struct unisono_store_reply_t *reply,
-                                           const uint8_t *value,
-                                           uint64_t bytes);
-
-/// Gives the cause of a callback's failure, in one line. The text is copied.
-unisono_status_t unisono_store_reply_error(struct unisono_store_reply_t *reply, const char *cause);
-
 /// Writes `bytes` bytes of `value` under `key`, and wakes whoever waits for it.
 unisono_status_t unisono_store_set(const struct unisono_store_t *store,
                                    const char *key,
@@ -605,6 +593,18 @@ uint32_t unisono_store_port(const struct unisono_store_t *store);
 
 /// Ends the handle. Contexts and prefix stores made from it keep what they need. NULL is fine.
 void unisono_store_destroy(struct unisono_store_t *store);
+
+/// Creates a store from functions of the caller's own, so that ranks meet through whatever the program already has.
+unisono_status_t unisono_store_create_callback(const struct unisono_store_callbacks_t *callbacks,
+                                               struct unisono_store_t **store);
+
+/// Gives the value that a `get` or `try_get` callback found. The bytes are copied.
+unisono_status_t unisono_store_reply_value(struct unisono_store_reply_t *reply,
+                                           const uint8_t *value,
+                                           uint64_t bytes);
+
+/// Gives the cause of a callback's failure, in one line. The text is copied.
+unisono_status_t unisono_store_reply_error(struct unisono_store_reply_t *reply, const char *cause);
 
 /// Makes a unique id. The process that makes it serves the meeting until its own context of that id is destroyed, or the
 /// process ends; it listens on the interface of UNISONO_INTERFACE, or one that the library chooses.

@@ -66,7 +66,7 @@ pub struct unisono_context_options_t {
     pub size: u64,
     /// This rank, from 0.
     pub rank: u32,
-    /// How many ranks the group has, the same on every rank.
+    /// How many ranks the group has, the same on every rank; at most 65536.
     pub rank_count: u32,
     /// How the ranks find each other: a store that all of them reach, or else `id`.
     pub store: *const unisono_store_t,

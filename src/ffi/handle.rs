@@ -12,10 +12,12 @@ pub(super) trait Handle: Sized {
     type Inner: Send + Sync;
     /// The type as C names it.
     const NAME: &'static str;
+    /// The tag of its boxes.
+    const TAG: u64 = tag(Self::NAME);
 
     /// Gives a value to C.
     fn into_handle(inner: Self::Inner) -> *mut Self {
-        Box::into_raw(Box::new(Tagged { tag: tag(Self::NAME), inner })).cast()
+        Box::into_raw(Box::new(Tagged { tag: Self::TAG, inner })).cast()
     }
 
     /// The value behind a handle; NULL, or a handle of another type, is an error that names the argument.
@@ -74,7 +76,7 @@ unsafe fn check<H: Handle>(handle: *const H, name: &str) -> Result<()> {
     // SAFETY: what into_handle gives begins with its tag, whichever the type. Volatile, since a caller who breaks the
     // contract with a handle that has been destroyed should rather meet the tag of that.
     match unsafe { tagged.read_volatile() } {
-        found if found == tag(H::NAME) => Ok(()),
+        found if found == H::TAG => Ok(()),
         ENDED => fail!(InvalidArgument, "{name} has been destroyed: it is no {} any more", H::NAME),
         _ => fail!(InvalidArgument, "{name} is no {}, or has been destroyed", H::NAME),
     }

@@ -40,6 +40,10 @@ impl FileStore {
     /// The store in `directory`, which is created for this user alone if it is absent.
     pub fn open(directory: impl Into<PathBuf>) -> Result<FileStore> {
         let directory = directory.into();
+        // It would mean the folder that the process is in; most likely a variable was not set.
+        if directory.as_os_str().is_empty() {
+            fail!(InvalidArgument, "the path of a file store is empty; give it a directory");
+        }
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(|cause| {
             Error::system(format!("cannot create the directory {}", directory.display()), cause)
         })?;
