@@ -237,6 +237,11 @@ static void in_child(unisono_context_t *ctx, unisono_store_t *server, unisono_wo
     CHECK_FAILS(UNISONO_INVALID_USAGE, forked, unisono_send(ctx, y, 4, UNISONO_FLOAT32, 1, NULL, NULL));
     CHECK_FAILS(UNISONO_INVALID_USAGE, forked, unisono_context_duplicate(ctx, &own));
     CHECK_FAILS(UNISONO_INVALID_USAGE, forked, unisono_work_wait_for(work, 10000));
+    CHECK(unisono_work_status(work) == UNISONO_INVALID_USAGE);
+    CHECK_FAILS(UNISONO_INVALID_USAGE, forked, unisono_work_cancel(work));
+    CHECK_FAILS(UNISONO_INVALID_USAGE, forked, unisono_context_abort(ctx));
+    CHECK_TEXT(unisono_context_error(ctx), forked);
+    CHECK(unisono_context_rank(ctx) == 0 && unisono_context_size(ctx) == 2);
     /* Its connection is the parent's: an answer here would be missing there. */
     CHECK_FAILS(UNISONO_INVALID_USAGE, forked, unisono_store_set(server, "k", "w", 1));
     CHECK_FAILS(UNISONO_INVALID_USAGE, forked, unisono_store_try_get(server, "k", &value, &bytes));
@@ -286,6 +291,64 @@ static void a_fork(unisono_context_t *ctx, void *arg) {
         CHECK_OK(unisono_send(ctx, x, 4, UNISONO_FLOAT32, 0, &call, NULL));
     }
     sums(ctx, 3, 100000);
+}
+
+/* Threads of the parent hold locks when it forks, and do not exist in the child: no call there waits for them. */
+
+struct hammer {
+    unisono_context_t *ctx;
+    unisono_store_t *store;
+    uint64_t tag;
+    int done;
+};
+
+static void *hammer(void *arg) {
+    struct hammer *hammer = arg;
+    unisono_call_t call = UNISONO_CALL_INIT;
+    call.tag = hammer->tag;
+    /* Rank 0 says when it is over, by the sum. */
+    for (float y[2] = {0, 0}; y[1] == 0;) {
+        y[1] = __atomic_load_n(&hammer->done, __ATOMIC_ACQUIRE) ? 1 : 0;
+        CHECK_OK(unisono_allreduce(hammer->ctx, y, y, 2, UNISONO_FLOAT32, UNISONO_SUM, &call, NULL));
+        if (hammer->store != NULL) {
+            CHECK_OK(unisono_store_add(hammer->store, "n", 1, NULL));
+        }
+    }
+    return NULL;
+}
+
+static void forks_beside_threads(unisono_context_t *ctx, void *arg) {
+    (void)arg;
+    unisono_store_t *store = unisono_context_rank(ctx) == 0 ? served() : NULL;
+    struct hammer hammers[2] = {{ctx, store, 100, 0}, {ctx, store, 101, 0}};
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) {
+        CHECK(pthread_create(&threads[i], NULL, hammer, &hammers[i]) == 0);
+    }
+    for (int i = 0; store != NULL && i < 40; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(30);
+            CHECK_STATUS(UNISONO_INVALID_USAGE, unisono_barrier(ctx, NULL, NULL));
+            CHECK_STATUS(UNISONO_INVALID_USAGE, unisono_context_abort(ctx));
+            CHECK_STATUS(UNISONO_INVALID_USAGE, unisono_store_set(store, "k", "v", 1));
+            unisono_context_destroy(ctx);
+            unisono_store_destroy(store);
+            unisono_context_destroy(alone());
+            exit(0);
+        }
+        int status = 0;
+        CHECK(waitpid(child, &status, 0) == child);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        if (store != NULL) {
+            __atomic_store_n(&hammers[i].done, 1, __ATOMIC_RELEASE);
+        }
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    }
+    unisono_store_destroy(store);
+    CHECK_OK(unisono_barrier(ctx, NULL, NULL));
 }
 
 /* A process that serves a store is killed, and a child that it forked lives on: its clients know at once. */
@@ -441,6 +504,7 @@ int main(void) {
     run_ranks(2, 60, interrupted, NULL);
     run_ranks(2, 60, no_descriptor_leaks, NULL);
     run_ranks(2, 60, a_fork, NULL);
+    run_ranks(2, 60, forks_beside_threads, NULL);
     a_server_is_killed_and_has_a_child();
     apart(EPERM, a_container);
     apart(ENOSYS, a_container);

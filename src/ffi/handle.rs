@@ -2,9 +2,11 @@
 //! [`Handle::into_handle`] and ended by [`Handle::take`]; what is shared is shared behind it.
 //!
 //! Each box begins with a tag of its type, since C, and even more so Python, mixes handles up: one of another type is an
-//! error. A handle that has been destroyed is one as well for as long as nobody else has its memory.
+//! error. A handle that has been destroyed is one as well for as long as nobody else has its memory. And in a forked child
+//! what has links belongs to the parent: its locks may be held by threads that do not exist.
 
 use crate::error::{Result, fail};
+use crate::sys::fork;
 
 /// An opaque C type that stands for a boxed Rust value.
 pub(super) trait Handle: Sized {
@@ -12,23 +14,40 @@ pub(super) trait Handle: Sized {
     type Inner: Send + Sync;
     /// The type as C names it.
     const NAME: &'static str;
+    /// Whether it is of use in a forked child, too.
+    const SURVIVES_FORK: bool;
     /// The tag of its boxes.
     const TAG: u64 = tag(Self::NAME);
 
     /// Gives a value to C.
     fn into_handle(inner: Self::Inner) -> *mut Self {
-        Box::into_raw(Box::new(Tagged { tag: Self::TAG, inner })).cast()
+        Box::into_raw(Box::new(Tagged { tag: Self::TAG, fork: fork::generation(), inner })).cast()
     }
 
-    /// The value behind a handle; NULL, or a handle of another type, is an error that names the argument.
+    /// The value behind a handle; NULL, a handle of another type, or of the parent of this process, is an error that names the
+    /// argument.
     ///
     /// # Safety
     /// `handle` is NULL or came from [`Handle::into_handle`], of whichever type, and is not taken before `'a` ends.
     unsafe fn borrow<'a>(handle: *const Self, name: &str) -> Result<&'a Self::Inner> {
         // SAFETY: this function's contract.
-        unsafe { check(handle, name) }?;
-        // SAFETY: the tag says that it is a live box of this type.
-        Ok(unsafe { &(*handle.cast::<Tagged<Self::Inner>>()).inner })
+        let tagged = unsafe { check(handle, name) }?;
+        if !Self::SURVIVES_FORK && tagged.fork != fork::generation() {
+            fail!(
+                InvalidUsage,
+                "{name} was made before a fork and belongs to the parent of this process. Make contexts after forking"
+            );
+        }
+        Ok(&tagged.inner)
+    }
+
+    /// As [`Handle::borrow`], for what never changes and can be told in a forked child, too.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn look<'a>(handle: *const Self, name: &str) -> Result<&'a Self::Inner> {
+        // SAFETY: this function's contract.
+        unsafe { check(handle, name) }.map(|tagged| &tagged.inner)
     }
 
     /// Takes the value back from C, to end it; NULL is nothing.
@@ -42,7 +61,7 @@ pub(super) trait Handle: Sized {
         // SAFETY: this function's contract.
         unsafe { check(handle, name) }?;
         let handle = handle.cast::<Tagged<Self::Inner>>();
-        // SAFETY: the tag says that it is a live box of this type, and the caller that nobody else uses it. The write is
+        // SAFETY: `check` says that it is a live box of this type, and the caller that nobody else uses it. The write is
         // volatile since only calls after the end of the box may see it.
         unsafe {
             (&raw mut (*handle).tag).write_volatile(ENDED);
@@ -55,6 +74,8 @@ pub(super) trait Handle: Sized {
 #[repr(C)]
 pub(super) struct Tagged<T> {
     tag: u64,
+    /// In which generation of forks it was made.
+    fork: u32,
     inner: T,
 }
 
@@ -64,8 +85,8 @@ const ENDED: u64 = 0xdead_dead_dead_dead;
 /// That `handle` is what its type says.
 ///
 /// # Safety
-/// `handle` is NULL or came from [`Handle::into_handle`], of whichever type, and has not been taken.
-unsafe fn check<H: Handle>(handle: *const H, name: &str) -> Result<()> {
+/// `handle` is NULL or came from [`Handle::into_handle`], of whichever type, and is not taken before `'a` ends.
+unsafe fn check<'a, H: Handle>(handle: *const H, name: &str) -> Result<&'a Tagged<H::Inner>> {
     if handle.is_null() {
         fail!(InvalidArgument, "{name} is NULL");
     }
@@ -76,7 +97,8 @@ unsafe fn check<H: Handle>(handle: *const H, name: &str) -> Result<()> {
     // SAFETY: what into_handle gives begins with its tag, whichever the type. Volatile, since a caller who breaks the
     // contract with a handle that has been destroyed should rather meet the tag of that.
     match unsafe { tagged.read_volatile() } {
-        found if found == H::TAG => Ok(()),
+        // SAFETY: the tag says that it is a live box of this type.
+        found if found == H::TAG => Ok(unsafe { &*handle.cast() }),
         ENDED => fail!(InvalidArgument, "{name} has been destroyed: it is no {} any more", H::NAME),
         _ => fail!(InvalidArgument, "{name} is no {}, or has been destroyed", H::NAME),
     }
@@ -93,13 +115,20 @@ const fn tag(name: &str) -> u64 {
     hash
 }
 
-/// `handle!(unisono_x_t, Inner)`: the opaque type's conversion. The type itself is written out where it belongs, since
-/// the header generator does not look inside macros.
+/// `handle!(unisono_x_t, Inner)`: the opaque type's conversion, with `survives_fork` after it for one that does. The type
+/// itself is written out where it belongs, since the header generator does not look inside macros.
 macro_rules! handle {
     ($handle:ident, $inner:ty) => {
+        handle!($handle, $inner, false);
+    };
+    ($handle:ident, $inner:ty, survives_fork) => {
+        handle!($handle, $inner, true);
+    };
+    ($handle:ident, $inner:ty, $survives:literal) => {
         impl $crate::ffi::handle::Handle for $handle {
             type Inner = $inner;
             const NAME: &'static str = stringify!($handle);
+            const SURVIVES_FORK: bool = $survives;
         }
     };
 }

@@ -24,7 +24,7 @@ pub struct unisono_sparse_t {
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
 }
 
-handle!(unisono_sparse_t, Sparse);
+handle!(unisono_sparse_t, Sparse, survives_fork);
 
 /// Combines the sparse tensors of all ranks: where several ranks have an element, as unisono_allreduce would; where one has
 /// it, it stays. Every rank gets the same result.

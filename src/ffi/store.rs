@@ -29,7 +29,8 @@ pub struct unisono_store_t {
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
 }
 
-handle!(unisono_store_t, StoreHandle);
+// Those that have connections look after that themselves.
+handle!(unisono_store_t, StoreHandle, survives_fork);
 
 /// A store, and the port of one that has a port.
 pub(super) struct StoreHandle {
