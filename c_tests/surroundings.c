@@ -366,15 +366,13 @@ static void a_server_is_killed_and_has_a_child(void) {
         /* Neither outlives a test that fails for long. */
         alarm(60);
         unisono_store_t *server = served();
-        pid_t child = fork();
-        if (child == 0) {
+        int64_t numbers[2] = {unisono_store_port(server), 0};
+        if (fork() == 0) {
             alarm(60);
-            for (;;) {
-                pause();
-            }
+            /* It is the child that tells: what it does about descriptors it has done then. */
+            numbers[1] = getpid();
+            CHECK(write(pipes[1], numbers, sizeof numbers) == (ssize_t)sizeof numbers);
         }
-        int64_t numbers[2] = {unisono_store_port(server), child};
-        CHECK(write(pipes[1], numbers, sizeof numbers) == (ssize_t)sizeof numbers);
         for (;;) {
             pause();
         }
