@@ -270,6 +270,7 @@ static void stores(void) {
     CHECK_OK(unisono_store_set(part, "still", "there", 5));
     unisono_store_destroy(part);
     CHECK_STATUS(UNISONO_SYSTEM, unisono_store_create_file("/proc/nowhere/at/all", &store));
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "path of a file store is empty", unisono_store_create_file("", &store));
 }
 
 static void tcp_stores(void) {
@@ -290,8 +291,7 @@ static void tcp_stores(void) {
     options.serve = 0;
     options.port = unisono_store_port(server);
     options.secret = "guess";
-    CHECK(unisono_store_create_tcp(&options, &client) != UNISONO_OK);
-    CHECK_TEXT(unisono_last_error(), "127.0.0.1");
+    CHECK_FAILS(UNISONO_INVALID_USAGE, "127.0.0.1", unisono_store_create_tcp(&options, &client));
     options.secret = "open sesame";
     CHECK_OK(unisono_store_create_tcp(&options, &client));
     CHECK_OK(unisono_store_set(client, "k", "v", 1));

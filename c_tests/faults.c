@@ -112,7 +112,7 @@ static void a_missing_rank(void) {
     options.timeout_ms = 500;
     unisono_context_t *ctx = NULL;
     CHECK_STATUS(UNISONO_TIMEOUT, unisono_context_create(&options, &ctx));
-    CHECK_TEXT(unisono_last_error(), "1");
+    CHECK_TEXT(unisono_last_error(), "rank 0 of 2 waits for rank 1 to join 'default'");
     CHECK(ctx == NULL);
     unisono_store_destroy(store);
     remove_directory(directory);

@@ -31,8 +31,10 @@
  *   Every function may be called from any thread. Functions on one object may run at the same time, but for its
  *   _destroy function, which is the last use. Operations of one context and tag are matched across ranks by their
  *   order, so threads that share a context use different tags or order their calls. No thread of the library exists
- *   before the first context, store server or unique id, so a program may fork until then; in a child that was forked
- *   later, calls on the parent's objects fail with UNISONO_INVALID_USAGE. Blocking calls neither need nor change signals.
+ *   before the first context, store server or unique id, so a program may fork until then. In a child that was forked
+ *   later, the parent's contexts, what was made from them, and its TCP stores are UNISONO_INVALID_USAGE; the child may
+ *   destroy them and make its own. Blocking calls neither need nor change signals. The library's threads take none but
+ *   those of faults, and what a callback starts on one of them inherits that.
  *
  * In place
  *   Where a function's text names an in-place form, the buffers may be the same memory in exactly that way. Otherwise
@@ -40,7 +42,8 @@
  *
  * Errors
  *   Functions return UNISONO_OK or another status, and unisono_last_error() then has the cause in one line. Arguments are
- *   checked before anything happens; out-parameters are written on success only. An operation that fails
+ *   checked before anything happens, handles included: one of another type is UNISONO_INVALID_ARGUMENT (one that has been
+ *   destroyed is not always recognised). Out-parameters are written on success only. An operation that fails
  *   later, because a peer died or called something else, fails its context on every rank within a second, with
  *   the same cause; unisono_context_status and unisono_context_error tell it at any time. The contents of the receive buffer
  *   are undefined then. Every wait ends by a deadline. Nothing is printed, unless UNISONO_LOG or unisono_log_set asks.
@@ -379,7 +382,7 @@ typedef struct unisono_context_options_t {
     uint64_t size;
     /// This rank, from 0.
     uint32_t rank;
-    /// How many ranks the group has, the same on every rank.
+    /// How many ranks the group has, the same on every rank; at most 65536.
     uint32_t rank_count;
     /// How the ranks find each other: a store that all of them reach, or else `id`.
     const struct unisono_store_t *store;
@@ -558,18 +561,6 @@ unisono_status_t unisono_store_create_prefix(const struct unisono_store_t *paren
                                              const char *prefix,
                                              struct unisono_store_t **store);
 
-/// Creates a store from functions of the caller's own, so that ranks meet through whatever the program already has.
-unisono_status_t unisono_store_create_callback(const struct unisono_store_callbacks_t *callbacks,
-                                               struct unisono_store_t **store);
-
-/// Gives the value that a `get` or `try_get` callback found. The bytes are copied.
-unisono_status_t unisono_store_reply_value(struct unisono_store_reply_t *reply,
-                                           const uint8_t *value,
-                                           uint64_t bytes);
-
-/// Gives the cause of a callback's failure, in one line. The text is copied.
-unisono_status_t unisono_store_reply_error(struct unisono_store_reply_t *reply, const char *cause);
-
 /// Writes `bytes` bytes of `value` under `key`, and wakes whoever waits for it.
 unisono_status_t unisono_store_set(const struct unisono_store_t *store,
                                    const char *key,
@@ -602,6 +593,18 @@ uint32_t unisono_store_port(const struct unisono_store_t *store);
 
 /// Ends the handle. Contexts and prefix stores made from it keep what they need. NULL is fine.
 void unisono_store_destroy(struct unisono_store_t *store);
+
+/// Creates a store from functions of the caller's own, so that ranks meet through whatever the program already has.
+unisono_status_t unisono_store_create_callback(const struct unisono_store_callbacks_t *callbacks,
+                                               struct unisono_store_t **store);
+
+/// Gives the value that a `get` or `try_get` callback found. The bytes are copied.
+unisono_status_t unisono_store_reply_value(struct unisono_store_reply_t *reply,
+                                           const uint8_t *value,
+                                           uint64_t bytes);
+
+/// Gives the cause of a callback's failure, in one line. The text is copied.
+unisono_status_t unisono_store_reply_error(struct unisono_store_reply_t *reply, const char *cause);
 
 /// Makes a unique id. The process that makes it serves the meeting until its own context of that id is destroyed, or the
 /// process ends; it listens on the interface of UNISONO_INTERFACE, or one that the library chooses.

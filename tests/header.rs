@@ -20,6 +20,7 @@ fn the_committed_header_is_up_to_date() {
         "datatype",
         "log",
         "store",
+        "callback_store",
         "unique_id",
         "context",
         "work",

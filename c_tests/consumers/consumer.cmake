@@ -32,9 +32,8 @@ if(KIND STREQUAL "pkg_config")
   run(${CC} ${here}/app.c -o app ${flags} -Wl,-rpath,${libdir})
   run(./app)
   # The static line is all that a program needs: nothing is linked that it does not name.
-  execute_process(COMMAND ${PKG_CONFIG} --cflags --static --libs unisono OUTPUT_VARIABLE flags
+  execute_process(COMMAND ${PKG_CONFIG} --cflags --libs unisono-static OUTPUT_VARIABLE flags
     OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
-  string(REGEX REPLACE "-lunisono" "-l:libunisono.a" flags "${flags}")
   if(NOT flags MATCHES "-l:libunisono.a -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc$")
     message(FATAL_ERROR "the static link line has changed: ${flags}")
   endif()

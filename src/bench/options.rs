@@ -2,17 +2,23 @@
 
 #![forbid(unsafe_code)]
 
-use std::fmt;
+mod choices;
+
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Parser};
 
+pub(super) use choices::{CallStyle, Choice, Command, Library, Place, Task, Transport};
+use choices::{
+    Word, bytes, call, choice, dtype, library, operator, overlap, peer, place, seconds, step, switch,
+    transport, word,
+};
+
 use super::operation;
-use crate::cuda::exchange::{Overlap, Stages};
+use crate::cuda::exchange::Overlap;
 use crate::reduce::{DataType, Operator};
-use crate::schedule::Algorithm;
 use crate::signature::Kind;
 
 /// Measures collective operations, checks their results, and compares.
@@ -185,78 +191,6 @@ pub(super) struct Options {
     pub(super) check_schedules: bool,
 }
 
-/// One word of the list of operations.
-#[derive(Clone, Debug)]
-enum Word {
-    Collectives(Vec<Kind>),
-    Task(Task),
-}
-
-/// What the program does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Task {
-    Collectives,
-    Links,
-    LocalBroadcast,
-    LocalReduce,
-    Start,
-    ReduceLoops,
-}
-
-/// Who runs the operations on device memory.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Library {
-    /// This program's own library, by its own face.
-    Native,
-    /// One with NCCL's ABI.
-    Nccl {
-        name: String,
-        path: PathBuf,
-        /// In windows of its own.
-        windows: bool,
-    },
-}
-
-/// An algorithm by name, or the library's choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Choice {
-    Automatic,
-    Named(Algorithm),
-    /// A broadcast by stages, on device memory.
-    Stages(Stages),
-}
-
-/// What links are made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Transport {
-    Automatic,
-    SharedMemory,
-    Tcp,
-}
-
-/// How an operation is called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CallStyle {
-    Blocking,
-    Work,
-    Stream,
-    Graph,
-}
-
-/// Where its result goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    In,
-    Out,
-}
-
-/// Another program to compare with.
-#[derive(Clone, Debug)]
-pub(super) struct Command {
-    pub(super) name: String,
-    pub(super) command: String,
-}
-
 impl Options {
     /// What to do: one thing that is no collective, or collectives.
     pub(super) fn task(&self) -> Result<Task, String> {
@@ -347,216 +281,6 @@ impl Options {
             .take_while(|&bytes| bytes <= self.max_bytes)
             .collect()
     }
-}
-
-impl Choice {
-    /// The algorithm's ABI number, if it has one.
-    pub(super) fn number(self) -> Option<i32> {
-        match self {
-            Choice::Automatic => None,
-            Choice::Named(algorithm) => Some(algorithm as i32),
-            Choice::Stages(stages) => Some(stages.number()),
-        }
-    }
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Choice::Automatic => "auto",
-            Choice::Named(algorithm) => algorithm.name(),
-            Choice::Stages(stages) => stages.name(),
-        }
-    }
-}
-
-impl Task {
-    const ALONE: [Task; 5] =
-        [Task::Links, Task::LocalBroadcast, Task::LocalReduce, Task::Start, Task::ReduceLoops];
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Task::Collectives => "collectives",
-            Task::Links => "links",
-            Task::LocalBroadcast => "local-broadcast",
-            Task::LocalReduce => "local-reduce",
-            Task::Start => "start",
-            Task::ReduceLoops => "reduce-loops",
-        }
-    }
-}
-
-impl Library {
-    /// As columns are headed.
-    pub(super) fn name(&self) -> &str {
-        match self {
-            Library::Native => "native",
-            Library::Nccl { name, .. } => name,
-        }
-    }
-}
-
-impl Transport {
-    const ALL: [Transport; 3] = [Transport::Automatic, Transport::SharedMemory, Transport::Tcp];
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Transport::Automatic => "auto",
-            Transport::SharedMemory => "shm",
-            Transport::Tcp => "tcp",
-        }
-    }
-}
-
-impl CallStyle {
-    const ALL: [CallStyle; 4] = [CallStyle::Blocking, CallStyle::Work, CallStyle::Stream, CallStyle::Graph];
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            CallStyle::Blocking => "blocking",
-            CallStyle::Work => "work",
-            CallStyle::Stream => "stream",
-            CallStyle::Graph => "graph",
-        }
-    }
-}
-
-impl Place {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Place::In => "in",
-            Place::Out => "out",
-        }
-    }
-}
-
-fn word(text: &str) -> Result<Word, String> {
-    if let Some(task) = Task::ALONE.into_iter().find(|task| task.name() == text) {
-        return Ok(Word::Task(task));
-    }
-    match operation::from_name(text) {
-        Some(kind) => Ok(Word::Collectives(vec![kind])),
-        None if text == "all" => Ok(Word::Collectives(operation::ALL.into())),
-        None => {
-            let kinds = operation::ALL.into_iter().chain(operation::APART);
-            let names = kinds.map(operation::name).chain(["all"]);
-            Err(one_of("operation", names.chain(Task::ALONE.map(Task::name))))
-        }
-    }
-}
-
-fn library(text: &str) -> Result<Library, String> {
-    if text == "native" {
-        return Ok(Library::Native);
-    }
-    let (name, path) = match text.split_once('=') {
-        Some((name, path)) => (name, path),
-        None => (text.rsplit('/').next().unwrap_or(text), text),
-    };
-    let (windows, path) = match path.strip_prefix("windows:") {
-        Some(path) => (true, path),
-        None => (false, path),
-    };
-    if name.is_empty() || path.is_empty() {
-        return Err("\"native\", or [NAME=][windows:]PATH".to_owned());
-    }
-    Ok(Library::Nccl { name: name.to_owned(), path: path.into(), windows })
-}
-
-fn bytes(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
-        "" | "B" => 0,
-        "K" | "KIB" => 10,
-        "M" | "MIB" => 20,
-        "G" | "GIB" => 30,
-        _ => return Err("a size is a number, then K, M, G or nothing".to_owned()),
-    };
-    let number: u64 = digits.parse().map_err(|_| "a size is a number, then K, M, G or nothing".to_owned())?;
-    number.checked_mul(1 << shift).filter(|&bytes| bytes <= 1 << 46).ok_or("too large".to_owned())
-}
-
-fn step(text: &str) -> Result<NonZeroU64, String> {
-    NonZeroU64::new(bytes(text)?).ok_or("a step is at least one byte".to_owned())
-}
-
-fn dtype(text: &str) -> Result<DataType, String> {
-    let names = DataType::ALL.map(DataType::name);
-    DataType::ALL.into_iter().find(|dtype| dtype.name() == text).ok_or_else(|| one_of("type", names))
-}
-
-fn operator(text: &str) -> Result<Operator, String> {
-    let all = [
-        Operator::Sum,
-        Operator::Product,
-        Operator::Min,
-        Operator::Max,
-        Operator::Average,
-        Operator::PreMulSum(2.0),
-        Operator::BitAnd,
-        Operator::BitOr,
-        Operator::BitXor,
-    ];
-    let name = |operator: Operator| Operator::name_of(operator.number());
-    all.into_iter().find(|&operator| name(operator) == text).ok_or_else(|| one_of("operator", all.map(name)))
-}
-
-fn overlap(text: &str) -> Result<Overlap, String> {
-    match text {
-        "off" => Ok(Overlap::Off),
-        "wait" => Ok(Overlap::Wait),
-        "early" => Ok(Overlap::Early),
-        _ => Err("use off, wait or early".into()),
-    }
-}
-
-fn choice(text: &str) -> Result<Choice, String> {
-    match text {
-        "auto" => Ok(Choice::Automatic),
-        name => match Stages::ALL.into_iter().find(|stages| stages.name() == name) {
-            Some(stages) => Ok(Choice::Stages(stages)),
-            None => Algorithm::from_name(name).map(Choice::Named).map_err(|error| error.to_string()),
-        },
-    }
-}
-
-fn transport(text: &str) -> Result<Transport, String> {
-    let all = Transport::ALL;
-    all.into_iter().find(|t| t.name() == text).ok_or_else(|| one_of("transport", all.map(Transport::name)))
-}
-
-fn call(text: &str) -> Result<CallStyle, String> {
-    let all = CallStyle::ALL;
-    all.into_iter().find(|c| c.name() == text).ok_or_else(|| one_of("call", all.map(CallStyle::name)))
-}
-
-fn place(text: &str) -> Result<Place, String> {
-    let all = [Place::In, Place::Out];
-    all.into_iter().find(|p| p.name() == text).ok_or_else(|| one_of("place", all.map(Place::name)))
-}
-
-fn switch(text: &str) -> Result<bool, String> {
-    match text {
-        "0" => Ok(false),
-        "1" => Ok(true),
-        _ => Err("0 or 1".to_owned()),
-    }
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let number: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
-    Duration::try_from_secs_f64(number).map_err(|_| "not a duration".to_owned())
-}
-
-fn peer(text: &str) -> Result<Command, String> {
-    match text.split_once('=') {
-        Some((name, command)) if !name.is_empty() && !command.is_empty() => {
-            Ok(Command { name: name.to_owned(), command: command.to_owned() })
-        }
-        _ => Err("NAME=COMMAND".to_owned()),
-    }
-}
-
-fn one_of(what: impl fmt::Display, names: impl IntoIterator<Item = &'static str>) -> String {
-    format!("no such {what}; there are {}", names.into_iter().collect::<Vec<_>>().join(", "))
 }
 
 #[cfg(test)]

@@ -170,27 +170,18 @@ impl<'a> Report<'a> {
                 Some((peer.name.clone(), value))
             })
             .collect();
-        json!({
-            "operation": operation::name(case.kind),
-            "bytes": case.bytes(),
-            "count": case.count(),
-            "type": case.dtype.name(),
-            "operator": case.operator.map(|operator| Operator::name_of(operator.number())),
-            "root": case.root,
-            "transport": case.transport.name(),
-            "algorithm": case.algorithm.name(),
-            "call": case.call.name(),
-            "place": case.place.name(),
-            "iterations": row.samples.iter().map(|sample| sample.iterations).sum::<u64>(),
-            "p50_us": row.p50(),
-            "p99_us": row.p99(),
-            "min_us": row.min(),
-            "p50_us_of_rounds": each(|sample| sample.p50),
-            "algorithm_bandwidth_gb_s": row.bandwidth(),
-            "bus_bandwidth_gb_s": row.bandwidth() * operation::bus_factor(case.kind, self.size),
-            "errors": row.errors(),
-            "peers": peers,
-        })
+        let mut described = described(case);
+        described["iterations"] = json!(row.samples.iter().map(|sample| sample.iterations).sum::<u64>());
+        described["p50_us"] = json!(row.p50());
+        described["p99_us"] = json!(row.p99());
+        described["min_us"] = json!(row.min());
+        described["p50_us_of_rounds"] = json!(each(|sample| sample.p50));
+        described["algorithm_bandwidth_gb_s"] = json!(row.bandwidth());
+        described["bus_bandwidth_gb_s"] =
+            json!(row.bandwidth() * operation::bus_factor(case.kind, self.size));
+        described["errors"] = json!(row.errors());
+        described["peers"] = json!(peers);
+        described
     }
 }
 
@@ -236,6 +227,22 @@ impl Times {
             rounds: same.iter().map(|peer| peer.p50).collect(),
         })
     }
+}
+
+/// A case as files have it, an object to which what was found is added.
+pub(super) fn described(case: &Case) -> Value {
+    json!({
+        "operation": operation::name(case.kind),
+        "bytes": case.bytes(),
+        "count": case.count(),
+        "type": case.dtype.name(),
+        "operator": case.operator.map(|operator| Operator::name_of(operator.number())),
+        "root": case.root,
+        "transport": case.transport.name(),
+        "algorithm": case.algorithm.name(),
+        "call": case.call.name(),
+        "place": case.place.name(),
+    })
 }
 
 /// Writes the file that the options ask for, if they do.

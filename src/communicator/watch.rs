@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::work::Enqueued;
 use crate::engine::endpoint::lock;
 use crate::engine::operation::{self, Callback};
+use crate::sys::process;
 
 /// Between two looks at what is not done.
 const NAP: Duration = Duration::from_micros(100);
@@ -18,8 +19,7 @@ static ADDED: Condvar = Condvar::new();
 pub(super) fn add(enqueued: Arc<Enqueued>, then: Callback) {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
-        let started = std::thread::Builder::new().name("unisono-watch".into()).spawn(watch);
-        if let Err(error) = started {
+        if let Err(error) = process::spawn("unisono-watch", watch) {
             log::error!("no thread can be started that calls back: {error}");
         }
     });

@@ -160,7 +160,7 @@ pub struct Grid {
 /// A function that a stream calls on a thread of the driver. It makes no CUDA calls and does not unwind.
 pub type HostFunction = unsafe extern "C" fn(user: *mut c_void);
 
-/// The driver calls.
+/// The driver calls, by subject.
 ///
 /// # Calls that may wait for the device
 /// What loads, makes or frees something may wait until the device has done all that it was given, with a lock held that the
@@ -176,7 +176,7 @@ pub type HostFunction = unsafe extern "C" fn(user: *mut c_void);
 ///   `cuMemHostRegister` and `cuMemAlloc` return.
 ///
 /// So nothing that a stream waits for may need such a call of this process, nor any call that another thread's may hold up; the methods below
-/// say which they are. [`Driver::load_function`] is how a kernel is loaded before any stream waits.
+/// say which they are. [`LaunchCalls::load_function`] is how a kernel is loaded before any stream waits.
 ///
 /// Every failure is `Status::Cuda`, or `Status::OutOfMemory` if it is about memory, with the name of the
 /// call and what the driver said.
@@ -185,10 +185,16 @@ pub type HostFunction = unsafe extern "C" fn(user: *mut c_void);
 /// stream or an event is used with a context of its own device current.
 ///
 /// # Safety of the methods
-/// Handles given to `unsafe` methods are alive. Memory given to what a stream executes stays valid, and its contents
+/// One contract for all of them. Handles given to `unsafe` methods are alive. Memory given to what a stream executes stays valid, and its contents
 /// are raced with by nobody, until the stream has executed it.
-#[allow(clippy::missing_safety_doc)] // One contract for all of them, above.
-pub trait Driver: fmt::Debug + Send + Sync {
+pub trait Driver:
+    fmt::Debug + Send + Sync + DeviceCalls + StreamCalls + MemoryCalls + SharingCalls + LaunchCalls
+{
+}
+
+/// Devices and their contexts. The contract is that of [`Driver`].
+#[allow(clippy::missing_safety_doc)] // There.
+pub trait DeviceCalls {
     /// How many devices there are.
     fn device_count(&self) -> Result<u32>;
     /// The compute capability of a device: major, minor.
@@ -213,11 +219,15 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool>;
     /// Lets the current context reach memory of `peer`. Doing it again changes nothing. May wait for the devices.
     unsafe fn enable_peer_access(&self, peer: ContextHandle) -> Result<()>;
+    /// Whether streams of `device` can wait for values.
+    fn can_wait_value(&self, device: u32) -> Result<bool>;
+}
+
+/// Streams, events, and what streams wait for. The contract is that of [`Driver`].
+#[allow(clippy::missing_safety_doc)] // There.
+pub trait StreamCalls {
     /// Exchanges the thread's capture mode; answers the one before.
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
-    /// What CUDA knows of an address; `None` for memory that it has not heard of. Any number may be asked about.
-    fn locate(&self, address: u64) -> Result<Option<Location>>;
-
     /// A new stream of the current context. `blocking`: it and the legacy default stream wait for each other. May wait for the
     /// device.
     fn create_stream(&self, blocking: bool, priority: Priority) -> Result<StreamHandle>;
@@ -232,7 +242,6 @@ pub trait Driver: fmt::Debug + Send + Sync {
     unsafe fn query_stream(&self, stream: StreamHandle) -> Result<bool>;
     /// Whether a stream is being captured.
     unsafe fn stream_capture(&self, stream: StreamHandle) -> Result<Capture>;
-
     /// A new event of the current context, without timing.
     fn create_event(&self) -> Result<EventHandle>;
     /// Destroys an event; a stream that waits for it goes on waiting.
@@ -245,33 +254,29 @@ pub trait Driver: fmt::Debug + Send + Sync {
     unsafe fn query_event(&self, event: EventHandle) -> Result<bool>;
     /// Waits on the host until what the event means is complete.
     unsafe fn synchronize_event(&self, event: EventHandle) -> Result<()>;
+    /// Writes a 32-bit value once everything before it is done and visible.
+    unsafe fn write_value(&self, stream: StreamHandle, address: u64, value: u32) -> Result<()>;
+    /// Waits until the 32-bit value at `address` is `value` or further on, with wrap: `(found − value) as i32 >= 0`.
+    unsafe fn wait_value(&self, stream: StreamHandle, address: u64, value: u32) -> Result<()>;
+}
 
+/// Memory: what an address is, allocating, pinning, copying. The contract is that of [`Driver`].
+#[allow(clippy::missing_safety_doc)] // There.
+pub trait MemoryCalls {
+    /// What CUDA knows of an address; `None` for memory that it has not heard of. Any number may be asked about.
+    fn locate(&self, address: u64) -> Result<Option<Location>>;
     /// Memory of the current context's device. May wait for the device and its peers.
     fn allocate_device(&self, bytes: usize) -> Result<u64>;
     /// Frees device memory. May wait for the device and its peers.
     unsafe fn free_device(&self, address: u64) -> Result<()>;
-    /// Whether device memory was allocated in a way that other processes can open, and every peer that has access to its device
-    /// reaches: not from a pool, and not mapped page by page.
-    fn is_shareable(&self, address: u64) -> Result<bool>;
-    /// What other processes open device memory by: `address` is the first byte of an allocation.
-    unsafe fn export_memory(&self, address: u64) -> Result<MemoryHandle>;
-    /// Maps memory that another process has exported, for the current context. Refused in the process that exported it.
-    /// May wait for the device.
-    fn open_memory(&self, handle: &MemoryHandle) -> Result<u64>;
-    /// Undoes one [`Driver::open_memory`]. May wait for the device.
-    unsafe fn close_memory(&self, address: u64) -> Result<()>;
     /// Pinned host memory that every context may copy from and to. May wait for the devices.
     fn allocate_host(&self, bytes: usize) -> Result<*mut u8>;
     /// Frees pinned host memory. May wait for the devices.
     unsafe fn free_host(&self, address: *mut u8) -> Result<()>;
-
     /// Pins host memory of ours, so that every context may copy from and to it. May wait for the devices.
     unsafe fn register_host(&self, address: *mut u8, bytes: usize) -> Result<()>;
     /// Ends that. May wait for the devices.
     unsafe fn unregister_host(&self, address: *mut u8) -> Result<()>;
-    /// Whether streams of `device` can wait for values.
-    fn can_wait_value(&self, device: u32) -> Result<bool>;
-
     /// Writes `value` to `bytes` bytes of device memory.
     unsafe fn fill(&self, address: u64, value: u8, bytes: usize, stream: StreamHandle) -> Result<()>;
     /// Copies from the host to the current device.
@@ -294,18 +299,26 @@ pub trait Driver: fmt::Debug + Send + Sync {
         bytes: usize,
         stream: StreamHandle,
     ) -> Result<()>;
-    /// Writes a 32-bit value once everything before it is done and visible.
-    unsafe fn write_value(&self, stream: StreamHandle, address: u64, value: u32) -> Result<()>;
-    /// Waits until the 32-bit value at `address` is `value` or further on, with wrap: `(found − value) as i32 >= 0`.
-    unsafe fn wait_value(&self, stream: StreamHandle, address: u64, value: u32) -> Result<()>;
-    /// Calls `function(user)` on the host when everything before it is done.
-    unsafe fn launch_host(
-        &self,
-        stream: StreamHandle,
-        function: HostFunction,
-        user: *mut c_void,
-    ) -> Result<()>;
+}
 
+/// Device memory that another process maps. The contract is that of [`Driver`].
+#[allow(clippy::missing_safety_doc)] // There.
+pub trait SharingCalls {
+    /// Whether device memory was allocated in a way that other processes can open, and every peer that has access to its device
+    /// reaches: not from a pool, and not mapped page by page.
+    fn is_shareable(&self, address: u64) -> Result<bool>;
+    /// What other processes open device memory by: `address` is the first byte of an allocation.
+    unsafe fn export_memory(&self, address: u64) -> Result<MemoryHandle>;
+    /// Maps memory that another process has exported, for the current context. Refused in the process that exported it.
+    /// May wait for the device.
+    fn open_memory(&self, handle: &MemoryHandle) -> Result<u64>;
+    /// Undoes one [`SharingCalls::open_memory`]. May wait for the device.
+    unsafe fn close_memory(&self, address: u64) -> Result<()>;
+}
+
+/// Modules, their kernels, and functions that a stream calls. The contract is that of [`Driver`].
+#[allow(clippy::missing_safety_doc)] // There.
+pub trait LaunchCalls {
     /// Loads a cubin or PTX image (which ends with a zero byte if PTX) into the current context. May wait for the device.
     unsafe fn load_module(&self, image: &[u8]) -> Result<ModuleHandle>;
     /// A kernel of a module by its name. May wait for the device.
@@ -320,5 +333,12 @@ pub trait Driver: fmt::Debug + Send + Sync {
         grid: Grid,
         stream: StreamHandle,
         parameters: &mut [*mut c_void],
+    ) -> Result<()>;
+    /// Calls `function(user)` on the host when everything before it is done.
+    unsafe fn launch_host(
+        &self,
+        stream: StreamHandle,
+        function: HostFunction,
+        user: *mut c_void,
     ) -> Result<()>;
 }

@@ -54,7 +54,9 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
     let prefix = format!("{name}/{generation}");
     let secret = match secret {
         Some(secret) => secret,
-        None => share_secret(rank, store, &prefix, deadline)?,
+        None => share_secret(rank, store, &prefix, deadline).map_err(|error| {
+            error.context(format_args!("rank {rank} of {size} waits for rank 0 to join '{name}'"))
+        })?,
     };
     let digest = secret.tag(&[b"unisono job", prefix.as_bytes()]);
     let job = u64::from_le_bytes(std::array::from_fn(|i| digest[i]));
@@ -82,7 +84,9 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
         let count = known.min(size - known);
         let to = (rank + size - known) % size;
         let from = (rank + known) % size;
-        find(&endpoint, store, &prefix, to, deadline)?;
+        find(&endpoint, store, &prefix, to, deadline).map_err(|error| {
+            error.context(format_args!("rank {rank} of {size} waits for rank {to} to join '{name}'"))
+        })?;
         let (have, missing) = table.split_at_mut(known as usize * RECORD_BYTES);
         let bytes = count as usize * RECORD_BYTES;
         let key = Key { group: job, tag: 0, sequence: known, slot: 0, class: Class::Internal };

@@ -394,7 +394,7 @@ impl Endpoint {
                 let text = told.map(|cause| format!("{} {cause}", this.describe(peer)));
                 this.lost(peer, text.map_or(why, |text| Error::new(Status::PeerFailed, text)));
             };
-            std::thread::Builder::new().name("unisono-exit".into()).spawn(ask).is_ok()
+            sys::process::spawn("unisono-exit", ask).is_ok()
         });
         if !asked {
             self.lost(peer, why);

@@ -151,8 +151,12 @@ impl Group {
         first
     }
 
-    /// Latches a failure and tells the other members.
+    /// Latches a failure and tells the other members. Nothing in a forked child: there the locks may be held by threads that do
+    /// not exist, and the members are the parent's.
     pub fn fail(&self, error: Error) {
+        if self.endpoint.check_fork().is_err() {
+            return;
+        }
         if self.latch(error.clone()) {
             log::warn!("group '{}' failed: {error}", self.name);
             self.endpoint.spread(self, &error);

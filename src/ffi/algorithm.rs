@@ -266,7 +266,7 @@ pub unsafe extern "C" fn unisono_algorithm_name(algorithm: *const unisono_algori
 pub unsafe extern "C" fn unisono_algorithm_destroy(algorithm: *mut unisono_algorithm_t) {
     guard(|| {
         // SAFETY: the contract of the header: NULL, or an object that nobody uses any more.
-        drop(unsafe { Handle::take(algorithm) });
+        drop(unsafe { Handle::take(algorithm, "algorithm") }?);
         Ok(())
     });
 }

@@ -153,7 +153,7 @@ pub unsafe extern "C" fn unisono_buffer_abort_wait(buffer: *const unisono_buffer
 pub unsafe extern "C" fn unisono_buffer_destroy(buffer: *mut unisono_buffer_t) {
     guard(|| {
         // SAFETY: the contract of the header: NULL, or a buffer that nobody uses any more.
-        drop(unsafe { Handle::take(buffer) });
+        drop(unsafe { Handle::take(buffer, "buffer") }?);
         Ok(())
     });
 }

@@ -12,7 +12,7 @@ use crate::rendezvous::tcp_server::ServerHandle;
 use super::argument::{self, Options, list, optional_text, out, required_options, text, timeout};
 use super::handle::{Handle, handle};
 use super::point_to_point::UNISONO_NO_RANK;
-use super::status::{c_text, guard, guard_or, unisono_status_t};
+use super::status::{c_text, guard, guard_or, unisono_last_error, unisono_status_t};
 use super::store::unisono_store_t;
 use super::unique_id::{self, unisono_unique_id_t};
 
@@ -66,7 +66,7 @@ pub struct unisono_context_options_t {
     pub size: u64,
     /// This rank, from 0.
     pub rank: u32,
-    /// How many ranks the group has, the same on every rank.
+    /// How many ranks the group has, the same on every rank; at most 65536.
     pub rank_count: u32,
     /// How the ranks find each other: a store that all of them reach, or else `id`.
     pub store: *const unisono_store_t,
@@ -277,21 +277,21 @@ pub unsafe extern "C" fn unisono_context_duplicate(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_rank(ctx: *const unisono_context_t) -> u32 {
     // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
-    guard_or(|_| UNISONO_NO_RANK, || Ok(unsafe { Handle::borrow(ctx, "ctx") }?.context.rank()))
+    guard_or(|_| UNISONO_NO_RANK, || Ok(unsafe { Handle::look(ctx, "ctx") }?.context.rank()))
 }
 
 /// How many ranks the group has; 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_size(ctx: *const unisono_context_t) -> u32 {
     // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
-    guard_or(|_| 0, || Ok(unsafe { Handle::borrow(ctx, "ctx") }?.context.size()))
+    guard_or(|_| 0, || Ok(unsafe { Handle::look(ctx, "ctx") }?.context.size()))
 }
 
 /// The group's name; empty for NULL. Valid until unisono_context_destroy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_name(ctx: *const unisono_context_t) -> *const c_char {
     // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
-    guard_or(|_| c"".as_ptr(), || Ok(unsafe { Handle::borrow(ctx, "ctx") }?.name.as_ptr()))
+    guard_or(|_| c"".as_ptr(), || Ok(unsafe { Handle::look(ctx, "ctx") }?.name.as_ptr()))
 }
 
 /// Fails everything that runs or is called on this context, here at once and on the other ranks within a second. Returns
@@ -323,7 +323,7 @@ pub unsafe extern "C" fn unisono_context_status(ctx: *const unisono_context_t) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_context_error(ctx: *const unisono_context_t) -> *const c_char {
     guard_or(
-        |_| c"ctx is NULL".as_ptr(),
+        |_| unisono_last_error(),
         || {
             // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
             let handle = unsafe { Handle::borrow(ctx, "ctx") }?;
@@ -345,7 +345,7 @@ pub unsafe extern "C" fn unisono_context_error(ctx: *const unisono_context_t) ->
 pub unsafe extern "C" fn unisono_context_destroy(ctx: *mut unisono_context_t) {
     guard(|| {
         // SAFETY: the contract of the header: NULL, or a context that nobody uses any more.
-        drop(unsafe { Handle::take(ctx) });
+        drop(unsafe { Handle::take(ctx, "ctx") }?);
         Ok(())
     });
 }

@@ -66,8 +66,18 @@ static LOGGER: Logger = Logger { sink: Mutex::new(None) };
 /// Makes [`LOGGER`] the process's logger, as loud as UNISONO_LOG says. A Rust program that has its own logger keeps it.
 pub(super) fn install() {
     if log::set_logger(&LOGGER).is_ok() {
-        let level = std::env::var("UNISONO_LOG").ok().and_then(|text| text.trim().parse().ok());
-        log::set_max_level(level.unwrap_or(LevelFilter::Off));
+        let text = std::env::var("UNISONO_LOG").unwrap_or_default();
+        let level = match text.trim() {
+            "" => Ok(LevelFilter::Off),
+            text => text.parse(),
+        };
+        if let Ok(level) = level {
+            log::set_max_level(level);
+        } else {
+            // Who misspelt it wants to read something.
+            log::set_max_level(LevelFilter::Warn);
+            log::warn!("UNISONO_LOG={text}: use off, error, warn, info, debug or trace");
+        }
     }
 }
 

@@ -24,7 +24,7 @@ pub struct unisono_sparse_t {
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
 }
 
-handle!(unisono_sparse_t, Sparse);
+handle!(unisono_sparse_t, Sparse, survives_fork);
 
 /// Combines the sparse tensors of all ranks: where several ranks have an element, as unisono_allreduce would; where one has
 /// it, it stays. Every rank gets the same result.
@@ -149,7 +149,7 @@ pub unsafe extern "C" fn unisono_sparse_copy(
 pub unsafe extern "C" fn unisono_sparse_destroy(sparse: *mut unisono_sparse_t) {
     guard(|| {
         // SAFETY: the contract of the header: NULL, or a result that nobody uses any more.
-        drop(unsafe { Handle::take(sparse) });
+        drop(unsafe { Handle::take(sparse, "sparse") }?);
         Ok(())
     });
 }

@@ -56,7 +56,7 @@ pub unsafe extern "C" fn unisono_window_create(
 pub unsafe extern "C" fn unisono_window_destroy(window: *mut unisono_window_t) {
     guard(|| {
         // SAFETY: the contract of the header: NULL, or a window that nobody uses any more.
-        drop(unsafe { Handle::take(window) });
+        drop(unsafe { Handle::take(window, "window") }?);
         Ok(())
     });
 }

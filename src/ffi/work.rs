@@ -16,7 +16,7 @@ use super::call::{CUstream_st, call_options, unisono_call_t};
 use super::context::{ContextHandle, unisono_context_t};
 use super::handle::{Handle, handle};
 use super::point_to_point::UNISONO_NO_RANK;
-use super::status::{c_text, guard, guard_or, unisono_status_t};
+use super::status::{c_text, guard, guard_or, unisono_last_error, unisono_status_t};
 
 /// An operation under way. Made by every call that is given a `work`; ended by unisono_work_destroy. All functions may be
 /// called from any thread, also several at once.
@@ -190,7 +190,7 @@ pub unsafe extern "C" fn unisono_work_status(work: *const unisono_work_t) -> uni
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_work_error(work: *const unisono_work_t) -> *const c_char {
     guard_or(
-        |_| c"work is NULL".as_ptr(),
+        |_| unisono_last_error(),
         || {
             // SAFETY: the contract of the header: NULL or a work that nobody destroys meanwhile.
             let work = unsafe { Handle::borrow(work, "work") }?;
@@ -289,7 +289,7 @@ pub unsafe extern "C" fn unisono_work_block_stream(
 pub unsafe extern "C" fn unisono_work_destroy(work: *mut unisono_work_t) {
     guard(|| {
         // SAFETY: the contract of the header: NULL, or a work that nobody uses any more.
-        drop(unsafe { Handle::take(work) });
+        drop(unsafe { Handle::take(work, "work") }?);
         Ok(())
     });
 }

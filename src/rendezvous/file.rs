@@ -40,6 +40,10 @@ impl FileStore {
     /// The store in `directory`, which is created for this user alone if it is absent.
     pub fn open(directory: impl Into<PathBuf>) -> Result<FileStore> {
         let directory = directory.into();
+        // It would mean the folder that the process is in; most likely a variable was not set.
+        if directory.as_os_str().is_empty() {
+            fail!(InvalidArgument, "the path of a file store is empty; give it a directory");
+        }
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(|cause| {
             Error::system(format!("cannot create the directory {}", directory.display()), cause)
         })?;
@@ -60,7 +64,9 @@ impl FileStore {
     /// A name that nobody else uses, for a file that is about to be renamed.
     fn temporary(&self) -> PathBuf {
         let number = self.written.fetch_add(1, Ordering::Relaxed);
-        self.directory.join(format!(".new-{:016x}-{number}", self.nonce))
+        // A forked child has the same nonce and counter.
+        let process = std::process::id();
+        self.directory.join(format!(".new-{:016x}-{process}-{number}", self.nonce))
     }
 
     fn read(&self, key: &str) -> Result<Option<Vec<u8>>> {

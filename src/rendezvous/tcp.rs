@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::fmt;
-use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -15,7 +15,7 @@ use super::tcp_server;
 use super::tcp_wire::{self as wire, Answer, ClientHello, Operation, RequestHead, ServerHello, Verdict};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
-use crate::sys::random;
+use crate::sys::{fork, random};
 
 /// How long one address may take to accept and to greet before the next is tried. A host that drops packets must not
 /// use up the time of the others.
@@ -38,6 +38,8 @@ pub struct TcpStore {
     address: SocketAddr,
     key: Option<SecretKey>,
     instance: [u8; 16],
+    /// Where it was connected. In a forked child the connections are the parent's.
+    fork: u32,
     shared: Mutex<Shared>,
 }
 
@@ -102,7 +104,8 @@ impl TcpStore {
                         let cause = match dial(address, key.as_ref(), instance, deadline) {
                             Ok((stream, instance)) => {
                                 let shared = Mutex::new(Shared { idle: vec![stream], lost: None });
-                                return Ok(TcpStore { name, address, key, instance, shared });
+                                let fork = fork::generation();
+                                return Ok(TcpStore { name, address, key, instance, fork, shared });
                             }
                             Err(Refusal::ForGood(error)) => {
                                 return Err(error.context(format!("tcp store {name}")));
@@ -158,6 +161,14 @@ impl TcpStore {
                 store::quoted(key),
                 body.len(),
                 wire::MAX_VALUE
+            );
+        }
+        // Before the lock, which a thread that does not exist here may hold.
+        if self.fork != fork::generation() {
+            fail!(
+                InvalidUsage,
+                "the {} was opened before a fork: its connections are the parent's. Open it again in the child",
+                self.describe()
             );
         }
         let idle = {
@@ -379,7 +390,7 @@ fn dial(
         Some(Verdict::NoSecretHere) => "we have a secret, the server has none; set UNISONO_SECRET there too",
         None => "the server answers our greeting with something unknown",
     };
-    Err(Refusal::ForGood(Error::new(Status::System, text)))
+    Err(Refusal::ForGood(Error::new(Status::InvalidUsage, text)))
 }
 
 /// What a failure during the greeting means.
@@ -438,7 +449,7 @@ impl Timed<'_> {
         let mut done = 0;
         while done < first.len() {
             self.stream.set_write_timeout(self.patience()?)?;
-            match self.stream.write_vectored(&[IoSlice::new(&first[done..]), IoSlice::new(second)]) {
+            match tcp_server::write(self.stream, &first[done..], second) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(count) => done += count,
                 Err(cause) if cause.kind() == ErrorKind::Interrupted => {}

@@ -83,6 +83,7 @@ fn a_wrong_or_missing_secret_fails_at_once_on_both_sides() {
         // No deadline: only an immediate refusal returns.
         let error = TcpStore::connect("127.0.0.1", server.port(), secret, Deadline::NEVER).unwrap_err();
         assert!(error.text().contains(text), "{error}");
+        assert_eq!(error.status(), Status::InvalidUsage);
     }
     client(&guarded, Some(&right)).set("k", b"v").unwrap();
 }

@@ -8,6 +8,11 @@ use super::{retry, syscall};
 
 /// A memfd of `size` zero bytes that nobody can shrink: once mapped, its pages stay.
 pub fn memfd(name: &std::ffi::CStr, size: usize) -> io::Result<OwnedFd> {
+    // It holds for memfds as well, and who goes beyond it is ended by SIGXFSZ.
+    let limit = file_size_limit()?;
+    if size as u64 > limit {
+        return Err(io::Error::other(format!("files may have {limit} bytes (ulimit -f), {size} are needed")));
+    }
     // SAFETY: `name` is a C string that outlives the call.
     let fd = unsafe { syscall!(memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)) }?;
     // SAFETY: `fd` was just opened and belongs to nobody else.
@@ -19,6 +24,14 @@ pub fn memfd(name: &std::ffi::CStr, size: usize) -> io::Result<OwnedFd> {
     // SAFETY: takes no pointers.
     unsafe { syscall!(fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals)) }?;
     Ok(fd)
+}
+
+/// How long a file may become that this process makes longer (RLIMIT_FSIZE).
+fn file_size_limit() -> io::Result<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel fills `limit`, which is as large as it needs.
+    unsafe { syscall!(getrlimit(libc::RLIMIT_FSIZE, &mut limit)) }?;
+    Ok(limit.rlim_cur)
 }
 
 /// The size of a memfd that somebody passed, provided that it can no longer shrink. Otherwise an access to a mapping

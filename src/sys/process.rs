@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::thread::{self, JoinHandle};
 
 use super::syscall;
 
@@ -87,15 +88,48 @@ pub fn at_exit(handler: extern "C" fn()) -> bool {
     unsafe { libc::atexit(handler) == 0 }
 }
 
-/// Has this thread take no signals: they go to the threads of the program, which expect them.
-pub fn block_signals() {
-    // SAFETY: a sigset_t is plain bits, for which zero is valid; both calls only use the set that they are given.
-    unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
+/// Starts a thread of the library's own. It takes none of the signals that are sent to the process: those go to the
+/// threads of the program, which expect them and may wait for them. What a fault in the thread itself raises it takes, so
+/// that a program's crash handler sees it.
+pub fn spawn<T: Send + 'static>(
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    // A new thread has the mask of the one that starts it: blocked here, so that there is no moment before it is.
+    let _blocked = BlockedSignals::new();
+    thread::Builder::new().name(name.to_owned()).spawn(body)
+}
+
+/// Signals of this thread are blocked until it is dropped.
+struct BlockedSignals {
+    before: libc::sigset_t,
+}
+
+impl BlockedSignals {
+    fn new() -> BlockedSignals {
+        // SAFETY: a sigset_t is plain bits, for which zero is valid; the calls only use the sets that they are given.
+        unsafe {
+            let (mut blocked, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
+            libc::sigfillset(&mut blocked);
+            for fault in FAULTS {
+                libc::sigdelset(&mut blocked, fault);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, &blocked, &mut before);
+            BlockedSignals { before }
+        }
     }
 }
+
+impl Drop for BlockedSignals {
+    fn drop(&mut self) {
+        // SAFETY: the set was filled when it was made. The call fails for an unknown `how` alone.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
+    }
+}
+
+/// What a thread raises by itself.
+const FAULTS: [libc::c_int; 7] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
 
 #[cfg(test)]
 mod tests {
@@ -116,6 +150,22 @@ mod tests {
         epoll.wait(Some(std::time::Duration::from_secs(20)), |event| tokens.push(event.token)).unwrap();
         assert_eq!(tokens, [7]);
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn threads_of_the_library_take_faults_and_no_other_signals() {
+        fn blocked(signal: libc::c_int) -> bool {
+            // SAFETY: a sigset_t is plain bits; the calls only fill and read it.
+            unsafe {
+                let mut mask: libc::sigset_t = std::mem::zeroed();
+                libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut mask);
+                libc::sigismember(&mask, signal) == 1
+            }
+        }
+        let signals = [libc::SIGTERM, libc::SIGINT, libc::SIGCHLD, libc::SIGRTMIN(), libc::SIGSEGV];
+        let there = spawn("masked", move || signals.map(blocked)).unwrap().join().unwrap();
+        assert_eq!(there, [true, true, true, true, false]);
+        assert_eq!(signals.map(blocked), [false; 5], "who starts it goes on as before");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::bench::measure::Sample;
 use crate::bench::operation;
 use crate::bench::options::Options;
 use crate::bench::peer::Peer;
-use crate::bench::report::{self, Times, median};
+use crate::bench::report::{self, Times, described, median};
 use crate::error::Result;
 use crate::reduce::Operator;
 
@@ -212,20 +212,10 @@ impl<'a> Report<'a> {
                 Some((peer.name.clone(), value))
             })
             .collect();
-        json!({
-            "operation": operation::name(case.kind),
-            "bytes": case.bytes(),
-            "count": case.count(),
-            "type": case.dtype.name(),
-            "operator": case.operator.map(|operator| Operator::name_of(operator.number())),
-            "root": case.root,
-            "transport": case.transport.name(),
-            "algorithm": case.algorithm.name(),
-            "call": case.call.name(),
-            "place": case.place.name(),
-            "subjects": subjects,
-            "peers": peers,
-        })
+        let mut described = described(case);
+        described["subjects"] = subjects.into();
+        described["peers"] = peers.into();
+        described
     }
 
     fn cell_json(&self, case: &Case, cell: &Cell) -> Value {

@@ -2,6 +2,7 @@
 
 use super::heap::{Allocation, pointer};
 use super::*;
+use crate::cuda::driver::{DeviceCalls, LaunchCalls, MemoryCalls, SharingCalls, StreamCalls};
 
 impl Double {
     /// Enqueues what the library gives, with the stream's device current.
@@ -98,7 +99,9 @@ impl Double {
 }
 
 /// The methods trust no handle and no address: what does not exist is refused, or complained about when it is used.
-impl Driver for Double {
+impl Driver for Double {}
+
+impl DeviceCalls for Double {
     fn device_count(&self) -> Result<u32> {
         Ok(self.begin("cuDeviceGetCount")?.devices)
     }
@@ -182,17 +185,19 @@ impl Driver for Double {
         Ok(())
     }
 
+    fn can_wait_value(&self, _: u32) -> Result<bool> {
+        let machine = self.begin("cuDeviceGetAttribute")?;
+        Ok(!machine.no_wait_value)
+    }
+}
+
+impl StreamCalls for Double {
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
         let mut machine = self.lock();
         let thread = std::thread::current().id();
         let before = machine.mode(thread);
         machine.modes.insert(thread, mode);
         Ok(before)
-    }
-
-    fn locate(&self, address: u64) -> Result<Option<Location>> {
-        let machine = self.begin("cuPointerGetAttributes")?;
-        Ok(machine.heap.find(Place { address, bytes: 0 }).map(Allocation::location))
     }
 
     fn create_stream(&self, blocking: bool, priority: Priority) -> Result<StreamHandle> {
@@ -310,6 +315,28 @@ impl Driver for Double {
         task.map_or(Ok(()), |task| self.demand(task))
     }
 
+    unsafe fn write_value(&self, stream: StreamHandle, address: u64, value: u32) -> Result<()> {
+        self.push("cuStreamWriteValue32", stream, Task::WriteValue { address, value })
+    }
+
+    unsafe fn wait_value(&self, stream: StreamHandle, address: u64, value: u32) -> Result<()> {
+        let ignored = {
+            let mut machine = self.lock();
+            let index = machine.values;
+            machine.values += 1;
+            machine.ignored_value == Some(index)
+        };
+        let task = if ignored { Task::Mark } else { Task::WaitValue { address, value } };
+        self.push("cuStreamWaitValue32", stream, task)
+    }
+}
+
+impl MemoryCalls for Double {
+    fn locate(&self, address: u64) -> Result<Option<Location>> {
+        let machine = self.begin("cuPointerGetAttributes")?;
+        Ok(machine.heap.find(Place { address, bytes: 0 }).map(Allocation::location))
+    }
+
     fn allocate_device(&self, bytes: usize) -> Result<u64> {
         let mut machine = self.begin_waiting("cuMemAlloc")?;
         let device = machine.device_here("cuMemAlloc")?;
@@ -318,46 +345,6 @@ impl Driver for Double {
 
     unsafe fn free_device(&self, address: u64) -> Result<()> {
         self.begin_waiting("cuMemFree")?.free(address)
-    }
-
-    fn is_shareable(&self, address: u64) -> Result<bool> {
-        let machine = self.begin("cuPointerGetAttribute")?;
-        Ok(machine.heap.find(Place { address, bytes: 1 }).is_some() && !machine.isolated)
-    }
-
-    unsafe fn export_memory(&self, address: u64) -> Result<MemoryHandle> {
-        let machine = self.begin("cuIpcGetMemHandle")?;
-        match machine.heap.find(Place { address, bytes: 1 }).map(Allocation::location) {
-            Some(found) if found.base == address && !machine.isolated => {
-                let mut handle = [0; 64];
-                let numbers = [address, found.bytes, machine.process];
-                for (part, number) in handle.chunks_exact_mut(8).zip(numbers) {
-                    part.copy_from_slice(&number.to_le_bytes());
-                }
-                Ok(handle)
-            }
-            _ => Err(refuse("cuIpcGetMemHandle", "CUDA_ERROR_NOT_SUPPORTED")),
-        }
-    }
-
-    /// Doubles are processes: memory of another one is mapped where it is.
-    fn open_memory(&self, handle: &MemoryHandle) -> Result<u64> {
-        let mut machine = self.begin_waiting("cuIpcOpenMemHandle")?;
-        let device = machine.device_here("cuIpcOpenMemHandle")?;
-        let mut numbers = handle.chunks_exact(8).map(|part| u64::from_le_bytes(part.try_into().unwrap()));
-        let (Some(address), Some(bytes), Some(process)) = (numbers.next(), numbers.next(), numbers.next())
-        else {
-            return Err(refuse("cuIpcOpenMemHandle", "CUDA_ERROR_INVALID_VALUE"));
-        };
-        if process == machine.process || machine.isolated {
-            return Err(refuse("cuIpcOpenMemHandle", "CUDA_ERROR_INVALID_CONTEXT"));
-        }
-        machine.heap.map(device, Place { address, bytes: bytes as usize });
-        Ok(address)
-    }
-
-    unsafe fn close_memory(&self, address: u64) -> Result<()> {
-        self.begin_waiting("cuIpcCloseMemHandle")?.heap.unmap(address)
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<*mut u8> {
@@ -384,11 +371,6 @@ impl Driver for Double {
 
     unsafe fn unregister_host(&self, address: *mut u8) -> Result<()> {
         self.begin_waiting("cuMemHostUnregister")?.unregister(address.expose_provenance() as u64)
-    }
-
-    fn can_wait_value(&self, _: u32) -> Result<bool> {
-        let machine = self.begin("cuDeviceGetAttribute")?;
-        Ok(!machine.no_wait_value)
     }
 
     unsafe fn copy_to_device(
@@ -432,22 +414,51 @@ impl Driver for Double {
         let (to, from) = ((to.0, Some(pair.1)), (from.0, Some(pair.0)));
         self.push("cuMemcpyPeerAsync", stream, Task::Copy { to, from, bytes })
     }
+}
 
-    unsafe fn write_value(&self, stream: StreamHandle, address: u64, value: u32) -> Result<()> {
-        self.push("cuStreamWriteValue32", stream, Task::WriteValue { address, value })
+impl SharingCalls for Double {
+    fn is_shareable(&self, address: u64) -> Result<bool> {
+        let machine = self.begin("cuPointerGetAttribute")?;
+        Ok(machine.heap.find(Place { address, bytes: 1 }).is_some() && !machine.isolated)
     }
 
-    unsafe fn wait_value(&self, stream: StreamHandle, address: u64, value: u32) -> Result<()> {
-        let ignored = {
-            let mut machine = self.lock();
-            let index = machine.values;
-            machine.values += 1;
-            machine.ignored_value == Some(index)
+    unsafe fn export_memory(&self, address: u64) -> Result<MemoryHandle> {
+        let machine = self.begin("cuIpcGetMemHandle")?;
+        match machine.heap.find(Place { address, bytes: 1 }).map(Allocation::location) {
+            Some(found) if found.base == address && !machine.isolated => {
+                let mut handle = [0; 64];
+                let numbers = [address, found.bytes, machine.process];
+                for (part, number) in handle.chunks_exact_mut(8).zip(numbers) {
+                    part.copy_from_slice(&number.to_le_bytes());
+                }
+                Ok(handle)
+            }
+            _ => Err(refuse("cuIpcGetMemHandle", "CUDA_ERROR_NOT_SUPPORTED")),
+        }
+    }
+
+    /// Doubles are processes: memory of another one is mapped where it is.
+    fn open_memory(&self, handle: &MemoryHandle) -> Result<u64> {
+        let mut machine = self.begin_waiting("cuIpcOpenMemHandle")?;
+        let device = machine.device_here("cuIpcOpenMemHandle")?;
+        let mut numbers = handle.chunks_exact(8).map(|part| u64::from_le_bytes(part.try_into().unwrap()));
+        let (Some(address), Some(bytes), Some(process)) = (numbers.next(), numbers.next(), numbers.next())
+        else {
+            return Err(refuse("cuIpcOpenMemHandle", "CUDA_ERROR_INVALID_VALUE"));
         };
-        let task = if ignored { Task::Mark } else { Task::WaitValue { address, value } };
-        self.push("cuStreamWaitValue32", stream, task)
+        if process == machine.process || machine.isolated {
+            return Err(refuse("cuIpcOpenMemHandle", "CUDA_ERROR_INVALID_CONTEXT"));
+        }
+        machine.heap.map(device, Place { address, bytes: bytes as usize });
+        Ok(address)
     }
 
+    unsafe fn close_memory(&self, address: u64) -> Result<()> {
+        self.begin_waiting("cuIpcCloseMemHandle")?.heap.unmap(address)
+    }
+}
+
+impl LaunchCalls for Double {
     unsafe fn launch_host(
         &self,
         stream: StreamHandle,

@@ -1,4 +1,5 @@
 use super::*;
+use crate::cuda::driver::MemoryCalls;
 use crate::cuda::event::Event;
 use crate::cuda::stream::Stream;
 

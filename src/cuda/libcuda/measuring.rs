@@ -1,5 +1,5 @@
 //! What only measuring needs of the driver: events with timing, graphs, how much memory is free. The library itself
-//! never captures and never asks for times, so these are no part of [`Driver`].
+//! never captures and never asks for times, so these are no part of [`crate::cuda::driver::Driver`].
 
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 
 use super::{Libcuda, raw};
 use crate::cuda::context::Devices;
-use crate::cuda::driver::{Driver, EventHandle};
+use crate::cuda::driver::{EventHandle, StreamCalls};
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::error::{Result, fail};

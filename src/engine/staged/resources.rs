@@ -280,7 +280,7 @@ impl Pool {
             // never freed, which is better.
             let surplus = std::mem::ManuallyDrop::new(surplus);
             let unpin = move || drop(std::mem::ManuallyDrop::into_inner(surplus));
-            if let Err(error) = std::thread::Builder::new().name("unisono-unpin".into()).spawn(unpin) {
+            if let Err(error) = crate::sys::process::spawn("unisono-unpin", unpin) {
                 log::warn!("pinned memory is not given back: {error}");
             }
         }

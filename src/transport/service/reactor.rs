@@ -108,7 +108,7 @@ impl Service {
                 live: Mutex::default(),
             }));
             let run = move || Reactor::new(service, epoll).run();
-            thread::Builder::new().name("unisono".into()).spawn(run).map_err(system)?;
+            process::spawn("unisono", run).map_err(system)?;
             let new = ptr::from_ref(service).cast_mut();
             // Of two threads that start one at the same time, one wins. The loser's sleeps for ever, with nothing to do.
             if SERVICE.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).is_ok() {
@@ -272,7 +272,6 @@ impl Reactor {
 
     fn run(mut self) {
         ON_SERVICE_THREAD.set(true);
-        process::block_signals();
         let mut events = Vec::new();
         loop {
             // What is due now has its turn behind the events that are there now: a peer is not late because this thread

@@ -73,7 +73,7 @@ impl Drop for Pins {
             drop(registrations);
             drop(direct);
         };
-        if let Err(error) = std::thread::Builder::new().name("unisono-unpin".into()).spawn(unpin) {
+        if let Err(error) = sys::process::spawn("unisono-unpin", unpin) {
             log::warn!("pinned memory is not given back: {error}");
         }
     }

@@ -119,14 +119,11 @@ impl Wire {
         for (stripe, sockets) in sockets.into_iter().enumerate() {
             let hub = self.hub.clone();
             let run = move || {
-                sys::process::block_signals();
                 if let Err(cause) = mover::run(&hub, stripe, &sockets) {
                     (0..hub.size).for_each(|member| hub.ended(member, &cause));
                 }
             };
-            std::thread::Builder::new()
-                .name("unisono-mover".into())
-                .spawn(run)
+            sys::process::spawn("unisono-mover", run)
                 .map_err(|cause| Error::system("no thread to move a group's pieces", cause))?;
         }
         Ok(())
@@ -206,7 +203,7 @@ impl Drop for Wire {
         let registration = ManuallyDrop::new(registration);
         // On a thread of its own: it says goodbye, which may take a moment. Without a thread it stays open.
         let close = move || drop(ManuallyDrop::into_inner(registration));
-        if let Err(error) = std::thread::Builder::new().name("unisono-unpin".into()).spawn(close) {
+        if let Err(error) = sys::process::spawn("unisono-unpin", close) {
             log::warn!("the connections of a group are not closed: {error}");
         }
     }

@@ -1,0 +1,119 @@
+//! Devices and their contexts.
+
+use std::ffi::c_int;
+
+use cudarc::driver::sys;
+
+use super::{INVALID_CONTEXT, Libcuda, ordinal, raw};
+use crate::cuda::driver::{ContextHandle, DeviceCalls};
+use crate::error::Result;
+
+impl DeviceCalls for Libcuda {
+    fn device_count(&self) -> Result<u32> {
+        let mut count = 0;
+        // SAFETY: fills `count`.
+        self.check("cuDeviceGetCount", unsafe { (self.calls.cuDeviceGetCount)(&raw mut count) })?;
+        // A negative count does not exist; none is the same to us.
+        Ok(u32::try_from(count).unwrap_or(0))
+    }
+
+    fn capability(&self, device: u32) -> Result<(i32, i32)> {
+        use sys::CUdevice_attribute as Attribute;
+        let major = self.attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = self.attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        Ok((major, minor))
+    }
+
+    fn multiprocessors(&self, device: u32) -> Result<u32> {
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        // A negative count does not exist.
+        Ok(u32::try_from(self.attribute(device, attribute)?).unwrap_or(0))
+    }
+
+    fn retain_context(&self, device: u32) -> Result<ContextHandle> {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: fills `context`; a device that does not exist is refused. Ordinals and devices are the same numbers.
+        let result = unsafe { (self.calls.cuDevicePrimaryCtxRetain)(&raw mut context, ordinal(device)) };
+        self.check("cuDevicePrimaryCtxRetain", result)?;
+        Ok(ContextHandle(context.expose_provenance()))
+    }
+
+    unsafe fn release_context(&self, device: u32) -> Result<()> {
+        // SAFETY: the caller retained it.
+        self.check("cuDevicePrimaryCtxRelease", unsafe {
+            (self.calls.cuDevicePrimaryCtxRelease_v2)(ordinal(device))
+        })
+    }
+
+    unsafe fn push_context(&self, context: ContextHandle) -> Result<()> {
+        // SAFETY: the caller's promise.
+        self.check("cuCtxPushCurrent", unsafe { (self.calls.cuCtxPushCurrent_v2)(raw(context.0)) })
+    }
+
+    unsafe fn pop_context(&self) -> Result<()> {
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: fills `popped`.
+        self.check("cuCtxPopCurrent", unsafe { (self.calls.cuCtxPopCurrent_v2)(&raw mut popped) })
+    }
+
+    fn current_context(&self) -> Result<Option<ContextHandle>> {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: fills `context`.
+        self.check("cuCtxGetCurrent", unsafe { (self.calls.cuCtxGetCurrent)(&raw mut context) })?;
+        Ok((!context.is_null()).then(|| ContextHandle(context.expose_provenance())))
+    }
+
+    fn device_uuid(&self, device: u32) -> Result<[u8; 16]> {
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: fills `uuid`; a device that does not exist is refused.
+        let result = unsafe { (self.calls.cuDeviceGetUuid_v2)(&raw mut uuid, ordinal(device)) };
+        self.check("cuDeviceGetUuid", result)?;
+        Ok(uuid.bytes.map(|byte| byte as u8))
+    }
+
+    fn current_device(&self) -> Result<Option<u32>> {
+        let mut device = -1;
+        // SAFETY: fills `device`.
+        let result = unsafe { (self.calls.cuCtxGetDevice)(&raw mut device) };
+        if result == INVALID_CONTEXT {
+            return Ok(None);
+        }
+        self.check("cuCtxGetDevice", result)?;
+        Ok(u32::try_from(device).ok())
+    }
+
+    fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool> {
+        let mut can = 0;
+        // SAFETY: fills `can`; devices that do not exist are refused.
+        let result =
+            unsafe { (self.calls.cuDeviceCanAccessPeer)(&raw mut can, ordinal(device), ordinal(peer)) };
+        self.check("cuDeviceCanAccessPeer", result)?;
+        Ok(can != 0)
+    }
+
+    unsafe fn enable_peer_access(&self, peer: ContextHandle) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let result = unsafe { (self.calls.cuCtxEnablePeerAccess)(raw(peer.0), 0) };
+        if result == sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as c_int {
+            return Ok(());
+        }
+        self.check("cuCtxEnablePeerAccess", result)
+    }
+
+    fn can_wait_value(&self, device: u32) -> Result<bool> {
+        // Devices that have the one have the 32-bit operations, which nothing else tells since CUDA 12.
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS;
+        Ok(self.attribute(device, attribute)? != 0)
+    }
+}
+
+impl Libcuda {
+    fn attribute(&self, device: u32, attribute: sys::CUdevice_attribute) -> Result<c_int> {
+        let mut value = 0;
+        // SAFETY: fills `value`; a device that does not exist is refused.
+        let result =
+            unsafe { (self.calls.cuDeviceGetAttribute)(&raw mut value, attribute as c_int, ordinal(device)) };
+        self.check("cuDeviceGetAttribute", result)?;
+        Ok(value)
+    }
+}

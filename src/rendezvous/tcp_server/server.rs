@@ -1,0 +1,406 @@
+//! The thread of a server: who connects, who asks, who waits for which key.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::io::{self, ErrorKind, Read};
+use std::mem;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use socket2::SockRef;
+
+use super::Limits;
+use super::connection::{Connection, Farewell, Output, State};
+use super::entries::Entries;
+use crate::rendezvous::secret::SecretKey;
+use crate::rendezvous::tcp_wire::{
+    self as wire, Answer, ClientHello, Operation, RequestHead, ServerHello, Verdict,
+};
+use crate::sys::epoll::{Epoll, Event, Interest};
+use crate::sys::event::EventFd;
+use crate::sys::fork::Unshared;
+use crate::sys::random;
+
+const LISTENER: u64 = 0;
+/// The token of what the handle signals when it is dropped.
+const STOP: u64 = u64::MAX;
+const NOTHING: Interest = Interest { read: false, write: false, close: true, once: false };
+const READ: Interest = Interest { read: true, ..NOTHING };
+/// How long accepting rests after the kernel refused, when no descriptors are left for instance.
+const ACCEPT_REST: Duration = Duration::from_millis(50);
+const CHUNK: usize = 64 << 10;
+
+/// The state of the thread. Connections are known by tokens that are never used again.
+pub(super) struct Server {
+    listener: Unshared<TcpListener>,
+    epoll: Epoll,
+    key: Option<SecretKey>,
+    instance: [u8; 16],
+    limits: Limits,
+    connections: HashMap<u64, Connection>,
+    next_token: u64,
+    /// Those that have not proved the secret; tokens grow, so the first is the oldest.
+    strangers: BTreeSet<u64>,
+    /// When to look at a connection, or with the token LISTENER, when to accept again.
+    timers: BTreeSet<(Instant, u64)>,
+    entries: Entries,
+    incomplete: usize,
+    waiters: HashMap<Vec<u8>, HashSet<u64>>,
+    /// Connections whose answer is ready, to be taken up by the loop: answering in place would recurse.
+    runnable: Vec<u64>,
+}
+
+impl Server {
+    /// Serves who connects to `listener`, until `stop` is signalled.
+    pub(super) fn new(
+        listener: Unshared<TcpListener>,
+        stop: &EventFd,
+        key: Option<SecretKey>,
+        instance: [u8; 16],
+        limits: Limits,
+    ) -> io::Result<Server> {
+        let epoll = Epoll::new()?;
+        epoll.watch(listener.as_fd(), LISTENER, READ)?;
+        epoll.watch(stop.as_fd(), STOP, READ)?;
+        Ok(Server {
+            listener,
+            epoll,
+            key,
+            instance,
+            limits,
+            connections: HashMap::new(),
+            next_token: LISTENER + 1,
+            strangers: BTreeSet::new(),
+            timers: BTreeSet::new(),
+            entries: Entries::new(limits.stored),
+            incomplete: 0,
+            waiters: HashMap::new(),
+            runnable: Vec::new(),
+        })
+    }
+
+    pub(super) fn run(mut self) {
+        let mut events = Vec::new();
+        loop {
+            let timeout = self.timers.first().map(|(at, _)| at.saturating_duration_since(Instant::now()));
+            if let Err(cause) = self.epoll.wait(timeout, |event| events.push(event)) {
+                log::error!("tcp store: epoll_wait: {cause}; the store stops");
+                return;
+            }
+            for event in mem::take(&mut events) {
+                match event.token {
+                    STOP => return,
+                    LISTENER => self.accept(),
+                    _ => self.attend(event),
+                }
+            }
+            self.expire();
+            while let Some(token) = self.runnable.pop() {
+                self.with(token, |server, connection| server.advance(token, connection));
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        // A bounded number at a time, so that a flood of strangers does not starve the clients.
+        for _ in 0..64 {
+            match self.listener.accept() {
+                Ok((stream, peer)) => {
+                    if let Err(cause) = self.admit(stream) {
+                        log::debug!("tcp store: cannot serve {peer}: {cause}");
+                    }
+                }
+                Err(cause) if cause.kind() == ErrorKind::WouldBlock => return,
+                Err(cause)
+                    if matches!(cause.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
+                Err(cause) => {
+                    log::warn!("tcp store: accept: {cause}");
+                    self.drop_oldest_stranger();
+                    self.listen_for(NOTHING);
+                    self.timers.insert((Instant::now() + ACCEPT_REST, LISTENER));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn listen_for(&self, interest: Interest) {
+        if let Err(cause) = self.epoll.watch(self.listener.as_fd(), LISTENER, interest) {
+            log::error!("tcp store: epoll_ctl: {cause}");
+        }
+    }
+
+    fn admit(&mut self, stream: TcpStream) -> io::Result<()> {
+        // Of the parent alone: a forked child that outlives it would keep its clients waiting, and its port taken.
+        let stream = Unshared::new(stream);
+        stream.set_nonblocking(true)?;
+        super::prepare(&stream)?;
+        let mut nonce = [0; 32];
+        random::fill(&mut nonce).map_err(io::Error::other)?;
+        let secret = if self.key.is_some() { wire::WITH_SECRET } else { 0 };
+        let hello = ServerHello { flags: secret, instance: self.instance, nonce };
+        if self.connections.len() >= self.limits.connections {
+            log::warn!(
+                "tcp store: {} connections is the limit; another one is refused",
+                self.limits.connections
+            );
+            // One small write into an empty socket buffer; the client learns why if it gets there.
+            let _ = super::write(&stream, &ServerHello { flags: secret | wire::FULL, ..hello }.bytes(), &[]);
+            return Ok(());
+        }
+        if self.strangers.len() >= self.limits.strangers {
+            self.drop_oldest_stranger();
+        }
+        let token = self.next_token;
+        self.next_token += 1;
+        self.epoll.watch(stream.as_fd(), token, READ)?;
+        let connection = Connection {
+            stream,
+            state: State::Stranger(hello),
+            timer: None,
+            interest: READ,
+            input: Vec::new(),
+            output: Output::of(hello.bytes().to_vec()),
+        };
+        self.connections.insert(token, connection);
+        self.strangers.insert(token);
+        self.with(token, |server, connection| {
+            server.set_timer(token, connection, Instant::now().checked_add(server.limits.greeting));
+            server.advance(token, connection)
+        });
+        Ok(())
+    }
+
+    fn attend(&mut self, event: Event) {
+        self.with(event.token, |server, connection| {
+            if event.readable && connection.wants_input() {
+                server.read(connection)?;
+            } else if event.closed {
+                return Err("closed by the client");
+            }
+            server.advance(event.token, connection)
+        });
+    }
+
+    /// Lets `act` work on a connection, then waits for what it needs next, or closes it.
+    fn with(
+        &mut self,
+        token: u64,
+        act: impl FnOnce(&mut Server, &mut Connection) -> std::result::Result<(), Farewell>,
+    ) {
+        // Taken out of the map meanwhile, so that `act` may change both.
+        let Some(mut connection) = self.connections.remove(&token) else { return };
+        let outcome = act(self, &mut connection).and_then(|()| {
+            let interest =
+                Interest { read: connection.wants_input(), write: !connection.output.is_empty(), ..NOTHING };
+            if interest != connection.interest {
+                let stream = connection.stream.as_fd();
+                self.epoll.watch(stream, token, interest).map_err(|_| "epoll_ctl failed")?;
+                connection.interest = interest;
+            }
+            Ok(())
+        });
+        match outcome {
+            Ok(()) => {
+                self.connections.insert(token, connection);
+            }
+            Err(farewell) => self.forget(token, connection, farewell),
+        }
+    }
+
+    fn forget(&mut self, token: u64, mut connection: Connection, farewell: Farewell) {
+        log::debug!("tcp store: connection {token} ends: {farewell}");
+        self.set_timer(token, &mut connection, None);
+        self.strangers.remove(&token);
+        self.incomplete -= connection.input.len();
+        if let State::Waiting(key) = &connection.state {
+            self.stop_waiting(token, key);
+        }
+    }
+
+    fn stop_waiting(&mut self, token: u64, key: &[u8]) {
+        if let Some(tokens) = self.waiters.get_mut(key) {
+            tokens.remove(&token);
+            if tokens.is_empty() {
+                self.waiters.remove(key);
+            }
+        }
+    }
+
+    fn drop_oldest_stranger(&mut self) {
+        if let Some(&token) = self.strangers.first() {
+            self.with(token, |_, _| Err("a newer stranger takes its place"));
+        }
+    }
+
+    fn set_timer(&mut self, token: u64, connection: &mut Connection, at: Option<Instant>) {
+        if let Some(old) = mem::replace(&mut connection.timer, at) {
+            self.timers.remove(&(old, token));
+        }
+        if let Some(at) = at {
+            self.timers.insert((at, token));
+        }
+    }
+
+    fn expire(&mut self) {
+        let now = Instant::now();
+        while let Some(&(at, token)) = self.timers.first() {
+            if at > now {
+                return;
+            }
+            self.timers.remove(&(at, token));
+            if token == LISTENER {
+                self.listen_for(READ);
+                continue;
+            }
+            self.with(token, |server, connection| {
+                connection.timer = None;
+                match mem::replace(&mut connection.state, State::Ready) {
+                    State::Waiting(key) => {
+                        server.stop_waiting(token, &key);
+                        connection.answer(Answer::TimedOut, None);
+                        server.advance(token, connection)
+                    }
+                    _ => Err("it did not greet in time"),
+                }
+            });
+        }
+    }
+
+    fn read(&mut self, connection: &mut Connection) -> std::result::Result<(), Farewell> {
+        let mut chunk = [0; CHUNK];
+        match (&*connection.stream).read(&mut chunk) {
+            Ok(0) => Err("closed by the client"),
+            Ok(count) => {
+                connection.input.extend_from_slice(&chunk[..count]);
+                self.incomplete += count;
+                if self.incomplete > self.limits.incomplete {
+                    return Err("too many bytes of incomplete requests");
+                }
+                Ok(())
+            }
+            Err(cause) if matches!(cause.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(()),
+            Err(_) => Err("it cannot be read"),
+        }
+    }
+
+    /// Writes what is to be written and takes up what has arrived, until one of them has to wait.
+    fn advance(&mut self, token: u64, connection: &mut Connection) -> std::result::Result<(), Farewell> {
+        loop {
+            if !connection.flush()? {
+                return Ok(());
+            }
+            let used = match &connection.state {
+                State::Leaving => return Err("it was refused"),
+                State::Waiting(_) => return Ok(()),
+                State::Stranger(hello) => {
+                    let Some(bytes) = connection.input.first_chunk() else { return Ok(()) };
+                    let (hello, client) =
+                        (*hello, ClientHello::parse(bytes).ok_or("it speaks something else")?);
+                    self.judge(token, connection, hello, client);
+                    wire::CLIENT_HELLO
+                }
+                State::Ready => {
+                    let Some(head) = connection.input.first_chunk() else { return Ok(()) };
+                    let head = RequestHead::parse(*head).ok_or("it asks what no client asks")?;
+                    if connection.input.len() < head.length() {
+                        return Ok(());
+                    }
+                    self.execute(token, connection, head);
+                    head.length()
+                }
+            };
+            connection.input.drain(..used);
+            if connection.input.is_empty() {
+                // One large value must not keep its memory for as long as the client stays.
+                connection.input.shrink_to(CHUNK);
+            }
+            self.incomplete -= used;
+        }
+    }
+
+    /// Answers a greeting.
+    fn judge(&mut self, token: u64, connection: &mut Connection, hello: ServerHello, client: ClientHello) {
+        let claims = client.flags & wire::WITH_SECRET != 0;
+        let mut tag = [0; 32];
+        let verdict = match &self.key {
+            None if claims => Verdict::NoSecretHere,
+            None => Verdict::Welcome,
+            Some(_) if !claims => Verdict::SecretNeeded,
+            Some(key) if key.verify(&wire::transcript("client", &hello, &client.nonce), &client.tag) => {
+                tag = key.tag(&wire::transcript("server", &hello, &client.nonce));
+                Verdict::Welcome
+            }
+            Some(_) => Verdict::WrongSecret,
+        };
+        connection.output.head.push(verdict as u8);
+        connection.output.head.extend_from_slice(&tag);
+        if verdict == Verdict::Welcome {
+            connection.state = State::Ready;
+            self.strangers.remove(&token);
+            self.set_timer(token, connection, None);
+        } else {
+            log::warn!("tcp store: refused {:?}: {verdict:?}", connection.stream.peer_addr().ok());
+            // The greeting's timer still runs: a client who does not read its refusal is closed by it.
+            connection.state = State::Leaving;
+        }
+    }
+
+    /// Does what a whole request at the head of the input asks for.
+    fn execute(&mut self, token: u64, connection: &mut Connection, head: RequestHead) {
+        let (key, body) = connection.input[wire::REQUEST_HEAD..head.length()].split_at(head.key);
+        let number = body.first_chunk().copied().unwrap_or_default();
+        match head.operation {
+            Operation::Set => {
+                let outcome = self.store(key, body);
+                connection.answer_done(outcome.map(|()| None));
+            }
+            Operation::Add => {
+                let outcome = self.add(key, i64::from_le_bytes(number));
+                connection.answer_done(outcome.map(|sum| Some(sum.to_le_bytes().into())));
+            }
+            Operation::TryGet | Operation::Get => match self.entries.get(key) {
+                Some(value) => connection.answer(Answer::Done, Some(value)),
+                None if head.operation == Operation::TryGet => connection.answer(Answer::Absent, None),
+                None => {
+                    let key = key.to_vec();
+                    let wait = Duration::from_millis(u64::from_le_bytes(number));
+                    self.waiters.entry(key.clone()).or_default().insert(token);
+                    connection.state = State::Waiting(key);
+                    // `u64::MAX` milliseconds reach beyond any clock: no timer, as meant.
+                    self.set_timer(token, connection, Instant::now().checked_add(wait));
+                }
+            },
+        }
+    }
+
+    fn store(&mut self, key: &[u8], value: &[u8]) -> std::result::Result<(), String> {
+        let value = self.entries.set(key, value)?;
+        for token in self.waiters.remove(key).unwrap_or_default() {
+            let Some(mut waiter) = self.connections.remove(&token) else { continue };
+            waiter.state = State::Ready;
+            self.set_timer(token, &mut waiter, None);
+            waiter.answer(Answer::Done, Some(value.clone()));
+            self.connections.insert(token, waiter);
+            self.runnable.push(token);
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, key: &[u8], amount: i64) -> std::result::Result<i64, String> {
+        let sum = self.entries.sum(key, amount)?;
+        self.store(key, sum.to_string().as_bytes())?;
+        Ok(sum)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Closing is not enough: a child that was forked at a bad moment has copies of the descriptors, and with them the
+        // port would stay taken and the clients would not see the end. A socket that is closed already needs nothing.
+        let _ = SockRef::from(&*self.listener).shutdown(Shutdown::Both);
+        for connection in self.connections.values() {
+            let _ = connection.stream.shutdown(Shutdown::Both);
+        }
+    }
+}
