@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use unisono::communicator::{Child, Context, Options};
+use unisono::sys::process;
 
 use crate::abi::{ncclComm_t, ncclResult_t};
 use crate::communicator::{COMMUNICATORS, Communicator};
@@ -103,7 +104,7 @@ pub(crate) fn meet(joinings: Vec<Joining>) -> Result<ncclResult_t> {
     for Joining { communicator, handle, place, ranks } in joinings {
         let (turn, inner) = (ranks.turn(), communicator.clone());
         let meet = move || inner.meet(|| ranks.meet(turn, inner.config.name.clone()));
-        let spawned = std::thread::Builder::new().name("unisono-meet".into()).spawn(meet);
+        let spawned = process::spawn("unisono-meet", meet);
         begun.push((communicator, handle, place, spawned));
     }
     let mut result = Ok(SUCCESS);

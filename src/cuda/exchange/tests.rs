@@ -192,6 +192,31 @@ fn calls_of_all_kinds_follow_each_other() {
     });
 }
 
+/// Calls that tell by the way what they have taken leave room for one item more, and no more.
+#[test]
+fn items_in_a_row_wait_for_room_after_any_call() {
+    let often = Chances { freeze: 24, ..ADVERSE[0] };
+    let short = |kind| Case { dtype: DataType::I32, ..Case::new(kind, 20) };
+    for case in [
+        Case::new(Kind::Allreduce, 20),
+        Case { operator: Operator::Min, ..short(Kind::Allreduce) },
+        Case { operator: Operator::Min, ..short(Kind::ReduceScatter) },
+        Case { dtype: DataType::U8, ..Case::new(Kind::Alltoall, 80) },
+        Case { way: Way::Windowed, ..Case::new(Kind::Allreduce, 2000) },
+    ] {
+        for seed in 0..6 {
+            let (mut dice, mut world) = (Dice(seed + 1), World::new(2, table()));
+            for _ in 0..3 {
+                world.call(case, &mut dice);
+                world.exchange(&[(0, 1, 100), (0, 1, 100), (1, 0, 100), (1, 0, 100)], &mut dice);
+            }
+            let ending = world.play(seed, &often, PATIENCE);
+            assert_eq!(ending, Ending::Well, "{case:?}, seed {seed}: {:?}", world.records());
+            assert_eq!(world.differences(), Vec::<String>::new(), "{case:?}, seed {seed}");
+        }
+    }
+}
+
 /// Everything that orders memory is needed: what plays find when it is left out.
 #[test]
 fn what_is_left_out_is_missed() {
