@@ -74,12 +74,14 @@ fn any_call(dice: &mut Dice, size: u32, kinds: &[Kind], bytes: [u64; 2]) -> Case
     }
 }
 
-/// Plays some calls of a group, again and again, each time in another order.
-fn check(seeds: std::ops::Range<u64>, calls: impl Fn(&mut World, &mut Dice)) {
-    for seed in seeds {
+/// Plays some calls of a group, again and again, each time in another order: `plays` times, or so many times as often as
+/// UNISONO_PLAYS says.
+fn check(plays: u64, calls: impl Fn(&mut World, &mut Dice)) {
+    let often = std::env::var("UNISONO_PLAYS").map_or(1, |often| often.parse().expect("a number"));
+    for seed in 0..plays * often {
         let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         dice.next();
-        let mut world = World::new(dice.one_of(&[2, 2, 3, 3, 4]), table());
+        let mut world = World::new(dice.one_of(&[2, 2, 3, 3, 4, 5, 8]), table());
         calls(&mut world, &mut dice);
         let chances = &ADVERSE[(seed % 3) as usize];
         let ending = world.play(seed, chances, PATIENCE);
@@ -93,7 +95,7 @@ const MOVES: [Kind; 4] = [Kind::Allgather, Kind::Alltoall, Kind::Gather, Kind::S
 
 #[test]
 fn lines_bring_what_was_sent() {
-    check(0..12, |world, dice| {
+    check(12, |world, dice| {
         for _ in 0..4 {
             world.call(any_call(dice, world.size(), &REDUCTIONS, [1, 4000]), dice);
         }
@@ -102,7 +104,7 @@ fn lines_bring_what_was_sent() {
 
 #[test]
 fn tiles_bring_what_was_sent() {
-    check(0..6, |world, dice| {
+    check(6, |world, dice| {
         for _ in 0..2 {
             world.call(any_call(dice, world.size(), &REDUCTIONS, [4001, 24_000]), dice);
         }
@@ -113,7 +115,7 @@ fn tiles_bring_what_was_sent() {
 
 #[test]
 fn moves_bring_what_was_sent() {
-    check(0..10, |world, dice| {
+    check(10, |world, dice| {
         for bytes in [[1, 2000], [1800, 12_000]] {
             world.call(any_call(dice, world.size(), &MOVES, bytes), dice);
         }
@@ -131,7 +133,7 @@ fn any_transfers(dice: &mut Dice, size: u32) -> Vec<(u32, u32, usize)> {
 
 #[test]
 fn sends_and_receives_of_a_group_meet_in_their_order() {
-    check(0..8, |world, dice| {
+    check(8, |world, dice| {
         for _ in 0..2 {
             world.exchange(&any_transfers(dice, world.size()), dice);
         }
@@ -149,7 +151,7 @@ const WINDOWED: [Kind; 5] =
 
 #[test]
 fn calls_in_windows_reach_each_others_memory() {
-    check(0..10, |world, dice| {
+    check(10, |world, dice| {
         for _ in 0..3 {
             world.call(any_windowed(dice, world.size(), &WINDOWED), dice);
         }
@@ -158,7 +160,7 @@ fn calls_in_windows_reach_each_others_memory() {
 
 #[test]
 fn broadcasts_by_stages_bring_what_was_sent() {
-    check(0..10, |world, dice| {
+    check(10, |world, dice| {
         for _ in 0..2 {
             let stages = dice.one_of(&[Stages::One, Stages::Two]);
             let way = Way::Pulled { stages, in_place: dice.below(2) == 0 };
@@ -170,7 +172,7 @@ fn broadcasts_by_stages_bring_what_was_sent() {
 
 #[test]
 fn calls_of_all_kinds_follow_each_other() {
-    check(0..20, |world, dice| {
+    check(20, |world, dice| {
         let size = world.size();
         for _ in 0..5 {
             let case = match dice.below(7) {
