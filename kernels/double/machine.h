@@ -223,6 +223,12 @@ struct Block {
     Context scheduler;
     std::vector<Store> pending;
     u64 stores = 0;
+    // When what was stored here was committed, by granule.
+    struct Committed {
+        u64 time, store;
+        u32 thread;
+    };
+    std::unordered_map<u64, std::vector<Committed>> committed;
     Meeting barriers[BARRIERS], warps[WARPS];
     std::vector<u32> ready;
     void (*entry)(const void *);
@@ -323,9 +329,10 @@ struct Block {
 
     // ---- memory
 
-    bool is_before(const Store &store) const {
-        return store.thread == current || store.id <= threads[current].clock.ordered[store.thread / WARP];
+    bool is_before(u64 store, u32 thread) const {
+        return thread == current || store <= threads[current].clock.ordered[thread / WARP];
     }
+    bool is_before(const Store &store) const { return is_before(store.id, store.thread); }
 
     // Commits the `at`-th store, behind those to the same bytes that were made before.
     void commit(size_t at) {
@@ -335,6 +342,11 @@ struct Block {
         }
         pending.erase(pending.begin() + static_cast<long>(at));
         world.commit(store.address, store.data, store.length);
+        for (u64 granule = store.address & ~7ull; granule < store.address + store.length; granule += 8) {
+            std::vector<Committed> &all = committed[granule];
+            if (all.size() == World::KEPT) all.erase(all.begin());
+            all.push_back(Committed{world.clock, store.id, store.thread});
+        }
     }
     void commit_some() {
         if (!pending.empty() && (pending.size() > ROOM || world.dice.says(world.chances.commit))) {
@@ -367,17 +379,26 @@ struct Block {
         pending.push_back(store);
     }
 
+    // Since when this thread may see a granule: it has looked, or it comes after what was stored, or nobody knows more.
+    u64 earliest(u64 granule) const {
+        const Thread &thread = threads[current];
+        u64 earliest = std::max(thread.clock.horizon, world.earliest(granule));
+        const auto looked = thread.looked.find(granule);
+        if (looked != thread.looked.end()) earliest = std::max(earliest, looked->second);
+        const auto found = committed.find(granule);
+        if (found != committed.end()) {
+            for (const Committed &one : found->second) {
+                if (is_before(one.store, one.thread)) earliest = std::max(earliest, one.time);
+            }
+        }
+        return earliest;
+    }
     // When a load of such bytes may take place.
     u64 moment(u64 address, u32 length) {
-        Thread &thread = self();
         if (!world.dice.says(world.chances.stale)) return world.clock;
-        u64 earliest = thread.clock.horizon;
-        for (u64 granule = address & ~7ull; granule < address + length; granule += 8) {
-            const auto found = thread.looked.find(granule);
-            if (found != thread.looked.end()) earliest = std::max(earliest, found->second);
-            earliest = std::max(earliest, world.earliest(granule));
-        }
-        return earliest + world.dice.below(world.clock - earliest + 1);
+        u64 least = 0;
+        for (u64 granule = address & ~7ull; granule < address + length; granule += 8) least = std::max(least, earliest(granule));
+        return least + world.dice.below(world.clock - least + 1);
     }
     // Loads at a moment; answers since when what it found has been there.
     u64 load(u64 address, void *data, u32 length, u64 moment) {
@@ -408,11 +429,7 @@ struct Block {
             for (u32 i = 0; i < 8; i++) {
                 current = first + line + i;
                 if (i == 0) time = moment(self().address, 16);
-                time = std::max({time, self().clock.horizon, world.earliest(self().address), world.earliest(self().address + 8)});
-                for (u64 granule : {self().address, self().address + 8}) {
-                    const auto found = self().looked.find(granule);
-                    if (found != self().looked.end()) time = std::max(time, found->second);
-                }
+                time = std::max({time, earliest(self().address), earliest(self().address + 8)});
             }
             for (u32 i = 0; i < 8; i++) {
                 current = first + line + i;

@@ -225,9 +225,13 @@ impl World {
                     (memory.address()..memory.address() + memory.room() as u64).contains(&output)
                 };
                 let memory = called.memory[rank].iter().find(of).expect("an output");
-                if let Some(at) = called.got[rank].iter().zip(wanted).position(|(a, b)| a != b) {
-                    found
-                        .push(format!("call {number}, {case:?}: rank {rank}, byte {at} of {}", wanted.len()));
+                let got = &called.got[rank];
+                if let Some(at) = got.iter().zip(wanted).position(|(a, b)| a != b) {
+                    let count = got.iter().zip(wanted).filter(|(a, b)| a != b).count();
+                    let [got, wanted] = [got, wanted].map(|all| &all[at..all.len().min(at + 8)]);
+                    found.push(format!(
+                        "call {number}, {case:?}: rank {rank}, byte {at}, {count} differ: {got:x?}, not {wanted:x?}"
+                    ));
                 }
                 let end = memory.address() + memory.room() as u64;
                 let behind = output + wanted.len() as u64;
