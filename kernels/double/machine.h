@@ -17,6 +17,10 @@
 #include <unordered_map>
 #include <vector>
 
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
 
 #define DEVICE inline
 // How long the parameter is stands beside each kernel.
@@ -151,8 +155,6 @@ public:
 };
 
 #else
-
-#include <ucontext.h>
 
 class Context {
     ucontext_t context;

@@ -20,6 +20,10 @@ struct Words {
 }
 
 impl Words {
+    fn load(rank: u32, arenas: &[u64], fault: Arc<Fault>, late: bool) -> Box<dyn Kernels> {
+        Box::new(Words { rank: rank as usize, arenas: arenas.to_vec(), calls: Mutex::new(0), fault, late })
+    }
+
     /// The number of a call that all ranks make.
     fn meet(&self, stream: &Stream) -> Result<u32> {
         if self.late {
@@ -98,8 +102,7 @@ pub(super) fn words(
     fault: Arc<Fault>,
     _: Table,
 ) -> Result<Box<dyn Kernels>> {
-    let (rank, arenas) = (rank as usize, arenas.to_vec());
-    Ok(Box::new(Words { rank, arenas, calls: Mutex::new(0), fault, late: false }))
+    Ok(Words::load(rank, arenas, fault, false))
 }
 
 /// [`words`] that come to their launch only when the exchange has been aborted.
@@ -111,8 +114,7 @@ pub(super) fn late(
     fault: Arc<Fault>,
     _: Table,
 ) -> Result<Box<dyn Kernels>> {
-    let (rank, arenas) = (rank as usize, arenas.to_vec());
-    Ok(Box::new(Words { rank, arenas, calls: Mutex::new(0), fault, late: true }))
+    Ok(Words::load(rank, arenas, fault, true))
 }
 
 pub(super) fn not_on_rank_1(
