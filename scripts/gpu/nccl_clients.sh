@@ -87,12 +87,10 @@ for name, losses in theirs.items():
 EOF2
 fi
 
-# Ranks that take themselves for those of two hosts: a GPU on each, and two on each, which share the GPUs if there are two. Only if
-# it is named: it is not known to go through (docs/performance.md, what falls short). Kernels are loaded beforehand, which takes long:
-# one that is loaded at its first launch may wait for calls that need the driver to go on.
-if [ -n "${CLIENTS:-}" ] && wanted hosts && ! lacks torch; then
+# Ranks that take themselves for those of two hosts: a GPU on each, and two on each, which share the GPUs if there are two.
+if wanted hosts && ! lacks torch; then
     for ranks in 2 4; do
-        client "hosts-$ranks" 200 env CUDA_MODULE_LOADING=EAGER bash -c "LD_PRELOAD=$ours torchrun --nproc-per-node $ranks '$here/scripts/gpu/torch_client.py' \
+        client "hosts-$ranks" 100 bash -c "LD_PRELOAD=$ours torchrun --nproc-per-node $ranks '$here/scripts/gpu/torch_client.py' \
             --expect '$out' --hosts 2 collectives types groups ddp fsdp uncapturable abort"
     done
 fi
