@@ -10,8 +10,9 @@ use crate::engine::device::Layout;
 use crate::error::Result;
 use crate::reduce::Operator;
 
-/// A chunk is the same elements of every rank's block. Its workspace holds the inputs, if they are widened or do not lie
-/// together, then what this host makes for the ranks of this place, then the result as an accumulator.
+/// A chunk is the same elements of every rank's block. Its workspace holds the inputs, if they are widened or
+/// do not lie together, then what this host makes for the ranks of this place, then the result as an
+/// accumulator.
 pub(super) struct ReduceScatter {
     reduction: Reduction,
     /// Whether the inputs of a chunk do not lie together.

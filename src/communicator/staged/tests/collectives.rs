@@ -1,5 +1,5 @@
-//! Collectives in the order of a stream: what comes out, whatever the order of the streams, and what goes wrong without a
-//! wait.
+//! Collectives in the order of a stream: what comes out, whatever the order of the streams, and what goes wrong
+//! without a wait.
 
 use super::*;
 

@@ -1,5 +1,5 @@
-//! A collective call: what the ranks call, what they give, and what must come out. The plays and the tests on real GPUs
-//! (`tests/gpu/exchange`) include this, and run calls each in their own world.
+//! A collective call: what the ranks call, what they give, and what must come out. The plays and the tests on
+//! real GPUs (`tests/gpu/exchange`) include this, and run calls each in their own world.
 
 use unisono::cuda::exchange::{Exchange, Job, MAX_RANKS, Overlap, Pull, Seen, Stages};
 use unisono::cuda::stream::Stream;
@@ -98,7 +98,8 @@ impl Case {
     /// Gives a rank's call to its stream. `multiprocessors` is how many of them each rank has to itself.
     ///
     /// # Safety
-    /// As [`Exchange::enqueue`]; and every rank reaches the memory of all at the addresses that its owner uses.
+    /// As [`Exchange::enqueue`]; and every rank reaches the memory of all at the addresses that its owner
+    /// uses.
     pub(super) unsafe fn enqueue(
         &self,
         exchange: &Exchange,
@@ -132,7 +133,8 @@ impl Case {
         }
     }
 
-    /// What a rank's output must hold afterwards; `None` where it has none. Inputs are as long as the longest buffer.
+    /// What a rank's output must hold afterwards; `None` where it has none. Inputs are as long as the longest
+    /// buffer.
     pub(super) fn wanted(&self, rank: u32, inputs: &[Vec<u8>]) -> Option<Vec<u8>> {
         let (part, root) = (self.part(), &inputs[self.root as usize]);
         let own = rank as usize * part;
