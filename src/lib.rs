@@ -3,6 +3,10 @@
 //! `include/unisono.h` is the public face; the Rust modules below are its implementation and may change at any time.
 //! ARCHITECTURE.md tells how they fit together.
 
+// A file of tests that `tests/gpu` includes, too, names the library as that does.
+#[cfg(test)]
+extern crate self as unisono;
+
 pub mod bench;
 pub mod collective;
 pub mod communicator;

@@ -2,6 +2,8 @@
 //! replayed, and what an abort does. Ranks share the GPUs that there are. `UNISONO_EXCHANGE_TIMES` asks for a table of
 //! times as well: see [`times`].
 
+#[path = "../../src/cuda/exchange/tests/case.rs"]
+mod case;
 mod times;
 mod world;
 
@@ -9,7 +11,8 @@ use unisono::cuda::exchange::{Direction, Overlap, Point, Stages};
 use unisono::reduce::{DataType, Operator};
 use unisono::signature::Kind;
 
-use world::{Case, Graph, World, gpus};
+use case::{Case, Way, parts};
+use world::{Graph, World, gpus};
 
 /// Every size of group that the machine has room for.
 const SIZES: [u32; 4] = [2, 3, 4, 8];
@@ -50,18 +53,12 @@ fn exchange_of_floats_at_every_size() {
         let world = World::new(size, 24 << 20);
         for kind in COLLECTIVES {
             for (i, bytes) in BYTES.into_iter().enumerate() {
-                let count = bytes.div_ceil(4);
-                let parts = if world::is_partial(kind) { u64::from(size) } else { 1 };
-                let case = Case {
-                    kind,
-                    dtype: DataType::F32,
-                    operator: Operator::Sum,
-                    count: count.div_ceil(parts),
+                world.check(&Case {
                     root: i as u32 % size,
                     in_place: i % 3 == 1,
                     skew: [0, 4, 8, 0][i % 4],
-                };
-                world.check(&case);
+                    ..Case::new(kind, bytes.div_ceil(4).div_ceil(parts(kind, size)))
+                });
             }
         }
     }
@@ -74,16 +71,8 @@ fn exchange_of_bytes_at_any_address() {
         for kind in [Kind::Allgather, Kind::Alltoall] {
             for (i, count) in [1, 7, 119, 121, 2049, 5000, 33_333, 130_007, 300_001].into_iter().enumerate() {
                 for in_place in [false, true] {
-                    let case = Case {
-                        kind,
-                        dtype: DataType::U8,
-                        operator: Operator::Sum,
-                        count,
-                        root: 0,
-                        in_place,
-                        skew: [1, 0, 3][i % 3],
-                    };
-                    world.check(&case);
+                    let skew = [1, 0, 3][i % 3];
+                    world.check(&Case { dtype: DataType::U8, in_place, skew, ..Case::new(kind, count) });
                 }
             }
         }
@@ -100,16 +89,16 @@ fn exchange_of_every_type_by_every_operator() {
                 for kind in [Kind::Allreduce, Kind::Reduce, Kind::ReduceScatter] {
                     for bytes in [300, 60_000, 900_001] {
                         round += 1;
+                        let element = dtype.size() as u64;
                         let case = Case {
-                            kind,
                             dtype,
                             operator,
-                            count: bytes / dtype.size() as u64,
                             root: round % size,
                             in_place: round % 5 == 0,
-                            skew: if round % 4 == 0 { dtype.size() } else { 0 },
+                            skew: if round % 4 == 0 { element } else { 0 },
+                            ..Case::new(kind, bytes / element)
                         };
-                        if case.bytes(size) <= 4 << 20 {
+                        if case.whole(size) <= 4 << 20 {
                             world.check(&case);
                         }
                     }
@@ -128,13 +117,10 @@ fn exchange_in_graphs_and_between_them() {
             .flat_map(|count| COLLECTIVES.map(|kind| (kind, count)))
             .enumerate()
             .map(|(i, (kind, count))| Case {
-                kind,
                 dtype: DataType::Bf16,
                 operator: Operator::Average,
-                count: if world::is_partial(kind) { count / u64::from(size) } else { count },
                 root: i as u32 % size,
-                in_place: false,
-                skew: 0,
+                ..Case::new(kind, count / parts(kind, size))
             })
             .collect();
         for (i, case) in cases.iter().enumerate() {
@@ -213,15 +199,7 @@ fn exchange_ends_when_aborted() {
         .flat_map(|kind| [64, 20_000_000].map(|bytes| (kind, bytes)))
     {
         let world = World::new(2, 48 << 20);
-        let case = Case {
-            kind,
-            dtype: DataType::F32,
-            operator: Operator::Sum,
-            count: bytes / 4,
-            root: 0,
-            in_place: false,
-            skew: 0,
-        };
+        let case = Case::new(kind, bytes / 4);
         let graph = world.captured(&case);
         world.enqueue(0, &case);
         std::thread::sleep(std::time::Duration::from_millis(20));
@@ -256,18 +234,14 @@ fn exchange_with_few_blocks() {
     for size in SIZES {
         let world = World::new(size, 8 << 20);
         for max_blocks in [1, 2, 3, 5, 9] {
-            world.limit_blocks(max_blocks);
             for kind in COLLECTIVES {
                 for (i, bytes) in [100u64, 70_001, 1_100_011, 5_000_011].into_iter().enumerate() {
-                    let parts = if world::is_partial(kind) { u64::from(size) } else { 1 };
                     world.check(&Case {
-                        kind,
-                        dtype: DataType::F32,
-                        operator: Operator::Sum,
-                        count: bytes.div_ceil(4).div_ceil(parts),
                         root: i as u32 % size,
                         in_place: i % 2 == 1,
                         skew: [0, 4, 8, 0][i],
+                        max_blocks,
+                        ..Case::new(kind, bytes.div_ceil(4).div_ceil(parts(kind, size)))
                     });
                 }
             }
@@ -283,24 +257,21 @@ fn broadcasts_by_stages() {
         let levels = if size <= gpus() { 3 } else { 2 };
         let mut round = 0;
         for max_blocks in [0, 1, 7] {
-            world.limit_blocks(max_blocks);
             let all = [100, 70_001, 3_000_005, 1, 15, 4096, 9_437_187, 20_000_003];
             for &bytes in &all[..if max_blocks == 0 { 8 } else { 3 }] {
                 for stages in Stages::ALL {
                     for readable in [true, false] {
                         round += 1;
                         let overlap = [Overlap::Off, Overlap::Wait, Overlap::Early][round % levels];
-                        let case = Case {
-                            kind: Kind::Broadcast,
+                        world.check(&Case {
                             dtype: DataType::U8,
-                            operator: Operator::Sum,
-                            count: bytes,
                             root: round as u32 % size,
                             in_place: round % 3 == 0,
                             skew: [0, 1, 4, 16, 8][round % 5],
-                        };
-                        let run = |rank| world.enqueue_pull(rank, &case, stages, readable, overlap);
-                        world.check_by(&case, || (0..size).for_each(run));
+                            max_blocks,
+                            way: Way::Pulled { stages, readable, overlap },
+                            ..Case::new(Kind::Broadcast, bytes)
+                        });
                     }
                 }
             }
@@ -312,38 +283,29 @@ fn broadcasts_by_stages() {
 fn broadcasts_by_stages_in_graphs_among_other_calls() {
     for size in [2, 3, 4] {
         let world = World::new(size, 20 << 20);
-        let case = |root, count| Case {
-            kind: Kind::Broadcast,
-            dtype: DataType::U8,
-            operator: Operator::Sum,
-            count,
-            root,
-            in_place: false,
-            skew: 0,
-        };
+        let case = |root, count| Case { dtype: DataType::U8, root, ..Case::new(Kind::Broadcast, count) };
         for (overlap, readable) in
             [(Overlap::Off, true), (Overlap::Off, false), (Overlap::Wait, true), (Overlap::Wait, false)]
         {
             let broadcast = case(size - 1, 20_000_001);
             let short = case(0, 100_000);
+            let pulled =
+                |case, stages, readable| Case { way: Way::Pulled { stages, readable, overlap }, ..case };
             let graphs: Vec<Graph> = (0..size)
                 .map(|rank| {
                     Graph::capture(world.devices(), world.stream(rank), || {
                         // The last one is the one that counts.
-                        world.enqueue_pull(rank, &short, Stages::One, readable, overlap);
+                        world.enqueue(rank, &pulled(short, Stages::One, readable));
                         world.enqueue(rank, &broadcast);
-                        world.enqueue_pull(rank, &short, Stages::Two, !readable, overlap);
-                        world.enqueue_pull(rank, &broadcast, Stages::Two, readable, overlap);
+                        world.enqueue(rank, &pulled(short, Stages::Two, !readable));
+                        world.enqueue(rank, &pulled(broadcast, Stages::Two, readable));
                     })
                 })
                 .collect();
             for _ in 0..3 {
                 world.check_by(&broadcast, || graphs.iter().for_each(Graph::launch));
-                let reduce =
-                    Case { kind: Kind::Allreduce, dtype: DataType::F32, count: 1_000_000, ..broadcast };
-                world.check(&reduce);
-                let run = |rank| world.enqueue_pull(rank, &short, Stages::Two, readable, overlap);
-                world.check_by(&short, || (0..size).for_each(run));
+                world.check(&Case::new(Kind::Allreduce, 1_000_000));
+                world.check(&pulled(short, Stages::Two, readable));
             }
         }
     }
@@ -351,14 +313,14 @@ fn broadcasts_by_stages_in_graphs_among_other_calls() {
 
 /// A call in windows eagerly, in a graph among others, and beside what is staged.
 fn check_in_windows(world: &World, case: &Case) {
-    let ranks = 0..world.size();
-    world.check_by(case, || ranks.clone().for_each(|rank| world.enqueue_windowed(rank, case)));
-    let graphs: Vec<Graph> = ranks
+    let windowed = Case { way: Way::Windowed, ..*case };
+    world.check(&windowed);
+    let graphs: Vec<Graph> = (0..world.size())
         .map(|rank| {
             Graph::capture(world.devices(), world.stream(rank), || {
-                world.enqueue_windowed(rank, case);
+                world.enqueue(rank, &windowed);
                 world.enqueue(rank, case);
-                world.enqueue_windowed(rank, case);
+                world.enqueue(rank, &windowed);
             })
         })
         .collect();
@@ -376,21 +338,19 @@ fn calls_into_windows() {
     for size in SIZES {
         let world = World::of_windows(size, 4 << 20);
         for max_blocks in [0, 3] {
-            world.limit_blocks(max_blocks);
             for kind in
                 [Kind::Allgather, Kind::Alltoall, Kind::Broadcast, Kind::Allreduce, Kind::ReduceScatter]
             {
                 for (i, bytes) in [100u64, 1 << 20, 3_000_003, 70_001].into_iter().enumerate() {
                     let dtype = if kind.reduces() { DataType::F32 } else { DataType::U8 };
-                    let parts = if world::is_partial(kind) { u64::from(size) } else { 1 };
+                    let element = dtype.size() as u64;
                     let case = Case {
-                        kind,
                         dtype,
-                        operator: Operator::Sum,
-                        count: bytes.div_ceil(parts).div_ceil(dtype.size() as u64),
                         root: i as u32 % size,
                         in_place: kind != Kind::Alltoall && i % 2 == 1,
-                        skew: [0, 16, dtype.size(), 0][(i + max_blocks as usize) % 4],
+                        skew: [0, 16, element, 0][(i + max_blocks as usize) % 4],
+                        max_blocks,
+                        ..Case::new(kind, bytes.div_ceil(parts(kind, size)).div_ceil(element))
                     };
                     check_in_windows(&world, &case);
                 }
@@ -409,18 +369,14 @@ fn reductions_in_windows_of_every_type_by_every_operator() {
                 for kind in [Kind::Allreduce, Kind::ReduceScatter] {
                     for bytes in [300u64, 1, 60_000, 900_001] {
                         round += 1;
-                        let parts = if world::is_partial(kind) { u64::from(size) } else { 1 };
-                        let case = Case {
-                            kind,
+                        let element = dtype.size() as u64;
+                        world.check(&Case {
                             dtype,
                             operator,
-                            count: bytes.div_ceil(parts).div_ceil(dtype.size() as u64),
-                            root: 0,
                             in_place: round % 3 == 0,
-                            skew: if round % 4 == 0 { dtype.size() } else { 0 },
-                        };
-                        world.check_by(&case, || {
-                            (0..size).for_each(|rank| world.enqueue_windowed(rank, &case))
+                            skew: if round % 4 == 0 { element } else { 0 },
+                            way: Way::Windowed,
+                            ..Case::new(kind, bytes.div_ceil(parts(kind, size)).div_ceil(element))
                         });
                     }
                 }

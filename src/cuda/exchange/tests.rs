@@ -1,11 +1,13 @@
 //! The exchange without a GPU: its plans and parameters as they are, its kernels compiled for processors, played in adversarial
 //! orders over memory that is as weak as a GPU's (`kernels/double`).
 
+mod case;
 mod play;
 mod world;
 
+use self::case::{Case, Way};
 use self::play::{Chances, Ending, Weakness};
-use self::world::{Case, Dice, Way, World};
+use self::world::{Dice, World};
 use super::*;
 
 /// Turns of a thread that no play needs.
@@ -163,7 +165,7 @@ fn broadcasts_by_stages_bring_what_was_sent() {
     check(10, |world, dice| {
         for _ in 0..2 {
             let stages = dice.one_of(&[Stages::One, Stages::Two]);
-            let way = Way::Pulled { stages, in_place: dice.below(2) == 0 };
+            let way = Way::Pulled { stages, readable: dice.below(2) == 0, overlap: Overlap::Off };
             let case = any_call(dice, world.size(), &[Kind::Broadcast], [1, 20_000]);
             world.call(Case { way, ..case }, dice);
         }
@@ -178,7 +180,7 @@ fn calls_of_all_kinds_follow_each_other() {
             let case = match dice.below(7) {
                 0 => any_windowed(dice, size, &WINDOWED),
                 1 => {
-                    let way = Way::Pulled { stages: Stages::Two, in_place: false };
+                    let way = Way::Pulled { stages: Stages::Two, readable: false, overlap: Overlap::Off };
                     Case { way, ..any_call(dice, size, &[Kind::Broadcast], [1, 3000]) }
                 }
                 2 | 3 => any_call(dice, size, &MOVES, [1, 3000]),
@@ -240,7 +242,7 @@ fn what_is_left_out_is_missed() {
         world.call(Case { way: Way::Windowed, ..case }, dice);
     };
     let stages: Calls = |world, dice| {
-        let way = Way::Pulled { stages: Stages::Two, in_place: false };
+        let way = Way::Pulled { stages: Stages::Two, readable: false, overlap: Overlap::Off };
         let case = Case { dtype: DataType::U8, way, ..Case::new(Kind::Broadcast, 20_000) };
         world.call(case, dice);
     };
@@ -270,7 +272,7 @@ fn what_is_left_out_is_missed() {
 
 #[test]
 fn kernels_end_when_they_are_told_and_say_whom_they_waited_for() {
-    let pulled = Way::Pulled { stages: Stages::One, in_place: false };
+    let pulled = Way::Pulled { stages: Stages::One, readable: false, overlap: Overlap::Off };
     let bytes = |kind, count| Case { dtype: DataType::U8, ..Case::new(kind, count) };
     for case in [
         Case::new(Kind::Allreduce, 100),

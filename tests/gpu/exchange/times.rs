@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 use unisono::cuda::exchange::{Bounds, Table, Tuning};
-use unisono::reduce::{DataType, Operator};
 use unisono::signature::Kind;
 
-use super::world::{Case, Graph, World, gpus, is_partial};
+use super::case::{Case, parts};
+use super::world::{Graph, World, gpus};
 
 pub(super) fn print() {
     let what = std::env::var("UNISONO_EXCHANGE_TIMES").unwrap_or_default();
@@ -52,16 +52,7 @@ fn measure(kind: Kind, size: u32, set: &str, sizes: &[u64]) -> Vec<f64> {
 }
 
 fn time(world: &World, kind: Kind, size: u32, bytes: u64) -> f64 {
-    let parts = if is_partial(kind) { u64::from(size) } else { 1 };
-    let case = Case {
-        kind,
-        dtype: DataType::F32,
-        operator: Operator::Sum,
-        count: (bytes / 4 / parts).max(1),
-        root: 0,
-        in_place: false,
-        skew: 0,
-    };
+    let case = Case::new(kind, (bytes / 4 / parts(kind, size)).max(1));
     let calls = match bytes {
         0..=0xf_ffff => 200,
         0x10_0000..=0xff_ffff => 50,

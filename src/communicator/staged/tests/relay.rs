@@ -108,7 +108,7 @@ fn every_collective_is_right(way: &str) {
     }
 }
 
-/// As [`super::twice`], relayed.
+/// As [`collectives::twice`], relayed.
 fn twice(
     way: &str,
     kind: Kind,

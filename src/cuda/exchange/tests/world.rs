@@ -4,9 +4,9 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::super::*;
+use super::case::{Case, POISON, difference, numbers};
 use super::play::{Chances, Ending, Recorder, play};
 use crate::cuda::double::{Double, Order};
-use crate::reduce::{Operand, Reducer, Representation};
 
 /// Numbers that are the same in every run.
 pub(super) struct Dice(pub(super) u64);
@@ -23,59 +23,12 @@ impl Dice {
         (self.next() >> 11) % sides
     }
 
+    fn bytes(&mut self, bytes: usize) -> Vec<u8> {
+        (0..bytes.div_ceil(8)).flat_map(|_| self.next().to_le_bytes()).take(bytes).collect()
+    }
+
     pub(super) fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
         all[self.below(all.len() as u64) as usize]
-    }
-}
-
-/// A call of all ranks.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Case {
-    pub(super) kind: Kind,
-    pub(super) dtype: DataType,
-    pub(super) operator: Operator,
-    pub(super) count: u64,
-    pub(super) root: u32,
-    pub(super) in_place: bool,
-    /// Bytes before the first element.
-    pub(super) skew: u64,
-    pub(super) max_blocks: u32,
-    pub(super) way: Way,
-}
-
-/// Which kernels a call has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
-    Staged,
-    Windowed,
-    Pulled { stages: Stages, in_place: bool },
-}
-
-impl Case {
-    pub(super) fn new(kind: Kind, count: u64) -> Case {
-        Case {
-            kind,
-            dtype: DataType::F32,
-            operator: Operator::Sum,
-            count,
-            root: 0,
-            in_place: false,
-            skew: 0,
-            max_blocks: 0,
-            way: Way::Staged,
-        }
-    }
-
-    fn part(&self) -> usize {
-        self.count as usize * self.dtype.size()
-    }
-
-    /// The longer of input and output.
-    fn whole(&self, size: usize) -> usize {
-        match self.kind {
-            Kind::Allreduce | Kind::Reduce | Kind::Broadcast => self.part(),
-            _ => self.part() * size,
-        }
     }
 }
 
@@ -110,10 +63,15 @@ impl Memory {
     fn room(&self) -> usize {
         (self.0.len() - 1) * 256
     }
+
+    fn contains(&self, address: u64) -> bool {
+        (self.address()..self.address() + self.room() as u64).contains(&address)
+    }
 }
 
-/// What lies behind every buffer.
-const POISON: u8 = 0xa5;
+fn addresses(memory: &[Memory; 2]) -> [u64; 2] {
+    memory.each_ref().map(Memory::address)
+}
 
 struct Rank {
     exchange: Exchange,
@@ -163,34 +121,28 @@ impl World {
 
     /// Has all ranks call, but those of a mask.
     pub(super) fn call_without(&mut self, case: Case, absent: u32, dice: &mut Dice) {
-        let size = self.ranks.len();
-        let (whole, part) = (case.whole(size), case.part());
-        let inputs: Vec<Vec<u8>> = (0..size).map(|_| numbers(case.dtype, dice, whole)).collect();
+        let size = self.size();
+        let whole = case.whole(size);
+        let inputs: Vec<Vec<u8>> = (0..size).map(|_| numbers(case.dtype, dice.bytes(whole))).collect();
         let mut memory: Vec<[Memory; 2]> =
             inputs.iter().map(|_| [0, 1].map(|_| Memory::new(whole + 64, POISON))).collect();
-        let jobs: Vec<Job> = (0..size).map(|rank| job(&case, rank, size, &memory[rank])).collect();
+        let jobs: Vec<Job> =
+            (0..).zip(&memory).map(|(rank, memory)| case.job(rank, addresses(memory))).collect();
         for (rank, input) in inputs.iter().enumerate() {
-            let gives = if matches!(case.kind, Kind::Allgather | Kind::Gather) { part } else { whole };
             // A rank that gives nothing has poison there.
-            if !matches!(case.kind, Kind::Broadcast | Kind::Scatter) || rank as u32 == case.root {
-                let at =
-                    usize::from(case.in_place && jobs[rank].input != memory[rank][0].address() + case.skew);
-                memory[rank][at].put(jobs[rank].input, &input[..gives]);
-            }
+            let given = case.given(rank as u32, size);
+            let lies = memory[rank].iter_mut().find(|memory| memory.contains(jobs[rank].input));
+            lies.expect("an input").put(jobs[rank].input, &input[..given]);
         }
-        let mut seen = Seen::default();
-        for (rank, job) in jobs.iter().enumerate() {
-            (seen.input[rank], seen.output[rank]) = (job.input, job.output);
-        }
-        let wanted: Vec<_> = (0..size).map(|rank| wanted(&case, rank, &inputs)).collect();
+        let wanted: Vec<_> = (0..size).map(|rank| case.wanted(rank, &inputs)).collect();
         let mut got: Vec<Vec<u8>> =
             wanted.iter().map(|wanted| vec![0; wanted.as_ref().map_or(0, Vec::len)]).collect();
         for (own, rank) in self.ranks.iter().enumerate() {
             if absent >> own & 1 != 0 {
                 continue;
             }
-            // SAFETY: the memory lives as long as the call is known.
-            unsafe { rank.enqueue(&case, &jobs[own]) }.expect("a launch");
+            // SAFETY: the memory lives as long as the call is known, and processors reach all memory.
+            unsafe { case.enqueue(&rank.exchange, &jobs[own], 1, &rank.stream) }.expect("a launch");
             rank.recorder.copy_result(jobs[own].output, &mut got[own]);
         }
         self.calls.push(Called { case, memory, jobs, wanted, got });
@@ -221,17 +173,10 @@ impl World {
             for (rank, wanted) in called.wanted.iter().enumerate() {
                 let Some(wanted) = wanted else { continue };
                 let (output, case) = (called.jobs[rank].output, called.case);
-                let of = |memory: &&Memory| {
-                    (memory.address()..memory.address() + memory.room() as u64).contains(&output)
-                };
-                let memory = called.memory[rank].iter().find(of).expect("an output");
-                let got = &called.got[rank];
-                if let Some(at) = got.iter().zip(wanted).position(|(a, b)| a != b) {
-                    let count = got.iter().zip(wanted).filter(|(a, b)| a != b).count();
-                    let [got, wanted] = [got, wanted].map(|all| &all[at..all.len().min(at + 8)]);
-                    found.push(format!(
-                        "call {number}, {case:?}: rank {rank}, byte {at}, {count} differ: {got:x?}, not {wanted:x?}"
-                    ));
+                let memory =
+                    called.memory[rank].iter().find(|memory| memory.contains(output)).expect("an output");
+                if let Some(difference) = difference(&called.got[rank], wanted) {
+                    found.push(format!("call {number}, {case:?}: rank {rank}, {difference}"));
                 }
                 let end = memory.address() + memory.room() as u64;
                 let behind = output + wanted.len() as u64;
@@ -255,13 +200,13 @@ impl World {
         let size = self.ranks.len();
         let case = Case { dtype: DataType::U8, ..Case::new(Kind::Send, 0) };
         for &(from, to, bytes) in transfers {
-            let data = numbers(DataType::U8, dice, bytes);
+            let data = dice.bytes(bytes);
             let mut memory: Vec<[Memory; 2]> =
                 (0..size).map(|_| [0, 1].map(|_| Memory::new(bytes + 64, POISON))).collect();
             let input = memory[from as usize][0].address();
             memory[from as usize][0].put(input, &data);
-            let jobs =
-                (0..size).map(|rank| Job { root: to, ..job(&case, rank, size, &memory[rank]) }).collect();
+            let job = |(rank, memory)| Job { root: to, ..case.job(rank, addresses(memory)) };
+            let jobs = (0..).zip(&memory).map(job).collect();
             let wanted = (0..size).map(|rank| (rank as u32 == to).then(|| data.clone())).collect();
             let got = vec![vec![0; bytes]; size];
             self.calls.push(Called { case: Case { root: from, ..case }, memory, jobs, wanted, got });
@@ -294,108 +239,4 @@ impl World {
             }
         }
     }
-}
-
-impl Rank {
-    unsafe fn enqueue(&self, case: &Case, job: &Job) -> Result<()> {
-        match case.way {
-            // SAFETY: the caller's promise.
-            Way::Staged => unsafe { self.exchange.enqueue(job, &self.stream) },
-            // SAFETY: the caller's promise; processors reach all memory.
-            Way::Windowed => unsafe {
-                let seen = Seen { input: [job.input; MAX_RANKS], output: [job.output; MAX_RANKS] };
-                self.exchange.enqueue_windowed(job, &seen, &self.stream)
-            },
-            // SAFETY: as above.
-            Way::Pulled { stages, in_place } => unsafe {
-                let pull = Pull {
-                    stages,
-                    input: job.input,
-                    output: job.output,
-                    bytes: case.part() as u64,
-                    root: case.root,
-                    seen: in_place.then_some([job.input; MAX_RANKS]),
-                    max_blocks: 2,
-                    multiprocessors: 1,
-                    overlap: Overlap::Off,
-                };
-                self.exchange.enqueue_pull(&pull, &self.stream)
-            },
-        }
-    }
-}
-
-fn job(case: &Case, rank: usize, size: usize, memory: &[Memory; 2]) -> Job {
-    let own = (rank * case.part()) as u64;
-    let [mut input, mut output] = [0, 1].map(|i: usize| memory[i].address() + case.skew);
-    if case.in_place {
-        match case.kind {
-            Kind::Allgather => input = output + own,
-            Kind::Gather if rank as u32 == case.root => input = output + own,
-            Kind::ReduceScatter => output = input + own,
-            Kind::Scatter if rank as u32 == case.root => output = input + own,
-            Kind::Allreduce | Kind::Reduce | Kind::Broadcast | Kind::Alltoall => output = input,
-            _ => {}
-        }
-    }
-    assert!(rank < size);
-    let operator = match case.operator {
-        Operator::PreMulSum(_) => Operator::PreMulSum(scale(rank)),
-        other => other,
-    };
-    Job {
-        kind: case.kind,
-        input,
-        output,
-        count: case.count,
-        dtype: case.dtype,
-        operator,
-        root: case.root,
-        max_blocks: case.max_blocks,
-    }
-}
-
-fn scale(rank: usize) -> f64 {
-    [1.5, -2.0, 3.0, 0.25, 1.0, 5.0, -1.0, 2.5][rank]
-}
-
-/// What a rank's output holds afterwards; `None` where it has none.
-fn wanted(case: &Case, rank: usize, inputs: &[Vec<u8>]) -> Option<Vec<u8>> {
-    let (part, root) = (case.part(), case.root as usize);
-    let own = rank * part;
-    let fold = |from: usize| {
-        let reducer = Reducer::new(case.dtype, case.operator, inputs.len() as u32).expect("a reducer");
-        let operand = |(rank, input): (usize, &Vec<u8>)| Operand {
-            address: input[from..].as_ptr(),
-            representation: Representation::Element,
-            scale: scale(rank),
-        };
-        let operands: Vec<Operand> = inputs.iter().enumerate().map(operand).collect();
-        let mut out = vec![0; part];
-        // SAFETY: every operand and `out` have `count` elements.
-        unsafe { reducer.fold(&operands, out.as_mut_ptr(), Representation::Element, case.count as usize) };
-        out
-    };
-    Some(match case.kind {
-        Kind::Reduce | Kind::Gather if rank != root => return None,
-        Kind::Allreduce | Kind::Reduce => fold(0),
-        Kind::ReduceScatter => fold(own),
-        Kind::Broadcast => inputs[root][..part].to_vec(),
-        Kind::Allgather | Kind::Gather => inputs.iter().flat_map(|input| &input[..part]).copied().collect(),
-        Kind::Scatter => inputs[root][own..own + part].to_vec(),
-        Kind::Alltoall => inputs.iter().flat_map(|input| &input[own..own + part]).copied().collect(),
-        other => panic!("{other:?} is no collective"),
-    })
-}
-
-/// Elements of any bits for integers, moderate numbers for floats.
-fn numbers(dtype: DataType, dice: &mut Dice, bytes: usize) -> Vec<u8> {
-    let mut all: Vec<u8> =
-        (0..bytes.div_ceil(8)).flat_map(|_| dice.next().to_le_bytes()).take(bytes).collect();
-    match dtype {
-        DataType::F32 => all.chunks_exact_mut(4).for_each(|c| c[3] = c[3] & 0x80 | 0x3f),
-        DataType::Bf16 => all.chunks_exact_mut(2).for_each(|c| c[1] = c[1] & 0x87 | 0x38),
-        _ => {}
-    }
-    all
 }

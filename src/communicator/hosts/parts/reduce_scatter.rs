@@ -1,0 +1,114 @@
+//! Reduce-scatter.
+
+use std::sync::Arc;
+
+use super::reduction::Reduction;
+use super::{ALIGNMENT, Chunk, Parts, Steps, receive, send};
+use crate::collective::request::Kind;
+use crate::cuda::word::Word;
+use crate::engine::device::Layout;
+use crate::error::Result;
+use crate::reduce::Operator;
+
+/// A chunk is the same elements of every rank's block. Its workspace holds the inputs, if they are widened or
+/// do not lie together, then what this host makes for the ranks of this place, then the result as an
+/// accumulator.
+pub(super) struct ReduceScatter {
+    reduction: Reduction,
+    /// Whether the inputs of a chunk do not lie together.
+    packs: bool,
+}
+
+impl ReduceScatter {
+    pub(super) fn new(parts: &Parts<'_>, operator: Operator) -> ReduceScatter {
+        let checked = &parts.call.checked;
+        let reduction = Reduction::new(checked, operator, parts.layout.size());
+        let together = ReduceScatter { reduction, packs: false };
+        let packs = !together.holds(parts, checked.signature.count);
+        ReduceScatter { packs, ..together }
+    }
+
+    fn gathers(&self) -> bool {
+        self.packs || self.reduction.widens
+    }
+
+    /// Bytes for one element of every block.
+    pub(super) fn row(&self, layout: Layout) -> u64 {
+        let gathered = if self.gathers() { layout.size() } else { 0 };
+        u64::from(gathered + layout.hosts + 1) * self.reduction.accumulator
+    }
+
+    /// Whether `count` elements of each block are one chunk.
+    fn holds(&self, parts: &Parts<'_>, count: u64) -> bool {
+        count <= parts.room(self.row(parts.layout), 1)
+    }
+
+    /// Where lies what this host makes, and where the result.
+    fn places(&self, layout: Layout, chunk: Chunk) -> (u64, u64) {
+        let accumulator = self.reduction.accumulator;
+        let gathered = if self.gathers() { u64::from(layout.size()) * chunk.len * accumulator } else { 0 };
+        let made = (chunk.workspace + gathered).next_multiple_of(ALIGNMENT);
+        let result = made + u64::from(layout.hosts) * chunk.len * accumulator;
+        (made, result.next_multiple_of(ALIGNMENT))
+    }
+
+    /// Where the chunk's result goes.
+    fn output(&self, parts: &Parts<'_>, chunk: Chunk) -> u64 {
+        parts.call.checked.output.addr() as u64 + chunk.start * self.reduction.element
+    }
+}
+
+impl Steps for ReduceScatter {
+    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Arc<Word>> {
+        let Reduction { element, accumulator, widens, finishes, .. } = self.reduction;
+        let (layout, stream, checked) = (parts.layout, parts.series.stream(), &parts.call.checked);
+        let (input, count) = (checked.input.addr() as u64, checked.signature.count);
+        let (made, result) = self.places(layout, chunk);
+        let whole = chunk.len == count;
+        let from = if self.gathers() { chunk.workspace } else { input };
+        // SAFETY: the caller's promise; the chunk fits the workspace.
+        unsafe {
+            if widens && whole {
+                self.reduction.widen(parts, input, from, u64::from(layout.size()) * count)?;
+            } else if self.gathers() {
+                for rank in 0..u64::from(layout.size()) {
+                    let at = input + (rank * count + chunk.start) * element;
+                    let to = from + rank * chunk.len * accumulator;
+                    if widens {
+                        self.reduction.widen(parts, at, to, chunk.len)?;
+                    } else {
+                        // It fits the workspace.
+                        stream.copy_to_peer(to, stream.device(), at, (chunk.len * element) as usize)?;
+                    }
+                }
+            }
+            let block = chunk.len * accumulator;
+            for host in 0..u64::from(layout.hosts) {
+                let from = from + host * u64::from(layout.inside) * block;
+                let into = made + host * block;
+                let job = self.reduction.job(parts, Kind::ReduceScatter, from, into, chunk.len);
+                parts.series.enqueue(&job)?;
+            }
+            let into = if finishes { result } else { self.output(parts, chunk) };
+            let request = self.reduction.request(parts, Kind::ReduceScatter, made, into, chunk.len);
+            parts.across(request)
+        }
+    }
+
+    unsafe fn after(&self, parts: &Parts<'_>, chunk: Chunk) -> Result<()> {
+        let Reduction { element, accumulator, finishes, .. } = self.reduction;
+        if !finishes {
+            return Ok(());
+        }
+        let (made, result) = self.places(parts.layout, chunk);
+        let rounded = if element == accumulator { result } else { made };
+        let (place, bytes) = (parts.layout.place(), chunk.len * element);
+        // SAFETY: the caller's promise; the chunk fits the workspace.
+        unsafe {
+            self.reduction.finish(parts, result, rounded, chunk.len)?;
+            // By the kernels that do nothing once the group has failed.
+            let output = self.output(parts, chunk);
+            parts.transfer(vec![send(place, (rounded, bytes)), receive(place, (output, bytes))])
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Calls that go well: composed, by kernels alone, or staged.
+
+use super::*;
+use crate::communicator::start_together;
+
+#[test]
+fn composed_calls_have_the_bits_of_host_memory() {
+    let kinds = [Kind::Allreduce, Kind::Reduce, Kind::ReduceScatter, Kind::Broadcast, Kind::Allgather];
+    for (hosts, inside, order) in [(2, 2, Order::RoundRobin), (2, 2, Order::Random(7)), (3, 2, Order::Eager)]
+    {
+        ranks(hosts, inside, order, |rank| {
+            for (seed, kind) in (1..).zip(kinds) {
+                for count in COUNTS {
+                    let (dtype, operator) = (DataType::F32, Operator::Sum);
+                    let root = (seed + count) as u32 % rank.context.size();
+                    rank.exercise(What { kind, count, dtype, operator, root }, seed);
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn every_type_and_operator_is_rounded_once() {
+    let operators = [
+        Operator::Sum,
+        Operator::Product,
+        Operator::Min,
+        Operator::Max,
+        Operator::Average,
+        Operator::PreMulSum(0.7),
+        Operator::BitXor,
+    ];
+    ranks(2, 2, Order::RoundRobin, |rank| {
+        for dtype in DataType::ALL {
+            for operator in operators {
+                if operator == Operator::BitXor && dtype.is_float() {
+                    continue;
+                }
+                for (kind, count) in [(Kind::Allreduce, 301), (Kind::Reduce, 37), (Kind::ReduceScatter, 150)]
+                {
+                    rank.exercise(What { kind, count, dtype, operator, root: 3 }, count);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn what_is_not_composed_goes_another_way() {
+    // Three ranks are no inner node of the tree; alltoall is staged; lists and tags are.
+    ranks(2, 3, Order::RoundRobin, |rank| {
+        for kind in [Kind::Allreduce, Kind::Broadcast, Kind::Allgather, Kind::Alltoall, Kind::Reduce] {
+            let (count, dtype, operator, root) = (100, DataType::Bf16, Operator::Sum, 4);
+            rank.exercise(What { kind, count, dtype, operator, root }, 5);
+        }
+        let (memory, request) = rank.sum(64);
+        rank.run(&request, &Call { tag: Some(3), ..rank.call() }).expect("a sum with a tag");
+        assert_eq!(rank.double.peek(memory, 4), [6; 4]);
+    });
+}
+
+#[test]
+fn messages_go_by_kernels_within_a_host_and_staged_between_hosts() {
+    ranks(2, 2, Order::RoundRobin, |rank| {
+        let (me, call) = (rank.context.rank(), rank.call());
+        for distance in [1, 2] {
+            let peer = me ^ distance;
+            let [out, into] = [0, 1].map(|_| rank.double.memory(rank.device, 300));
+            rank.double.fill(rank.stream, rank.device, out, &[me as u8; 300]);
+            let what =
+                |kind| What { kind, count: 300, dtype: DataType::U8, operator: Operator::Sum, root: peer };
+            let send = what(Kind::Send).request(pointer(out).cast_const(), std::ptr::null_mut());
+            let receive = what(Kind::Receive).request(std::ptr::null(), pointer(into));
+            let calls = [(&rank.context, &send, &call), (&rank.context, &receive, &call)];
+            // SAFETY: the double trusts no address.
+            for work in unsafe { start_together(&calls) }.expect("both start") {
+                work.wait(Deadline::after(PATIENCE)).expect("both end");
+            }
+            assert_eq!(rank.double.peek(into, 300), vec![peer as u8; 300]);
+        }
+    });
+}
+
+#[test]
+fn where_a_host_cannot_all_is_staged() {
+    let store = Arc::new(HashStore::new());
+    let ways: Vec<_> = std::thread::scope(|scope| {
+        let doubles = [0, 1].map(|_| Double::new(2, Order::RoundRobin));
+        doubles[1].separate(0, 1);
+        let devices = doubles.clone().map(|double| Devices::over(double).unwrap());
+        let threads: Vec<_> = (0..4)
+            .map(|rank: u32| {
+                let (store, host) = (store.clone(), rank / 2);
+                let (double, devices) = (doubles[host as usize].clone(), devices[host as usize].clone());
+                scope.spawn(move || {
+                    DRIVER.set(Some(double));
+                    let context = Context::create(Options {
+                        rank,
+                        size: 4,
+                        rendezvous: Rendezvous::Store(store),
+                        name: String::new(),
+                        timeout: PATIENCE,
+                        interface: Some("127.0.0.1".into()),
+                        transports: None,
+                        host: Some(format!("host {host}")),
+                    })
+                    .expect("the ranks meet");
+                    agree(&context, rank % 2, &devices).expect("an agreement");
+                    context.device_way()
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
+    });
+    for way in ways {
+        let why = way.expect("agreed").expect_err("staged");
+        assert!(why.contains("rank 2 (") && why.contains("GPU 0 does not reach GPU 1"), "{why}");
+    }
+}

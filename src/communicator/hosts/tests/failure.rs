@@ -1,0 +1,92 @@
+//! Calls that fail: what each rank is told.
+
+use std::time::Instant;
+
+use super::*;
+use crate::error::Error;
+
+/// What each rank's call comes to.
+fn errors(body: impl Fn(&Rank) -> Result<Completion> + Sync) -> Vec<Error> {
+    let started = Instant::now();
+    let errors = ranks_that_fail(|rank| {
+        let error = body(rank).expect_err("this cannot go well");
+        let later = rank.run(&rank.sum(1).1, &rank.call()).unwrap_err();
+        assert!(later.text().contains("has failed before"), "{later}");
+        error
+    });
+    assert!(started.elapsed() < PATIENCE / 2, "nobody waits for the deadline");
+    errors
+}
+
+#[test]
+fn calls_that_differ_name_both_ranks_by_their_numbers() {
+    // Within a host, between hosts, and another operation altogether, which is staged.
+    for odd in [1, 2] {
+        for other in [false, true] {
+            let found = errors(|rank| {
+                let mine = rank.context.rank() / odd % 2 == 1;
+                let (_, mut request) = rank.sum(if mine && !other { 128 } else { 64 });
+                if mine && other {
+                    request.kind = Kind::Alltoall;
+                    request.counts = Counts::Uniform(4);
+                    let apart = rank.double.memory(rank.device, 256);
+                    request.output = pointer(apart);
+                }
+                rank.run(&request, &rank.call())
+            });
+            for error in found {
+                assert_eq!(error.status(), Status::Mismatch, "{error}");
+                let text = error.text();
+                let theirs = if other { "called alltoall(4 ×" } else { "called allreduce(128 ×" };
+                for part in ["call #0 of 'default' differs", "called allreduce(64 ×", theirs] {
+                    assert!(text.contains(part), "odd {odd}, other {other}: {error}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_call_is_named() {
+    for absent in [1, 2] {
+        let found = ranks_that_fail(|rank| {
+            if rank.context.rank() == absent {
+                let until = Instant::now() + PATIENCE;
+                while rank.context.failure().is_none() && Instant::now() < until {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                return rank.context.failure().expect("the news");
+            }
+            let (_, request) = rank.sum(1000);
+            let timeout = Some(Duration::from_millis(500));
+            rank.run(&request, &Call { timeout, ..rank.call() }).expect_err("one is missing")
+        });
+        for error in found {
+            assert_eq!(error.status(), Status::Timeout, "{error}");
+            // Also those that wait for a rank that waits for it, and may have called long before that one.
+            let told = [
+                format!("nothing from rank {absent} ("),
+                format!("still running, waiting for rank {absent}"),
+            ];
+            assert!(told.iter().any(|text| error.text().contains(text)), "{error}");
+            assert!(error.text().contains(&format!("Look at rank {absent}")), "{error}");
+        }
+    }
+}
+
+#[test]
+fn an_abort_ends_all_of_it() {
+    let started = Instant::now();
+    ranks_that_fail(|rank| {
+        if rank.context.rank() == 3 {
+            std::thread::sleep(Duration::from_millis(50));
+            rank.context.abort();
+            return;
+        }
+        let (_, request) = rank.sum(1000);
+        let error = rank.run(&request, &rank.call()).expect_err("aborted");
+        assert_eq!(error.status(), Status::Aborted, "{error}");
+        assert!(error.text().contains("rank 3"), "{error}");
+    });
+    assert!(started.elapsed() < PATIENCE / 2);
+}

@@ -1,0 +1,151 @@
+//! Collectives in the order of a stream: what comes out, whatever the order of the streams, and what goes wrong
+//! without a wait.
+
+use super::*;
+
+/// Elements: none, one, odd, three pieces and a bit.
+const COUNTS: [usize; 4] = [0, 1, 37, 201];
+
+#[test]
+fn every_collective_is_right() {
+    for (size, transports) in [(2, "shm"), (3, "tcp")] {
+        for order in [Order::Eager, Order::RoundRobin, Order::Random(7)] {
+            let complaints = ranks(size, transports, order, |rank| {
+                let mut round = 0;
+                let mut works = Vec::new();
+                for kind in COLLECTIVES {
+                    for count in COUNTS {
+                        for in_place in [false, true] {
+                            works.push(exercise(rank, kind, count, in_place, round).expect("it starts"));
+                            round += 1;
+                        }
+                    }
+                }
+                for work in works {
+                    work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+                }
+                rank.drain()
+            });
+            assert_eq!(complaints.concat(), Vec::<String>::new(), "{size} over {transports}, {order:?}");
+        }
+    }
+}
+
+#[test]
+fn lists_that_all_ranks_know_come_in_pieces_too() {
+    // Of blocks: none, in one piece, some longer than others, some of several pieces.
+    let lists: [[usize; 3]; 5] = [[0, 0, 0], [5, 0, 7], [201, 0, 37], [64, 300, 129], [0, 0, 500]];
+    for transports in ["shm", "tcp"] {
+        for order in [Order::Eager, Order::RoundRobin, Order::Random(7)] {
+            let complaints = ranks(3, transports, order, |rank| {
+                let mut works = Vec::new();
+                for kind in [Kind::Allgather, Kind::ReduceScatter] {
+                    for (round, counts) in lists.iter().enumerate() {
+                        works.push(exercise_list(rank, kind, counts, round as u32).expect("it starts"));
+                    }
+                }
+                for work in works {
+                    work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+                }
+                rank.drain()
+            });
+            assert_eq!(complaints.concat(), Vec::<String>::new(), "over {transports}, {order:?}");
+        }
+    }
+}
+
+/// Two calls of one kind, one after the other, on a stream that comes to them late. Without the `missing`-th entry that
+/// rank `who` records (or, if `value`, its `missing`-th wait for a value). What went wrong, and how many entries are
+/// recorded and values waited for by a rank.
+fn twice(kind: Kind, order: Order, missing: Option<(u32, bool, usize)>) -> (Vec<String>, Vec<[usize; 2]>) {
+    let answers = ranks(2, "shm", order, |rank| {
+        let gate = rank.gate();
+        if let Some((_, value, index)) = missing.filter(|(who, ..)| *who == rank.rank) {
+            if value { rank.double.ignore_value(index) } else { rank.double.ignore_record(index) }
+        }
+        let before = [rank.double.records(), rank.double.values()];
+        // The same root twice.
+        let works = [0, 2].map(|round| exercise(rank, kind, 201, false, round).expect("it starts"));
+        // Time for what comes too early.
+        std::thread::sleep(Duration::from_millis(1));
+        gate.release();
+        for work in works {
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        }
+        let waits = [rank.double.records() - before[0], rank.double.values() - before[1]];
+        (rank.drain(), waits)
+    });
+    let (complaints, waits): (Vec<_>, Vec<_>) = answers.into_iter().unzip();
+    (complaints.concat(), waits)
+}
+
+#[test]
+fn calls_are_right_in_every_order() {
+    for kind in [Kind::Allreduce, Kind::Broadcast, Kind::Alltoall] {
+        for order in Order::all(3) {
+            let (complaints, _) = twice(kind, order, None);
+            assert!(complaints.is_empty(), "{kind:?}, {order:?}: {complaints:?}");
+        }
+    }
+}
+
+#[test]
+fn every_wait_is_needed() {
+    for kind in [Kind::Allreduce, Kind::Broadcast] {
+        let (_, waits) = twice(kind, Order::RoundRobin, None);
+        for (who, [entries, values]) in waits.into_iter().enumerate() {
+            assert_eq!([entries, values], [2, 2], "{kind:?}, rank {who}");
+            let all = (0..entries).map(|index| (false, index)).chain((0..values).map(|index| (true, index)));
+            for (value, index) in all {
+                let missing = Some((who as u32, value, index));
+                let shows = |order| !twice(kind, order, missing).0.is_empty();
+                // More than once: a processor that is busy elsewhere lets the streams get ahead of the call.
+                let found = (0..TRIES).any(|_| Order::all(3).into_iter().any(shows));
+                assert!(found, "{kind:?}: nothing goes wrong without {missing:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_second_call_creates_nothing() {
+    ranks(2, "shm", Order::RoundRobin, |rank| {
+        let values = given(rank.rank, 0, 1000);
+        let (input, output) = (rank.memory(&values), rank.memory(&values));
+        let mut before = 0;
+        for round in 0..4 {
+            if round == 1 {
+                before = rank.double.creations();
+            }
+            let sum = request(Kind::Allreduce, input, output, 1000, 0);
+            let work = rank.start(&sum, &rank.call()).expect("it starts");
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        }
+        assert_eq!(rank.double.creations(), before);
+        rank.drain()
+    });
+}
+
+#[test]
+fn a_group_of_one_copies_on_the_stream() {
+    for order in [Order::Eager, Order::RoundRobin, Order::Backward] {
+        ranks(1, "shm", order, |rank| {
+            for in_place in [false, true] {
+                for (round, kind) in COLLECTIVES.into_iter().enumerate() {
+                    let work = exercise(rank, kind, 37, in_place, round as u32).expect("it starts");
+                    work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+                }
+            }
+            let (input, output) = (rank.memory(&[0; 4]), rank.memory(&[0; 4]));
+            rank.fill(input, &[f32::to_bits(1.5) as i32; 4]);
+            let scaled = Request {
+                dtype: DataType::F32,
+                operator: Operator::PreMulSum(2.0),
+                ..request(Kind::Allreduce, input, output, 4, 0)
+            };
+            rank.run(&scaled, &rank.call()).expect("it ends well");
+            rank.expect(output, &[f32::to_bits(3.0) as i32; 4], "scaled");
+            assert_eq!(rank.drain(), Vec::<String>::new(), "{order:?}");
+        });
+    }
+}

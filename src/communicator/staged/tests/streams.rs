@@ -1,0 +1,103 @@
+//! Calls without a stream, on host memory, and seen from other streams.
+
+use std::sync::atomic::AtomicU32;
+
+use super::*;
+
+#[test]
+fn without_a_stream_the_result_is_there_on_return() {
+    for order in [Order::Eager, Order::RoundRobin, Order::Backward] {
+        let complaints = ranks(2, "shm", order, |rank| {
+            for round in 0..3 {
+                let values = given(rank.rank, round, 201);
+                let (input, output) = (rank.memory(&values), rank.memory(&values));
+                // The caller's work on its default stream comes first.
+                rank.double.fill(StreamHandle::NULL, 0, input, &bytes(&values));
+                let sum = request(Kind::Allreduce, input, output, 201, 0);
+                if round == 1 {
+                    let work = rank.start(&sum, &Call::default()).expect("it starts");
+                    work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+                } else {
+                    rank.run(&sum, &Call::default()).expect("it ends well");
+                }
+                let due = bytes(&expected(Kind::Allreduce, 201, 2, rank.rank, 0, round));
+                assert_eq!(rank.double.peek(output, due.len()), due);
+            }
+            rank.drain()
+        });
+        assert_eq!(complaints.concat(), Vec::<String>::new(), "{order:?}");
+    }
+}
+
+#[test]
+fn host_memory_and_barriers_are_ordered_on_streams() {
+    for order in [Order::Eager, Order::RoundRobin, Order::Last(0)] {
+        let complaints = ranks(2, "shm", order, |rank| {
+            // One side on the host, one on the device: every rank another.
+            let values = given(rank.rank, 0, 201);
+            let mut host = vec![0; 201];
+            let device = rank.memory(&values);
+            rank.fill(device, &values);
+            let out = host.as_mut_ptr().expose_provenance() as u64;
+            let work = rank.start(&request(Kind::Allreduce, device, out, 201, 0), &rank.call());
+            work.expect("it starts").wait(Deadline::after(PATIENCE)).expect("it ends well");
+            assert_eq!(host, expected(Kind::Allreduce, 201, 2, rank.rank, 0, 0));
+            // Both on the host; the other rank makes an ordinary call.
+            let mut sum = given(rank.rank, 1, 201);
+            let address = sum.as_mut_ptr().expose_provenance() as u64;
+            let call = if rank.rank == 0 { rank.call() } else { Call::default() };
+            rank.run(&request(Kind::Allreduce, address, address, 201, 0), &call).expect("it ends well");
+            assert_eq!(sum, expected(Kind::Allreduce, 201, 2, rank.rank, 0, 1));
+            // A barrier tells the others when the stream has come to it.
+            let flag = rank.memory(&[0]);
+            rank.fill(flag, &[0]);
+            let work = rank.start(&request(Kind::Barrier, 0, 0, 0, 0), &rank.call()).expect("it starts");
+            rank.fill(flag, &[1]);
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+            rank.drain()
+        });
+        assert_eq!(complaints.concat(), Vec::<String>::new(), "{order:?}");
+    }
+}
+
+#[test]
+fn other_streams_and_callbacks_wait_for_a_work() {
+    for order in Order::all(4) {
+        let complaints = ranks(2, "shm", order, |rank| {
+            let other = rank.double.stream(0);
+            let values = given(rank.rank, 0, 201);
+            let (input, output) = (rank.memory(&values), rank.memory(&values));
+            rank.fill(input, &values);
+            let sum = request(Kind::Allreduce, input, output, 201, 0);
+            let work = rank.start(&sum, &rank.call()).expect("it starts");
+            let called = Arc::new(AtomicU32::new(0));
+            let counted = called.clone();
+            work.on_complete(Box::new(move |result| {
+                assert!(result.is_ok());
+                counted.fetch_add(1, Ordering::SeqCst);
+            }));
+            // SAFETY: the double trusts no handle.
+            unsafe { work.block_stream(other) }.expect("it waits");
+            let due = bytes(&expected(Kind::Allreduce, 201, 2, rank.rank, 0, 0));
+            rank.double.expect(other, 0, output, &due, "before the work was done");
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+            let complaints = rank.drain();
+            assert_eq!(called.load(Ordering::SeqCst), 1);
+            complaints
+        });
+        assert_eq!(complaints.concat(), Vec::<String>::new(), "{order:?}");
+    }
+}
+
+#[test]
+fn streams_that_cannot_wait_for_the_host_have_the_host_wait() {
+    let complaints = ranks(2, "shm", Order::RoundRobin, |rank| {
+        rank.double.forbid_wait_value();
+        for (round, kind) in COLLECTIVES.into_iter().enumerate() {
+            exercise(rank, kind, 201, round % 2 == 0, round as u32).expect("it ends well");
+        }
+        assert_eq!(rank.double.values(), 0);
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}

@@ -1,0 +1,147 @@
+//! Calls that fail or are refused: what is said, and that the stream goes on.
+
+use super::*;
+
+#[test]
+fn a_driver_call_that_fails_is_named_on_all_ranks() {
+    for failing in 0.. {
+        let outcomes = ranks(2, "shm", Order::RoundRobin, |rank| {
+            // Everybody is there before anything goes wrong.
+            rank.run(&request(Kind::Barrier, 0, 0, 0, 0), &Call::default()).expect("a barrier");
+            if rank.rank == 0 {
+                rank.double.fail_call(failing);
+            }
+            let result = exercise(rank, Kind::Allreduce, 201, false, 0)
+                .and_then(|work| work.wait(Deadline::after(PATIENCE)));
+            if result.is_err() {
+                assert!(rank.context.failure().is_some(), "the group has failed");
+            }
+            (result.err(), grave(rank.drain()))
+        });
+        let errors: Vec<Error> = outcomes.iter().filter_map(|(error, _)| error.clone()).collect();
+        for (_, complaints) in outcomes {
+            assert_eq!(complaints, Vec::<String>::new(), "call {failing}: {errors:?}");
+        }
+        if errors.is_empty() {
+            assert!(failing > 50, "only {failing} calls");
+            return;
+        }
+        for error in &errors {
+            assert!(error.text().contains(" failed: CUDA_ERROR_INJECTED: "), "call {failing}: {error}");
+            assert_eq!(error.status(), Status::Cuda);
+        }
+    }
+}
+
+#[test]
+fn a_deadline_lets_the_stream_go_on() {
+    let outcomes = ranks(2, "shm", Order::RoundRobin, |rank| {
+        let mut answer = (None, Vec::new());
+        if rank.rank == 0 {
+            let values = given(0, 0, 201);
+            let (input, output) = (rank.memory(&values), rank.memory(&values));
+            rank.fill(input, &values);
+            let call = Call { timeout: Some(Duration::from_millis(100)), ..rank.call() };
+            let work =
+                rank.start(&request(Kind::Allreduce, input, output, 201, 0), &call).expect("it starts");
+            let error = work.wait(Deadline::after(PATIENCE)).expect_err("rank 1 does not call");
+            answer = (Some(error), grave(rank.drain()));
+        } else {
+            let until = Instant::now() + PATIENCE;
+            while rank.context.failure().is_none() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        answer
+    });
+    let (error, complaints) = &outcomes[0];
+    let error = error.as_ref().expect("it has failed");
+    assert_eq!(error.status(), Status::Timeout);
+    assert!(error.text().contains("nothing from rank 1"), "{error}");
+    assert_eq!(complaints, &Vec::<String>::new());
+}
+
+#[test]
+fn a_stream_that_comes_late_to_a_failed_call_goes_on_all_the_same() {
+    let outcomes = ranks(2, "shm", Order::RoundRobin, |rank| {
+        let values = given(rank.rank, 0, 201);
+        let (input, output) = (rank.memory(&values), rank.memory(&values));
+        let gate = rank.memory(&[0]);
+        rank.fill(gate, &[0]);
+        let devices = Devices::over(rank.double.clone()).unwrap();
+        {
+            let _entered = devices.enter(0).unwrap();
+            // SAFETY: the double trusts nothing.
+            unsafe { devices.driver().wait_value(rank.stream, gate, 1) }.unwrap();
+        }
+        rank.fill(input, &values);
+        let call = Call { timeout: Some(Duration::from_millis(100)), ..rank.call() };
+        // It may have ended on the other rank before it begins here.
+        let result = rank.start(&request(Kind::Allreduce, input, output, 201, 0), &call);
+        let result = result.and_then(|work| work.wait(Deadline::after(PATIENCE)));
+        let error = result.expect_err("the streams do not come to it");
+        assert!(!rank.double.is_idle(), "the stream is still waiting");
+        let opener = rank.double.stream(0);
+        rank.double.fill(opener, 0, gate, &1u32.to_ne_bytes());
+        (error.status(), grave(rank.drain()))
+    });
+    for (status, complaints) in outcomes {
+        assert_eq!((status, complaints), (Status::Timeout, Vec::<String>::new()));
+    }
+}
+
+#[test]
+fn ranks_that_differ_in_their_memory_are_told() {
+    let errors = ranks(2, "shm", Order::RoundRobin, |rank| {
+        let values = given(rank.rank, 0, 201);
+        let mut host = values.clone();
+        let address = match rank.rank {
+            0 => rank.memory(&values),
+            _ => host.as_mut_ptr().expose_provenance() as u64,
+        };
+        rank.run(&request(Kind::Allreduce, address, address, 201, 0), &Call::default())
+            .expect_err("they differ")
+    });
+    for error in errors {
+        assert_eq!(error.status(), Status::Mismatch);
+        let [host, device] = ["allreduce(201 × int32, sum)", "allreduce(201 × int32, sum) on device memory"];
+        assert!(error.text().contains(host) && error.text().contains(device), "{error}");
+    }
+}
+
+#[test]
+fn wrong_memory_and_wrong_streams_are_named() {
+    ranks(2, "shm", Order::Eager, |rank| {
+        let (here, there) = (rank.double.memory(0, 400), rank.double.memory(1, 400));
+        let refused = |input, output, call: &Call| -> (Status, String) {
+            let error = rank.run(&request(Kind::Allreduce, input, output, 100, 0), call).unwrap_err();
+            (error.status(), error.text().to_owned())
+        };
+        let argument = |text: &str| (Status::InvalidArgument, text.to_owned());
+        assert_eq!(
+            refused(here, there, &Call::default()),
+            argument("sendbuf is memory of GPU 0, but recvbuf of GPU 1: buffers of a call share a device")
+        );
+        assert_eq!(
+            refused(there, there, &rank.call()),
+            argument("call->stream is a stream of GPU 0, but sendbuf is memory of GPU 1")
+        );
+        assert_eq!(
+            refused(here, rank.double.memory(0, 399), &Call::default()),
+            argument("recvbuf has 399 bytes left in its allocation, but 400 are needed")
+        );
+        let (status, text) = refused(16, here, &Call::default());
+        assert_eq!(status, Status::InvalidArgument);
+        assert!(text.starts_with("sendbuf (0x10) is neither memory that CUDA knows nor"), "{text}");
+        rank.double.begin_capture(rank.stream, 0);
+        let (status, text) = refused(here, here, &rank.call());
+        assert_eq!(status, Status::InvalidUsage);
+        assert_eq!(text, "call->stream is being captured: a call by way of the host cannot be captured");
+        assert!(rank.double.end_capture(rank.stream, 0).is_ok(), "the capture is still good");
+        // Nothing has begun: the group still works.
+        exercise(rank, Kind::Allreduce, 201, true, 0)
+            .and_then(|work| work.wait(Deadline::after(PATIENCE)))
+            .expect("it ends well");
+        assert_eq!(rank.drain(), Vec::<String>::new());
+    });
+}
