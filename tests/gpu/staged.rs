@@ -454,7 +454,7 @@ fn the_death_of_a_rank_frees_the_streams() {
     }
 }
 
-/// Times of allreduces on a stream, and of the same on host memory.
+/// Times of allreduces on a stream and of all-to-alls of lists, and of the same on host memory.
 pub(crate) fn speed(seat: &Seat) {
     let rank = Rank::new(seat);
     for shift in [10, 16, 20, 22, 24, 26, 28] {
@@ -481,15 +481,48 @@ pub(crate) fn speed(seat: &Seat) {
             report(format_args!("{len} bytes: device {device:.1} us, host {host:.1} us"));
         }
     }
+    for len in [1usize << 20, 16 << 20, 64 << 20] {
+        let report_times = |what: &str, time: f64| {
+            if rank.rank == 0 {
+                report(format_args!("{len} bytes: {what} {:.1} us", time * 1e6));
+            }
+        };
+        report_times("alltoallv", uneven_time(&rank, len, true));
+        report_times("alltoallv of host memory", uneven_time(&rank, len, false));
+    }
     report("end");
 }
 
+/// Seconds of an all-to-all of about `len` bytes in blocks of different lengths.
+fn uneven_time(rank: &Rank, len: usize, on_device: bool) -> f64 {
+    let (size, me) = (rank.size as usize, rank.rank as usize);
+    let block = |from: usize, to: usize| (len / 4 / size + 64 * from + to) as u64;
+    let send: Vec<u64> = (0..size).map(|other| block(me, other)).collect();
+    let receive: Vec<u64> = (0..size).map(|other| block(other, me)).collect();
+    let [given, taken] = [&send, &receive].map(|counts| counts.iter().sum::<u64>() as usize * 4);
+    let (mut from, mut to) = (vec![1u8; given], vec![0u8; taken]);
+    let [input, output] = [given, taken].map(|bytes| filled(rank.device, &vec![0; bytes]));
+    let addresses = match on_device {
+        true => (input.address(), output.address()),
+        false => (from.as_mut_ptr().expose_provenance() as u64, to.as_mut_ptr().expose_provenance() as u64),
+    };
+    let plain = request(Kind::Alltoall, addresses.0, addresses.1, 0, 0);
+    let request = Request { counts: Counts::Exchange { send, receive }, ..plain };
+    let time = || {
+        let began = Instant::now();
+        // SAFETY: the memory outlives the call.
+        unsafe { rank.context.run(&request, &Call::default()) }.expect("an alltoallv");
+        began.elapsed().as_secs_f64()
+    };
+    (0..8).map(|_| time()).fold(f64::MAX, f64::min)
+}
+
 #[test]
-fn how_long_allreduces_take() {
-    for (size, transports) in [(2, "shm"), (2, "tcp"), (4, "shm")] {
+fn how_long_calls_take() {
+    for (size, transports) in [(2, "shm"), (2, "tcp"), (4, "shm"), (4, "tcp")] {
         let mut job = Job::start_with("staged speed", size, transports, &[("UNISONO_P2P", "0")]);
         let all: Vec<u32> = (0..size).collect();
-        for _ in 0..7 {
+        for _ in 0..13 {
             let line = &job.await_all(&[0], "")[0].line;
             println!("staged: {size} ranks over {transports}: {line}");
         }
