@@ -2,6 +2,7 @@
 
 mod ahead;
 mod failure;
+mod lists;
 mod loading;
 mod messages;
 mod relay;
