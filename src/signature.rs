@@ -103,9 +103,9 @@ pub struct Signature {
     pub algorithm: u8,
     /// The root; the coordinates of an index of a sparse tensor; 0 where there is neither.
     pub root: u32,
-    /// Elements, or a digest of the list of counts. Where the ranks' lists may differ, [`COUNT_IS_DIGEST`] alone; in what two
-    /// ranks tell each other in such a call, with the elements of their block: see [`Signature::about_block`]. Of a sparse
-    /// tensor, the values of one of its elements.
+    /// Elements, or a digest of the list of counts. Where the ranks' lists may differ, [`COUNT_IS_DIGEST`]
+    /// alone; in what two ranks tell each other in such a call, with the elements of their block: see
+    /// [`Signature::about_block`]. Of a sparse tensor, the values of one of its elements.
     pub count: u64,
     /// Whether the ranks' memory is devices' memory, where that changes how the call is exchanged.
     pub device: bool,
@@ -129,8 +129,9 @@ impl Signature {
         Ok(Signature { kind, dtype, operator, algorithm, root, count, device })
     }
 
-    /// What a message says of a call whose lists may differ from rank to rank, when its receiver obtains `elements` from its
-    /// sender, in this message or in others: both know that from their lists. Any other call is told as it is.
+    /// What a message says of a call whose lists may differ from rank to rank, when its receiver obtains
+    /// `elements` from its sender, in this message or in others: both know that from their lists. Any other
+    /// call is told as it is.
     pub fn about_block(self, elements: u64) -> Signature {
         match self.is_listed() {
             true => Signature { count: COUNT_IS_DIGEST | elements, ..self },

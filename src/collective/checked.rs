@@ -125,7 +125,8 @@ fn collective(request: &Request, rank: u32, size: u32) -> Result<(Collective, u6
             Counts::From { .. } => fail!(InvalidArgument, "{} takes no list of ranks", request.kind.name()),
         }
     };
-    // Not every rank knows all counts: a list has no part in the signature. Two ranks compare what they have for each other.
+    // Not every rank knows all counts: a list has no part in the signature. Two ranks compare what they have
+    // for each other.
     let unshared = |(counts, count): (Vec<u64>, u64)| {
         let count = if matches!(request.counts, Counts::Uniform(_)) { count } else { COUNT_IS_DIGEST };
         (counts, count)

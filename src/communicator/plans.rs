@@ -24,8 +24,9 @@ pub struct Plans(Mutex<HashMap<PlanKey, Planned>>);
 /// and how, which is not what the call says where inputs have been combined before.
 type PlanKey = (Signature, Option<i64>, DataType, Option<u8>);
 
-/// Bytes of a message of a long block that only its two ranks know the length of: few enough for pinned memory of them to be
-/// had for every rank, more than come unasked ([`EAGER_TCP_BYTES`](crate::engine::messages::EAGER_TCP_BYTES)).
+/// Bytes of a message of a long block that only its two ranks know the length of: few enough for pinned
+/// memory of them to be had for every rank, more than come unasked
+/// ([`EAGER_TCP_BYTES`](crate::engine::messages::EAGER_TCP_BYTES)).
 pub const PORTION_BYTES: usize = 1024 * 1024;
 
 /// A plan and the algorithm that it is of.
@@ -88,8 +89,8 @@ pub fn planned(checked: &Checked, call: &Call, seat: Seat) -> Result<Planned> {
     Ok((Arc::new(plan), algorithm))
 }
 
-/// The plan for a call whose output is apart from its input until what is written there has been sent, whatever memory of
-/// the caller's they are.
+/// The plan for a call whose output is apart from its input until what is written there has been sent,
+/// whatever memory of the caller's they are.
 pub fn planned_apart(checked: &Checked, call: &Call, seat: Seat) -> Result<Planned> {
     plan_with(checked, call, seat, true).map(|(plan, algorithm)| (Arc::new(plan), algorithm))
 }

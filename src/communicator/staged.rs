@@ -344,7 +344,8 @@ impl Context {
                     // What is wrong with it is said now. It also notes the algorithm.
                     self.plans().plan(&mut checked, options, self.seat())?;
                 }
-                // Lists that not every rank knows are exchanged as from host memory; so ranks may differ in their memory.
+                // Lists that not every rank knows are exchanged as from host memory; so ranks may differ in
+                // their memory.
                 checked.signature.device = call.survey.on_device && !checked.listed;
                 let (class, tag) = class_of(options);
                 Ok((class, tag, checked.signature))

@@ -26,7 +26,8 @@ pub struct Plan {
     partial: usize,
     /// For each step that receives and combines, where in the workspace it receives to.
     staging: Vec<usize>,
-    /// For each step, the elements of the block that its message is of, where the two ranks compare that; else none.
+    /// For each step, the elements of the block that its message is of, where the two ranks compare that;
+    /// else none.
     blocks: Vec<u64>,
     /// Where in the workspace the output is held back until all steps have ended, and its elements.
     held: Option<(usize, u64)>,
@@ -87,7 +88,8 @@ impl Plan {
         })
     }
 
-    /// The two ranks of each message compare what they count of the block that it is of: `blocks`, for each step.
+    /// The two ranks of each message compare what they count of the block that it is of: `blocks`, for each
+    /// step.
     pub fn compare_blocks(mut self, blocks: Vec<u64>) -> Plan {
         self.blocks = blocks;
         self

@@ -101,8 +101,8 @@ pub struct Shape {
     pub ranks_per_node: u32,
     /// Whether the ranks tell each other what they have called before anybody's Output is written.
     pub agreement: Agreement,
-    /// The most elements of a message that is a block, or a part of one, on its way from its rank to another; 0 for whole
-    /// blocks. Algorithms ask that send blocks directly.
+    /// The most elements of a message that is a block, or a part of one, on its way from its rank to another;
+    /// 0 for whole blocks. Algorithms ask that send blocks directly.
     pub portion: u64,
 }
 

@@ -171,7 +171,8 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// For each step, the elements of the block that its message is of, when blocks go directly; 0 for other steps.
+    /// For each step, the elements of the block that its message is of, when blocks go directly; 0 for other
+    /// steps.
     pub fn blocks(&self, collective: &Collective, rank: Rank) -> Vec<u64> {
         let block = |step: &Step| match step.action {
             Action::Send { to, .. } => collective.sends(rank, to),

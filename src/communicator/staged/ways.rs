@@ -58,10 +58,10 @@ impl Context {
         Ok(relayed.map_or(Way::Staged, |plan| Way::Relayed(Box::new(plan))))
     }
 
-    /// What a call moves whose lists may differ from rank to rank, if it is to go message by message. No other rank need know,
-    /// since the messages are those of host memory: what is short goes at once, as do calls whose ranks read each other's
-    /// memory instead, those of algorithms that pass several blocks on together, and all-to-alls in place, in which what comes
-    /// would overwrite what has not gone.
+    /// What a call moves whose lists may differ from rank to rank, if it is to go message by message. No
+    /// other rank need know, since the messages are those of host memory: what is short goes at once, as do
+    /// calls whose ranks read each other's memory instead, those of algorithms that pass several blocks on
+    /// together, and all-to-alls in place, in which what comes would overwrite what has not gone.
     fn plan_lists(&self, call: &StagedCall, group: &Arc<Group>, options: &Call) -> Result<Option<Routes>> {
         let (What::Collective(checked), survey) = (&call.what, &call.survey) else { return Ok(None) };
         let short = survey.input_bytes + survey.output_bytes <= self.cuda().piece_bytes();
@@ -79,8 +79,8 @@ impl Context {
         Routes::new(plan, group.rank(), group.size(), self.cuda().portion_bytes()).map(Some)
     }
 
-    /// How a call is relayed, if it is one that may be: ordered, its algorithm left to the library, one count for all ranks.
-    /// The same answer on every rank.
+    /// How a call is relayed, if it is one that may be: ordered, its algorithm left to the library, one count
+    /// for all ranks. The same answer on every rank.
     fn plan_relay(
         &self,
         call: &StagedCall,

@@ -138,7 +138,8 @@ fn agree(class: Class, theirs: Signature, ours: Signature) -> bool {
     }
 }
 
-/// Two ends of a message that differ, in their calls or else in its length, or that of the block that it is a part of.
+/// Two ends of a message that differ, in their calls or else in its length, or that of the block that it is a
+/// part of.
 pub(super) fn differing(
     peer: u32,
     key: Key,

@@ -1,9 +1,9 @@
 //! Calls on device memory by way of the host: load, exchange, store.
 //!
-//! A call is cut into pieces ([`cut`]). Each is loaded from the device into pinned memory, exchanged there by the operation
-//! that a call on host memory would be, and stored from pinned memory to the device. The next pieces are loaded and the
-//! last ones stored meanwhile: up to [`LANES`] pieces are under way. Calls that no cut of all ranks fits, since their lists may
-//! differ from rank to rank, go message by message ([`lists`]).
+//! A call is cut into pieces ([`cut`]). Each is loaded from the device into pinned memory, exchanged there by
+//! the operation that a call on host memory would be, and stored from pinned memory to the device. The next
+//! pieces are loaded and the last ones stored meanwhile: up to [`LANES`] pieces are under way. Calls that no
+//! cut of all ranks fits, since their lists may differ from rank to rank, go message by message ([`lists`]).
 //!
 //! Loads and stores run on side streams, once the host has seen the *entry*: that the caller's stream has come to the
 //! call. What the caller's stream is given after the call waits for the *exit*, a word that the side stream of the stores
@@ -295,8 +295,8 @@ impl Staged {
             let to = to.wrapping_add(packed);
             match place {
                 Place::Device(from) => {
-                    // SAFETY: the strips lie in the caller's memory, which has been promised, and in the lane, which is
-                    // this call's and was made for its largest piece.
+                    // SAFETY: the strips lie in the caller's memory, which has been promised, and in the
+                    // lane, which is this call's and was made for its largest piece.
                     unsafe { self.job.order.copy_to_host(&bay.load, to, from + at as u64, bytes) }?
                 }
                 // SAFETY: as above.

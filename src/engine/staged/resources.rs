@@ -265,8 +265,8 @@ pub(super) fn park(tail: Event, lanes: Vec<Lane>) {
     lock(&POOL).parked.push(Parked { tail, lanes });
 }
 
-/// Lets go of what a call ran in that is given up, when streams may still use it. The caller's stream goes on behind the copies
-/// under way, unless it has been let go (`released`).
+/// Lets go of what a call ran in that is given up, when streams may still use it. The caller's stream goes on
+/// behind the copies under way, unless it has been let go (`released`).
 pub(super) fn leave(order: &StreamOrder, bay: Option<&Bay>, lanes: Vec<Lane>, released: bool) {
     let StreamOrder { devices, device, exit, .. } = order;
     let Some(bay) = bay else {

@@ -1,4 +1,5 @@
-//! Calls whose lists differ from rank to rank, by messages: long blocks go in several, by way of few slots of pinned memory.
+//! Calls whose lists differ from rank to rank, by messages: long blocks go in several, by way of few slots of
+//! pinned memory.
 
 use super::*;
 
@@ -330,8 +331,8 @@ fn pinned_memory_stays_bounded_however_long_the_call_is() {
 
 // ---- trouble
 
-/// What becomes of two calls of a group in which rank 1 counts `sent` elements between itself and rank 0, which counts
-/// `expected`: each rank's error, and whether the call that it failed in had written anything.
+/// What becomes of two calls of a group in which rank 1 counts `sent` elements between itself and rank 0,
+/// which counts `expected`: each rank's error, and whether the call that it failed in had written anything.
 fn differ(way: (&str, Option<u64>), kind: Kind, sent: usize, expected: usize) -> Vec<(Error, bool)> {
     let (transports, tag) = way;
     let odd = if kind == Kind::Scatter { (0, 1) } else { (1, 0) };

@@ -8,8 +8,8 @@ use std::ops::RangeInclusive;
 use super::routes::Part;
 use crate::engine::staged::resources::Lane;
 
-/// Slots of a line: one is on its way while the other is filled or emptied, and what the host sees late holds up nothing where
-/// there are more.
+/// Slots of a line: one is on its way while the other is filled or emptied, and what the host sees late holds
+/// up nothing where there are more.
 pub(super) const DEPTH: RangeInclusive<usize> = 2..=4;
 
 /// Pinned memory for a part, and how far that has come.

@@ -1,14 +1,16 @@
-//! Calls whose lists may differ from rank to rank (gatherv, scatterv, alltoallv), on device memory by way of the host.
+//! Calls whose lists may differ from rank to rank (gatherv, scatterv, alltoallv), on device memory by way of
+//! the host.
 //!
-//! Only the two ranks of a block know how long it is, so such a call has no cut that all ranks know. Its blocks have: what
-//! two ranks have for each other travels in the messages that it travels in on host memory ([`routes`]), each of which is
-//! a piece here. On its way it is in a *slot* of pinned memory: loaded into it and sent, or received into it and stored. What
-//! goes to one rank and what comes from another do not wait for each other, each has slots of its own, and as long as
-//! any is left a receive is posted. A rank deals with [`PAIRS`] others at a time, so pinned memory is bounded however
-//! long the call and its lists are.
+//! Only the two ranks of a block know how long it is, so such a call has no cut that all ranks know. Its
+//! blocks have: what two ranks have for each other travels in the messages that it travels in on host memory
+//! ([`routes`]), each of which is a piece here. On its way it is in a *slot* of pinned memory: loaded into it
+//! and sent, or received into it and stored. What goes to one rank and what comes from another do not wait
+//! for each other, each has slots of its own, and as long as any is left a receive is posted. A rank deals
+//! with [`PAIRS`] others at a time, so pinned memory is bounded however long the call and its lists are.
 //!
-//! Nothing is stored before all that this rank hears from have said that they have called the same, and have the same count of
-//! what the two have for each other. The exit is released by the host once everything has come to its end.
+//! Nothing is stored before all that this rank hears from have said that they have called the same, and have
+//! the same count of what the two have for each other. The exit is released by the host once everything has
+//! come to its end.
 
 mod lines;
 mod routes;
@@ -67,8 +69,8 @@ impl Lists {
     /// The call of `turn`, which on host memory would run the plan of `routes`.
     ///
     /// # Safety
-    /// Both sides of the job, of which the plan is, stay valid until the operation has ended or is abandoned, and then
-    /// until the exit is released. They do not overlap, but for what is where it belongs already.
+    /// Both sides of the job, of which the plan is, stay valid until the operation has ended or is abandoned,
+    /// and then until the exit is released. They do not overlap, but for what is where it belongs already.
     pub unsafe fn new(turn: &Turn, job: Job, mut routes: Routes) -> Lists {
         // Of the own block in place, nothing is left to do.
         let there = |part: &Part| match (job.input.place, job.output.place) {
@@ -119,7 +121,8 @@ impl Lists {
         Ok(())
     }
 
-    /// The most slots that any use is made of in a line of so many `pairs`, and the bytes of the longest part.
+    /// The most slots that any use is made of in a line of so many `pairs`, and the bytes of the longest
+    /// part.
     fn needs(&self, line: usize, pairs: usize) -> (usize, usize) {
         let rounds = &self.routes.rounds;
         // Where there are more rounds than pairs of lines, it has its turn with any of them.
@@ -322,8 +325,8 @@ impl Lists {
                 order.copy_on_device(&bay.load, to + part.into as u64, from + part.from as u64, part.bytes)
             }?,
             (Place::Device(from), _) => {
-                // SAFETY: the part lies in the caller's memory, which has been promised; the slot is free, and was made
-                // for the longest part.
+                // SAFETY: the part lies in the caller's memory, which has been promised; the slot is free,
+                // and was made for the longest part.
                 unsafe { order.copy_to_host(&bay.load, lane.address(), from + part.from as u64, part.bytes) }?
             }
             (Place::Host(from), _) => {
@@ -348,8 +351,8 @@ impl Lists {
         let from = lane.address().cast_const();
         match self.job.output.place {
             Place::Device(to) => {
-                // SAFETY: the part lies in the caller's memory, which has been promised; its bytes are in the slot, which
-                // nobody writes until the store has ended.
+                // SAFETY: the part lies in the caller's memory, which has been promised; its bytes are in the
+                // slot, which nobody writes until the store has ended.
                 unsafe { order.copy_to_device(&bay.store, to + part.into as u64, from, part.bytes) }?;
                 lane.stored.record(&bay.store)?;
                 ringer.ring();

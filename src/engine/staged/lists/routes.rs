@@ -1,5 +1,5 @@
-//! What a rank has for each other and obtains from it, read out of the steps that it would run on host memory: the
-//! same messages under the same names, so that nobody need know which memory the others have.
+//! What a rank has for each other and obtains from it, read out of the steps that it would run on host
+//! memory: the same messages under the same names, so that nobody need know which memory the others have.
 
 #![forbid(unsafe_code)]
 
@@ -54,14 +54,15 @@ pub struct Routes {
     pub(super) said: Vec<Signal>,
     /// Who tells it.
     pub(super) heard: Vec<Signal>,
-    /// By distance: to the rank so far ahead, from the one so far behind. All ranks take them in this order, so of those that
-    /// none has been through yet the first one can always go on, however few a rank has under way.
+    /// By distance: to the rank so far ahead, from the one so far behind. All ranks take them in this
+    /// order, or all at once (those on host memory), so the first one that some rank is not through with can
+    /// always go on, however few a rank has under way.
     pub(super) rounds: VecDeque<Round>,
 }
 
 impl Routes {
-    /// Those of rank `rank` of `size`, whose plan is for an output apart from the input. The own block is copied `portion` bytes at
-    /// a time.
+    /// Those of rank `rank` of `size`, whose plan is for an output apart from the input. The own block is
+    /// copied `portion` bytes at a time.
     pub fn new(plan: Arc<Plan>, rank: u32, size: u32, portion: usize) -> Result<Routes> {
         let (mut said, mut heard) = (Vec::new(), Vec::new());
         let round = |distance| Round {
