@@ -103,8 +103,9 @@ pub struct Signature {
     pub algorithm: u8,
     /// The root; the coordinates of an index of a sparse tensor; 0 where there is neither.
     pub root: u32,
-    /// Elements, or a digest of the list of counts, or [`COUNT_IS_DIGEST`] alone where the ranks' lists may differ. Of a
-    /// sparse tensor, the values of one of its elements.
+    /// Elements, or a digest of the list of counts. Where the ranks' lists may differ, [`COUNT_IS_DIGEST`]
+    /// alone; in what two ranks tell each other in such a call, with the elements of their block: see
+    /// [`Signature::about_block`]. Of a sparse tensor, the values of one of its elements.
     pub count: u64,
     /// Whether the ranks' memory is devices' memory, where that changes how the call is exchanged.
     pub device: bool,
@@ -126,6 +127,36 @@ impl Signature {
         let kind = Kind::from_number((head & !ON_DEVICE).into())?;
         let (dtype, device) = (DataType::from_number(dtype.into())?, head & ON_DEVICE != 0);
         Ok(Signature { kind, dtype, operator, algorithm, root, count, device })
+    }
+
+    /// What a message says of a call whose lists may differ from rank to rank, when its receiver obtains
+    /// `elements` from its sender, in this message or in others: both know that from their lists. Any other
+    /// call is told as it is.
+    pub fn about_block(self, elements: u64) -> Signature {
+        match self.is_listed() {
+            true => Signature { count: COUNT_IS_DIGEST | elements, ..self },
+            false => self,
+        }
+    }
+
+    /// The call that a message is of: what all ranks must agree on, without what concerns two of them.
+    pub fn call(self) -> Signature {
+        match self.is_listed() {
+            true => Signature { count: COUNT_IS_DIGEST, ..self },
+            false => self,
+        }
+    }
+
+    /// Bytes of the block that a message is about, if it says so.
+    pub fn block_bytes(&self) -> Option<u64> {
+        let elements = self.count & !COUNT_IS_DIGEST;
+        self.is_listed().then(|| elements.saturating_mul(self.dtype.size() as u64))
+    }
+
+    /// Whether the ranks' lists of counts may differ.
+    fn is_listed(&self) -> bool {
+        matches!(self.kind, Kind::Gather | Kind::Scatter | Kind::Alltoall)
+            && self.count & COUNT_IS_DIGEST != 0
     }
 }
 
@@ -191,5 +222,28 @@ mod tests {
             assert_eq!(Signature::decode(signature.code(), root, count).unwrap(), signature);
         }
         assert!(Signature::decode(0x7f, 0, 0).is_err());
+    }
+
+    #[test]
+    fn what_two_ranks_say_of_their_block_changes_nothing_of_the_call() {
+        let call = Signature {
+            kind: Kind::Gather,
+            dtype: DataType::F32,
+            operator: 0,
+            algorithm: 0,
+            root: 1,
+            count: COUNT_IS_DIGEST,
+            device: false,
+        };
+        let [short, long] = [0, 1 << 40].map(|elements| call.about_block(elements));
+        assert_ne!(short, long);
+        assert_eq!([short.call(), long.call()], [call, call]);
+        assert_eq!([short.block_bytes(), long.block_bytes()], [Some(0), Some(4 << 40)]);
+        // Where all ranks know the list, or there is none, the count is part of the call.
+        let known = Signature { kind: Kind::Allgather, count: COUNT_IS_DIGEST | 77, ..call };
+        for signature in [known, Signature { count: 8, ..call }] {
+            assert_eq!([signature.about_block(5), signature.call()], [signature, signature]);
+            assert_eq!(signature.block_bytes(), None);
+        }
     }
 }

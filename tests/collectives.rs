@@ -177,6 +177,27 @@ fn uneven_and_empty_blocks() {
 }
 
 #[test]
+fn long_uneven_blocks_go_in_several_messages() {
+    // Nothing, one message of the longest, a bit more, and several.
+    let lengths = [0, 262_144, 262_145, 700_001, 3];
+    for &transports in transports() {
+        let mut cases = Vec::new();
+        for kind in [Kind::Gather, Kind::Scatter, Kind::Alltoall] {
+            let blocks = if kind == Kind::Alltoall { 9 } else { 3 };
+            for (turn, algorithm) in algorithms(kind).into_iter().enumerate() {
+                if algorithm == Some(Algorithm::Bruck) {
+                    continue;
+                }
+                let list = (0..blocks).map(|block| lengths[(block + turn) % lengths.len()]).collect();
+                let (counts, root, in_place) = (Shape::Uneven(list), turn as u32 % 3, turn % 2 == 1);
+                cases.push(Case { counts, algorithm, root, in_place, ..Case::new(kind, 0) });
+            }
+        }
+        ranks(3, transports, |context| cases.iter().for_each(|case| case.check(context)));
+    }
+}
+
+#[test]
 fn nobody_leaves_a_barrier_before_all_have_entered() {
     for &transports in transports() {
         for size in 1..=8 {

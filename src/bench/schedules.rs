@@ -10,7 +10,7 @@ use crate::schedule::checker::{Part, check as prove};
 use crate::schedule::{Agreement, Algorithm, Collective, Schedule, Shape, plan};
 use crate::signature::Kind;
 
-/// Elements of a pipelined piece: small, so that small counts have several.
+/// Elements of a pipelined piece, and of a portion of a block: small, so that small counts have several.
 const CHUNK: u64 = 5;
 
 /// Proves and prints, a line for each operation and algorithm. Answers whether all is proved.
@@ -93,6 +93,7 @@ fn prove_one(
         chunk: CHUNK,
         ranks_per_node: 2,
         agreement: Agreement::Awaited,
+        portion: CHUNK,
     };
     let schedules: Vec<Schedule> =
         (0..size).map(|rank| plan(algorithm, &collective, &shape(rank))).collect::<Result<_>>()?;

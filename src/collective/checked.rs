@@ -125,8 +125,9 @@ fn collective(request: &Request, rank: u32, size: u32) -> Result<(Collective, u6
             Counts::From { .. } => fail!(InvalidArgument, "{} takes no list of ranks", request.kind.name()),
         }
     };
-    // The root alone knows all counts: a list has no part in the signature, messages check their own lengths.
-    let rooted = |(counts, count): (Vec<u64>, u64)| {
+    // Not every rank knows all counts: a list has no part in the signature. Two ranks compare what they have
+    // for each other.
+    let unshared = |(counts, count): (Vec<u64>, u64)| {
         let count = if matches!(request.counts, Counts::Uniform(_)) { count } else { COUNT_IS_DIGEST };
         (counts, count)
     };
@@ -148,11 +149,11 @@ fn collective(request: &Request, rank: u32, size: u32) -> Result<(Collective, u6
             (Collective::Allgather { counts }, count)
         }
         Kind::Gather => {
-            let (counts, count) = rooted(blocks()?);
+            let (counts, count) = unshared(blocks()?);
             (Collective::Gather { counts, root }, count)
         }
         Kind::Scatter => {
-            let (counts, count) = rooted(blocks()?);
+            let (counts, count) = unshared(blocks()?);
             (Collective::Scatter { counts, root }, count)
         }
         Kind::ReduceScatter => {
@@ -184,7 +185,7 @@ fn collective(request: &Request, rank: u32, size: u32) -> Result<(Collective, u6
                 )
             }
             _ => {
-                let (counts, count) = blocks()?;
+                let (counts, count) = unshared(blocks()?);
                 (Collective::Alltoall { send_counts: counts.clone(), recv_counts: counts }, count)
             }
         },

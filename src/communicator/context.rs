@@ -142,7 +142,10 @@ impl Context {
     pub(super) fn seat(&self) -> Seat {
         match &self.0.place {
             Place::Solo => Seat::new(0, 1, 1),
-            Place::Group(group) => Seat::new(group.rank(), group.size(), group.ranks_per_node()),
+            Place::Group(group) => {
+                let seat = Seat::new(group.rank(), group.size(), group.ranks_per_node());
+                Seat { portion: self.cuda().portion_bytes(), ..seat }
+            }
         }
     }
 

@@ -24,6 +24,11 @@ pub struct Plans(Mutex<HashMap<PlanKey, Planned>>);
 /// and how, which is not what the call says where inputs have been combined before.
 type PlanKey = (Signature, Option<i64>, DataType, Option<u8>);
 
+/// Bytes of a message of a long block that only its two ranks know the length of: few enough for pinned
+/// memory of them to be had for every rank, more than come unasked
+/// ([`EAGER_TCP_BYTES`](crate::engine::messages::EAGER_TCP_BYTES)).
+pub const PORTION_BYTES: usize = 1024 * 1024;
+
 /// A plan and the algorithm that it is of.
 pub type Planned = (Arc<Plan>, Algorithm);
 
@@ -38,12 +43,14 @@ pub struct Seat {
     pub ranks_per_node: u32,
     /// The group's rank that is number 0, and how far on each next one is.
     pub numbering: (u32, u32),
+    /// Bytes of the messages that a long block is sent in, where lists may differ from rank to rank.
+    pub portion: usize,
 }
 
 impl Seat {
     /// A seat among all ranks of a group.
     pub fn new(rank: u32, size: u32, ranks_per_node: u32) -> Seat {
-        Seat { rank, size, ranks_per_node, numbering: (0, 1) }
+        Seat { rank, size, ranks_per_node, numbering: (0, 1), portion: PORTION_BYTES }
     }
 }
 
@@ -74,19 +81,35 @@ impl Plans {
 
 /// The plan for a call, made now.
 pub fn planned(checked: &Checked, call: &Call, seat: Seat) -> Result<Planned> {
-    let Seat { rank, size, ranks_per_node, numbering: (first, step) } = seat;
-    let caution = select::caution(checked);
+    let holds = select::caution(checked).holds_output;
+    let (mut plan, algorithm) = plan_with(checked, call, seat, holds)?;
+    if holds {
+        plan = plan.hold_output(checked.output_len() as u64);
+    }
+    Ok((Arc::new(plan), algorithm))
+}
+
+/// The plan for a call whose output is apart from its input until what is written there has been sent,
+/// whatever memory of the caller's they are.
+pub fn planned_apart(checked: &Checked, call: &Call, seat: Seat) -> Result<Planned> {
+    plan_with(checked, call, seat, true).map(|(plan, algorithm)| (Arc::new(plan), algorithm))
+}
+
+/// `apart`: the output is written elsewhere at first.
+fn plan_with(checked: &Checked, call: &Call, seat: Seat, apart: bool) -> Result<(Plan, Algorithm)> {
+    let Seat { rank, size, ranks_per_node, numbering: (first, step), portion } = seat;
+    let element = checked.dtype.size() as u64;
     let mut shape = Shape {
         rank,
         size,
         alias: checked.alias,
-        chunk: select::chunk(checked.dtype.size() as u64),
+        chunk: select::chunk(element),
         ranks_per_node,
-        agreement: caution.agreement,
+        agreement: select::caution(checked).agreement,
+        portion: if checked.listed { portion as u64 / element } else { 0 },
     };
     checked.collective.check(&shape)?;
-    if caution.holds_output {
-        // Until the end, the output is elsewhere.
+    if apart {
         shape.alias = None;
     }
     let algorithm = match call.algorithm.unwrap_or(0) {
@@ -94,10 +117,11 @@ pub fn planned(checked: &Checked, call: &Call, seat: Seat) -> Result<Planned> {
         number => Algorithm::from_number(number)?,
     };
     let schedule = plan(algorithm, &checked.collective, &shape)?;
+    // Other algorithms pass several blocks on together.
+    let direct = matches!(algorithm, Algorithm::Linear | Algorithm::Pairwise);
+    let blocks =
+        if checked.listed && direct { schedule.blocks(&checked.collective, rank) } else { Vec::new() };
     let schedule = schedule.renumbered(|rank| first + rank * step);
-    let mut plan = Plan::new(schedule, checked.dtype, checked.operator, size)?;
-    if caution.holds_output {
-        plan = plan.hold_output(checked.output_len() as u64);
-    }
-    Ok((Arc::new(plan), algorithm))
+    let plan = Plan::new(schedule, checked.dtype, checked.operator, size)?.compare_blocks(blocks);
+    Ok((plan, algorithm))
 }

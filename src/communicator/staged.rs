@@ -2,15 +2,18 @@
 
 #[cfg(test)]
 mod tests;
+mod ways;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use once_cell::sync::OnceCell;
 
+use self::ways::Way;
 use super::ahead;
 use super::calls::class_of;
 use super::context::{Context, Place as Membership};
+use super::plans::PORTION_BYTES;
 use super::survey::Survey;
 use super::work::Work;
 use super::{Call, Completion};
@@ -28,11 +31,13 @@ use crate::engine::device::Loads;
 use crate::engine::group::{Group, Turn};
 use crate::engine::operation::{Operation, Running};
 use crate::engine::point::{self, Message, Pieces};
-use crate::engine::staged::relay::{Combine, Gather, Limits, MAX_WIRED, MeetingPlace, Plan, Relay, Route};
-use crate::engine::staged::{self, Blocks, Cut, Entry, Exchange, Job, Shape, Side, Staged, StreamOrder};
+use crate::engine::staged::relay::{Limits, Relay};
+use crate::engine::staged::{
+    self, Blocks, Cut, Entry, Exchange, Job, Lists, Shape, Side, Staged, StreamOrder,
+};
 use crate::engine::wire::Class;
 use crate::error::{Result, Status};
-use crate::reduce::{DataType, Operator, Reducer};
+use crate::reduce::Reducer;
 use crate::signature::Signature;
 use crate::sys;
 
@@ -74,17 +79,24 @@ impl Cuda {
         staged::front(self.devices()?, device)
     }
 
-    #[cfg(not(test))]
     pub(super) fn piece_bytes(&self) -> usize {
-        staged::PIECE_BYTES
+        self.pretended_piece().unwrap_or(staged::PIECE_BYTES)
+    }
+
+    /// Bytes of the messages of a long block: see [`PORTION_BYTES`].
+    pub(super) fn portion_bytes(&self) -> usize {
+        self.pretended_piece().unwrap_or(PORTION_BYTES)
+    }
+
+    #[cfg(not(test))]
+    fn pretended_piece(&self) -> Option<usize> {
+        None
     }
 
     #[cfg(test)]
-    pub(super) fn piece_bytes(&self) -> usize {
-        match self.piece.load(std::sync::atomic::Ordering::Relaxed) {
-            0 => staged::PIECE_BYTES,
-            bytes => bytes,
-        }
+    fn pretended_piece(&self) -> Option<usize> {
+        let piece = self.piece.load(std::sync::atomic::Ordering::Relaxed);
+        (piece > 0).then_some(piece)
     }
 
     /// What folds on the devices.
@@ -153,20 +165,6 @@ impl Cuda {
         let _ = self.devices.set(devices.clone());
         self.piece.store(piece, std::sync::atomic::Ordering::Relaxed);
     }
-}
-
-/// Whether calls may be relayed: unless UNISONO_RELAY is 0, on all ranks alike.
-#[cfg(not(test))]
-fn relays(_: &Cuda) -> bool {
-    static UNWANTED: std::sync::LazyLock<bool> =
-        std::sync::LazyLock::new(|| std::env::var("UNISONO_RELAY").is_ok_and(|value| value == "0"));
-    !*UNWANTED
-}
-
-/// Tests do not ask: they name kernels, or relay nothing.
-#[cfg(test)]
-fn relays(cuda: &Cuda) -> bool {
-    cuda.kernels.get().is_some()
 }
 
 /// A call that is staged, or ordered on a stream.
@@ -292,12 +290,12 @@ impl Context {
             return unsafe { self.begin_staged(call, request, options) }?.close()?.wait(Deadline::NEVER);
         }
         let (class, tag, signature) = self.header(&call, options)?;
-        let plan = self.plan_relay(&call, group, request, options, &signature);
+        let way = self.or_fail_in(class, self.way(&call, group, request, options, &signature))?;
         let job = self.job(call, group, request, options);
         let (job, _) = self.or_fail_in(class, job)?;
         // SAFETY: the caller's promise.
         group.run(class, tag, signature, options.timeout, |turn| unsafe {
-            operation(group, turn, job, plan, signature)
+            operation(group, turn, job, way, signature)
         })
     }
 
@@ -322,12 +320,12 @@ impl Context {
             let deadline = Deadline::after(options.timeout.unwrap_or(group.timeout()));
             self.or_fail_in(class, ahead::make_room(&stream, group, deadline))?;
         }
-        let plan = self.plan_relay(&call, group, request, options, &signature);
+        let way = self.or_fail_in(class, self.way(&call, group, request, options, &signature))?;
         let job = self.job(call, group, request, options);
         let (job, exit) = self.or_fail_in(class, job)?;
         // SAFETY: the caller's promise.
         let running = group.start(class, tag, signature, options.timeout, |turn| unsafe {
-            operation(group, turn, job, plan, signature)
+            operation(group, turn, job, way, signature)
         })?;
         let work = Work::running(running.clone()).on_devices(&devices);
         Ok(Begun { work, close: ordered.then_some(Close { stream, running, exit }) })
@@ -346,50 +344,13 @@ impl Context {
                     // What is wrong with it is said now. It also notes the algorithm.
                     self.plans().plan(&mut checked, options, self.seat())?;
                 }
-                // Lists that not every rank knows are exchanged whole, as from host memory; so ranks may differ in their memory.
+                // Lists that not every rank knows are exchanged as from host memory; so ranks may differ in
+                // their memory.
                 checked.signature.device = call.survey.on_device && !checked.listed;
                 let (class, tag) = class_of(options);
                 Ok((class, tag, checked.signature))
             }
         }
-    }
-
-    /// How a call is relayed, if it is one that may be: ordered, its algorithm left to the library, one count for all ranks.
-    /// The same answer on every rank.
-    fn plan_relay(
-        &self,
-        call: &StagedCall,
-        group: &Arc<Group>,
-        request: &Request,
-        options: &Call,
-        signature: &Signature,
-    ) -> Option<Plan> {
-        let What::Collective(checked) = &call.what else { return None };
-        if !relays(self.cuda()) {
-            return None;
-        }
-        // A rank that cannot use them says so when the ranks meet.
-        self.copier(&call.survey.devices, call.survey.device);
-        let kernels = self.cuda().kernels();
-        let Counts::Uniform(count) = request.counts else { return None };
-        let automatic = options.tag.is_none() && options.algorithm.unwrap_or(0) == 0;
-        let combine = match checked.operator {
-            Some(Operator::Custom(_)) => return None,
-            Some(operator) => Some(Combine { dtype: checked.dtype, operator }),
-            None => None,
-        };
-        if !automatic || !signature.device {
-            return None;
-        }
-        let place = match group.direct() {
-            Some(direct) => MeetingPlace::Boards(direct.clone()),
-            None if group.size() <= MAX_WIRED => MeetingPlace::Messages(self.gather_words(options)),
-            None => return None,
-        };
-        let (rank, size, in_place) = (group.rank(), group.size(), checked.alias.is_some());
-        let (element, limits) = (checked.dtype.size(), self.cuda().limits());
-        let route = Route::new(signature.kind, rank, size, signature.root, count, element, in_place, limits)?;
-        Some(Plan { place, route, kernels, combine })
     }
 
     /// What copies on a call's device; `None`: it has no kernels. Loaded before any stream waits for a call of ours, since loading
@@ -404,28 +365,6 @@ impl Context {
                 None
             }
         }
-    }
-
-    /// Gathers a few bytes of every rank in the course of a call.
-    fn gather_words(&self, options: &Call) -> Gather {
-        let (context, options) = (self.clone(), options.clone());
-        Arc::new(move |group, turn, input, output, bytes| {
-            let request = Request {
-                kind: Kind::Allgather,
-                input,
-                output,
-                counts: Counts::Uniform(bytes as u64),
-                dtype: DataType::U8,
-                operator: Operator::Sum,
-                root: 0,
-            };
-            let mut checked = Checked::new(&request, group.rank(), group.size())?;
-            // SAFETY: the meeting keeps both until the operation has ended.
-            unsafe {
-                let make = context.make(group, &mut checked, request.operator, &options, &[])?;
-                Ok(make.operation(group, turn))
-            }
-        })
     }
 
     /// What the engine is to do, and the word that the stream is to wait for.
@@ -545,15 +484,19 @@ unsafe fn operation(
     group: &Group,
     turn: &Turn,
     job: Job,
-    plan: Option<Plan>,
+    way: Way,
     signature: Signature,
 ) -> Box<dyn Operation> {
+    if let Way::Listed(routes) = way {
+        // SAFETY: the caller's promise.
+        return Box::new(unsafe { Lists::new(turn, job, routes) });
+    }
     // SAFETY: the caller's promise.
     let staged = unsafe { Staged::new(turn, job) };
-    match (signature.kind, plan) {
+    match (signature.kind, way) {
         (Kind::Receive | Kind::ReceiveAny, _) => Box::new(staged.begun(group)),
-        (_, Some(plan)) => Box::new(Relay::new(turn, staged, plan)),
-        (_, None) => Box::new(staged),
+        (_, Way::Relayed(plan)) => Box::new(Relay::new(turn, staged, *plan)),
+        _ => Box::new(staged),
     }
 }
 

@@ -12,7 +12,7 @@ use super::operation::{Completion, Operation};
 use super::wire::Key;
 use crate::error::{Error, Result, Status};
 use crate::reduce::{DataType, Operand, Operator, Reducer, Representation};
-use crate::schedule::ir::{Action, Buffer, Schedule, Span};
+use crate::schedule::ir::{Action, Buffer, Schedule, Span, Step};
 use crate::signature::Signature;
 
 /// A schedule made ready to run with one element type: sizes in bytes, places for what is received to be combined.
@@ -26,6 +26,9 @@ pub struct Plan {
     partial: usize,
     /// For each step that receives and combines, where in the workspace it receives to.
     staging: Vec<usize>,
+    /// For each step, the elements of the block that its message is of, where the two ranks compare that;
+    /// else none.
+    blocks: Vec<u64>,
     /// Where in the workspace the output is held back until all steps have ended, and its elements.
     held: Option<(usize, u64)>,
     workspace: usize,
@@ -77,11 +80,34 @@ impl Plan {
             scratch,
             partial,
             staging,
+            blocks: Vec::new(),
             held: None,
             workspace,
             initial,
             widest,
         })
+    }
+
+    /// The two ranks of each message compare what they count of the block that it is of: `blocks`, for each
+    /// step.
+    pub fn compare_blocks(mut self, blocks: Vec<u64>) -> Plan {
+        self.blocks = blocks;
+        self
+    }
+
+    /// The steps that it runs.
+    pub fn steps(&self) -> &[Step] {
+        &self.schedule.steps
+    }
+
+    /// Bytes of an element.
+    pub fn element(&self) -> usize {
+        self.element
+    }
+
+    /// What the message of a step says of the call.
+    pub fn signature(&self, call: Signature, step: u32) -> Signature {
+        self.blocks.get(step as usize).map_or(call, |&elements| call.about_block(elements))
     }
 
     /// Holds the output of `elements` elements back: it is written at once when all steps have ended, so that a call that
@@ -251,25 +277,26 @@ impl Run {
             for &index in &ready {
                 let ticket = Ticket { mailbox, step: index };
                 let peer = |rank: u32| group.members()[rank as usize];
+                let signature = plan.signature(self.signature, index);
                 match plan.schedule.steps[index as usize].action {
                     Action::Send { to, from, slot } => {
                         let source = Source { address: self.address(from), len: self.bytes(from) };
                         let key = self.key(slot);
                         let messages = messages.get_or_insert_with(|| group.endpoint().messages());
-                        messages.send(peer(to), key, self.signature, source, ticket);
+                        messages.send(peer(to), key, signature, source, ticket);
                     }
                     Action::Receive { from, into, slot } => {
                         let destination = Destination { address: self.address(into), len: self.bytes(into) };
                         let key = self.key(slot);
                         let messages = messages.get_or_insert_with(|| group.endpoint().messages());
-                        messages.receive(peer(from), key, self.signature, destination, ticket);
+                        messages.receive(peer(from), key, signature, destination, ticket);
                     }
                     Action::ReceiveReduce { from, wire, local, slot, .. } => {
                         let len = local.len as usize * plan.size(wire);
                         let destination = Destination { address: self.staging(index), len };
                         let key = self.key(slot);
                         let messages = messages.get_or_insert_with(|| group.endpoint().messages());
-                        messages.receive(peer(from), key, self.signature, destination, ticket);
+                        messages.receive(peer(from), key, signature, destination, ticket);
                     }
                     Action::Fold { first, count, into } => {
                         write_out(&mut messages);

@@ -84,8 +84,8 @@ pub enum Kind {
     Barrier,
 }
 
-/// The group, this rank's place in it, and the options of planning. `size`, `chunk` and `ranks_per_node` are the same
-/// on all ranks.
+/// The group, this rank's place in it, and the options of planning. `size`, `chunk`, `ranks_per_node` and
+/// `portion` are the same on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// This rank.
@@ -101,6 +101,9 @@ pub struct Shape {
     pub ranks_per_node: u32,
     /// Whether the ranks tell each other what they have called before anybody's Output is written.
     pub agreement: Agreement,
+    /// The most elements of a message that is a block, or a part of one, on its way from its rank to another;
+    /// 0 for whole blocks. Algorithms ask that send blocks directly.
+    pub portion: u64,
 }
 
 /// What a rank of an operation that only moves data (allgather, gather, alltoall) hears of the others' calls before it
@@ -158,6 +161,26 @@ impl Collective {
             }
             Collective::Alltoall { recv_counts, .. } => recv_counts.iter().sum(),
             Collective::Barrier => 0,
+        }
+    }
+
+    /// Elements that a rank has for another where blocks go directly.
+    pub fn sends(&self, rank: Rank, to: Rank) -> u64 {
+        match self {
+            Collective::Gather { counts, root } => only_if(to == *root, counts[rank as usize]),
+            Collective::Scatter { counts, root } => only_if(rank == *root, counts[to as usize]),
+            Collective::Alltoall { send_counts, .. } => send_counts[to as usize],
+            _ => 0,
+        }
+    }
+
+    /// Elements that a rank obtains from another where blocks go directly.
+    pub fn receives(&self, rank: Rank, from: Rank) -> u64 {
+        match self {
+            Collective::Gather { counts, root } => only_if(rank == *root, counts[from as usize]),
+            Collective::Scatter { counts, root } => only_if(from == *root, counts[rank as usize]),
+            Collective::Alltoall { recv_counts, .. } => recv_counts[from as usize],
+            _ => 0,
         }
     }
 
@@ -257,7 +280,8 @@ impl Kind {
 impl Shape {
     /// A group on one node, out of place, without pipelining.
     pub fn new(rank: Rank, size: u32) -> Shape {
-        Shape { rank, size, alias: None, chunk: 0, ranks_per_node: size, agreement: Agreement::Unsaid }
+        let agreement = Agreement::Unsaid;
+        Shape { rank, size, alias: None, chunk: 0, ranks_per_node: size, agreement, portion: 0 }
     }
 
     /// The rank `distance` ahead, round the group.
@@ -273,6 +297,14 @@ impl Shape {
     /// Cuts `range` into pieces of at most `chunk` elements; none when it is empty.
     pub(super) fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
         pieces(range, self.chunk)
+    }
+
+    /// What a block is sent in. Depends on its length alone, which is all that both of its ranks know.
+    pub(super) fn portions(&self, block: Span) -> impl Iterator<Item = Span> + use<> {
+        // Doubled, they begin where other portions do: at addresses that are as even.
+        let doubled = block.len.div_ceil(self.portion.max(1) * MAX_PIECES).next_power_of_two();
+        pieces(0..block.len, self.portion * doubled)
+            .map(move |portion| block.part(portion.start, portion.end - portion.start))
     }
 
     /// One of the [`Shape::pieces`]; none behind the last.
@@ -407,6 +439,29 @@ mod tests {
         let many = cut(0..1 << 40, 1);
         assert!(many.len() as u64 <= MAX_PIECES);
         assert_eq!(many.last().map(|piece| piece.end), Some(1 << 40));
+    }
+
+    #[test]
+    fn portions_cover_a_block_once_by_its_length_alone() {
+        let portions = |portion, start, len| -> Vec<Span> {
+            let shape = Shape { portion, ..Shape::new(0, 2) };
+            shape.portions(Span::new(Buffer::Input, start, len)).collect()
+        };
+        for (portion, len) in
+            [(0, 9), (4, 0), (4, 1), (4, 4), (4, 5), (4, 17), (64, 1 << 40), (64, 4097 * 64)]
+        {
+            let (here, there) = (portions(portion, 0, len), portions(portion, 77, len));
+            assert!(here.len() as u64 <= MAX_PIECES);
+            assert_eq!(here.iter().map(|part| part.len).sum::<u64>(), len);
+            for (index, (here, there)) in here.iter().zip(&there).enumerate() {
+                assert_eq!((here.start + 77, here.len), (there.start, there.len));
+                assert!(portion == 0 || here.start.is_multiple_of(portion), "{portion} of {len}: {here:?}");
+                assert!(index == 0 || here.start == portions(portion, 0, len)[index - 1].end());
+            }
+        }
+        assert_eq!(portions(4, 0, 4).len(), 1);
+        assert_eq!(portions(64, 0, 4096 * 64)[0].len, 64);
+        assert_eq!(portions(64, 0, 4097 * 64)[0].len, 128);
     }
 
     #[test]

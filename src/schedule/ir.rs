@@ -6,6 +6,7 @@
 //! Pipelining is nothing else than smaller spans.
 
 pub use crate::reduce::Representation;
+use crate::schedule::collective::Collective;
 
 /// A rank within the group that the schedule is for.
 pub type Rank = u32;
@@ -170,6 +171,17 @@ pub struct Schedule {
 }
 
 impl Schedule {
+    /// For each step, the elements of the block that its message is of, when blocks go directly; 0 for other
+    /// steps.
+    pub fn blocks(&self, collective: &Collective, rank: Rank) -> Vec<u64> {
+        let block = |step: &Step| match step.action {
+            Action::Send { to, .. } => collective.sends(rank, to),
+            Action::Receive { from, .. } => collective.receives(rank, from),
+            _ => 0,
+        };
+        self.steps.iter().map(block).collect()
+    }
+
     /// The same with other numbers for the ranks.
     pub fn renumbered(mut self, number: impl Fn(Rank) -> Rank) -> Schedule {
         for step in &mut self.steps {

@@ -160,12 +160,8 @@ impl<'a> Parts<'a> {
         // The root of a broadcast has its result.
         let forwards = request.kind == Kind::Broadcast && checked.input_len() > 0;
         let written = if forwards { 0 } else { checked.output_len() * element };
-        let seat = Seat {
-            rank: self.layout.host(),
-            size: hosts,
-            ranks_per_node: 1,
-            numbering: (self.layout.place(), inside),
-        };
+        let seat =
+            Seat { numbering: (self.layout.place(), inside), ..Seat::new(self.layout.host(), hosts, 1) };
         let exit = Arc::new(devices.word(device)?);
         let (entry, copier, cut) = match &self.berth {
             Some(berth) => (self.enter_berth(berth, checked.input_len() > 0)?, None, Cut::whole()),

@@ -3,6 +3,7 @@
 mod ahead;
 mod collectives;
 mod failure;
+mod lists;
 mod loading;
 mod messages;
 mod queues;

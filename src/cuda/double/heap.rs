@@ -104,6 +104,12 @@ impl Heap {
         self.insert(Memory::Host, device, place, Origin::Registered);
     }
 
+    /// Bytes that are registered.
+    pub(super) fn registered(&self) -> usize {
+        let registered = self.allocations.values().filter(|one| one.origin == Origin::Registered);
+        registered.map(|one| one.place.bytes).sum()
+    }
+
     pub(super) fn unregister(&mut self, address: u64) -> Result<Place> {
         match self.allocations.get(&address) {
             Some(Allocation { place, origin: Origin::Registered, .. }) => {

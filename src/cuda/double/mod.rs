@@ -204,6 +204,11 @@ impl Double {
         self.lock().creations
     }
 
+    /// Bytes of the program's memory that are registered.
+    pub(crate) fn registered(&self) -> usize {
+        self.lock().heap.registered()
+    }
+
     /// What was wrong so far, and forgets it.
     pub(crate) fn complaints(&self) -> Vec<String> {
         std::mem::take(&mut self.lock().complaints)

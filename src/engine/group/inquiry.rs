@@ -230,7 +230,9 @@ impl Group {
         let here = self.rank;
         let ours = ours.map_or_else(|| "something else".to_string(), |ours| ours.to_string());
         let tail = match mismatch.bytes {
-            Some((theirs, ours)) => format!("; a message has {theirs} bytes where {ours} are expected"),
+            Some((theirs, ours)) => {
+                format!("; rank {here} counts {ours} bytes between the two, rank {peer} {theirs}")
+            }
             None => String::new(),
         };
         Error::new(

@@ -1,7 +1,7 @@
 //! What comes in, and where it goes.
 
 use super::Messages;
-use super::failure::Mismatch;
+use super::failure::differing;
 use super::streamed::PIECE_BYTES;
 use super::transfer::{Early, Posted, Receive, Receiving, Sending, deliver};
 use crate::engine::lane::{Incoming, Target};
@@ -25,9 +25,9 @@ impl Messages {
                     self.sending.remove(&(peer, frame.key))
                 {
                     self.peers[peer as usize].expected -= 1;
-                    let bytes = Some((frame.total, from.len as u64)).filter(|(theirs, ours)| theirs != ours);
-                    let (key, theirs, ours) = (frame.key, frame.signature, Some(signature));
-                    self.mismatch(ticket, Mismatch { peer, key, theirs, ours, bytes });
+                    let mismatch =
+                        differing(peer, frame.key, frame.signature, signature, frame.total, from.len);
+                    self.mismatch(ticket, mismatch);
                 }
             }
             FrameKind::Decline => self.declined(peer, frame),

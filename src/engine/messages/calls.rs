@@ -18,6 +18,7 @@ impl Current {
     /// Whether a peer's message that nobody has asked for is neither of this call nor of one to come.
     fn compare(&self, peer: u32, key: Key, theirs: Signature) -> Option<Mismatch> {
         let over = (key.sequence.wrapping_sub(self.sequence) as i32) < 0;
+        let theirs = theirs.call();
         let differs = key.sequence == self.sequence && theirs != self.signature;
         let ours = differs.then_some(self.signature);
         (over || differs).then_some(Mismatch { peer, key, theirs, ours, bytes: None })

@@ -127,15 +127,31 @@ pub(super) fn check(
     total: u64,
     len: usize,
 ) -> Option<Mismatch> {
-    let same = match key.class {
+    let same = agree(key.class, theirs, ours) && total == len as u64;
+    (!same).then(|| differing(peer, key, theirs, ours, total, len))
+}
+
+fn agree(class: Class, theirs: Signature, ours: Signature) -> bool {
+    match class {
         Class::PointToPoint => theirs.dtype == ours.dtype && theirs.count == ours.count,
         _ => theirs == ours,
-    };
-    if !same {
-        return Some(Mismatch { peer, key, theirs, ours: Some(ours), bytes: None });
     }
-    let bytes = Some((total, len as u64));
-    (total != len as u64).then_some(Mismatch { peer, key, theirs, ours: Some(ours), bytes })
+}
+
+/// Two ends of a message that differ, in their calls or else in its length, or that of the block that it is a
+/// part of.
+pub(super) fn differing(
+    peer: u32,
+    key: Key,
+    theirs: Signature,
+    ours: Signature,
+    total: u64,
+    len: usize,
+) -> Mismatch {
+    let blocks = theirs.block_bytes().zip(ours.block_bytes()).filter(|(theirs, ours)| theirs != ours);
+    let (theirs, ours) = (theirs.call(), ours.call());
+    let bytes = agree(key.class, theirs, ours).then(|| blocks.unwrap_or((total, len as u64)));
+    Mismatch { peer, key, theirs, ours: Some(ours), bytes }
 }
 
 pub(super) fn left(peer: u32) -> Failure {

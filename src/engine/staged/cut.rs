@@ -75,7 +75,8 @@ impl Cut {
         }
     }
 
-    /// Everything at once: for lists of counts, which not every rank knows, and for what is exchanged where the caller has it.
+    /// Everything at once: for lists of counts, which not every rank knows ([`Lists`](super::Lists) goes by
+    /// messages), and for what is exchanged where the caller has it.
     pub fn whole() -> Cut {
         Cut { count: 0, step: 0, pieces: 1 }
     }

@@ -1,8 +1,9 @@
 //! Calls on device memory by way of the host: load, exchange, store.
 //!
-//! A call is cut into pieces ([`cut`]). Each is loaded from the device into pinned memory, exchanged there by the operation
-//! that a call on host memory would be, and stored from pinned memory to the device. The next pieces are loaded and the
-//! last ones stored meanwhile: up to [`LANES`] pieces are under way.
+//! A call is cut into pieces ([`cut`]). Each is loaded from the device into pinned memory, exchanged there by
+//! the operation that a call on host memory would be, and stored from pinned memory to the device. The next
+//! pieces are loaded and the last ones stored meanwhile: up to [`LANES`] pieces are under way. Calls that no
+//! cut of all ranks fits, since their lists may differ from rank to rank, go message by message ([`lists`]).
 //!
 //! Loads and stores run on side streams, once the host has seen the *entry*: that the caller's stream has come to the
 //! call. What the caller's stream is given after the call waits for the *exit*, a word that the side stream of the stores
@@ -23,6 +24,7 @@
 
 mod copies;
 mod cut;
+mod lists;
 pub mod relay;
 mod resources;
 mod transfer;
@@ -34,6 +36,7 @@ use std::time::Duration;
 
 pub use copies::COPY;
 pub use cut::{Blocks, Cut, Piece, Shape, Strip};
+pub use lists::{Lists, Routes};
 use resources::{Bay, Lane, Ringer};
 pub use resources::{Entry, front, prepare};
 pub use transfer::{Load, store};
@@ -42,13 +45,9 @@ use super::endpoint::Through;
 use super::group::{Group, Turn};
 use super::operation::{Completion, Operation};
 use crate::cuda::context::Devices;
-use crate::cuda::event::Event;
 use crate::cuda::local::Kernels;
-use crate::cuda::stream::Stream;
 use crate::cuda::word::Word;
-use crate::deadline::Deadline;
 use crate::error::Result;
-use crate::sys;
 
 /// Bytes of a piece, of all blocks together.
 pub const PIECE_BYTES: usize = 4 * 1024 * 1024;
@@ -295,9 +294,11 @@ impl Staged {
         for Strip { at, packed, bytes } in shape.strips(piece, self.job.element) {
             let to = to.wrapping_add(packed);
             match place {
-                // SAFETY: the strips lie in the caller's memory, which has been promised, and in the lane, which is this
-                // call's and was made for its largest piece.
-                Place::Device(from) => unsafe { self.copy_to_host(&bay.load, to, from + at as u64, bytes) }?,
+                Place::Device(from) => {
+                    // SAFETY: the strips lie in the caller's memory, which has been promised, and in the
+                    // lane, which is this call's and was made for its largest piece.
+                    unsafe { self.job.order.copy_to_host(&bay.load, to, from + at as u64, bytes) }?
+                }
                 // SAFETY: as above.
                 Place::Host(from) => unsafe {
                     std::ptr::copy_nonoverlapping(from.wrapping_add(at).cast_const(), to, bytes);
@@ -309,32 +310,6 @@ impl Staged {
             ringer.ring();
         }
         Ok(())
-    }
-
-    /// # Safety
-    /// As [`Stream`] says.
-    unsafe fn copy_to_host(&self, stream: &Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
-        match &self.job.order.copier {
-            // SAFETY: the caller's promise; a copier has been prepared.
-            Some(kernels) => unsafe {
-                copies::copy(&**kernels, stream, to.expose_provenance() as u64, from, bytes)
-            },
-            // SAFETY: the caller's promise.
-            None => unsafe { stream.copy_to_host(to, from, bytes) },
-        }
-    }
-
-    /// # Safety
-    /// As [`Stream`] says.
-    unsafe fn copy_to_device(&self, stream: &Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
-        match &self.job.order.copier {
-            // SAFETY: as above.
-            Some(kernels) => unsafe {
-                copies::copy(&**kernels, stream, to, from.expose_provenance() as u64, bytes)
-            },
-            // SAFETY: the caller's promise.
-            None => unsafe { stream.copy_to_device(to, from, bytes) },
-        }
     }
 
     fn is_loaded(&self, index: u32) -> Result<bool> {
@@ -362,8 +337,10 @@ impl Staged {
         for Strip { at, packed, bytes } in shape.strips(piece, self.job.element) {
             let from = from.wrapping_add(packed).cast_const();
             match place {
-                // SAFETY: as for loads.
-                Place::Device(to) => unsafe { self.copy_to_device(&bay.store, to + at as u64, from, bytes) }?,
+                Place::Device(to) => {
+                    // SAFETY: as for loads.
+                    unsafe { self.job.order.copy_to_device(&bay.store, to + at as u64, from, bytes) }?
+                }
                 // SAFETY: as for loads.
                 Place::Host(to) => unsafe {
                     std::ptr::copy_nonoverlapping(from, to.wrapping_add(at), bytes);
@@ -471,48 +448,6 @@ impl Staged {
         self.free.extend(self.busy.drain(..));
         std::mem::take(&mut self.free)
     }
-
-    /// Lets go of what the call ran in, when streams may still use it.
-    fn leave(&mut self) {
-        let Some(bay) = self.bay.take() else {
-            if let Some(exit) = &self.job.order.exit {
-                exit.release();
-            }
-            return;
-        };
-        let lanes = self.take_lanes();
-        let StreamOrder { devices, device, exit, .. } = &self.job.order;
-        let behind = || -> Result<Event> {
-            // Behind everything that either side stream was given.
-            let [stores, tail] = [Event::new(devices, *device)?, Event::new(devices, *device)?];
-            stores.record(&bay.store)?;
-            bay.load.wait(&stores)?;
-            if let Some(exit) = exit
-                && !self.released
-            {
-                bay.load.release_word(exit)?;
-            }
-            tail.record(&bay.load)?;
-            Ok(tail)
-        };
-        match behind() {
-            Ok(tail) => {
-                let until = Deadline::after(COPIES);
-                while exit.is_none() && matches!(tail.query(), Ok(false)) && !until.expired() {
-                    sys::process::yield_now();
-                }
-                resources::park(tail, lanes);
-            }
-            Err(error) => {
-                // The device does nothing any more that could be waited for.
-                log::warn!("a call that failed leaves its pinned memory behind: {error}");
-                if let Some(exit) = exit {
-                    exit.release();
-                }
-                std::mem::forget(lanes);
-            }
-        }
-    }
 }
 
 impl Operation for Staged {
@@ -533,7 +468,8 @@ impl Operation for Staged {
         if let Some(mut operation) = self.current.take() {
             operation.abandon(group);
         }
-        self.leave();
+        let (bay, lanes) = (self.bay.take(), self.take_lanes());
+        resources::leave(&self.job.order, bay.as_deref(), lanes, self.released);
     }
 
     fn waits_for(&self, group: &Group) -> Vec<u32> {

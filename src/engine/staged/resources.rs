@@ -5,15 +5,17 @@
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use super::relay;
+use super::{COPIES, StreamOrder, relay};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::Priority;
 use crate::cuda::event::Event;
 use crate::cuda::memory::RegisteredBuffer;
 use crate::cuda::stream::Stream;
 use crate::cuda::word::Word;
+use crate::deadline::Deadline;
 use crate::engine::endpoint::{Endpoint, lock};
 use crate::error::{Result, fail};
+use crate::sys;
 
 /// Side streams, which calls share: what they are given can run at once.
 ///
@@ -261,6 +263,48 @@ pub(super) fn give_back(lanes: Vec<Lane>) {
 /// Takes back what a call ran in, once `tail` is complete.
 pub(super) fn park(tail: Event, lanes: Vec<Lane>) {
     lock(&POOL).parked.push(Parked { tail, lanes });
+}
+
+/// Lets go of what a call ran in that is given up, when streams may still use it. The caller's stream goes on
+/// behind the copies under way, unless it has been let go (`released`).
+pub(super) fn leave(order: &StreamOrder, bay: Option<&Bay>, lanes: Vec<Lane>, released: bool) {
+    let StreamOrder { devices, device, exit, .. } = order;
+    let Some(bay) = bay else {
+        if let Some(exit) = exit {
+            exit.release();
+        }
+        return;
+    };
+    let behind = || -> Result<Event> {
+        // Behind everything that either side stream was given.
+        let [stores, tail] = [Event::new(devices, *device)?, Event::new(devices, *device)?];
+        stores.record(&bay.store)?;
+        bay.load.wait(&stores)?;
+        if let Some(exit) = exit
+            && !released
+        {
+            bay.load.release_word(exit)?;
+        }
+        tail.record(&bay.load)?;
+        Ok(tail)
+    };
+    match behind() {
+        Ok(tail) => {
+            let until = Deadline::after(COPIES);
+            while exit.is_none() && matches!(tail.query(), Ok(false)) && !until.expired() {
+                sys::process::yield_now();
+            }
+            park(tail, lanes);
+        }
+        Err(error) => {
+            // The device does nothing any more that could be waited for.
+            log::warn!("a call that failed leaves its pinned memory behind: {error}");
+            if let Some(exit) = exit {
+                exit.release();
+            }
+            std::mem::forget(lanes);
+        }
+    }
 }
 
 impl Pool {

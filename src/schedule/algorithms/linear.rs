@@ -54,12 +54,16 @@ pub(in crate::schedule) fn allgather(b: &mut Builder, shape: &Shape, counts: &[u
 pub(in crate::schedule) fn gather(b: &mut Builder, shape: &Shape, counts: &[u64], root: Rank) {
     let own = Span::new(Buffer::Input, 0, counts[shape.rank as usize]);
     if shape.rank != root {
-        b.send(root, own);
+        for portion in shape.portions(own) {
+            b.send(root, portion);
+        }
         return;
     }
     let output = output_blocks(counts);
     for from in others(shape) {
-        b.receive(from, output.of(from));
+        for portion in shape.portions(output.of(from)) {
+            b.receive(from, portion);
+        }
     }
     b.copy(own, output.of(root));
 }
@@ -67,12 +71,16 @@ pub(in crate::schedule) fn gather(b: &mut Builder, shape: &Shape, counts: &[u64]
 pub(in crate::schedule) fn scatter(b: &mut Builder, shape: &Shape, counts: &[u64], root: Rank) {
     let own = Span::new(Buffer::Output, 0, counts[shape.rank as usize]);
     if shape.rank != root {
-        b.receive(root, own);
+        for portion in shape.portions(own) {
+            b.receive(root, portion);
+        }
         return;
     }
     let input = input_blocks(counts);
     for to in others(shape) {
-        b.send(to, input.of(to));
+        for portion in shape.portions(input.of(to)) {
+            b.send(to, portion);
+        }
     }
     b.copy(input.of(root), own);
 }
@@ -107,12 +115,16 @@ pub(in crate::schedule) fn alltoall(
 ) {
     let (input, output) = (input_blocks(send_counts), output_blocks(recv_counts));
     for to in others(shape) {
-        b.send(to, input.of(to));
+        for portion in shape.portions(input.of(to)) {
+            b.send(to, portion);
+        }
     }
     let mut landed = Vec::new();
     for from in (1..shape.size).map(|distance| shape.behind(distance)) {
         let landing = landing(b, output.of(from));
-        b.receive(from, landing);
+        for portion in shape.portions(landing) {
+            b.receive(from, portion);
+        }
         landed.push((landing, output.of(from)));
     }
     landed.push((input.of(shape.rank), output.of(shape.rank)));

@@ -19,8 +19,8 @@ pub(in crate::schedule) fn alltoall(
         let (to, from) = (shape.ahead(distance), shape.behind(distance));
         let landing = landing(b, output.of(from));
         landed.push((landing, output.of(from)));
-        let moved: Vec<_> =
-            [b.send(to, input.of(to)), b.receive(from, landing)].into_iter().flatten().collect();
+        let mut moved: Vec<_> = shape.portions(input.of(to)).filter_map(|part| b.send(to, part)).collect();
+        moved.extend(shape.portions(landing).filter_map(|part| b.receive(from, part)));
         // Behind a round without anything to move stands the round before it.
         if !moved.is_empty() {
             b.fence(moved);

@@ -24,6 +24,7 @@ impl Case {
             chunk: self.chunk,
             ranks_per_node: self.ranks_per_node,
             agreement: self.agreement,
+            portion: self.chunk,
         }
     }
 

@@ -21,14 +21,26 @@ const LEN: usize = 700;
 struct Way {
     transports: &'static str,
     relays: bool,
+    /// Each rank knows its own counts alone.
+    lists: bool,
 }
 
 const WAYS: [Way; 4] = [
-    Way { transports: "shm", relays: false },
-    Way { transports: "tcp", relays: false },
-    Way { transports: "shm", relays: true },
-    Way { transports: "tcp", relays: true },
+    Way { transports: "shm", relays: false, lists: false },
+    Way { transports: "tcp", relays: false, lists: false },
+    Way { transports: "shm", relays: true, lists: false },
+    Way { transports: "tcp", relays: true, lists: false },
 ];
+
+/// Calls with lists go message by message.
+const LISTS: Way = Way { transports: "tcp", relays: false, lists: true };
+
+impl Way {
+    /// The call in which a rank dies.
+    fn deadly(self) -> Kind {
+        if self.lists { Kind::Alltoall } else { Kind::Allreduce }
+    }
+}
 
 /// How a rank's call has ended, and when.
 struct Seen {
@@ -47,15 +59,18 @@ impl Rank {
 
     /// Makes a call that may not end well, in the order of the stream or without one. If it does not, the memory is the
     /// caller's again, and its stream goes on.
-    fn suffer(&self, kind: Kind, ordered: bool) -> Seen {
+    fn suffer(&self, way: Way, kind: Kind, ordered: bool) -> Seen {
         let (reads, writes) = lengths(kind, LEN, SIZE, self.rank == 0);
         let (input, output) = (self.memory(&vec![0; reads]), self.memory(&vec![0; writes]));
         self.double.fill(self.stream, 0, input, &bytes(&given(self.rank, 0, reads)));
         let call = if ordered { self.call() } else { Call::default() };
         let [from, to] = [(reads, input), (writes, output)].map(|(len, at)| if len > 0 { at } else { 0 });
-        let result = self
-            .start(&request(kind, from, to, LEN as u64, 0), &call)
-            .and_then(|work| work.wait(Deadline::after(PATIENCE)));
+        let mut request = request(kind, from, to, LEN as u64, 0);
+        if way.lists {
+            let counts = vec![LEN as u64; SIZE as usize];
+            request.counts = Counts::Exchange { send: counts.clone(), receive: counts };
+        }
+        let result = self.start(&request, &call).and_then(|work| work.wait(Deadline::after(PATIENCE)));
         let at = Instant::now();
         if let Err(error) = &result {
             let marked = vec![-7; writes];
@@ -185,16 +200,24 @@ fn refuse_all_over(way: Way, step: usize, deed: Deed<'_>) -> Vec<String> {
 fn a_driver_error_is_told_to_all_ranks_within_a_second() {
     for way in WAYS {
         for (kind, step) in [(Kind::Allreduce, 13), (Kind::Broadcast, 17)] {
-            let told = refuse_all_over(way, step, &|rank| rank.suffer(kind, true));
+            let told = refuse_all_over(way, step, &|rank| rank.suffer(way, kind, true));
             assert!(told.len() > 2, "{way:?}, {kind:?}: {told:?}");
         }
     }
 }
 
 #[test]
+fn a_driver_error_of_a_call_with_lists_is_told_as_soon() {
+    for ordered in [true, false] {
+        let told = refuse_all_over(LISTS, 19, &|rank| rank.suffer(LISTS, Kind::Alltoall, ordered));
+        assert!(told.len() > 2, "{told:?}");
+    }
+}
+
+#[test]
 fn a_driver_error_of_a_call_without_a_stream_is_told_as_soon() {
     for way in WAYS {
-        let told = refuse_all_over(way, 37, &|rank| rank.suffer(Kind::Allgather, false));
+        let told = refuse_all_over(way, 37, &|rank| rank.suffer(way, Kind::Allgather, false));
         assert!(!told.is_empty(), "{way:?}");
     }
 }
@@ -229,7 +252,7 @@ fn die(way: Way, dying: usize) -> std::result::Result<(), Late> {
     let mut culprit = Command::new(std::env::current_exe().expect("a test program"))
         .args(["--exact", "communicator::staged::tests::failure::culprit", "--nocapture"])
         .env("UNISONO_TEST_ID", id.to_hex())
-        .env("UNISONO_TEST_WAY", format!("{} {} {dying}", way.transports, way.relays))
+        .env("UNISONO_TEST_WAY", format!("{} {} {} {dying}", way.transports, way.relays, way.lists))
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -242,7 +265,7 @@ fn die(way: Way, dying: usize) -> std::result::Result<(), Late> {
                 let id = id.to_bytes();
                 scope.spawn(move || {
                     take_part(rank, id, way, |rank| {
-                        let seen = rank.suffer(Kind::Allreduce, true);
+                        let seen = rank.suffer(way, way.deadly(), true);
                         rank.is_told();
                         seen
                     })
@@ -297,18 +320,18 @@ fn culprit() {
         return;
     };
     let id: UniqueId = id.parse().expect("an id");
-    let [transports, relays, dying] = way.split(' ').collect::<Vec<_>>()[..] else { panic!("{way}") };
+    let [transports, relays, lists, dying] = way.split(' ').collect::<Vec<_>>()[..] else { panic!("{way}") };
     let transports = if transports == "shm" { "shm" } else { "tcp" };
-    let way = Way { transports, relays: relays == "true" };
+    let way = Way { transports, relays: relays == "true", lists: lists == "true" };
     take_part(CULPRIT, id.to_bytes(), way, |rank| {
         rank.double.die_in_call(dying.parse().expect("a number"));
-        rank.suffer(Kind::Allreduce, true);
+        rank.suffer(way, way.deadly(), true);
     });
 }
 
 #[test]
 fn a_death_is_told_to_all_ranks_within_a_second() {
-    for way in WAYS {
+    for way in WAYS.into_iter().chain([LISTS]) {
         for dying in [5, 60, 120] {
             in_time(|| die(way, dying));
         }

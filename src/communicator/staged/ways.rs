@@ -1,0 +1,141 @@
+//! Which way a call goes by way of the host.
+
+use std::sync::Arc;
+
+use super::{Cuda, StagedCall, What};
+use crate::collective::checked::Checked;
+use crate::collective::request::{Counts, Kind, Request};
+use crate::communicator::Call;
+use crate::communicator::calls::{class_of, exchange_directly};
+use crate::communicator::context::Context;
+use crate::communicator::plans::planned_apart;
+use crate::engine::group::Group;
+use crate::engine::staged::Routes;
+use crate::engine::staged::relay::{Combine, Gather, MAX_WIRED, MeetingPlace, Plan, Route};
+use crate::error::Result;
+use crate::reduce::{DataType, Operator};
+use crate::schedule::Algorithm;
+use crate::signature::Signature;
+
+/// How a call by way of the host goes.
+pub(super) enum Way {
+    /// In pieces that are exchanged as on host memory.
+    Staged,
+    /// The devices do the work.
+    Relayed(Box<Plan>),
+    /// Its lists may differ from rank to rank: message by message.
+    Listed(Routes),
+}
+
+/// Whether calls may be relayed: unless UNISONO_RELAY is 0, on all ranks alike.
+#[cfg(not(test))]
+fn relays(_: &Cuda) -> bool {
+    static UNWANTED: std::sync::LazyLock<bool> =
+        std::sync::LazyLock::new(|| std::env::var("UNISONO_RELAY").is_ok_and(|value| value == "0"));
+    !*UNWANTED
+}
+
+/// Tests do not ask: they name kernels, or relay nothing.
+#[cfg(test)]
+fn relays(cuda: &Cuda) -> bool {
+    cuda.kernels.get().is_some()
+}
+
+impl Context {
+    /// How a call goes. The same messages on every rank.
+    pub(super) fn way(
+        &self,
+        call: &StagedCall,
+        group: &Arc<Group>,
+        request: &Request,
+        options: &Call,
+        signature: &Signature,
+    ) -> Result<Way> {
+        if let Some(routes) = self.plan_lists(call, group, options)? {
+            return Ok(Way::Listed(routes));
+        }
+        let relayed = self.plan_relay(call, group, request, options, signature);
+        Ok(relayed.map_or(Way::Staged, |plan| Way::Relayed(Box::new(plan))))
+    }
+
+    /// What a call moves whose lists may differ from rank to rank, if it is to go message by message. No
+    /// other rank need know, since the messages are those of host memory: what is short goes at once, as do
+    /// calls whose ranks read each other's memory instead, those of algorithms that pass several blocks on
+    /// together, and all-to-alls in place, in which what comes would overwrite what has not gone.
+    fn plan_lists(&self, call: &StagedCall, group: &Arc<Group>, options: &Call) -> Result<Option<Routes>> {
+        let (What::Collective(checked), survey) = (&call.what, &call.survey) else { return Ok(None) };
+        let short = survey.input_bytes + survey.output_bytes <= self.cuda().piece_bytes();
+        let in_place = checked.signature.kind == Kind::Alltoall && checked.alias.is_some();
+        if !checked.listed || !survey.on_device || short || in_place {
+            return Ok(None);
+        }
+        if exchange_directly(group, checked, options, class_of(options).0)?.is_some() {
+            return Ok(None);
+        }
+        let (plan, algorithm) = planned_apart(checked, options, self.seat())?;
+        if !matches!(algorithm, Algorithm::Linear | Algorithm::Pairwise) {
+            return Ok(None);
+        }
+        Routes::new(plan, group.rank(), group.size(), self.cuda().portion_bytes()).map(Some)
+    }
+
+    /// How a call is relayed, if it is one that may be: ordered, its algorithm left to the library, one count
+    /// for all ranks. The same answer on every rank.
+    fn plan_relay(
+        &self,
+        call: &StagedCall,
+        group: &Arc<Group>,
+        request: &Request,
+        options: &Call,
+        signature: &Signature,
+    ) -> Option<Plan> {
+        let What::Collective(checked) = &call.what else { return None };
+        if !relays(self.cuda()) {
+            return None;
+        }
+        // A rank that cannot use them says so when the ranks meet.
+        self.copier(&call.survey.devices, call.survey.device);
+        let kernels = self.cuda().kernels();
+        let Counts::Uniform(count) = request.counts else { return None };
+        let automatic = options.tag.is_none() && options.algorithm.unwrap_or(0) == 0;
+        let combine = match checked.operator {
+            Some(Operator::Custom(_)) => return None,
+            Some(operator) => Some(Combine { dtype: checked.dtype, operator }),
+            None => None,
+        };
+        if !automatic || !signature.device {
+            return None;
+        }
+        let place = match group.direct() {
+            Some(direct) => MeetingPlace::Boards(direct.clone()),
+            None if group.size() <= MAX_WIRED => MeetingPlace::Messages(self.gather_words(options)),
+            None => return None,
+        };
+        let (rank, size, in_place) = (group.rank(), group.size(), checked.alias.is_some());
+        let (element, limits) = (checked.dtype.size(), self.cuda().limits());
+        let route = Route::new(signature.kind, rank, size, signature.root, count, element, in_place, limits)?;
+        Some(Plan { place, route, kernels, combine })
+    }
+
+    /// Gathers a few bytes of every rank in the course of a call.
+    fn gather_words(&self, options: &Call) -> Gather {
+        let (context, options) = (self.clone(), options.clone());
+        Arc::new(move |group, turn, input, output, bytes| {
+            let request = Request {
+                kind: Kind::Allgather,
+                input,
+                output,
+                counts: Counts::Uniform(bytes as u64),
+                dtype: DataType::U8,
+                operator: Operator::Sum,
+                root: 0,
+            };
+            let mut checked = Checked::new(&request, group.rank(), group.size())?;
+            // SAFETY: the meeting keeps both until the operation has ended.
+            unsafe {
+                let make = context.make(group, &mut checked, request.operator, &options, &[])?;
+                Ok(make.operation(group, turn))
+            }
+        })
+    }
+}

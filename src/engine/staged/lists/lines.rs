@@ -1,0 +1,75 @@
+//! What is under way to a rank, or from one: parts in slots of pinned memory.
+
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::ops::RangeInclusive;
+
+use super::routes::Part;
+use crate::engine::staged::resources::Lane;
+
+/// Slots of a line: one is on its way while the other is filled or emptied, and what the host sees late holds
+/// up nothing where there are more.
+pub(super) const DEPTH: RangeInclusive<usize> = 2..=4;
+
+/// Pinned memory for a part, and how far that has come.
+pub(super) struct Slot {
+    pub(super) lane: Lane,
+    pub(super) part: Part,
+    pub(super) state: State,
+}
+
+impl Slot {
+    pub(super) fn new(lane: Lane) -> Slot {
+        Slot { lane, part: Part::default(), state: State::Free }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Nothing is in it.
+    Free,
+    /// It is being loaded; of the own block between two places of the device, copied.
+    Loading,
+    /// It is to be sent or received, or is under way.
+    Posted,
+    /// It is here.
+    Arrived,
+    /// It is being stored.
+    Storing,
+}
+
+/// Parts on their way to a rank, or from one.
+#[derive(Default)]
+pub(super) struct Line {
+    pub(super) peer: u32,
+    /// Those that have not begun.
+    pub(super) parts: VecDeque<Part>,
+    pub(super) slots: Vec<Slot>,
+}
+
+impl Line {
+    /// Whether nothing is left to begin or to end.
+    pub(super) fn is_over(&self) -> bool {
+        self.parts.is_empty() && self.slots.iter().all(|slot| slot.state == State::Free)
+    }
+
+    /// The next part, if a slot is free for it.
+    pub(super) fn next(&mut self) -> Option<(usize, Part)> {
+        let index = self.slots.iter().position(|slot| slot.state == State::Free)?;
+        Some((index, self.parts.pop_front()?))
+    }
+}
+
+/// Names a slot: its line, its number there.
+pub(super) type Spot = (usize, usize);
+
+/// The step of a slot's message in the mailbox.
+pub(super) fn step_of((line, slot): Spot) -> u32 {
+    (line * DEPTH.end() + slot) as u32
+}
+
+/// The slot of a step.
+pub(super) fn spot_of(step: u32) -> Spot {
+    (step as usize / DEPTH.end(), step as usize % DEPTH.end())
+}
