@@ -199,6 +199,7 @@ struct Pool {
     /// Which of them is next.
     turn: usize,
     entries: Vec<Event>,
+    /// Those used last are last.
     lanes: Vec<Lane>,
     parked: Vec<Parked>,
 }
@@ -242,7 +243,7 @@ impl Lane {
             lane.memory.bytes() == bytes && lane.device == device && Arc::ptr_eq(&lane.devices, devices)
         };
         if let Some(index) = pool.lanes.iter().position(fits) {
-            return Ok(pool.lanes.swap_remove(index));
+            return Ok(pool.lanes.remove(index));
         }
         drop(pool);
         Lane::new(devices, device, bytes)
@@ -308,16 +309,25 @@ pub(super) fn leave(order: &StreamOrder, bay: Option<&Bay>, lanes: Vec<Lane>, re
 }
 
 impl Pool {
+    /// Keeps lanes for the next calls. Of what is too much those go that have been used least lately: a call that is made again
+    /// finds what it had.
     fn keep(&mut self, lanes: Vec<Lane>) {
         let mut surplus = Vec::new();
         for lane in lanes {
-            let same = |kept: &&Lane| kept.device == lane.device && Arc::ptr_eq(&kept.devices, &lane.devices);
-            let kept: usize = self.lanes.iter().filter(same).map(|kept| kept.memory.bytes()).sum();
-            if kept + lane.memory.bytes() <= KEPT_BYTES {
-                self.lanes.push(lane);
-            } else {
+            let Some(room) = KEPT_BYTES.checked_sub(lane.memory.bytes()) else {
                 surplus.push(lane);
+                continue;
+            };
+            let same = |kept: &Lane| kept.device == lane.device && Arc::ptr_eq(&kept.devices, &lane.devices);
+            let bytes = |kept: &[Lane]| -> usize {
+                kept.iter().filter(|kept| same(kept)).map(|kept| kept.memory.bytes()).sum()
+            };
+            while bytes(&self.lanes) > room
+                && let Some(oldest) = self.lanes.iter().position(same)
+            {
+                surplus.push(self.lanes.remove(oldest));
             }
+            self.lanes.push(lane);
         }
         if !surplus.is_empty() {
             // On a thread of its own: it may wait for what only this one can bring to its end. Without a thread it is
@@ -365,5 +375,30 @@ impl Ringer {
         if let Some(endpoint) = self.0.upgrade() {
             endpoint.stir();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::double::{Double, Order};
+
+    #[test]
+    fn a_call_that_is_made_again_finds_its_memory_whatever_there_was_before() {
+        let double = Double::new(1, Order::Eager);
+        let devices = Devices::over(double.clone()).expect("a driver");
+        let lane = |bytes| Lane::take(&devices, 0, bytes).expect("a lane");
+        let most = KEPT_BYTES;
+        give_back([most / 4; 3].map(lane).into());
+        // More than there is room for beside them.
+        give_back(vec![lane(most / 2 + 1)]);
+        let made = double.creations();
+        give_back(vec![lane(most / 2 + 1)]);
+        assert_eq!(double.creations(), made);
+        // More than is kept at all: nothing else goes for it.
+        give_back(vec![lane(most + 1)]);
+        let made = double.creations();
+        give_back(vec![lane(most / 2 + 1)]);
+        assert_eq!(double.creations(), made);
     }
 }
