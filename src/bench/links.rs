@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::copies::Course;
-use super::measure::Sample;
+use super::measure::{Sample, bandwidth};
 use super::options::{Options, Transport};
 use super::report;
 use super::seat::{Seat, barrier, combine};
@@ -71,7 +71,7 @@ struct Table {
 impl Table {
     /// A line: `count` GPUs or ranks did `what`, each with `bytes` one way.
     fn add(&mut self, what: &str, count: usize, bytes: u64, sample: &Sample) {
-        let speed = bytes as f64 / sample.p50.max(0.001) / 1000.0;
+        let speed = bandwidth(bytes, sample.p50);
         if self.printed {
             println!(
                 "{what:<18} {count:>6} {bytes:>11} {:>10.2} {:>10.2} {speed:>8.2}",

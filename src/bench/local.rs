@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::copies::Course;
-use super::measure::Sample;
+use super::measure::{Sample, bandwidth};
 use super::options::{Options, Task};
 use super::report;
 use crate::cuda::context::Devices;
@@ -56,7 +56,7 @@ pub(super) fn measure(options: &Options, task: Task) -> Result<bool> {
         let link = scene.link(options)?;
         for (names, mut run) in scene.runs(options, task)? {
             let sample = scene.course.time(options, &mut *run)?;
-            let rate = |sample: &Sample| bytes as f64 / sample.p50.max(0.001) / 1000.0;
+            let rate = |sample: &Sample| bandwidth(bytes, sample.p50);
             let (speed, of_link) = (rate(&sample), rate(&sample) / rate(&link));
             let [dtype, operator, algorithm] = names;
             println!(

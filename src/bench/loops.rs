@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::measure::Sample;
+use super::measure::{Sample, bandwidth};
 use super::options::Options;
 use super::report;
 use crate::error::Result;
@@ -30,7 +30,7 @@ pub(super) fn measure(options: &Options) -> Result<bool> {
                 let Ok(reducer) = Reducer::new(dtype, operator, count as u32) else { continue };
                 for &bytes in sizes {
                     let sample = time(&reducer, dtype, count, bytes as usize, options.budget);
-                    let speed = bytes as f64 / sample.p50.max(0.001) / 1000.0;
+                    let speed = bandwidth(bytes, sample.p50);
                     let name = Operator::name_of(operator.number());
                     println!(
                         "{:<10} {name:<9} {count:>9} {bytes:>11} {:>10.2} {:>10.2} {speed:>8.1}",

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::case::Case;
 use super::options::{CallStyle, Options, Place, Transport};
-use super::seat::{Seat, barrier, combine};
+use super::seat::{Seat, barrier, combine, total};
 use super::{sparse, values};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::communicator::{Call, Context};
@@ -29,6 +29,11 @@ pub(super) struct Sample {
     pub(super) host: Option<f64>,
     /// Wrong elements on all ranks, if that was looked at.
     pub(super) errors: Option<u64>,
+}
+
+/// GB/s: bytes in a microsecond are megabytes in a second. An operation of one rank may take no time at all.
+pub(super) fn bandwidth(bytes: u64, microseconds: f64) -> f64 {
+    bytes as f64 / microseconds.max(0.001) / 1000.0
 }
 
 impl Sample {
@@ -128,9 +133,7 @@ impl Rank {
             Place::In => values::fill(case, rank, self.buffers.output.bytes(from, sent)),
         }
         self.buffers.prepare(case, rank).run(context)?;
-        let mut errors = [values::wrong(case, rank, 0, self.buffers.output.bytes(into, received))];
-        combine(context, Operator::Sum, &mut errors)?;
-        Ok(errors[0])
+        total(context, values::wrong(case, rank, 0, self.buffers.output.bytes(into, received)))
     }
 }
 

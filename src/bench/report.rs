@@ -8,7 +8,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::case::Case;
-use super::measure::Sample;
+use super::measure::{Sample, bandwidth};
 use super::operation;
 use super::options::Options;
 use super::peer::Peer;
@@ -200,8 +200,7 @@ impl Row {
 
     /// Of the algorithm, in GB/s: the size over the time.
     fn bandwidth(&self) -> f64 {
-        // Bytes in a microsecond are megabytes in a second. An operation of one rank may take no time at all.
-        self.case.bytes() as f64 / self.p50().max(0.001) / 1000.0
+        bandwidth(self.case.bytes(), self.p50())
     }
 
     /// Wrong elements, if that was looked at.

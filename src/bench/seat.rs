@@ -79,6 +79,13 @@ pub(super) fn combine(context: &Context, operator: Operator, numbers: &mut [u64]
     unsafe { context.run(&request, &Call::default()) }.map(drop)
 }
 
+/// The sum of what every rank has.
+pub(super) fn total(context: &Context, mine: u64) -> Result<u64> {
+    let mut numbers = [mine];
+    combine(context, Operator::Sum, &mut numbers)?;
+    Ok(numbers[0])
+}
+
 /// Gives every rank the bytes of rank 0.
 pub(super) fn spread(context: &Context, bytes: &mut [u8]) -> Result<()> {
     let address = bytes.as_mut_ptr();

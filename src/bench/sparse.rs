@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::case::Case;
 use super::measure::{Pace, Sample};
-use super::seat::{barrier, combine};
+use super::seat::{barrier, total};
 use super::values::{decode, encode};
 use crate::communicator::sparse::{Input, Sparse};
 use crate::communicator::{Call, Context};
@@ -86,9 +86,7 @@ pub(super) fn measure(case: &Case, context: &Context, pace: &Pace, check: bool) 
     barrier(context, None)?;
     let mut errors = None;
     if check {
-        let mut wrong = [rows.wrong(&sum()?)];
-        combine(context, Operator::Sum, &mut wrong)?;
-        errors = Some(wrong[0]);
+        errors = Some(total(context, rows.wrong(&sum()?))?);
     }
     let sample = pace.time(context, || {
         let found = sum()?.nnz();

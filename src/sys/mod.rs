@@ -1,5 +1,6 @@
 //! System calls, one place, each with the argument for its safety. Descriptors are owned by types that close them.
 
+pub mod aside;
 pub mod child;
 pub mod epoll;
 pub mod event;

@@ -8,7 +8,7 @@ use super::memory::{Buffers, PIECE};
 use crate::bench::case::Case;
 use crate::bench::measure::Sample;
 use crate::bench::options::{self, CallStyle, Choice, Options, Place, Transport};
-use crate::bench::seat::{Seat, barrier, combine, spread};
+use crate::bench::seat::{Seat, barrier, combine, spread, total};
 use crate::bench::values;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::communicator::{Call, Context, Work, start_together};
@@ -321,9 +321,7 @@ impl<'a> Rank<'a> {
             let found = unsafe { self.buffers.read(&self.stream, at, bytes, deadline) }?;
             wrong += values::wrong(case, self.seat.rank, (offset / element) as u64, found);
         }
-        let mut errors = [wrong];
-        combine(&self.control, Operator::Sum, &mut errors)?;
-        Ok(errors[0])
+        total(&self.control, wrong)
     }
 
     fn time_stream(&self, case: &Case, subject: usize) -> Result<Sample> {

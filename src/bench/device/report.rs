@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::rank::Outcome;
 use crate::bench::case::Case;
-use crate::bench::measure::Sample;
+use crate::bench::measure::{Sample, bandwidth};
 use crate::bench::operation;
 use crate::bench::options::Options;
 use crate::bench::peer::Peer;
@@ -145,7 +145,7 @@ impl<'a> Report<'a> {
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
         let time = |time: Option<f64>| or_dash(time.map(|time| format!("{time:.2}")));
         let first = &row.cells[0];
-        let speed = first.p50().map(|p50| bandwidth(case, p50));
+        let speed = first.p50().map(|p50| bandwidth(case.bytes(), p50));
         let rate = |factor: f64| or_dash(speed.map(|speed| format!("{:.2}", speed * factor)));
         let mut line = format!(
             "{:<14} {:>11} {:<10} {:<9} {:>4} {:<4} {:<18} {:<8} {:<5} {:>10} {:>10} {:>7} {:>7} {:>7}",
@@ -222,7 +222,7 @@ impl<'a> Report<'a> {
         let Some((p50, p99)) = cell.p50().zip(cell.p99()) else {
             return json!({ "refusal": cell.refusal });
         };
-        let speed = bandwidth(case, p50);
+        let speed = bandwidth(case.bytes(), p50);
         json!({
             "iterations": cell.samples.iter().map(|sample| sample.iterations).sum::<u64>(),
             "p50_us": p50,
@@ -255,11 +255,6 @@ impl Cell {
     fn errors(&self) -> Option<u64> {
         self.samples.iter().filter_map(|sample| sample.errors).reduce(|a, b| a + b)
     }
-}
-
-/// GB/s: bytes in a microsecond are megabytes in a second. An operation of one rank may take no time at all.
-fn bandwidth(case: &Case, microseconds: f64) -> f64 {
-    case.bytes() as f64 / microseconds.max(0.001) / 1000.0
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::memory::PIECE;
 use super::rank::{Outcome, Rank};
 use crate::bench::case::Case;
 use crate::bench::measure::Sample;
-use crate::bench::seat::{barrier, combine};
+use crate::bench::seat::{barrier, total};
 use crate::bench::values;
 use crate::collective::request::Kind;
 use crate::communicator::{AlgorithmOptions, Call, Context, Prepared};
@@ -12,7 +12,6 @@ use crate::cuda::memory::DeviceBuffer;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::error::Result;
-use crate::reduce::Operator;
 
 /// A rank's pointers, each with a stream, and the object over them.
 struct Several {
@@ -126,8 +125,6 @@ impl Rank<'_> {
                 wrong += values::wrong(case, place, (offset / case.dtype.size()) as u64, found);
             }
         }
-        let mut errors = [wrong];
-        combine(self.control(), Operator::Sum, &mut errors)?;
-        Ok(errors[0])
+        total(self.control(), wrong)
     }
 }

@@ -4,7 +4,7 @@ use super::memory::PIECE;
 use super::rank::{Outcome, Rank};
 use crate::bench::case::Case;
 use crate::bench::measure::Sample;
-use crate::bench::seat::{barrier, combine};
+use crate::bench::seat::{barrier, total};
 use crate::bench::sparse::{ROW, Rows};
 use crate::bench::values::{decode, encode};
 use crate::communicator::sparse::RawTensor;
@@ -118,8 +118,6 @@ impl Rank<'_> {
             let found = found.chunks_exact(element).map(|value| decode(rows.dtype, value));
             wrong += found.zip(due).filter(|(found, due)| found != due).count() as u64;
         }
-        let mut errors = [wrong];
-        combine(self.control(), Operator::Sum, &mut errors)?;
-        Ok(errors[0])
+        total(self.control(), wrong)
     }
 }

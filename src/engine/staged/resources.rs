@@ -16,6 +16,7 @@ use crate::deadline::Deadline;
 use crate::engine::endpoint::{Endpoint, lock};
 use crate::error::{Result, fail};
 use crate::sys;
+use crate::sys::aside::Aside;
 
 /// Side streams, which calls share: what they are given can run at once.
 ///
@@ -330,13 +331,7 @@ impl Pool {
             self.lanes.push(lane);
         }
         if !surplus.is_empty() {
-            // On a thread of its own: it may wait for what only this one can bring to its end. Without a thread it is
-            // never freed, which is better.
-            let surplus = std::mem::ManuallyDrop::new(surplus);
-            let unpin = move || drop(std::mem::ManuallyDrop::into_inner(surplus));
-            if let Err(error) = crate::sys::process::spawn("unisono-unpin", unpin) {
-                log::warn!("pinned memory is not given back: {error}");
-            }
+            drop(Aside::new(surplus, "pinned memory is not given back"));
         }
     }
 

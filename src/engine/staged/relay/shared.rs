@@ -1,6 +1,5 @@
 //! Lanes of ranks that share memory: a part of every member's segment that all members have mapped and pinned.
 
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use super::route::{LANE_BYTES, LANES};
@@ -9,7 +8,7 @@ use crate::cuda::memory::Registration;
 use crate::engine::direct::Direct;
 use crate::engine::group::Group;
 use crate::error::Result;
-use crate::sys;
+use crate::sys::aside::Aside;
 
 /// Bytes of a member's lanes.
 const BYTES: usize = (LANES as usize * LANE_BYTES).next_multiple_of(4096);
@@ -28,7 +27,7 @@ const YES: u64 = 2;
 pub(super) struct Shared {
     /// By member.
     addresses: Vec<*mut u8>,
-    pins: Pins,
+    pins: Aside<Pins>,
 }
 
 // SAFETY: address ranges of shared memory, mapped and pinned as long as the pins; the marks of the board say who touches
@@ -51,32 +50,9 @@ impl Shared {
 
 /// What keeps lanes mapped and pinned.
 struct Pins {
-    registrations: ManuallyDrop<Vec<Registration>>,
+    registrations: Vec<Registration>,
     /// Says goodbye to the others' memory when this is gone.
-    direct: ManuallyDrop<Arc<Direct>>,
-    fork: u32,
-}
-
-impl Drop for Pins {
-    fn drop(&mut self) {
-        if self.fork != sys::fork::generation() {
-            // The parent's.
-            return;
-        }
-        // SAFETY: taken once, here.
-        let (registrations, direct) =
-            unsafe { (ManuallyDrop::take(&mut self.registrations), ManuallyDrop::take(&mut self.direct)) };
-        let pinned = ManuallyDrop::new((registrations, direct));
-        // On a thread of its own: it may wait for what only this one can bring to its end. Without a thread it stays pinned.
-        let unpin = move || {
-            let (registrations, direct) = ManuallyDrop::into_inner(pinned);
-            drop(registrations);
-            drop(direct);
-        };
-        if let Err(error) = sys::process::spawn("unisono-unpin", unpin) {
-            log::warn!("pinned memory is not given back: {error}");
-        }
-    }
+    direct: Arc<Direct>,
 }
 
 /// How far the members have agreed on their lanes.
@@ -89,7 +65,7 @@ pub(super) enum Agreement {
 
 /// Lanes that are not everybody's yet.
 pub(super) struct Pinning {
-    pins: Pins,
+    pins: Aside<Pins>,
     addresses: Vec<*mut u8>,
 }
 
@@ -112,11 +88,8 @@ impl Agreement {
         devices: &Arc<Devices>,
         device: u32,
     ) -> Agreement {
-        let pins = Pins {
-            registrations: ManuallyDrop::default(),
-            direct: ManuallyDrop::new(direct.clone()),
-            fork: sys::fork::generation(),
-        };
+        let pins = Pins { registrations: Vec::new(), direct: direct.clone() };
+        let pins = Aside::new(pins, "pinned memory is not given back");
         let mut pinning = Pinning { pins, addresses: Vec::new() };
         group.endpoint().retired().sweep();
         let segment = group.endpoint().registration().segment();

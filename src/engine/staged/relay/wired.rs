@@ -5,7 +5,6 @@
 //! lane is split over them, and a thread moves its bytes both ways (see [`super::mover`]). So
 //! several processors copy, none combines, and the waiting thread only looks at counters.
 
-use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -19,7 +18,8 @@ use crate::engine::direct::Mark;
 use crate::engine::endpoint::{Endpoint, lock};
 use crate::engine::group::Group;
 use crate::error::{Error, Result, fail};
-use crate::sys::{self, fork};
+use crate::sys;
+use crate::sys::aside::Aside;
 use crate::transport::Link;
 use crate::transport::address::PeerAddress;
 use crate::transport::service::{Attendance, Identity, Options, Port, Registration};
@@ -46,8 +46,8 @@ const BYTES: usize = LANES as usize * LANE_BYTES;
 /// The connections of a group, and the lanes behind them.
 pub(super) struct Wire {
     hub: Arc<Hub>,
-    registration: ManuallyDrop<Registration>,
-    fork: u32,
+    /// Says goodbye when it ends.
+    registration: Aside<Registration>,
 }
 
 impl Wire {
@@ -64,8 +64,9 @@ impl Wire {
             Hub::new(group).map_err(|cause| Error::system("no descriptors for a group's movers", cause))?;
         let hub = Arc::new(hub);
         let port = Arc::downgrade(&hub) as Weak<dyn Port>;
-        let registration = ManuallyDrop::new(Registration::new(identity, options, port)?);
-        Ok(Wire { hub, registration, fork: fork::generation() })
+        let registration = Registration::new(identity, options, port)?;
+        let registration = Aside::new(registration, "the connections of a group are not closed");
+        Ok(Wire { hub, registration })
     }
 
     /// Where the other members reach it.
@@ -193,18 +194,8 @@ impl Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        if self.fork != fork::generation() {
-            // The parent's.
-            return;
-        }
-        self.hub.close();
-        // SAFETY: taken once, here.
-        let registration = unsafe { ManuallyDrop::take(&mut self.registration) };
-        let registration = ManuallyDrop::new(registration);
-        // On a thread of its own: it says goodbye, which may take a moment. Without a thread it stays open.
-        let close = move || drop(ManuallyDrop::into_inner(registration));
-        if let Err(error) = sys::process::spawn("unisono-unpin", close) {
-            log::warn!("the connections of a group are not closed: {error}");
+        if self.registration.is_ours() {
+            self.hub.close();
         }
     }
 }
