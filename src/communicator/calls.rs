@@ -15,6 +15,7 @@ use crate::collective::checked::Checked;
 use crate::collective::request::Request;
 use crate::cuda::exchange::Stages;
 use crate::deadline::Deadline;
+use crate::engine::device::Way;
 use crate::engine::direct::{Direct, DirectRun, Job, Path};
 use crate::engine::executor::{Plan, Run};
 use crate::engine::group::{Group, Turn};
@@ -383,6 +384,9 @@ pub(super) unsafe fn widen(
 
 /// The direct exchange of a call, when its group has one and the call fits it: ordered, its algorithm left to the
 /// library. How many buffers a rank has does not matter: ranks may have different numbers.
+///
+/// Calls whose lists may differ from rank to rank go by messages once the ranks have agreed that their GPUs do not
+/// exchange: some may have device memory then, and only messages let a rank go its own way.
 pub(super) fn exchange_directly(
     group: &Group,
     checked: &Checked,
@@ -391,6 +395,9 @@ pub(super) fn exchange_directly(
 ) -> Result<Option<(Arc<Direct>, Job, Path)>> {
     let Some(direct) = group.direct() else { return Ok(None) };
     if class != Class::Ordered || call.algorithm.unwrap_or(0) != 0 {
+        return Ok(None);
+    }
+    if checked.listed && matches!(group.devices(), Some(Way::Staged(_))) {
         return Ok(None);
     }
     let reducer = match checked.operator {

@@ -6,9 +6,9 @@ mod agree;
 use std::sync::Arc;
 use std::time::Instant;
 
+use agree::First;
 pub use agree::connect_devices;
-pub(super) use agree::{Candidate, connect};
-use agree::{First, choose};
+pub(super) use agree::{Candidate, choose, connect};
 
 use super::batch::Pending;
 use super::context::{Context, Place};

@@ -2,11 +2,32 @@
 //! pinned memory.
 
 use super::*;
+use crate::communicator::device::{Candidate, choose, connect};
+use crate::engine::device::Loads;
 
 const KINDS: [Kind; 3] = [Kind::Gather, Kind::Scatter, Kind::Alltoall];
 
-/// Groups that have no direct exchange, or make calls that do not use it: transports, and the calls' tag.
-const WAYS: [(&str, Option<u64>); 2] = [("tcp", None), ("shm", Some(7))];
+/// Groups that have no direct exchange, whose calls do not use it, or whose GPUs do not exchange: transports, and the
+/// calls' tag.
+const WAYS: [(&str, Option<u64>); 3] = [("tcp", None), ("shm", Some(7)), ("shm", None)];
+
+/// Runs `body` on `size` ranks of such a group.
+fn members<T: Send>(
+    (transports, tag): (&str, Option<u64>),
+    size: u32,
+    order: Order,
+    body: impl Fn(&Rank) -> T + Sync,
+) -> Vec<T> {
+    ranks(size, transports, order, |rank| {
+        if (transports, tag) == ("shm", None) {
+            // The double loads no kernels, so all agree on the way by the host.
+            let candidate = Candidate { context: &rank.context, device: 0, first: None };
+            connect(&[candidate], || Ok(rank.devices.clone()), choose, Loads::OWN).expect("an agreement");
+            assert!(matches!(rank.context.device_way(), Some(Err(_))), "GPUs exchange");
+        }
+        body(rank)
+    })
+}
 
 /// What a rank's call is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,21 +152,21 @@ impl Rank {
 
 #[test]
 fn calls_with_lists_are_right_one_behind_the_other() {
-    for (transports, tag) in WAYS {
+    for way in WAYS {
         for size in [2, 3] {
             for order in [Order::Eager, Order::RoundRobin, Order::Backward, Order::Random(7)] {
-                let complaints = ranks(size, transports, order, |rank| {
+                let complaints = members(way, size, order, |rank| {
                     let mut works = Vec::new();
                     for (round, kind) in (0..).zip(KINDS.into_iter().cycle().take(12)) {
                         let lists = Lists::uneven(kind, size, round % size, round);
-                        works.push(rank.start_lists(&lists, tag, round).expect("it starts"));
+                        works.push(rank.start_lists(&lists, way.1, round).expect("it starts"));
                     }
                     for work in works {
                         work.wait(Deadline::after(PATIENCE)).expect("it ends well");
                     }
                     rank.drain()
                 });
-                assert_eq!(complaints.concat(), Vec::<String>::new(), "{size}, {transports}, {order:?}");
+                assert_eq!(complaints.concat(), Vec::<String>::new(), "{size}, {way:?}, {order:?}");
             }
         }
     }
@@ -153,24 +174,24 @@ fn calls_with_lists_are_right_one_behind_the_other() {
 
 #[test]
 fn more_ranks_than_are_dealt_with_at_a_time_get_everything() {
-    for (transports, tag) in WAYS {
-        let complaints = ranks(9, transports, Order::RoundRobin, |rank| {
+    for way in WAYS {
+        let complaints = members(way, 9, Order::RoundRobin, |rank| {
             for (round, kind) in (0..).zip(KINDS) {
                 let lists = Lists::uneven(kind, 9, round, round);
-                rank.run_lists(&lists, On::Device, tag, round);
+                rank.run_lists(&lists, On::Device, way.1, round);
             }
             rank.drain()
         });
-        assert_eq!(complaints.concat(), Vec::<String>::new(), "{transports}");
+        assert_eq!(complaints.concat(), Vec::<String>::new(), "{way:?}");
     }
 }
 
 #[test]
 fn ranks_may_differ_in_their_memory() {
     const SIZE: u32 = 4;
-    for (transports, tag) in WAYS {
+    for way in WAYS {
         for order in [Order::Eager, Order::RoundRobin, Order::Random(3)] {
-            let complaints = ranks(SIZE, transports, order, |rank| {
+            let complaints = members(way, SIZE, order, |rank| {
                 let mut round = 0;
                 for kind in KINDS {
                     for shift in 0..SIZE {
@@ -181,13 +202,13 @@ fn ranks_may_differ_in_their_memory() {
                             if from == idle || to == idle { 0 } else { len }
                         });
                         let on = [On::Device, On::Host, On::Device, On::Mixed];
-                        rank.run_lists(&lists, on[((rank.rank + shift) % SIZE) as usize], tag, round);
+                        rank.run_lists(&lists, on[((rank.rank + shift) % SIZE) as usize], way.1, round);
                         round += 1;
                     }
                 }
                 rank.drain()
             });
-            assert_eq!(complaints.concat(), Vec::<String>::new(), "{transports}, {order:?}");
+            assert_eq!(complaints.concat(), Vec::<String>::new(), "{way:?}, {order:?}");
         }
     }
 }
@@ -334,10 +355,9 @@ fn pinned_memory_stays_bounded_however_long_the_call_is() {
 /// What becomes of two calls of a group in which rank 1 counts `sent` elements between itself and rank 0,
 /// which counts `expected`: each rank's error, and whether the call that it failed in had written anything.
 fn differ(way: (&str, Option<u64>), kind: Kind, sent: usize, expected: usize) -> Vec<(Error, bool)> {
-    let (transports, tag) = way;
     let odd = if kind == Kind::Scatter { (0, 1) } else { (1, 0) };
     let met = Barrier::new(3);
-    ranks(3, transports, Order::RoundRobin, |rank| {
+    members(way, 3, Order::RoundRobin, |rank| {
         met.wait();
         let len = if rank.rank == 1 { sent } else { expected };
         let lists = Lists::new(kind, 3, 0, |from, to| if (from, to) == odd { len } else { 200 });
@@ -346,7 +366,7 @@ fn differ(way: (&str, Option<u64>), kind: Kind, sent: usize, expected: usize) ->
         rank.fill(input, &values);
         rank.fill(output, &old);
         let mut result = rank
-            .start(&lists.request(rank.rank, input, output), &rank.tagged(tag))
+            .start(&lists.request(rank.rank, input, output), &rank.tagged(way.1))
             .and_then(|work| work.wait(Deadline::after(PATIENCE)));
         let own = result.is_err();
         // Who needs nothing of the two hears of it in its next calls.
