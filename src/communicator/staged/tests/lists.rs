@@ -1,6 +1,7 @@
 //! Calls whose lists differ from rank to rank, by messages: long blocks go in several, by way of few slots of
 //! pinned memory.
 
+use super::trouble::failing_calls_are_named;
 use super::*;
 use crate::communicator::device::{Candidate, choose, connect};
 use crate::engine::device::Loads;
@@ -411,36 +412,10 @@ fn counts_that_differ_are_named_before_anything_is_written() {
 
 #[test]
 fn a_driver_call_that_fails_in_a_call_with_lists_is_named_on_all_ranks() {
-    for failing in (0..).step_by(3) {
-        let met = Barrier::new(2);
-        let outcomes = ranks(2, "tcp", Order::RoundRobin, |rank| {
-            // Everybody is there before anything goes wrong.
-            rank.run(&request(Kind::Barrier, 0, 0, 0, 0), &Call::default()).expect("a barrier");
-            met.wait();
-            if rank.rank == 0 {
-                rank.double.fail_call(failing);
-            }
-            let lists = Lists::new(Kind::Alltoall, 2, 0, |from, to| 300 + 100 * (from + to) as usize);
-            let result =
-                rank.start_lists(&lists, None, 0).and_then(|work| work.wait(Deadline::after(PATIENCE)));
-            if result.is_err() {
-                assert!(rank.context.failure().is_some(), "the group has failed");
-            }
-            (result.err(), grave(rank.drain()))
-        });
-        let errors: Vec<Error> = outcomes.iter().filter_map(|(error, _)| error.clone()).collect();
-        for (_, complaints) in outcomes {
-            assert_eq!(complaints, Vec::<String>::new(), "call {failing}: {errors:?}");
-        }
-        if errors.is_empty() {
-            assert!(failing > 50, "only {failing} calls");
-            return;
-        }
-        for error in &errors {
-            assert!(error.text().contains(" failed: CUDA_ERROR_INJECTED: "), "call {failing}: {error}");
-            assert_eq!(error.status(), Status::Cuda);
-        }
-    }
+    failing_calls_are_named("tcp", 3, |rank| {
+        let lists = Lists::new(Kind::Alltoall, 2, 0, |from, to| 300 + 100 * (from + to) as usize);
+        rank.start_lists(&lists, None, 0)
+    });
 }
 
 #[test]

@@ -2,17 +2,23 @@
 
 use super::*;
 
-#[test]
-fn a_driver_call_that_fails_is_named_on_all_ranks() {
-    for failing in 0.. {
-        let outcomes = ranks(2, "shm", Order::RoundRobin, |rank| {
+/// Has every driver call of `call` fail on rank 0, one in `step`, one at a time: both ranks say
+/// so, and their streams go on.
+pub(super) fn failing_calls_are_named(
+    transports: &str,
+    step: usize,
+    call: impl Fn(&Rank) -> Result<Work> + Sync,
+) {
+    for failing in (0..).step_by(step) {
+        let met = Barrier::new(2);
+        let outcomes = ranks(2, transports, Order::RoundRobin, |rank| {
             // Everybody is there before anything goes wrong.
             rank.run(&request(Kind::Barrier, 0, 0, 0, 0), &Call::default()).expect("a barrier");
+            met.wait();
             if rank.rank == 0 {
                 rank.double.fail_call(failing);
             }
-            let result = exercise(rank, Kind::Allreduce, 201, false, 0)
-                .and_then(|work| work.wait(Deadline::after(PATIENCE)));
+            let result = call(rank).and_then(|work| work.wait(Deadline::after(PATIENCE)));
             if result.is_err() {
                 assert!(rank.context.failure().is_some(), "the group has failed");
             }
@@ -31,6 +37,11 @@ fn a_driver_call_that_fails_is_named_on_all_ranks() {
             assert_eq!(error.status(), Status::Cuda);
         }
     }
+}
+
+#[test]
+fn a_driver_call_that_fails_is_named_on_all_ranks() {
+    failing_calls_are_named("shm", 1, |rank| exercise(rank, Kind::Allreduce, 201, false, 0));
 }
 
 #[test]
