@@ -3,6 +3,8 @@
 
 #![forbid(unsafe_code)]
 
+use std::ops::RangeInclusive;
+
 use super::checked::Checked;
 use crate::schedule::cost::{Link, Model, Question, Widths};
 use crate::schedule::{Agreement, Algorithm, Collective, Shape};
@@ -146,9 +148,37 @@ fn has_sparse_form(collective: &Collective) -> bool {
     !matches!(collective, Collective::Alltoall { .. })
 }
 
-/// Elements of one pipelined piece: several stay in the second-level cache.
-pub fn chunk(element: u64) -> u64 {
-    (128 * 1024) / element
+/// Bytes of a pipelined piece of which several stay in the second-level cache, where they are combined.
+const CACHED_PIECE: u64 = 128 * 1024;
+
+/// Pieces of what is only moved, or what several threads move: longer than what is sent unasked. A sender that runs ahead does
+/// not fill its receiver's memory then, and pieces go over several lanes.
+const ASKED_PIECES: RangeInclusive<u64> = 512 * 1024..=1024 * 1024;
+
+/// Elements of one pipelined piece. `hauled`: each rank has several threads for long messages.
+pub fn chunk(checked: &Checked, hauled: bool) -> u64 {
+    let element = checked.dtype.size() as u64;
+    let bytes = match &checked.collective {
+        Collective::Allreduce { count }
+        | Collective::Reduce { count, .. }
+        | Collective::Broadcast { count, .. } => count * element,
+        Collective::Allgather { counts } | Collective::ReduceScatter { counts } => {
+            counts.iter().sum::<u64>() * element
+        }
+        // What not all ranks know goes in portions.
+        _ if checked.listed => 0,
+        Collective::Gather { counts, .. } | Collective::Scatter { counts, .. } => {
+            counts.iter().sum::<u64>() * element
+        }
+        Collective::Alltoall { send_counts, .. } => send_counts.iter().sum::<u64>() * element,
+        Collective::Barrier => 0,
+    };
+    let asked = bytes > *ASKED_PIECES.start() && (hauled || checked.operator.is_none());
+    let piece = match asked {
+        true => (bytes / 8).next_power_of_two().clamp(*ASKED_PIECES.start(), *ASKED_PIECES.end()),
+        false => CACHED_PIECE,
+    };
+    piece / element
 }
 
 #[cfg(test)]
@@ -170,7 +200,7 @@ mod tests {
             root: 0,
         };
         let checked = Checked::new(&request, 0, size).expect("a sound call");
-        automatic(&checked, &Shape { chunk: chunk(4), ..Shape::new(0, size) })
+        automatic(&checked, &Shape { chunk: chunk(&checked, false), ..Shape::new(0, size) })
     }
 
     #[test]

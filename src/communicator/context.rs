@@ -144,7 +144,7 @@ impl Context {
             Place::Solo => Seat::new(0, 1, 1),
             Place::Group(group) => {
                 let seat = Seat::new(group.rank(), group.size(), group.ranks_per_node());
-                Seat { portion: self.cuda().portion_bytes(), ..seat }
+                Seat { portion: self.cuda().portion_bytes(), hauled: group.endpoint().all_haul(), ..seat }
             }
         }
     }

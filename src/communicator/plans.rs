@@ -45,12 +45,14 @@ pub struct Seat {
     pub numbering: (u32, u32),
     /// Bytes of the messages that a long block is sent in, where lists may differ from rank to rank.
     pub portion: usize,
+    /// Whether each rank has several threads for long messages. The same on all ranks.
+    pub hauled: bool,
 }
 
 impl Seat {
     /// A seat among all ranks of a group.
     pub fn new(rank: u32, size: u32, ranks_per_node: u32) -> Seat {
-        Seat { rank, size, ranks_per_node, numbering: (0, 1), portion: PORTION_BYTES }
+        Seat { rank, size, ranks_per_node, numbering: (0, 1), portion: PORTION_BYTES, hauled: false }
     }
 }
 
@@ -97,13 +99,13 @@ pub fn planned_apart(checked: &Checked, call: &Call, seat: Seat) -> Result<Plann
 
 /// `apart`: the output is written elsewhere at first.
 fn plan_with(checked: &Checked, call: &Call, seat: Seat, apart: bool) -> Result<(Plan, Algorithm)> {
-    let Seat { rank, size, ranks_per_node, numbering: (first, step), portion } = seat;
+    let Seat { rank, size, ranks_per_node, numbering: (first, step), portion, hauled } = seat;
     let element = checked.dtype.size() as u64;
     let mut shape = Shape {
         rank,
         size,
         alias: checked.alias,
-        chunk: select::chunk(element),
+        chunk: select::chunk(checked, hauled),
         ranks_per_node,
         agreement: select::caution(checked).agreement,
         portion: if checked.listed { portion as u64 / element } else { 0 },

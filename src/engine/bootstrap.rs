@@ -103,17 +103,15 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
             .map_err(|error| failed(&error, from))?;
         distance *= 2;
     }
-    let mut neighbours = 0;
     for (index, bytes) in table.chunks_exact(RECORD_BYTES).enumerate() {
         let peer = (rank + index as u32) % size;
         let address = read_record(bytes)?;
         if address.rank != peer {
             fail!(Internal, "the table of addresses names rank {} where rank {peer} belongs", address.rank);
         }
-        neighbours += usize::from(address.host == endpoint.registration().address().host);
         endpoint.learn(address);
     }
-    endpoint.share_host(neighbours);
+    endpoint.share_processors();
     Ok((endpoint, job))
 }
 

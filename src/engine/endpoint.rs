@@ -22,6 +22,7 @@ use waiting::Sleepers;
 use super::control::{Answer, Control};
 use super::direct::Retired;
 use super::group::Group;
+use super::hauling::Hauling;
 use super::messages::{Messages, Mismatch, Trouble};
 use super::recorder::Recorder;
 use super::wire::Class;
@@ -52,9 +53,11 @@ pub struct Endpoint {
     addresses: Mutex<HashMap<u32, PeerAddress>>,
     roster: Mutex<Roster>,
     unattended: Unattended,
+    hauling: Hauling,
     /// Whether any peer has left or is lost.
     lost_any: AtomicBool,
     crowded: AtomicBool,
+    all_haul: AtomicBool,
     sleepers: Sleepers,
     /// When this was made, and how many nanoseconds later a device was last given something.
     born: Instant,
@@ -93,8 +96,10 @@ impl Endpoint {
             addresses: Mutex::new(HashMap::new()),
             roster: Mutex::default(),
             unattended: Unattended::default(),
+            hauling: Hauling::new(),
             lost_any: AtomicBool::new(false),
             crowded: AtomicBool::new(false),
+            all_haul: AtomicBool::new(false),
             sleepers: Sleepers::default(),
             born: Instant::now(),
             stirred: AtomicU64::new(0),
@@ -224,9 +229,31 @@ impl Endpoint {
         }
     }
 
-    /// Says how many ranks of this host wait at the same time, so that waiters know whether to make way.
-    pub fn share_host(&self, ranks: usize) {
-        self.crowded.store(ranks > sys::process::usable_cpus(), Ordering::Relaxed);
+    /// Finds out what processors there are for each rank, once all addresses are known: whether waiters make way, and how many
+    /// threads move long messages.
+    pub fn share_processors(&self) {
+        let addresses = lock(&self.addresses);
+        let mut neighbours: HashMap<[u8; 16], usize> = HashMap::new();
+        addresses.values().for_each(|address| *neighbours.entry(address.host).or_default() += 1);
+        let threads = |address: &PeerAddress| match usize::from(address.tcp_threads) {
+            0 => usize::from(address.processors) / neighbours[&address.host],
+            threads => threads,
+        };
+        let least = addresses.values().map(threads).min().unwrap_or(1);
+        self.all_haul.store(least > 1, Ordering::Relaxed);
+        let Some(own) = addresses.get(&self.rank()) else { return };
+        self.crowded.store(neighbours[&own.host] > usize::from(own.processors), Ordering::Relaxed);
+        let threads = threads(own);
+        drop(addresses);
+        if threads > 1 {
+            self.hauling.set_helpers(threads - 1);
+            self.messages().leave_loads();
+        }
+    }
+
+    /// Whether each rank of the job has several threads for long messages.
+    pub fn all_haul(&self) -> bool {
+        self.all_haul.load(Ordering::Relaxed)
     }
 
     /// Refuses to work in the child of a fork: the links belong to the parent.
@@ -310,6 +337,7 @@ impl Endpoint {
         }
         let any_tcp = messages.tcp_links() > 0;
         drop(messages);
+        moved |= self.hauling.haul(self);
         if any_tcp
             && !moved
             && round.is_multiple_of(16)
@@ -336,11 +364,26 @@ impl Endpoint {
         let mut messages = self.messages();
         let mut moved = false;
         for (token, _) in events {
-            moved |= messages.serve((token >> 8) as u32);
+            moved |= messages.serve((token >> 8) as u32, (token & 0xff) as usize);
         }
         drop(messages);
         self.settle();
         moved
+    }
+
+    /// Something of a lane has been hauled that concerns the messages.
+    pub(super) fn attend_lane(&self, peer: u32, lane: usize) {
+        self.messages().serve_lane(peer, lane);
+        self.settle();
+        self.nudge();
+    }
+
+    /// Has the bell watch lanes of these peers: nobody hauls them until it rings.
+    pub(super) fn watch_lanes(&self, peers: &[u32]) {
+        let mut messages = self.messages();
+        peers.iter().for_each(|&peer| messages.note_watches(peer));
+        drop(messages);
+        self.settle();
     }
 
     /// Does what the messages asked for: opens links, watches descriptors, spreads failures. Without their lock.
@@ -349,12 +392,16 @@ impl Endpoint {
         if let Some(bell) = self.bell.get() {
             messages.watch(bell);
         }
-        if messages.wanted.is_empty() && messages.troubles.is_empty() {
+        if messages.wanted.is_empty() && messages.troubles.is_empty() && messages.loads.is_empty() {
             return;
         }
         let wanted = std::mem::take(&mut messages.wanted);
         let troubles = std::mem::take(&mut messages.troubles);
+        let loads = std::mem::take(&mut messages.loads);
         drop(messages);
+        if !loads.is_empty() {
+            self.hauling.offer(&self.this, loads);
+        }
         for peer in wanted {
             let address = lock(&self.addresses).get(&peer).cloned();
             if let Some(address) = address {

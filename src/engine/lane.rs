@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
 use super::shelf::Parcel;
-use super::wire::{FRAME_BYTES, Frame, Key};
+use super::wire::{FRAME_BYTES, Frame, FrameKind, Key};
 use crate::error::{Error, Result, Status};
 use crate::transport::Stream;
 
@@ -111,8 +111,21 @@ pub enum Event {
     Complete(Incoming),
     /// Nothing more now.
     Idle,
+    /// Next comes a load: [`Lane::haul`] moves it.
+    Load,
     /// The peer has closed the stream.
     Closed,
+}
+
+/// What [`Lane::haul`] has done.
+#[derive(Clone, Copy, Debug)]
+pub struct Hauled {
+    /// Whether anything moved.
+    pub moved: bool,
+    /// Whether there is something for [`Lane::read`] or [`Lane::flush`] to tell.
+    pub tells: bool,
+    /// Whether a load is left, so that whoever hauls goes on. If not, it will be offered again.
+    pub more: bool,
 }
 
 /// What the bell watches a lane's descriptor for.
@@ -148,6 +161,15 @@ pub struct Lane {
     drained: bool,
     /// How much to read when the next frame is waited for.
     ahead: usize,
+    /// Whether loads are left to [`Lane::haul`].
+    hauled: bool,
+    /// Whether its hauler has been told that there is a load, and has not done with it.
+    offered: bool,
+    /// Whether a load was given back for nothing comes: then the kernel says when something does.
+    dry: bool,
+    /// What was hauled whole, until [`Lane::flush`] tells; and what ended the hauling.
+    finished: Vec<(Ticket, Option<Key>)>,
+    ended: Option<io::Error>,
 }
 
 /// Frames written in one system call.
@@ -164,6 +186,12 @@ const LARGE: usize = 64 * 1024;
 
 /// A payload of which at least this much is missing is read straight to where it goes.
 const DIRECT: usize = 16 * 1024;
+
+/// The same, of a piece of a large message: a load.
+const LOAD: usize = 64 * 1024;
+
+/// Bytes that are hauled in one system call: each direction has its turn, and who wants the lane does not wait long.
+const HAUL: usize = 256 * 1024;
 
 impl Lane {
     /// A lane over `stream`, nothing under way.
@@ -184,7 +212,17 @@ impl Lane {
             blocked: false,
             drained: false,
             ahead: if reads_ahead { READ_AHEAD } else { FRAME_BYTES },
+            hauled: false,
+            offered: false,
+            dry: false,
+            finished: Vec::new(),
+            ended: None,
         }
+    }
+
+    /// Leaves loads, the pieces of large messages, to [`Lane::haul`] from here on. Not where data costs no system call.
+    pub fn leave_loads(&mut self) {
+        self.hauled = self.reads_ahead;
     }
 
     /// The stream itself, to watch its descriptor.
@@ -194,7 +232,8 @@ impl Lane {
 
     /// What the bell should watch it for.
     pub fn watch(&self) -> Watch {
-        match (self.reads_ahead, self.closed || self.held, self.blocked) {
+        // A hauler tries by itself.
+        match (self.reads_ahead, self.closed || self.held, self.blocked && !self.offered) {
             (false, ..) | (_, true, false) => Watch::Nothing,
             (.., blocked) => Watch::Reading { blocked },
         }
@@ -205,14 +244,20 @@ impl Lane {
         self.closed
     }
 
-    /// Frames that have not been written whole.
+    /// Whether nothing more comes: its peer has gone, and what was in shared memory was there before.
+    pub fn is_drained(&self) -> bool {
+        self.closed || self.stream.poll_fd().is_none()
+    }
+
+    /// Frames that have not been written whole, or of which nobody has been told.
     pub fn backlog(&self) -> usize {
-        self.outgoing.len()
+        self.outgoing.len() + self.finished.len()
     }
 
     /// The tickets of the frames that have not been written whole.
     pub fn tickets(&self) -> impl Iterator<Item = Ticket> {
-        self.outgoing.iter().filter_map(|out| out.ticket)
+        let finished = self.finished.iter().map(|(ticket, _)| *ticket);
+        self.outgoing.iter().filter_map(|out| out.ticket).chain(finished)
     }
 
     /// Queues a frame with its payload; [`Lane::flush`] writes.
@@ -250,11 +295,16 @@ impl Lane {
     /// a piece. Whether anything was written.
     pub fn flush(&mut self, mut done: impl FnMut(Ticket, Option<Key>)) -> io::Result<bool> {
         let mut moved = false;
-        self.blocked = false;
-        while !self.outgoing.is_empty() {
+        for (ticket, piece) in self.finished.drain(..) {
+            moved = true;
+            done(ticket, piece);
+        }
+        let leaves = self.hauled && self.can_haul();
+        while self.outgoing.front().is_some_and(|front| !leaves || front.piece.is_none()) {
             let mut parts = [IoSlice::new(&[]); 2 * GATHERED];
             let mut used = 0;
-            for out in self.outgoing.iter().take(GATHERED) {
+            self.blocked = false;
+            for out in self.outgoing.iter().take(GATHERED).take_while(|out| !leaves || out.piece.is_none()) {
                 for part in out.rest() {
                     if !part.is_empty() {
                         parts[used] = IoSlice::new(part);
@@ -293,10 +343,16 @@ impl Lane {
     /// Reads on until there is something to tell. After [`Event::Frame`] with a payload the caller calls
     /// [`Lane::begin`] before the next `read`.
     pub fn read(&mut self) -> Result<Event> {
+        if let Some(error) = self.ended.take() {
+            return Err(broke(&error));
+        }
         if self.closed {
             return Ok(Event::Closed);
         }
         loop {
+            if self.has_load_in() {
+                return Ok(Event::Load);
+            }
             if let Some(incoming) = &mut self.incoming {
                 let missing = incoming.frame.length as usize - incoming.filled;
                 if missing == 0 {
@@ -353,6 +409,7 @@ impl Lane {
         if self.reads_ahead {
             self.ahead = if frame.length as usize >= LARGE { READ_BEFORE_LARGE } else { READ_AHEAD };
         }
+        self.dry = false;
         self.incoming = Some(Incoming { frame, target, filled: 0 });
     }
 
@@ -370,6 +427,8 @@ impl Lane {
             out.ticket = None;
             true
         });
+        self.finished.retain(|(ticket, _)| ticket.mailbox != mailbox);
+        self.blocked &= !self.outgoing.is_empty();
     }
 
     /// As [`Lane::cancel`], for the message that is coming in with this key.
@@ -397,6 +456,102 @@ impl Lane {
         self.end += count;
         self.drained = self.reads_ahead && self.end < until;
         Ok(count)
+    }
+
+    /// Whether there is a load that can be moved and that its hauler has not been told of. Whoever asks tells it.
+    pub fn offers(&mut self) -> bool {
+        let moves = self.has_load_in() && !self.dry || self.has_load_out() && !self.blocked;
+        let offers = moves && !self.offered;
+        self.offered |= offers;
+        offers
+    }
+
+    /// The hauler gives up loads that do not move. [`Lane::revive`] has them offered again.
+    pub fn give_back(&mut self) {
+        self.offered = false;
+        self.dry = self.has_load_in();
+    }
+
+    /// The kernel says that something moves.
+    pub fn revive(&mut self) {
+        self.dry = false;
+        self.blocked &= !self.has_load_out();
+    }
+
+    /// Moves a part of the loads, each direction's. Whoever has been told of them calls this until there is no more.
+    pub fn haul(&mut self) -> Hauled {
+        let mut moved = false;
+        if self.has_load_out() {
+            match self.haul_out() {
+                Ok(count) => moved |= count > 0,
+                Err(error) => self.note_end(error),
+            }
+        }
+        if self.has_load_in()
+            && let Some(incoming) = &mut self.incoming
+        {
+            let missing = incoming.frame.length as usize - incoming.filled;
+            match incoming.read_from(&mut *self.stream, missing.min(HAUL), &mut self.buffer) {
+                Ok(0) => self.shut(),
+                Ok(_) => (moved, self.drained) = (true, false),
+                Err(error) => self.note_end(error),
+            }
+        }
+        let more = self.has_load_in() || self.has_load_out();
+        self.offered = more;
+        let tells = !self.has_load_in() && self.incoming.is_some()
+            || !self.finished.is_empty()
+            || !self.outgoing.is_empty() && !self.has_load_out()
+            || self.closed
+            || self.ended.is_some();
+        Hauled { moved, tells, more }
+    }
+
+    fn haul_out(&mut self) -> io::Result<usize> {
+        let Some(front) = self.outgoing.front_mut() else { return Ok(0) };
+        let [header, payload] = front.rest();
+        let parts = [IoSlice::new(header), IoSlice::new(&payload[..payload.len().min(HAUL)])];
+        let parts = if header.is_empty() { &parts[1..] } else { &parts[..] };
+        self.blocked = true;
+        let count = self.stream.write(parts)?;
+        self.blocked = false;
+        front.written += count;
+        if front.left() == 0
+            && let Some(Outgoing { ticket: Some(ticket), piece, .. }) = self.outgoing.pop_front()
+        {
+            self.finished.push((ticket, piece));
+        }
+        Ok(count)
+    }
+
+    /// Keeps an error, unless it says that nothing moves now.
+    fn note_end(&mut self, error: io::Error) {
+        if !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) {
+            self.ended = Some(error);
+        }
+    }
+
+    /// Whether what comes next is the payload of a frame, and a load. The last of it is hauled with the rest.
+    fn has_load_in(&self) -> bool {
+        let goes_on = |incoming: &Incoming| {
+            let missing = incoming.frame.length as usize - incoming.filled;
+            let begun = self.offered && missing > 0 && incoming.filled > 0;
+            let is_piece =
+                incoming.frame.kind == FrameKind::Data && matches!(incoming.target, Target::User(_));
+            is_piece && (missing >= LOAD || begun)
+        };
+        self.hauled
+            && self.can_haul()
+            && self.start == self.end
+            && self.incoming.as_ref().is_some_and(goes_on)
+    }
+
+    fn has_load_out(&self) -> bool {
+        self.hauled && self.can_haul() && self.outgoing.front().is_some_and(|front| front.piece.is_some())
+    }
+
+    fn can_haul(&self) -> bool {
+        !self.closed && self.ended.is_none()
     }
 
     /// Reads nothing more.

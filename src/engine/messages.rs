@@ -33,6 +33,7 @@ pub use failure::{Failure, Mismatch, Trouble};
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use self::calls::{Current, Departed};
@@ -40,6 +41,7 @@ use self::hash::KeyHasher;
 use self::peer::{Peer, PeerState};
 use self::pulled::Pulled;
 use self::transfer::{Receive, Receiving, Sending};
+use super::hauling::Track;
 use super::pairs::{From, Pairs};
 use super::shelf::Shelf;
 use super::wire::{Class, Frame, FrameKind, Key};
@@ -97,6 +99,10 @@ pub struct Messages {
     pub wanted: Vec<u32>,
     /// What went wrong; the endpoint acts on it.
     pub troubles: Vec<Trouble>,
+    /// Whether loads are left to several threads.
+    hauls: bool,
+    /// Lanes with loads that nobody has been told of yet; the endpoint has them moved.
+    pub loads: Vec<Arc<Track>>,
 }
 
 impl Messages {
@@ -123,7 +129,15 @@ impl Messages {
             unwritten: Vec::new(),
             wanted: Vec::new(),
             troubles: Vec::new(),
+            hauls: false,
+            loads: Vec::new(),
         }
+    }
+
+    /// Leaves loads to several threads from here on.
+    pub fn leave_loads(&mut self) {
+        self.hauls = true;
+        self.peers.iter().flat_map(|peer| &peer.lanes).for_each(|lane| lane.lock().leave_loads());
     }
 
     /// A mailbox for one operation.
@@ -158,8 +172,8 @@ impl Messages {
             Receiving::Posted(posted) | Receiving::Claimed(posted) if posted.ticket.mailbox == mailbox => {
                 let peer = &mut peers[*peer as usize];
                 peer.received(posted.into.len);
-                for lane in &mut peer.lanes {
-                    lane.discard(|frame| frame.key == *key);
+                for lane in &peer.lanes {
+                    lane.lock().discard(|frame| frame.key == *key);
                 }
                 false
             }
@@ -183,14 +197,14 @@ impl Messages {
         });
         for peer in peers {
             peer.waiting.retain(|(_, _, ticket)| ticket.is_none_or(|ticket| ticket.mailbox != mailbox));
-            for lane in &mut peer.lanes {
-                lane.cancel(mailbox);
+            for lane in &peer.lanes {
+                lane.lock().cancel(mailbox);
             }
         }
         for (peer, frame) in withdrawn {
             if matches!(self.peers[peer as usize].state, PeerState::Open) {
-                if let Some(lane) = self.peers[peer as usize].lanes.first_mut() {
-                    lane.push_withdrawal(&frame);
+                if let Some(lane) = self.peers[peer as usize].lanes.first() {
+                    lane.lock().push_withdrawal(&frame);
                 }
                 self.flush(peer);
             }

@@ -1,5 +1,6 @@
 //! What happens when things end early: two ranks of one process, driven by hand.
 
+mod hauling;
 mod pieces;
 mod waiting;
 
@@ -26,9 +27,13 @@ use crate::transport::service::Options;
 
 /// Two ranks in one group, not linked yet.
 fn pair(shm: bool) -> [Arc<Group>; 2] {
+    pair_with(&Options { shm, tcp: !shm, ..Options::default() })
+}
+
+fn pair_with(options: &Options) -> [Arc<Group>; 2] {
     let store = HashStore::new();
     let join = |rank| {
-        let options = Options { shm, tcp: !shm, ..Options::default() };
+        let options = options.clone();
         let (size, secret) = (2, None);
         let deadline = Deadline::after(Duration::from_secs(20));
         let meeting = Meeting { rank, size, name: "pair", store: &store, secret, options, deadline };
@@ -242,7 +247,10 @@ fn a_group_that_failed_before_it_was_made_fails_on_all_its_members() {
 
 /// Ranks with an open link.
 fn linked_pair(shm: bool) -> [Arc<Group>; 2] {
-    let groups = pair(shm);
+    linked(pair(shm))
+}
+
+fn linked(groups: [Arc<Group>; 2]) -> [Arc<Group>; 2] {
     groups[0].endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
     groups[1].endpoint().open_links(&[0], Deadline::after(Duration::from_secs(20))).expect("a link");
     groups

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use super::wire::{Reader, put_text};
 use crate::error::{Error, Result, Status};
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// The most TCP listeners that a rank publishes.
 pub const MAX_ADDRESSES: usize = 16;
@@ -27,6 +27,10 @@ pub struct PeerAddress {
     pub pid: u32,
     /// Names its abstract Unix socket: `\0unisono-<hex>`.
     pub local: [u8; 16],
+    /// The processors that it may use.
+    pub processors: u16,
+    /// Its threads for long messages over TCP; 0: what its share of the host's processors allows.
+    pub tcp_threads: u8,
     /// Its TCP listeners, at most [`MAX_ADDRESSES`].
     pub addresses: Vec<SocketAddr>,
 }
@@ -44,6 +48,8 @@ impl PeerAddress {
         put_text(&mut bytes, &self.hostname);
         bytes.extend_from_slice(&self.pid.to_le_bytes());
         bytes.extend_from_slice(&self.local);
+        bytes.extend_from_slice(&self.processors.to_le_bytes());
+        bytes.push(self.tcp_threads);
         bytes.push(self.addresses.len() as u8);
         for address in &self.addresses {
             match address.ip() {
@@ -101,6 +107,7 @@ fn parse(reader: &mut Reader<'_>) -> Option<PeerAddress> {
     let hostname = reader.text()?;
     let pid = reader.u32()?;
     let local = reader.array()?;
+    let (processors, tcp_threads) = (reader.u16()?, reader.u8()?);
     let count = usize::from(reader.u8()?);
     if count > MAX_ADDRESSES {
         return None;
@@ -116,7 +123,16 @@ fn parse(reader: &mut Reader<'_>) -> Option<PeerAddress> {
             _ => return None,
         });
     }
-    reader.is_done().then_some(PeerAddress { rank, host, hostname, pid, local, addresses })
+    reader.is_done().then_some(PeerAddress {
+        rank,
+        host,
+        hostname,
+        pid,
+        local,
+        processors,
+        tcp_threads,
+        addresses,
+    })
 }
 
 #[cfg(test)]
@@ -131,6 +147,8 @@ mod tests {
             hostname: "node7".into(),
             pid: 4711,
             local: [0xab; 16],
+            processors: 300,
+            tcp_threads: 4,
             addresses: vec!["10.0.0.1:2950".parse().unwrap(), "[fe80::1%3]:80".parse().unwrap()],
         }
     }

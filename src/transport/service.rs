@@ -29,7 +29,7 @@ use super::segment::Segment;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, fail};
 use crate::rendezvous::secret::SecretKey;
-use crate::sys::fork;
+use crate::sys::{fork, process};
 
 /// How an endpoint links to its peers. The default reads nothing from the environment.
 #[derive(Clone, Debug)]
@@ -40,8 +40,12 @@ pub struct Options {
     pub tcp: bool,
     /// Reading a peer's private pages (process_vm_readv) where the kernel allows it.
     pub pull: bool,
-    /// TCP data connections of one link, 1 to 64. The rank that opens the link decides.
-    pub tcp_streams: usize,
+    /// TCP data connections of one link, 1 to 64; `None`: as suits the job and this process's processors. The rank that opens
+    /// the link decides.
+    pub tcp_streams: Option<usize>,
+    /// Threads that move long messages over TCP, the waiting one among them; `None`: this rank's share of the processors, up to
+    /// 8.
+    pub tcp_threads: Option<usize>,
     /// The addresses to listen on and publish; empty: loopback only.
     pub addresses: Vec<IpAddr>,
     /// Stands for the host's identity instead of its boot id.
@@ -54,6 +58,8 @@ pub struct Options {
 
 /// The most TCP data connections of one link.
 pub const MAX_TCP_STREAMS: usize = 64;
+/// How many there are where one thread moves all.
+const FEW_STREAMS: usize = 2;
 
 impl Default for Options {
     fn default() -> Options {
@@ -61,7 +67,8 @@ impl Default for Options {
             shm: true,
             tcp: true,
             pull: true,
-            tcp_streams: 2,
+            tcp_streams: None,
+            tcp_threads: None,
             addresses: Vec::new(),
             host: None,
             ring_bytes: 256 << 10,
@@ -72,7 +79,7 @@ impl Default for Options {
 
 impl Options {
     /// The defaults, changed by `UNISONO_TRANSPORT` (`shm`, `tcp` or `shm,tcp`), `UNISONO_CMA` (`0`, `1`),
-    /// `UNISONO_TCP_STREAMS` (1 to 64) and `UNISONO_HOST`. `lookup` answers for the environment.
+    /// `UNISONO_TCP_STREAMS` and `UNISONO_TCP_THREADS` (1 to 64) and `UNISONO_HOST`. `lookup` answers for the environment.
     pub fn from_environment(lookup: impl Fn(&str) -> Option<String>) -> Result<Options> {
         let mut options = Options::default();
         if let Some(text) = lookup("UNISONO_TRANSPORT") {
@@ -91,25 +98,39 @@ impl Options {
             Some("1") => true,
             Some(text) => fail!(InvalidArgument, "UNISONO_CMA={text}: use 0 or 1"),
         };
-        if let Some(text) = lookup("UNISONO_TCP_STREAMS") {
-            options.tcp_streams = match text.trim().parse() {
-                Ok(count) if (1..=MAX_TCP_STREAMS).contains(&count) => count,
-                _ => fail!(
-                    InvalidArgument,
-                    "UNISONO_TCP_STREAMS={text}: use a number from 1 to {MAX_TCP_STREAMS}"
-                ),
-            };
-        }
+        let count = |name: &str| match lookup(name) {
+            None => Ok(None),
+            Some(text) => match text.trim().parse() {
+                Ok(count) if (1..=MAX_TCP_STREAMS).contains(&count) => Ok(Some(count)),
+                _ => fail!(InvalidArgument, "{name}={text}: use a number from 1 to {MAX_TCP_STREAMS}"),
+            },
+        };
+        options.tcp_streams = count("UNISONO_TCP_STREAMS")?;
+        options.tcp_threads = count("UNISONO_TCP_THREADS")?;
         options.host = lookup("UNISONO_HOST").filter(|text| !text.is_empty());
         Ok(options)
+    }
+
+    /// TCP data connections of a link that this process opens in a job of `size`. What several threads move goes faster over
+    /// several; each link has them, so many ranks have fewer.
+    fn streams(&self, size: u32) -> usize {
+        self.tcp_streams.unwrap_or_else(|| match (self.tcp_threads, size) {
+            (Some(1), _) => FEW_STREAMS,
+            (None, _) if process::usable_cpus() < 2 * FEW_STREAMS => FEW_STREAMS,
+            (_, 0..=16) => 8,
+            (_, 17..=64) => 4,
+            _ => FEW_STREAMS,
+        })
     }
 
     fn check(&self) -> Result<()> {
         if !self.shm && !self.tcp {
             fail!(InvalidArgument, "no transport is on: shared memory, TCP or both must be");
         }
-        if !(1..=MAX_TCP_STREAMS).contains(&self.tcp_streams) {
-            fail!(InvalidArgument, "{} TCP streams for a link: use 1 to {MAX_TCP_STREAMS}", self.tcp_streams);
+        for (count, what) in [(self.tcp_streams, "streams for a link"), (self.tcp_threads, "threads")] {
+            if let Some(count) = count.filter(|count| !(1..=MAX_TCP_STREAMS).contains(count)) {
+                fail!(InvalidArgument, "{count} TCP {what}: use 1 to {MAX_TCP_STREAMS}");
+            }
         }
         if !self.ring_bytes.is_power_of_two() || !ring::CAPACITIES.contains(&self.ring_bytes) {
             let (low, high) = (ring::CAPACITIES.start(), ring::CAPACITIES.end());

@@ -65,15 +65,20 @@ pub(crate) fn sends_until_it_fails(seat: &Seat) {
 fn survivors_of_a_kill(scenario: &str, operation: &str) {
     for transports in TRANSPORTS {
         for _ in 0..2 {
-            in_time(|| survivors_of_one_kill(scenario, operation, transports));
+            in_time(|| survivors_of_one_kill(scenario, operation, transports, &[]));
         }
     }
 }
 
 /// How long it takes until all survivors know.
-fn survivors_of_one_kill(scenario: &str, operation: &str, transports: &str) -> Duration {
+fn survivors_of_one_kill(
+    scenario: &str,
+    operation: &str,
+    transports: &str,
+    more: &[(&str, &str)],
+) -> Duration {
     let mut took = Duration::ZERO;
-    let mut job = Job::start(scenario, 3, transports);
+    let mut job = Job::start_with(scenario, 3, transports, more);
     job.await_all(&[0, 1, 2], "looping");
     std::thread::sleep(Duration::from_millis(20));
     let killed = Instant::now();
@@ -108,6 +113,13 @@ fn all_learn_within_a_second_of_a_rank_killed_in_small_sums() {
 #[test]
 fn all_learn_within_a_second_of_a_rank_killed_in_large_sums() {
     survivors_of_a_kill("large sums", "allreduce");
+}
+
+#[test]
+fn all_learn_within_a_second_of_a_rank_killed_in_sums_that_several_threads_move() {
+    for _ in 0..4 {
+        in_time(|| survivors_of_one_kill("large sums", "allreduce", "tcp", &[("UNISONO_TCP_THREADS", "4")]));
+    }
 }
 
 #[test]

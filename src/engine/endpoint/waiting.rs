@@ -303,6 +303,6 @@ impl Endpoint {
     /// [`Endpoint::progress`], for the last time before sleeping.
     pub(super) fn progress_parking(&self) -> bool {
         let _parking = Parking::begin(&self.sleepers);
-        self.progress(0)
+        self.progress(0) || self.hauling.give_back(self)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Messages;
 use super::failure::differing;
-use super::streamed::PIECE_BYTES;
+use super::peer::spreads;
 use super::transfer::{Early, Posted, Receive, Receiving, Sending, deliver};
 use crate::engine::lane::{Incoming, Target};
 use crate::engine::pairs::{From, Waiting};
@@ -40,7 +40,7 @@ impl Messages {
                     }
                     _ => Target::Discard,
                 };
-                self.peers[peer as usize].lanes[lane].begin(frame, target);
+                self.peers[peer as usize].lanes[lane].lock().begin(frame, target);
             }
             FrameKind::Eager | FrameKind::Request => return self.message(peer, lane, frame),
         }
@@ -59,7 +59,7 @@ impl Messages {
         }
         if self.departed.contains(frame.key.group) && !self.receiving.contains_key(&key) {
             match eager {
-                true => self.peers[peer as usize].lanes[lane].begin(frame, Target::Discard),
+                true => self.peers[peer as usize].lanes[lane].lock().begin(frame, Target::Discard),
                 false => self.decline(peer, frame, 0),
             }
             return Ok(());
@@ -75,14 +75,14 @@ impl Messages {
                     let Some(Receiving::Posted(posted)) = self.receiving.remove(&key) else { return Ok(()) };
                     self.peers[peer as usize].received(posted.into.len);
                     if eager {
-                        self.peers[peer as usize].lanes[lane].begin(frame, Target::Discard);
+                        self.peers[peer as usize].lanes[lane].lock().begin(frame, Target::Discard);
                     } else {
                         self.refuse(peer, &posted, frame.key);
                     }
                     self.mismatch(posted.ticket, mismatch);
                 } else if eager {
                     let target = Target::User(posted.into);
-                    self.peers[peer as usize].lanes[lane].begin(frame, target);
+                    self.peers[peer as usize].lanes[lane].lock().begin(frame, target);
                 } else {
                     self.accept(peer, frame);
                 }
@@ -99,7 +99,7 @@ impl Messages {
                 let early = if eager {
                     self.unexpected_bytes += frame.length as usize;
                     let parcel = self.shelf.take(frame.length as usize);
-                    self.peers[peer as usize].lanes[lane].begin(frame, Target::Kept(parcel));
+                    self.peers[peer as usize].lanes[lane].lock().begin(frame, Target::Kept(parcel));
                     Early::Begun(frame.signature, frame.total)
                 } else {
                     Early::Request { frame }
@@ -120,7 +120,7 @@ impl Messages {
         match from {
             From::Any(_) => slot.receives(into.len),
             // Counted as expected since it was posted.
-            From::Rank(_) => slot.spread += usize::from(into.len > PIECE_BYTES),
+            From::Rank(_) => slot.spread += usize::from(spreads(into.len)),
         }
         let posted = Posted { into, signature, ticket, received: 0, from: Some(from) };
         self.receiving.insert((peer, key), Receiving::Posted(posted));

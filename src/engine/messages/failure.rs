@@ -3,7 +3,7 @@
 use super::Messages;
 use super::peer::PeerState;
 use super::transfer::{Receiving, Sending};
-use crate::engine::lane::{Lane, Ticket};
+use crate::engine::lane::Ticket;
 use crate::engine::pairs::From;
 use crate::engine::wire::{Class, Key};
 use crate::error::{Error, Status};
@@ -74,8 +74,8 @@ impl Messages {
 
     pub(super) fn broken(&mut self, peer: u32, why: Error) {
         let slot = &mut self.peers[peer as usize];
-        let working = slot.lanes.iter().any(|lane| !lane.closed());
-        slot.lanes.iter_mut().for_each(Lane::shut);
+        let working = slot.lanes.iter().any(|lane| !lane.lock().closed());
+        slot.lanes.iter().for_each(|lane| lane.lock().shut());
         // The endpoint knows how to call the peer, and loses the link. Of one that has left, nothing else was to come.
         if working && matches!(slot.state, PeerState::Open) {
             self.troubles.push(Trouble::Broken { peer, why });
@@ -85,7 +85,7 @@ impl Messages {
     /// The peer has left and nothing more comes from it: whoever still waits for it waits in vain.
     pub(super) fn strand(&mut self, peer: u32) {
         let slot = &self.peers[peer as usize];
-        let backlog = slot.lanes.iter().any(|lane| lane.backlog() > 0);
+        let backlog = slot.has_backlog();
         if slot.expected > 0 || backlog || !slot.waiting.is_empty() || self.pairs.waiting().next().is_some() {
             self.fail_with(peer, &left(peer));
         }
@@ -105,7 +105,7 @@ impl Messages {
         }
         let slot = &self.peers[peer as usize];
         tickets.extend(slot.waiting.iter().filter_map(|(_, _, ticket)| *ticket));
-        tickets.extend(slot.lanes.iter().flat_map(Lane::tickets));
+        slot.lanes.iter().for_each(|lane| tickets.extend(lane.lock().tickets()));
         tickets.extend(self.pairs.waiting().filter_map(|waiting| {
             let in_vain = match &waiting.from {
                 From::Rank(rank) => *rank == peer,

@@ -20,9 +20,20 @@ impl Messages {
         self.progress_lanes(peer, lanes)
     }
 
-    /// The same for all lanes, for a peer that the kernel says is ready.
-    pub fn serve(&mut self, peer: u32) -> bool {
+    /// The same for all lanes of a peer, one of which the kernel says is ready.
+    pub fn serve(&mut self, peer: u32, ready: usize) -> bool {
+        if let Some(mut lane) = self.peers[peer as usize].lanes.get(ready).and_then(|lane| lane.try_lock()) {
+            lane.revive();
+        }
         self.progress_lanes(peer, self.peers[peer as usize].lanes.len())
+    }
+
+    /// The same for one lane, of which something has been hauled.
+    pub fn serve_lane(&mut self, peer: u32, lane: usize) {
+        self.read_lane(peer, lane);
+        if self.peers[peer as usize].has_backlog() {
+            self.flush(peer);
+        }
     }
 
     fn progress_lanes(&mut self, peer: u32, lanes: usize) -> bool {
@@ -31,14 +42,15 @@ impl Messages {
             moved |= self.read_lane(peer, lane);
         }
         self.note_watches(peer);
-        if self.peers[peer as usize].lanes.iter().any(|lane| lane.backlog() > 0) {
+        if self.peers[peer as usize].has_backlog() {
             moved |= self.flush(peer);
         }
         let slot = &mut self.peers[peer as usize];
         if matches!(slot.state, PeerState::Left) && !moved {
             // A goodbye may overtake data on other connections; their end comes behind the data. What is in shared
             // memory was there before the goodbye.
-            slot.drained = slot.lanes.iter().all(|lane| lane.closed() || lane.stream().poll_fd().is_none());
+            slot.drained =
+                slot.lanes.iter().all(|lane| lane.try_lock().is_some_and(|lane| lane.is_drained()));
             if slot.drained {
                 self.strand(peer);
             }
@@ -58,14 +70,26 @@ impl Messages {
                 self.hold(peer);
                 return moved;
             }
-            let event = match self.peers[peer as usize].lanes[lane].read() {
+            // Whoever hauls reads on when the load is there.
+            let track = &self.peers[peer as usize].lanes[lane];
+            let Some(mut reading) = track.try_lock() else { return moved };
+            let event = match reading.read() {
+                Ok(Event::Load) => {
+                    if reading.offers() {
+                        self.loads.push(track.clone());
+                    }
+                    return moved;
+                }
                 Ok(event) => event,
                 Err(why) => {
+                    drop(reading);
                     self.broken(peer, why);
                     return true;
                 }
             };
+            drop(reading);
             match event {
+                Event::Load => return moved,
                 Event::Idle | Event::Closed => return moved | (lane == 0 && self.count_pulled(peer)),
                 Event::Frame(frame) => {
                     moved = true;
@@ -88,7 +112,8 @@ impl Messages {
         let mut moved = false;
         let mut broken = None;
         let slot = &mut self.peers[peer as usize];
-        for lane in &mut slot.lanes {
+        for track in &slot.lanes {
+            let Some(mut lane) = track.try_lock() else { continue };
             let result = lane.flush(|ticket, piece| {
                 if let Some(key) = piece {
                     let Some(Sending::Posted { pieces, .. }) = self.sending.get_mut(&(peer, key)) else {
@@ -107,6 +132,9 @@ impl Messages {
                 Ok(progress) => moved |= progress,
                 Err(error) => broken = Some(lane::broke(&error)),
             }
+            if lane.offers() {
+                self.loads.push(track.clone());
+            }
         }
         self.note_watches(peer);
         if let Some(why) = broken {
@@ -116,8 +144,8 @@ impl Messages {
     }
 
     pub(super) fn control(&mut self, peer: u32, frame: &Frame) {
-        if let Some(lane) = self.peers[peer as usize].lanes.first_mut() {
-            lane.push_bare(frame);
+        if let Some(lane) = self.peers[peer as usize].lanes.first() {
+            lane.lock().push_bare(frame);
         }
     }
 
@@ -126,7 +154,8 @@ impl Messages {
     pub fn watch(&mut self, bell: &Bell) {
         self.release();
         for (peer, index) in std::mem::take(&mut self.restless) {
-            let Some(lane) = self.peers[peer as usize].lanes.get_mut(index as usize) else { continue };
+            let Some(track) = self.peers[peer as usize].lanes.get(index as usize) else { continue };
+            let mut lane = track.lock();
             let wanted = lane.watch();
             let Some(fd) = lane.stream().poll_fd() else { continue };
             let token = u64::from(peer) << 8 | u64::from(index);
@@ -152,7 +181,7 @@ impl Messages {
         self.unexpected_bytes <= self.unexpected_limit
             || slot.expected > 0
             || !matches!(slot.state, PeerState::Open)
-            || slot.lanes.iter().any(|lane| lane.backlog() > 0)
+            || slot.has_backlog()
             || self.pulled.iter().any(|pulled| pulled.peer == peer)
             || self.pairs.waiting().any(|waiting| waiting.from.accepts(peer))
     }
@@ -162,7 +191,7 @@ impl Messages {
         if !self.held.contains(&peer) {
             log::debug!("rank {}: what comes from rank {peer} waits until somebody asks for it", self.rank);
             self.held.push(peer);
-            self.peers[peer as usize].lanes.iter_mut().for_each(|lane| lane.held = true);
+            self.peers[peer as usize].lanes.iter().for_each(|lane| lane.lock().held = true);
         }
     }
 
@@ -170,7 +199,7 @@ impl Messages {
     fn release(&mut self) {
         for peer in std::mem::take(&mut self.held) {
             if self.reads(peer) {
-                self.peers[peer as usize].lanes.iter_mut().for_each(|lane| lane.held = false);
+                self.peers[peer as usize].lanes.iter().for_each(|lane| lane.lock().held = false);
                 self.note_watches(peer);
             } else {
                 self.held.push(peer);
@@ -178,9 +207,10 @@ impl Messages {
         }
     }
 
-    fn note_watches(&mut self, peer: u32) {
-        for (index, lane) in self.peers[peer as usize].lanes.iter().enumerate() {
-            if lane.watch() != lane.watched {
+    /// Notes which lanes the bell is to watch for something else. Who hauls one does so before sleeping.
+    pub fn note_watches(&mut self, peer: u32) {
+        for (index, track) in self.peers[peer as usize].lanes.iter().enumerate() {
+            if track.try_lock().is_some_and(|lane| lane.watch() != lane.watched) {
                 self.restless.push((peer, index as u32));
             }
         }

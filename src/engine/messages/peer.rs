@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::failure::Failure;
-use super::streamed::PIECE_BYTES;
 use super::transfer::Receiving;
 use super::{EAGER_SHM_BYTES, EAGER_TCP_BYTES, Messages};
+use crate::engine::hauling::Track;
 use crate::engine::lane::{Lane, Source, Ticket};
 use crate::engine::wire::Frame;
 use crate::error::Error;
@@ -15,7 +15,7 @@ use crate::transport::{Link, LinkKind};
 #[derive(Default)]
 pub(super) struct Peer {
     pub(super) state: PeerState,
-    pub(super) lanes: Vec<Lane>,
+    pub(super) lanes: Vec<Arc<Track>>,
     pub(super) kind: Option<LinkKind>,
     pub(super) memory: Option<Arc<PeerMemory>>,
     /// Sends that wait for the link.
@@ -26,7 +26,7 @@ pub(super) struct Peer {
     pub(super) drained: bool,
     /// Withdrawals read from it.
     pub(super) withdrawals: u32,
-    /// Receives among them whose pieces come over several lanes.
+    /// Receives among them whose pieces may come over several lanes.
     pub(super) spread: usize,
 }
 
@@ -41,6 +41,11 @@ pub(super) enum PeerState {
     Lost(Error),
 }
 
+/// Whether the pieces of a message of so many bytes may come over several lanes.
+pub(super) fn spreads(len: usize) -> bool {
+    len > EAGER_TCP_BYTES
+}
+
 impl Peer {
     /// The longest message that is sent to it unasked, when it is linked.
     pub(super) fn eager_bytes(&self) -> usize {
@@ -50,16 +55,21 @@ impl Peer {
         }
     }
 
+    /// Whether anything waits to go out, or somebody hauls.
+    pub(super) fn has_backlog(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.try_lock().is_none_or(|lane| lane.backlog() > 0))
+    }
+
     /// A receive of `len` bytes has been posted.
     pub(super) fn receives(&mut self, len: usize) {
         self.expected += 1;
-        self.spread += usize::from(len > PIECE_BYTES);
+        self.spread += usize::from(spreads(len));
     }
 
     /// It has ended.
     pub(super) fn received(&mut self, len: usize) {
         self.expected -= 1;
-        self.spread -= usize::from(len > PIECE_BYTES);
+        self.spread -= usize::from(spreads(len));
     }
 }
 
@@ -73,7 +83,15 @@ impl Messages {
         slot.state = PeerState::Open;
         slot.kind = Some(link.kind);
         slot.memory = link.memory;
-        slot.lanes = link.streams.into_iter().map(Lane::new).collect();
+        let hauls = self.hauls;
+        let track = |(index, stream)| {
+            let mut lane = Lane::new(stream);
+            if hauls {
+                lane.leave_loads();
+            }
+            Track::new(peer, index, lane)
+        };
+        slot.lanes = link.streams.into_iter().enumerate().map(track).collect();
         self.open.push(peer);
         let waiting = std::mem::take(&mut slot.waiting);
         let pulls = self.pulls(peer);

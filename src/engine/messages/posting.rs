@@ -50,7 +50,7 @@ impl Messages {
         let slot = &mut self.peers[peer as usize];
         if from.len <= slot.eager_bytes() {
             let frame = Frame { kind: FrameKind::Eager, offset: 0, length: from.len as u32, ..frame };
-            slot.lanes[0].push(&frame, from, Some(ticket));
+            slot.lanes[0].lock().push(&frame, from, Some(ticket));
             return;
         }
         slot.expected += 1;
@@ -62,7 +62,7 @@ impl Messages {
         if let Some(Sending::Ready(ready)) = early {
             self.peer_is_ready(peer, ready);
         } else if announced {
-            slot.lanes[0].push_bare(&frame);
+            slot.lanes[0].lock().push_bare(&frame);
         }
     }
 

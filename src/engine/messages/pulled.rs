@@ -4,7 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::Messages;
 use super::failure::Failure;
-use super::streamed::PIECE_BYTES;
+use super::peer::spreads;
 use super::transfer::{Early, Posted, Receive, Receiving, Sending};
 use crate::engine::pairs::{From, Waiting};
 use crate::engine::wire::{Class, Frame, FrameKind, Key};
@@ -65,7 +65,7 @@ impl Messages {
             return false;
         }
         let slot = &self.peers[peer as usize];
-        if slot.lanes.first().is_some_and(|lane| lane.stream().withdrawals() != slot.withdrawals) {
+        if slot.lanes.first().is_some_and(|lane| lane.lock().stream().withdrawals() != slot.withdrawals) {
             // Its frame comes, and wakes who sleeps.
             return false;
         }
@@ -131,7 +131,7 @@ impl Messages {
             }
             Some(Receiving::Posted(posted)) => {
                 let lanes = &self.peers[peer as usize].lanes;
-                let begun = posted.received > 0 || lanes.iter().any(|lane| lane.is_receiving(key));
+                let begun = posted.received > 0 || lanes.iter().any(|lane| lane.lock().is_receiving(key));
                 if !begun && posted.from.is_some() {
                     self.await_another(peer, key);
                     return;
@@ -163,7 +163,7 @@ impl Messages {
         }
         match from {
             From::Any(_) => slot.received(into.len),
-            From::Rank(_) => slot.spread -= usize::from(into.len > PIECE_BYTES),
+            From::Rank(_) => slot.spread -= usize::from(spreads(into.len)),
         }
         let receive = Receive { into, signature };
         self.pairs.wait_again(channel, Waiting { from, ticket, receive });

@@ -8,7 +8,11 @@ use crate::engine::wire::{Frame, FrameKind, Key};
 use crate::signature::Signature;
 
 /// A large message is cut into pieces of this many bytes, dealt out over the lanes of the link.
-pub(super) const PIECE_BYTES: usize = 512 * 1024;
+const PIECE_BYTES: usize = 512 * 1024;
+/// Where several threads move them, into smaller ones if that makes one for each lane, down to this.
+const HAULED_BYTES: usize = 128 * 1024;
+/// Pieces begin at multiples of this.
+const GRAIN: usize = 4096;
 
 impl Messages {
     /// The receiver has its buffer: the bytes go out in pieces.
@@ -36,10 +40,12 @@ impl Messages {
     fn stream_out(&mut self, peer: u32, key: Key, signature: Signature, from: Source, ticket: Ticket) {
         let slot = &mut self.peers[peer as usize];
         let lanes = slot.lanes.len();
-        let pieces = from.len.div_ceil(PIECE_BYTES);
+        let least = if self.hauls { HAULED_BYTES } else { PIECE_BYTES };
+        let bytes = from.len.div_ceil(lanes).next_multiple_of(GRAIN).clamp(least, PIECE_BYTES);
+        let pieces = from.len.div_ceil(bytes);
         for piece in 0..pieces {
-            let offset = piece * PIECE_BYTES;
-            let length = PIECE_BYTES.min(from.len - offset);
+            let offset = piece * bytes;
+            let length = bytes.min(from.len - offset);
             let frame = Frame {
                 kind: FrameKind::Data,
                 key,
@@ -50,7 +56,7 @@ impl Messages {
             };
             // SAFETY: `offset` is inside the source.
             let part = Source { address: unsafe { from.address.add(offset) }, len: length };
-            slot.lanes[piece % lanes].push_piece(&frame, part, ticket);
+            slot.lanes[piece % lanes].lock().push_piece(&frame, part, ticket);
         }
         self.sending.insert((peer, key), Sending::Posted { from, signature, ticket, pieces });
     }

@@ -11,7 +11,7 @@ use crate::engine::endpoint::Endpoint;
 const LOST: Duration = Duration::from_secs(10);
 
 /// A group whose endpoint looks at descriptors while it waits: it has a link over TCP.
-fn linked() -> [Arc<Group>; 2] {
+fn half_linked() -> [Arc<Group>; 2] {
     let groups = pair(false);
     groups[0].endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
     groups
@@ -19,7 +19,7 @@ fn linked() -> [Arc<Group>; 2] {
 
 #[test]
 fn a_ring_between_the_last_look_and_the_sleep_wakes() {
-    let [group, _other] = linked();
+    let [group, _other] = half_linked();
     let endpoint = group.endpoint();
     let rings: [fn(&Endpoint); 3] = [Endpoint::wake, Endpoint::nudge, Endpoint::rouse];
     for (name, ring) in ["wake", "nudge", "rouse"].into_iter().zip(rings) {
@@ -43,7 +43,7 @@ fn a_ring_between_the_last_look_and_the_sleep_wakes() {
 
 #[test]
 fn a_ring_wakes_the_sleeper_though_another_thread_looks_at_the_descriptors() {
-    let [group, _other] = linked();
+    let [group, _other] = half_linked();
     let endpoint = group.endpoint();
     let (over, there) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -84,7 +84,7 @@ fn a_ring_wakes_the_sleeper_though_another_thread_looks_at_the_descriptors() {
 fn one_of_several_sleepers_always_has_the_bell() {
     const ROUNDS: u64 = 2000;
     const THREADS: u64 = 2;
-    let [group, _other] = linked();
+    let [group, _other] = half_linked();
     let endpoint = group.endpoint();
     let (round, arrived) = (AtomicU64::new(0), AtomicU64::new(0));
     let start = Barrier::new(THREADS as usize + 1);

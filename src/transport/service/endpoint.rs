@@ -118,6 +118,9 @@ impl Endpoint {
             hostname: process::hostname(),
             pid: std::process::id(),
             local,
+            processors: u16::try_from(process::usable_cpus()).unwrap_or(u16::MAX),
+            // Checked: at most 64.
+            tcp_threads: options.tcp_threads.map_or(0, |threads| threads as u8),
             addresses: Vec::new(),
         };
         let listeners = Listener::all(&options, &mut address)?;

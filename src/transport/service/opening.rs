@@ -154,7 +154,7 @@ impl Endpoint {
     }
 
     fn settle_peer(&mut self, core: &mut Core, peer: u32) {
-        let (rank, streams) = (self.identity.rank, self.options.tcp_streams);
+        let (rank, streams) = (self.identity.rank, self.options.streams(self.identity.size));
         let Some(state) = self.peers.get_mut(&peer) else { return };
         if state.open.is_some() {
             state.opening.wanted = None;
@@ -365,7 +365,7 @@ impl Endpoint {
                 }
             }
             Candidate::Tcp(address) => {
-                let lanes = self.options.tcp_streams as u8;
+                let lanes = self.options.streams(self.identity.size) as u8;
                 let setup = self.setup(Data::Tcp { lanes });
                 conn.wire.queue_frame(Kind::Setup, &setup.encode(), Vec::new());
                 for lane in 0..lanes {

@@ -195,7 +195,7 @@ fn exchange(mut link: Link, own: u32, other: u32) -> Link {
 #[test]
 fn two_ranks_talk_over_either_transport_and_part_in_peace() {
     for kind in [LinkKind::Shm, LinkKind::Tcp] {
-        let [a, b] = pair(Options { tcp_streams: 3, ..over(kind) });
+        let [a, b] = pair(Options { tcp_streams: Some(3), ..over(kind) });
         a.open(b.registration.address());
         a.open(b.registration.address());
         let (to_b, to_a) = (a.link(1), b.link(0));
@@ -499,7 +499,7 @@ fn options_come_from_the_environment_and_bad_ones_are_named() {
     let options = parse("UNISONO_TRANSPORT", "shm, tcp").unwrap();
     assert!(options.tcp && options.shm);
     assert!(!parse("UNISONO_CMA", "0").unwrap().pull);
-    assert_eq!(parse("UNISONO_TCP_STREAMS", "64").unwrap().tcp_streams, 64);
+    assert_eq!(parse("UNISONO_TCP_STREAMS", "64").unwrap().tcp_streams, Some(64));
     assert_eq!(parse("UNISONO_HOST", "a").unwrap().host.as_deref(), Some("a"));
     for (name, value) in [
         ("UNISONO_TRANSPORT", ""),

@@ -59,7 +59,8 @@ impl Wire {
         }
         let identity =
             Identity { rank: group.rank(), size: group.size(), job: group.id(), ..identity.clone() };
-        let options = Options { shm: false, tcp_streams: STRIPES + 1, segment_bytes: 0, ..options.clone() };
+        let options =
+            Options { shm: false, tcp_streams: Some(STRIPES + 1), segment_bytes: 0, ..options.clone() };
         let hub =
             Hub::new(group).map_err(|cause| Error::system("no descriptors for a group's movers", cause))?;
         let hub = Arc::new(hub);

@@ -1,0 +1,230 @@
+//! Several threads for the bytes of long messages over TCP.
+//!
+//! A thread moves 2 to 4 GB/s through a socket. So where ranks leave processors idle, *helpers* take part: whoever reads or
+//! writes a lane under the endpoint's lock leaves the payload of long frames, a *load*, to the lane's hauler, who moves it
+//! with only that lane locked. What has come or gone whole is told under the endpoint's lock, as ever. Each lane has one
+//! hauler, a helper or, for the first, whoever waits: what several processors send over one connection overtakes itself,
+//! and TCP takes that for loss. The helpers of an endpoint begin with its first load. One that finds nothing to move for a
+//! moment gives its loads back and sleeps; when the kernel says that there is something, they are offered again.
+
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+use std::time::{Duration, Instant};
+
+use super::endpoint::{Endpoint, lock};
+use super::lane::{Hauled, Lane};
+use crate::sys;
+
+/// The most helpers of an endpoint, whatever processors there are.
+pub const MOST_HELPERS: usize = 7;
+
+/// How long a helper with nothing to move looks again before it sleeps: after it has moved something, and when it was woken.
+const SPIN: Duration = Duration::from_micros(100);
+const GLANCE: Duration = Duration::from_micros(20);
+
+/// A lane of a link that several threads may move. Lock order: the endpoint's messages, then a lane.
+pub struct Track {
+    /// The rank of the endpoint on the other side.
+    pub peer: u32,
+    /// Which of the link's lanes.
+    pub index: usize,
+    lane: Mutex<Lane>,
+}
+
+impl Track {
+    /// The lane with this number to `peer`.
+    pub fn new(peer: u32, index: usize, lane: Lane) -> Arc<Track> {
+        Arc::new(Track { peer, index, lane: Mutex::new(lane) })
+    }
+
+    /// The lane: at once, or when whoever hauls has made a system call.
+    pub fn lock(&self) -> MutexGuard<'_, Lane> {
+        lock(&self.lane)
+    }
+
+    /// The lane, unless somebody hauls.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, Lane>> {
+        match self.lane.try_lock() {
+            Ok(lane) => Some(lane),
+            Err(TryLockError::Poisoned(lane)) => Some(lane.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+/// The loads of an endpoint, and who moves them.
+pub(super) struct Hauling {
+    helpers: AtomicUsize,
+    /// The first is of whoever waits, the others of a helper each.
+    haulers: OnceLock<Vec<Arc<Hauler>>>,
+    fork: u32,
+}
+
+/// The loads that one thread moves.
+#[derive(Default)]
+struct Hauler {
+    loads: Mutex<Loads>,
+    /// How many there are.
+    count: AtomicUsize,
+    awaken: Condvar,
+    closing: AtomicBool,
+}
+
+#[derive(Default)]
+struct Loads {
+    tracks: VecDeque<Arc<Track>>,
+    parked: bool,
+}
+
+impl Hauling {
+    pub(super) fn new() -> Hauling {
+        Hauling { helpers: AtomicUsize::new(0), haulers: OnceLock::new(), fork: sys::fork::generation() }
+    }
+
+    /// How many threads help whoever waits.
+    pub(super) fn set_helpers(&self, helpers: usize) {
+        self.helpers.store(helpers.min(MOST_HELPERS), Ordering::Relaxed);
+    }
+
+    /// Has loads moved.
+    pub(super) fn offer(&self, endpoint: &Weak<Endpoint>, tracks: Vec<Arc<Track>>) {
+        let haulers = self.haulers.get_or_init(|| begin(self.helpers.load(Ordering::Relaxed), endpoint));
+        for track in tracks {
+            haulers[track.index % haulers.len()].add(track);
+        }
+    }
+
+    /// Moves a part of a load, if whoever waits has any. Whether anything moved.
+    pub(super) fn haul(&self, endpoint: &Endpoint) -> bool {
+        self.haulers.get().is_some_and(|haulers| haulers[0].haul(|| Some(endpoint)))
+    }
+
+    /// Whoever waits sleeps until the kernel says that there is something to move; not if something moves.
+    pub(super) fn give_back(&self, endpoint: &Endpoint) -> bool {
+        self.haulers.get().is_some_and(|haulers| haulers[0].give_back(endpoint))
+    }
+}
+
+/// Starts so many helpers, or as many as can be.
+fn begin(helpers: usize, endpoint: &Weak<Endpoint>) -> Vec<Arc<Hauler>> {
+    let mut haulers = vec![Arc::<Hauler>::default()];
+    for _ in 0..helpers {
+        let (hauler, endpoint) = (Arc::<Hauler>::default(), endpoint.clone());
+        let helper = hauler.clone();
+        if let Err(cause) = sys::process::spawn("unisono-helper", move || helper.help(&endpoint)) {
+            log::warn!("no more than {} threads for long messages: {cause}", haulers.len());
+            break;
+        }
+        haulers.push(hauler);
+    }
+    haulers
+}
+
+impl Drop for Hauling {
+    fn drop(&mut self) {
+        // In the child of a fork there are no helpers, and one may have held a lock.
+        if self.fork != sys::fork::generation() {
+            return;
+        }
+        for hauler in self.haulers.get().into_iter().flatten() {
+            let mut loads = lock(&hauler.loads);
+            hauler.closing.store(true, Ordering::Relaxed);
+            let left = std::mem::take(&mut loads.tracks);
+            drop(loads);
+            hauler.awaken.notify_all();
+            drop(left);
+        }
+    }
+}
+
+impl Hauler {
+    fn add(&self, track: Arc<Track>) {
+        let mut loads = lock(&self.loads);
+        loads.tracks.push_back(track);
+        self.count.store(loads.tracks.len(), Ordering::Relaxed);
+        if loads.parked {
+            self.awaken.notify_one();
+        }
+    }
+
+    fn take(&self) -> Option<Arc<Track>> {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let mut loads = lock(&self.loads);
+        let track = loads.tracks.pop_front();
+        self.count.store(loads.tracks.len(), Ordering::Relaxed);
+        track
+    }
+
+    /// One turn of one load. Whether anything moved.
+    fn haul<E: Deref<Target = Endpoint>>(&self, endpoint: impl FnOnce() -> Option<E>) -> bool {
+        let Some(track) = self.take() else { return false };
+        let hauled = track.lock().haul();
+        self.went_on(track, hauled, endpoint);
+        hauled.moved
+    }
+
+    /// Tells what there is to tell, and keeps a load that is not given back.
+    fn went_on<E>(&self, track: Arc<Track>, hauled: Hauled, endpoint: impl FnOnce() -> Option<E>)
+    where
+        E: Deref<Target = Endpoint>,
+    {
+        if hauled.tells
+            && let Some(endpoint) = endpoint()
+        {
+            endpoint.attend_lane(track.peer, track.index);
+        }
+        if hauled.more {
+            self.add(track);
+        }
+    }
+
+    /// Has the kernel say when there is something to move. Whether something moved after all.
+    fn give_back(&self, endpoint: &Endpoint) -> bool {
+        let (mut peers, mut moved) = (Vec::new(), false);
+        for _ in 0..self.count.load(Ordering::Relaxed) {
+            let Some(track) = self.take() else { break };
+            let mut lane = track.lock();
+            let mut hauled = lane.haul();
+            if hauled.more && !hauled.moved {
+                lane.give_back();
+                peers.push(track.peer);
+                hauled.more = false;
+            }
+            drop(lane);
+            moved |= hauled.moved;
+            self.went_on(track, hauled, || Some(endpoint));
+        }
+        if !peers.is_empty() {
+            endpoint.watch_lanes(&peers);
+        }
+        moved
+    }
+
+    /// What a helper does. It keeps the endpoint only while it tells it something.
+    fn help(&self, endpoint: &Weak<Endpoint>) {
+        let (mut last, mut spin) = (Instant::now(), GLANCE);
+        while !self.closing.load(Ordering::Relaxed) {
+            if self.haul(|| endpoint.upgrade()) {
+                (last, spin) = (Instant::now(), SPIN);
+            } else if last.elapsed() < spin {
+                sys::process::yield_now();
+            } else if !endpoint.upgrade().is_some_and(|endpoint| self.give_back(&endpoint)) {
+                self.park();
+                (last, spin) = (Instant::now(), GLANCE);
+            }
+        }
+    }
+
+    fn park(&self) {
+        let mut loads = lock(&self.loads);
+        loads.parked = true;
+        while loads.tracks.is_empty() && !self.closing.load(Ordering::Relaxed) {
+            loads = self.awaken.wait(loads).unwrap_or_else(PoisonError::into_inner);
+        }
+        loads.parked = false;
+    }
+}

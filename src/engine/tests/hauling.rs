@@ -1,0 +1,143 @@
+//! Long messages over TCP that several threads move.
+
+use std::sync::{Mutex, MutexGuard};
+use std::time::Instant;
+
+use super::*;
+use crate::engine::endpoint::lock;
+
+/// Shorter than what a sleeper sleeps at most: who needs longer has not been woken.
+const LOST: Duration = Duration::from_secs(10);
+
+/// Threads of each rank, the waiting one among them.
+const THREADS: usize = 4;
+
+/// Helpers are found by their name in this process: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    lock(&ALONE)
+}
+
+/// Two linked ranks with several threads each. The second lane of each thread is one more than there are threads.
+fn threaded_pair() -> [Arc<Group>; 2] {
+    let (tcp_streams, tcp_threads) = (Some(THREADS + 1), Some(THREADS));
+    linked(pair_with(&Options { shm: false, tcp_streams, tcp_threads, ..Options::default() }))
+}
+
+/// The process's helpers: their processor time so far, in ticks.
+fn helpers() -> Vec<u64> {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("the kernel's list");
+    let stat = |task: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(task.ok()?.path().join("stat")).ok() // It may have ended.
+    };
+    let of_helper = |stat: String| {
+        let fields: Vec<&str> = stat.split_once("(unisono-helper) ")?.1.split(' ').collect();
+        Some(fields[11].parse::<u64>().ok()? + fields[12].parse::<u64>().ok()?)
+    };
+    tasks.filter_map(stat).filter_map(of_helper).collect()
+}
+
+fn pattern(len: usize, salt: usize) -> Vec<u8> {
+    (0..len).map(|at| (at ^ at >> 8 ^ at >> 16 ^ salt) as u8).collect()
+}
+
+fn end_in_time(running: &Running) {
+    running
+        .wait(Deadline::after(LOST))
+        .expect("nobody sleeps while there is something to move")
+        .expect("it succeeds");
+}
+
+#[test]
+fn long_messages_both_ways_come_whole_by_several_threads() {
+    let _alone = alone();
+    let groups = threaded_pair();
+    // Unasked; a piece for some lanes; for each; several for each, and a short one behind them.
+    let lengths = [1000, 256 * 1024 + 1, 1 << 20, (9 << 20) + 5];
+    for round in 0..10 {
+        let sources: Vec<Vec<u8>> = lengths.iter().map(|&len| pattern(len, len + round)).collect();
+        let mut came: Vec<Vec<Vec<u8>>> = vec![lengths.iter().map(|&len| vec![0; len]).collect(); 2];
+        let mut all = Vec::new();
+        for (group, into) in groups.iter().zip(&mut came) {
+            for (tag, (source, into)) in sources.iter().zip(into).enumerate() {
+                all.extend([send(group, tag as u64, source), receive(group, tag as u64, into)]);
+            }
+        }
+        all.iter().for_each(|running| end_in_time(running));
+        assert!(came.iter().all(|came| *came == sources), "other bytes");
+    }
+    assert_eq!(helpers().len(), 2 * (THREADS - 1));
+}
+
+#[test]
+fn no_helper_touches_the_memory_of_a_message_that_was_given_up() {
+    let _alone = alone();
+    let groups = threaded_pair();
+    let len = 16 << 20;
+    let mut midway = 0;
+    for round in 0..20 {
+        let (from, into) = (mapped(len), mapped(len));
+        let source = Source { address: from.cast_const(), len };
+        let target = Destination { address: into, len };
+        let sent = post(&groups[0], 1, len, Message::Send { to: 1, from: source });
+        let came = post(&groups[1], 1, len, Message::Receive { from: 0, into: target });
+        // From before the first byte to behind the last.
+        let until = Instant::now() + Duration::from_micros(400 * round);
+        while Instant::now() < until {
+            groups[round as usize % 2].endpoint().progress(0);
+        }
+        midway += usize::from(sent.cancel());
+        came.cancel();
+        // Whoever touched it would break its connection.
+        unmap(from, len);
+        unmap(into, len);
+        let (bytes, mut word) = (pattern(1 << 20, 3), vec![0; 1 << 20]);
+        let after = [send(&groups[0], 2, &bytes), receive(&groups[1], 2, &mut word)];
+        after.iter().for_each(|running| end_in_time(running));
+        assert!(word == bytes, "other bytes");
+    }
+    assert!(midway > 0, "each was over before it was given up");
+}
+
+#[test]
+fn helpers_sleep_while_a_message_is_stuck_and_go_on_when_it_is_not() {
+    let _alone = alone();
+    let groups = threaded_pair();
+    let (bytes, mut came) = (pattern(64 << 20, 1), vec![0; 64 << 20]);
+    let receive = receive(&groups[1], 1, &mut came);
+    let sent = send(&groups[0], 1, &bytes);
+    std::thread::scope(|scope| {
+        let sending = scope.spawn(|| end_in_time(&sent));
+        let begun = Deadline::after(LOST);
+        while helpers().len() < 2 * (THREADS - 1) && !begun.expired() {
+            std::thread::yield_now();
+        }
+        // Nobody of rank 1 learns where the next piece goes.
+        let stuck = groups[1].endpoint().messages();
+        std::thread::sleep(Duration::from_millis(100));
+        let before: u64 = helpers().iter().sum();
+        std::thread::sleep(Duration::from_millis(500));
+        let ticks = helpers().iter().sum::<u64>() - before;
+        drop(stuck);
+        assert!(ticks <= 5, "{ticks} ticks of processor time in half a second");
+        sending.join().expect("it is sent");
+    });
+    end_in_time(&receive);
+    assert!(came == bytes, "other bytes");
+}
+
+#[test]
+fn helpers_end_with_their_endpoint() {
+    let _alone = alone();
+    let groups = threaded_pair();
+    let (bytes, mut came) = (pattern(1 << 20, 2), vec![0; 1 << 20]);
+    let both = [send(&groups[0], 1, &bytes), receive(&groups[1], 1, &mut came)];
+    both.iter().for_each(|running| end_in_time(running));
+    assert_eq!(helpers().len(), 2 * (THREADS - 1));
+    drop((both, groups));
+    let end = Deadline::after(LOST);
+    while !helpers().is_empty() && !end.expired() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(helpers().len(), 0);
+}
