@@ -26,7 +26,7 @@ use crate::sys::memory::read_process;
 
 /// Bytes of a copy unless told.
 const SIZES: [u64; 3] = [1 << 20, 16 << 20, 64 << 20];
-/// Connections of a TCP link, as the library has unless UNISONO_TCP_STREAMS says otherwise.
+/// Connections of a TCP link, which one thread moves.
 const CONNECTIONS: usize = 2;
 /// Messages that are timed together.
 const MESSAGES: u64 = 8;

@@ -153,7 +153,10 @@ const CACHED_PIECE: u64 = 128 * 1024;
 
 /// Pieces of what is only moved, or what several threads move: longer than what is sent unasked. A sender that runs ahead does
 /// not fill its receiver's memory then, and pieces go over several lanes.
-const ASKED_PIECES: RangeInclusive<u64> = 512 * 1024..=1024 * 1024;
+const ASKED_PIECES: RangeInclusive<u64> = 512 * 1024..=4 * 1024 * 1024;
+
+/// The same where they are combined, too.
+const COMBINED_PIECE: u64 = 1024 * 1024;
 
 /// Elements of one pipelined piece. `hauled`: each rank has several threads for long messages.
 pub fn chunk(checked: &Checked, hauled: bool) -> u64 {
@@ -174,8 +177,9 @@ pub fn chunk(checked: &Checked, hauled: bool) -> u64 {
         Collective::Barrier => 0,
     };
     let asked = bytes > *ASKED_PIECES.start() && (hauled || checked.operator.is_none());
+    let most = if checked.operator.is_none() { *ASKED_PIECES.end() } else { COMBINED_PIECE };
     let piece = match asked {
-        true => (bytes / 8).next_power_of_two().clamp(*ASKED_PIECES.start(), *ASKED_PIECES.end()),
+        true => (bytes / 16).next_power_of_two().clamp(*ASKED_PIECES.start(), most),
         false => CACHED_PIECE,
     };
     piece / element

@@ -22,17 +22,9 @@ pub fn yield_now() {
     unsafe { libc::sched_yield() };
 }
 
-/// The processors that this process may use; at least 1.
+/// The processors that this process may use, or as many as it has the time of where its control group limits that; at least 1.
 pub fn usable_cpus() -> usize {
-    // SAFETY: a cpu_set_t is plain bits, for which zero is valid.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes at most the size given into `set`.
-    match unsafe { syscall!(sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set)) } {
-        // SAFETY: reads the bits of `set`, which is initialised.
-        Ok(_) => (unsafe { libc::CPU_COUNT(&set) }).max(1) as usize,
-        // More processors than a cpu_set_t has bits for.
-        Err(_) => std::thread::available_parallelism().map_or(1, |count| count.get()),
-    }
+    thread::available_parallelism().map_or(1, |count| count.get())
 }
 
 /// Keeps the calling thread on one processor; where it could run before, it may again when this is dropped there.

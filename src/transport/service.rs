@@ -29,7 +29,7 @@ use super::segment::Segment;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, fail};
 use crate::rendezvous::secret::SecretKey;
-use crate::sys::{fork, process};
+use crate::sys::fork;
 
 /// How an endpoint links to its peers. The default reads nothing from the environment.
 #[derive(Clone, Debug)]
@@ -111,12 +111,12 @@ impl Options {
         Ok(options)
     }
 
-    /// TCP data connections of a link that this process opens in a job of `size`. What several threads move goes faster over
+    /// TCP data connections of a link that a process with so many processors opens in a job of `size`. What several threads move goes faster over
     /// several; each link has them, so many ranks have fewer.
-    fn streams(&self, size: u32) -> usize {
+    fn streams(&self, size: u32, processors: u16) -> usize {
         self.tcp_streams.unwrap_or_else(|| match (self.tcp_threads, size) {
             (Some(1), _) => FEW_STREAMS,
-            (None, _) if process::usable_cpus() < 2 * FEW_STREAMS => FEW_STREAMS,
+            (None, _) if usize::from(processors) < 2 * FEW_STREAMS => FEW_STREAMS,
             (_, 0..=16) => 8,
             (_, 17..=64) => 4,
             _ => FEW_STREAMS,

@@ -153,8 +153,13 @@ impl Endpoint {
         }
     }
 
+    /// The data connections of a link that this rank opens.
+    fn tcp_streams(&self) -> usize {
+        self.options.streams(self.identity.size, self.shared.address.processors)
+    }
+
     fn settle_peer(&mut self, core: &mut Core, peer: u32) {
-        let (rank, streams) = (self.identity.rank, self.options.streams(self.identity.size));
+        let (rank, streams) = (self.identity.rank, self.tcp_streams());
         let Some(state) = self.peers.get_mut(&peer) else { return };
         if state.open.is_some() {
             state.opening.wanted = None;
@@ -365,7 +370,7 @@ impl Endpoint {
                 }
             }
             Candidate::Tcp(address) => {
-                let lanes = self.options.streams(self.identity.size) as u8;
+                let lanes = self.tcp_streams() as u8;
                 let setup = self.setup(Data::Tcp { lanes });
                 conn.wire.queue_frame(Kind::Setup, &setup.encode(), Vec::new());
                 for lane in 0..lanes {
