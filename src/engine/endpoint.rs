@@ -251,6 +251,15 @@ impl Endpoint {
         }
     }
 
+    /// Calls `work` for each part from 0 on, each once: by this thread, and by others of this rank if `parts` are more than one.
+    pub fn together(&self, parts: usize, work: &(dyn Fn(usize) + Sync)) {
+        if parts > 1 && self.hauling.any_helpers() {
+            self.hauling.together(&self.this, parts, work);
+        } else {
+            (0..parts).for_each(work);
+        }
+    }
+
     /// Whether each rank of the job has several threads for long messages.
     pub fn all_haul(&self) -> bool {
         self.all_haul.load(Ordering::Relaxed)

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, MutexGuard};
 use std::task::Poll;
 
+use super::endpoint::Endpoint;
 use super::group::{Group, Turn};
 use super::lane::{Destination, Source, Ticket};
 use super::messages::Messages;
@@ -307,7 +308,7 @@ impl Run {
                             let representation = span.representation();
                             self.progress.operands.push(Operand { address, representation, scale: 1.0 });
                         }
-                        self.fold(into);
+                        self.fold(group.endpoint(), into);
                         self.complete(&plan, index);
                     }
                     Action::Copy { from, into } => {
@@ -318,7 +319,7 @@ impl Run {
                             // SAFETY: the checker proves that spans stay inside their buffers and that copies do not
                             // overlap; the buffers are as long as the plan says (the caller's promise, and
                             // `Plan::new` for the workspace).
-                            unsafe { std::ptr::copy_nonoverlapping(source, target, len) };
+                            unsafe { copy(group.endpoint(), source, target, len) };
                         }
                         self.complete(&plan, index);
                     }
@@ -334,17 +335,18 @@ impl Run {
         }
     }
 
-    fn fold(&mut self, into: Span) {
+    fn fold(&mut self, endpoint: &Endpoint, into: Span) {
         let out = self.address(into);
         if let Some(reducer) = &self.plan.reducer {
+            let (operands, count) = (&self.progress.operands, into.len as usize);
             // SAFETY: as for copies: spans are inside their buffers, and the steps that touch them are ordered.
-            unsafe { reducer.fold(&self.progress.operands, out, into.representation(), into.len as usize) };
+            unsafe { fold(endpoint, &self.plan, reducer, operands, (out, into.representation()), count) };
         }
         self.progress.operands.clear();
     }
 
     /// What was received has come; combine it if the step says so.
-    fn received(&mut self, plan: &Plan, index: u32) {
+    fn received(&mut self, endpoint: &Endpoint, plan: &Plan, index: u32) {
         if let Action::ReceiveReduce { wire, local, received_left, into, .. } =
             plan.schedule.steps[index as usize].action
         {
@@ -357,7 +359,7 @@ impl Run {
             };
             self.progress.operands.clear();
             self.progress.operands.extend(if received_left { [came, here] } else { [here, came] });
-            self.fold(into);
+            self.fold(endpoint, into);
         }
         self.complete(plan, index);
     }
@@ -389,6 +391,77 @@ impl Run {
             group.keep_workspace(workspace);
         }
     }
+}
+
+/// Bytes of a part of local work, of which several threads do several.
+const PART: usize = 256 * 1024;
+
+/// Shorter copies are done by one thread: others may have to be woken.
+const ALONE: usize = 4 * PART;
+
+/// Operands of a fold that is dealt out, at most: their places lie on the stack.
+const OPERANDS: usize = 8;
+
+/// What several threads read and write, each another part of it.
+struct Shared<T>(T);
+
+// SAFETY: it names memory that the threads of the library may use (`Run`), of which no two have the same part.
+unsafe impl<T> Sync for Shared<T> {}
+
+impl<T: Copy> Shared<T> {
+    fn get(&self) -> T {
+        self.0
+    }
+}
+
+/// Copies, by several threads if it is long.
+///
+/// # Safety
+/// As [`std::ptr::copy_nonoverlapping`].
+unsafe fn copy(endpoint: &Endpoint, from: *const u8, to: *mut u8, len: usize) {
+    if len < ALONE {
+        // SAFETY: the caller's promise.
+        return unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
+    }
+    let ends = Shared((from, to));
+    endpoint.together(len.div_ceil(PART), &|part| {
+        let ((from, to), start) = (ends.get(), part * PART);
+        // SAFETY: the caller's promise; `start` is below the length.
+        unsafe { std::ptr::copy_nonoverlapping(from.add(start), to.add(start), PART.min(len - start)) };
+    });
+}
+
+/// Folds, by several threads if it is long: each position is combined as in one go.
+///
+/// # Safety
+/// As [`Reducer::fold`].
+unsafe fn fold(
+    endpoint: &Endpoint,
+    plan: &Plan,
+    reducer: &Reducer,
+    operands: &[Operand],
+    (out, representation): (*mut u8, Representation),
+    count: usize,
+) {
+    let width = plan.size(representation);
+    let each = PART / width;
+    if count <= 2 * each || operands.len() > OPERANDS {
+        // SAFETY: the caller's promise.
+        return unsafe { reducer.fold(operands, out, representation, count) };
+    }
+    let memory = Shared((operands, out));
+    endpoint.together(count.div_ceil(each), &|part| {
+        let ((operands, out), start) = (memory.get(), part * each);
+        let mut places = [operands[0]; OPERANDS];
+        for (place, operand) in places.iter_mut().zip(operands) {
+            let address = operand.address.wrapping_add(start * plan.size(operand.representation));
+            *place = Operand { address, ..*operand };
+        }
+        let (places, left) = (&places[..operands.len()], each.min(count - start));
+        // SAFETY: the caller's promise, for a part of the positions. Where `out` is an operand, a part of it is that
+        // operand's same part.
+        unsafe { reducer.fold(places, out.wrapping_add(start * width), representation, left) };
+    });
 }
 
 /// Has what was posted written, and lets go of the lock.
@@ -431,7 +504,7 @@ impl Operation for Run {
             drop(messages);
             let finished = std::mem::take(&mut self.progress.finished);
             for &index in &finished {
-                self.received(&plan, index);
+                self.received(group.endpoint(), &plan, index);
             }
             self.progress.finished = finished;
             self.progress.finished.clear();

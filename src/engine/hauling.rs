@@ -14,6 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockE
 use std::time::{Duration, Instant};
 
 use super::endpoint::{Endpoint, lock};
+use super::joint::{Finish, Joint};
 use super::lane::{Hauled, Lane};
 use crate::sys;
 
@@ -70,12 +71,15 @@ struct Hauler {
     count: AtomicUsize,
     awaken: Condvar,
     closing: AtomicBool,
+    /// Whether there is other work for it.
+    asked: AtomicBool,
 }
 
 #[derive(Default)]
 struct Loads {
     tracks: VecDeque<Arc<Track>>,
     parked: bool,
+    joint: Option<Arc<Joint>>,
 }
 
 impl Hauling {
@@ -88,9 +92,29 @@ impl Hauling {
         self.helpers.store(helpers.min(MOST_HELPERS), Ordering::Relaxed);
     }
 
+    fn haulers(&self, endpoint: &Weak<Endpoint>) -> &[Arc<Hauler>] {
+        self.haulers.get_or_init(|| begin(self.helpers.load(Ordering::Relaxed), endpoint))
+    }
+
+    /// Whether there are any.
+    pub(super) fn any_helpers(&self) -> bool {
+        self.helpers.load(Ordering::Relaxed) > 0
+    }
+
+    /// Calls `work` for each part from 0 on, each once, by this thread and helpers that have time.
+    pub(super) fn together(&self, endpoint: &Weak<Endpoint>, parts: usize, work: &(dyn Fn(usize) + Sync)) {
+        // SAFETY: `work` is borrowed until this returns, which is after `finish`.
+        let joint = Arc::new(unsafe { Joint::new(parts, work) });
+        let _finish = Finish(&joint);
+        for helper in self.haulers(endpoint)[1..].iter().take(parts.saturating_sub(1)) {
+            helper.ask(joint.clone());
+        }
+        joint.help();
+    }
+
     /// Has loads moved.
     pub(super) fn offer(&self, endpoint: &Weak<Endpoint>, tracks: Vec<Arc<Track>>) {
-        let haulers = self.haulers.get_or_init(|| begin(self.helpers.load(Ordering::Relaxed), endpoint));
+        let haulers = self.haulers(endpoint);
         for track in tracks {
             haulers[track.index % haulers.len()].add(track);
         }
@@ -147,6 +171,31 @@ impl Hauler {
         if loads.parked {
             self.awaken.notify_one();
         }
+    }
+
+    /// Asks it to help with other work.
+    fn ask(&self, joint: Arc<Joint>) {
+        let mut loads = lock(&self.loads);
+        loads.joint = Some(joint);
+        self.asked.store(true, Ordering::Relaxed);
+        if loads.parked {
+            self.awaken.notify_one();
+        }
+    }
+
+    /// Helps with other work, if it has been asked to.
+    fn help_out(&self) -> bool {
+        if !self.asked.load(Ordering::Relaxed) {
+            return false;
+        }
+        let mut loads = lock(&self.loads);
+        self.asked.store(false, Ordering::Relaxed);
+        let joint = loads.joint.take();
+        drop(loads);
+        joint.is_some_and(|joint| {
+            joint.help();
+            true
+        })
     }
 
     fn take(&self) -> Option<Arc<Track>> {
@@ -208,7 +257,7 @@ impl Hauler {
     fn help(&self, endpoint: &Weak<Endpoint>) {
         let (mut last, mut spin) = (Instant::now(), GLANCE);
         while !self.closing.load(Ordering::Relaxed) {
-            if self.haul(|| endpoint.upgrade()) {
+            if self.haul(|| endpoint.upgrade()) | self.help_out() {
                 (last, spin) = (Instant::now(), SPIN);
             } else if last.elapsed() < spin {
                 sys::process::yield_now();
@@ -222,7 +271,7 @@ impl Hauler {
     fn park(&self) {
         let mut loads = lock(&self.loads);
         loads.parked = true;
-        while loads.tracks.is_empty() && !self.closing.load(Ordering::Relaxed) {
+        while loads.tracks.is_empty() && loads.joint.is_none() && !self.closing.load(Ordering::Relaxed) {
             loads = self.awaken.wait(loads).unwrap_or_else(PoisonError::into_inner);
         }
         loads.parked = false;

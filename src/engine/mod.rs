@@ -13,6 +13,7 @@ pub mod endpoint;
 pub mod executor;
 pub mod group;
 pub mod hauling;
+mod joint;
 pub mod lane;
 pub mod messages;
 pub mod operation;

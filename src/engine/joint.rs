@@ -1,0 +1,125 @@
+//! Local work that several threads of a rank do together: whoever waits and the helpers that have time just then
+//! (`hauling`). Nobody waits for a helper that has not begun.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::sys;
+
+/// A call of `work` for each part from 0 on, each once.
+pub(super) struct Joint {
+    work: *const (dyn Fn(usize) + Sync),
+    parts: usize,
+    next: AtomicUsize,
+    done: AtomicUsize,
+}
+
+// SAFETY: `work` is called by several threads, which its type allows, and only for parts that are taken before
+// `Joint::finish` has returned, until when it is there (the promise of `Joint::new`).
+unsafe impl Send for Joint {}
+// SAFETY: as above.
+unsafe impl Sync for Joint {}
+
+impl Joint {
+    /// None taken yet.
+    ///
+    /// # Safety
+    /// `work` stays valid until [`Joint::finish`] has returned.
+    pub(super) unsafe fn new(parts: usize, work: &(dyn Fn(usize) + Sync)) -> Joint {
+        // SAFETY: only the lifetime changes; the caller's promise is what it stood for.
+        let work = unsafe {
+            std::mem::transmute::<&(dyn Fn(usize) + Sync), *const (dyn Fn(usize) + Sync + 'static)>(work)
+        };
+        Joint { work, parts, next: AtomicUsize::new(0), done: AtomicUsize::new(0) }
+    }
+
+    fn take(&self) -> Option<Part<'_>> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        (number < self.parts).then_some(Part { of: self, number })
+    }
+
+    /// Takes parts until there are none.
+    pub(super) fn help(&self) {
+        while let Some(part) = self.take() {
+            // SAFETY: the part is not done, so `finish` has not returned.
+            unsafe { (*self.work)(part.number) };
+        }
+    }
+
+    /// Waits until the parts that were taken are done. No other is taken after that.
+    pub(super) fn finish(&self) {
+        while self.take().is_some() {}
+        for looks in 0_u32.. {
+            if self.done.load(Ordering::Acquire) >= self.parts {
+                return;
+            }
+            match looks {
+                0..1000 => std::hint::spin_loop(),
+                _ => sys::process::yield_now(),
+            }
+        }
+    }
+}
+
+/// A part that somebody has taken: done when this is dropped, also by a panic.
+struct Part<'a> {
+    of: &'a Joint,
+    number: usize,
+}
+
+impl Drop for Part<'_> {
+    fn drop(&mut self) {
+        self.of.done.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// Finishes, also when whoever has asked for help panics.
+pub(super) struct Finish<'a>(pub(super) &'a Joint);
+
+impl Drop for Finish<'_> {
+    fn drop(&mut self) {
+        self.0.finish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU8;
+
+    #[test]
+    fn each_part_is_done_once_by_whoever_has_time() {
+        for helpers in 0..4 {
+            for parts in [0, 1, 2, 1000] {
+                let counts: Vec<AtomicU8> = (0..parts).map(|_| AtomicU8::new(0)).collect();
+                let work = |part: usize| {
+                    counts[part].fetch_add(1, Ordering::Relaxed);
+                };
+                // SAFETY: `work` outlives the call of `finish` below.
+                let joint = Arc::new(unsafe { Joint::new(parts, &work) });
+                std::thread::scope(|scope| {
+                    for _ in 0..helpers {
+                        scope.spawn(|| joint.help());
+                    }
+                    joint.help();
+                    joint.finish();
+                    assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+                });
+                assert!(joint.take().is_none(), "a late helper does nothing");
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_leaves_no_part_undone() {
+        let work = |part: usize| assert_ne!(part, 3, "as told");
+        // SAFETY: `work` outlives both calls of `finish` below.
+        let joint = unsafe { Joint::new(8, &work) };
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _finish = Finish(&joint);
+            joint.help();
+        }));
+        assert!(panicked.is_err());
+        joint.finish();
+    }
+}
