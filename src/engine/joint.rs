@@ -34,7 +34,8 @@ impl Joint {
 
     fn take(&self) -> Option<Part<'_>> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        (number < self.parts).then_some(Part { of: self, number })
+        // Made only where there is one: it counts when it is dropped.
+        (number < self.parts).then(|| Part { of: self, number })
     }
 
     /// Takes parts until there are none.
@@ -86,13 +87,16 @@ mod tests {
     use super::*;
     use std::sync::Arc;
     use std::sync::atomic::AtomicU8;
+    use std::time::Duration;
 
     #[test]
     fn each_part_is_done_once_by_whoever_has_time() {
         for helpers in 0..4 {
-            for parts in [0, 1, 2, 1000] {
+            for parts in [0, 1, 2, 5, 40] {
                 let counts: Vec<AtomicU8> = (0..parts).map(|_| AtomicU8::new(0)).collect();
                 let work = |part: usize| {
+                    // Some are still at work when there is no part left.
+                    std::thread::sleep(Duration::from_millis(part as u64 % 3));
                     counts[part].fetch_add(1, Ordering::Relaxed);
                 };
                 // SAFETY: `work` outlives the call of `finish` below.
