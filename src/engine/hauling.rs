@@ -19,7 +19,7 @@ use super::lane::{Hauled, Lane};
 use crate::sys;
 
 /// The most helpers of an endpoint, whatever processors there are.
-pub const MOST_HELPERS: usize = 7;
+const MOST_HELPERS: usize = 7;
 
 /// How long a helper with nothing to move looks again before it sleeps: after it has moved something, and when it was woken.
 const SPIN: Duration = Duration::from_micros(100);

@@ -111,8 +111,8 @@ impl Options {
         Ok(options)
     }
 
-    /// TCP data connections of a link that a process with so many processors opens in a job of `size`. What several threads move goes faster over
-    /// several; each link has them, so many ranks have fewer.
+    /// TCP data connections of a link that a process with so many processors opens in a job of `size`. What several threads
+    /// move goes faster over several; each link has them, so many ranks have fewer.
     fn streams(&self, size: u32, processors: u16) -> usize {
         self.tcp_streams.unwrap_or_else(|| match (self.tcp_threads, size) {
             (Some(1), _) => FEW_STREAMS,

@@ -73,21 +73,18 @@ impl Messages {
             // Whoever hauls reads on when the load is there.
             let track = &self.peers[peer as usize].lanes[lane];
             let Some(mut reading) = track.try_lock() else { return moved };
-            let event = match reading.read() {
-                Ok(Event::Load) => {
-                    if reading.offers() {
-                        self.loads.push(track.clone());
-                    }
-                    return moved;
-                }
+            let event = reading.read();
+            if matches!(event, Ok(Event::Load)) && reading.offers() {
+                self.loads.push(track.clone());
+            }
+            drop(reading);
+            let event = match event {
                 Ok(event) => event,
                 Err(why) => {
-                    drop(reading);
                     self.broken(peer, why);
                     return true;
                 }
             };
-            drop(reading);
             match event {
                 Event::Load => return moved,
                 Event::Idle | Event::Closed => return moved | (lane == 0 && self.count_pulled(peer)),

@@ -500,6 +500,7 @@ fn options_come_from_the_environment_and_bad_ones_are_named() {
     assert!(options.tcp && options.shm);
     assert!(!parse("UNISONO_CMA", "0").unwrap().pull);
     assert_eq!(parse("UNISONO_TCP_STREAMS", "64").unwrap().tcp_streams, Some(64));
+    assert_eq!(parse("UNISONO_TCP_THREADS", "3").unwrap().tcp_threads, Some(3));
     assert_eq!(parse("UNISONO_HOST", "a").unwrap().host.as_deref(), Some("a"));
     for (name, value) in [
         ("UNISONO_TRANSPORT", ""),
@@ -508,6 +509,8 @@ fn options_come_from_the_environment_and_bad_ones_are_named() {
         ("UNISONO_TCP_STREAMS", "0"),
         ("UNISONO_TCP_STREAMS", "65"),
         ("UNISONO_TCP_STREAMS", "many"),
+        ("UNISONO_TCP_THREADS", "0"),
+        ("UNISONO_TCP_THREADS", "65"),
     ] {
         let why = parse(name, value).unwrap_err();
         assert_eq!(why.status(), Status::InvalidArgument);
