@@ -19,9 +19,10 @@ mod tensor;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 pub(super) use self::memory::Pool;
+use self::merge::Union;
 use self::order::Order;
 use self::run::{Counting, Part, Source, SparseRun};
 use self::tensor::{Gathered, Shape, Tensor};
@@ -34,7 +35,9 @@ use crate::cuda::driver::{Location, Memory, StreamHandle};
 use crate::cuda::libcuda::Libcuda;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
+use crate::engine::endpoint::Endpoint;
 use crate::engine::group::Group;
+use crate::engine::joint::{Alone, Team};
 use crate::engine::staged::{self, Load, Place};
 use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator, Reducer};
@@ -101,6 +104,8 @@ pub struct Sparse {
     tensor: Arc<OnceLock<Tensor>>,
     /// Those of the input, if it was in device memory.
     devices: Option<Arc<Devices>>,
+    /// Whose threads copy it. None of a group of one.
+    endpoint: Weak<Endpoint>,
 }
 
 impl Sparse {
@@ -186,17 +191,19 @@ impl Sparse {
         let devices = self.devices.clone().map_or_else(Devices::open, Ok)?;
         let parts: Vec<(&[u8], u64)> =
             parts.iter().map(|(_, bytes, to)| (*bytes, to.expose_provenance() as u64)).collect();
+        let endpoint = self.endpoint.upgrade();
+        let team: &dyn Team = endpoint.as_deref().map_or(&Alone, |endpoint| endpoint);
         // SAFETY: the caller's promise, for both.
         unsafe {
             match stream {
                 Some(handle) => {
                     let stream = Stream::borrow(&devices, device, handle)?;
                     stream.refuse_capture("stream", "a copy of a result cannot be captured")?;
-                    staged::store(&stream, &parts)
+                    staged::store(&stream, &parts, team)
                 }
                 None => {
                     let stream = Stream::new(&devices, device, true)?;
-                    staged::store(&stream, &parts)?;
+                    staged::store(&stream, &parts, team)?;
                     stream.synchronize(Deadline::after(DEFAULT_TIMEOUT))
                 }
             }
@@ -305,7 +312,8 @@ impl Context {
         let reducer = Reducer::new(input.dtype, operator, self.size())?;
         // SAFETY: the caller's promise.
         let (source, devices) = unsafe { self.source(input, &shape, call, on_host) }?;
-        let result = Sparse { dims: input.dims, tensor: Arc::default(), devices };
+        let endpoint = self.endpoint().map_or_else(Weak::new, Arc::downgrade);
+        let result = Sparse { dims: input.dims, tensor: Arc::default(), devices, endpoint };
         let Membership::Group(group) = self.place() else {
             if let Some(error) = self.failure() {
                 return Err(error);
@@ -317,9 +325,10 @@ impl Context {
             let lists = unsafe { source.lists() };
             let order = Order::of(lists.0, shape.dims, pool)?;
             let mut all = Gathered::new(&shape, &[order.different as u64], pool)?;
-            all.put(0..1, lists, &order, &reducer);
-            let mut tensor = Tensor::new(&shape, order.different, pool)?;
-            all.combine(&reducer, tensor.parts_mut(), pool)?;
+            all.put(0..1, lists, &order, &reducer, &Alone)?;
+            let union = Union::of(&all, &Alone)?;
+            let mut tensor = Tensor::new(&shape, union.nnz(), pool)?;
+            union.write(&all, &reducer, tensor.parts_mut(), pool, &Alone)?;
             let _ = result.tensor.set(tensor);
             return Ok((result, None));
         };
@@ -381,13 +390,16 @@ impl Context {
             _ => fail!(InvalidArgument, "one of indices and values is device memory, the other is not"),
         };
         let (stream, _) = survey.stream();
-        let endpoint = match self.place() {
+        // SAFETY: the caller's promise.
+        let load = self.or_fail(unsafe { Load::begin(stream, &parts, self.endpoint()) })?;
+        Ok((Source::load(load, numbers, bytes), Some(survey.devices().clone())))
+    }
+
+    fn endpoint(&self) -> Option<&Arc<Endpoint>> {
+        match self.place() {
             Membership::Group(group) => Some(group.endpoint()),
             Membership::Solo => None,
-        };
-        // SAFETY: the caller's promise.
-        let load = self.or_fail(unsafe { Load::begin(stream, &parts, endpoint) })?;
-        Ok((Source::load(load, numbers, bytes), Some(survey.devices().clone())))
+        }
     }
 }
 

@@ -23,6 +23,7 @@ use super::control::{Answer, Control};
 use super::direct::Retired;
 use super::group::Group;
 use super::hauling::Hauling;
+use super::joint::{Alone, Team};
 use super::messages::{Messages, Mismatch, Trouble};
 use super::recorder::Recorder;
 use super::wire::Class;
@@ -248,15 +249,6 @@ impl Endpoint {
         if threads > 1 {
             self.hauling.set_helpers(threads - 1);
             self.messages().leave_loads();
-        }
-    }
-
-    /// Calls `work` for each part from 0 on, each once: by this thread, and by others of this rank if `parts` are more than one.
-    pub fn together(&self, parts: usize, work: &(dyn Fn(usize) + Sync)) {
-        if parts > 1 && self.hauling.any_helpers() {
-            self.hauling.together(&self.this, parts, work);
-        } else {
-            (0..parts).for_each(work);
         }
     }
 
@@ -535,6 +527,20 @@ impl Endpoint {
     /// What they say, or `None` for those who have not answered. Ends the question.
     pub fn answers(&self, tokens: &[u64]) -> Vec<Option<Answer>> {
         self.questions.end(tokens)
+    }
+}
+
+impl Team for Endpoint {
+    fn threads(&self) -> usize {
+        1 + self.hauling.helpers()
+    }
+
+    fn together(&self, parts: usize, work: &(dyn Fn(usize) + Sync)) {
+        if parts > 1 && self.threads() > 1 {
+            self.hauling.together(&self.this, parts, work);
+        } else {
+            Alone.together(parts, work);
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use std::task::Poll;
 
 use super::endpoint::Endpoint;
 use super::group::{Group, Turn};
+use super::joint::{Shared, Team, copy};
 use super::lane::{Destination, Source, Ticket};
 use super::messages::Messages;
 use super::operation::{Completion, Operation};
@@ -319,7 +320,7 @@ impl Run {
                             // SAFETY: the checker proves that spans stay inside their buffers and that copies do not
                             // overlap; the buffers are as long as the plan says (the caller's promise, and
                             // `Plan::new` for the workspace).
-                            unsafe { copy(group.endpoint(), source, target, len) };
+                            unsafe { copy(&**group.endpoint(), source, target, len, PART) };
                         }
                         self.complete(&plan, index);
                     }
@@ -396,40 +397,8 @@ impl Run {
 /// Bytes of a part of local work, of which several threads do several.
 const PART: usize = 256 * 1024;
 
-/// Shorter copies are done by one thread: others may have to be woken.
-const ALONE: usize = 4 * PART;
-
 /// Operands of a fold that is dealt out, at most: their places lie on the stack.
 const OPERANDS: usize = 8;
-
-/// What several threads read and write, each another part of it.
-struct Shared<T>(T);
-
-// SAFETY: it names memory that the threads of the library may use (`Run`), of which no two have the same part.
-unsafe impl<T> Sync for Shared<T> {}
-
-impl<T: Copy> Shared<T> {
-    fn get(&self) -> T {
-        self.0
-    }
-}
-
-/// Copies, by several threads if it is long.
-///
-/// # Safety
-/// As [`std::ptr::copy_nonoverlapping`].
-unsafe fn copy(endpoint: &Endpoint, from: *const u8, to: *mut u8, len: usize) {
-    if len < ALONE {
-        // SAFETY: the caller's promise.
-        return unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
-    }
-    let ends = Shared((from, to));
-    endpoint.together(len.div_ceil(PART), &|part| {
-        let ((from, to), start) = (ends.get(), part * PART);
-        // SAFETY: the caller's promise; `start` is below the length.
-        unsafe { std::ptr::copy_nonoverlapping(from.add(start), to.add(start), PART.min(len - start)) };
-    });
-}
 
 /// Folds, by several threads if it is long: each position is combined as in one go.
 ///

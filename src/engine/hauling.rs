@@ -1,11 +1,12 @@
 //! Several threads for the bytes of long messages over TCP.
 //!
-//! A thread moves 2 to 4 GB/s through a socket. So where ranks leave processors idle, *helpers* take part: whoever reads or
-//! writes a lane under the endpoint's lock leaves the payload of long frames, a *load*, to the lane's hauler, who moves it
-//! with only that lane locked. What has come or gone whole is told under the endpoint's lock, as ever. Each lane has one
-//! hauler, a helper or, for the first, whoever waits: what several processors send over one connection overtakes itself,
-//! and TCP takes that for loss. The helpers of an endpoint begin with its first load. One that finds nothing to move for a
-//! moment gives its loads back and sleeps; when the kernel says that there is something, they are offered again.
+//! A thread moves 2 to 4 GB/s through a socket. So where ranks leave processors idle, *helpers* take part: whoever
+//! reads or writes a lane under the endpoint's lock leaves the payload of long frames, a *load*, to the lane's hauler,
+//! who moves it with only that lane locked. What has come or gone whole is told under the endpoint's lock, as ever.
+//! Each lane has one hauler, a helper or, for the first, whoever waits: what several processors send over one
+//! connection overtakes itself, and TCP takes that for loss. The helpers of an endpoint begin with its first load, or
+//! with the first local work that they are asked to share (`joint`). One that finds nothing to move for a moment gives
+//! its loads back and sleeps; when the kernel says that there is something, they are offered again.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -87,18 +88,18 @@ impl Hauling {
         Hauling { helpers: AtomicUsize::new(0), haulers: OnceLock::new(), fork: sys::fork::generation() }
     }
 
-    /// How many threads help whoever waits.
+    /// Has so many threads help whoever waits.
     pub(super) fn set_helpers(&self, helpers: usize) {
         self.helpers.store(helpers.min(MOST_HELPERS), Ordering::Relaxed);
     }
 
     fn haulers(&self, endpoint: &Weak<Endpoint>) -> &[Arc<Hauler>] {
-        self.haulers.get_or_init(|| begin(self.helpers.load(Ordering::Relaxed), endpoint))
+        self.haulers.get_or_init(|| begin(self.helpers(), endpoint))
     }
 
-    /// Whether there are any.
-    pub(super) fn any_helpers(&self) -> bool {
-        self.helpers.load(Ordering::Relaxed) > 0
+    /// How many threads help whoever waits.
+    pub(super) fn helpers(&self) -> usize {
+        self.helpers.load(Ordering::Relaxed)
     }
 
     /// Calls `work` for each part from 0 on, each once, by this thread and helpers that have time.

@@ -2,8 +2,83 @@
 //! (`hauling`). Nobody waits for a helper that has not begun.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
 
+use super::endpoint::lock;
 use crate::sys;
+
+/// Threads that share local work.
+pub trait Team {
+    /// How many there may be, at least one.
+    fn threads(&self) -> usize;
+
+    /// Calls `work` for each part from 0 on, each once, by whichever threads. All have returned when this returns.
+    fn together(&self, parts: usize, work: &(dyn Fn(usize) + Sync));
+}
+
+/// One thread: the caller.
+#[derive(Debug)]
+pub struct Alone;
+
+impl Team for Alone {
+    fn threads(&self) -> usize {
+        1
+    }
+
+    fn together(&self, parts: usize, work: &(dyn Fn(usize) + Sync)) {
+        (0..parts).for_each(work);
+    }
+}
+
+/// Does each task once. An error if one of them has failed: whichever was first.
+pub fn share<T: Send, E: Send + Sync>(
+    team: &dyn Team,
+    tasks: Vec<T>,
+    work: impl Fn(T) -> Result<(), E> + Sync,
+) -> Result<(), E> {
+    let tasks: Vec<Mutex<Option<T>>> = tasks.into_iter().map(|task| Mutex::new(Some(task))).collect();
+    let failure: OnceLock<E> = OnceLock::new();
+    team.together(tasks.len(), &|part| {
+        let task = lock(&tasks[part]).take();
+        if let Some(Err(error)) = task.map(&work) {
+            let _ = failure.set(error);
+        }
+    });
+    failure.into_inner().map_or(Ok(()), Err)
+}
+
+/// Shorter copies than so many parts are done by one thread: others may have to be woken.
+pub(super) const FEWEST_PARTS: usize = 4;
+
+/// What several threads read and write, each another part of it.
+pub(super) struct Shared<T>(pub(super) T);
+
+// SAFETY: it names memory that the threads of the library may use, of which no two have the same part (the promise of
+// whoever makes one).
+unsafe impl<T> Sync for Shared<T> {}
+
+impl<T: Copy> Shared<T> {
+    pub(super) fn get(&self) -> T {
+        self.0
+    }
+}
+
+/// Copies, by several threads if it is long, each `part` bytes at a time.
+///
+/// # Safety
+/// As [`std::ptr::copy_nonoverlapping`], from any thread.
+pub(super) unsafe fn copy(team: &dyn Team, from: *const u8, to: *mut u8, len: usize, part: usize) {
+    if len < FEWEST_PARTS * part {
+        // SAFETY: the caller's promise.
+        return unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
+    }
+    let ends = Shared((from, to));
+    team.together(len.div_ceil(part), &|number| {
+        let ((from, to), start) = (ends.get(), number * part);
+        // SAFETY: the caller's promise; `start` is below the length.
+        unsafe { std::ptr::copy_nonoverlapping(from.add(start), to.add(start), part.min(len - start)) };
+    });
+}
 
 /// A call of `work` for each part from 0 on, each once.
 pub(super) struct Joint {

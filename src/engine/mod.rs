@@ -3,7 +3,7 @@
 //! `wire` is what a message looks like, `messages` matches and moves them, `executor` runs a schedule over messages,
 //! `direct` exchanges through the segments of one host, `device` through the memory of its GPUs, `staged` brings device
 //! memory to the host's engine and back, `endpoint` owns all of it for one rank of one job and is where
-//! threads wait, `hauling` has several threads move long messages. `bootstrap` makes an endpoint out of a store.
+//! threads wait, `hauling` has several threads move long messages, `joint` has them share local work. `bootstrap` makes an endpoint out of a store.
 
 pub mod bootstrap;
 pub mod control;
@@ -13,7 +13,7 @@ pub mod endpoint;
 pub mod executor;
 pub mod group;
 pub mod hauling;
-mod joint;
+pub mod joint;
 pub mod lane;
 pub mod messages;
 pub mod operation;

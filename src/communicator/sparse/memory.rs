@@ -73,15 +73,19 @@ impl Words {
     }
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        let words = self.words_mut();
-        // SAFETY: as above, and any bytes are words.
-        unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
+        bytes_mut(self.words_mut())
     }
 
     /// The first byte, without a claim on those that were given out before.
     pub(super) fn address(&mut self) -> *mut u8 {
         self.memory.as_mut_ptr().cast()
     }
+}
+
+/// Words as bytes, to be written.
+pub(super) fn bytes_mut(words: &mut [u64]) -> &mut [u8] {
+    // SAFETY: the words hold so many bytes, all initialised, and any bytes are words.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
 }
 
 impl Drop for Words {

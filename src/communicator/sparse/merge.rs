@@ -1,24 +1,158 @@
-//! The elements of all ranks as one sorted list, with as little work for each of them as neighbours allow.
+//! The elements of all ranks as one sorted list, with as little work for each of them as neighbours allow, in parts that
+//! several threads share.
 
 use std::cmp::Ordering;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::memory::{Pool, Words};
-use super::tensor::{Gathered, Shape};
+use super::tensor::{Gathered, PIECE, Shape};
+use crate::engine::joint::{Team, share};
 use crate::error::Result;
 use crate::reduce::{Operand, Reducer, Representation};
 
 /// Positions that are combined at a time where partial results are kept apart: they stay in the second-level cache.
 const PART: usize = 4096;
 
-/// Goes through the union of the ranks' indices, stretch by stretch: a stretch is so many neighbouring elements that all of
-/// the same ranks have.
-pub(super) struct Merge<'a> {
+/// The most parts of a union.
+const MOST_PARTS: usize = 64;
+
+/// Elements that are looked at for each part, to find parts of about one length.
+const SAMPLES: usize = 4;
+
+/// What the ranks' elements come to: which of them make which part, and how many different ones each has.
+#[derive(Debug)]
+pub(super) struct Union {
+    parts: Vec<(Vec<Range<usize>>, usize)>,
+}
+
+impl Union {
+    /// That of `all`.
+    pub(super) fn of(all: &Gathered, team: &dyn Team) -> Result<Union> {
+        let elements: usize = (0..all.size()).map(|rank| all.nnz(rank)).sum();
+        let each = PIECE / all.shape.accumulator_bytes().min(PIECE);
+        let parts = elements.div_ceil(each).clamp(1, MOST_PARTS);
+        let mut union = Union { parts: bounds(all, elements, parts) };
+        share(team, union.parts.iter_mut().collect(), |(ranges, different)| {
+            let mut merge = Merge::new(all, ranges);
+            while merge.advance() {
+                *different += merge.count;
+            }
+            Ok(())
+        })?;
+        Ok(union)
+    }
+
+    /// How many different elements there are.
+    pub(super) fn nnz(&self) -> usize {
+        self.parts.iter().map(|(_, different)| different).sum()
+    }
+
+    /// Writes them as one tensor.
+    pub(super) fn write(
+        &self,
+        all: &Gathered,
+        reducer: &Reducer,
+        (indices, mut values): (&mut [u64], &mut [u8]),
+        pool: &Arc<Pool>,
+        team: &dyn Team,
+    ) -> Result<()> {
+        let nnz = self.nnz();
+        if nnz == 0 {
+            // There may be more dims than one would count.
+            return Ok(());
+        }
+        let row = all.shape.block * all.shape.dtype.size();
+        let mut coordinates: Vec<&mut [u64]> = indices.chunks_exact_mut(nnz).collect();
+        let mut tasks = Vec::with_capacity(self.parts.len());
+        for (ranges, different) in &self.parts {
+            let here =
+                coordinates.iter_mut().map(|list| list.split_off_mut(..*different).unwrap_or_default());
+            let here: Vec<&mut [u64]> = here.collect();
+            let out = values.split_off_mut(..*different * row).unwrap_or_default();
+            tasks.push((ranges, here, out));
+        }
+        share(team, tasks, |(ranges, coordinates, values)| {
+            Merge::new(all, ranges).write(reducer, coordinates, values, pool)
+        })
+    }
+}
+
+/// Each rank's elements of each part, parts of about one length; none counted yet.
+fn bounds(all: &Gathered, elements: usize, parts: usize) -> Vec<(Vec<Range<usize>>, usize)> {
+    let (indices, size) = (Indices::of(all), all.size());
+    let mut samples = Vec::new();
+    if parts > 1 {
+        let step = elements.div_ceil(parts * SAMPLES);
+        for rank in 0..size {
+            samples.extend((step / 2..all.nnz(rank)).step_by(step).map(|at| (rank, at)));
+        }
+        samples.sort_unstable_by(|&a, &b| indices.compare(a, b));
+    }
+    let mut starts = vec![0; size];
+    let mut list = Vec::with_capacity(parts);
+    for part in 1..=parts {
+        let cut = if part < parts { samples.get(part * samples.len() / parts) } else { None };
+        let ends: Vec<usize> = (0..size)
+            .map(|rank| {
+                let is_before =
+                    |at| cut.is_none_or(|&cut| indices.compare((rank, at), cut) == Ordering::Less);
+                partition_point(starts[rank]..all.nnz(rank), is_before)
+            })
+            .collect();
+        let ranges = starts.iter().zip(&ends).map(|(start, end)| *start..*end).collect();
+        list.push((ranges, 0));
+        starts = ends;
+    }
+    list
+}
+
+/// The first of a range of which `is_before` does not hold, as it does for all before and none behind.
+fn partition_point(mut range: Range<usize>, is_before: impl Fn(usize) -> bool) -> usize {
+    while !range.is_empty() {
+        let middle = range.start.midpoint(range.end);
+        if is_before(middle) {
+            range.start = middle + 1;
+        } else {
+            range.end = middle;
+        }
+    }
+    range.start
+}
+
+/// The indices of all ranks' elements.
+struct Indices<'a> {
     all: &'a Gathered,
     /// Each rank's first coordinates, which mostly decide.
     leading: Vec<&'a [u64]>,
+}
+
+impl<'a> Indices<'a> {
+    fn of(all: &'a Gathered) -> Indices<'a> {
+        Indices { all, leading: (0..all.size()).map(|rank| all.coordinates(rank, 0)).collect() }
+    }
+
+    /// Compares those of two elements, each of a rank.
+    fn compare(&self, (a, at): (usize, usize), (b, bt): (usize, usize)) -> Ordering {
+        let leading = self.leading[a][at].cast_signed().cmp(&self.leading[b][bt].cast_signed());
+        (1..self.all.shape.dims).fold(leading, |order, dim| {
+            order.then_with(|| {
+                let [a, b] = [self.all.coordinates(a, dim)[at], self.all.coordinates(b, dim)[bt]];
+                a.cast_signed().cmp(&b.cast_signed())
+            })
+        })
+    }
+}
+
+/// Goes through the union of some elements of the ranks, stretch by stretch: a stretch is so many neighbouring elements that
+/// all of the same ranks have.
+struct Merge<'a> {
+    all: &'a Gathered,
+    indices: Indices<'a>,
     /// Each rank's next element.
     heads: Vec<usize>,
+    /// Behind each rank's last one.
+    ends: Vec<usize>,
     /// The ranks that have one, as a heap: the least index first, the lower rank of those that have it.
     waiting: Vec<u32>,
     /// The ranks of the stretch, in their order, and how long it is. Their next elements are behind it.
@@ -27,13 +161,14 @@ pub(super) struct Merge<'a> {
 }
 
 impl<'a> Merge<'a> {
-    /// Before the first stretch.
-    pub(super) fn new(all: &'a Gathered) -> Merge<'a> {
+    /// Before the first stretch of these elements of each rank.
+    fn new(all: &'a Gathered, ranges: &[Range<usize>]) -> Merge<'a> {
         let size = all.size();
         let mut merge = Merge {
             all,
-            leading: (0..size).map(|rank| all.coordinates(rank, 0)).collect(),
-            heads: vec![0; size],
+            indices: Indices::of(all),
+            heads: ranges.iter().map(|range| range.start).collect(),
+            ends: ranges.iter().map(|range| range.end).collect(),
             waiting: Vec::with_capacity(size),
             present: Vec::with_capacity(size),
             count: 0,
@@ -44,13 +179,8 @@ impl<'a> Merge<'a> {
         merge
     }
 
-    /// How many elements the stretch has.
-    pub(super) fn count(&self) -> usize {
-        self.count
-    }
-
     /// Goes to the next stretch. Whether there is one.
-    pub(super) fn advance(&mut self) -> bool {
+    fn advance(&mut self) -> bool {
         for at in 0..self.present.len() {
             self.wait(self.present[at]);
         }
@@ -80,7 +210,10 @@ impl<'a> Merge<'a> {
 
     /// How long the stretch is where indices are numbers.
     fn numbers_that_go_on(&self) -> usize {
-        let rest = |&rank: &u32| &self.leading[rank as usize][self.heads[rank as usize]..];
+        let rest = |&rank: &u32| {
+            let rank = rank as usize;
+            &self.indices.leading[rank][self.heads[rank]..self.ends[rank]]
+        };
         let limit = self.waiting.first().map(|rank| rest(rank)[0].cast_signed());
         let belongs = |number: &u64| limit.is_none_or(|limit| number.cast_signed() < limit);
         let (first, others) = (rest(&self.present[0]), &self.present[1..]);
@@ -92,36 +225,35 @@ impl<'a> Merge<'a> {
     fn goes_on(&self) -> bool {
         let place = |rank: u32| (rank as usize, self.heads[rank as usize] + self.count);
         let first = place(self.present[0]);
-        let is_there = |(rank, element): (usize, usize)| element < self.all.nnz(rank);
+        let is_there = |(rank, element): (usize, usize)| element < self.ends[rank];
         let same = |&rank: &u32| {
             let other = place(rank);
-            is_there(other) && self.compare(first, other) == Ordering::Equal
+            is_there(other) && self.indices.compare(first, other) == Ordering::Equal
         };
         let before = |&rank: &u32| {
             let other = (rank as usize, self.heads[rank as usize]);
-            self.compare(first, other) == Ordering::Less
+            self.indices.compare(first, other) == Ordering::Less
         };
         is_there(first) && self.present[1..].iter().all(same) && self.waiting.first().is_none_or(before)
     }
 
     /// Writes the union, from the first stretch on: there is room for as many elements as it has.
-    pub(super) fn write(
+    fn write(
         mut self,
         reducer: &Reducer,
-        indices: &mut [u64],
+        mut coordinates: Vec<&mut [u64]>,
         mut values: &mut [u8],
         pool: &Arc<Pool>,
     ) -> Result<()> {
-        let Shape { dims, block, dtype } = self.all.shape;
-        let nnz = indices.len() / dims;
+        let Shape { block, dtype, .. } = self.all.shape;
         let mut tree = Tree { reducer, all: self.all, pool, operands: Vec::new(), scratch: Vec::new() };
         let mut done = 0;
         while self.advance() {
             let count = self.count;
             let first = self.present[0] as usize;
-            for dim in 0..dims {
+            for (dim, list) in coordinates.iter_mut().enumerate() {
                 let from = &self.all.coordinates(first, dim)[self.heads[first] - count..][..count];
-                indices[dim * nnz + done..][..count].copy_from_slice(from);
+                list[done..][..count].copy_from_slice(from);
             }
             let (out, rest) = values.split_at_mut(count * block * dtype.size());
             tree.combine(&Stretch { ranks: &self.present, ends: &self.heads, count }, out)?;
@@ -133,7 +265,7 @@ impl<'a> Merge<'a> {
 
     /// Notes that a rank has a next element, if it has.
     fn wait(&mut self, rank: u32) {
-        if self.heads[rank as usize] == self.all.nnz(rank as usize) {
+        if self.heads[rank as usize] == self.ends[rank as usize] {
             return;
         }
         let mut at = self.waiting.len();
@@ -177,18 +309,7 @@ impl<'a> Merge<'a> {
     /// Compares the indices of two ranks' next elements.
     fn compare_heads(&self, a: u32, b: u32) -> Ordering {
         let head = |rank: u32| (rank as usize, self.heads[rank as usize]);
-        self.compare(head(a), head(b))
-    }
-
-    /// Compares the indices of two elements, each of a rank.
-    fn compare(&self, (a, at): (usize, usize), (b, bt): (usize, usize)) -> Ordering {
-        let leading = self.leading[a][at].cast_signed().cmp(&self.leading[b][bt].cast_signed());
-        (1..self.all.shape.dims).fold(leading, |order, dim| {
-            order.then_with(|| {
-                let [a, b] = [self.all.coordinates(a, dim)[at], self.all.coordinates(b, dim)[bt]];
-                a.cast_signed().cmp(&b.cast_signed())
-            })
-        })
+        self.indices.compare(head(a), head(b))
     }
 }
 

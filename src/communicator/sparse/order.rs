@@ -60,7 +60,8 @@ impl Order {
 
     /// For each different index, where its elements are.
     pub(super) fn groups(&self) -> Groups<'_> {
-        Groups { places: self.places.as_ref().map(Words::words), next: 0, nnz: self.nnz }
+        let places = self.places.as_ref().map(Words::words);
+        Groups { places, next: 0, nnz: self.nnz, different: self.different }
     }
 
     /// Shows one coordinate of each different index, in their order, until `look` breaks. `coordinates` are those of the
@@ -84,11 +85,12 @@ impl Order {
 }
 
 /// See [`Order::groups`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Groups<'a> {
     places: Option<&'a [u64]>,
     next: usize,
     nnz: usize,
+    different: usize,
 }
 
 /// Elements of one index, or of neighbours.
@@ -104,10 +106,30 @@ impl Group<'_> {
     pub(super) fn place(entry: u64) -> usize {
         (entry & !REPEATS) as usize
     }
+
+    /// How many different indices.
+    pub(super) fn different(&self) -> usize {
+        match self {
+            Group::Run(_, count) => *count,
+            Group::Same(_) => 1,
+        }
+    }
 }
 
 impl<'a> Groups<'a> {
-    /// The next elements, of at most so many different indices, which is not 0.
+    /// Leaves out the elements of the next `count` different indices, or of all that are left.
+    pub(super) fn skip(&mut self, count: usize) {
+        if self.different == self.nnz {
+            self.next = self.next.saturating_add(count).min(self.nnz);
+            return;
+        }
+        let mut left = count;
+        while let Some(group) = self.next(left) {
+            left -= group.different();
+        }
+    }
+
+    /// The next elements, of at most so many different indices. None if there are none, or are to be none.
     pub(super) fn next(&mut self, most: usize) -> Option<Group<'a>> {
         let start = self.next;
         let until = start.saturating_add(most).min(self.nnz);
@@ -234,6 +256,15 @@ mod tests {
             }
         }
         assert_eq!(order.different, groups.len());
+        for skipped in [1, 2, groups.len() / 2, groups.len(), groups.len() + 1] {
+            let mut left = order.groups();
+            left.skip(skipped);
+            let first = left.next(1).map(|group| match group {
+                Group::Run(first, _) => first,
+                Group::Same(places) => Group::place(places[0]),
+            });
+            assert_eq!(first, groups.get(skipped).map(|group| group[0]));
+        }
         let mut leading = Vec::new();
         let _ = order.each(&indices[..indices.len() / dims], |number| {
             leading.push(number);

@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
 use super::memory::{Pool, Words};
+use super::merge::Union;
 use super::order::Order;
 use super::shards::{self, Shards};
 use super::tensor::{self, Gathered, Shape, Tensor};
@@ -171,6 +172,7 @@ enum Stage {
     /// How many elements each part has come to comes in.
     Size {
         all: Gathered,
+        union: Union,
         nnz: Vec<u64>,
     },
     /// The indices of the parts come in, one part's after the other's.
@@ -203,13 +205,15 @@ impl SparseRun {
             },
             Stage::Gather { all } => {
                 let Part { shape, reducer, pool, .. } = &self.part;
-                let mut tensor = Tensor::new(shape, all.different(), pool)?;
-                all.combine(reducer, tensor.parts_mut(), pool)?;
+                let team = &**group.endpoint();
+                let union = Union::of(&all, team)?;
+                let mut tensor = Tensor::new(shape, union.nnz(), pool)?;
+                union.write(&all, reducer, tensor.parts_mut(), pool, team)?;
                 self.end(tensor)
             }
             Stage::Deal { lengths, shards } => self.swap(group, &lengths, shards),
             Stage::Swap { all, .. } => self.size(group, all),
-            Stage::Size { all, nnz } => self.merge(group, &all, nnz),
+            Stage::Size { all, union, nnz } => self.merge(group, &all, &union, nnz),
             Stage::Indices { tensor, indices, nnz } => self.values(group, tensor, &indices, &nnz),
             Stage::Values { tensor } => self.end(tensor),
             Stage::Over => Ok(()),
@@ -238,7 +242,7 @@ impl SparseRun {
         let mut all = Gathered::new(shape, &nnz, pool)?;
         let rank = seat.rank as usize;
         // SAFETY: as in `count`.
-        all.put(rank..rank + 1, unsafe { source.lists() }, order, reducer);
+        all.put(rank..rank + 1, unsafe { source.lists() }, order, reducer, &**group.endpoint())?;
         let exchange = self.gathering(group, all.address(), all.counts(), DataType::U64)?;
         self.stage = Stage::Gather { all };
         // SAFETY: the stage holds what it was made of, here and below.
@@ -253,7 +257,7 @@ impl SparseRun {
         let lists = unsafe { source.lists() };
         let mine = parts.lengths(order, &lists.0[..lists.0.len() / shape.dims]);
         let mut shards = Gathered::new(shape, &mine, pool)?;
-        shards.put(0..mine.len(), lists, order, reducer);
+        shards.put(0..mine.len(), lists, order, reducer, &**group.endpoint())?;
         let (rank, size) = (seat.rank as usize, mine.len());
         let mut lengths = vec![0; size * size];
         lengths[rank * size..][..size].copy_from_slice(&mine);
@@ -289,18 +293,19 @@ impl SparseRun {
 
     /// This rank's part is there: all tell how many elements theirs come to.
     fn size(&mut self, group: &Group, all: Gathered) -> Result<()> {
+        let union = Union::of(&all, &**group.endpoint())?;
         let mut nnz = vec![0; all.size()];
-        nnz[self.part.seat.rank as usize] = all.different() as u64;
+        nnz[self.part.seat.rank as usize] = union.nnz() as u64;
         let counts = vec![1; nnz.len()];
         let exchange = self.gathering(group, nnz.as_mut_ptr().cast(), counts, DataType::U64)?;
-        self.stage = Stage::Size { all, nnz };
+        self.stage = Stage::Size { all, union, nnz };
         // SAFETY: as above.
         unsafe { self.begin(group, exchange) };
         Ok(())
     }
 
     /// It is known where each part goes in the result: this rank's is merged there, and all give theirs to all.
-    fn merge(&mut self, group: &Group, all: &Gathered, nnz: Vec<u64>) -> Result<()> {
+    fn merge(&mut self, group: &Group, all: &Gathered, union: &Union, nnz: Vec<u64>) -> Result<()> {
         let Part { shape, reducer, seat, pool, .. } = &self.part;
         let add = |total: u64, nnz: &u64| total.checked_add(*nnz);
         let Some(total) = nnz.iter().try_fold(0, add) else { return Err(tensor::too_large(usize::MAX)) };
@@ -312,7 +317,7 @@ impl SparseRun {
         let (_, values) = tensor.parts_mut();
         let values = &mut values[before * row..][..own * row];
         let numbers = &mut indices.words_mut()[before * shape.dims..][..own * shape.dims];
-        all.combine(reducer, (numbers, values), pool)?;
+        union.write(all, reducer, (numbers, values), pool, &**group.endpoint())?;
         let counts = nnz.iter().map(|nnz| nnz * shape.dims as u64).collect();
         let exchange = self.gathering(group, indices.address(), counts, DataType::U64)?;
         self.stage = Stage::Indices { tensor, indices, nnz };

@@ -3,11 +3,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::memory::{Pool, Words};
-use super::merge::Merge;
-use super::order::{Group, Order};
+use super::memory::{self, Pool, Words};
+use super::order::{Group, Groups, Order};
+use crate::engine::joint::{Team, share};
 use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operand, Reducer, Representation};
+
+/// Bytes of values that a thread combines before it looks for more.
+pub(super) const PIECE: usize = 128 * 1024;
 
 /// What all tensors of one call have in common, in numbers that are known to fit.
 #[derive(Clone, Copy, Debug)]
@@ -97,70 +100,40 @@ impl Gathered {
     pub(super) fn put(
         &mut self,
         ranks: Range<usize>,
-        (indices, values): (&[i64], &[u8]),
+        given: (&[i64], &[u8]),
         order: &Order,
         reducer: &Reducer,
-    ) {
-        let Shape { dims, block, dtype } = self.shape;
-        let room: usize = self.ranks[ranks.clone()].iter().map(|(_, nnz)| nnz).sum();
+        team: &dyn Team,
+    ) -> Result<()> {
+        let (shape, places) = (self.shape, &self.ranks[ranks]);
+        let room: usize = places.iter().map(|(_, nnz)| nnz).sum();
         assert_eq!(room, order.different, "the order is of other elements");
-        if room == 0 {
-            // There may be more dims than one would count.
-            return;
-        }
-        let given = indices.len() / dims;
-        for dim in 0..dims {
-            let (from, mut groups) = (&indices[dim * given..][..given], order.groups());
-            for &(first, nnz) in &self.ranks[ranks.clone()] {
-                let mut to = &mut self.words.words_mut()[first + dim * nnz..][..nnz];
-                while let Some(group) = groups.next(to.len()) {
-                    let run = match group {
-                        Group::Run(first, count) => &from[first..][..count],
-                        Group::Same(places) => &from[Group::place(places[0])..][..1],
-                    };
-                    let (here, rest) = to.split_at_mut(run.len());
-                    here.iter_mut().zip(run).for_each(|(to, from)| *to = from.cast_unsigned());
-                    to = rest;
-                }
-            }
-        }
-        let element_bytes = block * dtype.size();
-        let operand = |place: usize, count: usize| Operand {
-            address: values[place * element_bytes..][..count * element_bytes].as_ptr(),
-            representation: Representation::Element,
-            scale: 1.0,
-        };
-        let (mut groups, mut operands) = (order.groups(), Vec::new());
-        for &(first, nnz) in &self.ranks[ranks] {
-            let bytes = nnz * self.shape.accumulator_bytes();
-            let words = &mut self.words.words_mut()[first + dims * nnz..][..bytes.div_ceil(8)];
-            if let Some(last) = words.last_mut() {
+        let bytes = shape.accumulator_bytes();
+        let each = PIECE / bytes.min(PIECE);
+        let mut words = &mut self.words.words_mut()[places.first().map_or(0, |(first, _)| *first)..];
+        let (mut groups, mut tasks) = (order.groups(), Vec::new());
+        // Of none there may be more dims than one would count.
+        for &(_, nnz) in places.iter().filter(|(_, nnz)| *nnz > 0) {
+            let (numbers, rest) = words.split_at_mut(nnz * shape.dims);
+            let (values, rest) = rest.split_at_mut((nnz * bytes).div_ceil(8));
+            if let Some(last) = values.last_mut() {
                 // What fills it up is sent, too.
                 *last = 0;
             }
-            let mut out = &mut self.words.bytes_mut()[(first + dims * nnz) * 8..][..bytes];
-            let mut left = nnz;
-            while let Some(group) = groups.next(left) {
-                operands.clear();
-                let count = match group {
-                    Group::Run(first, count) => {
-                        operands.push(operand(first, count));
-                        count
-                    }
-                    Group::Same(places) => {
-                        operands.extend(places.iter().map(|&place| operand(Group::place(place), 1)));
-                        1
-                    }
-                };
-                let (here, rest) = out.split_at_mut(count * self.shape.accumulator_bytes());
-                // SAFETY: the slices that the addresses come from hold `count` blocks, `here` holds as many accumulators
-                // and overlaps none of them, and all are borrowed until here.
-                unsafe {
-                    reducer.fold(&operands, here.as_mut_ptr(), Representation::Accumulator, count * block);
-                }
-                (out, left) = (rest, left - count);
+            words = rest;
+            let mut lists: Vec<_> = numbers.chunks_exact_mut(nnz).map(|list| list.chunks_mut(each)).collect();
+            let values = &mut memory::bytes_mut(values)[..nnz * bytes];
+            for values in values.chunks_mut(each * bytes) {
+                let count = values.len() / bytes;
+                let coordinates = lists.iter_mut().filter_map(Iterator::next).collect();
+                tasks.push(Piece { coordinates, values, groups: groups.clone() });
+                groups.skip(count);
             }
         }
+        share(team, tasks, |piece| {
+            piece.put(&shape, given, reducer);
+            Ok(())
+        })
     }
 
     /// Where the words lie.
@@ -193,24 +166,56 @@ impl Gathered {
         let address = elements[skipped * self.shape.dtype.accumulator().size()..].as_ptr();
         Operand { address, representation: Representation::Accumulator, scale: 1.0 }
     }
+}
 
-    /// How many different elements all have.
-    pub(super) fn different(&self) -> usize {
-        let (mut merge, mut nnz) = (Merge::new(self), 0);
-        while merge.advance() {
-            nnz += merge.count();
+/// Neighbouring elements on their way to their place.
+struct Piece<'a> {
+    /// By dim.
+    coordinates: Vec<&'a mut [u64]>,
+    values: &'a mut [u8],
+    /// From the first of them on.
+    groups: Groups<'a>,
+}
+
+impl Piece<'_> {
+    fn put(self, shape: &Shape, (indices, values): (&[i64], &[u8]), reducer: &Reducer) {
+        let given = indices.len() / shape.dims;
+        for (list, from) in self.coordinates.into_iter().zip(indices.chunks_exact(given)) {
+            let (mut to, mut groups) = (list, self.groups.clone());
+            while let Some(group) = groups.next(to.len()) {
+                let run = match group {
+                    Group::Run(first, count) => &from[first..][..count],
+                    Group::Same(places) => &from[Group::place(places[0])..][..1],
+                };
+                let (here, rest) = to.split_at_mut(run.len());
+                here.iter_mut().zip(run).for_each(|(to, from)| *to = from.cast_unsigned());
+                to = rest;
+            }
         }
-        nnz
-    }
-
-    /// Writes all ranks' elements as one tensor, of [`Gathered::different`] elements.
-    pub(super) fn combine(
-        &self,
-        reducer: &Reducer,
-        (indices, values): (&mut [u64], &mut [u8]),
-        pool: &Arc<Pool>,
-    ) -> Result<()> {
-        Merge::new(self).write(reducer, indices, values, pool)
+        let element_bytes = shape.block * shape.dtype.size();
+        let operand = |place: usize, count: usize| Operand {
+            address: values[place * element_bytes..][..count * element_bytes].as_ptr(),
+            representation: Representation::Element,
+            scale: 1.0,
+        };
+        let (mut groups, mut operands, mut out) = (self.groups, Vec::new(), self.values);
+        while let Some(group) = groups.next(out.len() / shape.accumulator_bytes()) {
+            operands.clear();
+            match group {
+                Group::Run(first, count) => operands.push(operand(first, count)),
+                Group::Same(places) => {
+                    operands.extend(places.iter().map(|&place| operand(Group::place(place), 1)));
+                }
+            }
+            let count = group.different();
+            let (here, rest) = out.split_at_mut(count * shape.accumulator_bytes());
+            // SAFETY: the slices that the addresses come from hold `count` blocks, `here` holds as many accumulators
+            // and overlaps none of them, and all are borrowed until here.
+            unsafe {
+                reducer.fold(&operands, here.as_mut_ptr(), Representation::Accumulator, count * shape.block);
+            }
+            out = rest;
+        }
     }
 }
 
@@ -269,7 +274,25 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::communicator::sparse::merge::Union;
     use crate::reduce::Operator;
+
+    /// Three threads, each of which does every third part.
+    struct Three;
+
+    impl Team for Three {
+        fn threads(&self) -> usize {
+            3
+        }
+
+        fn together(&self, parts: usize, work: &(dyn Fn(usize) + Sync)) {
+            std::thread::scope(|scope| {
+                for first in 0..3.min(parts) {
+                    scope.spawn(move || (first..parts).step_by(3).for_each(work));
+                }
+            });
+        }
+    }
 
     fn bytes(values: &[f32]) -> Vec<u8> {
         values.iter().flat_map(|value| value.to_ne_bytes()).collect()
@@ -280,8 +303,9 @@ mod tests {
     }
 
     fn combine(all: &Gathered, reducer: &Reducer, pool: &Arc<Pool>) -> Tensor {
-        let mut tensor = Tensor::new(&all.shape, all.different(), pool).unwrap();
-        all.combine(reducer, tensor.parts_mut(), pool).unwrap();
+        let union = Union::of(all, &Three).unwrap();
+        let mut tensor = Tensor::new(&all.shape, union.nnz(), pool).unwrap();
+        union.write(all, reducer, tensor.parts_mut(), pool, &Three).unwrap();
         tensor
     }
 
@@ -301,7 +325,7 @@ mod tests {
         let nnz: Vec<u64> = orders.iter().map(|order| order.different as u64).collect();
         let mut all = Gathered::new(&shape, &nnz, &pool).unwrap();
         for (rank, ((indices, values), order)) in tensors.iter().zip(&orders).enumerate() {
-            all.put(rank..rank + 1, (indices, &bytes(values)), order, &reducer);
+            all.put(rank..rank + 1, (indices, &bytes(values)), order, &reducer, &Three).unwrap();
         }
         let tensor = combine(&all, &reducer, &pool);
         (tensor.indices().to_vec(), floats(tensor.values()))
@@ -467,23 +491,63 @@ mod tests {
                             (indices, values)
                         })
                         .collect();
-                    let orders: Vec<Order> =
-                        tensors.iter().map(|(indices, _)| Order::of(indices, dims, &pool).unwrap()).collect();
-                    let nnz: Vec<u64> = orders.iter().map(|order| order.different as u64).collect();
-                    let mut all = Gathered::new(&shape, &nnz, &pool).unwrap();
-                    for (rank, ((indices, values), order)) in tensors.iter().zip(&orders).enumerate() {
-                        all.put(rank..rank + 1, (indices, values), order, &reducer);
-                    }
-                    let tensor = combine(&all, &reducer, &pool);
-                    let index = |at: usize| -> Vec<i64> {
-                        (0..dims).map(|dim| tensor.indices()[dim * tensor.nnz + at]).collect()
-                    };
-                    let values = tensor.values().chunks_exact(block * dtype.size());
-                    assert_eq!(values.len(), tensor.nnz);
-                    let found: Vec<_> =
-                        values.enumerate().map(|(at, value)| (index(at), value.to_vec())).collect();
-                    let due: Vec<_> = plainly(&tensors, &shape, &reducer).into_iter().collect();
-                    assert!(found == due, "{} {operator:?}, {size} ranks, {dims} dims", dtype.name());
+                    check(&tensors, &shape, &reducer, &pool);
+                }
+            }
+        }
+    }
+
+    /// Compares what comes of the ranks' tensors with what comes of them plainly.
+    fn check(tensors: &[Lists], shape: &Shape, reducer: &Reducer, pool: &Arc<Pool>) {
+        let Shape { dims, block, dtype } = *shape;
+        let orders: Vec<Order> =
+            tensors.iter().map(|(indices, _)| Order::of(indices, dims, pool).unwrap()).collect();
+        let nnz: Vec<u64> = orders.iter().map(|order| order.different as u64).collect();
+        let mut all = Gathered::new(shape, &nnz, pool).unwrap();
+        for (rank, ((indices, values), order)) in tensors.iter().zip(&orders).enumerate() {
+            all.put(rank..rank + 1, (indices, values), order, reducer, &Three).unwrap();
+        }
+        let tensor = combine(&all, reducer, pool);
+        let index = |at: usize| -> Vec<i64> {
+            (0..dims).map(|dim| tensor.indices()[dim * tensor.nnz + at]).collect()
+        };
+        let values = tensor.values().chunks_exact(block * dtype.size());
+        assert_eq!(values.len(), tensor.nnz);
+        let found: Vec<_> = values.enumerate().map(|(at, value)| (index(at), value.to_vec())).collect();
+        let due: Vec<_> = plainly(tensors, shape, reducer).into_iter().collect();
+        assert!(
+            found == due,
+            "{} {reducer:?}, {} ranks, {dims} dims of {block}",
+            dtype.name(),
+            tensors.len()
+        );
+    }
+
+    #[test]
+    fn several_threads_give_the_bits_of_the_plain_tree() {
+        let pool = Arc::new(Pool::default());
+        let operators = [(DataType::F32, Operator::Sum), (DataType::Bf16, Operator::Average)];
+        // Many pieces: of each rank's, and of the union. All ranks have the same few, none has what another has, one has most.
+        let same: fn(usize, usize) -> i64 = |_, at| (at as i64 * 7919) % 300;
+        let apart: fn(usize, usize) -> i64 = |rank, at| (rank * 10_000) as i64 - at as i64;
+        let mixed: fn(usize, usize) -> i64 = |rank, at| (at as i64 * 31) % (500 << (3 * (rank % 2)));
+        for (dtype, operator) in operators {
+            for (index, block) in [(same, 100), (apart, 200), (mixed, 150), (mixed, 40_000)] {
+                for (size, dims) in [(2, 1), (3, 2), (5, 1)] {
+                    let shape = Shape::new(dims as u32, block, dtype).unwrap();
+                    let reducer = Reducer::new(dtype, operator, size as u32).unwrap();
+                    let tensors: Vec<Lists> = (0..size)
+                        .map(|rank| {
+                            let nnz = if block > 1000 { 12 } else { [700, 0, 1500, 90, 1][rank] };
+                            let leading = (0..nnz).map(|at| index(rank, at));
+                            // The second coordinate decides where the first does not.
+                            let further = (0..nnz * (dims - 1)).map(|at| at as i64 % 3);
+                            let values =
+                                (0..nnz * block as usize * dtype.size()).map(|at| 1 + (at % 61) as u8);
+                            (leading.chain(further).collect(), values.collect())
+                        })
+                        .collect();
+                    check(&tensors, &shape, &reducer, &pool);
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Tensors in device memory, over the driver double, and what is refused.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::{Input, RawTensor, Sparse};
@@ -10,6 +10,7 @@ use crate::cuda::context::Devices;
 use crate::cuda::double::{Double, Order};
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::event::Event;
+use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status};
 use crate::reduce::{DataType, Operator};
@@ -54,9 +55,9 @@ fn ranks(size: u32, transports: &str, order: Order, body: impl Fn(u32, &Rank) + 
                 context.cuda().pretend(&devices, 0);
                 let stream = double.stream(0);
                 let stop = AtomicBool::new(false);
+                let clock = Event::new(&devices, 0).expect("an event");
                 std::thread::scope(|scope| {
                     scope.spawn(|| {
-                        let clock = Event::new(&devices, 0).expect("an event");
                         while !stop.load(Ordering::Relaxed) {
                             // Time passes while the host asks.
                             let _ = clock.query();
@@ -180,6 +181,35 @@ fn device_tensors_are_read_and_written_in_the_order_of_their_streams() {
             });
         }
     }
+}
+
+#[test]
+fn a_second_call_creates_nothing() {
+    ranks(2, "tcp", Order::RoundRobin, |rank, this| {
+        let at = this.room(0, &list(rank));
+        let to = this.room(0, &sum(2));
+        let pointer = |address: u64| std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
+        // SAFETY: it is a stream of the double.
+        let stream = unsafe { Stream::borrow(&this.devices, 0, this.stream) }.expect("a stream");
+        let mut before = 0;
+        // A device begins with some memory of this size.
+        for round in 0..40 {
+            this.fill(at, &list(rank));
+            // SAFETY: as in `start`.
+            let result =
+                unsafe { this.context.run_sparse(&tensor(at.0, at.1, 20), Operator::Sum, &this.call()) };
+            // SAFETY: the double keeps its memory.
+            unsafe { result.expect("a sum").copy(pointer(to.0).cast(), pointer(to.1), Some(this.stream)) }
+                .expect("a copy");
+            while !stream.query().expect("it is well") {
+                std::thread::yield_now();
+            }
+            if round == 0 {
+                before = this.double.creations();
+            }
+        }
+        assert_eq!(this.double.creations(), before);
+    });
 }
 
 #[test]
@@ -314,7 +344,7 @@ fn copies_of_a_result_are_checked() {
         copy(own, 0, None).expect("a copy");
         assert_eq!(numbers, sum(1).iter().map(|(index, _)| *index).collect::<Vec<_>>());
 
-        let empty = Sparse { dims: 1, tensor: Arc::default(), devices: None };
+        let empty = Sparse { dims: 1, tensor: Arc::default(), devices: None, endpoint: Weak::new() };
         // SAFETY: it has nothing to copy.
         let error =
             unsafe { empty.copy(std::ptr::null_mut(), std::ptr::null_mut(), None) }.expect_err("not there");
@@ -329,7 +359,7 @@ fn a_call_that_fails_while_its_stream_is_far_behind_leaves_nothing_to_go_wrong()
         if rank == 0 {
             let word = this.devices.word(0).expect("a word");
             // SAFETY: it is a stream of the double.
-            let stream = unsafe { crate::cuda::stream::Stream::borrow(&this.devices, 0, this.stream) };
+            let stream = unsafe { Stream::borrow(&this.devices, 0, this.stream) };
             stream.expect("a stream").wait_word(&word).expect("it waits");
             let (work, result) = this.start(&tensor(at.0, at.1, 20), &this.call()).expect("it starts");
             assert!(work.test().is_none(), "its stream has not come so far");

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::{Job, Path};
 use crate::deadline::Deadline;
 use crate::engine::endpoint::lock;
+use crate::engine::joint::{FEWEST_PARTS, Team, share};
 use crate::error::{Error, Result};
 use crate::schedule::Collective;
 use crate::signature::Signature;
@@ -27,6 +28,9 @@ pub const BOARD_BYTES: usize = SLOTS_AT + 2 * SLOT_BYTES;
 
 /// The most members that exchange directly.
 pub const MAX_MEMBERS: usize = 64;
+
+/// Bytes of a part of a long copy that several threads share. Shorter ones are over before the others are awake.
+pub(super) const PART: usize = 1024 * 1024;
 
 /// Bytes gathered between two looks at everything else.
 const PULL_BYTES: usize = 4 * 1024 * 1024;
@@ -314,53 +318,65 @@ impl Direct {
         }
     }
 
-    /// Reads from the private memory of `member`.
-    ///
-    /// # Safety
-    /// The member has posted the address for a call that it has not left, and does not write there unless it withdraws.
-    pub(super) unsafe fn pull(
+    /// Does something that reads the private memory of `members` ([`Direct::pull`]). What it has read counts if they have
+    /// not withdrawn meanwhile.
+    pub(super) fn while_reading(
         &self,
-        member: usize,
-        address: u64,
-        into: *mut u8,
-        len: usize,
+        mut members: impl Iterator<Item = usize>,
+        read: impl FnOnce() -> Result<(), Stop>,
     ) -> Result<(), Stop> {
         let reading = &self.board(self.rank).reading.0;
         // Against `withdraw`: either this sees the withdrawal, or the member sees this read.
         reading.store(1, Ordering::SeqCst);
-        // SAFETY: the caller's promise.
-        let result = unsafe { self.pull_parts(member, address, into, len) };
+        let result = read();
         reading.store(0, Ordering::Release);
         fence(Ordering::Acquire);
-        if self.has_withdrawn(member) { Err(Stop::Withdrawn(member)) } else { result }
+        match members.find(|&member| self.has_withdrawn(member)) {
+            Some(member) => Err(Stop::Withdrawn(member)),
+            None => result,
+        }
+    }
+
+    /// Reads from the private memory of `member`, by several threads if it is much.
+    ///
+    /// # Safety
+    /// Within [`Direct::while_reading`]. The member has posted the address for a call that it has not left, and does not
+    /// write there unless it withdraws.
+    pub(super) unsafe fn pull(
+        &self,
+        member: usize,
+        address: u64,
+        into: &mut [u8],
+        team: &dyn Team,
+    ) -> Result<(), Stop> {
+        let shared = into.len() >= FEWEST_PARTS * PART && team.threads() > 1;
+        let each = if shared { PART } else { PULL_BYTES };
+        // SAFETY: the caller's promise, here and below.
+        let pull = |address, into: &mut [u8]| unsafe { self.pull_part(member, address, into) };
+        if into.len() <= each {
+            return pull(address, into);
+        }
+        let parts = (address..).step_by(each).zip(into.chunks_mut(each)).collect();
+        share(team, parts, |(address, into)| pull(address, into))
     }
 
     /// # Safety
     /// As [`Direct::pull`].
-    unsafe fn pull_parts(&self, member: usize, address: u64, into: *mut u8, len: usize) -> Result<(), Stop> {
+    unsafe fn pull_part(&self, member: usize, address: u64, into: &mut [u8]) -> Result<(), Stop> {
         let Some(memory) = &self.peers[member] else { return Ok(()) };
-        let mut done = 0;
-        while done < len {
-            if self.has_withdrawn(member) {
-                return Err(Stop::Withdrawn(member));
-            }
-            let count = PULL_BYTES.min(len - done);
-            // SAFETY: the destination is this rank's, of `len` bytes; the source is promised by the caller.
-            let result = unsafe {
-                let rest = std::slice::from_raw_parts_mut(into.add(done), count);
-                memory.pull(address.wrapping_add(done as u64), rest)
-            };
-            result.map_err(|cause| match cause.raw_os_error() {
-                // The process is gone. How it ended is about to be told.
-                Some(libc::ESRCH) => Stop::Withdrawn(member),
-                _ => Stop::Failed(Error::system(
-                    format!("{count} bytes at {address:#x} could not be read from rank {member}'s memory"),
-                    cause,
-                )),
-            })?;
-            done += count;
+        if self.has_withdrawn(member) {
+            return Err(Stop::Withdrawn(member));
         }
-        Ok(())
+        let count = into.len();
+        // SAFETY: the caller's promise.
+        unsafe { memory.pull(address, into) }.map_err(|cause| match cause.raw_os_error() {
+            // The process is gone. How it ended is about to be told.
+            Some(libc::ESRCH) => Stop::Withdrawn(member),
+            _ => Stop::Failed(Error::system(
+                format!("{count} bytes at {address:#x} could not be read from rank {member}'s memory"),
+                cause,
+            )),
+        })
     }
 }
 

@@ -10,6 +10,7 @@ use super::{Job, Path, shard};
 use crate::engine::endpoint::Through;
 use crate::engine::executor::Workspace;
 use crate::engine::group::{Group, Turn};
+use crate::engine::joint::Team;
 use crate::engine::operation::{Completion, Operation};
 use crate::engine::wire::Key;
 use crate::error::Result;
@@ -20,8 +21,14 @@ use crate::sys;
 /// Bytes of the others' operands that are read and combined at a time: they stay in the second-level cache.
 const BLOCKS_BYTES: usize = 384 * 1024;
 
-/// The most, and the least, of one operand. A block costs a system call.
+/// The least, and the most, of one operand. A block costs a system call.
 const BLOCK_BYTES: (usize, usize) = (64 * 1024, 256 * 1024);
+
+/// The same where several threads share a reduction: their system calls hold up each other.
+const SHARED_BLOCK_BYTES: (usize, usize) = (256 * 1024, 1024 * 1024);
+
+/// Bytes of a rank's part of a reduction that several threads share, at least.
+const SHARED_BYTES: usize = 4 * 1024 * 1024;
 
 /// Results of at least this many bytes do not stay in the caches until all is reduced: the others' shards are read as
 /// they grow. Shorter ones are quicker one after the other.
@@ -61,6 +68,8 @@ pub struct DirectRun {
     pub(super) next: usize,
     watch: Watch,
     pub(super) workspace: Option<Workspace>,
+    /// How many share a long reduction.
+    pub(super) threads: usize,
     /// Long calls: elements of each member's shard that have been read.
     pub(super) gathered: Box<[u64]>,
 }
@@ -81,8 +90,21 @@ impl DirectRun {
             Path::Short => Box::default(),
             Path::Long => vec![0; direct.size()].into_boxed_slice(),
         };
-        let workspace = None;
-        DirectRun { direct, job, path, key, signature, call, stage, next, watch, workspace, gathered }
+        let (workspace, threads) = (None, 1);
+        DirectRun {
+            direct,
+            job,
+            path,
+            key,
+            signature,
+            call,
+            stage,
+            next,
+            watch,
+            workspace,
+            threads,
+            gathered,
+        }
     }
 
     pub(super) fn root(&self) -> Option<usize> {
@@ -173,6 +195,9 @@ impl DirectRun {
                 }
             }
             Path::Long => {
+                if contribution / self.direct.size() >= SHARED_BYTES {
+                    self.threads = group.endpoint().threads();
+                }
                 match &self.job.collective {
                     // The shard that is reduced here for the root; and the blocks that are combined.
                     Collective::Reduce { count, root } => {
@@ -222,14 +247,23 @@ impl DirectRun {
 
     /// Bytes of the blocks that a long reduction combines at a time.
     pub(super) fn blocks(&self) -> usize {
+        self.blocks_of_a_thread() * self.threads
+    }
+
+    /// Those of one of its threads.
+    pub(super) fn blocks_of_a_thread(&self) -> usize {
         self.block() * (self.direct.size() - 1)
     }
 
     /// Bytes of one of them: a multiple of every element's size.
     pub(super) fn block(&self) -> usize {
-        let (least, most) = BLOCK_BYTES;
         let others = (self.direct.size() - 1).max(1);
-        (BLOCKS_BYTES / others).clamp(least, most).next_multiple_of(least)
+        if self.threads == 1 {
+            let (least, most) = BLOCK_BYTES;
+            return (BLOCKS_BYTES / others).clamp(least, most).next_multiple_of(least);
+        }
+        let (least, most) = SHARED_BLOCK_BYTES;
+        (2 * most / others).clamp(least, most).next_multiple_of(least)
     }
 
     /// Whether the others' shards are read while this rank still reduces its own.
@@ -339,7 +373,7 @@ impl Operation for DirectRun {
                     self.step(Stage::Work);
                 }
                 Stage::Work => {
-                    let more = match self.work() {
+                    let more = match self.work(&**group.endpoint()) {
                         Ok(more) => more,
                         Err(Stop::Withdrawn(member)) => {
                             self.forsake(member);
@@ -354,7 +388,7 @@ impl Operation for DirectRun {
                     self.step(if more { Stage::Gather } else { Stage::Leave });
                 }
                 Stage::Gather => {
-                    match self.gather() {
+                    match self.gather(&**group.endpoint()) {
                         Ok(true) => {}
                         Ok(false) => return self.pending(group),
                         Err(Stop::Withdrawn(member)) => {

@@ -59,9 +59,18 @@ const KEPT_BYTES: usize = 256 * 1024 * 1024;
 
 /// What is left of calls that ended before their copies.
 struct Parked {
-    /// After all of them.
-    tail: Event,
+    /// After all of them; `None`: each lane's stores are all there is.
+    tail: Option<Event>,
     lanes: Vec<Lane>,
+}
+
+impl Parked {
+    fn has_ended(&self) -> Result<bool> {
+        match &self.tail {
+            Some(tail) => tail.query(),
+            None => self.lanes.iter().try_fold(true, |ended, lane| Ok(ended && lane.stored.query()?)),
+        }
+    }
 }
 
 /// How long a call without a stream looks whether it can begin, before it asks to be told: an idle device says so sooner.
@@ -240,6 +249,7 @@ impl Lane {
     pub(super) fn take(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<Lane> {
         let bytes = bytes.max(SMALLEST).checked_next_power_of_two().unwrap_or(bytes);
         let mut pool = lock(&POOL);
+        pool.unpark();
         let fits = |lane: &Lane| {
             lane.memory.bytes() == bytes && lane.device == device && Arc::ptr_eq(&lane.devices, devices)
         };
@@ -262,8 +272,8 @@ pub(super) fn give_back(lanes: Vec<Lane>) {
     lock(&POOL).keep(lanes);
 }
 
-/// Takes back what a call ran in, once `tail` is complete.
-pub(super) fn park(tail: Event, lanes: Vec<Lane>) {
+/// Takes back what a call ran in, once `tail` is complete; without one, once what each lane's `stored` is behind has ended.
+pub(super) fn park(tail: Option<Event>, lanes: Vec<Lane>) {
     lock(&POOL).parked.push(Parked { tail, lanes });
 }
 
@@ -296,7 +306,7 @@ pub(super) fn leave(order: &StreamOrder, bay: Option<&Bay>, lanes: Vec<Lane>, re
             while exit.is_none() && matches!(tail.query(), Ok(false)) && !until.expired() {
                 sys::process::yield_now();
             }
-            park(tail, lanes);
+            park(Some(tail), lanes);
         }
         Err(error) => {
             // The device does nothing any more that could be waited for.
@@ -339,7 +349,7 @@ impl Pool {
     fn unpark(&mut self) {
         let mut index = 0;
         while index < self.parked.len() {
-            match self.parked[index].tail.query() {
+            match self.parked[index].has_ended() {
                 Ok(true) => {
                     let Parked { lanes, .. } = self.parked.swap_remove(index);
                     self.keep(lanes);

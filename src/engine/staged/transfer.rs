@@ -10,6 +10,7 @@ use crate::cuda::event::Event;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::endpoint::Endpoint;
+use crate::engine::joint::{Team, share};
 use crate::error::{Result, fail};
 
 /// Parts of a transfer begin at multiples of this many bytes of the pinned memory.
@@ -62,19 +63,30 @@ impl Load {
     }
 }
 
-/// Copies host memory to the device of `stream`, in its order: `parts` are the bytes, which have been read when this
-/// returns, and where they go.
+/// Bytes that a stream is given at once, while the next are copied; and those that a thread copies at a time.
+const PIECE: usize = 4 * 1024 * 1024;
+const PORTION: usize = 128 * 1024;
+
+/// Copies host memory to the device of `stream`, in its order: `parts` are the bytes, which have been read by `team` when
+/// this returns, and where they go.
 ///
 /// # Safety
 /// The destinations are memory of the stream's device that nobody else touches, until what the stream is given next.
-pub unsafe fn store(stream: &Stream, parts: &[(&[u8], u64)]) -> Result<()> {
+pub unsafe fn store(stream: &Stream, parts: &[(&[u8], u64)], team: &dyn Team) -> Result<()> {
     let mut transfer = Transfer::new(stream, parts.iter().map(|(bytes, _)| bytes.len()))?;
     for ((bytes, to), range) in parts.iter().zip(&transfer.parts) {
-        let from = transfer.lane().address().wrapping_add(range.start);
-        // SAFETY: the caller's promise; the lane has room for the part, and is this transfer's.
-        unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), from, bytes.len());
-            stream.copy_to_device(*to, from.cast_const(), bytes.len())?;
+        let room = transfer.lane().address().wrapping_add(range.start);
+        // SAFETY: the lane has room for the part, is this transfer's, and its memory is zeros or what calls left.
+        let room = unsafe { std::slice::from_raw_parts_mut(room, bytes.len()) };
+        for (to, (from, room)) in (*to..).step_by(PIECE).zip(bytes.chunks(PIECE).zip(room.chunks_mut(PIECE)))
+        {
+            let portions = from.chunks(PORTION).zip(room.chunks_mut(PORTION)).collect();
+            share(team, portions, |(from, room)| {
+                room.copy_from_slice(from);
+                Ok(())
+            })?;
+            // SAFETY: the caller's promise; nobody writes to the lane before the copy is done.
+            unsafe { stream.copy_to_device(to, room.as_ptr(), room.len()) }?;
         }
     }
     transfer.given(stream)
@@ -86,8 +98,8 @@ struct Transfer {
     /// Set until the drop.
     lane: Option<Lane>,
     parts: Vec<Range<usize>>,
-    /// Behind all the copies, once they are given.
-    tail: Option<Event>,
+    /// Whether the lane's `stored` is behind all the copies.
+    given: bool,
     /// Whether the copies are known to be done.
     ended: Cell<bool>,
 }
@@ -103,14 +115,13 @@ impl Transfer {
             })
             .collect();
         let lane = Some(Lane::take(stream.devices(), stream.device(), end)?);
-        Ok(Transfer { lane, parts, tail: None, ended: Cell::new(false) })
+        Ok(Transfer { lane, parts, given: false, ended: Cell::new(false) })
     }
 
     /// The stream has been given all the copies.
     fn given(&mut self, stream: &Stream) -> Result<()> {
-        let tail = Event::new(stream.devices(), stream.device())?;
-        tail.record(stream)?;
-        self.tail = Some(tail);
+        self.lane().stored.record(stream)?;
+        self.given = true;
         Ok(())
     }
 
@@ -120,24 +131,24 @@ impl Transfer {
     }
 
     fn behind(&self) -> Result<&Event> {
-        match &self.tail {
-            Some(tail) => Ok(tail),
-            None => fail!(Internal, "a transfer has no copies to wait for"),
+        if !self.given {
+            fail!(Internal, "a transfer has no copies to wait for");
         }
+        Ok(&self.lane().stored)
     }
 }
 
 impl Drop for Transfer {
     fn drop(&mut self) {
         let Some(lane) = self.lane.take() else { return };
-        match self.tail.take() {
-            _ if self.ended.get() => resources::give_back(vec![lane]),
-            Some(tail) => resources::park(tail, vec![lane]),
-            None => {
-                // A copy may be under way, and nothing tells when it ends.
-                log::warn!("a copy that failed leaves its pinned memory behind");
-                std::mem::forget(lane);
-            }
+        if self.ended.get() {
+            resources::give_back(vec![lane]);
+        } else if self.given {
+            resources::park(None, vec![lane]);
+        } else {
+            // A copy may be under way, and nothing tells when it ends.
+            log::warn!("a copy that failed leaves its pinned memory behind");
+            std::mem::forget(lane);
         }
     }
 }
@@ -147,6 +158,7 @@ mod tests {
     use super::*;
     use crate::cuda::context::Devices;
     use crate::cuda::double::{Double, Order};
+    use crate::engine::joint::Alone;
 
     /// A part of so many bytes goes to the host and back to another place, while the caller's stream writes before and
     /// after. What went wrong.
@@ -177,7 +189,7 @@ mod tests {
         double.fill(handle, 0, back, &[7; 108]);
         double.expect(handle, 0, back, &[7; 108], "written before");
         // SAFETY: the double keeps its memory.
-        unsafe { store(&stream, &[(&[3; 8], back), (&[4; 100], back + 8)]) }.expect("it is given");
+        unsafe { store(&stream, &[(&[3; 8], back), (&[4; 100], back + 8)], &Alone) }.expect("it is given");
         double.expect(handle, 0, back, &[3; 8], "the first part");
         double.expect(handle, 0, back + 8, &[4; 100], "the second part");
         double.fill(handle, 0, back, &[8; 108]);
@@ -231,7 +243,7 @@ mod tests {
             let failed = unsafe {
                 Load::begin(&stream, &[(memory, 64)], None)
                     .map(drop)
-                    .and_then(|()| store(&stream, &[(&[1; 64], memory)]))
+                    .and_then(|()| store(&stream, &[(&[1; 64], memory)], &Alone))
             };
             double.drain();
             let complaints = double.complaints();
