@@ -143,6 +143,26 @@ fn large_messages_with_every_algorithm() {
 }
 
 #[test]
+fn messages_that_several_threads_share() {
+    // Each rank's part has more than 4 MiB, and more than four threads take at once.
+    for &transports in transports() {
+        let mut cases = Vec::new();
+        for (turn, kind) in KINDS.into_iter().enumerate() {
+            let count = match kind {
+                Kind::Allreduce | Kind::Reduce | Kind::Broadcast => 1_100_003,
+                _ => 550_001,
+            };
+            let (in_place, root, dtype) = (turn % 2 == 0, turn as u32 % 2, DataType::F64);
+            cases.push(Case { in_place, root, dtype, ..Case::new(kind, count) });
+            if kind == Kind::Allreduce {
+                cases.push(Case { in_place: !in_place, dtype, ..Case::new(kind, count) });
+            }
+        }
+        ranks(2, transports, |context| cases.iter().for_each(|case| case.check(context)));
+    }
+}
+
+#[test]
 fn uneven_and_empty_blocks() {
     let kinds = [Kind::Allgather, Kind::Gather, Kind::Scatter, Kind::ReduceScatter, Kind::Alltoall];
     for &transports in transports() {

@@ -117,8 +117,11 @@ fn all_learn_within_a_second_of_a_rank_killed_in_large_sums() {
 
 #[test]
 fn all_learn_within_a_second_of_a_rank_killed_in_sums_that_several_threads_move() {
-    for _ in 0..4 {
-        in_time(|| survivors_of_one_kill("large sums", "allreduce", "tcp", &[("UNISONO_TCP_THREADS", "4")]));
+    let threads = [("UNISONO_TCP_THREADS", "4")];
+    for transports in TRANSPORTS {
+        for _ in 0..4 {
+            in_time(|| survivors_of_one_kill("large sums", "allreduce", transports, &threads));
+        }
     }
 }
 
@@ -237,8 +240,8 @@ pub(crate) fn stop_in_broadcasts(seat: &Seat, call: &Call) {
 fn a_rank_that_was_stopped_does_not_take_what_is_no_longer_there() {
     for transports in TRANSPORTS {
         for scenario in ["stop in order", "stop in a tag"] {
-            for pause in [3, 8, 15] {
-                let mut job = Job::start(scenario, 2, transports);
+            for (pause, threads) in [(3, "4"), (8, "1"), (15, "4")] {
+                let mut job = Job::start_with(scenario, 2, transports, &[("UNISONO_TCP_THREADS", threads)]);
                 job.await_all(&[0, 1], "looping");
                 std::thread::sleep(Duration::from_millis(pause));
                 job.signal(1, libc::SIGSTOP);

@@ -17,7 +17,7 @@ use unisono::communicator::Call;
 fn rank() {
     enter(&[
         ("small sums", |seat| deaths::until_it_fails(seat, 16)),
-        ("large sums", |seat| deaths::until_it_fails(seat, 3_000_000)),
+        ("large sums", |seat| deaths::until_it_fails(seat, 3_300_000)),
         ("sends", deaths::sends_until_it_fails),
         ("stop", deaths::stop),
         ("stop across hosts", deaths::stop_across_hosts),

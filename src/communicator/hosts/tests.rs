@@ -5,6 +5,7 @@ mod failure;
 mod loading;
 mod members;
 
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use self::members::{DRIVER, LOADS};
@@ -97,13 +98,13 @@ fn ranks_of<T: Send>(
     let devices: Vec<_> = doubles.iter().map(|double| Devices::over(double.clone()).unwrap()).collect();
     let streams: Vec<StreamHandle> =
         (0..hosts * inside).map(|rank| doubles[(rank / seats) as usize].stream(rank % seats)).collect();
-    let store = Arc::new(HashStore::new());
+    let (store, met) = (Arc::new(HashStore::new()), Barrier::new((hosts * inside) as usize));
     let answers = std::thread::scope(|scope| {
         let clocks: Vec<_> = doubles.iter().map(Clock::start).collect();
         let threads: Vec<_> = (0..hosts * inside)
             .map(|rank| {
-                let (store, body, host, stream) =
-                    (store.clone(), &body, rank / inside, streams[rank as usize]);
+                let (store, body, met) = (store.clone(), &body, &met);
+                let (host, stream) = (rank / inside, streams[rank as usize]);
                 let process = (rank / seats) as usize;
                 let (double, devices) = (doubles[process].clone(), devices[process].clone());
                 scope.spawn(move || {
@@ -122,7 +123,10 @@ fn ranks_of<T: Send>(
                     let device = rank % seats;
                     context.cuda().pretend(&devices, PIECE);
                     context.cuda().pretend_loads(LOADS);
-                    agree(&context, device, &devices).expect("an agreement");
+                    let agreed = agree(&context, device, &devices);
+                    // Nobody fails a call while others still agree.
+                    met.wait();
+                    agreed.expect("an agreement");
                     assert_eq!(context.device_way(), Some(Ok(())));
                     body(&Rank { context, double, device, stream, thread_waits: processes > 1 })
                 })

@@ -79,21 +79,18 @@ impl Double {
     /// Runs what is needed for `goal`, and as little else as possible.
     fn demand(&self, goal: u64) -> Result<()> {
         loop {
-            let task = {
-                let mut machine = self.lock();
-                if !machine.pending.contains_key(&goal) {
-                    return Ok(());
-                }
-                machine.needed_for(goal)
-            };
-            let Some(task) = task.or_else(|| self.choose()) else {
-                if self.lock().is_busy() {
-                    std::thread::yield_now();
-                    continue;
-                }
-                return Err(refuse("cuEventSynchronize", "CUDA_ERROR_DEADLOCK_OF_THE_DOUBLE"));
-            };
-            self.run(task);
+            let mut machine = self.lock();
+            if !machine.pending.contains_key(&goal) {
+                return Ok(());
+            }
+            let task = machine.needed_for(goal).or_else(|| machine.choose());
+            let busy = machine.is_busy();
+            drop(machine);
+            match task {
+                Some(task) => self.run(task),
+                None if busy => std::thread::yield_now(),
+                None => return Err(refuse("cuEventSynchronize", "CUDA_ERROR_DEADLOCK_OF_THE_DOUBLE")),
+            }
         }
     }
 }

@@ -277,7 +277,10 @@ impl Double {
 
     /// Runs one task, if one can run or another thread runs one. Whether that was so.
     pub(crate) fn step(&self) -> bool {
-        let Some(task) = self.choose() else { return self.lock().is_busy() };
+        let mut machine = self.lock();
+        // One look: between two of them another thread's task may end, and others could run.
+        let Some(task) = machine.choose() else { return machine.is_busy() };
+        drop(machine);
         self.run(task);
         true
     }

@@ -199,7 +199,7 @@ fn refuse_all_over(way: Way, step: usize, deed: Deed<'_>) -> Vec<String> {
 #[test]
 fn a_driver_error_is_told_to_all_ranks_within_a_second() {
     for way in WAYS {
-        for (kind, step) in [(Kind::Allreduce, 13), (Kind::Broadcast, 17)] {
+        for (kind, step) in [(Kind::Allreduce, 11), (Kind::Broadcast, 9)] {
             let told = refuse_all_over(way, step, &|rank| rank.suffer(way, kind, true));
             assert!(told.len() > 2, "{way:?}, {kind:?}: {told:?}");
         }
