@@ -65,7 +65,7 @@ fn a_rank_without_descriptors_says_so_and_recovers() {
             // Further on they may suffice.
             let clear = text.contains("oo many open files");
             let enough = text.ends_with("ok") && matches!(spare, "spare 6 " | "spare 9 ");
-            assert!(clear || enough, "{transports}, {spare}: {text}");
+            assert!(clear || enough, "{transports}, {spare}: {text}; rank 0: {}", lines[0].line);
         }
         job.await_all(&[0, 1], "done");
         job.all_end_well(&[0, 1]);

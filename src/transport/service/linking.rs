@@ -64,7 +64,7 @@ impl Endpoint {
             fail!(Internal, "a setup for TCP on a Unix socket")
         };
         let Ok([segment, ringer]) = <[OwnedFd; 2]>::try_from(theirs.fds) else {
-            fail!(PeerFailed, "its segment did not come with its setup: is a limit on open files reached?")
+            fail!(PeerFailed, "its segment came without descriptors: too many open files?")
         };
         let mut memory = PeerMemory::new(segment, ringer, theirs.pid.unwrap_or(0))?;
         if self.options.pull {

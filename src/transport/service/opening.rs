@@ -47,6 +47,11 @@ pub(super) struct Opening {
     wanted: Option<Wanted>,
     outgoing: Option<Outgoing>,
     incoming: Option<Incoming>,
+    /// What became of the link that the peer began. It may have given up for that, and then what this side tries fails
+    /// without telling why.
+    theirs_failed: Option<String>,
+    /// Why the engine was told that there will be no link. A peer that asks for one later hears it.
+    given_up: Option<String>,
 }
 
 struct Wanted {
@@ -94,6 +99,27 @@ struct Incoming {
     theirs: Option<Theirs>,
 }
 
+impl Opening {
+    /// `; TCP to 10.0.0.1:5: refused; …`: what was tried so far, and what is being tried.
+    fn describe(&self) -> String {
+        let mut text = String::new();
+        for failure in self.outgoing.iter().flat_map(|outgoing| &outgoing.failures) {
+            text.push_str("; ");
+            text.push_str(failure);
+        }
+        let trial = self.outgoing.as_ref().and_then(|outgoing| outgoing.trial.as_ref());
+        match trial.map(|trial| trial.candidate) {
+            Some(Candidate::Local) => text.push_str("; shared memory: no answer yet"),
+            Some(Candidate::Tcp(address)) => text.push_str(&format!("; TCP to {address}: no answer yet")),
+            None => {}
+        }
+        if let Some(why) = &self.theirs_failed {
+            text.push_str(&format!("; the link that it began itself failed here: {why}"));
+        }
+        text
+    }
+}
+
 impl Outgoing {
     /// Keeps the ring of the trial in progress from being used for something else.
     fn retire_ring(&mut self) {
@@ -136,7 +162,7 @@ impl Endpoint {
         if state.open.is_some() || state.opening.wanted.is_some() {
             return;
         }
-        state.opening.wanted = Some(Wanted { address, deadline });
+        (state.opening.wanted, state.opening.given_up) = (Some(Wanted { address, deadline }), None);
         if let Some(left) = deadline.remaining() {
             core.alarm(Instant::now() + left, self.shared.id, Alarm::Peer { peer });
         }
@@ -183,13 +209,10 @@ impl Endpoint {
             }
         }
         let Some(wanted) = &opening.wanted else {
-            if opening.incoming.is_none() {
-                self.peers.remove(&peer);
-            }
             return;
         };
         if wanted.deadline.expired() {
-            let tried = opening.outgoing.as_ref().map(describe_trials).unwrap_or_default();
+            let tried = opening.describe();
             let text = format!("opening the link to {} took too long{tried}", wanted.address.describe());
             // The peer may just have answered, and write to the ring until it hears that this side gave up.
             opening.outgoing.iter_mut().for_each(Outgoing::retire_ring);
@@ -234,15 +257,15 @@ impl Endpoint {
     /// Tries the next candidate, or gives up.
     fn try_next(&mut self, core: &mut Core, peer: u32) {
         loop {
-            let Some(Opening { wanted: Some(wanted), outgoing: Some(outgoing), incoming }) =
-                self.peers.get_mut(&peer).map(|peer| &mut peer.opening)
-            else {
+            let Some(opening) = self.peers.get_mut(&peer).map(|peer| &mut peer.opening) else { return };
+            let Opening { wanted: Some(wanted), outgoing: Some(outgoing), incoming, .. } = opening else {
                 return;
             };
             outgoing.pause = None;
             let Some(candidate) = outgoing.candidates.pop_front() else {
-                let text = format!("cannot reach {}{}", wanted.address.describe(), describe_trials(outgoing));
-                if incoming.is_some() {
+                let (peer_incoming, who) = (incoming.is_some(), wanted.address.describe());
+                let text = format!("cannot reach {who}{}", opening.describe());
+                if peer_incoming {
                     log::debug!("rank {}: {text}; but it is opening the link itself", self.identity.rank);
                     self.abandon_outgoing(core, peer);
                     self.unsettled.push(peer);
@@ -399,7 +422,7 @@ impl Endpoint {
     ) -> Result<()> {
         let Some(setup) = Setup::decode(payload) else { fail!(PeerFailed, "its setup makes no sense") };
         let fits = match setup.data {
-            Data::Shm { .. } => conn.local && fds.len() == 2,
+            Data::Shm { .. } => conn.local,
             Data::Tcp { lanes } => !conn.local && (1..=MAX_TCP_STREAMS).contains(&usize::from(lanes)),
         };
         if !fits {
@@ -441,7 +464,8 @@ impl Endpoint {
     pub(super) fn opening_failed(&mut self, core: &mut Core, peer: u32, token: u64, why: &Error) {
         let Some(state) = self.peers.get_mut(&peer) else { return };
         if state.opening.incoming.as_ref().is_some_and(|incoming| incoming.control == token) {
-            log::debug!("rank {}: rank {peer} gave up opening its link: {why}", self.identity.rank);
+            log::debug!("rank {}: rank {peer} did not open its link: {why}", self.identity.rank);
+            state.opening.theirs_failed = Some(why.text().to_owned());
             self.abandon_incoming(core, peer);
         } else if let Some(Outgoing { trial: Some(trial), .. }) = &state.opening.outgoing
             && (trial.control == token || trial.lane_tokens.contains(&token))
@@ -480,24 +504,33 @@ impl Endpoint {
     }
 
     fn finish_incoming(&mut self, core: &mut Core, peer: u32) {
-        let incoming = self.peers.get_mut(&peer).and_then(|peer| peer.opening.incoming.take());
-        let Some(Incoming { control, lanes, theirs: Some(theirs), .. }) = incoming else { return };
+        let Some(opening) = self.peers.get_mut(&peer).map(|peer| &mut peer.opening) else { return };
+        let given_up = opening.given_up.clone();
+        let Some(Incoming { control, lanes, theirs: Some(theirs), .. }) = opening.incoming.take() else {
+            return;
+        };
         let (who, pid) = (describe(peer, &theirs.setup), theirs.pid);
-        let answer = || match theirs.setup.data {
-            Data::Shm { .. } => {
-                let ring = self.allocate_ring()?;
-                let answer = self.shm_setup(&ring)?;
-                Ok((self.shm_link(ring, theirs)?, answer))
+        let answer = || {
+            if let Some(why) = given_up {
+                fail!(PeerFailed, "it had given up: {why}");
             }
-            Data::Tcp { lanes: count } => {
-                Ok((tcp_link(lanes), (self.setup(Data::Tcp { lanes: count }), Vec::new())))
-            }
+            Ok(match theirs.setup.data {
+                Data::Shm { .. } => {
+                    let ring = self.allocate_ring()?;
+                    let answer = self.shm_setup(&ring)?;
+                    (self.shm_link(ring, theirs)?, answer)
+                }
+                Data::Tcp { lanes: count } => {
+                    (tcp_link(lanes), (self.setup(Data::Tcp { lanes: count }), Vec::new()))
+                }
+            })
         };
         match answer() {
             Ok((link, answer)) => self.established(core, peer, control, who, pid, link, Some(answer)),
             Err(why) => {
                 log::debug!("rank {}: refuses the link of {who}: {why}", self.identity.rank);
                 self.say_last(core, control, Kind::Refuse, Error::text(&why));
+                self.peers.entry(peer).or_default().opening.theirs_failed = Some(why.text().to_owned());
                 self.unsettled.push(peer);
             }
         }
@@ -524,7 +557,7 @@ impl Endpoint {
         });
         let state = self.peers.entry(peer).or_default();
         state.open = Some(Open { control, who, process, ended: None, doubt: None });
-        state.opening.wanted = None;
+        (state.opening.wanted, state.opening.theirs_failed) = (None, None);
         self.abandon_outgoing(core, peer);
         self.abandon_incoming(core, peer);
         if let (Some((setup, fds)), Some(conn)) = (answer, self.conns.get_mut(&control)) {
@@ -539,6 +572,7 @@ impl Endpoint {
         self.abandon_outgoing(core, peer);
         if let Some(state) = self.peers.get_mut(&peer) {
             state.opening.wanted = None;
+            state.opening.given_up = Some(why.text().to_owned());
         }
         self.unsettled.push(peer);
         self.tell(|port| port.link_refused(peer, why));
@@ -583,19 +617,4 @@ impl Endpoint {
     fn trial(&mut self, peer: u32, token: u64) -> Option<&mut Trial> {
         self.outgoing(peer)?.trial.as_mut().filter(|trial| trial.control == token)
     }
-}
-
-/// `; TCP to 10.0.0.1:5: refused; …`: what was tried so far, and what is being tried.
-fn describe_trials(outgoing: &Outgoing) -> String {
-    let mut text = String::new();
-    for failure in &outgoing.failures {
-        text.push_str("; ");
-        text.push_str(failure);
-    }
-    match outgoing.trial.as_ref().map(|trial| trial.candidate) {
-        Some(Candidate::Local) => text.push_str("; shared memory: no answer yet"),
-        Some(Candidate::Tcp(address)) => text.push_str(&format!("; TCP to {address}: no answer yet")),
-        None => {}
-    }
-    text
 }
