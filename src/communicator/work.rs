@@ -93,7 +93,7 @@ impl Work {
             State::Ended(result) => Some(result.clone()),
             State::Enqueued(enqueued) => {
                 if let Some(host) = &enqueued.host {
-                    host.group().endpoint().progress(0);
+                    host.group().endpoint().progress(0, host.through());
                 }
                 enqueued.look()
             }
@@ -102,7 +102,7 @@ impl Work {
                 if let Err(error) = endpoint.check_fork() {
                     return Some(Err(error));
                 }
-                endpoint.progress(0);
+                endpoint.progress(0, running.through());
                 running.result()
             }
         }
@@ -147,7 +147,8 @@ impl Work {
             (State::Enqueued(enqueued), _) => stream.wait(&enqueued.event),
             (_, Some(running)) => {
                 ahead::make_room(&stream, running.group(), Deadline::after(running.group().timeout()))?;
-                let word = devices.word(device)?;
+                let word = Arc::new(devices.word(device)?);
+                running.exits().add(&word);
                 stream.wait_word(&word)?;
                 ahead::note(&stream, running);
                 running.on_complete(Box::new(move |_| word.release()));

@@ -38,6 +38,8 @@ pub struct Word {
     value: u32,
     /// Whether a stream was given the release.
     given: AtomicBool,
+    /// Whether it may be released a second time.
+    forced: AtomicBool,
 }
 
 impl Devices {
@@ -63,6 +65,7 @@ impl Devices {
             address,
             value: last.wrapping_add(1),
             given: AtomicBool::new(false),
+            forced: AtomicBool::new(false),
         })
     }
 }
@@ -90,6 +93,16 @@ impl Word {
         }
     }
 
+    /// Lets the streams go on although somebody else is to release it, maybe later. Whether it was not released before.
+    pub fn force(&self) -> bool {
+        if self.is_released() {
+            return false;
+        }
+        self.forced.store(true, Ordering::Relaxed);
+        self.release();
+        true
+    }
+
     /// A stream is about to be given the release.
     pub(super) fn give(&self) {
         self.given.store(true, Ordering::Relaxed);
@@ -111,7 +124,7 @@ impl fmt::Debug for Word {
 impl Drop for Word {
     fn drop(&mut self) {
         // A release that a stream has yet to come to would undo later ones: that word is not used again.
-        if *self.given.get_mut() && !self.is_released() {
+        if *self.forced.get_mut() || *self.given.get_mut() && !self.is_released() {
             return;
         }
         self.release();

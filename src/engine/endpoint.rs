@@ -1,9 +1,11 @@
 //! A rank's presence in a job: its links, its operations under way, and where its threads wait.
 //!
 //! Whoever waits moves everything: the waiting thread reads and writes the links, advances its own operation and those
-//! that nobody waits for. It spins briefly, yields for a while, then sleeps on the bell. The service thread of the
-//! process steps in only for operations that nobody waits for.
+//! that nobody waits for; those on devices only if it waits for one itself, since the driver may keep it for long. It spins
+//! briefly, yields for a while, then sleeps on the bell. The service thread of the process steps in only for operations on
+//! the host that nobody waits for, and the attendant for those on devices.
 
+mod attendant;
 mod questions;
 mod roster;
 mod unattended;
@@ -14,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use attendant::Attendant;
 use questions::Questions;
 use roster::Roster;
 use unattended::{Unattended, Watch};
@@ -54,6 +57,7 @@ pub struct Endpoint {
     addresses: Mutex<HashMap<u32, PeerAddress>>,
     roster: Mutex<Roster>,
     unattended: Unattended,
+    attendant: Attendant,
     hauling: Hauling,
     /// Whether any peer has left or is lost.
     lost_any: AtomicBool,
@@ -97,6 +101,7 @@ impl Endpoint {
             addresses: Mutex::new(HashMap::new()),
             roster: Mutex::default(),
             unattended: Unattended::default(),
+            attendant: Attendant::new(),
             hauling: Hauling::new(),
             lost_any: AtomicBool::new(false),
             crowded: AtomicBool::new(false),
@@ -322,8 +327,9 @@ impl Endpoint {
         self.wake();
     }
 
-    /// Moves what can be moved now. Whether anything moved.
-    pub fn progress(&self, round: u32) -> bool {
+    /// Moves what can be moved now, operations on devices only if `through` says so: that may be held up by the driver.
+    /// Whether anything moved.
+    pub fn progress(&self, round: u32, through: Through) -> bool {
         let mut messages = self.messages();
         let mut moved = false;
         let mut tcp = 0;
@@ -350,7 +356,7 @@ impl Endpoint {
             }
         }
         self.settle();
-        moved |= self.advance_running();
+        moved |= self.advance_running(through);
         if moved && self.sleepers.any() {
             self.wake();
         }
@@ -599,7 +605,7 @@ impl Port for Endpoint {
     }
 
     fn attend(&self) -> Attendance {
-        let look = self.attend_devices();
+        let look = self.oversee_devices();
         match (self.attend_running(), look) {
             (attendance, None) => attendance,
             (Attendance::Idle, Some(look)) => Attendance::Again(look),

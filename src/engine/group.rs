@@ -259,7 +259,7 @@ impl Group {
         }
         drop(orders);
         running.activate();
-        self.endpoint.progress(0);
+        self.endpoint.progress(0, running.through());
         if running.result().is_none() {
             self.endpoint.kick();
         }

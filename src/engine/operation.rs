@@ -2,13 +2,14 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::endpoint::{Through, lock};
 use super::group::{Group, Inquiry, Turn};
 use super::wire::Class;
+use crate::cuda::word::Word;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status};
 
@@ -39,7 +40,39 @@ pub trait Operation: Send {
     fn standing(&self) -> Option<String> {
         None
     }
+
+    /// What streams wait for until it has ended. Asked when it begins.
+    fn exits(&self) -> Arc<Exits> {
+        Arc::default()
+    }
 }
+
+/// The words that streams wait for until an operation has ended.
+#[derive(Default)]
+pub struct Exits(Mutex<Vec<Weak<Word>>>);
+
+impl Exits {
+    /// Just this one, if there is any.
+    pub fn of(exit: Option<&Arc<Word>>) -> Arc<Exits> {
+        let exits = Exits::default();
+        exit.into_iter().for_each(|exit| exits.add(exit));
+        Arc::new(exits)
+    }
+
+    /// Adds one.
+    pub fn add(&self, exit: &Arc<Word>) {
+        lock(&self.0).push(Arc::downgrade(exit));
+    }
+
+    /// Lets the streams go on, whoever else was to do that. Whether any waited.
+    fn open(&self) -> bool {
+        let exits = std::mem::take(&mut *lock(&self.0));
+        exits.iter().filter_map(Weak::upgrade).filter(|exit| exit.force()).count() > 0
+    }
+}
+
+/// How long whoever moves an operation may take to end it, once it has failed, before it is taken to be held up.
+const HELD_UP: Duration = Duration::from_secs(1);
 
 impl Operation for Box<dyn Operation> {
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
@@ -60,6 +93,10 @@ impl Operation for Box<dyn Operation> {
 
     fn standing(&self) -> Option<String> {
         (**self).standing()
+    }
+
+    fn exits(&self) -> Arc<Exits> {
+        (**self).exits()
     }
 }
 
@@ -94,6 +131,9 @@ pub struct Running {
     active: AtomicBool,
     done: AtomicBool,
     ending: Mutex<Ending>,
+    exits: Arc<Exits>,
+    /// When it was first seen to have failed without having ended.
+    failed_at: OnceLock<Instant>,
 }
 
 enum Stage {
@@ -123,6 +163,8 @@ impl Running {
                 Through::Memory => Through::Messages,
                 through => through,
             },
+            exits: operation.exits(),
+            failed_at: OnceLock::new(),
             stage: Mutex::new(Stage::Running { operation, compare_at: Deadline::NEVER }),
             active: AtomicBool::new(false),
             done: AtomicBool::new(false),
@@ -136,6 +178,8 @@ impl Running {
             group,
             call,
             through: Through::Messages,
+            exits: Arc::default(),
+            failed_at: OnceLock::new(),
             stage: Mutex::new(Stage::Over),
             active: AtomicBool::new(true),
             done: AtomicBool::new(true),
@@ -229,6 +273,42 @@ impl Running {
         drop(stage);
         self.finish(result, standing);
         true
+    }
+
+    /// What streams wait for until it has ended.
+    pub fn exits(&self) -> &Exits {
+        &self.exits
+    }
+
+    /// Looks whether an operation on a device that has failed does not end, since nobody comes back from the driver who
+    /// could end it. Then streams stop waiting for it: that may be what the driver waits for. Makes no driver call.
+    pub fn oversee(&self) {
+        if self.through != Through::Device || self.done.load(Ordering::Acquire) {
+            return;
+        }
+        let late = self.active.load(Ordering::Acquire) && self.call.deadline.expired();
+        if !late && self.group.failure().is_none() {
+            return;
+        }
+        // One that asks the others has been given up in the driver.
+        let is_given_up = |stage: &Stage| !matches!(stage, Stage::Running { .. });
+        if self.stage.try_lock().is_ok_and(|stage| is_given_up(&stage)) {
+            return;
+        }
+        if self.failed_at.get_or_init(Instant::now).elapsed() < HELD_UP {
+            return;
+        }
+        if self.group.failure().is_none() {
+            let waited = self.call.called.elapsed().as_secs_f64();
+            let text = format!(
+                "it is not done after {waited:.1} s, and the driver does not answer: it may wait for streams that wait for                  this call, while another thread of this process frees memory or loads a kernel"
+            );
+            let error = Error::new(Status::Timeout, text).context(self.group.describe(&self.call));
+            self.group.fail(error);
+        }
+        if self.exits.open() {
+            log::warn!("{}: streams go on without it", self.group.describe(&self.call));
+        }
     }
 
     /// Ends it with `Aborted` before its time. Whether it was running.

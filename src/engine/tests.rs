@@ -322,7 +322,7 @@ fn what_nobody_asked_for_stays_outside_and_wakes_nobody() {
         let groups = linked_pair(shm);
         let endpoint = groups[0].endpoint();
         let (messages, sends) = flood(&groups);
-        while endpoint.progress(0) {}
+        while endpoint.progress(0, Through::Messages) {}
         let kept = endpoint.messages().unexpected_bytes();
         assert!(kept <= LIMIT + messages[0].len(), "{kept} bytes are kept");
         let mut events = Vec::new();
@@ -364,7 +364,7 @@ fn groups_that_are_gone_leave_nothing_behind() {
         done(&send(&children[1], 1, &[7; 16]));
         let large = [7; super::messages::EAGER_SHM_BYTES + 1];
         let announced = send(&children[1], 2, &large);
-        while groups[0].endpoint().progress(0) {}
+        while groups[0].endpoint().progress(0, Through::Messages) {}
         assert_eq!(groups[0].endpoint().messages().unexpected_bytes(), 16);
         announced.cancel();
         drop((announced, children));
@@ -373,7 +373,7 @@ fn groups_that_are_gone_leave_nothing_behind() {
     // The service may still hold a group whose operation it has moved.
     let end = Deadline::after(Duration::from_secs(20));
     while entries() != [0, 0] && !end.expired() {
-        groups[0].endpoint().progress(0);
+        groups[0].endpoint().progress(0, Through::Messages);
     }
     assert_eq!(entries(), [0, 0]);
 }
@@ -488,7 +488,7 @@ fn what_comes_for_a_group_that_is_gone_is_not_kept() {
         // Rank 0 moves for other reasons, and nobody tells it when rank 1 has its answer.
         let soon = Deadline::after(Duration::from_secs(10));
         let ended = loop {
-            endpoint(0).progress(0);
+            endpoint(0).progress(0, Through::Messages);
             match announced.result() {
                 None if !soon.expired() => std::thread::yield_now(),
                 result => break result,

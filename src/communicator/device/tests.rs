@@ -532,3 +532,30 @@ fn sends_and_receives_that_start_together_are_one_piece() {
         assert_eq!(memory.map(|address| word(double, address)), [2, 1, 2]);
     });
 }
+
+/// The program waits in the driver for the GPU, with the driver's lock, and the GPU for another rank.
+#[test]
+fn deadlines_hold_while_the_driver_does_not_answer() {
+    let seats = processes(2);
+    ranks(&seats, words, |context, (double, _, device)| {
+        let output = double.memory(*device, 4);
+        run(&sum(context, 1, output, None, PATIENCE)).expect("a sum");
+        if context.rank() == 1 {
+            until("the failure", || context.failure().is_some());
+            return;
+        }
+        let held = Duration::from_secs(10);
+        double.hold_lock(Waiting::All, held);
+        let start = Instant::now();
+        // SAFETY: the double trusts no addresses.
+        unsafe { sum(context, 1, output, None, Duration::from_millis(500)).enqueue() }.expect("it is given");
+        std::thread::scope(|scope| {
+            scope.spawn(|| double.launch_first(*device));
+            until("the failure", || context.failure().is_some());
+            assert!(start.elapsed() < held / 2, "{:?}", start.elapsed());
+        });
+        let error = context.failure().expect("it has failed");
+        assert_eq!(error.status(), Status::Timeout, "{error}");
+        assert!(error.text().contains("rank 1"), "{error}");
+    });
+}

@@ -7,13 +7,16 @@ use std::task::Poll;
 use crate::engine::device::DeviceExchange;
 use crate::engine::endpoint::{Through, lock};
 use crate::engine::group::{Group, Turn};
-use crate::engine::operation::{Completion, Operation};
+use crate::engine::operation::{Completion, Exits, Operation};
 use crate::engine::staged::Staged;
 use crate::error::Result;
 
 /// The parts that have been given to the stream and have not been begun.
 #[derive(Default)]
-pub(super) struct Queue(Mutex<Parts>);
+pub(super) struct Queue {
+    parts: Mutex<Parts>,
+    exits: Arc<Exits>,
+}
 
 #[derive(Default)]
 struct Parts {
@@ -27,7 +30,8 @@ struct Parts {
 impl Queue {
     /// Adds a part, whose exit the stream may wait for from now on: it will be released in any case.
     pub(super) fn push(&self, group: &Group, mut part: Staged) {
-        let mut parts = lock(&self.0);
+        part.exit().into_iter().for_each(|exit| self.exits.add(exit));
+        let mut parts = lock(&self.parts);
         if parts.abandoned {
             drop(parts);
             part.abandon(group);
@@ -38,7 +42,7 @@ impl Queue {
 
     /// All parts have been added.
     pub(super) fn close(&self) {
-        lock(&self.0).closed = true;
+        lock(&self.parts).closed = true;
     }
 }
 
@@ -61,7 +65,7 @@ impl Across {
 
     /// Takes parts that can begin. Whether there are any under way, or more may come.
     fn take(&mut self) -> bool {
-        let mut parts = lock(&self.queue.0);
+        let mut parts = lock(&self.queue.parts);
         let free = ACTIVE - self.active.len();
         let taken = free.min(parts.waiting.len());
         self.active.extend(parts.waiting.drain(..taken));
@@ -93,7 +97,7 @@ impl Operation for Across {
     fn abandon(&mut self, group: &Group) {
         // What the stream comes to behind the parts must not take their memory for results.
         self.exchange.shut();
-        let mut parts = lock(&self.queue.0);
+        let mut parts = lock(&self.queue.parts);
         parts.abandoned = true;
         let waiting = std::mem::take(&mut parts.waiting);
         drop(parts);
@@ -112,6 +116,10 @@ impl Operation for Across {
 
     fn through(&self) -> Through {
         Through::Device
+    }
+
+    fn exits(&self) -> Arc<Exits> {
+        self.queue.exits.clone()
     }
 
     fn standing(&self) -> Option<String> {

@@ -36,7 +36,7 @@ pub struct DeviceExchange {
     parts: Option<Parts>,
     lane: Mutex<Lane>,
     /// The last call that was not captured, until it is seen to be done.
-    watch: Mutex<Option<Overdue>>,
+    watch: Mutex<Watch>,
 }
 
 /// How long [`DeviceExchange::shut`] waits for the device.
@@ -56,6 +56,21 @@ struct Lane {
     captured: Option<(u64, u64)>,
     /// How many collectives there have been.
     collectives: u32,
+}
+
+/// The last call, under observation.
+#[derive(Debug, Default)]
+struct Watch {
+    last: Option<Overdue>,
+    /// How many calls there have been.
+    calls: u64,
+}
+
+impl Watch {
+    fn begin(&mut self, overdue: Overdue) {
+        self.last = Some(overdue);
+        self.calls += 1;
+    }
 }
 
 /// What may differ from call to call.
@@ -349,7 +364,7 @@ impl DeviceExchange {
                 let mut watch = lock(&self.watch);
                 parts.last.record(stream)?;
                 *ran_on = Some(id);
-                *watch = Some(Overdue::new(turn, peers.clone()));
+                watch.begin(Overdue::new(turn, peers.clone()));
                 Ok(())
             }
         });
@@ -472,30 +487,49 @@ impl DeviceExchange {
         self.parts().fault.abort();
     }
 
-    /// Looks after calls that nobody waits for. Whether there may be some that are not done.
+    /// Looks after calls that nobody waits for, and asks the driver. Whether there may be some that are not done.
     pub fn attend(&self, group: &Group) -> bool {
         // Whoever holds it makes a call at this moment.
-        let Ok(mut watch) = self.watch.try_lock() else { return true };
-        let Some(overdue) = &mut *watch else { return false };
-        match self.parts().last.query() {
+        let Ok(watch) = self.watch.try_lock() else { return true };
+        let (calls, any) = (watch.calls, watch.last.is_some());
+        drop(watch);
+        if !any {
+            return false;
+        }
+        // Without the lock: it may take long.
+        let done = self.parts().last.query();
+        let mut watch = lock(&self.watch);
+        if watch.calls != calls {
+            return true;
+        }
+        match done {
             Ok(true) => {
-                *watch = None;
+                watch.last = None;
                 false
             }
             Ok(false) => {
-                if overdue.look(self, group).is_some() {
-                    *watch = None;
+                if watch.last.as_mut().is_some_and(|overdue| overdue.look(self, group).is_some()) {
+                    watch.last = None;
                 }
                 true
             }
             Err(error) => {
-                *watch = None;
+                watch.last = None;
                 // At the end of a process, the driver goes before we do.
                 if !error.text().contains("DEINITIALIZED") {
                     group.fail(error);
                 }
                 false
             }
+        }
+    }
+
+    /// Looks after them when the driver does not say whether they are done. Makes no driver call.
+    pub fn oversee(&self, group: &Group) {
+        if let Ok(mut watch) = self.watch.try_lock()
+            && let Some(overdue) = &mut watch.last
+        {
+            overdue.look_blindly(self, group);
         }
     }
 }
@@ -553,7 +587,7 @@ impl Series<'_> {
         let mut watch = lock(&exchange.watch);
         exchange.parts().last.record(&self.stream)?;
         self.lane.ran_on = Some(self.id);
-        *watch = Some(Overdue::new(turn, Vec::new()));
+        watch.begin(Overdue::new(turn, Vec::new()));
         drop(watch);
         // As in `give`.
         fence(Ordering::SeqCst);

@@ -2,17 +2,15 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use super::attendant::LOOK;
 use super::{Endpoint, Through, lock};
 use crate::deadline::Deadline;
 use crate::engine::device::{DeviceExchange, Way};
 use crate::engine::group::Group;
 use crate::engine::operation::Running;
 use crate::transport::service::Attendance;
-
-/// How often calls that streams do are looked at.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// After so many looks at nothing it takes a call to look again.
 const QUIET: u32 = 20;
@@ -23,7 +21,7 @@ pub(super) struct Unattended {
     list: Mutex<Vec<Arc<Running>>>,
     /// Its length. Changed with the list locked.
     count: AtomicUsize,
-    /// How many of them wait for devices, which ring nobody.
+    /// How many of them are on devices, which ring nobody.
     on_devices: AtomicUsize,
 }
 
@@ -33,19 +31,23 @@ impl Unattended {
         self.count.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether any waits for a device.
+    /// Whether any is on a device.
     pub(super) fn any_on_devices(&self) -> bool {
         self.on_devices.load(Ordering::Relaxed) > 0
     }
 
+    /// Whether any is on the host alone.
+    pub(super) fn any_on_host(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > self.on_devices.load(Ordering::Relaxed)
+    }
+
     fn add(&self, running: Arc<Running>) {
         let mut list = lock(&self.list);
-        if running.through() == Through::Device {
-            self.on_devices.fetch_add(1, Ordering::Relaxed);
-        }
+        let on_device = usize::from(running.through() == Through::Device);
         list.push(running);
         // Under the lock: nobody takes it off the list before it is counted.
         self.count.fetch_add(1, Ordering::Relaxed);
+        self.on_devices.fetch_add(on_device, Ordering::Relaxed);
     }
 
     fn remove(&self, running: &Running) {
@@ -53,18 +55,20 @@ impl Unattended {
         let before = list.len();
         list.retain(|other| !std::ptr::eq(&**other, running));
         let gone = before - list.len();
-        self.count.fetch_sub(gone, Ordering::Relaxed);
         if running.through() == Through::Device {
             self.on_devices.fetch_sub(gone, Ordering::Relaxed);
         }
+        self.count.fetch_sub(gone, Ordering::Relaxed);
     }
 
-    /// When one of them is to be looked at, if nothing comes for it.
+    /// When one of those on the host is to be looked at, if nothing comes for it.
     pub(super) fn next_deadline(&self) -> Deadline {
-        if !self.any() {
+        if !self.any_on_host() {
             return Deadline::NEVER;
         }
-        self.all().iter().fold(Deadline::NEVER, |next, running| next.min(running.deadline()))
+        let all = self.all();
+        let on_host = all.iter().filter(|running| running.through() != Through::Device);
+        on_host.fold(Deadline::NEVER, |next, running| next.min(running.deadline()))
     }
 
     fn all(&self) -> Vec<Arc<Running>> {
@@ -83,12 +87,23 @@ pub(super) struct Watch {
 impl Endpoint {
     /// Has the library move an operation.
     pub fn adopt(&self, running: Arc<Running>) {
+        let on_device = running.through() == Through::Device;
         self.unattended.add(running);
+        if on_device {
+            self.watch_devices();
+        }
     }
 
-    /// Has the service thread see to the operations that nobody waits for.
+    /// Has the library's threads see to the operations that nobody waits for.
     pub fn kick(&self) {
-        self.registration().kick();
+        // Against a thread that goes to sleep: either it sees the operation, or this sees that it sleeps.
+        fence(Ordering::SeqCst);
+        if self.unattended.any_on_devices() && self.attendant.waiting() == 0 {
+            self.attendant.engage(&self.this);
+        }
+        if self.unattended.any_on_host() {
+            self.registration().kick();
+        }
     }
 
     /// An operation has ended: nobody moves it any more.
@@ -96,14 +111,15 @@ impl Endpoint {
         self.unattended.remove(running);
     }
 
-    /// Moves them. Whether any has ended.
-    pub(super) fn advance_running(&self) -> bool {
-        if !self.unattended.any() {
+    /// Moves them, those on devices only if `through` says so. Whether any has ended.
+    pub(super) fn advance_running(&self, through: Through) -> bool {
+        let on_devices = through == Through::Device;
+        if !(self.unattended.any_on_host() || on_devices && self.unattended.any()) {
             return false;
         }
         let mut moved = false;
         for running in self.unattended.all() {
-            if running.advance() {
+            if (on_devices || running.through() != Through::Device) && running.advance() {
                 moved = true;
                 self.disown(&running);
             }
@@ -111,61 +127,85 @@ impl Endpoint {
         moved
     }
 
-    // ---- what streams do
+    // ---- what devices do
 
-    /// A stream was given a call: it is looked after until it is done. Costs next to nothing while others are.
+    /// A stream was given a call, or an operation on a device has begun: such are looked after until they are done. Costs next
+    /// to nothing while others are.
     pub fn watch_devices(&self) {
         // Against who stops looking: either that sees the call, or this sees that it has stopped.
         fence(Ordering::SeqCst);
         if !self.watch.on.load(Ordering::Relaxed) && !self.watch.on.swap(true, Ordering::SeqCst) {
-            self.kick();
+            self.attendant.engage(&self.this);
+            self.registration().kick();
         }
     }
 
-    /// Looks after calls that streams do; when to look again, if at all.
-    pub(super) fn attend_devices(&self) -> Option<Instant> {
+    /// Looks at calls that streams do, and asks the driver. Whether to look again.
+    pub(super) fn look_at_streams(&self) -> bool {
         if !self.watch.on.load(Ordering::SeqCst) {
-            return None;
+            return false;
         }
-        if self.look_at_devices() {
+        if self.look_at_exchanges() {
             self.watch.quiet.store(0, Ordering::Relaxed);
         } else if self.watch.quiet.fetch_add(1, Ordering::Relaxed) >= QUIET {
             self.watch.on.store(false, Ordering::SeqCst);
             fence(Ordering::SeqCst);
-            if !self.look_at_devices() {
-                return None;
+            if !self.look_at_exchanges() {
+                return false;
             }
             self.watch.on.store(true, Ordering::SeqCst);
+            self.registration().kick();
         }
-        Some(Instant::now() + LOOK)
+        true
     }
 
-    /// Whether any may not be done.
-    fn look_at_devices(&self) -> bool {
-        let live = lock(&self.roster).live();
-        let exchange = |group: &Arc<Group>| group.devices().and_then(Way::exchange).cloned();
-        let mut busy = false;
-        for group in &live {
-            let exchange: Option<Arc<DeviceExchange>> = exchange(group);
-            busy |= exchange.is_some_and(|exchange| exchange.attend(group));
+    /// Whether any call may not be done.
+    fn look_at_exchanges(&self) -> bool {
+        let mut busy = self.unattended.any_on_devices();
+        for (group, exchange) in self.exchanges() {
+            busy |= exchange.attend(&group);
         }
         busy
     }
 
-    /// Moves operations that nobody waits for; what is to be watched until there is more to move.
+    fn exchanges(&self) -> Vec<(Arc<Group>, Arc<DeviceExchange>)> {
+        let live = lock(&self.roster).live();
+        let exchange = |group: &Group| group.devices().and_then(Way::exchange).cloned();
+        live.into_iter().filter_map(|group| exchange(&group).map(|exchange| (group, exchange))).collect()
+    }
+
+    /// Sees to it, without the driver, that what devices do ends, when those who ask the driver are held up there. When to
+    /// look again, if at all.
+    pub(super) fn oversee_devices(&self) -> Option<Instant> {
+        if !self.watch.on.load(Ordering::SeqCst) {
+            return None;
+        }
+        if self.unattended.any_on_devices() {
+            for running in self.unattended.all() {
+                running.oversee();
+            }
+        }
+        if self.attendant.is_held_up() {
+            for (group, exchange) in self.exchanges() {
+                exchange.oversee(&group);
+            }
+        }
+        Some(Instant::now() + LOOK)
+    }
+
+    // ---- what the service thread does
+
+    /// Moves operations on the host that nobody waits for; what is to be watched until there is more to move.
     pub(super) fn attend_running(&self) -> Attendance {
-        if !self.unattended.any() {
+        if !self.unattended.any_on_host() {
             return Attendance::Idle;
         }
         let soon = Instant::now();
-        if self.progress(0) {
+        if self.progress(0, Through::Messages) {
             return Attendance::Again(soon);
         }
-        if !self.unattended.any() {
+        if !self.unattended.any_on_host() {
             return Attendance::Idle;
-        }
-        if self.is_stirred() {
-            return Attendance::Again(soon);
         }
         let Some(bell) = self.bell.get() else { return Attendance::Idle };
         // What rings is for whoever sleeps here, who then moves everything and has this called again on leaving.
@@ -180,7 +220,7 @@ impl Endpoint {
             return Attendance::Again(self.next_look());
         }
         bell.prepare_park();
-        if self.progress_parking() {
+        if self.progress_parking(Through::Messages) {
             return Attendance::Again(soon);
         }
         Attendance::Watch(self.next_look())

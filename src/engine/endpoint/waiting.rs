@@ -1,4 +1,4 @@
-//! How a thread waits: it moves everything, spins briefly, yields for a while, then sleeps.
+//! How a thread waits: it moves everything that it may, spins briefly, yields for a while, then sleeps.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -92,6 +92,7 @@ impl Endpoint {
         mut poll: impl FnMut() -> Option<T>,
     ) -> Option<T> {
         let bell = self.bell.get().expect("set by `new`");
+        let waiting = (through == Through::Device).then(|| self.attendant.wait());
         let Patience { burst, spin, yielding } = self.patience(through);
         let mut idle_since: Option<Instant> = None;
         let mut round = 0u32;
@@ -105,7 +106,7 @@ impl Endpoint {
                 std::hint::spin_loop();
                 continue;
             }
-            if self.progress(round) {
+            if self.progress(round, through) {
                 (idle_since, yields) = (None, false);
                 // What others send may never cease: the deadline holds all the same.
                 if round.is_multiple_of(64) && deadline.expired() {
@@ -138,6 +139,7 @@ impl Endpoint {
                 break poll();
             }
         };
+        drop(waiting);
         self.leave();
         answer
     }
@@ -158,7 +160,7 @@ impl Endpoint {
     /// How long a sleeper sleeps at most: not long where a device rings nobody when it is done, and not beyond the moment
     /// at which something is to be looked at whatever comes.
     pub(super) fn nap(&self, on_device: bool) -> Duration {
-        if on_device || self.unattended.any_on_devices() {
+        if on_device {
             let since = Duration::from_nanos(self.since_stirred());
             return (since / 8).clamp(*DEVICE_NAP.start(), *DEVICE_NAP.end());
         }
@@ -206,7 +208,7 @@ impl Endpoint {
             Ok(_sleeping) => {
                 bell.prepare_park();
                 let answer = last_look();
-                if answer.is_some() || self.progress_parking() {
+                if answer.is_some() || self.progress_parking(through) {
                     bell.cancel_park();
                     answer
                 } else {
@@ -253,7 +255,7 @@ impl Endpoint {
         }
     }
 
-    /// Something has come that is neither a link's nor a peer's: whoever sleeps looks, or else the service thread does.
+    /// Something has come that is neither a link's nor a peer's: whoever sleeps looks, or else a thread of the library does.
     /// From any thread; does not wait.
     pub fn nudge(&self) {
         // Against the sleeper: either it is counted here, or it looks after what is told here.
@@ -290,19 +292,14 @@ impl Endpoint {
         self.sleepers.parking.load(Ordering::SeqCst) > 0
     }
 
-    /// Whether a device was given something just now, and there are processors to look for its end.
-    pub(super) fn is_stirred(&self) -> bool {
-        u128::from(self.since_stirred()) < DEVICE.yielding.as_nanos() && !self.crowded.load(Ordering::Relaxed)
-    }
-
     /// Nanoseconds since a device was given something.
     fn since_stirred(&self) -> u64 {
         self.age().saturating_sub(self.stirred.load(Ordering::Relaxed))
     }
 
     /// [`Endpoint::progress`], for the last time before sleeping.
-    pub(super) fn progress_parking(&self) -> bool {
+    pub(super) fn progress_parking(&self, through: Through) -> bool {
         let _parking = Parking::begin(&self.sleepers);
-        self.progress(0) || self.hauling.give_back(self)
+        self.progress(0, through) || self.hauling.give_back(self)
     }
 }

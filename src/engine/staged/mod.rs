@@ -43,7 +43,7 @@ pub use transfer::{Load, store};
 
 use super::endpoint::Through;
 use super::group::{Group, Turn};
-use super::operation::{Completion, Operation};
+use super::operation::{Completion, Exits, Operation};
 use crate::cuda::context::Devices;
 use crate::cuda::local::Kernels;
 use crate::cuda::word::Word;
@@ -189,6 +189,11 @@ impl Staged {
         self.begun = true;
         self.early = self.step(group).map(drop);
         self
+    }
+
+    /// What a stream waits for until it has ended.
+    pub fn exit(&self) -> Option<&Arc<Word>> {
+        self.job.order.exit.as_ref()
     }
 
     /// Whether nothing can be done before the entry.
@@ -478,6 +483,10 @@ impl Operation for Staged {
 
     fn through(&self) -> Through {
         Through::Device
+    }
+
+    fn exits(&self) -> Arc<Exits> {
+        Exits::of(self.exit())
     }
 
     fn standing(&self) -> Option<String> {

@@ -84,7 +84,7 @@ fn no_helper_touches_the_memory_of_a_message_that_was_given_up() {
         // From before the first byte to behind the last.
         let until = Instant::now() + Duration::from_micros(400 * round);
         while Instant::now() < until {
-            groups[round as usize % 2].endpoint().progress(0);
+            groups[round as usize % 2].endpoint().progress(0, Through::Messages);
         }
         midway += usize::from(sent.cancel());
         came.cancel();

@@ -49,7 +49,7 @@ fn a_ring_wakes_the_sleeper_though_another_thread_looks_at_the_descriptors() {
     std::thread::scope(|scope| {
         let looking = scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
-                endpoint.progress(0);
+                endpoint.progress(0, Through::Messages);
             }
         });
         let mut slowest = Duration::ZERO;

@@ -27,7 +27,7 @@ use super::{Job, Place, StreamOrder};
 use crate::engine::endpoint::Through;
 use crate::engine::group::{Group, Turn};
 use crate::engine::lane::{Destination, Source, Ticket};
-use crate::engine::operation::{Completion, Operation};
+use crate::engine::operation::{Completion, Exits, Operation};
 use crate::engine::wire::Key;
 use crate::error::Result;
 
@@ -485,6 +485,10 @@ impl Operation for Lists {
 
     fn through(&self) -> Through {
         Through::Device
+    }
+
+    fn exits(&self) -> Arc<Exits> {
+        Exits::of(self.job.order.exit.as_ref())
     }
 
     fn standing(&self) -> Option<String> {

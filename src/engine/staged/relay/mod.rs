@@ -48,7 +48,7 @@ use crate::deadline::Deadline;
 use crate::engine::direct::{Mark, Watch};
 use crate::engine::endpoint::Through;
 use crate::engine::group::{Group, Turn};
-use crate::engine::operation::{Completion, Operation};
+use crate::engine::operation::{Completion, Exits, Operation};
 use crate::error::Result;
 use crate::reduce::{DataType, Operator};
 use crate::sys;
@@ -375,6 +375,10 @@ impl Operation for Relay {
 
     fn through(&self) -> Through {
         Through::Device
+    }
+
+    fn exits(&self) -> Arc<Exits> {
+        Exits::of(self.staged.job.order.exit.as_ref())
     }
 
     fn standing(&self) -> Option<String> {
