@@ -301,7 +301,8 @@ impl Running {
         if self.group.failure().is_none() {
             let waited = self.call.called.elapsed().as_secs_f64();
             let text = format!(
-                "it is not done after {waited:.1} s, and the driver does not answer: it may wait for streams that wait for                  this call, while another thread of this process frees memory or loads a kernel"
+                "it is not done after {waited:.1} s, and the driver does not answer: it may wait for streams that wait \
+                 for this call, while another thread of this process frees memory or loads a kernel"
             );
             let error = Error::new(Status::Timeout, text).context(self.group.describe(&self.call));
             self.group.fail(error);

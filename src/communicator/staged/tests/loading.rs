@@ -132,9 +132,10 @@ fn a_call_without_a_stream_makes_none_while_a_stream_waits() {
     assert_eq!(complaints.concat(), Vec::<String>::new());
 }
 
-/// The program waits in the driver for a stream, with the lock, and the stream for a call that `others` keeps from ending.
-/// What became of the call on rank 0.
-fn held_up(timeout: Duration, others: impl Fn(&Rank) + Sync) -> Error {
+/// The program waits in the driver for a stream, with the lock, and the stream for a call that `other`, on rank 1, keeps from
+/// ending. What became of the call on rank 0.
+fn held_up(timeout: Duration, other: impl Fn(&Rank) + Sync) -> Error {
+    let (is_held, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
     let mut answers = ranks(2, "shm,tcp", Order::RoundRobin, |rank| {
         rank.copy_by_kernels();
         exercise(rank, Kind::Allreduce, 37, false, 0)
@@ -142,73 +143,81 @@ fn held_up(timeout: Duration, others: impl Fn(&Rank) + Sync) -> Error {
             .wait(deadline())
             .expect("a good call");
         assert_eq!(rank.drain(), Vec::<String>::new());
+        let mut words = [[rank.rank as u8 + 1; 4], [0; 4]];
+        let message = |kind, word: &mut [u8; 4], tag| {
+            let (address, peer) = (word.as_mut_ptr() as u64, 1 - rank.rank);
+            let (from, to) = if kind == Kind::Send { (address, 0) } else { (0, address) };
+            let request = Request { dtype: DataType::U8, ..request(kind, from, to, 4, peer) };
+            // SAFETY: the words outlive the calls.
+            unsafe { rank.context.start(&request, &Call { tag: Some(tag), ..Call::default() }) }
+                .expect("it starts")
+        };
         if rank.rank == 1 {
-            others(rank);
+            wait_for(&is_held);
+            message(Kind::Send, &mut words[0], 7).wait(deadline()).expect("a message");
+            other(rank);
+            wait_for(&is_over);
             return None;
         }
+        let _over = SetAtEnd(&is_over);
         rank.double.hold_lock(Waiting::All, STUCK);
         let memory = rank.memory(&[1]);
         let call = Call { timeout: Some(timeout), ..rank.call() };
+        let [answered, unanswered] =
+            [(0, 7), (1, 8)].map(|(at, tag)| message(Kind::Receive, &mut words[at], tag));
         let work = rank.start(&request(Kind::Allreduce, memory, memory, 1, 0), &call).expect("it starts");
         let start = Instant::now();
         std::thread::scope(|scope| {
             let program = scope.spawn(|| rank.double.launch_first(0));
+            // By then it waits; if not, the test finds less.
+            std::thread::sleep(Duration::from_millis(20));
+            is_held.store(true, Ordering::Release);
             // Messages on host memory do not wait for the driver, whoever moves them.
-            let mut words = [[0u8; 4]; 2];
-            let [answered, unanswered] = [7, 8].map(|tag| {
-                let word = words[tag as usize - 7].as_mut_ptr() as u64;
-                let receive = Request { dtype: DataType::U8, ..request(Kind::Receive, 0, word, 4, 1) };
-                // SAFETY: the words outlive the calls.
-                unsafe { rank.context.start(&receive, &Call { tag: Some(tag), ..Call::default() }) }
-                    .expect("it starts")
-            });
             let (tell, told) = std::sync::mpsc::channel();
-            unanswered.on_complete(Box::new(move |result| tell.send(result.is_ok()).expect("it is heard")));
+            unanswered.on_complete(Box::new(move |result| drop(tell.send(result.is_ok()))));
             answered.wait(deadline()).expect("a message");
-            assert_eq!(words[0], [1, 2, 3, 4]);
             assert_eq!(told.recv_timeout(PATIENCE), Ok(false), "it fails with its group");
             program.join().expect("the program goes on");
         });
         let error = work.wait(deadline()).expect_err("it cannot end well");
         assert!(start.elapsed() < STUCK / 2, "{:?}: {error}", start.elapsed());
+        assert_eq!(words[0], [2; 4]);
         assert_eq!(rank.drain(), Vec::<String>::new());
         Some(error)
     });
     answers.swap_remove(0).expect("of rank 0")
 }
 
+/// Tells others that a rank is through, also when it panics.
+struct SetAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+fn wait_for(flag: &AtomicBool) {
+    let until = deadline();
+    while !flag.load(Ordering::Acquire) && !until.expired() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn deadline() -> Deadline {
     Deadline::after(PATIENCE)
 }
 
-/// Sends the word that rank 0 waits for.
-fn send_word(rank: &Rank) {
-    let word = [1u8, 2, 3, 4];
-    let send = Request { dtype: DataType::U8, ..request(Kind::Send, word.as_ptr() as u64, 0, 4, 0) };
-    // SAFETY: the word outlives the call.
-    unsafe { rank.context.run(&send, &Call { tag: Some(7), ..Call::default() }) }.expect("a message");
-}
-
 #[test]
 fn a_stream_for_which_the_driver_waits_goes_on_after_the_deadline_of_its_call() {
-    let error = held_up(Duration::from_secs(1), |rank| {
-        send_word(rank);
-        // It is there and does not call.
-        let start = Instant::now();
-        while rank.context.failure().is_none() && start.elapsed() < PATIENCE {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    });
+    // The other is there and does not call.
+    let error = held_up(Duration::from_secs(1), |_| {});
     assert_eq!(error.status(), Status::Timeout, "{error}");
 }
 
 #[test]
 fn a_stream_for_which_the_driver_waits_goes_on_when_another_rank_fails() {
-    let error = held_up(PATIENCE, |rank| {
-        send_word(rank);
-        std::thread::sleep(Duration::from_millis(100));
-        rank.context.abort();
-    });
+    let error = held_up(PATIENCE, |rank| rank.context.abort());
     assert_eq!(error.status(), Status::Aborted, "{error}");
     assert!(error.text().contains("rank 1 aborted"), "{error}");
 }
