@@ -174,7 +174,7 @@ fn held_up(timeout: Duration, other: impl Fn(&Rank) + Sync) -> Error {
             is_held.store(true, Ordering::Release);
             // Messages on host memory do not wait for the driver, whoever moves them.
             let (tell, told) = std::sync::mpsc::channel();
-            unanswered.on_complete(Box::new(move |result| drop(tell.send(result.is_ok()))));
+            unanswered.on_complete(Box::new(move |result| tell.send(result.is_ok()).unwrap_or_default()));
             answered.wait(deadline()).expect("a message");
             assert_eq!(told.recv_timeout(PATIENCE), Ok(false), "it fails with its group");
             program.join().expect("the program goes on");
