@@ -345,7 +345,7 @@ fn calls_on_two_streams_run_one_after_the_other() {
 
 #[test]
 fn a_context_settles_when_its_device_has_done_what_it_was_given() {
-    let first_has_looked = std::sync::Barrier::new(2);
+    let [first_has_looked, both_have_settled] = [(); 2].map(|()| std::sync::Barrier::new(2));
     ranks(&processes(2), words, |context, (double, _, device)| {
         context.settle(Deadline::NEVER).expect("nothing was given");
         let call = sum(context, 1, double.memory(*device, 4), None, PATIENCE);
@@ -365,6 +365,8 @@ fn a_context_settles_when_its_device_has_done_what_it_was_given() {
             launch();
         }
         context.settle(Deadline::after(PATIENCE)).expect("both have called");
+        // Or the other would hear of the failure before it has looked.
+        both_have_settled.wait();
         if context.rank() == 0 {
             launch();
             context.abort();

@@ -6,9 +6,13 @@ use std::collections::BTreeMap;
 use super::refuse;
 use crate::cuda::driver::{Location, Memory};
 use crate::error::Result;
+use crate::sys::memory::Mapping;
 
 /// What memory holds before anybody wrote it, and after it was freed.
 const RUBBISH: u8 = 0xdb;
+
+/// More than this is mapped and filled at its beginning alone: tests use little of a slab, and have many.
+const LARGE: usize = 1 << 20;
 
 /// A range of memory.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +63,8 @@ pub(super) struct Heap {
     allocations: BTreeMap<u64, Allocation>,
     /// What mapped pieces lie in.
     ranges: Vec<Place>,
+    /// What large memory lies in.
+    mappings: Vec<Mapping>,
     /// Allocations so far: tells one from another that had its address before.
     number: u64,
 }
@@ -71,14 +77,31 @@ impl Heap {
     }
 
     pub(super) fn allocate(&mut self, memory: Memory, device: u32, bytes: usize) -> u64 {
-        let place = reserve(bytes);
+        let place = self.reserve(bytes);
         self.insert(memory, device, place, Origin::Allocated);
         place.address
     }
 
+    /// New memory, filled with rubbish.
+    fn reserve(&mut self, bytes: usize) -> Place {
+        let address = if bytes > LARGE {
+            let mapping = Mapping::private(bytes).expect("memory for the test");
+            let address = mapping.address(0, bytes).expect("all of it");
+            self.mappings.push(mapping);
+            address.as_ptr()
+        } else {
+            // SAFETY: the layout has a size.
+            unsafe { std::alloc::alloc(layout(bytes)) }
+        };
+        assert!(!address.is_null(), "no memory for the test");
+        // SAFETY: just made, this long.
+        unsafe { address.write_bytes(RUBBISH, bytes.min(LARGE)) };
+        Place { address: address.expose_provenance() as u64, bytes }
+    }
+
     /// Maps pieces of device memory one after the other, all in a range of addresses.
     pub(super) fn map_pieces(&mut self, device: u32, bytes: usize, pieces: usize) -> u64 {
-        let range = reserve(bytes * pieces);
+        let range = self.reserve(bytes * pieces);
         self.ranges.push(range);
         for address in (range.address..).step_by(bytes).take(pieces) {
             self.insert(Memory::Device, device, Place { address, bytes }, Origin::Piece);
@@ -93,7 +116,8 @@ impl Heap {
             _ => return Err(refuse("cuMemFree", "CUDA_ERROR_INVALID_VALUE")),
         };
         if let Ok(memory) = self.slice_mut(place) {
-            memory.fill(RUBBISH);
+            let filled = memory.len().min(LARGE);
+            memory[..filled].fill(RUBBISH);
         }
         self.allocations.entry(address).and_modify(|allocation| allocation.origin = Origin::Freed);
         Ok(place)
@@ -180,21 +204,11 @@ impl Drop for Heap {
     fn drop(&mut self) {
         let reserved = |found: &&Allocation| matches!(found.origin, Origin::Allocated | Origin::Freed);
         let own = self.allocations.values().filter(reserved).map(|found| &found.place);
-        for place in own.chain(&self.ranges) {
+        for place in own.chain(&self.ranges).filter(|place| place.bytes <= LARGE) {
             // SAFETY: of `reserve`, with this layout, and not given back before.
             unsafe { std::alloc::dealloc(pointer(place.address), layout(place.bytes)) };
         }
     }
-}
-
-/// New memory, filled with rubbish.
-fn reserve(bytes: usize) -> Place {
-    // SAFETY: the layout has a size.
-    let address = unsafe { std::alloc::alloc(layout(bytes)) };
-    assert!(!address.is_null(), "no memory for the test");
-    // SAFETY: just allocated, this long.
-    unsafe { address.write_bytes(RUBBISH, bytes) };
-    Place { address: address.expose_provenance() as u64, bytes }
 }
 
 fn layout(bytes: usize) -> Layout {
