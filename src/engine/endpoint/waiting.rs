@@ -91,16 +91,23 @@ impl Endpoint {
         through: Through,
         mut poll: impl FnMut() -> Option<T>,
     ) -> Option<T> {
+        let mut answer = None;
+        self.wait_until(deadline, through, &mut || {
+            answer = poll();
+            answer.is_some()
+        });
+        answer
+    }
+
+    /// Waits until `poll` says so, or the deadline has passed; in that case `poll` is called after it.
+    fn wait_until(&self, deadline: Deadline, through: Through, poll: &mut dyn FnMut() -> bool) {
         let bell = self.bell.get().expect("set by `new`");
         let waiting = (through == Through::Device).then(|| self.attendant.wait());
         let Patience { burst, spin, yielding } = self.patience(through);
         let mut idle_since: Option<Instant> = None;
         let mut round = 0u32;
         let mut yields = false;
-        let answer = loop {
-            if let Some(answer) = poll() {
-                break Some(answer);
-            }
+        while !poll() {
             round = round.wrapping_add(1);
             if through == Through::Memory && !round.is_multiple_of(burst) && !yields {
                 std::hint::spin_loop();
@@ -110,7 +117,8 @@ impl Endpoint {
                 (idle_since, yields) = (None, false);
                 // What others send may never cease: the deadline holds all the same.
                 if round.is_multiple_of(64) && deadline.expired() {
-                    break poll();
+                    poll();
+                    break;
                 }
                 continue;
             }
@@ -126,22 +134,23 @@ impl Endpoint {
                 sys::process::yield_now();
             } else {
                 if deadline.expired() {
-                    break poll();
+                    poll();
+                    break;
                 }
-                if let Some(answer) = self.sleep(bell, deadline, through, &mut poll) {
-                    break Some(answer);
+                if self.sleep(bell, deadline, through, poll) {
+                    break;
                 }
                 // Something rang: be attentive again, but not for long.
                 idle_since = Some(Instant::now() - spin);
                 continue;
             }
             if round.is_multiple_of(64) && deadline.expired() {
-                break poll();
+                poll();
+                break;
             }
-        };
+        }
         drop(waiting);
         self.leave();
-        answer
     }
 
     /// How often a waiter looks at shared memory between two looks at everything else.
@@ -188,14 +197,14 @@ impl Endpoint {
         self.born.elapsed().as_nanos() as u64
     }
 
-    /// Sleeps until something may have changed. An answer that came at the last moment is returned.
-    fn sleep<T>(
+    /// Sleeps until something may have changed; not if `poll` says at the last moment that it has. Whether it did.
+    fn sleep(
         &self,
         bell: &Bell,
         deadline: Deadline,
         through: Through,
-        poll: &mut impl FnMut() -> Option<T>,
-    ) -> Option<T> {
+        poll: &mut dyn FnMut() -> bool,
+    ) -> bool {
         let nap = deadline.remaining_capped(self.nap(through == Through::Device));
         self.sleepers.count.fetch_add(1, Ordering::SeqCst);
         // Before the bell is found taken: whoever has it passes on after leaving it.
@@ -204,37 +213,36 @@ impl Endpoint {
             let _parking = Parking::begin(&self.sleepers);
             poll()
         };
-        let answer = match self.sleepers.bell.try_lock() {
+        let so = match self.sleepers.bell.try_lock() {
             Ok(_sleeping) => {
                 bell.prepare_park();
-                let answer = last_look();
-                if answer.is_some() || self.progress_parking(through) {
+                let so = last_look();
+                if so || self.progress_parking(through) {
                     bell.cancel_park();
-                    answer
                 } else {
                     let mut events = Vec::new();
                     if let Err(error) = bell.park(Some(nap), &mut events) {
                         log::error!("the bell cannot be waited for: {error}");
                     }
                     self.serve(&events);
-                    None
                 }
+                so
             }
             Err(_) => {
-                let answer = last_look();
-                if answer.is_none() {
+                let so = last_look();
+                if !so {
                     let generation = lock(&self.sleepers.generation);
                     let unchanged = |now: &mut u64| *now == before;
                     drop(self.sleepers.woken.wait_timeout_while(generation, nap, unchanged));
                 }
-                answer
+                so
             }
         };
         self.sleepers.count.fetch_sub(1, Ordering::SeqCst);
         if self.sleepers.count.load(Ordering::SeqCst) > 0 {
             self.sleepers.pass_on();
         }
-        answer
+        so
     }
 
     /// Whoever ends a wait leaves the others able to go on.
