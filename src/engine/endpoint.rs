@@ -610,6 +610,7 @@ impl Port for Endpoint {
             (attendance, None) => attendance,
             (Attendance::Idle, Some(look)) => Attendance::Again(look),
             (Attendance::Again(at), Some(look)) => Attendance::Again(at.min(look)),
+            (Attendance::Leave(at), Some(look)) => Attendance::Leave(at.min(look)),
             (Attendance::Watch(at), Some(look)) => Attendance::Watch(at.min(look)),
         }
     }

@@ -202,6 +202,11 @@ impl Running {
         self.call.class == Class::PointToPoint
     }
 
+    /// How long ago it was called.
+    pub fn age(&self) -> Duration {
+        self.call.called.elapsed()
+    }
+
     /// When somebody has to look at it next, if nothing comes for it.
     pub fn deadline(&self) -> Deadline {
         match self.stage.try_lock().as_deref() {

@@ -186,13 +186,15 @@ pub trait Port: Send + Sync {
     fn attend(&self) -> Attendance;
 }
 
-/// When an endpoint wants [`Port::attend`] next. A [`Registration::kick`] has it called in any case.
+/// When an endpoint wants [`Port::attend`] next. A [`Registration::kick`] has it called in any case, but for `Leave`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attendance {
     /// Not before the next kick.
     Idle,
     /// At this moment.
     Again(Instant),
+    /// At this moment, and no sooner for kicks: they cost their callers nothing until then.
+    Leave(Instant),
     /// At this moment, or as soon as the bell's descriptor is readable. `attend` has called
     /// [`Bell::prepare_park`] and checked again; on the next call it answers the bell.
     Watch(Instant),

@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::{Endpoint, Through, lock};
+use super::unattended::Leave;
+use super::waiting::Counted;
+use super::{Endpoint, lock};
 use crate::deadline::Deadline;
 use crate::sys;
 
@@ -44,24 +46,14 @@ struct State {
     looked_at: Option<Instant>,
 }
 
-/// A thread waits for devices, and moves what is on them, until this is dropped.
-pub(super) struct Waiting<'a>(&'a AtomicUsize);
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
 impl Attendant {
     pub(super) fn new() -> Attendant {
         Attendant { shared: Arc::default(), waiting: AtomicUsize::new(0), fork: sys::fork::generation() }
     }
 
-    /// This thread waits for devices from now on.
-    pub(super) fn wait(&self) -> Waiting<'_> {
-        self.waiting.fetch_add(1, Ordering::SeqCst);
-        Waiting(&self.waiting)
+    /// This thread waits for devices, and moves what is on them, until the answer is dropped.
+    pub(super) fn wait(&self) -> Counted<'_> {
+        Counted::among(&self.waiting)
     }
 
     /// How many threads do.
@@ -110,14 +102,25 @@ impl Drop for Attendant {
 impl Shared {
     /// What the thread does. It keeps the endpoint only while it works for it.
     fn attend(&self, endpoint: &Weak<Endpoint>) {
+        let (mut leave, mut looked_at, mut looks) = (Leave::default(), Instant::now(), true);
         loop {
             let Some(this) = endpoint.upgrade() else { return };
-            let looks = this.attend_devices();
+            let pause = this.attend_devices(&mut leave);
+            if !looks || looked_at.elapsed() >= LOOK {
+                looks = this.look_at_streams();
+                looked_at = Instant::now();
+            }
             lock(&self.state).looked_at = Some(Instant::now());
+            if let Some(pause) = pause {
+                drop(this);
+                // Who has work for it finds it awake, and goes on.
+                std::thread::sleep(pause);
+                continue;
+            }
             self.awake.store(false, Ordering::SeqCst);
             // Against `engage`: either it finds this asleep, or this finds what it is to do.
             fence(Ordering::SeqCst);
-            if this.needs_attendant() {
+            if this.needs_attendant() || !looks && this.watches_devices() {
                 self.awake.store(true, Ordering::SeqCst);
                 continue;
             }
@@ -142,22 +145,5 @@ impl Shared {
         }
         self.awake.store(true, Ordering::SeqCst);
         !state.closing
-    }
-}
-
-impl Endpoint {
-    /// Whether there are operations on devices, and nobody who moves them.
-    fn needs_attendant(&self) -> bool {
-        self.unattended.any_on_devices() && self.attendant.waiting() == 0
-    }
-
-    /// Moves operations on devices that nobody waits for until there are none, or it is time to look at calls that streams
-    /// do; looks. Whether to look again.
-    fn attend_devices(&self) -> bool {
-        if self.needs_attendant() {
-            let of_no_use = || !self.unattended.any_on_devices() || self.attendant.waiting() > 1;
-            self.wait(Deadline::after(LOOK), Through::Device, || of_no_use().then_some(()));
-        }
-        self.look_at_streams()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::attendant::LOOK;
 use super::{Endpoint, Through, lock};
@@ -11,6 +11,35 @@ use crate::engine::device::{DeviceExchange, Way};
 use crate::engine::group::Group;
 use crate::engine::operation::Running;
 use crate::transport::service::Attendance;
+
+/// How long a thread of the library leaves operations to whoever began them, in microseconds: at first, and at most. What
+/// nobody waits for after all is late by that much, once.
+const LEAVE: (u32, u32) = (100, 1000);
+
+/// A program that waits for what it begins, and needs no thread of the library.
+#[derive(Default)]
+pub(super) struct Leave {
+    /// How many operations had begun.
+    begun: usize,
+    micros: u32,
+}
+
+impl Leave {
+    /// How long to leave it alone, if any have begun since the last time.
+    fn next(&mut self, begun: &AtomicUsize) -> Option<Duration> {
+        let begun = begun.load(Ordering::Relaxed);
+        if std::mem::replace(&mut self.begun, begun) == begun {
+            return None;
+        }
+        self.micros = (2 * self.micros).clamp(LEAVE.0, LEAVE.1);
+        Some(Duration::from_micros(self.micros.into()))
+    }
+
+    /// It does need one.
+    fn end(&mut self) {
+        self.micros = 0;
+    }
+}
 
 /// After so many looks at nothing it takes a call to look again.
 const QUIET: u32 = 20;
@@ -23,6 +52,10 @@ pub(super) struct Unattended {
     count: AtomicUsize,
     /// How many of them are on devices, which ring nobody.
     on_devices: AtomicUsize,
+    /// How many there have been on the host, and on devices.
+    begun: [AtomicUsize; 2],
+    /// Those on the host, for the service thread.
+    leave: Mutex<Leave>,
 }
 
 impl Unattended {
@@ -36,9 +69,23 @@ impl Unattended {
         self.on_devices.load(Ordering::Relaxed) > 0
     }
 
+    /// How many are on the host alone.
+    fn on_host(&self) -> usize {
+        self.count.load(Ordering::Relaxed).saturating_sub(self.on_devices.load(Ordering::Relaxed))
+    }
+
+    /// How many were begun so long ago that whoever did does not mean to wait at once.
+    fn grown(&self, on_devices: bool) -> usize {
+        let young = Duration::from_micros(LEAVE.0.into());
+        let grown = |running: &&Arc<Running>| {
+            (running.through() == Through::Device) == on_devices && running.age() >= young
+        };
+        lock(&self.list).iter().filter(grown).count()
+    }
+
     /// Whether any is on the host alone.
     pub(super) fn any_on_host(&self) -> bool {
-        self.count.load(Ordering::Relaxed) > self.on_devices.load(Ordering::Relaxed)
+        self.on_host() > 0
     }
 
     fn add(&self, running: Arc<Running>) {
@@ -48,6 +95,7 @@ impl Unattended {
         // Under the lock: nobody takes it off the list before it is counted.
         self.count.fetch_add(1, Ordering::Relaxed);
         self.on_devices.fetch_add(on_device, Ordering::Relaxed);
+        self.begun[on_device].fetch_add(1, Ordering::Relaxed);
     }
 
     fn remove(&self, running: &Running) {
@@ -98,7 +146,7 @@ impl Endpoint {
     pub fn kick(&self) {
         // Against a thread that goes to sleep: either it sees the operation, or this sees that it sleeps.
         fence(Ordering::SeqCst);
-        if self.unattended.any_on_devices() && self.attendant.waiting() == 0 {
+        if self.needs_attendant() {
             self.attendant.engage(&self.this);
         }
         if self.unattended.any_on_host() {
@@ -140,9 +188,14 @@ impl Endpoint {
         }
     }
 
+    /// Whether there may be any.
+    pub(super) fn watches_devices(&self) -> bool {
+        self.watch.on.load(Ordering::SeqCst)
+    }
+
     /// Looks at calls that streams do, and asks the driver. Whether to look again.
     pub(super) fn look_at_streams(&self) -> bool {
-        if !self.watch.on.load(Ordering::SeqCst) {
+        if !self.watches_devices() {
             return false;
         }
         if self.look_at_exchanges() {
@@ -177,7 +230,7 @@ impl Endpoint {
     /// Sees to it, without the driver, that what devices do ends, when those who ask the driver are held up there. When to
     /// look again, if at all.
     pub(super) fn oversee_devices(&self) -> Option<Instant> {
-        if !self.watch.on.load(Ordering::SeqCst) {
+        if !self.watches_devices() {
             return None;
         }
         if self.unattended.any_on_devices() {
@@ -193,14 +246,45 @@ impl Endpoint {
         Some(Instant::now() + LOOK)
     }
 
+    /// Moves operations on devices that nobody waits for until there are none, or it is time to look at calls that streams do. If
+    /// there are others, how long to leave them alone.
+    pub(super) fn attend_devices(&self, leave: &mut Leave) -> Option<Duration> {
+        if !self.unattended.any_on_devices() || self.attendant.waiting() > 0 {
+            return leave.next(&self.unattended.begun[1]);
+        }
+        if self.unattended.grown(true) == 0 {
+            return leave.next(&self.unattended.begun[1]).or(Some(Duration::from_micros(LEAVE.0.into())));
+        }
+        leave.end();
+        let of_no_use = || !self.unattended.any_on_devices() || self.attendant.waiting() > 1;
+        self.wait(Deadline::after(LOOK), Through::Device, || of_no_use().then_some(()));
+        None
+    }
+
+    /// Whether there are operations on devices, and nobody who waits for them.
+    pub(super) fn needs_attendant(&self) -> bool {
+        self.unattended.any_on_devices() && self.attendant.waiting() == 0
+    }
+
     // ---- what the service thread does
 
     /// Moves operations on the host that nobody waits for; what is to be watched until there is more to move.
     pub(super) fn attend_running(&self) -> Attendance {
-        if !self.unattended.any_on_host() {
-            return Attendance::Idle;
-        }
         let soon = Instant::now();
+        // A thread for each of them waits, moves it, and kicks on leaving if there are any left: this one would be in its way.
+        let waiting = self.sleepers.waiting();
+        let mut leave = lock(&self.unattended.leave);
+        if self.unattended.on_host() <= waiting {
+            return leave
+                .next(&self.unattended.begun[0])
+                .map_or(Attendance::Idle, |time| Attendance::Leave(soon + time));
+        }
+        if self.unattended.grown(false) <= waiting {
+            let time = leave.next(&self.unattended.begun[0]).unwrap_or(Duration::from_micros(LEAVE.0.into()));
+            return Attendance::Leave(soon + time);
+        }
+        leave.end();
+        drop(leave);
         if self.progress(0, Through::Messages) {
             return Attendance::Again(soon);
         }

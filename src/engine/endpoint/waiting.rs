@@ -43,9 +43,11 @@ const NAP: Duration = Duration::from_secs(20);
 /// A sleeper looks whether a device is done after an eighth of the time that it has had, within these bounds.
 const DEVICE_NAP: RangeInclusive<Duration> = Duration::from_micros(50)..=Duration::from_millis(1);
 
-/// Threads that sleep here. One of them sleeps on the bell, the others on a condition that it passes on.
+/// Threads that wait here, and those of them that sleep: one on the bell, the others on a condition that it passes on.
 #[derive(Default)]
 pub(super) struct Sleepers {
+    /// How many wait, asleep or not, for something that is not on a device: the driver holds them up nowhere.
+    waiting: AtomicUsize,
     count: AtomicUsize,
     bell: Mutex<()>,
     generation: Mutex<u64>,
@@ -60,6 +62,11 @@ impl Sleepers {
         self.count.load(Ordering::Relaxed) > 0
     }
 
+    /// Threads that wait here for something on the host, asleep or not.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::SeqCst)
+    }
+
     /// Wakes those that do not sleep on the bell.
     fn pass_on(&self) {
         *lock(&self.generation) += 1;
@@ -67,17 +74,17 @@ impl Sleepers {
     }
 }
 
-/// Counts a thread among those that look for the last time.
-struct Parking<'a>(&'a AtomicUsize);
+/// Counts a thread among those that wait, or look for the last time, until it is dropped.
+pub(super) struct Counted<'a>(&'a AtomicUsize);
 
-impl Parking<'_> {
-    fn begin(sleepers: &Sleepers) -> Parking<'_> {
-        sleepers.parking.fetch_add(1, Ordering::SeqCst);
-        Parking(&sleepers.parking)
+impl Counted<'_> {
+    pub(super) fn among(count: &AtomicUsize) -> Counted<'_> {
+        count.fetch_add(1, Ordering::SeqCst);
+        Counted(count)
     }
 }
 
-impl Drop for Parking<'_> {
+impl Drop for Counted<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -102,7 +109,10 @@ impl Endpoint {
     /// Waits until `poll` says so, or the deadline has passed; in that case `poll` is called after it.
     fn wait_until(&self, deadline: Deadline, through: Through, poll: &mut dyn FnMut() -> bool) {
         let bell = self.bell.get().expect("set by `new`");
-        let waiting = (through == Through::Device).then(|| self.attendant.wait());
+        let waiting = match through {
+            Through::Device => self.attendant.wait(),
+            Through::Messages | Through::Memory => Counted::among(&self.sleepers.waiting),
+        };
         let Patience { burst, spin, yielding } = self.patience(through);
         let mut idle_since: Option<Instant> = None;
         let mut round = 0u32;
@@ -210,7 +220,7 @@ impl Endpoint {
         // Before the bell is found taken: whoever has it passes on after leaving it.
         let before = *lock(&self.sleepers.generation);
         let mut last_look = || {
-            let _parking = Parking::begin(&self.sleepers);
+            let _parking = Counted::among(&self.sleepers.parking);
             poll()
         };
         let so = match self.sleepers.bell.try_lock() {
@@ -307,7 +317,7 @@ impl Endpoint {
 
     /// [`Endpoint::progress`], for the last time before sleeping.
     pub(super) fn progress_parking(&self, through: Through) -> bool {
-        let _parking = Parking::begin(&self.sleepers);
+        let _parking = Counted::among(&self.sleepers.parking);
         self.progress(0, through) || self.hauling.give_back(self)
     }
 }

@@ -331,6 +331,11 @@ impl Endpoint {
                 self.stop_watching_bell(core);
                 self.attend_at(core, at);
             }
+            Some(Attendance::Leave(at)) => {
+                self.stop_watching_bell(core);
+                self.shared.kicked.store(true, Ordering::Release);
+                self.attend_at(core, at);
+            }
             Some(Attendance::Watch(at)) => {
                 self.attend_at(core, at);
                 let token = *self.bell_token.get_or_insert_with(|| core.token(self.shared.id, Source::Bell));

@@ -469,6 +469,16 @@ fn kicks_and_bells_have_the_port_attend() {
     a.registration.bell().ring();
     assert!(matches!(a.next(), Told::Attend));
     a.silence();
+    // Kicks while it is left alone are heard at the end of that time, all at once.
+    let left = Instant::now();
+    let time = Duration::from_millis(20);
+    a.ear.attendance.lock().unwrap().push(Attendance::Leave(left + time));
+    a.registration.kick();
+    assert!(matches!(a.next(), Told::Attend));
+    a.registration.kick();
+    assert!(matches!(a.next(), Told::Attend));
+    assert!(left.elapsed() >= time);
+    a.silence();
 }
 
 #[test]
