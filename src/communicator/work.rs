@@ -148,7 +148,7 @@ impl Work {
             (_, Some(running)) => {
                 ahead::make_room(&stream, running.group(), Deadline::after(running.group().timeout()))?;
                 let word = Arc::new(devices.word(device)?);
-                running.exits().add(&word);
+                running.holds(&word);
                 stream.wait_word(&word)?;
                 ahead::note(&stream, running);
                 running.on_complete(Box::new(move |_| word.release()));

@@ -41,7 +41,7 @@ pub trait Operation: Send {
         None
     }
 
-    /// What streams wait for until it has ended. Asked when it begins.
+    /// What streams wait for until it has ended. Asked when it begins, of one on a device.
     fn exits(&self) -> Arc<Exits> {
         Arc::default()
     }
@@ -131,7 +131,8 @@ pub struct Running {
     active: AtomicBool,
     done: AtomicBool,
     ending: Mutex<Ending>,
-    exits: Arc<Exits>,
+    /// What streams wait for, of one on a device.
+    exits: Option<Arc<Exits>>,
     /// When it was first seen to have failed without having ended.
     failed_at: OnceLock<Instant>,
 }
@@ -163,7 +164,7 @@ impl Running {
                 Through::Memory => Through::Messages,
                 through => through,
             },
-            exits: operation.exits(),
+            exits: (operation.through() == Through::Device).then(|| operation.exits()),
             failed_at: OnceLock::new(),
             stage: Mutex::new(Stage::Running { operation, compare_at: Deadline::NEVER }),
             active: AtomicBool::new(false),
@@ -178,7 +179,7 @@ impl Running {
             group,
             call,
             through: Through::Messages,
-            exits: Arc::default(),
+            exits: None,
             failed_at: OnceLock::new(),
             stage: Mutex::new(Stage::Over),
             active: AtomicBool::new(true),
@@ -280,24 +281,21 @@ impl Running {
         true
     }
 
-    /// What streams wait for until it has ended.
-    pub fn exits(&self) -> &Exits {
-        &self.exits
+    /// A stream will wait for this word until it has ended.
+    pub fn holds(&self, exit: &Arc<Word>) {
+        self.exits.iter().for_each(|exits| exits.add(exit));
     }
 
     /// Looks whether an operation on a device that has failed does not end, since nobody comes back from the driver who
     /// could end it. Then streams stop waiting for it: that may be what the driver waits for. Makes no driver call.
     pub fn oversee(&self) {
-        if self.through != Through::Device || self.done.load(Ordering::Acquire) {
-            return;
-        }
+        let Some(exits) = self.exits.as_ref().filter(|_| !self.done.load(Ordering::Acquire)) else { return };
         let late = self.active.load(Ordering::Acquire) && self.call.deadline.expired();
         if !late && self.group.failure().is_none() {
             return;
         }
         // One that asks the others has been given up in the driver.
-        let is_given_up = |stage: &Stage| !matches!(stage, Stage::Running { .. });
-        if self.stage.try_lock().is_ok_and(|stage| is_given_up(&stage)) {
+        if self.stage.try_lock().is_ok_and(|stage| !matches!(*stage, Stage::Running { .. })) {
             return;
         }
         if self.failed_at.get_or_init(Instant::now).elapsed() < HELD_UP {
@@ -312,7 +310,7 @@ impl Running {
             let error = Error::new(Status::Timeout, text).context(self.group.describe(&self.call));
             self.group.fail(error);
         }
-        if self.exits.open() {
+        if exits.open() {
             log::warn!("{}: streams go on without it", self.group.describe(&self.call));
         }
     }

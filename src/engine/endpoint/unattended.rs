@@ -12,16 +12,20 @@ use crate::engine::group::Group;
 use crate::engine::operation::Running;
 use crate::transport::service::Attendance;
 
-/// How long a thread of the library leaves operations to whoever began them, in microseconds: at first, and at most. What
-/// nobody waits for after all is late by that much, once.
-const LEAVE: (u32, u32) = (100, 1000);
+/// How long a thread of the library leaves an operation to whoever began it,
+const YOUNG: Duration = Duration::from_micros(100);
+/// and, at most, a program that waits for all that it begins. What nobody waits for after all is late by that much, once.
+const LEAVE: Duration = Duration::from_millis(1);
+
+/// After so many looks at nothing it takes a call to look again.
+const QUIET: u32 = 20;
 
 /// A program that waits for what it begins, and needs no thread of the library.
 #[derive(Default)]
 pub(super) struct Leave {
     /// How many operations had begun.
     begun: usize,
-    micros: u32,
+    time: Duration,
 }
 
 impl Leave {
@@ -31,18 +35,15 @@ impl Leave {
         if std::mem::replace(&mut self.begun, begun) == begun {
             return None;
         }
-        self.micros = (2 * self.micros).clamp(LEAVE.0, LEAVE.1);
-        Some(Duration::from_micros(self.micros.into()))
+        self.time = (2 * self.time).clamp(YOUNG, LEAVE);
+        Some(self.time)
     }
 
     /// It does need one.
     fn end(&mut self) {
-        self.micros = 0;
+        self.time = Duration::ZERO;
     }
 }
-
-/// After so many looks at nothing it takes a call to look again.
-const QUIET: u32 = 20;
 
 /// Operations that were started and have not ended.
 #[derive(Default)]
@@ -76,9 +77,8 @@ impl Unattended {
 
     /// How many were begun so long ago that whoever did does not mean to wait at once.
     fn grown(&self, on_devices: bool) -> usize {
-        let young = Duration::from_micros(LEAVE.0.into());
         let grown = |running: &&Arc<Running>| {
-            (running.through() == Through::Device) == on_devices && running.age() >= young
+            (running.through() == Through::Device) == on_devices && running.age() >= YOUNG
         };
         lock(&self.list).iter().filter(grown).count()
     }
@@ -253,7 +253,7 @@ impl Endpoint {
             return leave.next(&self.unattended.begun[1]);
         }
         if self.unattended.grown(true) == 0 {
-            return leave.next(&self.unattended.begun[1]).or(Some(Duration::from_micros(LEAVE.0.into())));
+            return leave.next(&self.unattended.begun[1]).or(Some(YOUNG));
         }
         leave.end();
         let of_no_use = || !self.unattended.any_on_devices() || self.attendant.waiting() > 1;
@@ -280,7 +280,7 @@ impl Endpoint {
                 .map_or(Attendance::Idle, |time| Attendance::Leave(soon + time));
         }
         if self.unattended.grown(false) <= waiting {
-            let time = leave.next(&self.unattended.begun[0]).unwrap_or(Duration::from_micros(LEAVE.0.into()));
+            let time = leave.next(&self.unattended.begun[0]).unwrap_or(YOUNG);
             return Attendance::Leave(soon + time);
         }
         leave.end();

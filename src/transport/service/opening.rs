@@ -208,9 +208,7 @@ impl Endpoint {
                 return self.settle_peer(core, peer);
             }
         }
-        let Some(wanted) = &opening.wanted else {
-            return;
-        };
+        let Some(wanted) = &opening.wanted else { return };
         if wanted.deadline.expired() {
             let tried = opening.describe();
             let text = format!("opening the link to {} took too long{tried}", wanted.address.describe());
