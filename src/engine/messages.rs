@@ -31,12 +31,12 @@ mod transfer;
 
 pub use failure::{Failure, Mismatch, Trouble};
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use self::calls::{Current, Departed};
+use self::calls::{Calls, Departed};
 use self::hash::KeyHasher;
 use self::peer::{Peer, PeerState};
 use self::pulled::Pulled;
@@ -44,7 +44,7 @@ use self::transfer::{Receive, Receiving, Sending};
 use super::hauling::Track;
 use super::pairs::{From, Pairs};
 use super::shelf::Shelf;
-use super::wire::{Class, Frame, FrameKind, Key};
+use super::wire::{Frame, FrameKind, Key};
 
 /// The longest message that is sent through shared memory before the receiver has asked for it: a longer one is better
 /// copied once than twice.
@@ -78,13 +78,11 @@ pub struct Messages {
     sending: HashMap<(u32, Key), Sending, BuildHasherDefault<KeyHasher>>,
     mailboxes: Vec<Mailbox>,
     free: Vec<u32>,
-    currents: HashMap<(u64, u64, Class), Current, BuildHasherDefault<KeyHasher>>,
+    calls: Calls,
     departed: Departed,
     pairs: Pairs<Receive>,
     /// Pulled messages that do not count yet.
     pulled: Vec<Pulled>,
-    /// Unexpected messages of collectives, in the order of their arrival; entries may be gone from `receiving`.
-    arrived: VecDeque<(u32, Key)>,
     unexpected_bytes: usize,
     shelf: Shelf,
     /// [`UNEXPECTED_BYTES`]
@@ -116,11 +114,10 @@ impl Messages {
             sending: HashMap::default(),
             mailboxes: Vec::new(),
             free: Vec::new(),
-            currents: HashMap::default(),
+            calls: Calls::default(),
             departed: Departed::default(),
             pairs: Pairs::default(),
             pulled: Vec::new(),
-            arrived: VecDeque::new(),
             unexpected_bytes: 0,
             shelf: Shelf::default(),
             unexpected_limit: UNEXPECTED_BYTES,
@@ -229,7 +226,7 @@ impl Messages {
     /// Entries of all tables.
     #[cfg(test)]
     pub fn entries(&self) -> usize {
-        let calls = self.currents.len() + self.arrived.len() + self.pairs.entries();
+        let calls = self.calls.entries() + self.pairs.entries();
         calls + self.receiving.len() + self.sending.len() + self.pulled.len()
     }
 }

@@ -89,13 +89,7 @@ impl Messages {
             }
             Some(_) => return Err(Error::new(Status::Internal, "a message came twice")),
             None => {
-                if frame.key.class != Class::PointToPoint {
-                    self.check_call(peer, &frame);
-                    if self.arrived.len() > 1024 && self.arrived.len() > 2 * self.receiving.len() {
-                        self.prune_arrived();
-                    }
-                    self.arrived.push_back(key);
-                }
+                self.unasked(peer, &frame);
                 let early = if eager {
                     self.unexpected_bytes += frame.length as usize;
                     let parcel = self.shelf.take(frame.length as usize);

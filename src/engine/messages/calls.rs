@@ -1,23 +1,105 @@
 //! Which calls this rank is in: messages of others are compared with them.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::BuildHasherDefault;
 
 use super::Messages;
 use super::failure::{Mismatch, Trouble};
+use super::hash::KeyHasher;
 use super::transfer::{Early, Receiving, Sending};
 use crate::engine::wire::{Class, Frame, Key};
 use crate::signature::Signature;
 
+/// The calls of every (group, tag, class), and the messages of collectives that nobody has asked for yet.
+#[derive(Default)]
+pub(super) struct Calls(HashMap<(u64, u64, Class), Calling, BuildHasherDefault<KeyHasher>>);
+
+/// The calls of one group with one tag, one after the other.
+#[derive(Default)]
+struct Calling {
+    /// The call that this rank is in, or was in last.
+    current: Option<Current>,
+    /// What has come unasked, by the calls' numbers: a rank that is far ahead sends for many.
+    unasked: VecDeque<Unasked>,
+}
+
 #[derive(Clone, Copy)]
-pub(super) struct Current {
-    pub(super) sequence: u32,
-    pub(super) signature: Signature,
+struct Current {
+    sequence: u32,
+    signature: Signature,
+}
+
+#[derive(Clone, Copy)]
+struct Unasked {
+    peer: u32,
+    sequence: u32,
+    slot: u32,
+    signature: Signature,
+}
+
+/// Whether call `sequence` comes before call `other`. Numbers start again at 0 after the last.
+fn before(sequence: u32, other: u32) -> bool {
+    (sequence.wrapping_sub(other) as i32) < 0
+}
+
+impl Calls {
+    /// What [`Messages::begin_call`] does. The first message that is of another call, or of one that is over.
+    fn begin(&mut self, name: (u64, u64, Class), sequence: u32, signature: Signature) -> Option<Mismatch> {
+        let calling = self.0.entry(name).or_default();
+        let current = Current { sequence, signature };
+        calling.current = Some(current);
+        let (group, tag, class) = name;
+        let of_now = calling.unasked.iter().take_while(|unasked| !before(sequence, unasked.sequence));
+        of_now.fold(None, |found, unasked| {
+            let key = Key { group, tag, class, sequence: unasked.sequence, slot: unasked.slot };
+            found.or_else(|| current.compare(unasked.peer, key, unasked.signature))
+        })
+    }
+
+    fn compare(&self, peer: u32, key: Key, signature: Signature) -> Option<Mismatch> {
+        let calling = self.0.get(&(key.group, key.tag, key.class))?;
+        calling.current?.compare(peer, key, signature)
+    }
+
+    /// Keeps what is known of a message that nobody has asked for, until it is taken.
+    fn keep(&mut self, peer: u32, key: Key, signature: Signature) {
+        let calling = self.0.entry((key.group, key.tag, key.class)).or_default();
+        let unasked = Unasked { peer, sequence: key.sequence, slot: key.slot, signature };
+        // Nearly always the last: then nothing is moved.
+        let at = calling.unasked.partition_point(|other| !before(key.sequence, other.sequence));
+        calling.unasked.insert(at, unasked);
+    }
+
+    /// A message that had come unasked is taken, or withdrawn.
+    pub(super) fn taken(&mut self, peer: u32, key: Key) {
+        let name = (key.group, key.tag, key.class);
+        let Some(calling) = self.0.get_mut(&name) else { return };
+        let first = calling.unasked.partition_point(|other| before(other.sequence, key.sequence));
+        let of_call = calling.unasked.range(first..).take_while(|other| other.sequence == key.sequence);
+        let found = of_call.enumerate().find(|(_, other)| other.peer == peer && other.slot == key.slot);
+        if let Some((offset, _)) = found {
+            calling.unasked.remove(first + offset);
+        }
+        if calling.current.is_none() && calling.unasked.is_empty() {
+            self.0.remove(&name);
+        }
+    }
+
+    fn forget(&mut self, group: u64) {
+        self.0.retain(|(other, ..), _| *other != group);
+    }
+
+    /// Calls and messages.
+    #[cfg(test)]
+    pub(super) fn entries(&self) -> usize {
+        self.0.values().map(|calling| usize::from(calling.current.is_some()) + calling.unasked.len()).sum()
+    }
 }
 
 impl Current {
     /// Whether a peer's message that nobody has asked for is neither of this call nor of one to come.
     fn compare(&self, peer: u32, key: Key, theirs: Signature) -> Option<Mismatch> {
-        let over = (key.sequence.wrapping_sub(self.sequence) as i32) < 0;
+        let over = before(key.sequence, self.sequence);
         let theirs = theirs.call();
         let differs = key.sequence == self.sequence && theirs != self.signature;
         let ours = differs.then_some(self.signature);
@@ -59,30 +141,15 @@ impl Messages {
     /// of numbers that are over, are mismatches from here on, those that have arrived among them. Calls that end before
     /// anybody looks at messages are left out.
     pub fn begin_call(&mut self, group: u64, class: Class, tag: u64, sequence: u32, signature: Signature) {
-        let current = Current { sequence, signature };
-        self.currents.insert((group, tag, class), current);
-        if self.arrived.is_empty() {
-            return;
-        }
-        self.prune_arrived();
-        let found = self.arrived.iter().find_map(|(peer, key)| {
-            let theirs = match self.receiving.get(&(*peer, *key))? {
-                Receiving::Early(early) => early.signature(),
-                _ => return None,
-            };
-            let same = key.group == group && key.tag == tag && key.class == class;
-            same.then(|| current.compare(*peer, *key, theirs)).flatten()
-        });
-        if let Some(mismatch) = found {
-            self.troubles.push(Trouble::Mismatch(mismatch));
-        }
+        let mismatch = self.calls.begin((group, tag, class), sequence, signature);
+        self.troubles.extend(mismatch.map(Trouble::Mismatch));
     }
 
     /// A group is gone from this rank: what has come for it and was not asked for, and what is known of its calls, is
     /// given up, and what still comes is not kept. Transfers under way stay; their owner ends them.
     pub fn forget(&mut self, group: u64) {
         self.departed.add(group);
-        self.currents.retain(|(other, ..), _| *other != group);
+        self.calls.forget(group);
         self.pairs.forget(group);
         let unexpected_bytes = &mut self.unexpected_bytes;
         self.receiving.retain(|(_, key), entry| match entry {
@@ -96,21 +163,99 @@ impl Messages {
             _ => true,
         });
         self.sending.retain(|(_, key), entry| key.group != group || !matches!(entry, Sending::Ready(_)));
-        self.arrived.retain(|(_, key)| key.group != group);
     }
 
-    /// A message nobody has asked for: is it of the call that this rank makes, or of one to come?
-    pub(super) fn check_call(&mut self, peer: u32, frame: &Frame) {
-        let key = frame.key;
-        let Some(current) = self.currents.get(&(key.group, key.tag, key.class)) else { return };
-        if let Some(mismatch) = current.compare(peer, key, frame.signature) {
-            self.troubles.push(Trouble::Mismatch(mismatch));
+    /// A message has come that nobody has asked for.
+    pub(super) fn unasked(&mut self, peer: u32, frame: &Frame) {
+        if frame.key.class != Class::PointToPoint {
+            self.check_call(peer, frame);
+            self.calls.keep(peer, frame.key, frame.signature);
         }
     }
 
-    /// Drops entries whose message has been taken.
-    pub(super) fn prune_arrived(&mut self) {
-        let receiving = &self.receiving;
-        self.arrived.retain(|key| matches!(receiving.get(key), Some(Receiving::Early(_))));
+    /// Something nobody has asked for: is it of the call that this rank makes, or of one to come?
+    pub(super) fn check_call(&mut self, peer: u32, frame: &Frame) {
+        let mismatch = self.calls.compare(peer, frame.key, frame.signature);
+        self.troubles.extend(mismatch.map(Trouble::Mismatch));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reduce::DataType;
+    use crate::signature::Kind;
+
+    const SUM: Signature = Signature {
+        kind: Kind::Allreduce,
+        dtype: DataType::F32,
+        operator: 0,
+        algorithm: 0,
+        root: 0,
+        count: 2,
+        device: false,
+    };
+    const OTHER: Signature = Signature { count: 3, ..SUM };
+
+    fn key(sequence: u32, slot: u32) -> Key {
+        Key { group: 7, tag: 0, sequence, slot, class: Class::Ordered }
+    }
+
+    /// The call that a mismatch is of.
+    fn begin(calls: &mut Calls, sequence: u32) -> Option<u32> {
+        calls.begin((7, 0, Class::Ordered), sequence, SUM).map(|mismatch| mismatch.key.sequence)
+    }
+
+    #[test]
+    fn messages_of_calls_to_come_wait_for_theirs_and_those_of_calls_that_are_over_are_told() {
+        // The numbers start again in the middle.
+        for first in [0u32, 0x7fff_fffe, 0xffff_fffe] {
+            let call = |number: u32| first.wrapping_add(number);
+            let mut calls = Calls::default();
+            // Two ranks that are ahead, one of them further.
+            let ahead = [(1, 0), (1, 1), (2, 0), (1, 2), (1, 3), (2, 1)];
+            for (peer, number) in ahead {
+                calls.keep(peer, key(call(number), 5), SUM);
+            }
+            assert_eq!(calls.entries(), 6);
+            for number in 0..2 {
+                assert_eq!(begin(&mut calls, call(number)), None);
+                for peer in [2, 1] {
+                    calls.taken(peer, key(call(number), 5));
+                }
+            }
+            // One for each of two calls, and the call itself.
+            assert_eq!(calls.entries(), 3);
+            assert!(calls.compare(3, key(call(1), 0), SUM).is_none(), "of this call");
+            assert!(calls.compare(3, key(call(1), 0), OTHER).is_some(), "of another with its number");
+            assert!(calls.compare(3, key(call(0), 0), SUM).is_some(), "of one that is over");
+            // Nobody takes the message of call 2.
+            assert_eq!(begin(&mut calls, call(2)), None);
+            assert_eq!(begin(&mut calls, call(3)), Some(call(2)));
+        }
+    }
+
+    #[test]
+    fn a_message_of_another_call_is_told_when_its_number_is_called() {
+        let mut calls = Calls::default();
+        calls.keep(1, key(1, 0), SUM);
+        calls.keep(2, key(1, 0), OTHER);
+        assert_eq!(begin(&mut calls, 0), None);
+        let mismatch = calls.begin((7, 0, Class::Ordered), 1, SUM).expect("told");
+        assert_eq!((mismatch.peer, mismatch.theirs, mismatch.ours), (2, OTHER, Some(SUM)));
+    }
+
+    #[test]
+    fn messages_of_what_is_never_called_leave_nothing_behind() {
+        let mut calls = Calls::default();
+        for slot in 0..3 {
+            calls.keep(1, key(0, slot), SUM);
+        }
+        for slot in [1, 0, 2] {
+            calls.taken(1, key(0, slot));
+        }
+        assert!(calls.0.is_empty());
+        calls.taken(1, key(0, 0));
+        assert!(calls.0.is_empty());
     }
 }

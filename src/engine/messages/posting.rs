@@ -137,6 +137,7 @@ impl Messages {
                 self.fail(ticket, Failure::Error(why));
                 return;
             };
+            self.calls.taken(peer, key);
             if let Some(mismatch) = posted.check(peer, key, early.signature(), early.total()) {
                 let Some(Receiving::Early(early)) = self.receiving.remove(&(peer, key)) else { return };
                 match early {

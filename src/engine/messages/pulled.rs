@@ -125,6 +125,7 @@ impl Messages {
         match self.receiving.get(&(peer, key)) {
             Some(Receiving::Early(Early::Request { .. })) => {
                 self.receiving.remove(&(peer, key));
+                self.calls.taken(peer, key);
                 if key.slot == 0 {
                     self.pairs.withdraw(peer, (key.group, key.tag), key.sequence);
                 }
