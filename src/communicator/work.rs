@@ -151,6 +151,7 @@ impl Work {
                 running.holds(&word);
                 stream.wait_word(&word)?;
                 ahead::note(&stream, running);
+                running.group().endpoint().kick();
                 running.on_complete(Box::new(move |_| word.release()));
                 Ok(())
             }

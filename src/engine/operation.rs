@@ -64,6 +64,11 @@ impl Exits {
         lock(&self.0).push(Arc::downgrade(exit));
     }
 
+    /// Whether there are any.
+    fn any(&self) -> bool {
+        lock(&self.0).iter().any(|exit| exit.strong_count() > 0)
+    }
+
     /// Lets the streams go on, whoever else was to do that. Whether any waited.
     fn open(&self) -> bool {
         let exits = std::mem::take(&mut *lock(&self.0));
@@ -284,6 +289,11 @@ impl Running {
     /// A stream will wait for this word until it has ended.
     pub fn holds(&self, exit: &Arc<Word>) {
         self.exits.iter().for_each(|exits| exits.add(exit));
+    }
+
+    /// Whether streams wait for it.
+    pub fn streams_wait(&self) -> bool {
+        self.exits.as_ref().is_some_and(|exits| exits.any())
     }
 
     /// Looks whether an operation on a device that has failed does not end, since nobody comes back from the driver who

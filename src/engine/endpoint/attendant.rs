@@ -6,7 +6,7 @@
 //! on devices unless a thread that waits for one does, and looks at calls that streams do. It may be held up; the service
 //! thread sees that from outside ([`Endpoint::oversee_devices`]), and ends what the devices wait for.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -30,10 +30,27 @@ pub(super) struct Attendant {
     fork: u32,
 }
 
+/// What the thread does: it sleeps until it is engaged,
+const ASLEEP: u8 = 0;
+/// leaves a program alone that waits for what it begins, unless streams wait,
+const PAUSING: u8 = 1;
+/// or will look for work before it does either.
+const AWAKE: u8 = 2;
+
+/// What it is to do next.
+pub(super) enum Next {
+    /// There is nothing to move.
+    Rest,
+    /// Leave the program alone for so long.
+    Leave(Duration),
+    /// Look again.
+    Again,
+}
+
 #[derive(Default)]
 struct Shared {
-    /// Whether it will look for work before it sleeps for long.
-    awake: AtomicBool,
+    /// One of the three.
+    mood: AtomicU8,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -61,9 +78,13 @@ impl Attendant {
         self.waiting.load(Ordering::SeqCst)
     }
 
-    /// Has it look for work.
-    pub(super) fn engage(&self, endpoint: &Weak<Endpoint>) {
-        if self.shared.awake.swap(true, Ordering::SeqCst) || self.fork != sys::fork::generation() {
+    /// Has it look for work; if it leaves the program alone, only if that is `urgent`.
+    pub(super) fn engage(&self, endpoint: &Weak<Endpoint>, urgent: bool) {
+        let wake = |mood| (mood == ASLEEP || mood == PAUSING && urgent).then_some(AWAKE);
+        let mood = &self.shared.mood;
+        if mood.fetch_update(Ordering::SeqCst, Ordering::SeqCst, wake).is_err()
+            || self.fork != sys::fork::generation()
+        {
             return;
         }
         let mut state = lock(&self.shared.state);
@@ -73,7 +94,7 @@ impl Attendant {
             match sys::process::spawn("unisono-gpu", move || shared.attend(&endpoint)) {
                 Ok(_) => state.begun = true,
                 Err(cause) => {
-                    self.shared.awake.store(false, Ordering::SeqCst);
+                    mood.store(ASLEEP, Ordering::SeqCst);
                     log::error!("no thread can be had for calls on GPUs that nobody waits for: {cause}");
                 }
             }
@@ -85,7 +106,8 @@ impl Attendant {
     /// Whether it has not come back from the driver for long.
     pub(super) fn is_held_up(&self) -> bool {
         let looked_at = lock(&self.shared.state).looked_at;
-        self.shared.awake.load(Ordering::Relaxed) && looked_at.is_some_and(|at| at.elapsed() > HELD_UP)
+        self.shared.mood.load(Ordering::Relaxed) == AWAKE
+            && looked_at.is_some_and(|at| at.elapsed() > HELD_UP)
     }
 }
 
@@ -102,30 +124,34 @@ impl Drop for Attendant {
 impl Shared {
     /// What the thread does. It keeps the endpoint only while it works for it.
     fn attend(&self, endpoint: &Weak<Endpoint>) {
+        sys::process::sleep_on_time();
         let (mut leave, mut looked_at, mut looks) = (Leave::default(), Instant::now(), true);
         loop {
             let Some(this) = endpoint.upgrade() else { return };
-            let pause = this.attend_devices(&mut leave);
+            let next = this.attend_devices(&mut leave);
             if !looks || looked_at.elapsed() >= LOOK {
                 looks = this.look_at_streams();
                 looked_at = Instant::now();
             }
             lock(&self.state).looked_at = Some(Instant::now());
-            if let Some(pause) = pause {
-                drop(this);
-                // Who has work for it finds it awake, and goes on.
-                std::thread::sleep(pause);
-                continue;
-            }
-            self.awake.store(false, Ordering::SeqCst);
+            let (mood, nap) = match next {
+                Next::Again => continue,
+                Next::Leave(time) => (PAUSING, Some(time)),
+                Next::Rest => (ASLEEP, looks.then_some(LOOK)),
+            };
+            self.mood.store(mood, Ordering::SeqCst);
             // Against `engage`: either it finds this asleep, or this finds what it is to do.
             fence(Ordering::SeqCst);
-            if this.needs_attendant() || !looks && this.watches_devices() {
-                self.awake.store(true, Ordering::SeqCst);
+            let wanted = match mood {
+                PAUSING => this.streams_wait(),
+                _ => this.needs_attendant() || !looks && this.watches_devices(),
+            };
+            if wanted {
+                self.mood.store(AWAKE, Ordering::SeqCst);
                 continue;
             }
             drop(this);
-            if !self.sleep(looks.then_some(LOOK)) {
+            if !self.sleep(nap) {
                 return;
             }
         }
@@ -135,7 +161,7 @@ impl Shared {
     fn sleep(&self, nap: Option<Duration>) -> bool {
         let until = nap.map_or(Deadline::NEVER, Deadline::after);
         let mut state = lock(&self.state);
-        while !state.closing && !self.awake.load(Ordering::SeqCst) && !until.expired() {
+        while !state.closing && self.mood.load(Ordering::SeqCst) != AWAKE && !until.expired() {
             state = match until.remaining() {
                 None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(left) => {
@@ -143,7 +169,37 @@ impl Shared {
                 }
             };
         }
-        self.awake.store(true, Ordering::SeqCst);
+        self.mood.store(AWAKE, Ordering::SeqCst);
         !state.closing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_streams_wait_for_calls_the_thread_while_it_leaves_a_program_alone() {
+        let attendant = Attendant::new();
+        // The test is the thread.
+        lock(&attendant.shared.state).begun = true;
+        let mood = || attendant.shared.mood.load(Ordering::SeqCst);
+        let nobody = Weak::new();
+        attendant.shared.mood.store(PAUSING, Ordering::SeqCst);
+        attendant.engage(&nobody, false);
+        assert_eq!(mood(), PAUSING, "what the program may wait for itself calls nobody");
+        let long = Duration::from_secs(60);
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            let pause = scope.spawn(|| attendant.shared.sleep(Some(long)));
+            attendant.engage(&nobody, true);
+            assert!(pause.join().expect("sleeps"));
+        });
+        assert!(begun.elapsed() < long);
+        assert_eq!(mood(), AWAKE);
+        // Asleep, it comes for either.
+        attendant.shared.mood.store(ASLEEP, Ordering::SeqCst);
+        attendant.engage(&nobody, false);
+        assert_eq!(mood(), AWAKE);
     }
 }

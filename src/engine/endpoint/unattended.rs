@@ -4,18 +4,22 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::attendant::LOOK;
+use super::attendant::{LOOK, Next};
 use super::{Endpoint, Through, lock};
 use crate::deadline::Deadline;
 use crate::engine::device::{DeviceExchange, Way};
 use crate::engine::group::Group;
 use crate::engine::operation::Running;
+use crate::sys;
 use crate::transport::service::Attendance;
 
 /// How long a thread of the library leaves an operation to whoever began it,
 const YOUNG: Duration = Duration::from_micros(100);
 /// and, at most, a program that waits for all that it begins. What nobody waits for after all is late by that much, once.
 const LEAVE: Duration = Duration::from_millis(1);
+
+/// How long the attendant watches another thread that moves what streams wait for, before it naps in between.
+const STAND_BY: Duration = Duration::from_micros(250);
 
 /// After so many looks at nothing it takes a call to look again.
 const QUIET: u32 = 20;
@@ -75,12 +79,23 @@ impl Unattended {
         self.count.load(Ordering::Relaxed).saturating_sub(self.on_devices.load(Ordering::Relaxed))
     }
 
-    /// How many were begun so long ago that whoever did does not mean to wait at once.
-    fn grown(&self, on_devices: bool) -> usize {
-        let grown = |running: &&Arc<Running>| {
-            (running.through() == Through::Device) == on_devices && running.age() >= YOUNG
-        };
+    /// How many on the host were begun so long ago that whoever did does not mean to wait at once.
+    fn grown(&self) -> usize {
+        let grown = |running: &&Arc<Running>| running.through() != Through::Device && running.age() >= YOUNG;
         lock(&self.list).iter().filter(grown).count()
+    }
+
+    /// Whether streams wait for any. Whoever began that may do something else.
+    fn any_for_streams(&self) -> bool {
+        self.any_on_devices() && lock(&self.list).iter().any(|running| running.streams_wait())
+    }
+
+    /// Whether any on a device is for the attendant: streams wait for it, or nobody does that began it some time ago.
+    fn any_left_to_attendant(&self) -> bool {
+        let left = |running: &Arc<Running>| {
+            running.through() == Through::Device && (running.age() >= YOUNG || running.streams_wait())
+        };
+        lock(&self.list).iter().any(left)
     }
 
     /// Whether any is on the host alone.
@@ -147,7 +162,7 @@ impl Endpoint {
         // Against a thread that goes to sleep: either it sees the operation, or this sees that it sleeps.
         fence(Ordering::SeqCst);
         if self.needs_attendant() {
-            self.attendant.engage(&self.this);
+            self.attendant.engage(&self.this, self.unattended.any_for_streams());
         }
         if self.unattended.any_on_host() {
             self.registration().kick();
@@ -183,7 +198,7 @@ impl Endpoint {
         // Against who stops looking: either that sees the call, or this sees that it has stopped.
         fence(Ordering::SeqCst);
         if !self.watch.on.load(Ordering::Relaxed) && !self.watch.on.swap(true, Ordering::SeqCst) {
-            self.attendant.engage(&self.this);
+            self.attendant.engage(&self.this, false);
             self.registration().kick();
         }
     }
@@ -246,19 +261,42 @@ impl Endpoint {
         Some(Instant::now() + LOOK)
     }
 
-    /// Moves operations on devices that nobody waits for until there are none, or it is time to look at calls that streams do. If
-    /// there are others, how long to leave them alone.
-    pub(super) fn attend_devices(&self, leave: &mut Leave) -> Option<Duration> {
-        if !self.unattended.any_on_devices() || self.attendant.waiting() > 0 {
-            return leave.next(&self.unattended.begun[1]);
+    /// Moves operations on devices that nobody waits for until there are none, or it is time to look at calls that streams do.
+    pub(super) fn attend_devices(&self, leave: &mut Leave) -> Next {
+        let streams_wait = self.unattended.any_for_streams();
+        if streams_wait && self.attendant.waiting() > 0 {
+            self.stand_by();
+            return Next::Again;
         }
-        if self.unattended.grown(true) == 0 {
-            return leave.next(&self.unattended.begun[1]).or(Some(YOUNG));
+        let rest = |leave: &mut Leave| leave.next(&self.unattended.begun[1]).map(Next::Leave);
+        if !self.unattended.any_on_devices() || self.attendant.waiting() > 0 {
+            return rest(leave).unwrap_or(Next::Rest);
+        }
+        if !self.unattended.any_left_to_attendant() {
+            return rest(leave).unwrap_or(Next::Leave(YOUNG));
         }
         leave.end();
         let of_no_use = || !self.unattended.any_on_devices() || self.attendant.waiting() > 1;
         self.wait(Deadline::after(LOOK), Through::Device, || of_no_use().then_some(()));
-        None
+        Next::Again
+    }
+
+    /// Another thread moves what streams wait for, since it waits itself. It may go at any moment, and they wait on: this is
+    /// there then.
+    fn stand_by(&self) {
+        let begun = Instant::now();
+        while self.unattended.any_on_devices() && self.attendant.waiting() > 0 {
+            if begun.elapsed() >= STAND_BY || self.is_crowded() {
+                std::thread::sleep(self.nap(true));
+                return;
+            }
+            sys::process::yield_now();
+        }
+    }
+
+    /// Whether streams wait for operations that nobody moves.
+    pub(super) fn streams_wait(&self) -> bool {
+        self.unattended.any_for_streams() && self.attendant.waiting() == 0
     }
 
     /// Whether there are operations on devices, and nobody who waits for them.
@@ -279,7 +317,7 @@ impl Endpoint {
                 .next(&self.unattended.begun[0])
                 .map_or(Attendance::Idle, |time| Attendance::Leave(soon + time));
         }
-        if self.unattended.grown(false) <= waiting {
+        if self.unattended.grown() <= waiting {
             let time = leave.next(&self.unattended.begun[0]).unwrap_or(YOUNG);
             return Attendance::Leave(soon + time);
         }

@@ -30,8 +30,8 @@ const ROOMY: Patience =
 const CROWDED: Patience = Patience { burst: 4, spin: Duration::ZERO, yielding: Duration::from_micros(80) };
 
 /// The same, for a device to do what it was given. Its word through a sleeper's bell takes long, and after a pause the
-/// device's own first answers do.
-const DEVICE: Patience = Patience { yielding: Duration::from_micros(250), ..ROOMY };
+/// device's own first answers do. So long that a call of 16 MiB is over: a nap in it would end after it.
+const DEVICE: Patience = Patience { yielding: Duration::from_micros(500), ..ROOMY };
 
 /// A sleeper looks up at least this often: a guard against a lost wake-up, not a way of working.
 #[cfg(not(test))]
