@@ -14,6 +14,7 @@ use crate::cuda::driver::StreamHandle;
 use crate::cuda::exchange::Fault;
 use crate::cuda::local::Kernels as Folds;
 use crate::cuda::slab::SLAB_BYTES;
+use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::device::Load;
 use crate::error::{Error, Status};
@@ -193,6 +194,32 @@ fn ranks_of_one_process_free_nothing_once_others_may_call() {
             assert_eq!(word(double, output), 1);
         });
         assert_eq!(double.complaints(), Vec::<String>::new());
+    }
+}
+
+/// The same where they agree that they do not exchange: what each has brought is freed before any may call.
+#[test]
+fn ranks_of_one_process_that_do_not_exchange_free_nothing_once_others_may_call() {
+    // Both on one device; each on its own, where one has no kernels.
+    for (load, count) in [(words as Load, 1), (not_on_rank_1, 2)] {
+        for _ in 0..10 {
+            let (double, devices) = process(count);
+            let seats: Vec<Seat> =
+                (0..2).map(|rank| (double.clone(), devices.clone(), rank % count)).collect();
+            let streams = [0, 1].map(|rank| Stream::new(&devices, seats[rank].2, false).expect("a stream"));
+            let words = [0, 1].map(|rank| devices.word(seats[rank].2).expect("a word"));
+            double.hold_lock(Waiting::All, Duration::from_secs(5));
+            let both = std::sync::Barrier::new(2);
+            ranks(&seats, load, |context, _| {
+                let rank = context.rank() as usize;
+                assert!(context.device_way().expect("agreed").is_err());
+                // As a call's stream waits for the other rank's call.
+                streams[rank].wait_word(&words[rank]).expect("it waits");
+                both.wait();
+                words[rank].release();
+            });
+            assert_eq!(double.complaints(), Vec::<String>::new());
+        }
     }
 }
 

@@ -3,7 +3,8 @@
 //! Three rounds, in each of which every rank hears a message from every other. First they tell where their arenas lie;
 //! each maps those of the others on its host, and writes into them. Then they tell whether that went well; each looks whether what
 //! the others wrote has arrived, reads from them, and loads its kernels. Then they tell that. A rank that cannot go on
-//! says why and still takes part in the round, so that all come to the same answer at the same point.
+//! says why and still takes part in the round, so that all come to the same answer at the same point. If that is no,
+//! there is one round more, when each has freed what it brought: see [`Stage::Refused`].
 //!
 //! The rounds themselves are the caller's, who may be setting up many groups at once: see [`Step`].
 
@@ -60,6 +61,9 @@ enum Stage {
     Mapped(Own, Option<Mapped>),
     /// They were read; what the exchange consists of, if it could be made.
     Proved(Own, Mapped, Option<Made>),
+    /// They will not exchange, for this reason, and this rank has freed what it brought. It makes no call before all have:
+    /// a free may wait for this process's streams, and one of them for such a call, in which the rank that frees is needed.
+    Refused(String),
     Over,
 }
 
@@ -162,14 +166,18 @@ impl Setup {
             }
         }
         let stage = std::mem::replace(&mut self.stage, Stage::Over);
+        if let Stage::Refused(why) = stage {
+            return Ok(self.agree(Way::Staged(why)));
+        }
         if let Some(why) = self.refused(&messages) {
             let stuck =
                 messages.iter().any(|message| matches!(message, Message::Refusal { stuck: true, .. }));
-            if let (true, Stage::Mapped(own, mapped)) = (stuck, stage) {
+            match stage {
                 // Somebody's GPU may still write here, or this one there.
-                std::mem::forget((own.arena, own.probe, mapped));
+                Stage::Mapped(own, mapped) if stuck => std::mem::forget((own.arena, own.probe, mapped)),
+                stage => drop(stage),
             }
-            return Ok(self.agree(Way::Staged(why)));
+            return Ok(self.refuse(why));
         }
         let message = match stage {
             Stage::Offered(Some(own)) => {
@@ -184,7 +192,8 @@ impl Setup {
                     return Err(error);
                 }
                 if let Some(why) = unfit(&offers, self.layout) {
-                    return Ok(self.agree(Way::Staged(why)));
+                    drop(own);
+                    return Ok(self.refuse(why));
                 }
                 let (mapped, message) = match own.map(&self.group, self.layout, &offers) {
                     Ok(mapped) => {
@@ -314,6 +323,12 @@ impl Setup {
         ))
     }
 
+    /// What this rank brought has been freed: it says so, and hears it of the others.
+    fn refuse(&mut self, why: String) -> Step {
+        self.stage = Stage::Refused(why);
+        Step::Gather(Message::Ready.encode())
+    }
+
     fn agree(&self, way: Way) -> Step {
         let name = self.group.name();
         match &way {
@@ -338,7 +353,7 @@ impl Drop for Setup {
             Stage::Offered(Some(own)) | Stage::Mapped(own, _) | Stage::Proved(own, ..) => {
                 std::mem::forget(own.arena);
             }
-            Stage::Offered(None) | Stage::Over => {}
+            Stage::Offered(None) | Stage::Refused(_) | Stage::Over => {}
         }
     }
 }
