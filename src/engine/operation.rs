@@ -79,6 +79,10 @@ impl Exits {
 /// How long whoever moves an operation may take to end it, once it has failed, before it is taken to be held up.
 const HELD_UP: Duration = Duration::from_secs(1);
 
+/// What is told then.
+const NO_ANSWER: &str = "the driver does not answer: it may wait for streams that wait for this call, while another \
+                         thread of this process frees memory or loads a kernel";
+
 impl Operation for Box<dyn Operation> {
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
         (**self).advance(group)
@@ -138,8 +142,8 @@ pub struct Running {
     ending: Mutex<Ending>,
     /// What streams wait for, of one on a device.
     exits: Option<Arc<Exits>>,
-    /// When it was first seen to have failed without having ended.
-    failed_at: OnceLock<Instant>,
+    /// When it was first seen to have failed without having ended, and what the ranks are asked about that.
+    held_up: OnceLock<(Instant, Inquiry)>,
 }
 
 enum Stage {
@@ -170,7 +174,7 @@ impl Running {
                 through => through,
             },
             exits: (operation.through() == Through::Device).then(|| operation.exits()),
-            failed_at: OnceLock::new(),
+            held_up: OnceLock::new(),
             stage: Mutex::new(Stage::Running { operation, compare_at: Deadline::NEVER }),
             active: AtomicBool::new(false),
             done: AtomicBool::new(false),
@@ -185,7 +189,7 @@ impl Running {
             call,
             through: Through::Messages,
             exits: None,
-            failed_at: OnceLock::new(),
+            held_up: OnceLock::new(),
             stage: Mutex::new(Stage::Over),
             active: AtomicBool::new(true),
             done: AtomicBool::new(true),
@@ -308,17 +312,16 @@ impl Running {
         if self.stage.try_lock().is_ok_and(|stage| !matches!(*stage, Stage::Running { .. })) {
             return;
         }
-        if self.failed_at.get_or_init(Instant::now).elapsed() < HELD_UP {
+        let (since, inquiry) =
+            self.held_up.get_or_init(|| (Instant::now(), self.group.ask_about(&self.call, NO_ANSWER)));
+        if since.elapsed() < HELD_UP {
             return;
         }
         if self.group.failure().is_none() {
-            let waited = self.call.called.elapsed().as_secs_f64();
-            let text = format!(
-                "it is not done after {waited:.1} s, and the driver does not answer: it may wait for streams that wait \
-                 for this call, while another thread of this process frees memory or loads a kernel"
-            );
-            let error = Error::new(Status::Timeout, text).context(self.group.describe(&self.call));
-            self.group.fail(error);
+            if !self.group.answered(inquiry) {
+                return;
+            }
+            self.group.fail(self.group.overdue(&self.call, inquiry).context(self.group.describe(&self.call)));
         }
         if exits.open() {
             log::warn!("{}: streams go on without it", self.group.describe(&self.call));

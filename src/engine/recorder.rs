@@ -104,6 +104,11 @@ impl Recorder {
         }
     }
 
+    /// Whom a call was last seen to wait for, as [`Recorder::note`] has it.
+    pub fn waits_for(&self, slot: Slot) -> Option<u32> {
+        decode(self.entry(slot.0), slot.0 + 1)?.waits_for
+    }
+
     /// As if a call had not been recorded.
     pub fn forget(&self, slot: Slot) {
         // Unless another has the entry by now.

@@ -8,6 +8,7 @@ mod cuda;
 mod device;
 mod driver;
 mod exchange;
+mod held;
 mod hosts;
 mod local;
 mod queues;
@@ -29,6 +30,8 @@ fn rank() {
         ("device stop", device::scenario_stop),
         ("device mismatch", device::scenario_mismatch),
         ("device abort", device::scenario_abort),
+        ("held absent", held::scenario_absent),
+        ("held killed", held::scenario_killed),
         ("hosts", hosts::calls),
         ("hosts death", hosts::death),
         ("hosts mismatch", hosts::mismatch),

@@ -160,6 +160,12 @@ impl Group {
         Inquiry { waits_for, standing, tokens, until, heard: OnceLock::new(), patience }
     }
 
+    /// As [`Group::ask`], of a call whose operation is not to be had: asks the rank that it was last seen to wait for.
+    pub fn ask_about(&self, turn: &Turn, standing: &str) -> Inquiry {
+        let waits_for = self.endpoint.recorder().waits_for(turn.slot);
+        self.ask(turn, waits_for.into_iter().collect(), Some(standing.into()))
+    }
+
     /// Whether it can be told why the call is late: all have answered, or have had their time. If all of them wait themselves,
     /// others who know more come first.
     pub fn answered(&self, inquiry: &Inquiry) -> bool {

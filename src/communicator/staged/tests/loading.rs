@@ -1,6 +1,7 @@
 //! Driver calls that wait for the device, with a lock held that ours need: the program's and our own, at any moment.
 
 use super::*;
+use crate::communicator::context::Place;
 use crate::cuda::double::Waiting;
 use crate::cuda::memory::DeviceBuffer;
 
@@ -167,6 +168,13 @@ fn held_up(timeout: Duration, other: impl Fn(&Rank) + Sync) -> Error {
             [(0, 7), (1, 8)].map(|(at, tag)| message(Kind::Receive, &mut words[at], tag));
         let work = rank.start(&request(Kind::Allreduce, memory, memory, 1, 0), &call).expect("it starts");
         let start = Instant::now();
+        let Place::Group(group) = rank.context.place() else { panic!("a group") };
+        let recorder = group.endpoint().recorder();
+        let knows = || recorder.find(|entry| entry.group == group.id() && entry.waits_for.is_some());
+        while knows().is_none() {
+            assert!(start.elapsed() < PATIENCE, "it does not know whom it waits for");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         std::thread::scope(|scope| {
             let program = scope.spawn(|| rank.double.launch_first(0));
             // By then it waits; if not, the test finds less.
@@ -211,8 +219,11 @@ fn deadline() -> Deadline {
 #[test]
 fn a_stream_for_which_the_driver_waits_goes_on_after_the_deadline_of_its_call() {
     // The other is there and does not call.
-    let error = held_up(Duration::from_secs(1), |_| {});
+    let error = held_up(Duration::from_secs(2), |_| {});
     assert_eq!(error.status(), Status::Timeout, "{error}");
+    for part in ["nothing from rank 1 (", "here, the driver does not answer"] {
+        assert!(error.text().contains(part), "{error}");
+    }
 }
 
 #[test]

@@ -1,0 +1,152 @@
+//! A program that frees memory while a stream waits for a call: the free waits for the stream, and holds up what other threads
+//! have the driver do, the library's among them. What the call waits for must end all the same.
+
+use std::time::{Duration, Instant};
+
+use unisono::collective::request::Kind;
+use unisono::communicator::Call;
+use unisono::cuda::event::Event;
+use unisono::cuda::memory::{DeviceBuffer, PinnedBuffer};
+use unisono::deadline::Deadline;
+
+use super::cuda::{devices, filled, soon, stream};
+use super::staged::{Rank, request};
+use super::support::processes::{Job, Seat, report};
+
+/// How long after it is due a failure may come.
+const LATE: Duration = Duration::from_secs(8);
+
+/// Rank 0 calls, and frees memory meanwhile; rank 1 does not call. The seconds are the call's limit.
+fn free_beside(seat: &Seat, limit: u64) {
+    let rank = Rank::new(seat);
+    let memory = filled(rank.device, &vec![0; 1 << 20]);
+    let sum = request(Kind::Allreduce, memory.address(), memory.address(), 1 << 18, 0);
+    rank.start(&sum, &rank.call()).wait(soon()).expect("a sum");
+    let until_failed = || {
+        let begun = Instant::now();
+        loop {
+            match rank.context.failure() {
+                Some(error) => return error,
+                None => assert!(begun.elapsed() < Duration::from_secs(40), "it does not fail"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    report("up");
+    if rank.rank == 1 {
+        report(format_args!("failed {}", until_failed()));
+        return;
+    }
+    let freed = filled(rank.device, &[0; 4096]);
+    let call = Call { timeout: Some(Duration::from_secs(limit)), ..rank.call() };
+    let begun = Instant::now();
+    let work = rank.start(&sum, &call);
+    let took = std::thread::scope(|scope| {
+        let free = scope.spawn(|| {
+            drop(freed);
+            begun.elapsed()
+        });
+        std::thread::sleep(Duration::from_millis(200));
+        report("called");
+        // This thread may be held up now, as the free is.
+        // SAFETY: the memory outlives the call.
+        let second = unsafe { rank.context.start(&sum, &call) };
+        let error = until_failed();
+        report(format_args!("failed {:?} after {:.2?}: {error}", error.status(), begun.elapsed()));
+        drop(second);
+        free.join().expect("it frees")
+    });
+    rank.stream.synchronize(Deadline::after(Duration::from_secs(5))).expect("the stream goes on");
+    work.wait(soon()).expect_err("rank 1 has not called");
+    report(format_args!("freed after {took:.2?}"));
+}
+
+pub(crate) fn scenario_absent(seat: &Seat) {
+    free_beside(seat, 2);
+}
+
+pub(crate) fn scenario_killed(seat: &Seat) {
+    free_beside(seat, 60);
+}
+
+#[test]
+fn a_deadline_holds_while_memory_is_freed() {
+    for p2p in ["0", "1"] {
+        let mut job = Job::start_with("held absent", 2, "shm", &[("UNISONO_P2P", p2p)]);
+        job.await_all(&[0, 1], "up");
+        job.await_all(&[0], "called");
+        let called = Instant::now();
+        let failed = &job.await_all(&[0], "failed")[0];
+        let freed = &job.await_all(&[0], "freed")[0];
+        println!("held: UNISONO_P2P={p2p}: {}; freed {}", failed.line, freed.line);
+        assert!(failed.line.starts_with("Timeout") && failed.line.contains("rank 1"), "{}", failed.line);
+        assert!(freed.at - called < Duration::from_secs(2) + LATE, "{:?}", freed.at - called);
+        job.await_all(&[1], "failed");
+        job.all_end_well(&[0, 1]);
+    }
+}
+
+#[test]
+fn the_death_of_a_rank_is_heard_while_memory_is_freed() {
+    for p2p in ["0", "1"] {
+        let mut job = Job::start_with("held killed", 2, "shm", &[("UNISONO_P2P", p2p)]);
+        job.await_all(&[0, 1], "up");
+        job.await_all(&[0], "called");
+        job.signal(1, libc::SIGKILL);
+        let killed = Instant::now();
+        let failed = &job.await_all(&[0], "failed")[0];
+        let freed = &job.await_all(&[0], "freed")[0];
+        println!("held: UNISONO_P2P={p2p}: {}; freed {}", failed.line, freed.line);
+        assert!(failed.line.starts_with("PeerFailed") && failed.line.contains("rank 1"), "{}", failed.line);
+        assert!(freed.at - killed < LATE, "{:?}", freed.at - killed);
+        job.all_end_well(&[0]);
+    }
+}
+
+/// What the driver does for one thread while it keeps another, which frees memory, until a stream goes on. Printed, for
+/// src/cuda/driver.rs; the library relies on none of it.
+#[test]
+fn what_waits_while_memory_is_freed() {
+    const HELD: Duration = Duration::from_millis(200);
+    let (waiting, other) = (stream(0), stream(0));
+    let memory = filled(0, &[0; 4096]);
+    let pinned = PinnedBuffer::new(&devices(), 0, 4096).expect("pinned memory");
+    let event = Event::new(&devices(), 0).expect("an event");
+    event.record(&other).expect("a record");
+    let ask = || assert!(event.query().is_ok());
+    let locate = || assert!(devices().locate(memory.address()).is_ok());
+    let record = || event.record(&other).expect("a record");
+    // SAFETY: both outlive the stream's work, which is waited for.
+    let copy = || unsafe { other.copy_to_host(pinned.address(), memory.address(), 4096) }.expect("a copy");
+    let calls: [(&str, &(dyn Fn() + Sync)); 4] = [
+        ("cuEventQuery", &ask),
+        ("cuPointerGetAttribute", &locate),
+        ("cuEventRecord", &record),
+        ("a copy", &copy),
+    ];
+    for (name, call) in calls {
+        let freed = DeviceBuffer::new(&devices(), 0, 4096).expect("memory");
+        let gate = devices().word(0).expect("a word");
+        waiting.wait_word(&gate).expect("a wait");
+        let free = std::thread::scope(|scope| {
+            let free = scope.spawn(move || {
+                let begun = Instant::now();
+                drop(freed);
+                begun.elapsed()
+            });
+            let opener = scope.spawn(|| {
+                std::thread::sleep(HELD);
+                gate.release();
+            });
+            std::thread::sleep(HELD / 4);
+            let begun = Instant::now();
+            call();
+            let took = begun.elapsed();
+            opener.join().expect("it opens");
+            (free.join().expect("it frees"), took)
+        });
+        waiting.synchronize(soon()).expect("it goes on");
+        other.synchronize(soon()).expect("it ends");
+        println!("held: cuMemFree took {:.1?}; {name} meanwhile {:.1?}", free.0, free.1);
+    }
+}
