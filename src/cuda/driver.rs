@@ -163,8 +163,8 @@ pub type HostFunction = unsafe extern "C" fn(user: *mut c_void);
 /// The driver calls, by subject.
 ///
 /// # Calls that may wait for the device
-/// What loads, makes or frees something may wait until the device has done all that it was given, with a lock held that the
-/// other calls of the process need, also launches, copies and questions about events:
+/// What loads, makes or frees something may wait until the device has done all that it was given, with a lock held that
+/// other calls of the process need, launches and copies among them:
 ///
 /// - CUDA's programming guide says so of the first launch of a kernel, or of looking it up, where kernels are loaded lazily
 ///   (the driver's choice since 12.2; `cuModuleLoadData` keeps kernels for later then), and lists what lets no two streams
@@ -173,7 +173,8 @@ pub type HostFunction = unsafe extern "C" fn(user: *mut c_void);
 /// - Programs have seen `cuLibraryLoadData`, under a first launch, hold the lock of the primary context until the device was idle, and
 ///   `cudaMemcpyAsync` of another thread wait for that lock (meta-pytorch/torchcomms#2334, with a program that shows it).
 /// - We have seen (an H200, driver 580) `cuStreamCreateWithPriority` not return while two streams waited for values, and events,
-///   `cuMemHostRegister` and `cuMemAlloc` return.
+///   `cuMemHostRegister` and `cuMemAlloc` return. While `cuMemFree` or `cuMemFreeHost` of one thread waited, `cuEventRecord` and
+///   copies of another did, too; `cuEventQuery`, `cuStreamQuery` and `cuPointerGetAttribute` returned (tests/gpu/held.rs).
 ///
 /// So nothing that a stream waits for may need such a call of this process, nor any call that another thread's may hold up; the methods below
 /// say which they are. [`LaunchCalls::load_function`] is how a kernel is loaded before any stream waits.

@@ -8,7 +8,7 @@
 //! Loads and stores run on side streams, once the host has seen the *entry*: that the caller's stream has come to the
 //! call. What the caller's stream is given after the call waits for the *exit*, a word that the side stream of the stores
 //! releases behind the last of them. The host learns of the entry and of copies by their events, at which whoever moves operations
-//! looks: at once for a quarter of a millisecond, then after naps ([`super::endpoint`]).
+//! looks: at once for half a millisecond, then after naps ([`super::endpoint`]).
 //!
 //! A device has fewer queues than a process has streams: what waits in one stream holds up others that share its queue,
 //! and so maybe that which it waits for. Hence side streams are given nothing that cannot run at once, and do not share
