@@ -109,10 +109,7 @@ impl Endpoint {
     /// Waits until `poll` says so, or the deadline has passed; in that case `poll` is called after it.
     fn wait_until(&self, deadline: Deadline, through: Through, poll: &mut dyn FnMut() -> bool) {
         let bell = self.bell.get().expect("set by `new`");
-        let waiting = match through {
-            Through::Device => self.attendant.wait(),
-            Through::Messages | Through::Memory => Counted::among(&self.sleepers.waiting),
-        };
+        let mut waiting = None;
         let Patience { burst, spin, yielding } = self.patience(through);
         let mut idle_since: Option<Instant> = None;
         let mut round = 0u32;
@@ -123,6 +120,11 @@ impl Endpoint {
                 std::hint::spin_loop();
                 continue;
             }
+            // Not before: what ends in a moment would take a tenth longer.
+            waiting.get_or_insert_with(|| match through {
+                Through::Device => self.attendant.wait(),
+                Through::Messages | Through::Memory => Counted::among(&self.sleepers.waiting),
+            });
             if self.progress(round, through) {
                 (idle_since, yields) = (None, false);
                 // What others send may never cease: the deadline holds all the same.
