@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use unisono::collective::request::Kind;
 use unisono::communicator::Call;
 use unisono::cuda::event::Event;
-use unisono::cuda::memory::{DeviceBuffer, PinnedBuffer};
+use unisono::cuda::memory::{DeviceBuffer, PinnedBuffer, RegisteredBuffer};
 use unisono::deadline::Deadline;
 
 use super::cuda::{devices, filled, soon, stream};
@@ -103,50 +103,80 @@ fn the_death_of_a_rank_is_heard_while_memory_is_freed() {
     }
 }
 
-/// What the driver does for one thread while it keeps another, which frees memory, until a stream goes on. Printed, for
-/// src/cuda/driver.rs; the library relies on none of it.
+/// How long a stream is kept waiting in what follows.
+const HELD: Duration = Duration::from_millis(200);
+
+/// Keeps a stream waiting, and does `one` meanwhile and, on another thread and somewhat later, `other`. How long they took.
+fn while_a_stream_waits(one: impl FnOnce() + Send, other: impl FnOnce() + Send) -> [Duration; 2] {
+    fn timed(body: impl FnOnce()) -> Duration {
+        let begun = Instant::now();
+        body();
+        begun.elapsed()
+    }
+    let waiting = stream(0);
+    let gate = devices().word(0).expect("a word");
+    waiting.wait_word(&gate).expect("a wait");
+    let took = std::thread::scope(|scope| {
+        let opener = scope.spawn(|| {
+            std::thread::sleep(HELD);
+            gate.release();
+        });
+        let one = scope.spawn(|| timed(one));
+        std::thread::sleep(HELD / 4);
+        let other = timed(other);
+        opener.join().expect("it opens");
+        [one.join().expect("it returns"), other]
+    });
+    waiting.synchronize(soon()).expect("it goes on");
+    took
+}
+
+type DriverCall = Box<dyn FnOnce() + Send>;
+
+/// Which calls of the driver wait for a stream, and which wait behind one that frees memory. Printed, for src/cuda/driver.rs: the
+/// library relies on none of it.
 #[test]
-fn what_waits_while_memory_is_freed() {
-    const HELD: Duration = Duration::from_millis(200);
-    let (waiting, other) = (stream(0), stream(0));
+fn what_waits_while_a_stream_does() {
+    let (side, size) = (stream(0), 1 << 20);
     let memory = filled(0, &[0; 4096]);
     let pinned = PinnedBuffer::new(&devices(), 0, 4096).expect("pinned memory");
     let event = Event::new(&devices(), 0).expect("an event");
-    event.record(&other).expect("a record");
+    event.record(&side).expect("a record");
+    let print = |name: &str, took: Duration| println!("held: {name}: {took:.1?} of {HELD:.0?}");
+
+    let device_memory = DeviceBuffer::new(&devices(), 0, size).expect("device memory");
+    let host_memory = PinnedBuffer::new(&devices(), 0, size).expect("pinned memory");
+    let registered = RegisteredBuffer::new(&devices(), 0, size).expect("registered memory");
+    let spare = Event::new(&devices(), 0).expect("an event");
+    let alone: [(&str, DriverCall); 8] = [
+        ("cuMemFree", Box::new(|| drop(device_memory))),
+        ("cuMemFreeHost", Box::new(|| drop(host_memory))),
+        ("cuMemHostUnregister", Box::new(|| drop(registered))),
+        ("cuEventDestroy", Box::new(|| drop(spare))),
+        ("cuMemAlloc", Box::new(move || std::mem::forget(DeviceBuffer::new(&devices(), 0, size)))),
+        ("cuMemHostAlloc", Box::new(move || std::mem::forget(PinnedBuffer::new(&devices(), 0, size)))),
+        ("cuMemHostRegister", Box::new(move || std::mem::forget(RegisteredBuffer::new(&devices(), 0, size)))),
+        ("cuEventCreate", Box::new(|| std::mem::forget(Event::new(&devices(), 0)))),
+    ];
+    for (name, call) in alone {
+        print(name, while_a_stream_waits(call, || {})[0]);
+    }
+
     let ask = || assert!(event.query().is_ok());
     let locate = || assert!(devices().locate(memory.address()).is_ok());
-    let record = || event.record(&other).expect("a record");
+    let record = || event.record(&side).expect("a record");
     // SAFETY: both outlive the stream's work, which is waited for.
-    let copy = || unsafe { other.copy_to_host(pinned.address(), memory.address(), 4096) }.expect("a copy");
-    let calls: [(&str, &(dyn Fn() + Sync)); 4] = [
+    let copy = || unsafe { side.copy_to_host(pinned.address(), memory.address(), 4096) }.expect("a copy");
+    let behind: [(&str, &(dyn Fn() + Sync)); 4] = [
         ("cuEventQuery", &ask),
         ("cuPointerGetAttribute", &locate),
         ("cuEventRecord", &record),
         ("a copy", &copy),
     ];
-    for (name, call) in calls {
-        let freed = DeviceBuffer::new(&devices(), 0, 4096).expect("memory");
-        let gate = devices().word(0).expect("a word");
-        waiting.wait_word(&gate).expect("a wait");
-        let free = std::thread::scope(|scope| {
-            let free = scope.spawn(move || {
-                let begun = Instant::now();
-                drop(freed);
-                begun.elapsed()
-            });
-            let opener = scope.spawn(|| {
-                std::thread::sleep(HELD);
-                gate.release();
-            });
-            std::thread::sleep(HELD / 4);
-            let begun = Instant::now();
-            call();
-            let took = begun.elapsed();
-            opener.join().expect("it opens");
-            (free.join().expect("it frees"), took)
-        });
-        waiting.synchronize(soon()).expect("it goes on");
-        other.synchronize(soon()).expect("it ends");
-        println!("held: cuMemFree took {:.1?}; {name} meanwhile {:.1?}", free.0, free.1);
+    for (name, call) in behind {
+        let freed = DeviceBuffer::new(&devices(), 0, size).expect("device memory");
+        let [free, took] = while_a_stream_waits(|| drop(freed), call);
+        print(&format!("{name} beside a cuMemFree of {free:.1?}"), took);
+        side.synchronize(soon()).expect("it ends");
     }
 }
