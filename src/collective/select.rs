@@ -134,8 +134,7 @@ pub fn caution(checked: &Checked) -> Caution {
     };
     let holds_output = own > 0 && own <= limit;
     // With lists that differ from rank to rank, one rank's output may be long where another's is short.
-    let listed = checked.listed && !matches!(checked.collective, Collective::Scatter { .. });
-    let agreement = match (listed || all * element > limit, holds_output) {
+    let agreement = match (checked.listed || all * element > limit, holds_output) {
         (false, _) => Agreement::Unsaid,
         (true, true) => Agreement::Told,
         (true, false) => Agreement::Awaited,

@@ -206,46 +206,57 @@ fn uneven_counts_that_differ_are_a_mismatch() {
     }
 }
 
-/// Blocks that only two ranks count, by messages: of one length in one message, and of several.
+/// Blocks that only two ranks count, by messages: of one length in one message, and of several, and none.
 #[test]
 fn blocks_that_two_ranks_count_differently_are_named_by_both() {
-    for transports in TRANSPORTS {
-        for (sent, expected) in [(5u64, 4u64), (300_000, 700_000), (700_000, 700_001), (9, 0)] {
-            let all_here = Barrier::new(3);
-            ranks(3, transports, |context| {
-                all_here.wait();
-                let rank = context.rank() as usize;
-                // Rank 1 has another block for rank 0 than that one expects; all else agrees.
-                let (mut send, mut receive) = (vec![2; 3], vec![2; 3]);
-                match rank {
-                    0 => receive[1] = expected,
-                    1 => send[0] = sent,
-                    _ => {}
-                }
-                let elements = sent.max(expected) as usize + 4;
-                let verb =
-                    Verb { counts: Counts::Exchange { send, receive }, ..Verb::new(Kind::Alltoall, 0) };
-                let (input, mut output) = (vec![1.0f32; elements], vec![7.0f32; elements]);
-                let call = Call { tag: Some(1), ..within(40_000) };
-                let mut result = verb.run(context, &input, &mut output, &call).map(drop);
-                let own = result.is_err();
-                while result.is_ok() {
-                    let barrier = Verb::new(Kind::Barrier, 0);
-                    result = barrier.run_in::<u8>(context, &mut [], &within(40_000)).map(drop);
-                }
-                let error = result.expect_err("the lists differ");
-                assert_eq!(error.status(), Status::Mismatch, "{transports}: {error}");
-                for (rank, count) in [(0, expected), (1, sent)] {
-                    let told = [
-                        format!("rank {rank} counts {} bytes", 4 * count),
-                        format!("rank {rank} {}", 4 * count),
-                    ];
-                    assert!(told.iter().any(|told| error.text().contains(told)), "{transports}: {error}");
-                }
-                let touched = output.iter().any(|&value| value != 7.0);
-                assert!(rank != 0 || (own && !touched), "{transports}, {sent} and {expected}: {error}");
-            });
+    for kind in [Kind::Alltoall, Kind::Gather, Kind::Scatter] {
+        for transports in TRANSPORTS {
+            count_differently(kind, transports);
         }
+    }
+}
+
+fn count_differently(kind: Kind, transports: &'static str) {
+    for (sent, expected) in [(5u64, 4u64), (300_000, 700_000), (700_000, 700_001), (9, 0), (0, 9)] {
+        let all_here = Barrier::new(3);
+        ranks(3, transports, |context| {
+            all_here.wait();
+            let rank = context.rank() as usize;
+            // Rank 1 has another block for rank 0 than that one expects; all else agrees.
+            let (mut send, mut receive) = (vec![2; 3], vec![2; 3]);
+            match rank {
+                0 => receive[1] = expected,
+                1 => send[0] = sent,
+                _ => {}
+            }
+            // The block is the sender's in a gather, the receiver's in a scatter.
+            let block = if rank == 0 { expected } else { sent };
+            let counts = match kind {
+                Kind::Gather => Counts::Blocks(vec![2, block, 2]),
+                Kind::Scatter => Counts::Blocks(vec![block, 2, 2]),
+                _ => Counts::Exchange { send, receive },
+            };
+            let root = u32::from(kind == Kind::Scatter);
+            let elements = sent.max(expected) as usize + 4;
+            let verb = Verb { counts, root, ..Verb::new(kind, 0) };
+            let (input, mut output) = (vec![1.0f32; elements], vec![7.0f32; elements]);
+            let call = Call { tag: Some(1), ..within(40_000) };
+            let mut result = verb.run(context, &input, &mut output, &call).map(drop);
+            let own = result.is_err();
+            while result.is_ok() {
+                let barrier = Verb::new(Kind::Barrier, 0);
+                result = barrier.run_in::<u8>(context, &mut [], &within(40_000)).map(drop);
+            }
+            let error = result.expect_err("the lists differ");
+            assert_eq!(error.status(), Status::Mismatch, "{transports}: {error}");
+            for (rank, count) in [(0, expected), (1, sent)] {
+                let told =
+                    [format!("rank {rank} counts {} bytes", 4 * count), format!("rank {rank} {}", 4 * count)];
+                assert!(told.iter().any(|told| error.text().contains(told)), "{transports}: {error}");
+            }
+            let touched = output.iter().any(|&value| value != 7.0);
+            assert!(rank != 0 || (own && !touched), "{transports}, {sent} and {expected}: {error}");
+        });
     }
 }
 

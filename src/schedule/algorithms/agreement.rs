@@ -25,6 +25,7 @@ pub(in crate::schedule) fn precede(
         Collective::Allgather { .. } | Collective::Alltoall { .. } => dissemination::spread(b, shape),
         Collective::Gather { root, .. } if meshed => all_to_one(b, shape, root),
         Collective::Gather { root, .. } => binomial::collect(b, shape, root),
+        Collective::Scatter { ref counts, root } if meshed => return empty_blocks(b, shape, counts, root),
         _ => return,
     };
     if shape.agreement == Agreement::Awaited {
@@ -46,4 +47,16 @@ fn all_to_one(b: &mut Builder, shape: &Shape, root: Rank) -> Vec<StepIndex> {
         return Vec::new();
     }
     (1..shape.size).map(|distance| b.await_signal(shape.behind(distance))).collect()
+}
+
+/// A rank obtains nothing but the root's block, which says all that it has to know; where that is empty, a message says so.
+fn empty_blocks(b: &mut Builder, shape: &Shape, counts: &[u64], root: Rank) {
+    let is_empty = |rank: &Rank| counts[*rank as usize] == 0;
+    if shape.rank == root {
+        for rank in (0..shape.size).filter(|rank| *rank != root && is_empty(rank)) {
+            b.signal(rank);
+        }
+    } else if is_empty(&shape.rank) {
+        b.await_signal(root);
+    }
 }
