@@ -208,7 +208,7 @@ fn ranks_of_one_process_that_do_not_exchange_free_nothing_once_others_may_call()
                 (0..2).map(|rank| (double.clone(), devices.clone(), rank % count)).collect();
             let streams = [0, 1].map(|rank| Stream::new(&devices, seats[rank].2, false).expect("a stream"));
             let words = [0, 1].map(|rank| devices.word(seats[rank].2).expect("a word"));
-            double.hold_lock(Waiting::All, Duration::from_secs(5));
+            double.hold_lock(Waiting::All, Duration::from_secs(30));
             let both = std::sync::Barrier::new(2);
             ranks(&seats, load, |context, _| {
                 let rank = context.rank() as usize;
