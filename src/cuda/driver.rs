@@ -173,8 +173,8 @@ pub type HostFunction = unsafe extern "C" fn(user: *mut c_void);
 /// - Programs have seen `cuLibraryLoadData`, under a first launch, hold the lock of the primary context until the device was idle, and
 ///   `cudaMemcpyAsync` of another thread wait for that lock (meta-pytorch/torchcomms#2334, with a program that shows it).
 /// - We have seen (an H200, driver 580) `cuStreamCreateWithPriority` not return while two streams waited for values, and events,
-///   `cuMemHostRegister` and `cuMemAlloc` return. While `cuMemFree` or `cuMemFreeHost` of one thread waited, `cuEventRecord` and
-///   copies of another did, too; `cuEventQuery`, `cuStreamQuery` and `cuPointerGetAttribute` returned (tests/gpu/held.rs).
+///   `cuMemHostRegister` and `cuMemAlloc` return. While `cuMemFree` of one thread waited, `cuEventRecord` and copies of another did,
+///   too; `cuEventQuery` and `cuPointerGetAttribute` returned (tests/gpu/held.rs). Copies waited behind `cuMemFreeHost`, too.
 ///
 /// So nothing that a stream waits for may need such a call of this process, nor any call that another thread's may hold up; the methods below
 /// say which they are. [`LaunchCalls::load_function`] is how a kernel is loaded before any stream waits.
