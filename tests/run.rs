@@ -173,6 +173,19 @@ fn every_rank_gets_its_variables_and_its_prefix() {
 }
 
 #[test]
+fn every_rank_has_all_queues_of_its_gpu_unless_told_otherwise() {
+    let script = "echo ${CUDA_DEVICE_MAX_CONNECTIONS-unset}";
+    let command = ["-n", "2", "--", "sh", "-c", script];
+    for (given, found) in [(None, "32"), (Some("1"), "1")] {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_unisono-run"));
+        program.args(command).env_remove("CUDA_DEVICE_MAX_CONNECTIONS");
+        given.map(|given| program.env("CUDA_DEVICE_MAX_CONNECTIONS", given));
+        let output = program.output().unwrap();
+        assert_eq!(by_rank(&output, 2), [[found], [found]]);
+    }
+}
+
+#[test]
 fn the_first_failure_ends_all_and_gives_the_status() {
     let script = "if [ $RANK = 2 ]; then echo last words; exit 7; fi; exec sleep 1000";
     let output = run(&["-n", "4", "--", "sh", "-c", script]);

@@ -13,6 +13,7 @@ use unisono::cuda::context::{Devices, Entered};
 use unisono::cuda::driver::StreamHandle;
 use unisono::cuda::event::Event;
 use unisono::cuda::memory::PinnedBuffer;
+use unisono::cuda::queues;
 use unisono::cuda::stream::Stream;
 use unisono::deadline::Deadline;
 use unisono::reduce::Operator;
@@ -91,7 +92,7 @@ impl Launch {
             Place::Device(_) => (Some(StreamHandle(self.stream)), true),
         };
         let max_blocks = self.max_blocks;
-        let (timeout, thread_waits) = (Some(operation_timeout()), alone && !*EAGER);
+        let (timeout, thread_waits) = (Some(operation_timeout()), Some(alone && !*STREAMS_WAIT));
         Call { timeout, stream, thread_waits, on_device, max_blocks, ..Call::default() }
     }
 }
@@ -217,15 +218,16 @@ fn close(place: Place, begun: Vec<(&Launch, Pending)>) -> Vec<(&Launch, Result<W
     launches.into_iter().zip(works).collect()
 }
 
-/// Whether the driver loads all kernels of a module with it. Else it loads each when it is launched first, and may then wait for the
-/// device with a lock held that copies through the host need. The client's kernels are not ours to load beforehand: so no
-/// stream waits for the host, but the client's thread.
-static EAGER: LazyLock<bool> =
-    LazyLock::new(|| std::env::var("CUDA_MODULE_LOADING").is_ok_and(|mode| mode == "EAGER"));
+/// Whether streams wait for what goes through the host, and not the client's thread. Only if the driver loads all kernels of a
+/// module with it: else it loads each when it is launched first, and may then wait for the device with a lock held that
+/// copies through the host need; the client's kernels are not ours to load beforehand. And only if there are queues enough.
+static STREAMS_WAIT: LazyLock<bool> = LazyLock::new(|| {
+    std::env::var("CUDA_MODULE_LOADING").is_ok_and(|mode| mode == "EAGER") && queues::are_many()
+});
 
 /// Ends what has begun on a device.
 fn end_all(begun: Vec<Pending>) -> Vec<std::result::Result<Work, unisono::error::Error>> {
-    if *EAGER { Pending::close_all(begun) } else { Pending::complete_all(begun) }
+    if *STREAMS_WAIT { Pending::close_all(begun) } else { Pending::complete_all(begun) }
 }
 
 /// A default stream is that of the current device: the communicator's, here, whatever the client's is.

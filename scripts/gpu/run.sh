@@ -28,6 +28,9 @@ wanted() {
     return 1
 }
 
+# Streams wait for calls through the host only where there are queues enough; one step is without.
+export CUDA_DEVICE_MAX_CONNECTIONS=32
+
 failures=0
 
 # row NAME PASSED FAILED SKIPPED SECONDS [REMARK]
@@ -79,6 +82,10 @@ for module in $("$here/gpu" --list 2>/dev/null | sed -n 's/: test$//p' | sed -n 
     # exchange has groups of eight, however many GPUs there are.
     step "$module" "$([ "$module" = exchange ] && echo 400 || echo 240)" $(gpu "$module::")
 done
+
+# As programs are started that know nothing of queues: threads wait, and not streams.
+few() { echo env CUDA_DEVICE_MAX_CONNECTIONS=8 $(gpu "$@"); }
+step few-queues 240 $(few queues:: staged::collectives hosts::hosts_compose algorithms:: sparse::)
 
 # The way of machines whose GPUs do not reach each other.
 if [ "$(nvidia-smi -L 2>/dev/null | wc -l)" -gt 1 ]; then

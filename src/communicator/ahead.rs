@@ -18,6 +18,7 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use crate::cuda::driver::StreamHandle;
+use crate::cuda::queues;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::endpoint::lock;
@@ -89,6 +90,18 @@ pub(super) fn note(stream: &Stream, call: &Arc<Running>) {
         Some((_, lane)) => lane.calls.push_back(call),
         None => lanes.push((key, Lane { calls: [call].into(), allowed: FEW })),
     }
+}
+
+/// Whether `stream` may wait for a call, too: not if so many others of its device do that they take the queues of those who
+/// would end that.
+pub(super) fn has_place(stream: &Stream) -> bool {
+    let key = Key::of(stream);
+    let mut lanes = lock(&LANES);
+    lanes.retain_mut(|(_, lane)| lane.first().is_some());
+    let others = |(other, _): &&(Key, Lane)| {
+        *other != key && (other.devices, other.device) == (key.devices, key.device)
+    };
+    lanes.iter().filter(others).count() < queues::WAITING
 }
 
 /// Waits until `stream` may be told to wait for one more call, of `group`. `Timeout` when there are too many that do not

@@ -36,11 +36,19 @@ impl Pending {
         Pending(State::Point(point))
     }
 
-    /// Has the call's stream wait for the operation, if the call named one. Returns at once; where streams cannot wait for
+    /// Has the call's stream wait for the operation, if the call named one. Returns at once; where streams may not wait for
     /// the host, when the operation is complete.
     pub fn close(self) -> Result<Work> {
         // One gives one.
         Pending::close_all(vec![self]).pop().unwrap_or_else(|| Ok(Work::ended(Ok(Completion::default()))))
+    }
+
+    /// As [`Pending::close`], but what no stream may wait for is left to run.
+    pub(super) fn part(self) -> Result<Work> {
+        match self.0 {
+            State::Begun(begun) => begun.part(),
+            state @ State::Point(_) => Pending(state).close(),
+        }
     }
 
     /// Closes all of them, as [`start_together`] does: a work for each, in the order of the list.
@@ -87,9 +95,12 @@ pub unsafe fn start_together(operations: &[(&Context, &Request, &Call)]) -> Resu
     device::connect_for(operations)?;
     let mut begun = Vec::with_capacity(operations.len());
     let mut failure = None;
+    // This thread makes launches for several ranks, which wait for each other.
+    let several = operations.iter().any(|(context, ..)| !context.is(operations[0].0));
     for (context, request, call) in operations {
+        let for_several = several.then(|| Call { thread_waits: Some(false), ..(*call).clone() });
         // SAFETY: the caller's promise.
-        match unsafe { context.begin(request, call) } {
+        match unsafe { context.begin(request, for_several.as_ref().unwrap_or(call)) } {
             Ok(pending) => begun.push(pending),
             Err(error) => {
                 failure = Some(error);

@@ -37,13 +37,16 @@ impl Context {
         unsafe { self.run_buffers(request, call, &[]) }
     }
 
-    /// Starts and returns; the library moves it when nobody waits.
+    /// Starts and returns; the library moves it when nobody waits. Where a collective's stream may not wait for the host (see
+    /// [`Call::stream`]), this returns when it is complete; a send or a receive is left to run then, since what answers it
+    /// may be the next thing that this thread calls, and the stream is behind it once the work has been waited for.
     ///
     /// # Safety
     /// As [`Context::run`], until the work completes.
     pub unsafe fn start(&self, request: &Request, call: &Call) -> Result<Work> {
         // SAFETY: the caller's promise.
-        unsafe { self.begin(request, call) }?.close()
+        let pending = unsafe { self.begin(request, call) }?;
+        if request.kind.point_to_point() { pending.part() } else { pending.close() }
     }
 
     /// The first half of [`Context::start`]: checks, has its turn, starts when the stream has come this far. The stream

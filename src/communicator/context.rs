@@ -27,6 +27,13 @@ use crate::signature::Signature;
 #[derive(Clone)]
 pub struct Context(Arc<Inner>);
 
+impl Context {
+    /// Whether both are the same one.
+    pub(super) fn is(&self, other: &Context) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
 struct Inner {
     /// In errors and logs: the other ranks may have another.
     name: String,

@@ -29,7 +29,7 @@ use crate::cuda::word::Word;
 use crate::deadline::Deadline;
 use crate::engine::device::Loads;
 use crate::engine::group::{Group, Turn};
-use crate::engine::operation::{Operation, Running};
+use crate::engine::operation::{self, Operation, Running};
 use crate::engine::point::{self, Message, Pieces};
 use crate::engine::staged::relay::{Limits, Relay};
 use crate::engine::staged::{
@@ -199,7 +199,7 @@ pub(super) struct Begun {
 struct Close {
     stream: Arc<Stream>,
     running: Arc<Running>,
-    /// `None`: streams of this device cannot wait for the host, so the host waits.
+    /// `None`: the stream may not wait for the host, so the host waits.
     exit: Option<Arc<Word>>,
 }
 
@@ -216,7 +216,15 @@ impl Begun {
         Ok(self.work)
     }
 
-    /// Has the call's stream wait for the operation, if the call named one. Returns at once; where streams cannot wait for
+    /// As [`Begun::close`], but leaves it to run where its stream may not wait.
+    pub(super) fn part(self) -> Result<Work> {
+        match &self.close {
+            Some(Close { exit: None, .. }) => Ok(self.work),
+            _ => self.close(),
+        }
+    }
+
+    /// Has the call's stream wait for the operation, if the call named one. Returns at once; where streams may not wait for
     /// the host, when the operation is complete.
     pub(super) fn close(self) -> Result<Work> {
         let Some(Close { stream, running, exit }) = self.close else { return Ok(self.work) };
@@ -384,7 +392,7 @@ impl Context {
             true => Entry::of_caller(&stream, group.endpoint()),
             false => Entry::of_front(&stream, group.endpoint()),
         }?;
-        let exit = match survey.ordered && devices.driver().can_wait_value(device)? {
+        let exit = match survey.ordered && may_wait(&devices, &stream)? {
             true => Some(Arc::new(devices.word(device)?)),
             false => None,
         };
@@ -474,6 +482,15 @@ impl Context {
             }
         })
     }
+}
+
+/// Whether `stream` is to wait for what goes through the host, instead of the thread that calls. A callback must not wait.
+fn may_wait(devices: &Devices, stream: &Stream) -> Result<bool> {
+    let device = stream.device();
+    Ok(match operation::is_calling_back() {
+        true => devices.driver().can_wait_value(device)?,
+        false => devices.streams_may_wait(device)? && ahead::has_place(stream),
+    })
 }
 
 /// The operation of a call that is staged.

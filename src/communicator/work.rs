@@ -11,7 +11,7 @@ use crate::cuda::driver::StreamHandle;
 use crate::cuda::event::Event;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
-use crate::engine::operation::{Callback, Running};
+use crate::engine::operation::{self, Callback, Running};
 use crate::error::{Error, Result, fail};
 
 /// An operation under way. Cheap to clone; all methods from any thread. Dropping it lets the operation run on.
@@ -145,6 +145,11 @@ impl Work {
         stream.refuse_capture("stream", "a stream in capture cannot wait for work that runs now")?;
         match (&self.state, running) {
             (State::Enqueued(enqueued), _) => stream.wait(&enqueued.event),
+            (_, Some(_)) if !operation::is_calling_back() && !devices.streams_may_wait(device)? => {
+                // Its failure is the work's to tell.
+                let _ = self.wait(Deadline::NEVER);
+                Ok(())
+            }
             (_, Some(running)) => {
                 ahead::make_room(&stream, running.group(), Deadline::after(running.group().timeout()))?;
                 let word = Arc::new(devices.word(device)?);

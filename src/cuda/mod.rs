@@ -17,6 +17,7 @@ pub mod kernels;
 pub mod libcuda;
 pub mod local;
 pub mod memory;
+pub mod queues;
 pub mod slab;
 pub mod stream;
 pub mod word;

@@ -14,7 +14,7 @@ use clap::Parser;
     version,
     after_help = "Each rank gets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,\n\
                   MASTER_PORT) and unisono's (UNISONO_RANK, UNISONO_SIZE, UNISONO_LOCAL_RANK, UNISONO_LOCAL_SIZE,\n\
-                  UNISONO_ID).\n\n\
+                  UNISONO_ID), and CUDA_DEVICE_MAX_CONNECTIONS=32 unless that is set.\n\n\
                   Exit status: that of the first rank that fails (128 + N for signal N); 0 if none does; 124 if the\n\
                   time is up; 125 if unisono-run itself fails; 126 or 127 if PROGRAM cannot be run or is not found."
 )]

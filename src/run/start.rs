@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use super::environment::Environment;
 use super::options::Options;
+use crate::cuda::queues;
 use crate::sys::child::{self, Keeper, Signals};
 
 /// What went wrong with the launcher itself, and its exit status.
@@ -28,6 +29,10 @@ pub(super) fn rank(
 ) -> Result<Child, Trouble> {
     let mut command = Command::new(&options.command[0]);
     command.args(&options.command[1..]).envs(environment.of_rank(rank));
+    // Else threads of ranks wait for calls that go through the host, and not their streams.
+    if std::env::var_os(queues::VARIABLE).is_none() {
+        command.env(queues::VARIABLE, queues::MOST.to_string());
+    }
     command.stdin(if rank == 0 && options.stdin { Stdio::piped() } else { Stdio::null() });
     match &options.output_dir {
         None => command.stdout(Stdio::piped()).stderr(Stdio::piped()),

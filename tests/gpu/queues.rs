@@ -1,10 +1,14 @@
 //! Many streams of one process on one GPU: it has fewer queues than that, and what waits in one holds up others.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use unisono::collective::request::{Counts, Kind, Request};
 use unisono::communicator::{Call, Context, start_together};
+use unisono::cuda::driver::Priority;
+use unisono::cuda::event::Event;
 use unisono::cuda::memory::{DeviceBuffer, PinnedBuffer};
+use unisono::cuda::queues;
 use unisono::cuda::stream::Stream;
 use unisono::deadline::Deadline;
 use unisono::reduce::{DataType, Operator};
@@ -168,6 +172,82 @@ fn what_fills_a_queue_behind_a_call_does_not_hold_it_up() {
         unsafe { context.run(&barrier, &Call::default()) }.expect("a barrier");
         assert!(read(stream, memory.address(), BYTES) == bytes(2, COUNT), "rank {rank}");
     });
+}
+
+/// The driver gives a stream that has been idle a queue. When two threads give streams something at the same moment it may be one
+/// for both, if there are few: so what a call has a device do may come behind what waits for the call.
+#[test]
+fn a_program_that_launches_all_the_time_holds_up_no_call() {
+    const ROUNDS: usize = 1000;
+    const IDLE: Duration = Duration::from_millis(2);
+    let streams = [stream(0), stream(0)];
+    let others: Vec<[Stream; 2]> = (0..2).map(|_| [stream(0), stream(0)]).collect();
+    let word = filled(0, &[0; 4]);
+    let (stop, began) = (AtomicBool::new(false), Instant::now());
+    let keep_busy = |both: &[Stream]| {
+        while !stop.load(Ordering::Relaxed) {
+            for other in both {
+                // SAFETY: the memory outlives the streams' work.
+                unsafe { other.write_value(word.address(), 1) }.expect("a write");
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    };
+    std::thread::scope(|scope| {
+        for both in &others {
+            scope.spawn(|| keep_busy(both));
+        }
+        ranks(2, "shm", |context| {
+            let stream = &streams[context.rank() as usize];
+            let memory = filled(0, &bytes(1, COUNT));
+            let most = Request {
+                operator: Operator::Max,
+                ..request(Kind::Allreduce, memory.address(), memory.address(), COUNT, 0)
+            };
+            let call = Call { timeout: Some(Duration::from_secs(5)), ..call(stream) };
+            for _ in 0..ROUNDS {
+                std::thread::sleep(IDLE);
+                // SAFETY: the memory outlives the stream's work.
+                drop(unsafe { context.start(&most, &call) }.expect("it starts"));
+                stream.synchronize(Deadline::after(LIMIT)).expect("it ends");
+                assert_eq!(context.failure().map(|error| error.to_string()), None);
+            }
+        });
+        stop.store(true, Ordering::Relaxed);
+    });
+    println!("queues: {ROUNDS} calls beside a busy program: {:.1?}", began.elapsed());
+}
+
+/// How many streams that wait it takes until nothing else of this process runs. The library has [`queues::WAITING`] wait, where there
+/// are queues enough.
+#[test]
+fn streams_that_wait_leave_queues_to_others() {
+    let waiting: Vec<Stream> = (0..40).map(|_| stream(0)).collect();
+    let highest = |_| Stream::with_priority(&devices(), 0, false, Priority::Highest).expect("a stream");
+    let ours: Vec<Stream> = (0..8).map(highest).collect();
+    let (word, event) = (filled(0, &[0; 4]), Event::new(&devices(), 0).expect("an event"));
+    for count in [1, 7, 8, queues::WAITING, 24, 31, 33, 40] {
+        std::thread::sleep(Duration::from_millis(20));
+        let gate = devices().word(0).expect("a word");
+        waiting[..count].iter().for_each(|one| one.wait_word(&gate).expect("a wait"));
+        let goes_on = |one: &&Stream| {
+            // SAFETY: the memory outlives the streams' work.
+            unsafe { one.write_value(word.address(), 1) }.expect("a write");
+            event.record(one).expect("a record");
+            let until = Instant::now() + Duration::from_millis(20);
+            while !event.query().expect("an answer") && Instant::now() < until {}
+            event.query().expect("an answer")
+        };
+        let going = ours.iter().filter(goes_on).count();
+        gate.release();
+        println!("queues: {count} streams wait: {going} of {} others go on", ours.len());
+        if queues::are_many() && count <= queues::WAITING {
+            assert_eq!(going, ours.len());
+        }
+        for one in waiting.iter().chain(&ours) {
+            one.synchronize(Deadline::after(LIMIT)).expect("it goes on");
+        }
+    }
 }
 
 #[test]

@@ -204,7 +204,7 @@ fn elements(dtype: DataType, count: usize, seed: u64) -> Vec<u8> {
 
 impl Rank {
     fn call(&self) -> Call {
-        Call { stream: Some(self.stream), thread_waits: self.thread_waits, ..Call::default() }
+        Call { stream: Some(self.stream), thread_waits: Some(self.thread_waits), ..Call::default() }
     }
 
     fn start(&self, request: &Request, call: &Call) -> Result<Work> {

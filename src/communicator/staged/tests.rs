@@ -20,6 +20,7 @@ use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::double::{Double, DoubleKernels, Order};
 use crate::cuda::driver::StreamHandle;
+use crate::cuda::queues::MOST;
 use crate::cuda::stream::Stream;
 use crate::cuda::word::Word;
 use crate::deadline::Deadline;
@@ -348,9 +349,8 @@ fn exchange(rank: &Rank, context: &Context, round: u32) -> Vec<Work> {
     works.expect("they start")
 }
 
-/// What goes wrong when each of `doubles` has a queue for every stream of a caller and one for ours, and `body` enqueues
-/// calls ahead of streams that come to them late.
-fn on_few_queues(
+/// What goes wrong when `body` enqueues calls ahead of streams that come to them late.
+fn ahead_of_streams(
     doubles: &[Arc<Double>],
     transports: &str,
     body: impl Fn(&Rank) -> Vec<Work> + Sync,
@@ -370,10 +370,10 @@ fn on_few_queues(
     complaints.concat()
 }
 
-/// A driver double of so many queues for each device and priority.
+/// A driver double of so many queues.
 fn with_queues(queues: usize, order: Order) -> Arc<Double> {
     let double = Double::new(2, order);
-    double.share_queues(queues);
+    double.share_queues(queues, queues);
     double
 }
 

@@ -182,6 +182,10 @@ impl DeviceCalls for Double {
         Ok(())
     }
 
+    fn queues(&self) -> usize {
+        self.lock().channels.unwrap_or(usize::MAX)
+    }
+
     fn can_wait_value(&self, _: u32) -> Result<bool> {
         let machine = self.begin("cuDeviceGetAttribute")?;
         Ok(!machine.no_wait_value)

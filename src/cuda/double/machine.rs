@@ -27,12 +27,18 @@ pub(super) struct StreamState {
     pub(super) device: u32,
     blocking: bool,
     priority: Priority,
-    /// How many streams of the device and priority there were before it.
+    /// How many streams of the device there were before it.
     index: usize,
 }
 
-/// A queue of the hardware: of a device, for streams of a priority or for copies, by its number.
-type Channel = (u32, Option<Priority>, usize);
+/// A queue of the hardware.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Channel {
+    /// Of a device, by its number.
+    Work(u32, usize),
+    /// Of its copy engines.
+    Copies(u32, usize),
+}
 
 /// What an event means.
 #[derive(Clone)]
@@ -97,12 +103,16 @@ pub(super) struct Machine {
     /// As for waits for events: how many waits for values there were, and the one that is ignored.
     pub(super) values: usize,
     pub(super) ignored_value: Option<usize>,
-    /// How many queues the hardware has for the streams of a device and priority; `None`: as many as there are streams.
+    /// How many queues the hardware has for the streams of a device; `None`: as many as there are streams.
     pub(super) channels: Option<usize>,
+    /// How many others copies have, then.
+    pub(super) copy_channels: usize,
     /// The last task of each of them.
     last_of_channel: HashMap<Channel, u64>,
-    /// How many streams there have been of each device and priority.
-    made: HashMap<(u32, Priority), usize>,
+    /// Which of them a stream that is not idle has.
+    channel_of: HashMap<Queue, Channel>,
+    /// How many streams there have been of each device.
+    made: HashMap<u32, usize>,
     /// For how many tasks the driver has room in the queue of a stream; `None`: for all.
     pub(super) room: Option<usize>,
     /// Who has the lock of a device's context.
@@ -160,7 +170,9 @@ impl Machine {
             values: 0,
             ignored_value: None,
             channels: None,
+            copy_channels: 1,
             last_of_channel: HashMap::new(),
+            channel_of: HashMap::new(),
             made: HashMap::new(),
             room: None,
             locks: HashMap::new(),
@@ -201,7 +213,7 @@ impl Machine {
 
     pub(super) fn create_stream(&mut self, device: u32, blocking: bool, priority: Priority) -> StreamHandle {
         let stream = StreamHandle(self.next_number() as usize);
-        let made = self.made.entry((device, priority)).or_default();
+        let made = self.made.entry(device).or_default();
         self.streams.insert(stream, StreamState { device, blocking, priority, index: *made });
         *made += 1;
         self.known.push(Queue::Stream(stream));
@@ -252,15 +264,25 @@ impl Machine {
     }
 
     /// What a queue's tasks go through in the hardware, in the order in which they are given, if it has few queues.
-    fn channel(&self, queue: Queue, task: &Task) -> Option<Channel> {
+    /// A stream that was idle takes one that nothing is in, if there is any.
+    fn channel(&mut self, queue: Queue, task: &Task) -> Option<Channel> {
         let (channels, (device, _)) = (self.channels?, self.device_of_queue(queue)?);
         let index = match queue {
             Queue::Stream(stream) => self.streams.get(&stream)?.index,
             _ => 0,
         };
-        // Copy engines have queues of their own, the same for all priorities.
-        let copies = matches!(task, Task::Copy { .. } | Task::Fill { .. } | Task::Expect { .. });
-        Some((device, (!copies).then(|| self.priority(queue)), index % channels))
+        if let Task::Copy { .. } | Task::Fill { .. } | Task::Expect { .. } = task {
+            return Some(Channel::Copies(device, index % self.copy_channels));
+        }
+        let busy = |last: Option<&u64>| last.is_some_and(|last| self.pending.contains_key(last));
+        let kept = self.channel_of.get(&queue).copied().filter(|_| busy(self.last.get(&queue)));
+        let is_empty = |channel: &Channel| !busy(self.last_of_channel.get(channel));
+        let channel = kept.unwrap_or_else(|| {
+            let mut all = (0..channels).map(|number| Channel::Work(device, number));
+            all.find(is_empty).unwrap_or(Channel::Work(device, index % channels))
+        });
+        self.channel_of.insert(queue, channel);
+        Some(channel)
     }
 
     /// Gives a queue a task; or a capture, if the queue is in one.

@@ -134,10 +134,13 @@ impl Double {
         self.lock().records
     }
 
-    /// Has the streams of each device and priority share so many queues of the hardware, to which they are dealt by
-    /// turns, and all streams of a device as many queues for copies. What a queue is given runs in that order, whatever stream it is of.
-    pub(crate) fn share_queues(&self, queues: usize) {
-        self.lock().channels = Some(queues);
+    /// Has the streams of each device share so many queues of the hardware, whatever their priority. What a queue is given
+    /// runs in that order, whatever stream it is of. A stream that was idle takes an empty one, if there is any. Copies have
+    /// `copies` others, to which streams are dealt by turns.
+    pub(crate) fn share_queues(&self, queues: usize, copies: usize) {
+        let mut machine = self.lock();
+        machine.channels = Some(queues);
+        machine.copy_channels = copies;
     }
 
     /// Has the driver have room for so many tasks of a stream. A thread that gives it one more waits until there is room,

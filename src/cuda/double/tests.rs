@@ -78,12 +78,12 @@ fn streams_that_wait_for_ever_are_found() {
 }
 
 #[test]
-fn what_waits_in_a_queue_holds_up_other_streams_of_it() {
+fn what_waits_in_a_queue_holds_up_other_streams_whatever_their_priority() {
     for (queues, priority, done) in
-        [(2, Priority::Ordinary, 1), (3, Priority::Ordinary, 9), (2, Priority::High, 9)]
+        [(1, Priority::Ordinary, 1), (1, Priority::Highest, 1), (2, Priority::Ordinary, 9)]
     {
         let (double, devices, streams, memory) = two(Order::RoundRobin);
-        double.share_queues(queues);
+        double.share_queues(queues, 1);
         let third = Stream::with_priority(&devices, 0, false, priority).unwrap();
         double.fill(streams[0].handle(), 0, memory, &[1]);
         // SAFETY: the memory lives until the double is dropped.
@@ -100,7 +100,7 @@ fn what_waits_in_a_queue_holds_up_other_streams_of_it() {
 fn a_copy_that_cannot_start_holds_up_other_copies_whatever_their_priority() {
     for priority in [Priority::Ordinary, Priority::High] {
         let (double, devices, streams, memory) = two(Order::RoundRobin);
-        double.share_queues(2);
+        double.share_queues(8, 2);
         let third = Stream::with_priority(&devices, 0, false, priority).unwrap();
         double.fill(streams[0].handle(), 0, memory, &[1]);
         // SAFETY: the memory lives until the double is dropped.

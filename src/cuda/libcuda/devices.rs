@@ -6,6 +6,7 @@ use cudarc::driver::sys;
 
 use super::{INVALID_CONTEXT, Libcuda, ordinal, raw};
 use crate::cuda::driver::{ContextHandle, DeviceCalls};
+use crate::cuda::queues;
 use crate::error::Result;
 
 impl DeviceCalls for Libcuda {
@@ -98,6 +99,10 @@ impl DeviceCalls for Libcuda {
             return Ok(());
         }
         self.check("cuCtxEnablePeerAccess", result)
+    }
+
+    fn queues(&self) -> usize {
+        queues::of_process()
     }
 
     fn can_wait_value(&self, device: u32) -> Result<bool> {

@@ -2,7 +2,7 @@
 //!
 //! A device's copy engines have few queues, and all streams share them, whatever their priority. What a caller's stream
 //! was given behind a call, a copy of the result to the host say, waits at the head of one of them; a copy of ours behind it
-//! in the same queue would never run. Kernels have queues for each priority. And they are no slower.
+//! in the same queue would never run. Kernels have more queues. And they are no slower.
 
 use super::StreamOrder;
 use crate::cuda::local::{Fold, Kernels, Operand};

@@ -10,11 +10,11 @@
 //! releases behind the last of them. The host learns of the entry and of copies by their events, at which whoever moves operations
 //! looks: at once for half a millisecond, then after naps ([`super::endpoint`]).
 //!
-//! A device has fewer queues than a process has streams: what waits in one stream holds up others that share its queue,
-//! and so maybe that which it waits for. Hence side streams are given nothing that cannot run at once, and do not share
-//! queues with streams of ordinary priority, in which callers wait for exits. What is left to callers: their streams of
-//! the highest priority may share queues with ours; and where two of their streams share a queue, on which calls are made
-//! in one order here and in another elsewhere, or by two ranks of one process on one device, each may hold up the other.
+//! A device has fewer queues than a process has streams, and what waits in one stream holds up others that share its queue,
+//! and so maybe that which it waits for. Hence side streams are given nothing that cannot run at once; and a stream waits for
+//! an exit only where there are queues enough ([`crate::cuda::queues`]), else the thread that calls does. What is left to callers:
+//! where two of their streams share a queue, on which calls are made in one order here and in another elsewhere, or by two
+//! ranks of one process on one device, each may hold up the other.
 //!
 //! A call that is given up enqueues the release of the exit behind the copies that are under way: the caller's stream
 //! goes on when nothing touches the caller's memory any more, and not before.

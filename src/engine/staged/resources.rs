@@ -20,8 +20,7 @@ use crate::sys::aside::Aside;
 
 /// Side streams, which calls share: what they are given can run at once.
 ///
-/// The device has fewer queues than streams. These share queues with no stream that may wait for the host: theirs is
-/// the highest priority.
+/// Theirs is the highest priority: copies are short, and others wait for them.
 #[derive(Debug)]
 pub(super) struct Bay {
     devices: Arc<Devices>,
@@ -54,7 +53,7 @@ impl Lane {
 /// Lanes are made in powers of two, this many bytes at least.
 const SMALLEST: usize = 64 * 1024;
 
-/// Pinned memory of a device above this is given back to the system after use.
+/// Pinned memory of a device above this is given back to the system after use, if no stream can wait for the host.
 const KEPT_BYTES: usize = 256 * 1024 * 1024;
 
 /// What is left of calls that ended before their copies.
@@ -321,10 +320,15 @@ pub(super) fn leave(order: &StreamOrder, bay: Option<&Bay>, lanes: Vec<Lane>, re
 
 impl Pool {
     /// Keeps lanes for the next calls. Of what is too much those go that have been used least lately: a call that is made again
-    /// finds what it had.
+    /// finds what it had. Where streams may wait for the host none goes: giving registered memory back waits for them, with
+    /// a lock held that what they wait for needs.
     fn keep(&mut self, lanes: Vec<Lane>) {
         let mut surplus = Vec::new();
         for lane in lanes {
+            if lane.devices.has_many_queues() {
+                self.lanes.push(lane);
+                continue;
+            }
             let Some(room) = KEPT_BYTES.checked_sub(lane.memory.bytes()) else {
                 surplus.push(lane);
                 continue;
@@ -391,6 +395,7 @@ mod tests {
     #[test]
     fn a_call_that_is_made_again_finds_its_memory_whatever_there_was_before() {
         let double = Double::new(1, Order::Eager);
+        double.share_queues(8, 8);
         let devices = Devices::over(double.clone()).expect("a driver");
         let lane = |bytes| Lane::take(&devices, 0, bytes).expect("a lane");
         let most = KEPT_BYTES;
@@ -404,6 +409,17 @@ mod tests {
         give_back(vec![lane(most + 1)]);
         let made = double.creations();
         give_back(vec![lane(most / 2 + 1)]);
+        assert_eq!(double.creations(), made);
+    }
+
+    #[test]
+    fn where_streams_may_wait_no_pinned_memory_is_given_back() {
+        let double = Double::new(1, Order::Eager);
+        let devices = Devices::over(double.clone()).expect("a driver");
+        let lane = |bytes| Lane::take(&devices, 0, bytes).expect("a lane");
+        give_back([KEPT_BYTES + 1; 2].map(lane).into());
+        let made = double.creations();
+        give_back([KEPT_BYTES + 1; 2].map(lane).into());
         assert_eq!(double.creations(), made);
     }
 }

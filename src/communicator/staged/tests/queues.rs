@@ -2,10 +2,13 @@
 
 use super::*;
 use crate::cuda::event::Event;
+use crate::cuda::queues::WAITING;
 
 #[test]
 fn copy_engines_may_be_held_up_by_what_is_behind_a_call() {
-    let doubles = [with_queues(1, Order::Eager), with_queues(1, Order::Eager)];
+    let doubles = [0, 1].map(|_| with_queues(MOST, Order::Eager));
+    // An engine may have as few as that.
+    doubles.iter().for_each(|double| double.share_queues(MOST, 1));
     let errors = ranks_on(&doubles, "shm", |rank| {
         let gate = rank.gate();
         let values = given(rank.rank, 0, 70);
@@ -26,28 +29,137 @@ fn copy_engines_may_be_held_up_by_what_is_behind_a_call() {
 }
 
 #[test]
-fn calls_ahead_of_their_stream_need_one_queue() {
+fn calls_may_be_ahead_of_their_stream() {
     for order in [Order::Eager, Order::RoundRobin, Order::Backward, Order::Random(3)] {
-        let complaints = on_few_queues(&[with_queues(1, order), with_queues(1, order)], "shm", many);
+        let complaints = ahead_of_streams(&[with_queues(MOST, order), with_queues(MOST, order)], "shm", many);
         assert_eq!(complaints, Vec::<String>::new(), "{order:?}");
     }
 }
 
 #[test]
-fn ranks_of_one_process_need_one_queue_each() {
+fn ranks_of_one_process_may_share_queues() {
     for order in [Order::Eager, Order::RoundRobin, Order::Backward, Order::Random(3)] {
-        let double = with_queues(2, order);
-        let complaints = on_few_queues(&[double.clone(), double], "shm", many);
+        let double = with_queues(MOST, order);
+        let complaints = ahead_of_streams(&[double.clone(), double], "shm", many);
         assert_eq!(complaints, Vec::<String>::new(), "{order:?}");
     }
+}
+
+#[test]
+fn with_few_queues_threads_wait_and_streams_do_not() {
+    // In one queue, what a stream waits for would be behind it.
+    for queues in [1, 8, MOST - 1] {
+        for order in [Order::Eager, Order::RoundRobin, Order::Backward, Order::Random(3)] {
+            let doubles = [with_queues(queues, order), with_queues(queues, order)];
+            let complaints = ranks_on(&doubles, "shm", |rank| {
+                rank.copy_by_kernels();
+                let works = many(rank);
+                let complaints = rank.drain();
+                assert!(works.iter().all(|work| work.test().is_some()), "a thread has waited for each");
+                let (late, stream) = (exercise(rank, Kind::Allreduce, 70, false, 9), rank.stream);
+                // SAFETY: the stream lives.
+                unsafe { late.expect("it starts").block_stream(stream) }.expect("it has ended");
+                assert_eq!(rank.double.values(), 0, "no stream waits for the host");
+                complaints
+            });
+            assert_eq!(complaints.concat(), Vec::<String>::new(), "{queues}, {order:?}");
+        }
+    }
+}
+
+#[test]
+fn messages_that_answer_each_other_need_no_queues() {
+    const LONG: usize = 100_000;
+    let doubles = [with_queues(8, Order::RoundRobin), with_queues(8, Order::RoundRobin)];
+    let complaints = ranks_on(&doubles, "shm", |rank| {
+        rank.copy_by_kernels();
+        rank.context.cuda().pretend(&rank.devices, 4 * LONG);
+        let peer = 1 - rank.rank;
+        let values = given(rank.rank, 0, LONG);
+        let (out, into) = (rank.memory(&values), rank.memory(&values));
+        rank.fill(out, &values);
+        let call = Call { timeout: Some(Duration::from_secs(20)), ..rank.call() };
+        // Both send, and neither has called to receive.
+        let send = rank.start(&request(Kind::Send, out, 0, LONG as u64, peer), &call).expect("it starts");
+        let receive =
+            rank.start(&request(Kind::Receive, 0, into, LONG as u64, peer), &call).expect("it starts");
+        for work in [send, receive] {
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        }
+        rank.expect(into, &given(peer, 0, LONG), "received");
+        rank.fill(out, &[-2; 100]);
+        assert_eq!(rank.double.values(), 0);
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
+#[test]
+fn work_on_host_memory_blocks_no_stream_where_queues_are_few() {
+    let doubles = [with_queues(8, Order::RoundRobin), with_queues(8, Order::RoundRobin)];
+    ranks_on(&doubles, "shm", |rank| {
+        let mut values = given(rank.rank, 0, 70);
+        let memory = values.as_mut_ptr();
+        let sum =
+            Request { input: memory.cast(), output: memory.cast(), ..request(Kind::Allreduce, 0, 0, 70, 0) };
+        if rank.rank == 1 {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // SAFETY: the memory outlives the work.
+        let work = unsafe { rank.context.start(&sum, &Call::default()) }.expect("it starts");
+        let work = work.on_devices(&rank.devices);
+        // SAFETY: the stream lives.
+        unsafe { work.block_stream(rank.stream) }.expect("the host waits");
+        assert!(work.test().is_some());
+        assert_eq!(values, expected(Kind::Allreduce, 70, 2, rank.rank, 0, 0));
+        assert_eq!(rank.double.values(), 0);
+    });
+}
+
+#[test]
+fn so_many_streams_wait_and_threads_for_the_others() {
+    let doubles = [with_queues(MOST, Order::RoundRobin), with_queues(MOST, Order::RoundRobin)];
+    let complaints = ranks_on(&doubles, "shm", |rank| {
+        rank.copy_by_kernels();
+        let streams: Vec<_> = (0..=WAITING).map(|_| rank.double.stream(0)).collect();
+        let on = |index: usize| Rank {
+            context: rank.context.clone(),
+            double: rank.double.clone(),
+            devices: rank.devices.clone(),
+            stream: streams[index],
+            rank: rank.rank,
+            thread_waits: AtomicBool::new(false),
+        };
+        let (gate, opened) = (on(0).gate(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while rank.double.values() < 1 + WAITING {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                std::thread::sleep(Duration::from_millis(20));
+                opened.store(true, Ordering::SeqCst);
+                gate.release();
+            });
+            for index in 0..=WAITING {
+                exercise(&on(index), Kind::Allreduce, 70, false, index as u32).expect("it starts");
+            }
+            assert!(
+                opened.load(Ordering::SeqCst),
+                "the thread of the last one waits, and so for all before it"
+            );
+        });
+        assert_eq!(rank.double.values(), 1 + WAITING, "the gate's, and a stream's each");
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
 }
 
 #[test]
 fn streams_of_two_contexts_may_wait_for_each_other() {
     for order in [Order::RoundRobin, Order::Backward, Order::Random(3)] {
-        let double = with_queues(4, order);
+        let double = with_queues(MOST, order);
         let others = [double.stream(0), double.stream(0)];
-        let complaints = on_few_queues(&[double.clone(), double.clone()], "shm", |rank| {
+        let complaints = ahead_of_streams(&[double.clone(), double.clone()], "shm", |rank| {
             let second = rank.context.duplicate().expect("a second context");
             second.cuda().pretend(&rank.devices, PIECE);
             let other = Rank {

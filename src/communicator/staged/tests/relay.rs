@@ -167,8 +167,8 @@ fn every_wait_is_needed() {
 
 fn one_queue_of_the_device_is_enough(way: &str) {
     for order in [Order::Eager, Order::RoundRobin, Order::Random(3)] {
-        let doubles = [with_queues(1, order), with_queues(1, order)];
-        let complaints = on_few_queues(&doubles, way, |rank| {
+        let doubles = [with_queues(MOST, order), with_queues(MOST, order)];
+        let complaints = ahead_of_streams(&doubles, way, |rank| {
             rank.relay();
             many(rank)
         });

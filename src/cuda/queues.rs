@@ -1,0 +1,63 @@
+//! The queues of a device: how many this process has, and whether streams may wait in them for the host.
+
+use std::env;
+use std::sync::LazyLock;
+
+use super::context::Devices;
+use crate::error::Result;
+
+/// What the driver reads when it begins.
+pub const VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+
+/// How many the driver makes unless told otherwise,
+const ORDINARY: usize = 8;
+/// and at most.
+pub const MOST: usize = 32;
+
+/// How many streams of a device may wait for the host at a time. The other queues are for streams that wait for those, and
+/// for what the host has the device do meanwhile.
+pub const WAITING: usize = 16;
+
+/// How many queues of each device this process has.
+pub(super) fn of_process() -> usize {
+    static QUEUES: LazyLock<usize> =
+        LazyLock::new(|| parse(env::var(VARIABLE).ok().as_deref()).unwrap_or(ORDINARY).min(MOST));
+    *QUEUES
+}
+
+fn parse(value: Option<&str>) -> Option<usize> {
+    value?.trim().parse().ok().filter(|queues| *queues > 0)
+}
+
+/// Whether there are so many that streams may wait for the host: with fewer, copies that would end the wait may come behind it.
+pub fn are_many() -> bool {
+    of_process() >= MOST
+}
+
+impl Devices {
+    /// Whether streams may wait for the host, if they can. Asks no driver.
+    pub fn has_many_queues(&self) -> bool {
+        self.driver().queues() >= MOST
+    }
+
+    /// Whether streams of `device` may wait for the host, which has the device do more before they go on. Else the host
+    /// waits: for copies that stand behind a stream which waits for them, that would be for ever.
+    pub fn streams_may_wait(&self, device: u32) -> Result<bool> {
+        Ok(self.has_many_queues() && self.driver().can_wait_value(device)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_number_is_as_if_it_were_not_there() {
+        assert_eq!(parse(None), None);
+        for (value, queues) in
+            [("32", Some(32)), (" 1 ", Some(1)), ("0", None), ("", None), ("many", None), ("-8", None)]
+        {
+            assert_eq!(parse(Some(value)), queues, "{value:?}");
+        }
+    }
+}
