@@ -440,20 +440,23 @@ typedef struct unisono_call_t {
     /// no more word on it than the context's options. The same on every rank. Sends and receives go by the context's.
     uint32_t max_blocks;
     /// A CUDA stream that the operation is ordered on, for device and host memory alike: the operation starts when the stream
-    /// comes to the call, and what the stream is given afterwards waits for it. A call without a `work` returns at
-    /// once then; what fails later is told by unisono_context_error and by every later call of the context. NULL: no
+    /// comes to the call, and what the stream is given afterwards waits for it. Between GPUs that exchange directly a call
+    /// without a `work` returns at once then; what fails later is told by unisono_context_error and by every later call of the context. NULL: no
     /// stream. Without one, an operation on device memory comes after what the device's default stream was given before,
     /// and a call without a `work` returns when the result is there. The stream lives until the operation is complete.
     ///
-    /// Where GPUs do not exchange directly (memory goes through the host), a stream waits for the host, and has limits:
+    /// Where GPUs do not exchange directly (memory goes through the host), this thread waits until the operation is complete, unless
+    /// CUDA_DEVICE_MAX_CONNECTIONS is 32 in the environment when the driver begins (unisono-run sets it): with fewer queues on the device
+    /// the copies that a stream waits for may come behind it. A send or a receive with a `work` returns at once all the same; what
+    /// you give the stream when you have waited for the work comes after it. With 32 queues every call returns at once and
+    /// the stream waits for the host, which has limits:
     /// - How far ahead. A call waits, instead of returning at once, while its stream waits for 16 earlier ones: at first for 50 ms, since
     ///   those may need what the thread does next, then each time until there are twice as many. At 64 it waits until one has
     ///   ended, and fails with UNISONO_TIMEOUT when none has in its time. What you give the stream yourself is not counted; the
     ///   driver has room for about 1000 launches and copies, and keeps a thread waiting that has no room.
-    /// - Shared queues. A process has few queues on a device (CUDA_DEVICE_MAX_CONNECTIONS, 8 unless set, for each
-    ///   priority). A stream that waits holds up the others in its queue. So calls on two streams come in one order on all
-    ///   ranks, as if the two were one, or you have no more streams than queues.
-    /// - Priority. Give no stream the highest one: the library's own copies have it.
+    /// - Streams. At most 16 wait at a time; where one more would, the thread does. Two that wait may share a queue with others of
+    ///   yours, and hold those up. So calls on two streams come in one order on all ranks, as if the two were one, or you have no
+    ///   more streams than queues.
     /// - Graphs. The call cannot be captured: UNISONO_INVALID_USAGE.
     /// - Kernels that are launched for the first time. Unless CUDA_MODULE_LOADING is EAGER the driver loads each kernel then, and may wait
     ///   for the device with a lock held that the library's copies need. So have run what a stream is given behind a call, or

@@ -160,10 +160,15 @@ impl Group {
         Inquiry { waits_for, standing, tokens, until, heard: OnceLock::new(), patience }
     }
 
-    /// As [`Group::ask`], of a call whose operation is not to be had: asks the rank that it was last seen to wait for.
+    /// As [`Group::ask`], of a call whose operation is not to be had: asks the rank that it was last seen to wait for. All, of a
+    /// collective that was not seen to wait before it was held up.
     pub fn ask_about(&self, turn: &Turn, standing: &str) -> Inquiry {
-        let waits_for = self.endpoint.recorder().waits_for(turn.slot);
-        self.ask(turn, waits_for.into_iter().collect(), Some(standing.into()))
+        let waits_for = match self.endpoint.recorder().waits_for(turn.slot) {
+            Some(rank) => vec![rank],
+            None if turn.class == Class::PointToPoint => Vec::new(),
+            None => (0..self.size()).filter(|rank| *rank != self.rank).collect(),
+        };
+        self.ask(turn, waits_for, Some(standing.into()))
     }
 
     /// Whether it can be told why the call is late: all have answered, or have had their time. If all of them wait themselves,

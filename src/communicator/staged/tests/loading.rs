@@ -134,8 +134,8 @@ fn a_call_without_a_stream_makes_none_while_a_stream_waits() {
 }
 
 /// The program waits in the driver for a stream, with the lock, and the stream for a call that `other`, on rank 1, keeps from
-/// ending. What became of the call on rank 0.
-fn held_up(timeout: Duration, other: impl Fn(&Rank) + Sync) -> Error {
+/// ending. `knows`: not before the call knows what it waits for. What became of the call on rank 0.
+fn held_up(timeout: Duration, knows: bool, other: impl Fn(&Rank) + Sync) -> Error {
     let (is_held, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
     let mut answers = ranks(2, "shm,tcp", Order::RoundRobin, |rank| {
         rank.copy_by_kernels();
@@ -170,8 +170,8 @@ fn held_up(timeout: Duration, other: impl Fn(&Rank) + Sync) -> Error {
         let start = Instant::now();
         let Place::Group(group) = rank.context.place() else { panic!("a group") };
         let recorder = group.endpoint().recorder();
-        let knows = || recorder.find(|entry| entry.group == group.id() && entry.waits_for.is_some());
-        while knows().is_none() {
+        let known = || recorder.find(|entry| entry.group == group.id() && entry.waits_for.is_some());
+        while knows && known().is_none() {
             assert!(start.elapsed() < PATIENCE, "it does not know whom it waits for");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -219,16 +219,18 @@ fn deadline() -> Deadline {
 #[test]
 fn a_stream_for_which_the_driver_waits_goes_on_after_the_deadline_of_its_call() {
     // The other is there and does not call.
-    let error = held_up(Duration::from_secs(2), |_| {});
-    assert_eq!(error.status(), Status::Timeout, "{error}");
-    for part in ["nothing from rank 1 (", "here, the driver does not answer"] {
-        assert!(error.text().contains(part), "{error}");
+    for knows in [true, false] {
+        let error = held_up(Duration::from_secs(2), knows, |_| {});
+        assert_eq!(error.status(), Status::Timeout, "{error}");
+        for part in ["nothing from rank 1 (", "here, the driver does not answer"] {
+            assert!(error.text().contains(part), "{knows}: {error}");
+        }
     }
 }
 
 #[test]
 fn a_stream_for_which_the_driver_waits_goes_on_when_another_rank_fails() {
-    let error = held_up(PATIENCE, |rank| rank.context.abort());
+    let error = held_up(PATIENCE, true, |rank| rank.context.abort());
     assert_eq!(error.status(), Status::Aborted, "{error}");
     assert!(error.text().contains("rank 1 aborted"), "{error}");
 }
