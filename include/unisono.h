@@ -447,9 +447,10 @@ typedef struct unisono_call_t {
     ///
     /// Where GPUs do not exchange directly (memory goes through the host), this thread waits until the operation is complete, unless
     /// CUDA_DEVICE_MAX_CONNECTIONS is 32 in the environment when the driver begins (unisono-run sets it): with fewer queues on the device
-    /// the copies that a stream waits for may come behind it. A send or a receive with a `work` returns at once all the same; what
-    /// you give the stream when you have waited for the work comes after it. With 32 queues every call returns at once and
-    /// the stream waits for the host, which has limits:
+    /// the copies that a stream waits for may come behind it. A call with a `work` returns at once all the same (between hosts
+    /// inside which GPUs exchange, when the hosts have done their parts); what you give the stream when you have waited for the work comes
+    /// after it. With 32 queues every call returns at once and the stream waits
+    /// for the host, which has limits:
     /// - How far ahead. A call waits, instead of returning at once, while its stream waits for 16 earlier ones: at first for 50 ms, since
     ///   those may need what the thread does next, then each time until there are twice as many. At 64 it waits until one has
     ///   ended, and fails with UNISONO_TIMEOUT when none has in its time. What you give the stream yourself is not counted; the
@@ -716,8 +717,9 @@ unisono_status_t unisono_work_on_complete(const struct unisono_work_t *work,
 /// unisono_context_abort. A completed operation stays as it is.
 unisono_status_t unisono_work_cancel(const struct unisono_work_t *work);
 
-/// Has what the CUDA stream `stream` is given after this wait for the operation, in place of the host. Returns at once, unless
-/// the stream waits for many operations already: see the `stream` of a call.
+/// Has what the CUDA stream `stream` is given after this wait for the operation, in place of the host. Returns at once
+/// where GPUs do it alone, or where CUDA_DEVICE_MAX_CONNECTIONS is 32 and the stream does not wait for many operations already;
+/// else when the operation is complete: see the `stream` of a call.
 /// A failed operation lets the stream go on; unisono_work_status tells. UNISONO_INVALID_USAGE when the stream is being
 /// captured. NULL is the default stream of the thread's current device.
 unisono_status_t unisono_work_block_stream(const struct unisono_work_t *work,

@@ -92,16 +92,23 @@ pub(super) fn note(stream: &Stream, call: &Arc<Running>) {
     }
 }
 
-/// Whether `stream` may wait for a call, too: not if so many others of its device do that they take the queues of those who
-/// would end that.
-pub(super) fn has_place(stream: &Stream) -> bool {
+/// Whether `stream` is to wait for what goes through the host, instead of the thread that calls. Not where so many others of its
+/// device do that they take the queues of those who would end that. A callback must not wait.
+pub(super) fn may_wait(stream: &Stream) -> Result<bool> {
+    let (devices, device) = (stream.devices(), stream.device());
+    if operation::is_calling_back() {
+        return devices.driver().can_wait_value(device);
+    }
+    Ok(devices.streams_may_wait(device)? && others_that_wait(stream) < queues::WAITING)
+}
+
+/// How many other streams of its device wait.
+fn others_that_wait(stream: &Stream) -> usize {
     let key = Key::of(stream);
     let mut lanes = lock(&LANES);
     lanes.retain_mut(|(_, lane)| lane.first().is_some());
-    let others = |(other, _): &&(Key, Lane)| {
-        *other != key && (other.devices, other.device) == (key.devices, key.device)
-    };
-    lanes.iter().filter(others).count() < queues::WAITING
+    let of_device = |other: &Key| (other.devices, other.device) == (key.devices, key.device);
+    lanes.iter().filter(|(other, _)| *other != key && of_device(other)).count()
 }
 
 /// Waits until `stream` may be told to wait for one more call, of `group`. `Timeout` when there are too many that do not

@@ -37,16 +37,15 @@ impl Context {
         unsafe { self.run_buffers(request, call, &[]) }
     }
 
-    /// Starts and returns; the library moves it when nobody waits. Where a collective's stream may not wait for the host (see
-    /// [`Call::stream`]), this returns when it is complete; a send or a receive is left to run then, since what answers it
-    /// may be the next thing that this thread calls, and the stream is behind it once the work has been waited for.
+    /// Starts and returns; the library moves it when nobody waits. Where its stream may not wait for the host (see
+    /// [`Call::stream`]), what the stream is given comes after it once the work has been waited for: what the operation needs may be
+    /// the next thing that this thread calls.
     ///
     /// # Safety
     /// As [`Context::run`], until the work completes.
     pub unsafe fn start(&self, request: &Request, call: &Call) -> Result<Work> {
         // SAFETY: the caller's promise.
-        let pending = unsafe { self.begin(request, call) }?;
-        if request.kind.point_to_point() { pending.part() } else { pending.close() }
+        unsafe { self.begin(request, call) }?.part()
     }
 
     /// The first half of [`Context::start`]: checks, has its turn, starts when the stream has come this far. The stream
@@ -61,7 +60,7 @@ impl Context {
     }
 
     /// [`Context::start`] for whoever does not follow the operation: what comes of it is known when its stream has
-    /// done it, or from [`Context::failure`].
+    /// done it, or from [`Context::failure`]. Where its stream may not wait for the host, this returns when it is complete.
     ///
     /// # Safety
     /// As [`Context::start`].

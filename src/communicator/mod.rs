@@ -92,7 +92,7 @@ pub struct Call {
     ///
     /// By way of the host, the stream waits only if the process has 32 queues on a device (CUDA_DEVICE_MAX_CONNECTIONS, 8 unless
     /// set when the driver begins), and if not 16 other streams of that device do. Else this thread waits until the operation is
-    /// complete (not [`Context::start`] for a send or a receive): a stream that waits holds up others in its queue, maybe the library's own, for which it waits.
+    /// complete (not [`Context::start`]): a stream that waits holds up others in its queue, maybe the library's own, for which it waits.
     /// Where streams wait, calls on two streams come in one order on all ranks, as if the two were one, or there are no more
     /// such streams than queues.
     ///

@@ -222,7 +222,7 @@ impl Prepared {
     fn enqueue_one(&self, apart: Option<&Apart>) -> Result<Work> {
         apart.map_or(Ok(()), Apart::before)?;
         // SAFETY: `new`'s promise.
-        let work = unsafe { self.context.start(&self.request, &self.call) }?;
+        let work = unsafe { self.context.begin(&self.request, &self.call) }?.close()?;
         apart.map_or(Ok(()), Apart::after)?;
         Ok(work)
     }

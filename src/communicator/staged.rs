@@ -29,7 +29,7 @@ use crate::cuda::word::Word;
 use crate::deadline::Deadline;
 use crate::engine::device::Loads;
 use crate::engine::group::{Group, Turn};
-use crate::engine::operation::{self, Operation, Running};
+use crate::engine::operation::{Operation, Running};
 use crate::engine::point::{self, Message, Pieces};
 use crate::engine::staged::relay::{Limits, Relay};
 use crate::engine::staged::{
@@ -392,7 +392,7 @@ impl Context {
             true => Entry::of_caller(&stream, group.endpoint()),
             false => Entry::of_front(&stream, group.endpoint()),
         }?;
-        let exit = match survey.ordered && may_wait(&devices, &stream)? {
+        let exit = match survey.ordered && ahead::may_wait(&stream)? {
             true => Some(Arc::new(devices.word(device)?)),
             false => None,
         };
@@ -482,15 +482,6 @@ impl Context {
             }
         })
     }
-}
-
-/// Whether `stream` is to wait for what goes through the host, instead of the thread that calls. A callback must not wait.
-fn may_wait(devices: &Devices, stream: &Stream) -> Result<bool> {
-    let device = stream.device();
-    Ok(match operation::is_calling_back() {
-        true => devices.driver().can_wait_value(device)?,
-        false => devices.streams_may_wait(device)? && ahead::has_place(stream),
-    })
 }
 
 /// The operation of a call that is staged.

@@ -11,7 +11,7 @@ use crate::cuda::driver::StreamHandle;
 use crate::cuda::event::Event;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
-use crate::engine::operation::{self, Callback, Running};
+use crate::engine::operation::{Callback, Running};
 use crate::error::{Error, Result, fail};
 
 /// An operation under way. Cheap to clone; all methods from any thread. Dropping it lets the operation run on.
@@ -121,8 +121,9 @@ impl Work {
         }
     }
 
-    /// Has what `stream` is given after this wait for the operation, instead of the host. Returns at once, unless the stream
-    /// waits for many already, as [`Call::stream`](super::Call) says. A failure
+    /// Has what `stream` is given after this wait for the operation, instead of the host. Returns at once where GPUs do it
+    /// alone; else, where the stream may not wait, when the operation is complete, and where it may, at once, unless it waits
+    /// for many already: see [`Call::stream`](super::Call). A failure
     /// of the operation lets the stream go on, too: the work tells of it. The handle of a default stream means that of
     /// the calling thread's current device. A stream that is being captured is `InvalidUsage`.
     ///
@@ -145,7 +146,7 @@ impl Work {
         stream.refuse_capture("stream", "a stream in capture cannot wait for work that runs now")?;
         match (&self.state, running) {
             (State::Enqueued(enqueued), _) => stream.wait(&enqueued.event),
-            (_, Some(_)) if !operation::is_calling_back() && !devices.streams_may_wait(device)? => {
+            (_, Some(_)) if !ahead::may_wait(&stream)? => {
                 // Its failure is the work's to tell.
                 let _ = self.wait(Deadline::NEVER);
                 Ok(())

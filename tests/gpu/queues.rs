@@ -161,7 +161,7 @@ fn what_fills_a_queue_behind_a_call_does_not_hold_it_up() {
         let sum = request(Kind::Allreduce, memory.address(), memory.address(), COUNT, 0);
         // SAFETY: the memory outlives the stream's work.
         unsafe {
-            drop(context.start(&sum, &call(stream)).expect("it starts"));
+            context.launch(&sum, &call(stream)).expect("it starts");
             for value in 0..5000 {
                 stream.write_value(word.address(), value).expect("a write");
             }
@@ -208,7 +208,7 @@ fn a_program_that_launches_all_the_time_holds_up_no_call() {
             for _ in 0..ROUNDS {
                 std::thread::sleep(IDLE);
                 // SAFETY: the memory outlives the stream's work.
-                drop(unsafe { context.start(&most, &call) }.expect("it starts"));
+                unsafe { context.launch(&most, &call) }.expect("it starts");
                 stream.synchronize(Deadline::after(LIMIT)).expect("it ends");
                 assert_eq!(context.failure().map(|error| error.to_string()), None);
             }
@@ -305,7 +305,7 @@ fn how_long_small_calls_take() {
             let began = Instant::now();
             copy();
             // SAFETY: the memory outlives the call.
-            drop(unsafe { context.start(&sum, &on_stream) }.expect("it starts"));
+            unsafe { context.launch(&sum, &on_stream) }.expect("it starts");
             stream.synchronize(Deadline::NEVER).expect("it ends");
             began.elapsed().saturating_sub(copying)
         });

@@ -105,7 +105,7 @@ fn bits(rank: &Rank, kind: Kind, dtype: DataType, operator: Operator, shift: usi
     let [source, target] = [&from, &to].map(|buffer| buffer.address() + (shift * element) as u64);
     write(rank.device, source, &input);
     let on_device = Request { input: pointer(source), output: pointer(target), ..on_host };
-    drop(rank.start(&on_device, &rank.call()));
+    rank.launch(&on_device, &rank.call());
     let got = read(&rank.stream, target, host.len());
     let is_result = kind != Kind::Reduce || rank.rank == 1;
     assert!(!is_result || got == host, "{kind:?}, {dtype:?}, {operator:?}, off by {shift}");
@@ -122,7 +122,7 @@ fn enqueued(rank: &Rank) {
         for _ in 0..3 {
             let began = Instant::now();
             for _ in 0..rounds {
-                drop(rank.start(&sum, &rank.call()));
+                rank.launch(&sum, &rank.call());
             }
             rank.stream.synchronize(super::cuda::soon()).expect("it ends");
             best = best.min(began.elapsed() / rounds);

@@ -39,6 +39,7 @@ fn choose(_: &Devices, _: u32) -> Result<Chosen> {
 struct Rank {
     context: Context,
     double: Arc<Double>,
+    devices: Arc<Devices>,
     device: u32,
     stream: StreamHandle,
     /// Whether the thread that calls waits, and its stream does not.
@@ -128,7 +129,7 @@ fn ranks_of<T: Send>(
                     met.wait();
                     agreed.expect("an agreement");
                     assert_eq!(context.device_way(), Some(Ok(())));
-                    body(&Rank { context, double, device, stream, thread_waits: processes > 1 })
+                    body(&Rank { context, double, devices, device, stream, thread_waits: processes > 1 })
                 })
             })
             .collect();

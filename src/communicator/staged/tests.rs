@@ -164,7 +164,7 @@ impl Rank {
             return Pending::complete_all(vec![begun]).pop().expect("one for one");
         }
         // SAFETY: as above.
-        unsafe { self.context.start(request, call) }
+        unsafe { self.context.begin(request, call) }?.close()
     }
 
     fn run(&self, request: &Request, call: &Call) -> Result<Completion> {

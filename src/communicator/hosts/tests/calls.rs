@@ -1,7 +1,11 @@
 //! Calls that go well: composed, by kernels alone, or staged.
 
+use std::time::Instant;
+
 use super::*;
 use crate::communicator::start_together;
+use crate::cuda::queues::MOST;
+use crate::cuda::stream::Stream;
 
 #[test]
 fn composed_calls_have_the_bits_of_host_memory() {
@@ -44,6 +48,44 @@ fn every_type_and_operator_is_rounded_once() {
             }
         }
     });
+}
+
+/// Whether a call on a stream that comes late to it, after `patience` at the latest, returns before that.
+fn returns_ahead_of_its_stream(rank: &Rank, call: &Call, patience: Duration) -> bool {
+    let (memory, request) = rank.sum(4001);
+    // SAFETY: the stream lives as long as the double.
+    let stream = unsafe { Stream::borrow(&rank.devices, rank.device, rank.stream) }.expect("a stream");
+    let gate = rank.devices.word(rank.device).expect("a word");
+    stream.wait_word(&gate).expect("a wait");
+    let [returned, ahead] = [false; 2].map(AtomicBool::new);
+    let work = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let until = Instant::now() + patience;
+            while !returned.load(Ordering::SeqCst) && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            ahead.store(returned.load(Ordering::SeqCst), Ordering::SeqCst);
+            gate.release();
+        });
+        // SAFETY: the double trusts no address.
+        let work = unsafe { rank.context.start(&request, call) }.expect("it starts");
+        returned.store(true, Ordering::SeqCst);
+        work
+    });
+    work.wait(Deadline::after(PATIENCE)).expect("a sum");
+    assert_eq!(rank.double.peek(memory, 4), [4; 4]);
+    ahead.into_inner()
+}
+
+#[test]
+fn where_queues_are_few_the_thread_waits_for_the_hosts() {
+    for (queues, patience, ahead) in [(8, Duration::from_millis(100), false), (MOST, PATIENCE, true)] {
+        let answers = ranks(2, 2, Order::RoundRobin, |rank| {
+            rank.double.share_queues(queues, queues);
+            returns_ahead_of_its_stream(rank, &Call { thread_waits: None, ..rank.call() }, patience)
+        });
+        assert_eq!(answers, [ahead; 4], "{queues} queues");
+    }
 }
 
 #[test]

@@ -80,14 +80,44 @@ fn messages_that_answer_each_other_need_no_queues() {
         rank.fill(out, &values);
         let call = Call { timeout: Some(Duration::from_secs(20)), ..rank.call() };
         // Both send, and neither has called to receive.
-        let send = rank.start(&request(Kind::Send, out, 0, LONG as u64, peer), &call).expect("it starts");
-        let receive =
-            rank.start(&request(Kind::Receive, 0, into, LONG as u64, peer), &call).expect("it starts");
-        for work in [send, receive] {
+        let start = |kind, from, to| {
+            // SAFETY: the double trusts no address.
+            unsafe { rank.context.start(&request(kind, from, to, LONG as u64, peer), &call) }
+                .expect("it starts")
+        };
+        for work in [start(Kind::Send, out, 0), start(Kind::Receive, 0, into)] {
             work.wait(Deadline::after(PATIENCE)).expect("it ends well");
         }
         rank.expect(into, &given(peer, 0, LONG), "received");
         rank.fill(out, &[-2; 100]);
+        assert_eq!(rank.double.values(), 0);
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
+#[test]
+fn works_of_one_thread_need_no_order_among_communicators() {
+    let doubles = [with_queues(8, Order::RoundRobin), with_queues(8, Order::RoundRobin)];
+    let complaints = ranks_on(&doubles, "shm", |rank| {
+        rank.copy_by_kernels();
+        let other = rank.context.duplicate().expect("a second communicator");
+        other.cuda().pretend(&rank.devices, PIECE);
+        let call = Call { timeout: Some(Duration::from_secs(20)), ..rank.call() };
+        let mut all = [(&rank.context, rank.memory(&[1])), (&other, rank.memory(&[1]))];
+        if rank.rank == 1 {
+            all.reverse();
+        }
+        let works = all.map(|(context, memory)| {
+            rank.fill(memory, &[7]);
+            let sum = request(Kind::Allreduce, memory, memory, 1, 0);
+            // SAFETY: the double trusts no address.
+            unsafe { context.start(&sum, &call) }.expect("it starts")
+        });
+        for (work, (_, memory)) in works.into_iter().zip(all) {
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+            rank.expect(memory, &[14], "a sum");
+        }
         assert_eq!(rank.double.values(), 0);
         rank.drain()
     });
