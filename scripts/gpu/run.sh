@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs everything in this bundle: run.sh [N], on all GPUs of this machine or on the first N. Each step has a time limit. The
 # table of results comes last; it and the full log are left in $OUT, or in ./results. Exit status 1 if anything failed.
-# STEPS='driver local' limits the run to the steps whose names begin so.
+# STEPS='driver local' limits the run to the steps whose names begin so; RANKS=2 leaves out jobs of staged and relay with more
+# ranks, which take minutes on two GPUs.
 
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

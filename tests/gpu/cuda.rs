@@ -22,6 +22,11 @@ pub(crate) fn devices() -> Arc<Devices> {
     Devices::open().expect("a CUDA driver")
 }
 
+/// How many ranks jobs have at most that are long where ranks share GPUs: RANKS in the environment.
+pub(crate) fn most_ranks() -> u32 {
+    std::env::var("RANKS").ok().and_then(|most| most.parse().ok()).unwrap_or(u32::MAX)
+}
+
 /// Whether there are as few GPUs as that, and says so.
 pub(crate) fn fewer_than(needed: u32) -> bool {
     let few = devices().count() < needed;

@@ -69,38 +69,33 @@ pub(crate) fn scenario_killed(seat: &Seat) {
     free_beside(seat, 60);
 }
 
-#[test]
-fn a_deadline_holds_while_memory_is_freed() {
+/// Runs a scenario where GPUs exchange and where they do not, with `trouble` when rank 0 has called. The call ends with `status` and
+/// names rank 1, the free returns within `limit` and [`LATE`], and all of `left` end well.
+fn ends_with(scenario: &str, trouble: impl Fn(&Job), status: &str, limit: Duration, left: &[u32]) {
     for p2p in ["0", "1"] {
-        let mut job = Job::start_with("held absent", 2, "shm", &[("UNISONO_P2P", p2p)]);
+        let mut job = Job::start_with(scenario, 2, "shm", &[("UNISONO_P2P", p2p)]);
         job.await_all(&[0, 1], "up");
         job.await_all(&[0], "called");
-        let called = Instant::now();
+        trouble(&job);
+        let begun = Instant::now();
         let failed = &job.await_all(&[0], "failed")[0];
         let freed = &job.await_all(&[0], "freed")[0];
         println!("held: UNISONO_P2P={p2p}: {}; freed {}", failed.line, freed.line);
-        assert!(failed.line.starts_with("Timeout") && failed.line.contains("rank 1"), "{}", failed.line);
-        assert!(freed.at - called < Duration::from_secs(2) + LATE, "{:?}", freed.at - called);
-        job.await_all(&[1], "failed");
-        job.all_end_well(&[0, 1]);
+        assert!(failed.line.starts_with(status) && failed.line.contains("rank 1"), "{}", failed.line);
+        assert!(freed.at - begun < limit + LATE, "{:?}", freed.at - begun);
+        job.await_all(&left[1..], "failed");
+        job.all_end_well(left);
     }
 }
 
 #[test]
+fn a_deadline_holds_while_memory_is_freed() {
+    ends_with("held absent", |_| {}, "Timeout", Duration::from_secs(2), &[0, 1]);
+}
+
+#[test]
 fn the_death_of_a_rank_is_heard_while_memory_is_freed() {
-    for p2p in ["0", "1"] {
-        let mut job = Job::start_with("held killed", 2, "shm", &[("UNISONO_P2P", p2p)]);
-        job.await_all(&[0, 1], "up");
-        job.await_all(&[0], "called");
-        job.signal(1, libc::SIGKILL);
-        let killed = Instant::now();
-        let failed = &job.await_all(&[0], "failed")[0];
-        let freed = &job.await_all(&[0], "freed")[0];
-        println!("held: UNISONO_P2P={p2p}: {}; freed {}", failed.line, freed.line);
-        assert!(failed.line.starts_with("PeerFailed") && failed.line.contains("rank 1"), "{}", failed.line);
-        assert!(freed.at - killed < LATE, "{:?}", freed.at - killed);
-        job.all_end_well(&[0]);
-    }
+    ends_with("held killed", |job| job.signal(1, libc::SIGKILL), "PeerFailed", Duration::ZERO, &[0]);
 }
 
 /// How long a stream is kept waiting in what follows.

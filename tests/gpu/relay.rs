@@ -9,7 +9,7 @@ use unisono::communicator::Call;
 use unisono::cuda::memory::DeviceBuffer;
 use unisono::reduce::{DataType, Operator};
 
-use super::cuda::{Noise, devices, read, write};
+use super::cuda::{Noise, devices, most_ranks, read, write};
 use super::staged::{COLLECTIVES, Rank, Way, check, pointer, request};
 use super::support::processes::{Job, Seat, report};
 
@@ -144,7 +144,7 @@ fn calls_relayed_over_connections_are_right() {
 }
 
 fn are_right(transports: &str) {
-    for size in [2, 3, 4] {
+    for size in [2, 3, 4].into_iter().filter(|&size| size <= most_ranks()) {
         let mut job = Job::start_with("relay", size, transports, &[("UNISONO_P2P", "0")]);
         let all: Vec<u32> = (0..size).collect();
         let began = Instant::now();
