@@ -441,16 +441,15 @@ typedef struct unisono_call_t {
     uint32_t max_blocks;
     /// A CUDA stream that the operation is ordered on, for device and host memory alike: the operation starts when the stream
     /// comes to the call, and what the stream is given afterwards waits for it. Between GPUs that exchange directly a call
-    /// without a `work` returns at once then; what fails later is told by unisono_context_error and by every later call of the context. NULL: no
-    /// stream. Without one, an operation on device memory comes after what the device's default stream was given before,
+    /// without a `work` returns at once then; what fails later is told by unisono_context_error and by every later call of
+    /// the context. NULL: no stream. Without one, an operation on device memory comes after what the device's default stream was given before,
     /// and a call without a `work` returns when the result is there. The stream lives until the operation is complete.
     ///
     /// Where GPUs do not exchange directly (memory goes through the host), this thread waits until the operation is complete, unless
     /// CUDA_DEVICE_MAX_CONNECTIONS is 32 in the environment when the driver begins (unisono-run sets it): with fewer queues on the device
     /// the copies that a stream waits for may come behind it. A call with a `work` returns at once all the same (between hosts
-    /// inside which GPUs exchange, when the hosts have done their parts); what you give the stream when you have waited for the work comes
-    /// after it. With 32 queues every call returns at once and the stream waits
-    /// for the host, which has limits:
+    /// inside which GPUs exchange, when the hosts have done their parts); what you give the stream when you have waited for the
+    /// work comes after it. With 32 queues every call returns at once and the stream waits for the host, which has limits:
     /// - How far ahead. A call waits, instead of returning at once, while its stream waits for 16 earlier ones: at first for 50 ms, since
     ///   those may need what the thread does next, then each time until there are twice as many. At 64 it waits until one has
     ///   ended, and fails with UNISONO_TIMEOUT when none has in its time. What you give the stream yourself is not counted; the

@@ -86,7 +86,7 @@ done
 
 # As programs are started that know nothing of queues: threads wait, and not streams.
 few() { echo env CUDA_DEVICE_MAX_CONNECTIONS=8 $(gpu "$@"); }
-step few-queues 240 $(few queues:: staged::collectives hosts::hosts_compose algorithms:: sparse::)
+step few-queues 240 $(few queues:: staged::collectives hosts::hosts_compose algorithms:: sparse::tensors)
 
 # The way of machines whose GPUs do not reach each other.
 if [ "$(nvidia-smi -L 2>/dev/null | wc -l)" -gt 1 ]; then

@@ -27,13 +27,6 @@ use crate::signature::Signature;
 #[derive(Clone)]
 pub struct Context(Arc<Inner>);
 
-impl Context {
-    /// Whether both are the same one.
-    pub(super) fn is(&self, other: &Context) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
 struct Inner {
     /// In errors and logs: the other ranks may have another.
     name: String,
@@ -59,6 +52,11 @@ pub(super) enum Place {
 }
 
 impl Context {
+    /// Whether both are the same one.
+    pub(super) fn is(&self, other: &Context) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Meets the other ranks and returns when all have arrived.
     pub fn create(options: Options) -> Result<Context> {
         Context::create_labelled(options, None)

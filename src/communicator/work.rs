@@ -123,8 +123,7 @@ impl Work {
 
     /// Has what `stream` is given after this wait for the operation, instead of the host. Returns at once where GPUs do it
     /// alone; else, where the stream may not wait, when the operation is complete, and where it may, at once, unless it waits
-    /// for many already: see [`Call::stream`](super::Call). A failure
-    /// of the operation lets the stream go on, too: the work tells of it. The handle of a default stream means that of
+    /// for many already: see [`Call::stream`](super::Call). A failure of the operation lets the stream go on, too: the work tells of it. The handle of a default stream means that of
     /// the calling thread's current device. A stream that is being captured is `InvalidUsage`.
     ///
     /// # Safety

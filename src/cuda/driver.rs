@@ -131,8 +131,8 @@ pub enum CaptureMode {
     Relaxed,
 }
 
-/// Which streams a stream shares queues of its device with. A device has fewer queues than a process has streams, and
-/// what waits at the head of one holds up everything behind it; streams of different priorities share none.
+/// Whose kernels go first where several could. Streams of different priorities share the queues of a device all the same, see
+/// [`DeviceCalls::queues`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Priority {
     /// That of streams whose maker says nothing.
@@ -228,8 +228,8 @@ pub trait DeviceCalls {
     /// The driver gives a stream that has been idle a queue that nothing is in, if there is any, whatever the stream's
     /// priority. With 8 queues and 8 streams that wait, nothing of this process runs on the device; with 32, at 33 (an H200,
     /// driver 580, scripts/gpu-test, step queues). With 8 it also gives one queue to two streams if two threads give
-    /// them something at the same moment: a kernel then did not run before another thread's stream had gone on, in one of 5 to 100
-    /// such meetings; with 32 in none of 8000.
+    /// them something at the same moment: a kernel then did not run before another thread's stream had gone on. With 32 that
+    /// was not seen. (ARCHITECTURE.md, *Staged*, has the numbers.)
     fn queues(&self) -> usize;
 }
 

@@ -155,9 +155,8 @@ impl Drop for Entry {
     }
 }
 
-/// For calls without a stream: a stream of ours, one for all on each device, which waits for its default stream. What it waits for
-/// must hold up neither callers' streams nor the copies of calls, so it shares queues with neither. [`prepare`] makes it,
-/// or whoever needs it before.
+/// For calls without a stream: a stream of ours, one for all on each device, which waits for its default stream. Not
+/// one of those that copy, which would wait, too. [`prepare`] makes it, or whoever needs it before.
 pub fn front(devices: &Arc<Devices>, device: u32) -> Result<Arc<Stream>> {
     static FRONTS: Mutex<Vec<Arc<Stream>>> = Mutex::new(Vec::new());
     let mut fronts = lock(&FRONTS);

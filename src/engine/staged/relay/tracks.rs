@@ -45,8 +45,8 @@ struct Pool {
 static POOL: Mutex<Pool> =
     Mutex::new(Pool { streams: Vec::new(), turn: 0, steps: Vec::new(), parked: Vec::new() });
 
-/// Makes the streams of a device, once: see [`resources::prepare`](super::super::resources::prepare). They share queues with no
-/// stream that may wait for the host.
+/// Makes the streams of a device, once: see [`resources::prepare`](super::super::resources::prepare). They never wait for the
+/// host.
 pub(in super::super) fn prepare(devices: &Arc<Devices>, device: u32) -> Result<()> {
     let make = |_| Stream::with_priority(devices, device, false, Priority::Highest).map(Arc::new);
     let streams = (0..LANES).map(make).collect::<Result<Vec<_>>>()?;
