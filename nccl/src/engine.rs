@@ -85,15 +85,13 @@ impl Launch {
         self.request.kind.point_to_point() && self.request.root == context.rank()
     }
 
-    /// `alone`: no other communicator's calls are made with it.
-    fn call(&self, alone: bool) -> Call {
+    fn call(&self) -> Call {
         let (stream, on_device) = match self.communicator.place {
             Place::Host(_) => (None, false),
             Place::Device(_) => (Some(StreamHandle(self.stream)), true),
         };
         let max_blocks = self.max_blocks;
-        let (timeout, thread_waits) = (Some(operation_timeout()), Some(alone && !*STREAMS_WAIT));
-        Call { timeout, stream, thread_waits, on_device, max_blocks, ..Call::default() }
+        Call { timeout: Some(operation_timeout()), stream, on_device, max_blocks, ..Call::default() }
     }
 }
 
@@ -114,7 +112,7 @@ pub(crate) fn launch_one(mut launch: Launch) -> Result<()> {
         return launch.check();
     }
     launch.resolve()?;
-    let call = launch.call(true);
+    let call = launch.call();
     match communicator.place {
         // SAFETY: the client's promise: the buffers are valid until the call is complete.
         Place::Host(_) => unsafe { context.run(&launch.request, &call) }.map(drop),
@@ -143,9 +141,8 @@ pub(crate) fn launch_all(mut launches: Vec<Launch>) -> Result<()> {
         first.get_or_insert(error);
     };
     let mut begun: Vec<(&Launch, Pending)> = Vec::with_capacity(launches.len());
-    let alone = launches.windows(2).all(|pair| Arc::ptr_eq(&pair[0].communicator, &pair[1].communicator));
     for launch in &launches {
-        match begin(launch, alone) {
+        match begin(launch) {
             Ok(pending) => begun.push((launch, pending)),
             Err(error) => note(error),
         }
@@ -194,12 +191,12 @@ pub(crate) fn connect(context: &Context, place: Place) -> Result<()> {
     }
 }
 
-fn begin(launch: &Launch, alone: bool) -> Result<Pending> {
+fn begin(launch: &Launch) -> Result<Pending> {
     let context = launch.communicator.open_group()?;
     let current = Current::of(launch)?;
     let _entered = current.as_ref().map(Current::enter).transpose()?;
     // SAFETY: the client's promise: the buffers are valid until the call is complete, and the stream lives.
-    unsafe { context.begin(&launch.request, &launch.call(alone)) }
+    unsafe { context.begin(&launch.request, &launch.call()) }
 }
 
 /// Closes calls of one place together.
@@ -218,9 +215,9 @@ fn close(place: Place, begun: Vec<(&Launch, Pending)>) -> Vec<(&Launch, Result<W
     launches.into_iter().zip(works).collect()
 }
 
-/// Whether streams wait for what goes through the host, and not the client's thread. Only if the driver loads all kernels of a
+/// Whether streams wait for what side streams do, and not the client's thread. Only if the driver loads all kernels of a
 /// module with it: else it loads each when it is launched first, and may then wait for the device with a lock held that
-/// copies through the host need; the client's kernels are not ours to load beforehand. And only if there are queues enough.
+/// side streams need; the client's kernels are not ours to load beforehand. And only if there are queues enough.
 static STREAMS_WAIT: LazyLock<bool> = LazyLock::new(|| {
     std::env::var("CUDA_MODULE_LOADING").is_ok_and(|mode| mode == "EAGER") && queues::are_many()
 });

@@ -29,7 +29,7 @@ wanted() {
     return 1
 }
 
-# Streams wait for calls through the host only where there are queues enough; one step is without.
+# Long reductions through the host run on the GPUs only where there are queues enough; one step is without.
 export CUDA_DEVICE_MAX_CONNECTIONS=32
 
 failures=0
@@ -84,7 +84,7 @@ for module in $("$here/gpu" --list 2>/dev/null | sed -n 's/: test$//p' | sed -n 
     step "$module" "$([ "$module" = exchange ] && echo 400 || echo 240)" $(gpu "$module::")
 done
 
-# As programs are started that know nothing of queues: threads wait, and not streams.
+# As programs are started that know nothing of queues: couriers alone.
 few() { echo env CUDA_DEVICE_MAX_CONNECTIONS=8 $(gpu "$@"); }
 step few-queues 240 $(few queues:: staged::collectives hosts::hosts_compose algorithms:: sparse::tensors)
 

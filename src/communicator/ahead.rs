@@ -92,6 +92,12 @@ pub(super) fn note(stream: &Stream, call: &Arc<Running>) {
     }
 }
 
+/// Whether `stream` has been told to wait for a call that runs.
+pub(super) fn waits(stream: &Stream) -> bool {
+    let key = Key::of(stream);
+    lock(&LANES).iter_mut().any(|(other, lane)| *other == key && lane.first().is_some())
+}
+
 /// Whether `stream` is to wait for what goes through the host, instead of the thread that calls. Not where so many others of its
 /// device do that they take the queues of those who would end that. A callback must not wait.
 pub(super) fn may_wait(stream: &Stream) -> Result<bool> {

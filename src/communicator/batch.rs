@@ -56,9 +56,8 @@ impl Pending {
         Pending::end_all(all, Begun::close)
     }
 
-    /// As [`Pending::close_all`], but what the host has a part in is complete when this returns, and streams are not made to
-    /// wait for it. For programs that may have the driver wait for the device meanwhile, from any thread: see
-    /// [`Call::stream`], and [`Call::thread_waits`] for what waits before this is called.
+    /// As [`Pending::close_all`], but what side streams do is complete when this returns, and streams are not made to wait for
+    /// it. For programs that may have the driver wait for the device meanwhile, from any thread: see [`Call::stream`].
     pub fn complete_all(all: Vec<Pending>) -> Vec<Result<Work>> {
         Pending::end_all(all, Begun::complete)
     }
@@ -95,12 +94,9 @@ pub unsafe fn start_together(operations: &[(&Context, &Request, &Call)]) -> Resu
     device::connect_for(operations)?;
     let mut begun = Vec::with_capacity(operations.len());
     let mut failure = None;
-    // This thread makes launches for several ranks, which wait for each other.
-    let several = operations.iter().any(|(context, ..)| !context.is(operations[0].0));
     for (context, request, call) in operations {
-        let for_several = several.then(|| Call { thread_waits: Some(false), ..(*call).clone() });
         // SAFETY: the caller's promise.
-        match unsafe { context.begin(request, for_several.as_ref().unwrap_or(call)) } {
+        match unsafe { context.begin(request, call) } {
             Ok(pending) => begun.push(pending),
             Err(error) => {
                 failure = Some(error);

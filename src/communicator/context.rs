@@ -52,11 +52,6 @@ pub(super) enum Place {
 }
 
 impl Context {
-    /// Whether both are the same one.
-    pub(super) fn is(&self, other: &Context) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-
     /// Meets the other ranks and returns when all have arrived.
     pub fn create(options: Options) -> Result<Context> {
         Context::create_labelled(options, None)

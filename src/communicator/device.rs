@@ -24,7 +24,6 @@ use crate::cuda::exchange::{Chosen, Direction, Job, Point, Pull, Stages, Table};
 use crate::deadline::Deadline;
 use crate::engine::device::{Caller, DeviceExchange, Enqueued, Loads, Way};
 use crate::engine::group::Group;
-use crate::engine::operation;
 use crate::error::{Result, fail};
 use crate::signature::Signature;
 
@@ -181,12 +180,7 @@ impl Context {
                 What::Point(Point { peer: point.peer - hosts.layout().first(), ..point }, signature)
             }
             (Way::Hosts(hosts), What::Collective(..)) => {
-                let waits = match call.thread_waits {
-                    Some(waits) => waits,
-                    None if operation::is_calling_back() => false,
-                    None => !exchange.devices().streams_may_wait(exchange.device())?,
-                };
-                What::Composed(Box::new(Composed::new(self, group, hosts, request, caller, waits)?))
+                What::Composed(Box::new(Composed::new(self, group, hosts, request, caller)?))
             }
             // A broadcast by stages is within one host.
             (Way::Hosts(_), What::Pull(..)) => return Ok(None),

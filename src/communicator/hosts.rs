@@ -106,8 +106,6 @@ pub(super) struct Composed {
     group: Arc<Group>,
     hosts: Arc<Hosts>,
     caller: Caller,
-    /// Whether it is the caller's thread that waits for the hosts' parts, and not its stream.
-    thread_waits: bool,
     checked: Checked,
 }
 
@@ -123,7 +121,6 @@ impl Composed {
         hosts: &Arc<Hosts>,
         request: &Request,
         caller: Caller,
-        thread_waits: bool,
     ) -> Result<Composed> {
         let mut checked = Checked::new(request, group.rank(), group.size())?;
         if let Some(operator) = checked.operator {
@@ -131,7 +128,7 @@ impl Composed {
         }
         checked.signature.device = true;
         let (context, group, hosts) = (context.clone(), group.clone(), hosts.clone());
-        Ok(Composed { context, group, hosts, caller, thread_waits, checked })
+        Ok(Composed { context, group, hosts, caller, checked })
     }
 
     /// What the ranks agree on.
@@ -161,10 +158,12 @@ impl Composed {
         let queue = Arc::new(Queue::default());
         let mut turn = None;
         let (timeout, signature) = (self.caller.timeout, self.checked.signature);
+        let (devices, device) = (exchange.devices(), exchange.device());
+        let by_couriers = self.context.copier(devices, device).is_some();
         // The series is held: calls have their numbers in the order of their launches.
         let running = group.start(Class::Ordered, 0, signature, timeout, |its| {
             turn = Some(*its);
-            Across::new(its, exchange.clone(), queue.clone())
+            Across::new(its, exchange.clone(), queue.clone(), !by_couriers)
         })?;
         let Some(turn) = turn else { fail!(Internal, "an operation was started without a turn") };
         let begun = series.begin(group, &turn);

@@ -90,22 +90,18 @@ pub struct Call {
     /// At 64 it waits until one has ended, or fails with [`Status::Timeout`](crate::error::Status). What the caller itself gives
     /// the stream behind such a call is not counted: a few hundred launches and copies at most.
     ///
-    /// By way of the host, the stream waits only if the process has 32 queues on a device (CUDA_DEVICE_MAX_CONNECTIONS, 8 unless
-    /// set when the driver begins), and if not 16 other streams of that device do. Else this thread waits until the operation is
-    /// complete (not [`Context::start`]): a stream that waits holds up others in its queue, maybe the library's own, for which it waits.
-    /// Where streams wait, calls on two streams come in one order on all ranks, as if the two were one, or there are no more
-    /// such streams than queues.
+    /// By way of the host, the stream is given a courier ([`crate::cuda::courier`]). Long reductions that GPUs do themselves by way of
+    /// pinned memory, and GPUs without kernels, need side streams: the stream waits for those only if the process has 32 queues on a
+    /// device (CUDA_DEVICE_MAX_CONNECTIONS, 8 unless set when the driver begins) and not 16 other streams of that device wait. With fewer
+    /// queues reductions go by couriers and the processors; and without kernels this thread waits until the operation is complete
+    /// (not [`Context::start`]): a stream that waits holds up others in its queue, maybe the library's own, for which it waits.
+    /// Calls on two streams come in one order on all ranks, as if the two were one, or there are no more such streams than queues.
     ///
-    /// Where streams wait, too, no kernel is launched for the first time while a stream waits, unless CUDA_MODULE_LOADING is EAGER:
+    /// Where streams wait for side streams, no kernel is launched for the first time meanwhile, unless CUDA_MODULE_LOADING is EAGER:
     /// the driver would load it, and may wait for the device with a lock held that the library's copies need. The same goes for what
-    /// makes streams, and may for what allocates or frees pinned memory or a device's. [`Call::thread_waits`] with
-    /// [`Pending::complete_all`] is for programs that cannot promise that.
+    /// makes streams, and may for what allocates or frees pinned memory or a device's. [`Pending::complete_all`] is for programs that
+    /// cannot promise that.
     pub stream: Option<StreamHandle>,
-    /// Between hosts, a call is several launches with parts by way of the host between them. `Some(true)`: this thread
-    /// waits for each of these parts while it makes the call, and the stream for none. Not for one of several ranks that a thread
-    /// calls for: the others' launches come too late then. `None`: so if the stream may not wait, see [`Call::stream`], and
-    /// the call is of one rank.
-    pub thread_waits: Option<bool>,
     /// Whether the call is on what GPUs reach, whatever its pointers look like: memory of the device, managed memory, or pinned
     /// memory of the host. Other memory is refused then. Otherwise a call is one on device memory if a pointer is of device or managed
     /// memory.

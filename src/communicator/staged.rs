@@ -1,5 +1,6 @@
 //! Calls that name device memory or a stream: where their buffers are, and how they are handed to the engine.
 
+mod couriers;
 #[cfg(test)]
 mod tests;
 mod ways;
@@ -20,6 +21,7 @@ use super::{Call, Completion};
 use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
+use crate::cuda::courier::Errand;
 use crate::cuda::driver::Location;
 use crate::cuda::fold::FoldKernels;
 use crate::cuda::libcuda::Libcuda;
@@ -199,8 +201,44 @@ pub(super) struct Begun {
 struct Close {
     stream: Arc<Stream>,
     running: Arc<Running>,
-    /// `None`: the stream may not wait for the host, so the host waits.
-    exit: Option<Arc<Word>>,
+    exit: Exit,
+}
+
+/// What a stream waits for until a call has ended.
+enum Exit {
+    /// A courier, once it is launched.
+    Courier(Launch),
+    /// A word that side streams release.
+    Word(Arc<Word>),
+    /// Nothing: the stream may not wait for the host, so the host waits.
+    Thread,
+}
+
+/// A courier that is to be launched, and is called off otherwise.
+pub(super) struct Launch {
+    errand: Errand,
+    kernels: Arc<dyn Kernels>,
+}
+
+impl Launch {
+    pub(super) fn new(errand: Errand, kernels: Arc<dyn Kernels>) -> Launch {
+        Launch { errand, kernels }
+    }
+
+    /// Gives it to `stream`, if no other call has: several share it.
+    ///
+    /// # Safety
+    /// As [`Courier::launch`](crate::cuda::courier::Courier::launch).
+    pub(super) unsafe fn give(self, stream: &Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.errand.courier().launch(stream, &*self.kernels) }
+    }
+}
+
+impl Drop for Launch {
+    fn drop(&mut self) {
+        self.errand.courier().call_off();
+    }
 }
 
 impl Begun {
@@ -208,18 +246,18 @@ impl Begun {
         Begun { work, close: None }
     }
 
-    /// Waits for the operation, if the host has a part in it; its stream does not.
+    /// As [`Begun::close`], but waits itself for what the driver is asked to do meanwhile.
     pub(super) fn complete(self) -> Result<Work> {
-        if self.work.is_hosted() {
-            self.work.wait(Deadline::NEVER)?;
+        match self.close {
+            Some(Close { exit: Exit::Word(_), .. }) => self.work.wait(Deadline::NEVER).map(|_| self.work),
+            _ => self.close(),
         }
-        Ok(self.work)
     }
 
     /// As [`Begun::close`], but leaves it to run where its stream may not wait.
     pub(super) fn part(self) -> Result<Work> {
         match &self.close {
-            Some(Close { exit: None, .. }) => Ok(self.work),
+            Some(Close { exit: Exit::Thread, .. }) => Ok(self.work),
             _ => self.close(),
         }
     }
@@ -228,13 +266,18 @@ impl Begun {
     /// the host, when the operation is complete.
     pub(super) fn close(self) -> Result<Work> {
         let Some(Close { stream, running, exit }) = self.close else { return Ok(self.work) };
+        let noted = || ahead::note(&stream, &running);
         let waits = match exit {
-            Some(exit) if exit.is_released() => Ok(()),
-            Some(exit) => stream
-                .wait_word(&exit)
-                .inspect(|()| ahead::note(&stream, &running))
-                .map_err(|error| (error, exit)),
-            None => return self.work.wait(Deadline::NEVER).map(|_| self.work),
+            Exit::Courier(launch) => {
+                // SAFETY: whoever began the call has promised its memory and its stream until it has ended.
+                let given = unsafe { launch.give(&stream) };
+                given.inspect(|()| noted()).map_err(|error| (error, None))
+            }
+            Exit::Word(exit) if exit.is_released() => Ok(()),
+            Exit::Word(exit) => {
+                stream.wait_word(&exit).inspect(|()| noted()).map_err(|error| (error, Some(exit)))
+            }
+            Exit::Thread => return self.work.wait(Deadline::NEVER).map(|_| self.work),
         };
         if let Err((error, exit)) = waits {
             // Nothing orders the stream behind it: it must not go on.
@@ -244,7 +287,7 @@ impl Begun {
             running.cancel();
             // The caller has its memory back when this returns: not before the copies under way have ended.
             let until = Deadline::after(COPIES);
-            while !exit.is_released() && !until.expired() {
+            while exit.as_ref().is_some_and(|exit| !exit.is_released()) && !until.expired() {
                 sys::process::yield_now();
             }
             return Err(error);
@@ -299,12 +342,11 @@ impl Context {
         }
         let (class, tag, signature) = self.header(&call, options)?;
         let way = self.or_fail_in(class, self.way(&call, group, request, options, &signature))?;
-        let job = self.job(call, group, request, options);
+        let job = self.job(call, group, request, options, &way);
         let (job, _) = self.or_fail_in(class, job)?;
         // SAFETY: the caller's promise.
-        group.run(class, tag, signature, options.timeout, |turn| unsafe {
-            operation(group, turn, job, way, signature)
-        })
+        let draft = self.or_fail_in(class, unsafe { Draft::new(job, way, signature, true) })?;
+        group.run(class, tag, signature, options.timeout, |turn| draft.begin(group, turn))
     }
 
     /// [`Context::begin`] for a call that is staged.
@@ -329,12 +371,12 @@ impl Context {
             self.or_fail_in(class, ahead::make_room(&stream, group, deadline))?;
         }
         let way = self.or_fail_in(class, self.way(&call, group, request, options, &signature))?;
-        let job = self.job(call, group, request, options);
+        let job = self.job(call, group, request, options, &way);
         let (job, exit) = self.or_fail_in(class, job)?;
+        let first = !ordered || !ahead::waits(&stream);
         // SAFETY: the caller's promise.
-        let running = group.start(class, tag, signature, options.timeout, |turn| unsafe {
-            operation(group, turn, job, way, signature)
-        })?;
+        let draft = self.or_fail_in(class, unsafe { Draft::new(job, way, signature, first) })?;
+        let running = group.start(class, tag, signature, options.timeout, |turn| draft.begin(group, turn))?;
         let work = Work::running(running.clone()).on_devices(&devices);
         Ok(Begun { work, close: ordered.then_some(Close { stream, running, exit }) })
     }
@@ -375,28 +417,40 @@ impl Context {
         }
     }
 
-    /// What the engine is to do, and the word that the stream is to wait for.
+    /// What the engine is to do, and what the stream is to wait for.
     fn job(
         &self,
         call: StagedCall,
         group: &Arc<Group>,
         request: &Request,
         options: &Call,
-    ) -> Result<(Job, Option<Arc<Word>>)> {
-        let Survey { devices, device, on_device, .. } = &call.survey;
-        let copier = if *on_device { self.copier(devices, *device) } else { None };
+        way: &Way,
+    ) -> Result<(Job, Exit)> {
+        let Survey { devices, device, on_device, ordered, .. } = &call.survey;
+        let copier = if *on_device || *ordered { self.copier(devices, *device) } else { None };
         let StagedCall { survey, what } = call;
         let Survey { devices, device, on_device, input, output, stream, .. } = survey;
         staged::prepare(&devices, device)?;
-        let entry = match survey.ordered {
-            true => Entry::of_caller(&stream, group.endpoint()),
-            false => Entry::of_front(&stream, group.endpoint()),
-        }?;
-        let exit = match survey.ordered && ahead::may_wait(&stream)? {
-            true => Some(Arc::new(devices.word(device)?)),
-            false => None,
+        // A courier copies. Devices combine on side streams.
+        let combines = matches!(way, Way::Relayed(plan) if plan.combine.is_some());
+        let relayed = combines && ahead::may_wait(&stream)?;
+        let (mut errand, mut word) = (None, None);
+        let entry = match (survey.ordered, &copier) {
+            (true, Some(_)) if !relayed => {
+                let courier = couriers::of(&stream, survey.input_bytes.max(survey.output_bytes))?;
+                Entry::of_courier(errand.insert(courier).courier(), group.endpoint())
+            }
+            (true, _) => Entry::of_caller(&stream, group.endpoint())?,
+            (false, _) => Entry::of_front(&stream, group.endpoint())?,
         };
-        let order = StreamOrder { devices, device, entry, exit: exit.clone(), copier };
+        let exit = match (&errand, &copier) {
+            (Some(errand), Some(kernels)) => Exit::Courier(Launch::new(errand.clone(), kernels.clone())),
+            _ if survey.ordered && ahead::may_wait(&stream)? => {
+                Exit::Word(word.insert(Arc::new(devices.word(device)?)).clone())
+            }
+            _ => Exit::Thread,
+        };
+        let order = StreamOrder { devices, device, entry, errand, exit: word, copier };
         let shape = |bytes, blocks| Shape { bytes, blocks: Blocks::Even(blocks) };
         let job = match what {
             What::Message(_, message) => {
@@ -484,27 +538,42 @@ impl Context {
     }
 }
 
-/// The operation of a call that is staged.
-///
-/// # Safety
-/// As [`Staged::new`].
-unsafe fn operation(
-    group: &Group,
-    turn: &Turn,
-    job: Job,
-    way: Way,
-    signature: Signature,
-) -> Box<dyn Operation> {
-    if let Way::Listed(routes) = way {
+/// The operation of a call that is staged, before its turn.
+enum Draft {
+    Staged(Staged),
+    /// Begins as soon as it has its turn.
+    Receive(Staged),
+    Relay(Box<Relay>),
+    Lists(Lists),
+}
+
+impl Draft {
+    /// Has what the call needs of the driver made: others wait for nobody's turn meanwhile. Whether it is the `first` that its
+    /// stream waits for.
+    ///
+    /// # Safety
+    /// As [`Staged::new`].
+    unsafe fn new(job: Job, way: Way, signature: Signature, first: bool) -> Result<Draft> {
+        if let Way::Listed(routes) = way {
+            // SAFETY: the caller's promise.
+            return unsafe { Lists::new(job, routes) }.provided().map(Draft::Lists);
+        }
         // SAFETY: the caller's promise.
-        return Box::new(unsafe { Lists::new(turn, job, routes) });
+        let staged = unsafe { Staged::new(job) };
+        match (signature.kind, way) {
+            (Kind::Receive | Kind::ReceiveAny, _) => staged.provided(true).map(Draft::Receive),
+            (_, Way::Relayed(plan)) => Relay::new(staged, *plan).map(|relay| Draft::Relay(Box::new(relay))),
+            _ => staged.provided(first).map(Draft::Staged),
+        }
     }
-    // SAFETY: the caller's promise.
-    let staged = unsafe { Staged::new(turn, job) };
-    match (signature.kind, way) {
-        (Kind::Receive | Kind::ReceiveAny, _) => Box::new(staged.begun(group)),
-        (_, Way::Relayed(plan)) => Box::new(Relay::new(turn, staged, *plan)),
-        _ => Box::new(staged),
+
+    fn begin(self, group: &Group, turn: &Turn) -> Box<dyn Operation> {
+        match self {
+            Draft::Staged(staged) => Box::new(staged.at(turn)),
+            Draft::Receive(staged) => Box::new(staged.at(turn).begun(group)),
+            Draft::Relay(relay) => Box::new(relay.at(turn)),
+            Draft::Lists(lists) => Box::new(lists.at(turn)),
+        }
     }
 }
 

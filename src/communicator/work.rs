@@ -121,9 +121,9 @@ impl Work {
         }
     }
 
-    /// Has what `stream` is given after this wait for the operation, instead of the host. Returns at once where GPUs do it
-    /// alone; else, where the stream may not wait, when the operation is complete, and where it may, at once, unless it waits
-    /// for many already: see [`Call::stream`](super::Call). A failure of the operation lets the stream go on, too: the work tells of it. The handle of a default stream means that of
+    /// Has what `stream` is given after this wait for the operation, instead of the host. Returns at once, unless the stream waits for
+    /// many already (see [`Call::stream`](super::Call)); when the operation is complete, if side streams copy for it and the device has
+    /// too few queues, as for an operation on device memory that was given no stream. A failure of the operation lets the stream go on, too: the work tells of it. The handle of a default stream means that of
     /// the calling thread's current device. A stream that is being captured is `InvalidUsage`.
     ///
     /// # Safety
@@ -145,7 +145,7 @@ impl Work {
         stream.refuse_capture("stream", "a stream in capture cannot wait for work that runs now")?;
         match (&self.state, running) {
             (State::Enqueued(enqueued), _) => stream.wait(&enqueued.event),
-            (_, Some(_)) if !ahead::may_wait(&stream)? => {
+            (_, Some(running)) if !may_wait_for(running, &stream)? => {
                 // Its failure is the work's to tell.
                 let _ = self.wait(Deadline::NEVER);
                 Ok(())
@@ -179,6 +179,15 @@ impl Work {
                 fail!(InvalidUsage, "a collective cannot be cancelled alone; abort its context")
             }
         }
+    }
+}
+
+/// Whether `stream` may wait for an operation of the host's: not for one that has the device do more on streams that this one may
+/// hold up.
+fn may_wait_for(running: &Running, stream: &Stream) -> Result<bool> {
+    match running.asks_driver() {
+        true => ahead::may_wait(stream),
+        false => stream.devices().driver().can_wait_value(stream.device()),
     }
 }
 

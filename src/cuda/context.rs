@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use once_cell::sync::OnceCell;
 
+use super::courier::Stands;
 use super::driver::{CaptureMode, ContextHandle, Driver, Location, StreamHandle};
 use super::libcuda::Libcuda;
 use super::slab::Slabs;
@@ -23,6 +24,7 @@ pub struct Devices {
     apart: bool,
     slabs: Slabs,
     words: Mutex<Words>,
+    stands: Mutex<Stands>,
 }
 
 impl Devices {
@@ -48,6 +50,7 @@ impl Devices {
             apart,
             slabs: Slabs::new()?,
             words: Mutex::default(),
+            stands: Mutex::default(),
         }))
     }
 
@@ -133,6 +136,10 @@ impl Devices {
         self.words.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(super) fn stands(&self) -> MutexGuard<'_, Stands> {
+        self.stands.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// What CUDA knows of an address; `None` for memory that it has not heard of.
     pub fn locate(&self, address: u64) -> Result<Option<Location>> {
         self.driver.locate(address)
@@ -141,7 +148,8 @@ impl Devices {
 
 impl Drop for Devices {
     fn drop(&mut self) {
-        let pages = self.words.get_mut().unwrap_or_else(PoisonError::into_inner).pages();
+        let mut pages = self.words.get_mut().unwrap_or_else(PoisonError::into_inner).pages();
+        pages.extend(self.stands.get_mut().unwrap_or_else(PoisonError::into_inner).pages());
         if !pages.is_empty() {
             let freed = self.relax().and_then(|_relaxed| {
                 let _entered = self.enter(0)?;

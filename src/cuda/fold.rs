@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::context::Devices;
-use super::driver::{FunctionHandle, Grid};
+use super::courier::{self, Errand};
+use super::driver::{Driver, FunctionHandle, Grid};
 use super::kernels::{self, IMAGE, Launch, MAX_OPERANDS};
 use super::local::{self, Fold, Kernels};
 use super::stream::Stream;
@@ -37,6 +38,7 @@ struct Loaded {
     /// The most blocks of a launch.
     blocks: u32,
     functions: HashMap<&'static CStr, FunctionHandle>,
+    courier: FunctionHandle,
 }
 
 impl FoldKernels {
@@ -108,6 +110,15 @@ impl Kernels for FoldKernels {
         // SAFETY: the caller's promise about the memory; the kernel takes a `Launch`, and nothing else.
         unsafe { devices.driver().launch(function, grid, fold.stream.handle(), &mut [launch.parameter()]) }
     }
+
+    unsafe fn carry(&self, stream: &Stream, call: &courier::Call, blocks: u32) -> Result<()> {
+        let device = stream.device();
+        let Some(function) = self.lock().get(&device).map(|loaded| loaded.courier) else {
+            fail!(Internal, "couriers were not prepared on device {device}")
+        };
+        // SAFETY: the caller's promise.
+        unsafe { carry(stream.devices().driver(), function, stream, call, blocks) }
+    }
 }
 
 impl fmt::Debug for FoldKernels {
@@ -147,13 +158,39 @@ impl Loaded {
                 entry.insert(function);
             }
         }
+        // SAFETY: what was compiled for this device, whole.
+        let module = unsafe { driver.load_module(courier::IMAGE.of_device(driver, device)?) }
+            .map_err(|error| error.context(format_args!("the courier for GPU {device}")))?;
+        // SAFETY: the module is loaded and stays so.
+        let courier = unsafe { driver.function(module, courier::NAME) }?;
+        // One that has nothing to do.
+        let dismissed = Errand::new(devices, device, 0)?.courier().clone();
+        // SAFETY: it leaves at once.
+        dismissed.launch_by(|call, blocks| unsafe { carry(driver, courier, &stream, call, blocks) })?;
         stream.synchronize(Deadline::after(LOADING))?;
         log::debug!(
             "reductions on GPU {device} are loaded after {:.1} ms",
             began.elapsed().as_secs_f64() * 1e3
         );
-        Ok(Loaded { blocks, functions })
+        Ok(Loaded { blocks, functions, courier })
     }
+}
+
+/// Launches a courier.
+///
+/// # Safety
+/// As [`Kernels::carry`]; the function is the courier, on the current device.
+unsafe fn carry(
+    driver: &dyn Driver,
+    function: FunctionHandle,
+    stream: &Stream,
+    call: &courier::Call,
+    blocks: u32,
+) -> Result<()> {
+    let grid = Grid { blocks, threads: courier::THREADS, shared: 0, overlaps: false };
+    let parameter = std::ptr::from_ref(call).cast_mut().cast();
+    // SAFETY: the kernel takes a `Call`, and nothing else; it is not written.
+    unsafe { driver.launch(function, grid, stream.handle(), &mut [parameter]) }
 }
 
 /// The kernel's name. Refuses what the host refuses, and functions that only the host can call.

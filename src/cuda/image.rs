@@ -78,11 +78,12 @@ impl Packed {
 
 #[cfg(test)]
 mod tests {
-    use crate::cuda::{exchange, kernels};
+    use crate::cuda::{courier, exchange, kernels};
 
     #[test]
     fn every_generation_has_code_of_its_own() {
-        for image in [&kernels::IMAGE, &exchange::IMAGE, &exchange::STAGES, &exchange::WINDOWED] {
+        let exchange = [&exchange::IMAGE, &exchange::STAGES, &exchange::WINDOWED];
+        for image in exchange.into_iter().chain([&kernels::IMAGE, &courier::IMAGE]) {
             for (major, architecture) in [(9, 90), (10, 100)] {
                 let code = image.of_capability(major).unpack().expect("it was packed well");
                 assert!(code.starts_with(b"\x7fELF"));

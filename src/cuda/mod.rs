@@ -8,6 +8,7 @@
 //! call fails. And what a stream capture forbids is either not done or done under the relaxed capture mode.
 
 pub mod context;
+pub mod courier;
 pub mod driver;
 pub mod event;
 pub mod exchange;

@@ -36,6 +36,16 @@ pub trait Operation: Send {
         Through::Messages
     }
 
+    /// Whether a stream waits for it by a courier. Asked when it begins.
+    fn has_courier(&self) -> bool {
+        false
+    }
+
+    /// Whether whoever moves it may ask the driver something, and be held up there.
+    fn asks_driver(&self) -> bool {
+        self.through() == Through::Device
+    }
+
     /// How far it has come on this rank and what it waits for here, if that may be something else than ranks; for a person.
     fn standing(&self) -> Option<String> {
         None
@@ -100,6 +110,14 @@ impl Operation for Box<dyn Operation> {
         (**self).through()
     }
 
+    fn has_courier(&self) -> bool {
+        (**self).has_courier()
+    }
+
+    fn asks_driver(&self) -> bool {
+        (**self).asks_driver()
+    }
+
     fn standing(&self) -> Option<String> {
         (**self).standing()
     }
@@ -135,6 +153,9 @@ pub struct Running {
     call: Turn,
     /// How whoever waits for it looks: at everything else, too.
     through: Through,
+    /// Whether the driver may hold up whoever moves it.
+    asks_driver: bool,
+    has_courier: bool,
     stage: Mutex<Stage>,
     /// Whether its turn has come.
     active: AtomicBool,
@@ -173,6 +194,8 @@ impl Running {
                 Through::Memory => Through::Messages,
                 through => through,
             },
+            asks_driver: operation.asks_driver(),
+            has_courier: operation.has_courier(),
             exits: (operation.through() == Through::Device).then(|| operation.exits()),
             held_up: OnceLock::new(),
             stage: Mutex::new(Stage::Running { operation, compare_at: Deadline::NEVER }),
@@ -188,6 +211,8 @@ impl Running {
             group,
             call,
             through: Through::Messages,
+            asks_driver: false,
+            has_courier: false,
             exits: None,
             held_up: OnceLock::new(),
             stage: Mutex::new(Stage::Over),
@@ -205,6 +230,11 @@ impl Running {
     /// How its condition comes true.
     pub fn through(&self) -> Through {
         self.through
+    }
+
+    /// Whether whoever moves it may be held up in the driver.
+    pub fn asks_driver(&self) -> bool {
+        self.asks_driver
     }
 
     /// Whether it is a send or a receive.
@@ -297,7 +327,7 @@ impl Running {
 
     /// Whether streams wait for it.
     pub fn streams_wait(&self) -> bool {
-        self.exits.as_ref().is_some_and(|exits| exits.any())
+        self.has_courier || self.exits.as_ref().is_some_and(|exits| exits.any())
     }
 
     /// Looks whether an operation on a device that has failed does not end, since nobody comes back from the driver who

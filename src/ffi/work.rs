@@ -267,9 +267,9 @@ pub unsafe extern "C" fn unisono_work_cancel(work: *const unisono_work_t) -> uni
     })
 }
 
-/// Has what the CUDA stream `stream` is given after this wait for the operation, in place of the host. Returns at once
-/// where GPUs do it alone, or where CUDA_DEVICE_MAX_CONNECTIONS is 32 and the stream does not wait for many operations already;
-/// else when the operation is complete: see the `stream` of a call.
+/// Has what the CUDA stream `stream` is given after this wait for the operation, in place of the host. Returns at once, unless
+/// the stream waits for many operations already: see the `stream` of a call. For an operation on device memory that goes through the
+/// host and was given no stream, it returns when that is complete, unless CUDA_DEVICE_MAX_CONNECTIONS is 32.
 /// A failed operation lets the stream go on; unisono_work_status tells. UNISONO_INVALID_USAGE when the stream is being
 /// captured. NULL is the default stream of the thread's current device.
 #[unsafe(no_mangle)]

@@ -55,12 +55,18 @@ pub(super) struct Across {
     exchange: Arc<DeviceExchange>,
     queue: Arc<Queue>,
     active: VecDeque<Staged>,
+    asks_driver: bool,
 }
 
 impl Across {
-    /// The parts of `turn` that come through `queue`, between launches of `exchange`.
-    pub(super) fn new(turn: &Turn, exchange: Arc<DeviceExchange>, queue: Arc<Queue>) -> Across {
-        Across { turn: *turn, exchange, queue, active: VecDeque::with_capacity(ACTIVE) }
+    /// The parts of `turn` that come through `queue`, between launches of `exchange`. Whether any may ask the driver.
+    pub(super) fn new(
+        turn: &Turn,
+        exchange: Arc<DeviceExchange>,
+        queue: Arc<Queue>,
+        asks_driver: bool,
+    ) -> Across {
+        Across { turn: *turn, exchange, queue, active: VecDeque::with_capacity(ACTIVE), asks_driver }
     }
 
     /// Takes parts that can begin. Whether there are any under way, or more may come.
@@ -116,6 +122,14 @@ impl Operation for Across {
 
     fn through(&self) -> Through {
         Through::Device
+    }
+
+    fn has_courier(&self) -> bool {
+        !self.asks_driver
+    }
+
+    fn asks_driver(&self) -> bool {
+        self.asks_driver
     }
 
     fn exits(&self) -> Arc<Exits> {

@@ -17,6 +17,8 @@ use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::communicator::Call;
 use crate::communicator::plans::Seat;
+use crate::communicator::staged::Launch;
+use crate::cuda::courier::Errand;
 use crate::cuda::exchange::{self, Direction, Point};
 use crate::cuda::word::Word;
 use crate::engine::device::{Berth, Layout, Series};
@@ -56,17 +58,25 @@ struct Chunk {
 
 /// The steps of a chunk that are the GPUs'.
 trait Steps {
-    /// Up to where the hosts exchange; the stream then waits for the word.
+    /// Up to where the hosts exchange.
     ///
     /// # Safety
     /// As [`Composed::start`].
-    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Arc<Word>>;
+    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Crossing>;
 
     /// From there on.
     ///
     /// # Safety
     /// As [`Composed::start`].
     unsafe fn after(&self, parts: &Parts<'_>, chunk: Chunk) -> Result<()>;
+}
+
+/// What the stream waits for while the hosts exchange.
+enum Crossing {
+    /// A courier between device and pinned memory, which is to be launched now.
+    Courier(Launch),
+    /// A word of the host, where kernels use pinned memory themselves, or side streams copy.
+    Word(Arc<Word>),
 }
 
 impl<'a> Parts<'a> {
@@ -124,7 +134,7 @@ impl<'a> Parts<'a> {
             Chunk { start, len: most.min(count - start), workspace }
         };
         let chunks = count.div_ceil(most);
-        let mut exit = None;
+        let mut crossing = None;
         for index in 0..=chunks {
             // SAFETY: the caller's promise; the half of the workspace is the last chunk's but one, whose launches come first.
             unsafe {
@@ -132,8 +142,8 @@ impl<'a> Parts<'a> {
                     true => Some(steps.before(self, chunk(index))?),
                     false => None,
                 };
-                if let Some(last) = std::mem::replace(&mut exit, next) {
-                    self.wait(&last)?;
+                if let Some(last) = std::mem::replace(&mut crossing, next) {
+                    self.wait(last)?;
                     steps.after(self, chunk(index - 1))?;
                 }
             }
@@ -141,12 +151,11 @@ impl<'a> Parts<'a> {
         Ok(())
     }
 
-    /// Has this place's ranks make the call `request` among the hosts once the stream has come so far. The stream is to
-    /// wait for the word.
+    /// Has this place's ranks make the call `request` among the hosts once the stream has come so far.
     ///
     /// # Safety
     /// As [`Composed::start`], for the request's memory.
-    unsafe fn across(&mut self, request: Request) -> Result<Arc<Word>> {
+    unsafe fn across(&mut self, request: Request) -> Result<Crossing> {
         let (group, stream) = (&self.call.group, self.series.stream());
         let (devices, device) = (stream.devices(), stream.device());
         let Layout { hosts, inside, .. } = self.layout;
@@ -162,14 +171,32 @@ impl<'a> Parts<'a> {
         let written = if forwards { 0 } else { checked.output_len() * element };
         let seat =
             Seat { numbering: (self.layout.place(), inside), ..Seat::new(self.layout.host(), hosts, 1) };
-        let exit = Arc::new(devices.word(device)?);
-        let (entry, copier, cut) = match &self.berth {
-            Some(berth) => (self.enter_berth(berth, checked.input_len() > 0)?, None, Cut::whole()),
+        let (mut errand, mut exit) = (None, None);
+        let cut = match &self.berth {
+            Some(_) => Cut::whole(),
             None => {
-                let copier = self.call.context.copier(devices, device);
                 let blocks = reads.max(writes) as u64;
-                let cut = Cut::even(count, blocks, element, self.call.context.cuda().piece_bytes());
-                (Entry::of_caller(stream, group.endpoint())?, copier, cut)
+                Cut::even(count, blocks, element, self.call.context.cuda().piece_bytes())
+            }
+        };
+        let courier = match &self.berth {
+            Some(_) => None,
+            None => self.call.context.copier(devices, device),
+        };
+        let (entry, crossing) = match (&self.berth, courier) {
+            (_, Some(kernels)) => {
+                let bytes = checked.input_len().max(checked.output_len()) * element;
+                let courier = errand.insert(Errand::new(devices, device, bytes)?);
+                let entry = Entry::of_courier(courier.courier(), group.endpoint());
+                (entry, Crossing::Courier(Launch::new(courier.clone(), kernels)))
+            }
+            (berth, None) => {
+                let word = exit.insert(Arc::new(devices.word(device)?)).clone();
+                let entry = match berth {
+                    Some(berth) => self.enter_berth(berth, checked.input_len() > 0)?,
+                    None => Entry::of_caller(stream, group.endpoint())?,
+                };
+                (entry, Crossing::Word(word))
             }
         };
         let side = |address: usize, bytes, blocks| Side {
@@ -180,7 +207,7 @@ impl<'a> Parts<'a> {
             shape: Shape { bytes, blocks: Blocks::Even(blocks) },
         };
         let job = Job {
-            order: StreamOrder { devices: devices.clone(), device, entry, exit: Some(exit.clone()), copier },
+            order: StreamOrder { devices: devices.clone(), device, entry, errand, exit, copier: None },
             input: side(checked.input.addr(), checked.input_len() * element, reads),
             output: side(checked.output.addr(), written, writes),
             forwards,
@@ -189,10 +216,12 @@ impl<'a> Parts<'a> {
             cut,
             exchange: self.exchange_pieces(request, seat, count),
         };
+        let first = self.pieces == 0;
         self.pieces = self.pieces.wrapping_add(cut.pieces());
         // SAFETY: the caller's promise.
-        self.queue.push(group, unsafe { Staged::new(&self.turn, job) });
-        Ok(exit)
+        let part = unsafe { Staged::new(job) }.provided(first)?.at(&self.turn);
+        self.queue.push(group, part);
+        Ok(crossing)
     }
 
     /// When the host may use the berth: if it sends, when the kernels so far have written; else as soon as those of the call that
@@ -231,13 +260,24 @@ impl<'a> Parts<'a> {
         unsafe { self.series.enqueue_points(&points) }
     }
 
-    /// What comes next waits for a part of the hosts: its stream does, or this thread.
-    fn wait(&self, exit: &Word) -> Result<()> {
+    /// What comes next in the stream waits for a part of the hosts.
+    ///
+    /// # Safety
+    /// As [`Composed::start`], for the part's memory.
+    unsafe fn wait(&self, crossing: Crossing) -> Result<()> {
+        let (stream, exit) = (
+            self.series.stream(),
+            match crossing {
+                // SAFETY: the caller's promise.
+                Crossing::Courier(launch) => return unsafe { launch.give(self.series.stream()) },
+                Crossing::Word(exit) => exit,
+            },
+        );
         if exit.is_released() {
             return Ok(());
         }
-        if !self.call.thread_waits {
-            return self.series.stream().wait_word(exit);
+        if stream.devices().driver().can_wait_value(stream.device())? {
+            return stream.wait_word(&exit);
         }
         let is_released = || exit.is_released().then_some(());
         // Whoever moves the part releases it in any case, at its own deadline at last.

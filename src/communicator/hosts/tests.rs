@@ -12,9 +12,9 @@ use self::members::{DRIVER, LOADS};
 use super::*;
 use crate::collective::request::Counts;
 use crate::communicator::device::{Candidate, connect};
-use crate::communicator::{Call, Completion, Options, Pending, Rendezvous};
+use crate::communicator::{Call, Completion, Options, Rendezvous};
 use crate::cuda::context::Devices;
-use crate::cuda::double::{Double, Order};
+use crate::cuda::double::{Double, DoubleKernels, Order};
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::exchange::{Chosen, Table};
 use crate::error::Status;
@@ -42,8 +42,6 @@ struct Rank {
     devices: Arc<Devices>,
     device: u32,
     stream: StreamHandle,
-    /// Whether the thread that calls waits, and its stream does not.
-    thread_waits: bool,
 }
 
 /// The drivers go on when nobody asks them, as devices do.
@@ -72,7 +70,18 @@ impl Drop for Clock {
 
 /// Runs `body` on `inside` ranks of each of `hosts` hosts; what it answers, by rank. Streams come to an end.
 fn ranks<T: Send>(hosts: u32, inside: u32, order: Order, body: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
-    let (answers, doubles) = ranks_of(hosts, inside, order, 1, body);
+    ranks_by(hosts, inside, order, Carriers::SideStreams, body)
+}
+
+/// As [`ranks`], with other carriers.
+fn ranks_by<T: Send>(
+    hosts: u32,
+    inside: u32,
+    order: Order,
+    carriers: Carriers,
+    body: impl Fn(&Rank) -> T + Sync,
+) -> Vec<T> {
+    let (answers, doubles) = ranks_of(hosts, inside, order, 1, carriers, body);
     for double in doubles {
         double.drain();
         assert_eq!(double.complaints(), Vec::<String>::new(), "{order:?}");
@@ -82,7 +91,14 @@ fn ranks<T: Send>(hosts: u32, inside: u32, order: Order, body: impl Fn(&Rank) ->
 
 /// As [`ranks`]; what streams were given may wait for ever, since nothing ends the kernels of the double.
 fn ranks_that_fail<T: Send>(body: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
-    ranks_of(2, 2, Order::RoundRobin, 1, body).0
+    ranks_of(2, 2, Order::RoundRobin, 1, Carriers::SideStreams, body).0
+}
+
+/// What copies between devices and pinned memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Carriers {
+    SideStreams,
+    Couriers,
 }
 
 /// Runs `body` on `inside` ranks of each of `hosts` hosts, which has so many processes: a driver double for each, with a device
@@ -92,6 +108,7 @@ fn ranks_of<T: Send>(
     inside: u32,
     order: Order,
     processes: u32,
+    carriers: Carriers,
     body: impl Fn(&Rank) -> T + Sync,
 ) -> (Vec<T>, Vec<Arc<Double>>) {
     let seats = inside / processes;
@@ -124,12 +141,15 @@ fn ranks_of<T: Send>(
                     let device = rank % seats;
                     context.cuda().pretend(&devices, PIECE);
                     context.cuda().pretend_loads(LOADS);
+                    if carriers == Carriers::Couriers {
+                        context.cuda().pretend_kernels(Arc::new(DoubleKernels(double.clone())));
+                    }
                     let agreed = agree(&context, device, &devices);
                     // Nobody fails a call while others still agree.
                     met.wait();
                     agreed.expect("an agreement");
                     assert_eq!(context.device_way(), Some(Ok(())));
-                    body(&Rank { context, double, devices, device, stream, thread_waits: processes > 1 })
+                    body(&Rank { context, double, devices, device, stream })
                 })
             })
             .collect();
@@ -205,16 +225,12 @@ fn elements(dtype: DataType, count: usize, seed: u64) -> Vec<u8> {
 
 impl Rank {
     fn call(&self) -> Call {
-        Call { stream: Some(self.stream), thread_waits: Some(self.thread_waits), ..Call::default() }
+        Call { stream: Some(self.stream), ..Call::default() }
     }
 
     fn start(&self, request: &Request, call: &Call) -> Result<Work> {
         // SAFETY: the double trusts no address.
-        let begun = unsafe { self.context.begin(request, call) }?;
-        match self.thread_waits {
-            true => Pending::complete_all(vec![begun]).pop().expect("one for one"),
-            false => begun.close(),
-        }
+        unsafe { self.context.begin(request, call) }?.close()
     }
 
     /// Runs it on a stream and on none, apart and in place, and compares with what host memory has.

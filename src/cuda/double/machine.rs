@@ -11,6 +11,15 @@ pub(super) struct Pending {
     queue: Queue,
     task: Task,
     after: Vec<u64>,
+    /// What stands before it in a queue of the hardware, which it leaves when it begins.
+    behind: Option<u64>,
+}
+
+impl Pending {
+    /// Whether it has begun, and goes on.
+    fn has_begun(&self) -> bool {
+        matches!(&self.task, Task::Carry(carrying) if carrying.has_come())
+    }
 }
 
 /// What runs in turn: a stream, or what stands for one.
@@ -319,10 +328,8 @@ impl Machine {
             _ => {}
         }
         let id = self.next_number();
-        if let Some(channel) = self.channel(queue, &task) {
-            after.extend(self.last_of_channel.insert(channel, id));
-        }
-        self.pending.insert(id, Pending { queue, task, after });
+        let behind = self.channel(queue, &task).and_then(|channel| self.last_of_channel.insert(channel, id));
+        self.pending.insert(id, Pending { queue, task, after, behind });
         self.last.insert(queue, id);
         id
     }
@@ -463,18 +470,25 @@ impl Machine {
     }
 
     fn is_ready(&self, pending: &Pending) -> bool {
-        let free = pending.after.iter().all(|before| !self.pending.contains_key(before));
-        free && match pending.task {
-            Task::WaitValue { address, value } => match self.heap.slice(Place { address, bytes: 4 }) {
-                Ok(found) => {
-                    let found = u32::from_ne_bytes(found.try_into().expect("four bytes"));
-                    found.wrapping_sub(value) as i32 >= 0
-                }
-                // Ready to be complained about.
-                Err(_) => true,
-            },
-            _ => true,
-        }
+        self.is_next(pending)
+            && match &pending.task {
+                &Task::WaitValue { address, value } => match self.heap.slice(Place { address, bytes: 4 }) {
+                    Ok(found) => {
+                        let found = u32::from_ne_bytes(found.try_into().expect("four bytes"));
+                        found.wrapping_sub(value) as i32 >= 0
+                    }
+                    // Ready to be complained about.
+                    Err(_) => true,
+                },
+                Task::Carry(carrying) => carrying.is_ready(),
+                _ => true,
+            }
+    }
+
+    /// Whether nothing has to run or begin before it.
+    fn is_next(&self, pending: &Pending) -> bool {
+        !pending.after.iter().any(|before| self.pending.contains_key(before))
+            && pending.behind.and_then(|before| self.pending.get(&before)).is_none_or(Pending::has_begun)
     }
 
     /// The task to run next, by the order.
@@ -519,7 +533,7 @@ impl Machine {
                 self.running.insert(id);
                 return Some(id);
             }
-            open.extend(&pending.after);
+            open.extend(pending.after.iter().chain(&pending.behind));
         }
         None
     }
@@ -536,9 +550,9 @@ impl Machine {
 
     /// What a pending task is, if nothing but itself keeps it from running.
     pub(super) fn describe_head(&self, task: u64) -> Option<String> {
-        let Pending { queue, task, after } = self.pending.get(&task)?;
-        let is_head = !after.iter().any(|before| self.pending.contains_key(before));
-        is_head.then(|| format!("{task:?} of {queue:?}"))
+        let pending = self.pending.get(&task)?;
+        let Pending { queue, task, .. } = pending;
+        self.is_next(pending).then(|| format!("{task:?} of {queue:?}"))
     }
 
     /// Whether some thread runs a task just now.
@@ -546,10 +560,16 @@ impl Machine {
         !self.running.is_empty()
     }
 
-    /// A task has run.
+    /// A task has run; a courier goes on until it has left.
     pub(super) fn finish(&mut self, id: u64) {
         self.running.remove(&id);
-        self.pending.remove(&id);
+        let goes_on = |pending: &Pending| match &pending.task {
+            Task::Carry(carrying) => !carrying.is_over(),
+            _ => false,
+        };
+        if !self.pending.get(&id).is_some_and(goes_on) {
+            self.pending.remove(&id);
+        }
     }
 
     /// The task of a pending number that was chosen; it stays pending until it has run.

@@ -24,14 +24,16 @@ use heap::Place;
 use lock::Lock;
 pub(crate) use lock::Waiting;
 use machine::{Capturing, Graph, Machine, Queue, Recorded};
-use task::Task;
+use task::{Carrying, Task};
 
 use super::context::Devices;
+use super::courier;
 use super::driver::{
     Capture, CaptureMode, ContextHandle, Driver, EventHandle, FunctionHandle, Grid, HostFunction, Location,
     Memory, MemoryHandle, ModuleHandle, Priority, StreamHandle,
 };
 use super::local::{Fold, Kernels};
+use super::stream::Stream;
 use crate::error::{Error, Result, Status};
 use crate::reduce::{DataType, Operator, Reducer};
 
@@ -419,6 +421,12 @@ impl Kernels for DoubleKernels {
             count: fold.count,
         };
         self.0.push("cuLaunchKernel", fold.stream.handle(), task)
+    }
+
+    unsafe fn carry(&self, stream: &Stream, call: &courier::Call, blocks: u32) -> Result<()> {
+        self.0.load_folds("cuLaunchKernel for the first time", stream.device());
+        let carrying = Carrying::new(stream.device(), call, blocks);
+        self.0.push("cuLaunchKernel", stream.handle(), Task::Carry(Arc::new(carrying)))
     }
 }
 

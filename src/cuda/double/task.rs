@@ -45,6 +45,91 @@ pub(super) enum Task {
         representation: Representation,
         count: usize,
     },
+    /// A courier: it goes on for as long as the host has orders.
+    Carry(Arc<Carrying>),
+}
+
+/// A courier under way.
+#[derive(Debug)]
+pub(super) struct Carrying {
+    device: u32,
+    boards: [u64; 2],
+    /// Of each desk.
+    blocks: u32,
+    /// The next order at each desk, until it leaves that; `None` before it has come.
+    next: Mutex<Option<[Option<u32>; 2]>>,
+    first: [u32; 2],
+}
+
+impl Carrying {
+    pub(super) fn new(device: u32, call: &courier::Call, blocks: u32) -> Carrying {
+        let courier::Call { boards, next: first } = *call;
+        Carrying { device, boards, blocks: blocks / 2, next: Mutex::default(), first }
+    }
+
+    fn next(&self) -> MutexGuard<'_, Option<[Option<u32>; 2]>> {
+        self.next.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it has come.
+    pub(super) fn has_come(&self) -> bool {
+        self.next().is_some()
+    }
+
+    /// Whether it has left.
+    pub(super) fn is_over(&self) -> bool {
+        *self.next() == Some([None; 2])
+    }
+
+    /// Whether there is something for it to do.
+    pub(super) fn is_ready(&self) -> bool {
+        let Some(next) = *self.next() else { return true };
+        next.into_iter().zip(self.boards).any(|(number, board)| {
+            number.is_some_and(|number| courier::reader::order(board, number).is_some())
+        })
+    }
+
+    /// Does one thing.
+    fn run(&self, heap: &mut Heap) -> Result<(), String> {
+        let mut next = self.next();
+        let Some(next) = &mut *next else {
+            *next = Some(self.first.map(Some));
+            courier::reader::come(self.boards[0], self.first[0]);
+            return Ok(());
+        };
+        for (next, board) in next.iter_mut().zip(self.boards) {
+            let Some((number, order)) =
+                next.and_then(|number| Some((number, courier::reader::order(board, number)?)))
+            else {
+                continue;
+            };
+            *next = (!order.leave).then(|| number.wrapping_add(1));
+            let carried = if order.leave { Ok(()) } else { self.carry(&order, heap) };
+            courier::reader::done(board, self.blocks, number);
+            return carried;
+        }
+        Ok(())
+    }
+
+    fn carry(&self, order: &courier::Order, heap: &mut Heap) -> Result<(), String> {
+        let bytes = order.bytes as usize;
+        for address in [order.to, order.from] {
+            let place = Place { address, bytes };
+            heap.slice(place)?;
+            let found = heap.find(place).map(Allocation::location);
+            if let Some(at) = found.filter(|at| at.memory == Memory::Device && at.device != self.device) {
+                return Err(format!("a courier of device {} carries memory of {}", self.device, at.device));
+            }
+        }
+        let carried = heap.slice(Place { address: order.from, bytes })?.to_vec();
+        heap.slice_mut(Place { address: order.to, bytes })?.copy_from_slice(&carried);
+        Ok(())
+    }
+
+    /// What it is to use.
+    fn places(&self) -> Vec<Place> {
+        self.boards.map(|address| Place { address, bytes: 4 }).into()
+    }
 }
 
 impl Task {
@@ -67,6 +152,7 @@ impl Task {
                 places.extend(present.map(|o| place(o.address, size(o.representation))));
                 places
             }
+            Task::Carry(carrying) => carrying.places(),
         }
     }
 
@@ -117,6 +203,7 @@ impl Task {
                 // SAFETY: every place is live memory, as found above; one task runs at a time.
                 unsafe { reducer.fold(&operands, pointer(*out), *representation, *count) };
             }
+            Task::Carry(carrying) => carrying.run(heap)?,
         }
         Ok(())
     }

@@ -15,6 +15,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::context::Devices;
+use super::courier;
 use super::driver::{Memory, StreamHandle};
 use super::stream::Stream;
 use crate::error::{Error, Result, Status, fail};
@@ -239,6 +240,13 @@ pub trait Kernels: fmt::Debug + Send + Sync {
     /// # Safety
     /// As [`Stream`] says of the memory.
     unsafe fn fold(&self, devices: &Devices, fold: &Fold<'_>) -> Result<()>;
+
+    /// Enqueues a courier of so many blocks, on a device for which something was prepared and which is current. Neither allocates
+    /// nor synchronises.
+    ///
+    /// # Safety
+    /// As [`Courier::launch`](super::courier::Courier::launch).
+    unsafe fn carry(&self, stream: &Stream, call: &courier::Call, blocks: u32) -> Result<()>;
 }
 
 /// The error of bytes that are no whole number of elements.

@@ -1,6 +1,6 @@
 //! What the library moves when nobody waits for it: operations that were started, and calls that streams do.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,9 @@ const LEAVE: Duration = Duration::from_millis(1);
 
 /// How long the attendant watches another thread that moves what streams wait for, before it naps in between.
 const STAND_BY: Duration = Duration::from_micros(250);
+
+/// How soon the service thread looks again while it moves what the attendant cannot.
+const STAND_IN: Duration = Duration::from_micros(200);
 
 /// After so many looks at nothing it takes a call to look again.
 const QUIET: u32 = 20;
@@ -145,6 +148,8 @@ pub(super) struct Watch {
     on: AtomicBool,
     /// Looks in a row that found none of them.
     quiet: AtomicU32,
+    /// When all operations on devices had last been moved, in the endpoint's age.
+    moved_at: AtomicU64,
 }
 
 impl Endpoint {
@@ -187,7 +192,30 @@ impl Endpoint {
                 self.disown(&running);
             }
         }
+        if on_devices {
+            self.watch.moved_at.store(self.age(), Ordering::Relaxed);
+        }
         moved
+    }
+
+    /// Moves those on devices that need no driver, if those who move such things do not come back from it. When to look again.
+    fn stand_in(&self) -> Duration {
+        let left = |running: &&Arc<Running>| running.through() == Through::Device && !running.asks_driver();
+        let since =
+            Duration::from_nanos(self.age().saturating_sub(self.watch.moved_at.load(Ordering::Relaxed)));
+        if since < 2 * LOOK {
+            return LOOK;
+        }
+        if !self.unattended.all().iter().any(|running| left(&running)) {
+            return LOOK;
+        }
+        self.progress(0, Through::Messages);
+        for running in self.unattended.all().iter().filter(left) {
+            if running.advance() {
+                self.disown(running);
+            }
+        }
+        STAND_IN
     }
 
     // ---- what devices do
@@ -248,17 +276,19 @@ impl Endpoint {
         if !self.watches_devices() {
             return None;
         }
+        let mut next = LOOK;
         if self.unattended.any_on_devices() {
             for running in self.unattended.all() {
                 running.oversee();
             }
+            next = self.stand_in();
         }
         if self.attendant.is_held_up() {
             for (group, exchange) in self.exchanges() {
                 exchange.oversee(&group);
             }
         }
-        Some(Instant::now() + LOOK)
+        Some(Instant::now() + next)
     }
 
     /// Moves operations on devices that nobody waits for until there are none, or it is time to look at calls that streams do.

@@ -205,7 +205,7 @@ impl Endpoint {
     }
 
     /// Nanoseconds since this was made.
-    fn age(&self) -> u64 {
+    pub(super) fn age(&self) -> u64 {
         self.born.elapsed().as_nanos() as u64
     }
 

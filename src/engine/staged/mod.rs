@@ -22,6 +22,7 @@
 //! Memory of the host that a call on devices names, or that a call ordered on a stream names, is copied by the processor
 //! once the entry has been reached.
 
+mod carrier;
 mod copies;
 mod cut;
 mod lists;
@@ -34,10 +35,11 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use carrier::Carrier;
 pub use copies::COPY;
 pub use cut::{Blocks, Cut, Piece, Shape, Strip};
 pub use lists::{Lists, Routes};
-use resources::{Bay, Lane, Ringer};
+use resources::Lane;
 pub use resources::{Entry, front, prepare};
 pub use transfer::{Load, store};
 
@@ -45,9 +47,10 @@ use super::endpoint::Through;
 use super::group::{Group, Turn};
 use super::operation::{Completion, Exits, Operation};
 use crate::cuda::context::Devices;
+use crate::cuda::courier::{Desk, Errand};
 use crate::cuda::local::Kernels;
 use crate::cuda::word::Word;
-use crate::error::Result;
+use crate::error::{Result, fail};
 
 /// Bytes of a piece, of all blocks together.
 pub const PIECE_BYTES: usize = 4 * 1024 * 1024;
@@ -98,11 +101,43 @@ pub struct StreamOrder {
     pub device: u32,
     /// When the caller's stream has come to the call.
     pub entry: Entry,
+    /// What carries bytes, on the caller's stream, and is let go when nothing touches the caller's memory any more; `None`: side
+    /// streams do.
+    pub errand: Option<Errand>,
     /// Released when nothing touches the caller's memory any more; `None`: no stream waits for that.
     pub exit: Option<Arc<Word>>,
     /// What copies between the device and pinned memory, with [`COPY`] prepared; `None`: the copy engines, for devices that have
     /// no kernels.
     pub copier: Option<Arc<dyn Kernels>>,
+}
+
+impl StreamOrder {
+    /// What the call waits for before it touches the caller's memory, for a person.
+    fn stream(&self) -> &'static str {
+        if self.exit.is_some() || self.entry.is_courier() {
+            "call->stream"
+        } else {
+            "the stream before the call"
+        }
+    }
+
+    /// The caller's stream goes on, unless somebody else still keeps the courier.
+    fn release(&mut self) {
+        self.errand = None;
+        if let Some(exit) = &self.exit {
+            exit.release();
+        }
+    }
+
+    /// As [`StreamOrder::release`], for a call that is given up.
+    fn give_up(&mut self) {
+        if let Some(errand) = self.errand.take() {
+            let courier = errand.courier().clone();
+            drop(errand);
+            courier.give_up();
+        }
+        self.release();
+    }
 }
 
 /// Makes the operation that exchanges a piece, between what this rank contributes (NULL if nothing) and where its
@@ -133,13 +168,13 @@ pub struct Job {
 /// One call under way.
 pub struct Staged {
     job: Job,
-    turn: Turn,
-    bay: Option<Arc<Bay>>,
+    /// Set when it begins.
+    turn: Option<Turn>,
+    carrier: Option<Carrier>,
     /// Lanes of pieces that have been issued, but not stored, in their order.
     busy: VecDeque<Lane>,
     /// Lanes that no piece is in.
     free: Vec<Lane>,
-    ringer: Option<Arc<Ringer>>,
     current: Option<Box<dyn Operation>>,
     entered: bool,
     /// Whether it exchanges before its entry, whatever it is to obtain.
@@ -159,18 +194,17 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// The call of `turn`.
+    /// A call.
     ///
     /// # Safety
-    /// Both sides stay valid until the operation has ended or is abandoned, and then until the exit is released.
-    pub unsafe fn new(turn: &Turn, job: Job) -> Staged {
+    /// Both sides stay valid until the operation has ended or is abandoned, and then until its stream has been let go.
+    pub unsafe fn new(job: Job) -> Staged {
         Staged {
             job,
-            turn: *turn,
-            bay: None,
+            turn: None,
+            carrier: None,
             busy: VecDeque::new(),
             free: Vec::new(),
-            ringer: None,
             current: None,
             entered: false,
             begun: false,
@@ -181,6 +215,19 @@ impl Staged {
             completion: Completion::default(),
             released: false,
             early: Ok(()),
+        }
+    }
+
+    /// It is the call of `turn`.
+    pub fn at(mut self, turn: &Turn) -> Staged {
+        self.turn = Some(*turn);
+        self
+    }
+
+    fn turn(&self) -> Result<&Turn> {
+        match &self.turn {
+            Some(turn) => Ok(turn),
+            None => fail!(Internal, "a call was moved before it began"),
         }
     }
 
@@ -204,14 +251,33 @@ impl Staged {
 
     /// Takes what the call runs in.
     fn set_out(&mut self, group: &Group) -> Result<()> {
-        let StreamOrder { devices, device, .. } = &self.job.order;
-        self.bay = Some(Bay::take(devices, *device)?);
-        self.ringer = Some(Ringer::new(group.endpoint()));
-        if self.job.unstaged {
+        self.carrier = Some(Carrier::new(&self.job.order, group)?);
+        if self.job.order.errand.is_none() {
+            self.take_lanes(LANES)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the pinned memory of a call that a courier serves before its stream waits: making it may take as long. All that it can
+    /// use if it is the `first` that the stream waits for; else one lane, and later what earlier calls have done with.
+    /// May wait for the driver: not with a lock held.
+    pub fn provided(mut self, first: bool) -> Result<Staged> {
+        self.provide(first)?;
+        Ok(self)
+    }
+
+    fn provide(&mut self, first: bool) -> Result<()> {
+        if self.job.order.errand.is_none() || !self.free.is_empty() {
             return Ok(());
         }
-        for _ in 0..self.job.cut.pieces().min(LANES) {
-            self.free.push(self.new_lane()?);
+        self.take_lanes(if first { LANES } else { 1 })
+    }
+
+    fn take_lanes(&mut self, lanes: u32) -> Result<()> {
+        if !self.job.unstaged {
+            for _ in 0..self.job.cut.pieces().min(lanes) {
+                self.free.push(self.new_lane()?);
+            }
         }
         Ok(())
     }
@@ -219,10 +285,26 @@ impl Staged {
     /// A lane for any piece.
     fn new_lane(&self) -> Result<Lane> {
         let StreamOrder { devices, device, .. } = &self.job.order;
+        Lane::take(devices, *device, self.lane_bytes())
+    }
+
+    fn lane_bytes(&self) -> usize {
         let largest = self.job.cut.piece(0);
         let [input, output] =
             [&self.job.input, &self.job.output].map(|side| side.shape.piece_bytes(largest, self.job.element));
-        Lane::take(devices, *device, input.next_multiple_of(ALIGNMENT) + output)
+        input.next_multiple_of(ALIGNMENT) + output
+    }
+
+    /// A lane for the next piece. While a stream waits, none is made if one comes back.
+    fn next_lane(&mut self, keeps: bool) -> Result<Option<Lane>> {
+        if let Some(lane) = self.free.pop() {
+            return Ok(Some(lane));
+        }
+        let StreamOrder { devices, device, errand, .. } = &self.job.order;
+        if errand.is_some() && !keeps {
+            return Ok(Lane::take_kept(devices, *device, self.lane_bytes()));
+        }
+        self.new_lane().map(Some)
     }
 
     /// Takes a lane for the next piece. Whether there is one.
@@ -230,19 +312,18 @@ impl Staged {
         if self.issued == self.job.cut.pieces() {
             return Ok(false);
         }
-        if self.issued - self.stored >= LANES {
-            // A message that comes before the stream is kept here, all of it: who has sent it may wait for that before it
-            // sends what this stream waits for.
-            let keeps = self.begun && self.exchanged == self.issued && !self.has_entered()?;
-            if !keeps {
-                return Ok(false);
-            }
+        // A message that comes before the stream is kept here, all of it: who has sent it may wait for that before it
+        // sends what this stream waits for.
+        let full = self.issued - self.stored >= LANES;
+        let keeps = (full || self.free.is_empty())
+            && self.begun
+            && self.exchanged == self.issued
+            && !self.has_entered()?;
+        if full && !keeps {
+            return Ok(false);
         }
         if !self.job.unstaged {
-            let lane = match self.free.pop() {
-                Some(lane) => lane,
-                None => self.new_lane()?,
-            };
+            let Some(lane) = self.next_lane(keeps)? else { return Ok(false) };
             self.busy.push_back(lane);
         }
         self.load(self.issued)?;
@@ -276,9 +357,18 @@ impl Staged {
         (input, if self.job.forwards { input } else { address(&self.job.output, output) })
     }
 
-    fn bay(&self) -> (&Bay, &Arc<Ringer>) {
+    fn carrier(&self) -> &Carrier {
         // PROOF: `step` sets out before anything else.
-        (self.bay.as_ref().expect("set out"), self.ringer.as_ref().expect("set out"))
+        self.carrier.as_ref().expect("set out")
+    }
+
+    /// The caller's stream goes on behind what has begun.
+    fn let_go(&mut self) -> Result<()> {
+        if let Some(carrier) = &self.carrier {
+            carrier.let_go(&mut self.job.order)?;
+        }
+        self.released = true;
+        Ok(())
     }
 
     /// Whether the caller's stream has come to the call.
@@ -295,14 +385,14 @@ impl Staged {
             return Ok(());
         }
         let (lane, to, _) = self.lane(index);
-        let (bay, ringer) = self.bay();
+        let (order, carrier) = (&self.job.order, self.carrier());
         for Strip { at, packed, bytes } in shape.strips(piece, self.job.element) {
             let to = to.wrapping_add(packed);
             match place {
                 Place::Device(from) => {
                     // SAFETY: the strips lie in the caller's memory, which has been promised, and in the
                     // lane, which is this call's and was made for its largest piece.
-                    unsafe { self.job.order.copy_to_host(&bay.load, to, from + at as u64, bytes) }?
+                    unsafe { carrier.load(order, lane, to, from + at as u64, bytes) }?
                 }
                 // SAFETY: as above.
                 Place::Host(from) => unsafe {
@@ -311,14 +401,22 @@ impl Staged {
             }
         }
         if let Place::Device(_) = place {
-            lane.loaded.record(&bay.load)?;
-            ringer.ring();
+            carrier.given(Desk::Load, lane)?;
+            // A stream need not wait for what is only sent.
+            let last = index + 1 == self.job.cut.pieces();
+            if last && self.job.output.shape.bytes == 0 && order.errand.is_some() {
+                self.let_go()?;
+            }
         }
         Ok(())
     }
 
     fn is_loaded(&self, index: u32) -> Result<bool> {
-        if self.job.input.is_on_device() { self.lane(index).0.loaded.query() } else { Ok(true) }
+        if self.job.input.is_on_device() {
+            self.carrier().has_ended(Desk::Load, self.lane(index).0)
+        } else {
+            Ok(true)
+        }
     }
 
     /// Begins to store a piece. Whether it could.
@@ -331,20 +429,20 @@ impl Staged {
         let Side { place, ref shape } = self.job.output;
         let on_device = self.job.output.is_on_device();
         if !on_device && (shape.bytes == 0 || self.job.unstaged) {
-            self.released = last;
-            if last && let Some(exit) = &self.job.order.exit {
-                exit.release();
+            if last {
+                self.released = true;
+                self.job.order.release();
             }
             return Ok(true);
         }
         let (lane, _, from) = self.lane(index);
-        let (bay, ringer) = self.bay();
+        let (order, carrier) = (&self.job.order, self.carrier());
         for Strip { at, packed, bytes } in shape.strips(piece, self.job.element) {
             let from = from.wrapping_add(packed).cast_const();
             match place {
                 Place::Device(to) => {
                     // SAFETY: as for loads.
-                    unsafe { self.job.order.copy_to_device(&bay.store, to + at as u64, from, bytes) }?
+                    unsafe { carrier.store(order, lane, to + at as u64, from, bytes) }?
                 }
                 // SAFETY: as for loads.
                 Place::Host(to) => unsafe {
@@ -352,23 +450,24 @@ impl Staged {
                 },
             }
         }
-        if last && let Some(exit) = &self.job.order.exit {
-            if on_device {
-                bay.store.release_word(exit)?;
-            } else {
-                exit.release();
-            }
-        }
         if on_device {
-            lane.stored.record(&bay.store)?;
-            ringer.ring();
+            carrier.given(Desk::Store, lane)?;
         }
-        self.released = last;
+        if last && on_device {
+            self.let_go()?;
+        } else if last {
+            self.released = true;
+            self.job.order.release();
+        }
         Ok(true)
     }
 
     fn is_stored(&self, index: u32) -> Result<bool> {
-        if self.job.output.is_on_device() { self.lane(index).0.stored.query() } else { Ok(true) }
+        if self.job.output.is_on_device() {
+            self.carrier().has_ended(Desk::Store, self.lane(index).0)
+        } else {
+            Ok(true)
+        }
     }
 
     /// Whether nothing is loaded or stored.
@@ -378,7 +477,7 @@ impl Staged {
 
     /// Moves on as far as it can. Whether the call has ended.
     fn step(&mut self, group: &Group) -> Result<bool> {
-        if self.bay.is_none() {
+        if self.carrier.is_none() {
             if self.begins_at_entry() && !self.has_entered()? {
                 return Ok(false);
             }
@@ -403,7 +502,7 @@ impl Staged {
                 if next == self.issued || !self.is_loaded(next)? {
                     return Ok(false);
                 }
-                let turn = self.turn.at_piece(next);
+                let turn = self.turn()?.at_piece(next);
                 let (input, output) = self.sides(next);
                 self.current =
                     Some((self.job.exchange)(group, &turn, self.job.cut.piece(next), input, output)?);
@@ -423,10 +522,9 @@ impl Staged {
 
     /// What the call waits for here.
     fn awaits(&self) -> String {
-        let StreamOrder { device, exit, .. } = &self.job.order;
-        let stream = if exit.is_some() { "call->stream" } else { "the stream before the call" };
+        let (device, stream) = (self.job.order.device, self.job.order.stream());
         let pieces = self.job.cut.pieces();
-        if self.bay.is_none() {
+        if self.carrier.is_none() {
             return format!("{stream} has not come to the call");
         }
         if self.exchanged == pieces {
@@ -449,7 +547,7 @@ impl Staged {
         }
     }
 
-    fn take_lanes(&mut self) -> Vec<Lane> {
+    fn lanes(&mut self) -> Vec<Lane> {
         self.free.extend(self.busy.drain(..));
         std::mem::take(&mut self.free)
     }
@@ -461,8 +559,8 @@ impl Operation for Staged {
         match early.and_then(|()| self.step(group)) {
             Ok(false) => Poll::Pending,
             Ok(true) => {
-                self.bay = None;
-                resources::give_back(self.take_lanes());
+                self.carrier = None;
+                resources::give_back(self.lanes());
                 Poll::Ready(Ok(self.completion))
             }
             Err(error) => Poll::Ready(Err(error)),
@@ -473,8 +571,14 @@ impl Operation for Staged {
         if let Some(mut operation) = self.current.take() {
             operation.abandon(group);
         }
-        let (bay, lanes) = (self.bay.take(), self.take_lanes());
-        resources::leave(&self.job.order, bay.as_deref(), lanes, self.released);
+        let (carrier, lanes) = (self.carrier.take(), self.lanes());
+        match carrier {
+            Some(carrier) => carrier.leave(&mut self.job.order, lanes, self.released),
+            None => {
+                self.job.order.give_up();
+                resources::give_back(lanes);
+            }
+        }
     }
 
     fn waits_for(&self, group: &Group) -> Vec<u32> {
@@ -483,6 +587,15 @@ impl Operation for Staged {
 
     fn through(&self) -> Through {
         Through::Device
+    }
+
+    fn has_courier(&self) -> bool {
+        self.job.order.errand.is_some()
+    }
+
+    /// A message that is kept may need more pinned memory than there is.
+    fn asks_driver(&self) -> bool {
+        self.job.order.errand.is_none() || self.begun && self.job.cut.pieces() > LANES
     }
 
     fn exits(&self) -> Arc<Exits> {

@@ -2,11 +2,13 @@
 //! nothing that an earlier one has given back, and nothing is freed while streams wait for the host: freeing may wait
 //! for the device.
 
+use std::cell::Cell;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use super::{COPIES, StreamOrder, relay};
 use crate::cuda::context::Devices;
+use crate::cuda::courier::{Courier, Desk};
 use crate::cuda::driver::Priority;
 use crate::cuda::event::Event;
 use crate::cuda::memory::RegisteredBuffer;
@@ -41,12 +43,24 @@ pub(super) struct Lane {
     pub(super) loaded: Event,
     /// The last store out of it.
     pub(super) stored: Event,
+    /// The last orders of a courier for it, by the desk.
+    ordered: [Cell<u32>; 2],
 }
 
 impl Lane {
     /// Its first byte.
     pub(super) fn address(&self) -> *mut u8 {
         self.memory.address()
+    }
+
+    /// The last order of a courier for it.
+    pub(super) fn ordered(&self, desk: Desk) -> u32 {
+        self.ordered[desk as usize].get()
+    }
+
+    /// A courier has got an order for it.
+    pub(super) fn note(&self, desk: Desk, number: u32) {
+        self.ordered[desk as usize].set(number);
     }
 }
 
@@ -58,16 +72,28 @@ const KEPT_BYTES: usize = 256 * 1024 * 1024;
 
 /// What is left of calls that ended before their copies.
 struct Parked {
-    /// After all of them; `None`: each lane's stores are all there is.
-    tail: Option<Event>,
+    behind: Behind,
     lanes: Vec<Lane>,
+}
+
+/// What has ended when copies have.
+enum Behind {
+    /// Each lane's stores.
+    Stores,
+    /// An event after all of them.
+    Tail(Event),
+    /// What carries them.
+    Courier(Arc<Courier>),
 }
 
 impl Parked {
     fn has_ended(&self) -> Result<bool> {
-        match &self.tail {
-            Some(tail) => tail.query(),
-            None => self.lanes.iter().try_fold(true, |ended, lane| Ok(ended && lane.stored.query()?)),
+        match &self.behind {
+            Behind::Tail(tail) => tail.query(),
+            Behind::Courier(courier) => Ok(courier.is_gone()),
+            Behind::Stores => {
+                self.lanes.iter().try_fold(true, |ended, lane| Ok(ended && lane.stored.query()?))
+            }
         }
     }
 }
@@ -88,6 +114,7 @@ pub struct Entry {
 enum Mark {
     Event(Event),
     Word(Arc<Word>),
+    Courier(Arc<Courier>),
 }
 
 impl Entry {
@@ -96,6 +123,12 @@ impl Entry {
     pub fn of_word(word: Option<Arc<Word>>, endpoint: &Arc<Endpoint>) -> Entry {
         endpoint.stir();
         Entry { mark: word.map(Mark::Word) }
+    }
+
+    /// What the caller's stream was given before a courier.
+    pub fn of_courier(courier: &Arc<Courier>, endpoint: &Arc<Endpoint>) -> Entry {
+        endpoint.stir();
+        Entry { mark: Some(Mark::Courier(courier.clone())) }
     }
 
     /// What `stream`, which is the caller's, has been given so far. Whoever moves the operations of `endpoint` looks.
@@ -122,12 +155,18 @@ impl Entry {
         Ok(entry)
     }
 
+    /// Whether a courier stands for it.
+    pub(super) fn is_courier(&self) -> bool {
+        matches!(self.mark, Some(Mark::Courier(_)))
+    }
+
     /// Whether it is done.
     pub fn has_come(&self) -> Result<bool> {
         match &self.mark {
             None => Ok(true),
             Some(Mark::Event(event)) => event.query(),
             Some(Mark::Word(word)) => Ok(word.is_released()),
+            Some(Mark::Courier(courier)) => Ok(courier.has_come()),
         }
     }
 
@@ -194,6 +233,7 @@ pub fn prepare(devices: &Arc<Devices>, device: u32) -> Result<()> {
     relay::prepare(devices, device)?;
     front(devices, device)?;
     drop(devices.word(device)?);
+    devices.prepare_couriers(device)?;
     let mut pool = lock(&POOL);
     pool.bays.extend(bays);
     pool.entries.extend(entries);
@@ -245,24 +285,34 @@ impl Bay {
 impl Lane {
     /// A lane of at least `bytes` bytes.
     pub(super) fn take(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<Lane> {
-        let bytes = bytes.max(SMALLEST).checked_next_power_of_two().unwrap_or(bytes);
+        match Lane::take_kept(devices, device, bytes) {
+            Some(lane) => Ok(lane),
+            None => Lane::new(devices, device, rounded(bytes)),
+        }
+    }
+
+    /// As [`Lane::take`], if there is one that nobody uses: asks no driver where couriers carry.
+    pub(super) fn take_kept(devices: &Arc<Devices>, device: u32, bytes: usize) -> Option<Lane> {
+        let bytes = rounded(bytes);
         let mut pool = lock(&POOL);
         pool.unpark();
         let fits = |lane: &Lane| {
             lane.memory.bytes() == bytes && lane.device == device && Arc::ptr_eq(&lane.devices, devices)
         };
-        if let Some(index) = pool.lanes.iter().position(fits) {
-            return Ok(pool.lanes.remove(index));
-        }
-        drop(pool);
-        Lane::new(devices, device, bytes)
+        let index = pool.lanes.iter().position(fits)?;
+        Some(pool.lanes.remove(index))
     }
 
     fn new(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<Lane> {
         let memory = RegisteredBuffer::new(devices, device, bytes)?;
         let (loaded, stored) = (Event::new(devices, device)?, Event::new(devices, device)?);
-        Ok(Lane { devices: devices.clone(), device, memory, loaded, stored })
+        Ok(Lane { devices: devices.clone(), device, memory, loaded, stored, ordered: Default::default() })
     }
+}
+
+/// How long a lane is that has room for so many bytes.
+fn rounded(bytes: usize) -> usize {
+    bytes.max(SMALLEST).checked_next_power_of_two().unwrap_or(bytes)
 }
 
 /// Takes back what a call ran in. No stream is to do anything with it any more.
@@ -270,21 +320,20 @@ pub(super) fn give_back(lanes: Vec<Lane>) {
     lock(&POOL).keep(lanes);
 }
 
-/// Takes back what a call ran in, once `tail` is complete; without one, once what each lane's `stored` is behind has ended.
-pub(super) fn park(tail: Option<Event>, lanes: Vec<Lane>) {
-    lock(&POOL).parked.push(Parked { tail, lanes });
+/// Takes back what a copy on a caller's stream went through, once what each lane's `stored` is behind has ended.
+pub(super) fn park(lanes: Vec<Lane>) {
+    lock(&POOL).parked.push(Parked { behind: Behind::Stores, lanes });
 }
 
-/// Lets go of what a call ran in that is given up, when streams may still use it. The caller's stream goes on
+/// Takes back what a call ran in, once `courier` touches nothing any more.
+pub(super) fn park_behind(courier: Arc<Courier>, lanes: Vec<Lane>) {
+    lock(&POOL).parked.push(Parked { behind: Behind::Courier(courier), lanes });
+}
+
+/// Lets go of what a call ran in that is given up, when side streams may still use it. The caller's stream goes on
 /// behind the copies under way, unless it has been let go (`released`).
-pub(super) fn leave(order: &StreamOrder, bay: Option<&Bay>, lanes: Vec<Lane>, released: bool) {
+pub(super) fn leave(order: &StreamOrder, bay: &Bay, lanes: Vec<Lane>, released: bool) {
     let StreamOrder { devices, device, exit, .. } = order;
-    let Some(bay) = bay else {
-        if let Some(exit) = exit {
-            exit.release();
-        }
-        return;
-    };
     let behind = || -> Result<Event> {
         // Behind everything that either side stream was given.
         let [stores, tail] = [Event::new(devices, *device)?, Event::new(devices, *device)?];
@@ -304,7 +353,7 @@ pub(super) fn leave(order: &StreamOrder, bay: Option<&Bay>, lanes: Vec<Lane>, re
             while exit.is_none() && matches!(tail.query(), Ok(false)) && !until.expired() {
                 sys::process::yield_now();
             }
-            park(Some(tail), lanes);
+            lock(&POOL).parked.push(Parked { behind: Behind::Tail(tail), lanes });
         }
         Err(error) => {
             // The device does nothing any more that could be waited for.
@@ -374,8 +423,8 @@ impl Pool {
 pub(super) struct Ringer(Weak<Endpoint>);
 
 impl Ringer {
-    pub(super) fn new(endpoint: &Arc<Endpoint>) -> Arc<Ringer> {
-        Arc::new(Ringer(Arc::downgrade(endpoint)))
+    pub(super) fn new(endpoint: &Arc<Endpoint>) -> Ringer {
+        Ringer(Arc::downgrade(endpoint))
     }
 
     /// A stream has been given something just now.

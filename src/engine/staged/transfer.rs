@@ -144,7 +144,7 @@ impl Drop for Transfer {
         if self.ended.get() {
             resources::give_back(vec![lane]);
         } else if self.given {
-            resources::park(None, vec![lane]);
+            resources::park(vec![lane]);
         } else {
             // A copy may be under way, and nothing tells when it ends.
             log::warn!("a copy that failed leaves its pinned memory behind");

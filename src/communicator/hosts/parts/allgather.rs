@@ -1,10 +1,7 @@
 //! Allgather.
 
-use std::sync::Arc;
-
-use super::{Chunk, Parts, Steps, receive, send};
+use super::{Chunk, Crossing, Parts, Steps, receive, send};
 use crate::collective::request::Kind;
-use crate::cuda::word::Word;
 use crate::engine::device::Layout;
 use crate::error::Result;
 use crate::reduce::{DataType, Operator};
@@ -27,7 +24,7 @@ impl Allgather {
 }
 
 impl Steps for Allgather {
-    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Arc<Word>> {
+    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Crossing> {
         let checked = &parts.call.checked;
         let input = checked.input.addr() as u64 + chunk.start * self.element;
         let dtype = checked.dtype;

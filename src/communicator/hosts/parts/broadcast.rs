@@ -47,8 +47,8 @@ impl Parts<'_> {
                     at = berth.address;
                 }
                 let request = self.request(Kind::Broadcast, at, at, len, dtype, Operator::Sum);
-                let exit = self.across(Request { root: root / inside, ..request })?;
-                self.wait(&exit)?;
+                let crossing = self.across(Request { root: root / inside, ..request })?;
+                self.wait(crossing)?;
             }
             if !here {
                 let mut points = Vec::new();

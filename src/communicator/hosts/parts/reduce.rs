@@ -1,11 +1,8 @@
 //! Allreduce and reduce.
 
-use std::sync::Arc;
-
 use super::reduction::Reduction;
-use super::{ALIGNMENT, Chunk, Parts, Steps, receive, send};
+use super::{ALIGNMENT, Chunk, Crossing, Parts, Steps, receive, send};
 use crate::collective::request::{Kind, Request};
-use crate::cuda::word::Word;
 use crate::engine::device::Layout;
 use crate::error::Result;
 use crate::reduce::Operator;
@@ -46,7 +43,7 @@ impl Reduce {
 }
 
 impl Steps for Reduce {
-    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Arc<Word>> {
+    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Crossing> {
         let Reduction { element, accumulator, widens, .. } = self.reduction;
         let layout = parts.layout;
         let input = parts.call.checked.input.addr() as u64 + chunk.start * element;

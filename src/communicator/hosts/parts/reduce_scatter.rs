@@ -1,11 +1,8 @@
 //! Reduce-scatter.
 
-use std::sync::Arc;
-
 use super::reduction::Reduction;
-use super::{ALIGNMENT, Chunk, Parts, Steps, receive, send};
+use super::{ALIGNMENT, Chunk, Crossing, Parts, Steps, receive, send};
 use crate::collective::request::Kind;
-use crate::cuda::word::Word;
 use crate::engine::device::Layout;
 use crate::error::Result;
 use crate::reduce::Operator;
@@ -59,7 +56,7 @@ impl ReduceScatter {
 }
 
 impl Steps for ReduceScatter {
-    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Arc<Word>> {
+    unsafe fn before(&self, parts: &mut Parts<'_>, chunk: Chunk) -> Result<Crossing> {
         let Reduction { element, accumulator, widens, finishes, .. } = self.reduction;
         let (layout, stream, checked) = (parts.layout, parts.series.stream(), &parts.call.checked);
         let (input, count) = (checked.input.addr() as u64, checked.signature.count);

@@ -10,9 +10,16 @@ use crate::cuda::stream::Stream;
 #[test]
 fn composed_calls_have_the_bits_of_host_memory() {
     let kinds = [Kind::Allreduce, Kind::Reduce, Kind::ReduceScatter, Kind::Broadcast, Kind::Allgather];
-    for (hosts, inside, order) in [(2, 2, Order::RoundRobin), (2, 2, Order::Random(7)), (3, 2, Order::Eager)]
-    {
-        ranks(hosts, inside, order, |rank| {
+    use Carriers::{Couriers, SideStreams};
+    for (hosts, inside, order, carriers) in [
+        (2, 2, Order::RoundRobin, SideStreams),
+        (2, 2, Order::Random(7), SideStreams),
+        (3, 2, Order::Eager, SideStreams),
+        (2, 2, Order::RoundRobin, Couriers),
+        (2, 2, Order::Random(8), Couriers),
+        (3, 2, Order::Backward, Couriers),
+    ] {
+        ranks_by(hosts, inside, order, carriers, |rank| {
             for (seed, kind) in (1..).zip(kinds) {
                 for count in COUNTS {
                     let (dtype, operator) = (DataType::F32, Operator::Sum);
@@ -50,8 +57,8 @@ fn every_type_and_operator_is_rounded_once() {
     });
 }
 
-/// Whether a call on a stream that comes late to it, after `patience` at the latest, returns before that.
-fn returns_ahead_of_its_stream(rank: &Rank, call: &Call, patience: Duration) -> bool {
+/// Whether a call on a stream that comes late to it returns before that.
+fn returns_ahead_of_its_stream(rank: &Rank) -> bool {
     let (memory, request) = rank.sum(4001);
     // SAFETY: the stream lives as long as the double.
     let stream = unsafe { Stream::borrow(&rank.devices, rank.device, rank.stream) }.expect("a stream");
@@ -60,7 +67,7 @@ fn returns_ahead_of_its_stream(rank: &Rank, call: &Call, patience: Duration) -> 
     let [returned, ahead] = [false; 2].map(AtomicBool::new);
     let work = std::thread::scope(|scope| {
         scope.spawn(|| {
-            let until = Instant::now() + patience;
+            let until = Instant::now() + PATIENCE;
             while !returned.load(Ordering::SeqCst) && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -68,7 +75,7 @@ fn returns_ahead_of_its_stream(rank: &Rank, call: &Call, patience: Duration) -> 
             gate.release();
         });
         // SAFETY: the double trusts no address.
-        let work = unsafe { rank.context.start(&request, call) }.expect("it starts");
+        let work = unsafe { rank.context.start(&request, &rank.call()) }.expect("it starts");
         returned.store(true, Ordering::SeqCst);
         work
     });
@@ -78,13 +85,13 @@ fn returns_ahead_of_its_stream(rank: &Rank, call: &Call, patience: Duration) -> 
 }
 
 #[test]
-fn where_queues_are_few_the_thread_waits_for_the_hosts() {
-    for (queues, patience, ahead) in [(8, Duration::from_millis(100), false), (MOST, PATIENCE, true)] {
-        let answers = ranks(2, 2, Order::RoundRobin, |rank| {
+fn however_few_queues_there_are_no_thread_waits_for_the_hosts() {
+    for queues in [2, 8, MOST] {
+        let answers = ranks_by(2, 2, Order::RoundRobin, Carriers::Couriers, |rank| {
             rank.double.share_queues(queues, queues);
-            returns_ahead_of_its_stream(rank, &Call { thread_waits: None, ..rank.call() }, patience)
+            returns_ahead_of_its_stream(rank)
         });
-        assert_eq!(answers, [ahead; 4], "{queues} queues");
+        assert_eq!(answers, [true; 4], "{queues} queues");
     }
 }
 

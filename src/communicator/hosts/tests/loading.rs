@@ -10,7 +10,7 @@ const STUCK: Duration = Duration::from_secs(30);
 /// host need.
 #[test]
 fn kernels_may_be_loaded_while_a_thread_waits_for_a_composed_call() {
-    let (_, doubles) = ranks_of(2, 2, Order::RoundRobin, 2, |rank| {
+    let (_, doubles) = ranks_of(2, 2, Order::RoundRobin, 2, Carriers::Couriers, |rank| {
         rank.double.hold_lock(Waiting::All, STUCK);
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -44,7 +44,7 @@ fn kernels_may_be_loaded_while_a_thread_waits_for_a_composed_call() {
 /// A stream that waits for the call waits for its end: what ends it makes no stream, for which the driver may wait for that one.
 #[test]
 fn a_failure_makes_no_stream_while_streams_wait() {
-    let (_, doubles) = ranks_of(2, 2, Order::RoundRobin, 1, |rank| {
+    let (_, doubles) = ranks_of(2, 2, Order::RoundRobin, 1, Carriers::Couriers, |rank| {
         rank.double.hold_lock(Waiting::Seen, Duration::from_secs(2));
         if rank.context.rank() == 3 {
             std::thread::sleep(Duration::from_millis(50));

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::cuda::event::Event;
-use crate::cuda::queues::WAITING;
 
 #[test]
 fn copy_engines_may_be_held_up_by_what_is_behind_a_call() {
@@ -46,25 +45,44 @@ fn ranks_of_one_process_may_share_queues() {
 }
 
 #[test]
-fn with_few_queues_threads_wait_and_streams_do_not() {
-    // In one queue, what a stream waits for would be behind it.
+fn one_queue_is_enough_for_couriers() {
     for queues in [1, 8, MOST - 1] {
         for order in [Order::Eager, Order::RoundRobin, Order::Backward, Order::Random(3)] {
-            let doubles = [with_queues(queues, order), with_queues(queues, order)];
-            let complaints = ranks_on(&doubles, "shm", |rank| {
-                rank.copy_by_kernels();
-                let works = many(rank);
-                let complaints = rank.drain();
-                assert!(works.iter().all(|work| work.test().is_some()), "a thread has waited for each");
-                let (late, stream) = (exercise(rank, Kind::Allreduce, 70, false, 9), rank.stream);
-                // SAFETY: the stream lives.
-                unsafe { late.expect("it starts").block_stream(stream) }.expect("it has ended");
-                assert_eq!(rank.double.values(), 0, "no stream waits for the host");
-                complaints
-            });
-            assert_eq!(complaints.concat(), Vec::<String>::new(), "{queues}, {order:?}");
+            for relays in [false, true] {
+                let doubles = [with_queues(queues, order), with_queues(queues, order)];
+                let complaints = ahead_of_streams(&doubles, "shm", |rank| {
+                    if relays {
+                        rank.relay();
+                    }
+                    let before = rank.double.values();
+                    let works = many(rank);
+                    assert_eq!(rank.double.values(), before, "no stream waits for a word of the host");
+                    works
+                });
+                assert_eq!(complaints, Vec::<String>::new(), "{queues}, {order:?}, relays: {relays}");
+            }
         }
     }
+}
+
+#[test]
+fn a_call_returns_ahead_of_its_stream_however_few_queues_there_are() {
+    let doubles = [with_queues(8, Order::RoundRobin), with_queues(8, Order::RoundRobin)];
+    let complaints = ranks_on(&doubles, "shm", |rank| {
+        rank.copy_by_kernels();
+        let gate = rank.gate();
+        let works: Vec<_> = COLLECTIVES
+            .map(|kind| exercise(rank, kind, 700, false, 3).expect("it starts"))
+            .into_iter()
+            .collect();
+        assert!(works.iter().any(|work| work.test().is_none()), "their stream has not come to them");
+        gate.release();
+        for work in works {
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        }
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
 }
 
 #[test]
@@ -125,63 +143,31 @@ fn works_of_one_thread_need_no_order_among_communicators() {
 }
 
 #[test]
-fn work_on_host_memory_blocks_no_stream_where_queues_are_few() {
+fn work_on_host_memory_blocks_a_stream_however_few_queues_there_are() {
     let doubles = [with_queues(8, Order::RoundRobin), with_queues(8, Order::RoundRobin)];
+    let met = Barrier::new(2);
     ranks_on(&doubles, "shm", |rank| {
         let mut values = given(rank.rank, 0, 70);
         let memory = values.as_mut_ptr();
         let sum =
             Request { input: memory.cast(), output: memory.cast(), ..request(Kind::Allreduce, 0, 0, 70, 0) };
         if rank.rank == 1 {
-            std::thread::sleep(Duration::from_millis(20));
+            met.wait();
         }
         // SAFETY: the memory outlives the work.
         let work = unsafe { rank.context.start(&sum, &Call::default()) }.expect("it starts");
         let work = work.on_devices(&rank.devices);
         // SAFETY: the stream lives.
-        unsafe { work.block_stream(rank.stream) }.expect("the host waits");
-        assert!(work.test().is_some());
+        unsafe { work.block_stream(rank.stream) }.expect("the stream waits");
+        if rank.rank == 0 {
+            assert!(work.test().is_none(), "the other rank has not called");
+            assert!(!rank.stream().query().expect("a stream"));
+            met.wait();
+        }
+        work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        assert_eq!(rank.drain(), Vec::<String>::new());
         assert_eq!(values, expected(Kind::Allreduce, 70, 2, rank.rank, 0, 0));
-        assert_eq!(rank.double.values(), 0);
     });
-}
-
-#[test]
-fn so_many_streams_wait_and_threads_for_the_others() {
-    let doubles = [with_queues(MOST, Order::RoundRobin), with_queues(MOST, Order::RoundRobin)];
-    let complaints = ranks_on(&doubles, "shm", |rank| {
-        rank.copy_by_kernels();
-        let streams: Vec<_> = (0..=WAITING).map(|_| rank.double.stream(0)).collect();
-        let on = |index: usize| Rank {
-            context: rank.context.clone(),
-            double: rank.double.clone(),
-            devices: rank.devices.clone(),
-            stream: streams[index],
-            rank: rank.rank,
-            thread_waits: AtomicBool::new(false),
-        };
-        let (gate, opened) = (on(0).gate(), AtomicBool::new(false));
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while rank.double.values() < 1 + WAITING {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                std::thread::sleep(Duration::from_millis(20));
-                opened.store(true, Ordering::SeqCst);
-                gate.release();
-            });
-            for index in 0..=WAITING {
-                exercise(&on(index), Kind::Allreduce, 70, false, index as u32).expect("it starts");
-            }
-            assert!(
-                opened.load(Ordering::SeqCst),
-                "the thread of the last one waits, and so for all before it"
-            );
-        });
-        assert_eq!(rank.double.values(), 1 + WAITING, "the gate's, and a stream's each");
-        rank.drain()
-    });
-    assert_eq!(complaints.concat(), Vec::<String>::new());
 }
 
 #[test]

@@ -22,8 +22,10 @@ use std::task::Poll;
 use self::lines::{DEPTH, Line, Slot, Spot, State, spot_of, step_of};
 pub use self::routes::Routes;
 use self::routes::{Part, Round, Signal};
-use super::resources::{self, Bay, Lane, Ringer};
+use super::carrier::Carrier;
+use super::resources::{self, Lane};
 use super::{Job, Place, StreamOrder};
+use crate::cuda::courier::Desk;
 use crate::engine::endpoint::Through;
 use crate::engine::group::{Group, Turn};
 use crate::engine::lane::{Destination, Source, Ticket};
@@ -45,10 +47,10 @@ const HEARD: u32 = 1 << 31;
 /// One call under way.
 pub struct Lists {
     job: Job,
-    turn: Turn,
+    /// Set when it begins.
+    turn: Option<Turn>,
     routes: Routes,
-    bay: Option<Arc<Bay>>,
-    ringer: Option<Arc<Ringer>>,
+    carrier: Option<Carrier>,
     mailbox: Option<u32>,
     /// Even ones go to a rank, odd ones come from one; two that follow each other are of one round.
     lines: Vec<Line>,
@@ -66,12 +68,12 @@ pub struct Lists {
 }
 
 impl Lists {
-    /// The call of `turn`, which on host memory would run the plan of `routes`.
+    /// A call, which on host memory would run the plan of `routes`.
     ///
     /// # Safety
     /// Both sides of the job, of which the plan is, stay valid until the operation has ended or is abandoned,
     /// and then until the exit is released. They do not overlap, but for what is where it belongs already.
-    pub unsafe fn new(turn: &Turn, job: Job, mut routes: Routes) -> Lists {
+    pub unsafe fn new(job: Job, mut routes: Routes) -> Lists {
         // Of the own block in place, nothing is left to do.
         let there = |part: &Part| match (job.input.place, job.output.place) {
             (Place::Device(from), Place::Device(to)) => from + part.from as u64 == to + part.into as u64,
@@ -87,12 +89,11 @@ impl Lists {
         });
         Lists {
             job,
-            turn: *turn,
+            turn: None,
             unsaid: routes.said.len(),
             unheard: routes.heard.iter().map(|signal| signal.peer).collect(),
             routes,
-            bay: None,
-            ringer: None,
+            carrier: None,
             mailbox: None,
             lines: Vec::new(),
             entered: false,
@@ -103,21 +104,47 @@ impl Lists {
         }
     }
 
+    /// Takes the pinned memory of a call that a courier serves before its stream waits.
+    /// May wait for the driver: not with a lock held.
+    pub fn provided(mut self) -> Result<Lists> {
+        if self.job.order.errand.is_some() {
+            self.take_slots()?;
+        }
+        Ok(self)
+    }
+
+    /// It is the call of `turn`.
+    pub fn at(mut self, turn: &Turn) -> Lists {
+        self.turn = Some(*turn);
+        self
+    }
+
+    fn turn(&self) -> &Turn {
+        // PROOF: nobody moves it before it has begun.
+        self.turn.as_ref().expect("begun")
+    }
+
     /// Takes what the call runs in.
     fn set_out(&mut self, group: &Group) -> Result<()> {
-        let StreamOrder { devices, device, .. } = &self.job.order;
-        self.bay = Some(Bay::take(devices, *device)?);
-        self.ringer = Some(Ringer::new(group.endpoint()));
+        self.carrier = Some(Carrier::new(&self.job.order, group)?);
+        if self.job.order.errand.is_none() {
+            self.take_slots()?;
+        }
+        self.signal(group);
+        Ok(())
+    }
+
+    fn take_slots(&mut self) -> Result<()> {
         let pairs = self.routes.rounds.len().min(PAIRS);
         let depth = (SLOTS / (2 * pairs.max(1))).clamp(*DEPTH.start(), *DEPTH.end());
         for line in 0..2 * pairs {
             let (slots, bytes) = self.needs(line, pairs);
             self.lines.push(Line::default());
             for _ in 0..slots.min(depth) {
+                let StreamOrder { devices, device, .. } = &self.job.order;
                 self.lines[line].slots.push(Slot::new(Lane::take(devices, *device, bytes)?));
             }
         }
-        self.signal(group);
         Ok(())
     }
 
@@ -144,13 +171,13 @@ impl Lists {
         let peer = |signal: &Signal| group.members()[signal.peer as usize];
         for signal in &self.routes.said {
             let nothing = Source { address: std::ptr::null(), len: 0 };
-            let signature = self.routes.plan.signature(self.turn.signature, signal.step);
+            let signature = self.routes.plan.signature(self.turn().signature, signal.step);
             let ticket = Ticket { mailbox, step: SAID };
             messages.send(peer(signal), self.key(group, signal.slot), signature, nothing, ticket);
         }
         for signal in &self.routes.heard {
             let nothing = Destination { address: std::ptr::null_mut(), len: 0 };
-            let signature = self.routes.plan.signature(self.turn.signature, signal.step);
+            let signature = self.routes.plan.signature(self.turn().signature, signal.step);
             let ticket = Ticket { mailbox, step: HEARD + signal.peer };
             messages.receive(peer(signal), self.key(group, signal.slot), signature, nothing, ticket);
         }
@@ -161,13 +188,13 @@ impl Lists {
 
     /// Names a message.
     fn key(&self, group: &Group, slot: u32) -> Key {
-        let key = self.turn.key(group);
+        let key = self.turn().key(group);
         Key { slot: key.slot + slot, ..key }
     }
 
-    fn bay(&self) -> (&Bay, &Arc<Ringer>) {
+    fn carrier(&self) -> &Carrier {
         // PROOF: `step` sets out before anything else.
-        (self.bay.as_ref().expect("set out"), self.ringer.as_ref().expect("set out"))
+        self.carrier.as_ref().expect("set out")
     }
 
     /// Whether the caller's stream has come to the call.
@@ -230,14 +257,14 @@ impl Lists {
     fn look_at_device(&mut self) -> Result<bool> {
         let mut any = false;
         while let Some(&spot) = self.loading.front()
-            && self.slot(spot).lane.loaded.query()?
+            && self.carrier().has_ended(Desk::Load, &self.slot(spot).lane)?
         {
             self.loading.pop_front();
             self.loaded(spot);
             any = true;
         }
         while let Some(&spot) = self.storing.front()
-            && self.slot(spot).lane.stored.query()?
+            && self.carrier().has_ended(Desk::Store, &self.slot(spot).lane)?
         {
             self.storing.pop_front();
             self.slot_mut(spot).state = State::Free;
@@ -317,17 +344,17 @@ impl Lists {
     /// Begins to load a part. The entry has come; of the own block, all have said what they have called.
     fn load(&mut self, spot: Spot) -> Result<()> {
         let own = self.is_own(spot);
-        let (order, (bay, ringer)) = (&self.job.order, self.bay());
+        let (order, carrier) = (&self.job.order, self.carrier());
         let Slot { lane, part, .. } = self.slot(spot);
         match (self.job.input.place, self.job.output.place) {
             // SAFETY: both lie in the caller's memory, which has been promised, and do not overlap.
             (Place::Device(from), Place::Device(to)) if own => unsafe {
-                order.copy_on_device(&bay.load, to + part.into as u64, from + part.from as u64, part.bytes)
+                carrier.shift(order, lane, to + part.into as u64, from + part.from as u64, part.bytes)
             }?,
             (Place::Device(from), _) => {
                 // SAFETY: the part lies in the caller's memory, which has been promised; the slot is free,
                 // and was made for the longest part.
-                unsafe { order.copy_to_host(&bay.load, lane.address(), from + part.from as u64, part.bytes) }?
+                unsafe { carrier.load(order, lane, lane.address(), from + part.from as u64, part.bytes) }?
             }
             (Place::Host(from), _) => {
                 let from = from.wrapping_add(part.from).cast_const();
@@ -337,8 +364,7 @@ impl Lists {
                 return Ok(());
             }
         }
-        lane.loaded.record(&bay.load)?;
-        ringer.ring();
+        carrier.given(Desk::Load, lane)?;
         self.slot_mut(spot).state = State::Loading;
         self.loading.push_back(spot);
         Ok(())
@@ -346,16 +372,15 @@ impl Lists {
 
     /// Begins to store a part that is here. The output may be written.
     fn store(&mut self, spot: Spot) -> Result<()> {
-        let (order, (bay, ringer)) = (&self.job.order, self.bay());
+        let (order, carrier) = (&self.job.order, self.carrier());
         let Slot { lane, part, .. } = self.slot(spot);
         let from = lane.address().cast_const();
         match self.job.output.place {
             Place::Device(to) => {
                 // SAFETY: the part lies in the caller's memory, which has been promised; its bytes are in the
                 // slot, which nobody writes until the store has ended.
-                unsafe { order.copy_to_device(&bay.store, to + part.into as u64, from, part.bytes) }?;
-                lane.stored.record(&bay.store)?;
-                ringer.ring();
+                unsafe { carrier.store(order, lane, to + part.into as u64, from, part.bytes) }?;
+                carrier.given(Desk::Store, lane)?;
                 self.slot_mut(spot).state = State::Storing;
                 self.storing.push_back(spot);
             }
@@ -378,7 +403,7 @@ impl Lists {
         for &spot in &self.posts {
             let Slot { lane, part, .. } = self.slot(spot);
             let peer = group.members()[self.lines[spot.0].peer as usize];
-            let signature = self.routes.plan.signature(self.turn.signature, part.step);
+            let signature = self.routes.plan.signature(self.turn().signature, part.step);
             let (key, ticket) = (self.key(group, part.slot), Ticket { mailbox, step: step_of(spot) });
             let (address, len) = (lane.address(), part.bytes);
             if spot.0.is_multiple_of(2) {
@@ -395,7 +420,7 @@ impl Lists {
 
     /// Moves on as far as it can. Whether the call has ended.
     fn step(&mut self, group: &Group) -> Result<bool> {
-        if self.bay.is_none() {
+        if self.carrier.is_none() {
             if self.job.input.shape.bytes > 0 && !self.has_entered()? {
                 return Ok(false);
             }
@@ -428,11 +453,10 @@ impl Lists {
 
     /// What the call waits for here.
     fn awaits(&self) -> String {
-        let StreamOrder { device, exit, .. } = &self.job.order;
-        let stream = if exit.is_some() { "call->stream" } else { "the stream before the call" };
+        let (device, stream) = (self.job.order.device, self.job.order.stream());
         let arrived = self.lines.iter().flat_map(|line| &line.slots).any(|slot| slot.state == State::Arrived);
         match () {
-            () if self.bay.is_none() => format!("{stream} has not come to the call"),
+            () if self.carrier.is_none() => format!("{stream} has not come to the call"),
             () if !self.unheard.is_empty() => {
                 format!("{} ranks have not said what they have called", self.unheard.len())
             }
@@ -452,10 +476,8 @@ impl Operation for Lists {
                 if let Some(mailbox) = self.mailbox.take() {
                     group.endpoint().messages().close_mailbox(mailbox);
                 }
-                if let Some(exit) = &self.job.order.exit {
-                    exit.release();
-                }
-                self.bay = None;
+                self.job.order.release();
+                self.carrier = None;
                 resources::give_back(self.take_lanes());
                 Poll::Ready(Ok(Completion::default()))
             }
@@ -468,8 +490,14 @@ impl Operation for Lists {
         if let Some(mailbox) = self.mailbox.take() {
             group.endpoint().messages().cancel(mailbox);
         }
-        let (bay, lanes) = (self.bay.take(), self.take_lanes());
-        resources::leave(&self.job.order, bay.as_deref(), lanes, false);
+        let (carrier, lanes) = (self.carrier.take(), self.take_lanes());
+        match carrier {
+            Some(carrier) => carrier.leave(&mut self.job.order, lanes, false),
+            None => {
+                self.job.order.give_up();
+                resources::give_back(lanes);
+            }
+        }
     }
 
     fn waits_for(&self, _group: &Group) -> Vec<u32> {
@@ -485,6 +513,14 @@ impl Operation for Lists {
 
     fn through(&self) -> Through {
         Through::Device
+    }
+
+    fn has_courier(&self) -> bool {
+        self.job.order.errand.is_some()
+    }
+
+    fn asks_driver(&self) -> bool {
+        self.job.order.errand.is_none()
     }
 
     fn exits(&self) -> Arc<Exits> {

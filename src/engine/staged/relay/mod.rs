@@ -36,22 +36,19 @@ use meeting::{Meeting, Met, Word};
 use pieces::{Progress, Relayed, Run};
 use route::LANES;
 pub use route::{Limits, Route};
-use tracks::Track;
+use tracks::Tracks;
 pub(super) use tracks::prepare;
 pub use wired::MAX_MEMBERS as MAX_WIRED;
 
 use super::resources::Ringer;
-use super::{COPIES, COPY, Job, Place, Side, Staged, StreamOrder};
-use crate::cuda::event::Event;
+use super::{COPY, Job, Place, Side, Staged, StreamOrder};
 use crate::cuda::local::Kernels;
-use crate::deadline::Deadline;
 use crate::engine::direct::{Mark, Watch};
 use crate::engine::endpoint::Through;
 use crate::engine::group::{Group, Turn};
 use crate::engine::operation::{Completion, Exits, Operation};
 use crate::error::Result;
 use crate::reduce::{DataType, Operator};
-use crate::sys;
 
 /// How the ranks' contributions are combined.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +101,6 @@ pub struct Relay {
     /// The call's memory and order, and the ordinary way.
     staged: Staged,
     plan: Plan,
-    turn: Turn,
     stage: Stage,
     watch: Watch,
     running: Option<Run>,
@@ -135,14 +131,24 @@ enum Waits {
 }
 
 impl Relay {
-    /// The call of `turn`, which is exchanged as `plan` says, or as `staged`.
-    pub fn new(turn: &Turn, staged: Staged, plan: Plan) -> Relay {
+    /// A call, which is exchanged as `plan` says, or as `staged`. May wait for the driver, as [`Staged::provided`].
+    pub fn new(staged: Staged, plan: Plan) -> Result<Relay> {
         let job = &staged.job;
         let on_device = |side: &Side| side.shape.bytes == 0 || matches!(side.place, Place::Device(_));
-        let can = on_device(&job.input) && on_device(&job.output) && plan.can_run(&job.order);
+        // A courier has no kernels that combine.
+        let combines = job.order.errand.is_none() || plan.combine.is_none();
+        let can = combines && on_device(&job.input) && on_device(&job.output) && plan.can_run(&job.order);
+        // Without, what it takes is taken when it is known that it is needed.
+        let staged = if can { staged } else { staged.provided(true)? };
+        let job = &staged.job;
         let word = Word { scale: plan.scale(), can, bytes: job.input.shape.bytes as u64 };
         let stage = Stage::Meet(Meeting::new(plan.place.clone(), word));
-        Relay { staged, plan, turn: *turn, stage, watch: Watch::default(), running: None, can }
+        Ok(Relay { staged, plan, stage, watch: Watch::default(), running: None, can })
+    }
+
+    /// It is the call of `turn`.
+    pub fn at(self, turn: &Turn) -> Relay {
+        Relay { staged: self.staged.at(turn), ..self }
     }
 
     /// Moves on as far as it can.
@@ -150,7 +156,7 @@ impl Relay {
         loop {
             match &mut self.stage {
                 Stage::Meet(meeting) => {
-                    let waits = match meeting.advance(group, &self.turn, &self.staged.job.order)? {
+                    let waits = match meeting.advance(group, self.staged.turn()?, &self.staged.job.order)? {
                         Met::Awaits(member) => Waits::Member(member),
                         Met::Pending => Waits::Device,
                         Met::Relays(scales) => {
@@ -166,15 +172,16 @@ impl Relay {
                     return Ok(waits);
                 }
                 Stage::Part => {
-                    if let Some(run) = &mut self.running {
-                        for track in &mut run.tracks {
-                            if !track.is_idle()? {
-                                return Ok(Waits::Device);
-                            }
-                        }
-                        tracks::give_back(std::mem::take(&mut run.tracks));
+                    if let Some(run) = &mut self.running
+                        && !run.tracks.are_idle()?
+                    {
+                        return Ok(Waits::Device);
                     }
-                    (self.running, self.stage) = (None, Stage::Ordinary);
+                    if let Some(run) = self.running.take() {
+                        run.tracks.give_back(&mut self.staged.job.order);
+                    }
+                    self.staged.provide(true)?;
+                    self.stage = Stage::Ordinary;
                 }
                 Stage::Relay(_) => return self.relay(group),
                 Stage::Ordinary => {
@@ -196,7 +203,6 @@ impl Relay {
         let Stage::Relay(scales) = stage else { return Ok(Waits::Device) };
         // PROOF: it has set out.
         let run = running.as_mut().expect("set out");
-        let exit = &staged.job.order.exit;
         let call = relayed(staged, plan, scales);
         loop {
             let earlier = run.progress;
@@ -204,13 +210,15 @@ impl Relay {
             if run.progress != earlier {
                 group.endpoint().stir();
             }
+            if run.progress.worked == plan.route.pieces() {
+                run.tracks.let_go();
+            }
             if run.progress.done == plan.route.pieces() && run.lanes.is_flushed() {
-                if let Some(exit) = exit {
-                    exit.release();
-                }
                 group.relay().add_pieces(run.progress.done);
-                tracks::give_back(std::mem::take(&mut run.tracks));
-                self.running = None;
+                if let Some(run) = running.take() {
+                    run.tracks.give_back(&mut staged.job.order);
+                }
+                staged.job.order.release();
                 return Ok(Waits::Ended);
             }
             if run.progress == earlier {
@@ -218,7 +226,7 @@ impl Relay {
                     run.lanes.check(group, watch, member)?;
                 }
                 if group.endpoint().is_parking() {
-                    run.tracks.iter_mut().try_for_each(|track| track.ring(&run.ringer))?;
+                    run.tracks.ring(&run.ringer)?;
                 }
                 return Ok(Waits::Device);
             }
@@ -247,7 +255,6 @@ impl Relay {
 
     /// Takes what the call runs in.
     fn set_out(&mut self, group: &Group) -> Result<()> {
-        let StreamOrder { devices, device, .. } = &self.staged.job.order;
         // PROOF: the stage says that there are lanes, or whoever begins early has looked.
         let lanes = group.relay().lanes().and_then(Option::as_ref).expect("lanes").clone();
         let tracks = self.plan.route.pieces().min(LANES);
@@ -255,7 +262,7 @@ impl Relay {
         self.running = Some(Run {
             lanes,
             ringer: Ringer::new(group.endpoint()),
-            tracks: (0..tracks).map(|_| Track::take(devices, *device)).collect::<Result<_>>()?,
+            tracks: Tracks::take(&mut self.staged.job.order, tracks)?,
             before: group.relay().pieces(),
             progress: Progress::default(),
         });
@@ -264,44 +271,9 @@ impl Relay {
 
     /// Lets go of what the call ran in, when streams may still use it.
     fn leave(&mut self) {
-        let StreamOrder { devices, device, exit, .. } = &self.staged.job.order;
-        let running = self.running.take();
-        let Some((mut tracks, last, lanes)) = running.and_then(|Run { lanes, mut tracks, .. }| {
-            let last = tracks.pop()?;
-            Some((tracks, last, lanes))
-        }) else {
-            if let Some(exit) = exit {
-                exit.release();
-            }
-            return;
-        };
-        let behind = || -> Result<Event> {
-            let tail = Event::new(devices, *device)?;
-            tracks.iter().try_for_each(|track| track.precede(&last))?;
-            if let Some(exit) = exit {
-                last.stream.release_word(exit)?;
-            }
-            tail.record(&last.stream)?;
-            Ok(tail)
-        };
-        let tail = behind();
-        tracks.push(last);
-        match tail {
-            Ok(tail) => {
-                let until = Deadline::after(COPIES);
-                while exit.is_none() && matches!(tail.query(), Ok(false)) && !until.expired() {
-                    sys::process::yield_now();
-                }
-                tracks::park(tail, tracks, lanes);
-            }
-            Err(error) => {
-                // The device does nothing any more that could be waited for.
-                log::warn!("a call that failed leaves its streams behind: {error}");
-                if let Some(exit) = exit {
-                    exit.release();
-                }
-                std::mem::forget((tracks, lanes));
-            }
+        match self.running.take() {
+            Some(Run { tracks, lanes, .. }) => tracks.leave(&self.staged.job.order, lanes),
+            None => self.staged.job.order.give_up(),
         }
     }
 
@@ -375,6 +347,10 @@ impl Operation for Relay {
 
     fn through(&self) -> Through {
         Through::Device
+    }
+
+    fn has_courier(&self) -> bool {
+        self.staged.has_courier()
     }
 
     fn exits(&self) -> Arc<Exits> {

@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use super::super::copies;
 use super::super::resources::Ringer;
 use super::lanes::Lanes;
 use super::route::{LANES, Move, RESULT_AT, Route, Share};
-use super::tracks::Track;
+use super::tracks::{Step, Tracks};
 use super::{Combine, Plan};
 use crate::cuda::local::{Fold, Operand};
-use crate::cuda::stream::Stream;
 use crate::engine::direct::Mark;
 use crate::error::Result;
 use crate::reduce::Representation;
@@ -17,8 +15,8 @@ use crate::reduce::Representation;
 /// What a call runs in.
 pub(super) struct Run {
     pub(super) lanes: Arc<Lanes>,
-    pub(super) ringer: Arc<Ringer>,
-    pub(super) tracks: Vec<Track>,
+    pub(super) ringer: Ringer,
+    pub(super) tracks: Tracks,
     /// Pieces of all calls before this one.
     pub(super) before: u64,
     pub(super) progress: Progress,
@@ -56,12 +54,12 @@ impl Relayed<'_> {
         let Plan { route, .. } = self.plan;
         let before = run.before;
         let mut stops = None;
-        while run.progress.done < run.progress.taken && run.is_idle(run.progress.done)? {
+        while run.progress.done < run.progress.taken && run.tracks.is_idle(run.progress.done)? {
             run.progress.done += 1;
             run.reach(route, Mark::Done, run.progress.done);
         }
         // First of all: others wait for it.
-        while run.progress.given < run.progress.begun && run.is_idle(run.progress.given)? {
+        while run.progress.given < run.progress.begun && run.tracks.is_idle(run.progress.given)? {
             run.progress.given += 1;
             run.reach(route, Mark::Given, run.progress.given);
         }
@@ -77,7 +75,7 @@ impl Relayed<'_> {
             }
             run.progress.taken += 1;
         }
-        while run.progress.folded < run.progress.worked && run.is_idle(run.progress.folded)? {
+        while run.progress.folded < run.progress.worked && run.tracks.is_idle(run.progress.folded)? {
             run.progress.folded += 1;
             if route.reduces() {
                 run.reach(route, Mark::Folded, run.progress.folded);
@@ -100,7 +98,7 @@ impl Relayed<'_> {
     /// come to its lane when the driver has been told. The member whose lane is not free, if that is why not.
     pub(super) fn begin(&self, run: &mut Run) -> Result<Option<usize>> {
         let Plan { route, .. } = self.plan;
-        let (before, piece, tracks) = (run.before, run.progress.begun, run.tracks.len() as u64);
+        let (before, piece, tracks) = (run.before, run.progress.begun, run.tracks.len());
         if piece == route.pieces() || piece == run.progress.done + tracks {
             return Ok(None);
         }
@@ -117,11 +115,12 @@ impl Relayed<'_> {
     fn give(&self, run: &mut Run, piece: u64) -> Result<()> {
         let moves = self.plan.route.given(piece);
         let lane = run.lane(self.plan.route.rank(), piece).expose_provenance() as u64;
-        let stream = run.stream(Step::Give);
         for Move { from, to, bytes } in &moves {
             // SAFETY: the caller's input holds every piece; the lane is this rank's, holds what a route says, and nobody reads
             // it, as the marks of the others have said.
-            unsafe { self.copy(stream, lane + *to as u64, self.input + *from as u64, *bytes) }?;
+            unsafe {
+                self.copy(run, (piece, Step::Give), lane + *to as u64, self.input + *from as u64, *bytes)
+            }?;
         }
         run.given(piece, Step::Give, !moves.is_empty())
     }
@@ -139,7 +138,7 @@ impl Relayed<'_> {
         if let Some(Move { from, to, bytes }) = route.kept(piece) {
             let (to, from) = (self.output + to as u64, self.input + from as u64);
             // SAFETY: both sides are the caller's, hold every piece, and are apart, or the call would be in place.
-            unsafe { self.copy(run.stream(Step::Take), to, from, bytes) }?;
+            unsafe { self.copy(run, (piece, Step::Take), to, from, bytes) }?;
             run.given(piece, Step::Take, true)?;
         }
         self.take(run, piece)
@@ -159,7 +158,7 @@ impl Relayed<'_> {
             })
             .collect();
         let result = run.lane(route.rank(), piece).wrapping_add(RESULT_AT).expose_provenance() as u64;
-        let stream = run.stream(Step::Work);
+        let stream = run.tracks.stream(Step::Work)?;
         let out = match share.output {
             Some(at) => self.output + at as u64,
             None => result,
@@ -183,7 +182,7 @@ impl Relayed<'_> {
         if share.output.is_some() && share.shared {
             let bytes = share.count * route.element();
             // SAFETY: as above, and behind the fold.
-            unsafe { self.copy(stream, result, out, bytes) }?;
+            unsafe { self.copy(run, (piece, Step::Work), result, out, bytes) }?;
         }
         Ok(())
     }
@@ -195,37 +194,20 @@ impl Relayed<'_> {
             let lane = run.lane(*member, piece).wrapping_add(*from).expose_provenance() as u64;
             // SAFETY: the member has marked what is read, which stays there until this rank is done with the piece; the
             // caller's output holds every piece.
-            unsafe { self.copy(run.stream(Step::Take), self.output + *to as u64, lane, *bytes) }?;
+            unsafe { self.copy(run, (piece, Step::Take), self.output + *to as u64, lane, *bytes) }?;
         }
         run.given(piece, Step::Take, !moves.is_empty())
     }
 
     /// # Safety
-    /// As [`Stream`] says.
-    unsafe fn copy(&self, stream: &Stream, to: u64, from: u64, bytes: usize) -> Result<()> {
+    /// As [`Tracks::copy`].
+    unsafe fn copy(&self, run: &mut Run, what: (u64, Step), to: u64, from: u64, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise; who relays has prepared the kernels.
-        unsafe { copies::copy(&*self.plan.kernels, stream, to, from, bytes) }
+        unsafe { run.tracks.copy(&*self.plan.kernels, what, to, from, bytes) }
     }
-}
-
-/// What is done to a piece. All pieces have one stream for each of these: side by side, they would have the bus together and
-/// all come late, the first as late as the last.
-#[derive(Clone, Copy)]
-enum Step {
-    Give,
-    Work,
-    Take,
 }
 
 impl Run {
-    fn index(&self, number: u64) -> usize {
-        (number % self.tracks.len() as u64) as usize
-    }
-
-    fn stream(&self, step: Step) -> &Stream {
-        &self.tracks[self.index(step as u64)].stream
-    }
-
     /// This rank has come so far with so many pieces of the call, the first ones.
     fn reach(&self, route: &Route, mark: Mark, pieces: u64) {
         self.lanes.reach(route, mark, self.before, pieces);
@@ -237,17 +219,6 @@ impl Run {
 
     /// A step of a piece has been given to its stream, if there was something to do.
     fn given(&mut self, piece: u64, step: Step, any: bool) -> Result<()> {
-        let (track, stream) = (self.index(piece), self.index(step as u64));
-        match self.tracks.get_disjoint_mut([track, stream]) {
-            _ if !any => Ok(()),
-            Ok([track, Track { stream, .. }]) => track.given(stream),
-            // They are the same.
-            Err(_) => self.tracks[track].given_here(),
-        }
-    }
-
-    fn is_idle(&mut self, piece: u64) -> Result<bool> {
-        let index = self.index(piece);
-        self.tracks[index].is_idle()
+        if any { self.tracks.given(piece, step) } else { Ok(()) }
     }
 }

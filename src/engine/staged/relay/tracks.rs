@@ -1,16 +1,22 @@
-//! What relayed pieces run on: streams, and an event for each piece under way. Kept by the process between calls.
+//! What relayed pieces run on: streams, and an event for each piece under way, kept by the process between calls; or a
+//! courier, which copies and cannot combine.
 
 use std::sync::{Arc, Mutex};
 
 use super::super::resources::Ringer;
+use super::super::{COPIES, StreamOrder, copies};
 use super::lanes::Lanes;
 use super::route::LANES;
 use crate::cuda::context::Devices;
+use crate::cuda::courier::{Courier, Desk, Errand};
 use crate::cuda::driver::Priority;
 use crate::cuda::event::Event;
+use crate::cuda::local::Kernels;
 use crate::cuda::stream::Stream;
+use crate::deadline::Deadline;
 use crate::engine::endpoint::lock;
 use crate::error::{Result, fail};
+use crate::sys;
 
 /// A stream, which calls share, and the event of one piece, whose steps run on this stream or another; the host sees every step
 /// end before it gives the next.
@@ -25,12 +31,222 @@ pub(super) struct Track {
     rings: bool,
 }
 
+/// What is done to a piece. All pieces have one stream for each of these, or one desk: side by side, they would have the bus
+/// together and all come late, the first as late as the last.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    Give,
+    Work,
+    Take,
+}
+
+impl Step {
+    fn desk(self) -> Desk {
+        match self {
+            Step::Give => Desk::Load,
+            Step::Work | Step::Take => Desk::Store,
+        }
+    }
+}
+
+/// What a call runs on.
+pub(super) enum Tracks {
+    Streams(Vec<Track>),
+    Courier(Ordered),
+}
+
+/// What a courier was ordered.
+pub(super) struct Ordered {
+    /// Until everything has been.
+    errand: Option<Errand>,
+    courier: Arc<Courier>,
+    /// For each piece under way, the numbers of its last orders at either desk that were not seen to be carried out.
+    pieces: Vec<[Option<u32>; 2]>,
+}
+
 /// Tracks of a call that was given up before its steps had ended, and the lanes that they use.
 struct Parked {
-    /// After all of them.
-    tail: Event,
+    tail: Tail,
     tracks: Vec<Track>,
     lanes: Arc<Lanes>,
+}
+
+/// What comes after all steps.
+enum Tail {
+    Event(Event),
+    Courier(Arc<Courier>),
+}
+
+impl Tail {
+    fn has_ended(&self) -> Result<bool> {
+        match self {
+            Tail::Event(event) => event.query(),
+            Tail::Courier(courier) => Ok(courier.is_gone()),
+        }
+    }
+}
+
+impl Tracks {
+    /// For a call with so many pieces under way. A courier is the call's from now on.
+    pub(super) fn take(order: &mut StreamOrder, pieces: u64) -> Result<Tracks> {
+        let StreamOrder { devices, device, errand, .. } = order;
+        let Some(errand) = errand.take() else {
+            let tracks = (0..pieces).map(|_| Track::take(devices, *device)).collect::<Result<_>>()?;
+            return Ok(Tracks::Streams(tracks));
+        };
+        let (courier, pieces) = (errand.courier().clone(), vec![[None; 2]; pieces as usize]);
+        Ok(Tracks::Courier(Ordered { errand: Some(errand), courier, pieces }))
+    }
+
+    /// How many pieces may be under way.
+    pub(super) fn len(&self) -> u64 {
+        match self {
+            Tracks::Streams(tracks) => tracks.len() as u64,
+            Tracks::Courier(ordered) => ordered.pieces.len() as u64,
+        }
+    }
+
+    fn index(&self, number: u64) -> usize {
+        (number % self.len()) as usize
+    }
+
+    /// The stream of a step.
+    pub(super) fn stream(&self, step: Step) -> Result<&Stream> {
+        match self {
+            Tracks::Streams(tracks) => Ok(&tracks[self.index(step as u64)].stream),
+            Tracks::Courier(_) => fail!(Internal, "a courier was to do what it cannot"),
+        }
+    }
+
+    /// Copies in a step of a piece.
+    ///
+    /// # Safety
+    /// As [`Stream`] says; what [`COPY`](super::COPY) names has been prepared.
+    pub(super) unsafe fn copy(
+        &mut self,
+        kernels: &dyn Kernels,
+        (piece, step): (u64, Step),
+        to: u64,
+        from: u64,
+        bytes: usize,
+    ) -> Result<()> {
+        let index = self.index(piece);
+        let Tracks::Courier(Ordered { errand: Some(errand), pieces, .. }) = self else {
+            // SAFETY: the caller's promise.
+            return unsafe { copies::copy(kernels, self.stream(step)?, to, from, bytes) };
+        };
+        // SAFETY: the caller's promise.
+        pieces[index][step.desk() as usize] = Some(unsafe { errand.order(step.desk(), to, from, bytes) });
+        Ok(())
+    }
+
+    /// A step of a piece has been given to its stream.
+    pub(super) fn given(&mut self, piece: u64, step: Step) -> Result<()> {
+        let (track, stream) = (self.index(piece), self.index(step as u64));
+        let Tracks::Streams(tracks) = self else { return Ok(()) };
+        match tracks.get_disjoint_mut([track, stream]) {
+            Ok([track, Track { stream, .. }]) => track.given(stream),
+            // They are the same.
+            Err(_) => tracks[track].given_here(),
+        }
+    }
+
+    /// Whether all steps of a piece that were given have ended.
+    pub(super) fn is_idle(&mut self, piece: u64) -> Result<bool> {
+        let index = self.index(piece);
+        match self {
+            Tracks::Streams(tracks) => tracks[index].is_idle(),
+            Tracks::Courier(Ordered { courier, pieces, .. }) => {
+                for desk in [Desk::Load, Desk::Store] {
+                    let last = &mut pieces[index][desk as usize];
+                    if last.is_some_and(|last| courier.has_done(desk, last)) {
+                        *last = None;
+                    }
+                }
+                Ok(pieces[index] == [None; 2])
+            }
+        }
+    }
+
+    /// Whether all of all pieces have.
+    pub(super) fn are_idle(&mut self) -> Result<bool> {
+        (0..self.len()).try_fold(true, |idle, piece| Ok(idle && self.is_idle(piece)?))
+    }
+
+    /// No more steps will be given: the caller's stream goes on behind those of a courier.
+    pub(super) fn let_go(&mut self) {
+        if let Tracks::Courier(ordered) = self {
+            ordered.errand = None;
+        }
+    }
+
+    /// Somebody goes to sleep: has the ends of steps be looked for soon.
+    pub(super) fn ring(&mut self, ringer: &Ringer) -> Result<()> {
+        match self {
+            Tracks::Streams(tracks) => tracks.iter_mut().try_for_each(|track| track.ring(ringer)),
+            Tracks::Courier(Ordered { pieces, .. }) => {
+                if pieces.iter().any(|piece| *piece != [None; 2]) {
+                    ringer.ring();
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes them back when their steps have all ended. The call has its courier again, if that is to go on.
+    pub(super) fn give_back(self, order: &mut StreamOrder) {
+        match self {
+            Tracks::Streams(tracks) => {
+                lock(&POOL).steps.extend(tracks.into_iter().map(|track| track.step));
+            }
+            Tracks::Courier(ordered) => order.errand = ordered.errand,
+        }
+    }
+
+    /// Takes them back, and lets go of the lanes, when the steps under way have ended. The caller's stream goes on behind those.
+    pub(super) fn leave(self, order: &StreamOrder, lanes: Arc<Lanes>) {
+        match self {
+            Tracks::Courier(Ordered { errand, courier, .. }) => {
+                drop(errand);
+                courier.give_up();
+                park(Tail::Courier(courier), Vec::new(), lanes);
+            }
+            Tracks::Streams(tracks) => leave(order, tracks, lanes),
+        }
+    }
+}
+
+fn leave(order: &StreamOrder, mut tracks: Vec<Track>, lanes: Arc<Lanes>) {
+    let StreamOrder { devices, device, exit, .. } = order;
+    let Some(last) = tracks.pop() else { return };
+    let behind = || -> Result<Event> {
+        let tail = Event::new(devices, *device)?;
+        tracks.iter().try_for_each(|track| track.precede(&last))?;
+        if let Some(exit) = exit {
+            last.stream.release_word(exit)?;
+        }
+        tail.record(&last.stream)?;
+        Ok(tail)
+    };
+    let tail = behind();
+    tracks.push(last);
+    match tail {
+        Ok(tail) => {
+            let until = Deadline::after(COPIES);
+            while exit.is_none() && matches!(tail.query(), Ok(false)) && !until.expired() {
+                sys::process::yield_now();
+            }
+            park(Tail::Event(tail), tracks, lanes);
+        }
+        Err(error) => {
+            // The device does nothing any more that could be waited for.
+            log::warn!("a call that failed leaves its streams behind: {error}");
+            if let Some(exit) = exit {
+                exit.release();
+            }
+            std::mem::forget((tracks, lanes));
+        }
+    }
 }
 
 struct Pool {
@@ -96,7 +312,7 @@ impl Track {
     }
 
     /// Somebody goes to sleep: has the end of the step be looked for soon.
-    pub(super) fn ring(&mut self, ringer: &Arc<Ringer>) -> Result<()> {
+    pub(super) fn ring(&mut self, ringer: &Ringer) -> Result<()> {
         if self.busy && !self.rings {
             ringer.ring();
             self.rings = true;
@@ -111,13 +327,8 @@ impl Track {
     }
 }
 
-/// Takes back tracks whose steps have all ended.
-pub(super) fn give_back(tracks: Vec<Track>) {
-    lock(&POOL).steps.extend(tracks.into_iter().map(|track| track.step));
-}
-
-/// Takes back tracks, and lets go of the lanes, once `tail` is complete.
-pub(super) fn park(tail: Event, tracks: Vec<Track>, lanes: Arc<Lanes>) {
+/// Takes back tracks, and lets go of the lanes, once `tail` has ended.
+fn park(tail: Tail, tracks: Vec<Track>, lanes: Arc<Lanes>) {
     lock(&POOL).parked.push(Parked { tail, tracks, lanes });
 }
 
@@ -128,7 +339,7 @@ impl Pool {
         let mut done = Vec::new();
         let mut index = 0;
         while index < self.parked.len() {
-            match self.parked[index].tail.query() {
+            match self.parked[index].tail.has_ended() {
                 Ok(true) => {
                     let Parked { tracks, lanes, .. } = self.parked.swap_remove(index);
                     self.steps.extend(tracks.into_iter().map(|track| track.step));

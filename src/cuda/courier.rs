@@ -1,0 +1,668 @@
+//! The courier: a kernel on a caller's stream that carries bytes between its device and pinned memory as the host orders.
+//!
+//! What the host does with device memory in the order of a stream usually takes driver calls while the stream waits: copies on
+//! other streams, events. Those may be held up by what waits: a queue of the device that the stream's wait stands in, a lock that
+//! another thread has in the driver until the device is idle. A courier needs none of that. It is launched when the call is made, and
+//! from then on the host orders and learns by words of pinned memory alone, until it dismisses the courier and the stream goes
+//! on. As with other kernels that wait for somebody else, what the stream is given behind it waits in a queue of the device.
+//!
+//! `kernels/courier.cu` is the other side. A courier serves two desks side by side ([`Desk`]); orders of one desk are carried out in
+//! their order. Desks lie in *stands* of pinned memory, which go from courier to courier and are never freed before the
+//! [`Devices`] are.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::context::Devices;
+use super::image::Image;
+use super::local::Kernels;
+use super::stream::Stream;
+use crate::error::{Result, fail};
+
+/// The kernel.
+pub(super) static IMAGE: Image = Image::new(
+    include_bytes!("../../kernels/courier.sm_90.xz"),
+    include_bytes!("../../kernels/courier.sm_100.xz"),
+    include_bytes!("../../kernels/courier.compute_80.xz"),
+);
+
+/// The kernel's name.
+pub(super) const NAME: &std::ffi::CStr = c"unisono_courier";
+
+/// Threads of a block.
+pub(super) const THREADS: u32 = 1024;
+
+/// What courier.cu calls these: slips of a desk, and the most blocks that serve it.
+const SLIPS: u32 = 64;
+const BLOCKS: usize = 16;
+
+/// Words of a slip.
+const FIELDS: usize = 8;
+
+/// Bytes from stand to stand, and of a page of them.
+const STRIDE: usize = 2 * size_of::<Board>();
+const PAGE: usize = 16 * STRIDE;
+
+/// Which of the two desks. Orders of one follow each other; what is ordered at the other goes on beside them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Desk {
+    /// From the device to pinned memory.
+    Load,
+    /// From pinned memory to the device.
+    Store,
+}
+
+impl Desk {
+    const ALL: [Desk; 2] = [Desk::Load, Desk::Store];
+}
+
+/// A desk as it lies in pinned memory.
+#[repr(C, align(64))]
+struct Board {
+    /// Above each field of a slip, the order's number.
+    slips: [[AtomicU64; FIELDS]; SLIPS as usize],
+    done: [AtomicU32; BLOCKS],
+    here: AtomicU32,
+    apart: [u32; 15],
+}
+
+/// The parameter of the kernel: where the desks are, and the number of the next order at each.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Call {
+    pub(super) boards: [u64; 2],
+    pub(super) next: [u32; 2],
+}
+
+/// What is to be carried.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Order {
+    pub(super) to: u64,
+    pub(super) from: u64,
+    pub(super) bytes: u64,
+    /// Whether the courier is to leave, instead.
+    pub(super) leave: bool,
+}
+
+impl Order {
+    const LEAVE: Order = Order { to: 0, from: 0, bytes: 0, leave: true };
+
+    fn fields(self) -> [u32; FIELDS] {
+        let Order { to, from, bytes, leave } = self;
+        let halves = |word: u64| [word as u32, (word >> 32) as u32];
+        let ([a, b], [c, d], [e, f]) = (halves(to), halves(from), halves(bytes));
+        [a, b, c, d, e, f, leave.into(), 0]
+    }
+}
+
+/// Whether `number` is `other` or comes after it.
+fn reaches(number: u32, other: u32) -> bool {
+    number.wrapping_sub(other) as i32 >= 0
+}
+
+/// The desks of all devices.
+#[derive(Default)]
+pub(super) struct Stands {
+    pages: Vec<usize>,
+    free: Vec<Stand>,
+    /// Those of couriers that were dismissed but have not been seen to leave.
+    parked: Vec<Left>,
+}
+
+impl Stands {
+    /// The pages, for whoever frees them.
+    pub(super) fn pages(&mut self) -> Vec<usize> {
+        self.free.clear();
+        self.parked.clear();
+        std::mem::take(&mut self.pages)
+    }
+
+    fn take(&mut self) -> Option<Stand> {
+        let (gone, parked) = std::mem::take(&mut self.parked).into_iter().partition(Left::is_over);
+        self.parked = parked;
+        self.free.extend(Vec::into_iter(gone).map(|left: Left| left.stand));
+        self.free.pop()
+    }
+}
+
+/// Two desks in pinned memory, and the number of the next order at each.
+struct Stand {
+    address: usize,
+    next: [u32; 2],
+}
+
+impl Stand {
+    fn board(&self, desk: Desk) -> &Board {
+        let address = self.address + desk as usize * size_of::<Board>();
+        // SAFETY: it lies in a page of stands, which was zeroed and lives as long as the devices, aligned as it has to be. Hosts
+        // and devices access it by whole words alone.
+        unsafe { &*std::ptr::with_exposed_provenance::<Board>(address) }
+    }
+
+    /// Whether so many blocks have all carried out the order of this number.
+    fn has_done(&self, desk: Desk, blocks: u32, number: u32) -> bool {
+        self.board(desk).done[..blocks as usize]
+            .iter()
+            .all(|done| reaches(done.load(Ordering::Acquire), number))
+    }
+
+    fn write(&self, desk: Desk, number: u32, order: Order) {
+        let slip = &self.board(desk).slips[(number % SLIPS) as usize];
+        for (word, field) in slip.iter().zip(order.fields()) {
+            word.store(u64::from(number) << 32 | u64::from(field), Ordering::Release);
+        }
+    }
+}
+
+/// A stand with a courier that was dismissed.
+struct Left {
+    stand: Stand,
+    blocks: u32,
+    /// The numbers of its last orders.
+    last: [u32; 2],
+}
+
+impl Left {
+    fn is_over(&self) -> bool {
+        Desk::ALL.iter().all(|&desk| self.stand.has_done(desk, self.blocks, self.last[desk as usize]))
+    }
+}
+
+/// What has been ordered at one desk.
+#[derive(Default)]
+struct Book {
+    /// The number of the next order that is written.
+    next: u32,
+    /// For which there is no slip yet.
+    waiting: VecDeque<Order>,
+    /// Up to this number slips are free again.
+    seen: u32,
+    /// The number of the last order.
+    last: Option<u32>,
+}
+
+/// Whether the kernel has been launched, will not be, or was refused.
+const NEW: u8 = 0;
+const LAUNCHED: u8 = 1;
+const VOID: u8 = 2;
+const REFUSED: u8 = 3;
+
+/// One launch. All methods from any thread.
+pub struct Courier {
+    devices: Arc<Devices>,
+    /// Set until the drop.
+    stand: Option<Stand>,
+    first: [u32; 2],
+    blocks: AtomicU32,
+    books: [Mutex<Book>; 2],
+    /// Who may still order.
+    users: AtomicUsize,
+    state: AtomicU8,
+}
+
+impl Courier {
+    /// Gives it to `stream`: orders are carried out when the stream comes to it. Once.
+    ///
+    /// # Safety
+    /// As [`Stream`] says, of all memory that is ordered to be carried. Who may order ends that in any case.
+    pub unsafe fn launch(&self, stream: &Stream, kernels: &dyn Kernels) -> Result<()> {
+        let _entered = self.devices.enter(stream.device())?;
+        // SAFETY: the caller's promise.
+        self.launch_by(|call, blocks| unsafe { kernels.carry(stream, call, blocks) })
+    }
+
+    /// As [`Courier::launch`], by whatever launches the kernel in so many blocks.
+    pub(super) fn launch_by(&self, launch: impl FnOnce(&Call, u32) -> Result<()>) -> Result<()> {
+        match self.state.compare_exchange(NEW, LAUNCHED, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {}
+            Err(REFUSED) => {
+                fail!(Cuda, "the courier of this call, and of others beside it, could not be launched")
+            }
+            // It has been, or who might order has given up.
+            Err(_) => return Ok(()),
+        }
+        let boards = Desk::ALL.map(|desk| std::ptr::from_ref(self.stand().board(desk)).addr() as u64);
+        launch(&Call { boards, next: self.first }, 2 * self.blocks())
+            .inspect_err(|_| self.state.store(REFUSED, Ordering::Release))
+    }
+
+    /// Whether it is still to be launched.
+    pub fn is_new(&self) -> bool {
+        self.state.load(Ordering::Acquire) == NEW
+    }
+
+    /// One more who may order, `bytes` bytes at a time; `None` if all have been dismissed already.
+    pub fn join(self: &Arc<Self>, bytes: usize) -> Option<Errand> {
+        let mut users = self.users.load(Ordering::Acquire);
+        while users > 0 {
+            match self.users.compare_exchange(users, users + 1, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => {
+                    self.blocks.fetch_max(blocks_for(bytes), Ordering::Relaxed);
+                    return Some(Errand { courier: self.clone() });
+                }
+                Err(found) => users = found,
+            }
+        }
+        None
+    }
+
+    /// It will not be launched, if it has not been: whoever orders waits in vain.
+    pub fn call_off(&self) {
+        let _ = self.state.compare_exchange(NEW, REFUSED, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Whether nobody orders any more.
+    pub fn is_dismissed(&self) -> bool {
+        self.users.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether the stream has come to it.
+    pub fn has_come(&self) -> bool {
+        reaches(self.stand().board(Desk::Load).here.load(Ordering::Acquire), self.first[0])
+    }
+
+    /// Whether the order of this number has been carried out.
+    pub fn has_done(&self, desk: Desk, number: u32) -> bool {
+        let done = self.stand().has_done(desk, self.blocks(), number);
+        let mut book = self.book(desk);
+        if !book.waiting.is_empty() {
+            self.write_on(desk, &mut book);
+        }
+        done
+    }
+
+    /// Whether it touches nothing any more: it has left, or will not come.
+    pub fn is_gone(&self) -> bool {
+        match self.state.load(Ordering::Acquire) {
+            NEW => false,
+            VOID | REFUSED => true,
+            _ => Desk::ALL.iter().all(|&desk| {
+                let last = self.book(desk).last;
+                last.is_some_and(|last| self.stand().has_done(desk, self.blocks(), last))
+            }),
+        }
+    }
+
+    /// What has not been begun is not carried out, unless somebody else still orders.
+    pub fn give_up(&self) {
+        if self.is_dismissed() {
+            let _ = self.state.compare_exchange(NEW, VOID, Ordering::AcqRel, Ordering::Acquire);
+            for desk in Desk::ALL {
+                let mut book = self.book(desk);
+                book.waiting.clear();
+                if book.last.is_none_or(|last| reaches(last, book.next)) {
+                    self.write(desk, &mut book, Order::LEAVE);
+                }
+            }
+        }
+    }
+
+    fn blocks(&self) -> u32 {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    fn stand(&self) -> &Stand {
+        // PROOF: nothing but the drop takes it.
+        self.stand.as_ref().expect("held until the drop")
+    }
+
+    fn book(&self, desk: Desk) -> MutexGuard<'_, Book> {
+        self.books[desk as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Orders; its number.
+    fn order(&self, desk: Desk, order: Order) -> u32 {
+        let mut book = self.book(desk);
+        let number = book.next.wrapping_add(book.waiting.len() as u32);
+        if order.leave {
+            book.last = Some(number);
+        }
+        book.waiting.push_back(order);
+        self.write_on(desk, &mut book);
+        number
+    }
+
+    /// Writes what there are slips for. One is kept for the last.
+    fn write_on(&self, desk: Desk, book: &mut Book) {
+        while let Some(&order) = book.waiting.front() {
+            let most = if order.leave { SLIPS } else { SLIPS - 1 };
+            if book.next.wrapping_sub(book.seen) > most {
+                // The slip of this order was that of an earlier one, and all between are free if that is.
+                let earlier = book.next.wrapping_sub(most);
+                if !self.stand().has_done(desk, self.blocks(), earlier) {
+                    return;
+                }
+                book.seen = earlier;
+            }
+            book.waiting.pop_front();
+            self.write(desk, book, order);
+        }
+    }
+
+    fn write(&self, desk: Desk, book: &mut Book, order: Order) {
+        if order.leave {
+            book.last = Some(book.next);
+        }
+        self.stand().write(desk, book.next, order);
+        book.next = book.next.wrapping_add(1);
+    }
+
+    fn dismiss(&self) {
+        for desk in Desk::ALL {
+            self.order(desk, Order::LEAVE);
+        }
+    }
+}
+
+impl Drop for Courier {
+    fn drop(&mut self) {
+        self.give_up();
+        let Some(mut stand) = self.stand.take() else { return };
+        let last = Desk::ALL.map(|desk| {
+            let book = self.book(desk);
+            stand.next[desk as usize] = book.next;
+            book.next.wrapping_sub(1)
+        });
+        let left = Left { stand, blocks: self.blocks(), last };
+        let mut stands = self.devices.stands();
+        match *self.state.get_mut() {
+            LAUNCHED => stands.parked.push(left),
+            _ => stands.free.push(left.stand),
+        }
+    }
+}
+
+impl fmt::Debug for Courier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Courier")
+            .field("first", &self.first)
+            .field("users", &self.users)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The right to order. When the last is dropped, the courier leaves behind what has been ordered.
+#[derive(Debug)]
+pub struct Errand {
+    courier: Arc<Courier>,
+}
+
+impl Errand {
+    /// The first with a courier for orders of `bytes` bytes, most of them, that may be launched on a stream of `device`.
+    pub fn new(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<Errand> {
+        let stand = devices.take_stand(device)?;
+        let first = stand.next;
+        let book = |next: u32| Mutex::new(Book { next, seen: next.wrapping_sub(1), ..Book::default() });
+        let courier = Courier {
+            devices: devices.clone(),
+            stand: Some(stand),
+            first,
+            blocks: AtomicU32::new(blocks_for(bytes)),
+            books: first.map(book),
+            users: AtomicUsize::new(1),
+            state: AtomicU8::new(NEW),
+        };
+        Ok(Errand { courier: Arc::new(courier) })
+    }
+
+    /// The courier. Holding it does not keep it from leaving.
+    pub fn courier(&self) -> &Arc<Courier> {
+        &self.courier
+    }
+
+    /// Orders bytes to be carried; the order's number at that desk.
+    ///
+    /// # Safety
+    /// Both sides are memory that the courier's device reaches at these addresses, for as long as [`Stream`] says, and the order is
+    /// carried out before the courier is gone, if it is.
+    pub unsafe fn order(&self, desk: Desk, to: u64, from: u64, bytes: usize) -> u32 {
+        self.courier.order(desk, Order { to, from, bytes: bytes as u64, leave: false })
+    }
+}
+
+impl Clone for Errand {
+    fn clone(&self) -> Errand {
+        self.courier.users.fetch_add(1, Ordering::Relaxed);
+        Errand { courier: self.courier.clone() }
+    }
+}
+
+impl Drop for Errand {
+    fn drop(&mut self) {
+        if self.courier.users.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.courier.dismiss();
+        }
+    }
+}
+
+/// How many blocks serve each desk for orders of so many bytes: enough for the bus, and no more. All of them ask the host's memory for
+/// orders, which is slow where many do: with 1, 2, 4 and 8 blocks an allreduce of 8 bytes takes 21, 23, 29 and 49 µs.
+fn blocks_for(bytes: usize) -> u32 {
+    match bytes {
+        0..=0x4000 => 1,
+        0x4001..=0x40_0000 => 2,
+        _ => 3,
+    }
+}
+
+impl Devices {
+    /// Has stands ready, so that calls need not ask the driver for any.
+    pub fn prepare_couriers(&self, device: u32) -> Result<()> {
+        if self.stands().free.is_empty() { self.add_stands(device) } else { Ok(()) }
+    }
+
+    fn take_stand(&self, device: u32) -> Result<Stand> {
+        loop {
+            if let Some(stand) = self.stands().take() {
+                return Ok(stand);
+            }
+            self.add_stands(device)?;
+        }
+    }
+
+    fn add_stands(&self, device: u32) -> Result<()> {
+        let page = {
+            let _relaxed = self.relax()?;
+            let _entered = self.enter(device)?;
+            self.driver().allocate_host(PAGE)?
+        };
+        // SAFETY: the page was just allocated, this long, and is nobody else's.
+        unsafe { page.write_bytes(0, PAGE) };
+        let start = page.expose_provenance();
+        let mut stands = self.stands();
+        stands.pages.push(start);
+        let stand = |index| Stand { address: start + index * STRIDE, next: [1; 2] };
+        stands.free.extend((0..PAGE / STRIDE).map(stand));
+        Ok(())
+    }
+}
+
+/// How a device reads its orders, for the driver double.
+#[cfg(test)]
+pub(super) mod reader {
+    use super::*;
+
+    /// A board at `address`, if one is there.
+    fn board(address: u64) -> &'static Board {
+        // SAFETY: the double keeps freed memory, so a stand's page is there as long as its tasks.
+        unsafe { &*std::ptr::with_exposed_provenance::<Board>(address as usize) }
+    }
+
+    /// Tells the host that the courier has come.
+    pub(in crate::cuda) fn come(address: u64, number: u32) {
+        board(address).here.store(number, Ordering::Release);
+    }
+
+    /// The order of this number, if it is there.
+    pub(in crate::cuda) fn order(address: u64, number: u32) -> Option<Order> {
+        let slip = &board(address).slips[(number % SLIPS) as usize];
+        let words: Vec<u64> = slip.iter().map(|word| word.load(Ordering::Acquire)).collect();
+        if words.iter().any(|word| (word >> 32) as u32 != number) {
+            return None;
+        }
+        let wide = |low: usize| words[low] & 0xffff_ffff | words[low + 1] << 32;
+        Some(Order { to: wide(0), from: wide(2), bytes: wide(4), leave: words[6] as u32 != 0 })
+    }
+
+    /// Tells the host that it has been carried out.
+    pub(in crate::cuda) fn done(address: u64, blocks: u32, number: u32) {
+        for done in &board(address).done[..blocks as usize] {
+            done.store(number, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::double::{Double, DoubleKernels, Order as Turns};
+
+    /// A double with so few queues that a courier shares one, and its caller's stream.
+    fn given(order: Turns) -> (Arc<Double>, Arc<Devices>, Stream) {
+        let double = Double::new(1, order);
+        double.share_queues(1, 1);
+        let devices = Devices::over(double.clone()).expect("a driver");
+        let handle = double.stream(0);
+        // SAFETY: the double trusts no handles.
+        let stream = unsafe { Stream::borrow(&devices, 0, handle) }.expect("a stream");
+        (double, devices, stream)
+    }
+
+    fn launch(courier: &Courier, stream: &Stream, double: &Arc<Double>) -> Result<()> {
+        // SAFETY: the double trusts no address.
+        unsafe { courier.launch(stream, &DoubleKernels(double.clone())) }
+    }
+
+    /// More orders than there are slips, in the order of a stream, on either desk.
+    fn carries_all(order: Turns) -> Vec<String> {
+        let (double, devices, stream) = given(order);
+        const COUNT: u64 = 3 * SLIPS as u64;
+        let [from, host, to] = [0; 3].map(|_| double.memory(0, 8 * COUNT as usize));
+        for round in 1..=3 {
+            let bytes: Vec<u8> = (0..8 * COUNT).map(|at| (at as u8).wrapping_mul(round)).collect();
+            double.fill(stream.handle(), 0, from, &bytes);
+            let errand = Errand::new(&devices, 0, 8).expect("a courier");
+            let courier = errand.courier().clone();
+            launch(&courier, &stream, &double).expect("it is launched");
+            double.fill(stream.handle(), 0, from, &[0xee; 8]);
+            double.expect(stream.handle(), 0, to, &bytes, "carried before the stream goes on");
+            // SAFETY: the double trusts no address.
+            let order = |desk, to, from| unsafe { errand.order(desk, to, from, 8) };
+            let loads: Vec<u32> = (0..COUNT).map(|i| order(Desk::Load, host + 8 * i, from + 8 * i)).collect();
+            let mut stores = Vec::new();
+            for (index, load) in (0..COUNT).zip(loads) {
+                while !courier.has_done(Desk::Load, load) {
+                    assert!(double.step(), "it has orders");
+                }
+                stores.push(order(Desk::Store, to + 8 * index, host + 8 * index));
+            }
+            drop(errand);
+            while !stores.iter().all(|store| courier.has_done(Desk::Store, *store)) {
+                assert!(double.step(), "it has orders");
+            }
+            double.drain();
+            assert!(courier.has_come() && courier.is_gone());
+        }
+        double.complaints()
+    }
+
+    #[test]
+    fn orders_are_carried_out_in_the_order_of_the_stream() {
+        for order in Turns::all(1) {
+            assert_eq!(carries_all(order), Vec::<String>::new(), "{order:?}");
+        }
+    }
+
+    #[test]
+    fn one_that_is_given_up_carries_no_more_and_leaves() {
+        let (double, devices, stream) = given(Turns::RoundRobin);
+        let (from, to) = (double.memory(0, 8), double.memory(0, 8));
+        let errand = Errand::new(&devices, 0, 8).expect("a courier");
+        let courier = errand.courier().clone();
+        launch(&courier, &stream, &double).expect("it is launched");
+        for _ in 0..2 * SLIPS {
+            // SAFETY: the double trusts no address.
+            unsafe { errand.order(Desk::Store, to, from, 8) };
+        }
+        let beside = courier.join(8).expect("one more who orders");
+        drop(errand);
+        courier.give_up();
+        assert!(!courier.is_dismissed(), "the other still orders");
+        drop(beside);
+        courier.give_up();
+        double.fill(stream.handle(), 0, to, &[7; 8]);
+        double.drain();
+        assert!(courier.is_gone());
+        assert_eq!(double.peek(to, 8), [7; 8]);
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn one_that_nobody_needs_any_more_is_not_launched() {
+        let (double, devices, stream) = given(Turns::RoundRobin);
+        let errand = Errand::new(&devices, 0, 8).expect("a courier");
+        let courier = errand.courier().clone();
+        drop(errand);
+        courier.give_up();
+        launch(&courier, &stream, &double).expect("there is nothing to do");
+        assert!(courier.is_gone() && double.is_idle());
+        assert!(courier.join(8).is_none(), "nobody orders of it any more");
+    }
+
+    #[test]
+    fn one_that_the_driver_refuses_is_refused_to_all_who_order() {
+        let mut refused = 0;
+        for failing in 0..8 {
+            let (double, devices, stream) = given(Turns::RoundRobin);
+            let errand = Errand::new(&devices, 0, 8).expect("a courier");
+            let beside = errand.courier().join(8).expect("one more who orders");
+            double.fail_call(failing);
+            let first = launch(errand.courier(), &stream, &double);
+            // Before the launch itself, the other may have it launched.
+            match launch(beside.courier(), &stream, &double) {
+                Ok(()) => assert!(first.is_ok() || !beside.courier().is_gone()),
+                Err(error) if error.text().contains("could not be launched") => {
+                    assert!(first.is_err() && errand.courier().is_gone());
+                    refused += 1;
+                }
+                Err(error) => assert!(first.is_ok() && !double.is_to_fail(), "{error}"),
+            }
+            drop((errand, beside));
+            // Its stand serves the next.
+            let next = Errand::new(&devices, 0, 8).expect("a courier");
+            if !double.is_to_fail() {
+                launch(next.courier(), &stream, &double).expect("it is launched");
+            }
+            drop(next);
+            double.drain();
+            assert_eq!(double.complaints(), Vec::<String>::new());
+        }
+        assert!(refused > 0);
+    }
+
+    #[test]
+    fn stands_are_used_again_and_never_while_one_is_there() {
+        let (double, devices, stream) = given(Turns::RoundRobin);
+        let made = |count: usize| -> Vec<Arc<Courier>> {
+            let errands: Vec<_> =
+                (0..count).map(|_| Errand::new(&devices, 0, 8).expect("a courier")).collect();
+            let couriers = errands.iter().map(|errand| errand.courier().clone()).collect::<Vec<_>>();
+            couriers.iter().for_each(|courier| launch(courier, &stream, &double).expect("it is launched"));
+            couriers
+        };
+        let most = PAGE / STRIDE;
+        drop(made(most));
+        let before = double.creations();
+        // None has been seen to leave.
+        drop(made(1));
+        assert_eq!(double.creations(), before + 1);
+        double.drain();
+        let before = double.creations();
+        drop(made(2 * most));
+        assert_eq!(double.creations(), before);
+        double.drain();
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    }
+}

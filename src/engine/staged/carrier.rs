@@ -1,0 +1,157 @@
+//! What carries a call's bytes between its device and pinned memory: a courier on the caller's stream, or side streams.
+
+use std::sync::Arc;
+
+use super::resources::{Bay, Lane, Ringer};
+use super::{StreamOrder, resources};
+use crate::cuda::courier::{Courier, Desk, Errand};
+use crate::engine::group::Group;
+use crate::error::{Result, fail};
+
+/// One call's.
+pub(super) struct Carrier {
+    way: Way,
+    ringer: Ringer,
+}
+
+enum Way {
+    Courier(Arc<Courier>),
+    Bay(Arc<Bay>),
+}
+
+impl Carrier {
+    pub(super) fn new(order: &StreamOrder, group: &Group) -> Result<Carrier> {
+        let way = match &order.errand {
+            Some(errand) => Way::Courier(errand.courier().clone()),
+            None => Way::Bay(Bay::take(&order.devices, order.device)?),
+        };
+        Ok(Carrier { way, ringer: Ringer::new(group.endpoint()) })
+    }
+
+    /// Begins to copy to pinned memory, for what is in `lane`.
+    ///
+    /// # Safety
+    /// As [`Stream`](crate::cuda::stream::Stream) says.
+    pub(super) unsafe fn load(
+        &self,
+        order: &StreamOrder,
+        lane: &Lane,
+        to: *mut u8,
+        from: u64,
+        bytes: usize,
+    ) -> Result<()> {
+        match &self.way {
+            // SAFETY: the caller's promise.
+            Way::Courier(_) => unsafe { carry(order, Desk::Load, lane, pinned(to), from, bytes) },
+            // SAFETY: the caller's promise.
+            Way::Bay(bay) => unsafe { order.copy_to_host(&bay.load, to, from, bytes) },
+        }
+    }
+
+    /// Begins to copy from one place of the device to another, as if that were a load.
+    ///
+    /// # Safety
+    /// As [`Carrier::load`].
+    pub(super) unsafe fn shift(
+        &self,
+        order: &StreamOrder,
+        lane: &Lane,
+        to: u64,
+        from: u64,
+        bytes: usize,
+    ) -> Result<()> {
+        match &self.way {
+            // SAFETY: the caller's promise.
+            Way::Courier(_) => unsafe { carry(order, Desk::Load, lane, to, from, bytes) },
+            // SAFETY: the caller's promise.
+            Way::Bay(bay) => unsafe { order.copy_on_device(&bay.load, to, from, bytes) },
+        }
+    }
+
+    /// Begins to copy from pinned memory.
+    ///
+    /// # Safety
+    /// As [`Carrier::load`].
+    pub(super) unsafe fn store(
+        &self,
+        order: &StreamOrder,
+        lane: &Lane,
+        to: u64,
+        from: *const u8,
+        bytes: usize,
+    ) -> Result<()> {
+        match &self.way {
+            // SAFETY: the caller's promise.
+            Way::Courier(_) => unsafe { carry(order, Desk::Store, lane, to, pinned(from), bytes) },
+            // SAFETY: the caller's promise.
+            Way::Bay(bay) => unsafe { order.copy_to_device(&bay.store, to, from, bytes) },
+        }
+    }
+
+    /// All has begun that goes to `lane` or comes from it.
+    pub(super) fn given(&self, desk: Desk, lane: &Lane) -> Result<()> {
+        if let Way::Bay(bay) = &self.way {
+            match desk {
+                Desk::Load => lane.loaded.record(&bay.load)?,
+                Desk::Store => lane.stored.record(&bay.store)?,
+            }
+        }
+        self.ringer.ring();
+        Ok(())
+    }
+
+    /// Whether that has ended.
+    pub(super) fn has_ended(&self, desk: Desk, lane: &Lane) -> Result<bool> {
+        match (&self.way, desk) {
+            (Way::Courier(courier), _) => Ok(courier.has_done(desk, lane.ordered(desk))),
+            (Way::Bay(_), Desk::Load) => lane.loaded.query(),
+            (Way::Bay(_), Desk::Store) => lane.stored.query(),
+        }
+    }
+
+    /// Everything that is to be stored has begun: the caller's stream goes on behind it.
+    pub(super) fn let_go(&self, order: &mut StreamOrder) -> Result<()> {
+        if let (Way::Bay(bay), Some(exit)) = (&self.way, &order.exit) {
+            bay.store.release_word(exit)?;
+        }
+        order.errand = None;
+        Ok(())
+    }
+
+    /// Lets go of what a call ran in that is given up, when copies may be under way.
+    pub(super) fn leave(self, order: &mut StreamOrder, lanes: Vec<Lane>, released: bool) {
+        match self.way {
+            Way::Courier(courier) => {
+                order.errand = None;
+                courier.give_up();
+                resources::park_behind(courier, lanes);
+            }
+            Way::Bay(bay) => resources::leave(order, &bay, lanes, released),
+        }
+    }
+}
+
+/// Orders bytes to be carried for what is in `lane`.
+///
+/// # Safety
+/// As [`Carrier::load`].
+unsafe fn carry(
+    order: &StreamOrder,
+    desk: Desk,
+    lane: &Lane,
+    to: u64,
+    from: u64,
+    bytes: usize,
+) -> Result<()> {
+    let Some(errand) = &order.errand else {
+        fail!(Internal, "a courier was ordered something after it was let go")
+    };
+    // SAFETY: the caller's promise.
+    lane.note(desk, unsafe { Errand::order(errand, desk, to, from, bytes) });
+    Ok(())
+}
+
+/// Where a device finds pinned memory.
+fn pinned<T>(address: *const T) -> u64 {
+    address.expose_provenance() as u64
+}
