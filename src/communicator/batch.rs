@@ -7,6 +7,7 @@ use super::device::{self, OnDevices};
 use super::staged::Begun;
 use super::work::Work;
 use crate::collective::request::Request;
+use crate::deadline::Deadline;
 use crate::error::Result;
 
 /// An operation that has begun, for which its stream does not wait yet.
@@ -74,7 +75,16 @@ impl Pending {
         // Given first: what the host waits for may need them.
         // SAFETY: who began them has promised that their memory and streams last until they have ended.
         let mut given = unsafe { device::enqueue_together(&points) }.into_iter();
-        let mut ended = begun.into_iter().map(end);
+        let crowded: Vec<bool> = begun.iter().map(Begun::is_crowded).collect();
+        let works: Vec<Result<Work>> = begun.into_iter().map(end).collect();
+        // Not before all are given: they may be ranks of one thread.
+        for work in
+            works.iter().zip(crowded).filter_map(|(work, crowded)| work.as_ref().ok().filter(|_| crowded))
+        {
+            // Its failure is the work's to tell.
+            let _ = work.wait(Deadline::NEVER);
+        }
+        let mut ended = works.into_iter();
         let next = |is_point| if is_point { given.next() } else { ended.next() };
         places.into_iter().filter_map(next).collect()
     }

@@ -31,7 +31,7 @@ use crate::cuda::word::Word;
 use crate::deadline::Deadline;
 use crate::engine::device::Loads;
 use crate::engine::group::{Group, Turn};
-use crate::engine::operation::{Operation, Running};
+use crate::engine::operation::{self, Operation, Running};
 use crate::engine::point::{self, Message, Pieces};
 use crate::engine::staged::relay::{Limits, Relay};
 use crate::engine::staged::{
@@ -195,6 +195,8 @@ impl StagedCall {
 pub(super) struct Begun {
     work: Work,
     close: Option<Close>,
+    /// Whether the thread waits for it, once it is closed.
+    crowded: bool,
 }
 
 /// What has the stream wait.
@@ -243,7 +245,7 @@ impl Drop for Launch {
 
 impl Begun {
     pub(super) fn closed(work: Work) -> Begun {
-        Begun { work, close: None }
+        Begun { work, close: None, crowded: false }
     }
 
     /// As [`Begun::close`], but waits itself for what the driver is asked to do meanwhile.
@@ -252,6 +254,11 @@ impl Begun {
             Some(Close { exit: Exit::Word(_), .. }) => self.work.wait(Deadline::NEVER).map(|_| self.work),
             _ => self.close(),
         }
+    }
+
+    /// Whether whoever closes it is to wait for it: what its stream is given next may hold up what it waits for.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.crowded && !operation::is_calling_back()
     }
 
     /// As [`Begun::close`], but leaves it to run where its stream may not wait.
@@ -378,7 +385,8 @@ impl Context {
         let draft = self.or_fail_in(class, unsafe { Draft::new(job, way, signature, first) })?;
         let running = group.start(class, tag, signature, options.timeout, |turn| draft.begin(group, turn))?;
         let work = Work::running(running.clone()).on_devices(&devices);
-        Ok(Begun { work, close: ordered.then_some(Close { stream, running, exit }) })
+        let crowded = matches!(exit, Exit::Courier(_)) && couriers::is_crowded(&stream, group);
+        Ok(Begun { work, close: ordered.then_some(Close { stream, running, exit }), crowded })
     }
 
     /// The name of a call, and what the ranks compare.

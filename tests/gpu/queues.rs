@@ -124,6 +124,10 @@ fn two_ranks_of_a_process_share_a_gpu_with_many_streams() {
     ranks(2, "shm", |context| {
         let rank = context.rank();
         let (stream, memory) = (&streams[rank as usize], Memory::new(rank));
+        // With few queues, a thread waits for its calls once it knows that the other rank is on its GPU, too.
+        let (at, first) = (memory.output.address(), call(stream));
+        // SAFETY: the memory outlives the call.
+        unsafe { context.run(&request(Kind::Allreduce, at, at, COUNT, 0), &first) }.expect("a sum");
         // Everything is allocated.
         let barrier = request(Kind::Barrier, 0, 0, 0, 0);
         // SAFETY: it names no memory.

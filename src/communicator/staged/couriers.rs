@@ -2,10 +2,12 @@
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::cuda::courier::{Courier, Errand};
 use crate::cuda::stream::Stream;
+use crate::engine::endpoint::lock;
+use crate::engine::group::Group;
 use crate::error::Result;
 
 thread_local! {
@@ -26,4 +28,29 @@ pub(super) fn of(stream: &Arc<Stream>, bytes: usize) -> Result<Errand> {
         new.push((stream.clone(), Arc::downgrade(errand.courier())));
         Ok(errand)
     })
+}
+
+/// The ranks of this process whose calls couriers serve, and their devices.
+static SEATS: Mutex<Vec<(Weak<Group>, usize, u32)>> = Mutex::new(Vec::new());
+
+/// Whether another rank of `group` in this process is on the device of `stream`, too, as far as it has called, and the device has
+/// few queues. What the stream of one is given behind its courier may then hold up the courier of the other, which that one waits for.
+pub(super) fn is_crowded(stream: &Stream, group: &Arc<Group>) -> bool {
+    let devices = stream.devices();
+    if devices.has_many_queues() {
+        return false;
+    }
+    let place = (Arc::as_ptr(devices).addr(), stream.device());
+    let mut seats = lock(&SEATS);
+    seats.retain(|(other, ..)| other.strong_count() > 0);
+    let (mut is_known, mut others) = (false, false);
+    for other in seats.iter().filter(|(_, devices, device)| (*devices, *device) == place) {
+        let Some(other) = other.0.upgrade() else { continue };
+        is_known |= Arc::ptr_eq(&other, group);
+        others |= !Arc::ptr_eq(&other, group) && other.id() == group.id();
+    }
+    if !is_known {
+        seats.push((Arc::downgrade(group), place.0, place.1));
+    }
+    others
 }

@@ -44,6 +44,29 @@ fn ranks_of_one_process_may_share_queues() {
     }
 }
 
+/// Where one's stream is given something behind its courier, that would hold up the other's.
+#[test]
+fn ranks_of_one_process_wait_where_their_device_has_few_queues() {
+    for queues in [1, 2, 8] {
+        for order in [Order::Eager, Order::RoundRobin, Order::Backward, Order::Random(3)] {
+            let double = with_queues(queues, order);
+            let met = Barrier::new(2);
+            let complaints = ranks_on(&[double.clone(), double], "shm", |rank| {
+                rank.copy_by_kernels();
+                // From here on each knows where the other is.
+                let memory = rank.memory(&[1]);
+                rank.run(&request(Kind::Allreduce, memory, memory, 1, 0), &rank.call()).expect("a sum");
+                met.wait();
+                let works = many(rank);
+                assert!(works.iter().all(|work| work.test().is_some()), "the thread has waited for each");
+                met.wait();
+                rank.drain()
+            });
+            assert_eq!(complaints.concat(), Vec::<String>::new(), "{queues}, {order:?}");
+        }
+    }
+}
+
 #[test]
 fn one_queue_is_enough_for_couriers() {
     for queues in [1, 8, MOST - 1] {
