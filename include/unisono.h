@@ -445,22 +445,21 @@ typedef struct unisono_call_t {
     /// the context. NULL: no stream. Without one, an operation on device memory comes after what the device's default stream was given before,
     /// and a call without a `work` returns when the result is there. The stream lives until the operation is complete.
     ///
-    /// Where GPUs do not exchange directly (memory goes through the host), this thread waits until the operation is complete, unless
-    /// CUDA_DEVICE_MAX_CONNECTIONS is 32 in the environment when the driver begins (unisono-run sets it): with fewer queues on the device
-    /// the copies that a stream waits for may come behind it. A call with a `work` returns at once all the same (between hosts
-    /// inside which GPUs exchange, when the hosts have done their parts); what you give the stream when you have waited for the
-    /// work comes after it. With 32 queues every call returns at once and the stream waits for the host, which has limits:
+    /// Where GPUs do not exchange directly (memory goes through the host), the stream runs a small kernel that copies as the host
+    /// orders and ends with the call, or for a send when what is sent has been read. This has limits:
     /// - How far ahead. A call waits, instead of returning at once, while its stream waits for 16 earlier ones: at first for 50 ms, since
     ///   those may need what the thread does next, then each time until there are twice as many. At 64 it waits until one has
     ///   ended, and fails with UNISONO_TIMEOUT when none has in its time. What you give the stream yourself is not counted; the
     ///   driver has room for about 1000 launches and copies, and keeps a thread waiting that has no room.
-    /// - Streams. At most 16 wait at a time; where one more would, the thread does. Two that wait may share a queue with others of
-    ///   yours, and hold those up. So calls on two streams come in one order on all ranks, as if the two were one, or you have no
-    ///   more streams than queues.
+    /// - Streams. What a stream is given behind a call that waits may hold up others that share its queue on the device, of which a
+    ///   process has 8, or CUDA_DEVICE_MAX_CONNECTIONS. So calls on two streams come in one order on all ranks, as if the two were
+    ///   one, or you have no more streams than queues.
     /// - Graphs. The call cannot be captured: UNISONO_INVALID_USAGE.
-    /// - Kernels that are launched for the first time. Unless CUDA_MODULE_LOADING is EAGER the driver loads each kernel then, and may wait
-    ///   for the device with a lock held that the library's copies need. So have run what a stream is given behind a call, or
-    ///   set that variable, or leave the stream out: a call without one waits in the library.
+    /// - With CUDA_DEVICE_MAX_CONNECTIONS=32 (unisono-run sets it) long reductions run on the GPUs, on streams of the library, and are
+    ///   some five times as fast. The driver is asked for those while your stream waits. So have run what a stream is given behind
+    ///   such a call, or set CUDA_MODULE_LOADING=EAGER, and free nothing meanwhile: the driver may wait for the device then, with a
+    ///   lock held that the library needs, until the call's deadline. The same goes for the first long call of a communicator.
+    ///   At most 16 streams wait so at a time; where one more would, the thread does.
     struct CUstream_st *stream;
     /// This rank's factor for UNISONO_PREMULSUM.
     double scale;
@@ -716,9 +715,9 @@ unisono_status_t unisono_work_on_complete(const struct unisono_work_t *work,
 /// unisono_context_abort. A completed operation stays as it is.
 unisono_status_t unisono_work_cancel(const struct unisono_work_t *work);
 
-/// Has what the CUDA stream `stream` is given after this wait for the operation, in place of the host. Returns at once
-/// where GPUs do it alone, or where CUDA_DEVICE_MAX_CONNECTIONS is 32 and the stream does not wait for many operations already;
-/// else when the operation is complete: see the `stream` of a call.
+/// Has what the CUDA stream `stream` is given after this wait for the operation, in place of the host. Returns at once, unless
+/// the stream waits for many operations already: see the `stream` of a call. For an operation on device memory that goes through the
+/// host and was given no stream, it returns when that is complete, unless CUDA_DEVICE_MAX_CONNECTIONS is 32.
 /// A failed operation lets the stream go on; unisono_work_status tells. UNISONO_INVALID_USAGE when the stream is being
 /// captured. NULL is the default stream of the thread's current device.
 unisono_status_t unisono_work_block_stream(const struct unisono_work_t *work,
