@@ -5,19 +5,20 @@
 //! pieces are loaded and the last ones stored meanwhile: up to [`LANES`] pieces are under way. Calls that no
 //! cut of all ranks fits, since their lists may differ from rank to rank, go message by message ([`lists`]).
 //!
-//! Loads and stores run on side streams, once the host has seen the *entry*: that the caller's stream has come to the
-//! call. What the caller's stream is given after the call waits for the *exit*, a word that the side stream of the stores
-//! releases behind the last of them. The host learns of the entry and of copies by their events, at which whoever moves operations
-//! looks: at once for half a millisecond, then after naps ([`super::endpoint`]).
+//! A call on a stream has a courier there ([`crate::cuda::courier`]), which loads and stores as the host orders and is dismissed
+//! behind the last order. The host asks the driver for nothing meanwhile ([`carrier`]).
 //!
-//! A device has fewer queues than a process has streams, and what waits in one stream holds up others that share its queue,
-//! and so maybe that which it waits for. Hence side streams are given nothing that cannot run at once; and a stream waits for
-//! an exit only where there are queues enough ([`crate::cuda::queues`]), else the thread that calls does. What is left to callers:
-//! where two of their streams share a queue, on which calls are made in one order here and in another elsewhere, or by two
-//! ranks of one process on one device, each may hold up the other.
+//! Otherwise loads and stores run on side streams, once the host has seen the *entry*: that the caller's stream has come to the
+//! call. If the caller's stream waits, then for the *exit*, a word that the side stream of the stores releases behind the last of
+//! them. The host learns of the entry and of copies by their events. A device has fewer queues than a process has streams, and
+//! what waits in one stream holds up others that share its queue, and so maybe that which it waits for. Hence side streams are
+//! given nothing that cannot run at once; and a stream waits for an exit only where there are queues enough
+//! ([`crate::cuda::queues`]), else the thread that calls does.
 //!
-//! A call that is given up enqueues the release of the exit behind the copies that are under way: the caller's stream
-//! goes on when nothing touches the caller's memory any more, and not before.
+//! Whoever moves operations looks at couriers and events at once for half a millisecond, then after naps ([`super::endpoint`]).
+//!
+//! A call that is given up dismisses its courier, or enqueues the release of the exit, behind the copies that are under way: the
+//! caller's stream goes on when nothing touches the caller's memory any more, and not before.
 //!
 //! Memory of the host that a call on devices names, or that a call ordered on a stream names, is copied by the processor
 //! once the entry has been reached.
