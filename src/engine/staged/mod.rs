@@ -246,6 +246,10 @@ impl Staged {
 
     /// Whether nothing can be done before the entry.
     fn begins_at_entry(&self) -> bool {
+        // A courier finds its first orders when it comes.
+        if self.job.input.is_on_device() && self.job.order.errand.is_some() {
+            return false;
+        }
         // What a call obtains comes from other ranks, maybe before this one's stream has come so far.
         self.job.input.shape.bytes > 0 || self.moves_nothing() && !self.begun
     }
@@ -301,11 +305,15 @@ impl Staged {
         if let Some(lane) = self.free.pop() {
             return Ok(Some(lane));
         }
-        let StreamOrder { devices, device, errand, .. } = &self.job.order;
-        if errand.is_some() && !keeps {
-            return Ok(Lane::take_kept(devices, *device, self.lane_bytes()));
+        if self.job.order.errand.is_none() || keeps {
+            return self.new_lane().map(Some);
         }
-        self.new_lane().map(Some)
+        // Calls before it may need those.
+        if !self.has_entered()? {
+            return Ok(None);
+        }
+        let StreamOrder { devices, device, .. } = &self.job.order;
+        Ok(Lane::take_kept(devices, *device, self.lane_bytes()))
     }
 
     /// Takes a lane for the next piece. Whether there is one.
@@ -378,7 +386,7 @@ impl Staged {
         Ok(self.entered)
     }
 
-    /// Begins to load a piece. The entry has come.
+    /// Begins to load a piece. The entry has come, or a courier waits for it.
     fn load(&mut self, index: u32) -> Result<()> {
         let piece = self.job.cut.piece(index);
         let Side { place, ref shape } = self.job.input;
@@ -525,7 +533,9 @@ impl Staged {
     fn awaits(&self) -> String {
         let (device, stream) = (self.job.order.device, self.job.order.stream());
         let pieces = self.job.cut.pieces();
-        if self.carrier.is_none() {
+        let late = self.job.order.entry.is_courier() && !matches!(self.job.order.entry.has_come(), Ok(true));
+        let needs_it = self.current.is_none() && self.exchanged < self.issued;
+        if self.carrier.is_none() || late && needs_it {
             return format!("{stream} has not come to the call");
         }
         if self.exchanged == pieces {
