@@ -441,7 +441,7 @@ impl Context {
         staged::prepare(&devices, device)?;
         // A courier copies. Devices combine on side streams.
         let combines = matches!(way, Way::Relayed(plan) if plan.combine.is_some());
-        let relayed = combines && ahead::may_wait(&stream)?;
+        let relayed = survey.ordered && combines && ahead::may_wait(&stream)?;
         let (mut errand, mut word) = (None, None);
         let entry = match (survey.ordered, &copier) {
             (true, Some(_)) if !relayed => {

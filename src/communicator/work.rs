@@ -121,10 +121,11 @@ impl Work {
         }
     }
 
-    /// Has what `stream` is given after this wait for the operation, instead of the host. Returns at once, unless the stream waits for
-    /// many already (see [`Call::stream`](super::Call)); when the operation is complete, if side streams copy for it and the device has
-    /// too few queues, as for an operation on device memory that was given no stream. A failure of the operation lets the stream go on, too: the work tells of it. The handle of a default stream means that of
-    /// the calling thread's current device. A stream that is being captured is `InvalidUsage`.
+    /// Has what `stream` is given after this wait for the operation, instead of the host. Returns at once, unless the stream waits
+    /// for many already (see [`Call::stream`](super::Call)); when the operation is complete, if side streams copy for it and the
+    /// device has too few queues, as for an operation on device memory that was given no stream. A failure of the operation lets
+    /// the stream go on, too: the work tells of it. The handle of a default stream means that of the calling thread's current
+    /// device. A stream that is being captured is `InvalidUsage`.
     ///
     /// # Safety
     /// It is a stream, and lives.

@@ -132,6 +132,19 @@ impl Devices {
         unsafe { self.driver.stream_device(stream) }
     }
 
+    /// Pinned memory of zeros for words and stands, which free it with these devices: where it begins. `device` is any that will
+    /// use it.
+    pub(super) fn pinned_page(&self, device: u32, bytes: usize) -> Result<usize> {
+        let page = {
+            let _relaxed = self.relax()?;
+            let _entered = self.enter(device)?;
+            self.driver().allocate_host(bytes)?
+        };
+        // SAFETY: the page was just allocated, this long, and is nobody else's.
+        unsafe { page.write_bytes(0, bytes) };
+        Ok(page.expose_provenance())
+    }
+
     pub(super) fn words(&self) -> MutexGuard<'_, Words> {
         self.words.lock().unwrap_or_else(PoisonError::into_inner)
     }

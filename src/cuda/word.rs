@@ -47,14 +47,7 @@ impl Devices {
     pub fn word(self: &Arc<Self>, device: u32) -> Result<Word> {
         let mut words = self.words();
         if words.free.is_empty() {
-            let page = {
-                let _relaxed = self.relax()?;
-                let _entered = self.enter(device)?;
-                self.driver().allocate_host(PAGE)?
-            };
-            // SAFETY: the page was just allocated, this long, and is nobody else's.
-            unsafe { page.write_bytes(0, PAGE) };
-            let start = page.expose_provenance();
+            let start = self.pinned_page(device, PAGE)?;
             words.pages.push(start);
             words.free.extend((0..PAGE / STRIDE).map(|index| (start + index * STRIDE, 0)));
         }

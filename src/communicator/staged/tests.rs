@@ -42,8 +42,8 @@ struct Rank {
     devices: Arc<Devices>,
     stream: StreamHandle,
     rank: u32,
-    /// Whether the thread that calls waits, and its stream does not.
-    thread_waits: AtomicBool,
+    /// Whether the thread that calls waits for what side streams do, and its stream does not.
+    completes: AtomicBool,
 }
 
 /// The driver of a test goes on when nobody asks it, as a device does: one task now and then.
@@ -100,8 +100,8 @@ fn ranks_on<T: Send>(doubles: &[Arc<Double>], transports: &str, body: impl Fn(&R
                     let context = join(rank, size, Rendezvous::Store(store), transports);
                     context.cuda().pretend(&devices, PIECE);
                     let _clock = Clock::start(&double);
-                    let thread_waits = AtomicBool::new(false);
-                    body(&Rank { context, double, devices, stream, rank, thread_waits })
+                    let completes = AtomicBool::new(false);
+                    body(&Rank { context, double, devices, stream, rank, completes })
                 })
             })
             .collect();
@@ -158,7 +158,7 @@ impl Rank {
     }
 
     fn start(&self, request: &Request, call: &Call) -> Result<Work> {
-        if self.thread_waits.load(Ordering::Relaxed) {
+        if self.completes.load(Ordering::Relaxed) {
             // SAFETY: the double trusts no address, and keeps memory until it is dropped.
             let begun = unsafe { self.context.begin(request, call) }?;
             return Pending::complete_all(vec![begun]).pop().expect("one for one");

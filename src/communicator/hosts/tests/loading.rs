@@ -9,7 +9,7 @@ const STUCK: Duration = Duration::from_secs(30);
 /// The program launches kernels for the first time: the driver then waits for the device, with a lock held that copies through the
 /// host need.
 #[test]
-fn kernels_may_be_loaded_while_a_thread_waits_for_a_composed_call() {
+fn kernels_may_be_loaded_while_a_stream_waits_for_a_composed_call() {
     let (_, doubles) = ranks_of(2, 2, Order::RoundRobin, 2, Carriers::Couriers, |rank| {
         rank.double.hold_lock(Waiting::All, STUCK);
         let stop = AtomicBool::new(false);

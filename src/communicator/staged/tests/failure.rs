@@ -301,8 +301,8 @@ fn take_part<T>(rank: u32, id: [u8; 128], way: Way, body: impl FnOnce(&Rank) -> 
     let context = join(rank, SIZE, Rendezvous::Id(id), way.transports);
     context.cuda().pretend(&devices, PIECE);
     let _clock = Clock::start(&double);
-    let thread_waits = AtomicBool::new(false);
-    let rank = Rank { context, double, devices, stream, rank, thread_waits };
+    let completes = AtomicBool::new(false);
+    let rank = Rank { context, double, devices, stream, rank, completes };
     rank.set_out(way);
     // Nobody dies before all are there.
     let mut word = 0_i32;

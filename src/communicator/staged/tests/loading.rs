@@ -52,7 +52,7 @@ const LONG: usize = 60_000;
 
 /// First calls of every kind and length; what side streams do is waited for. What went wrong.
 fn first_calls(rank: &Rank) -> Vec<String> {
-    rank.thread_waits.store(true, Ordering::Relaxed);
+    rank.completes.store(true, Ordering::Relaxed);
     rank.double.hold_lock(Waiting::All, STUCK);
     let program = Program::start(rank);
     let mut round = 0;

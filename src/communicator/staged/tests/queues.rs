@@ -207,7 +207,7 @@ fn streams_of_two_contexts_may_wait_for_each_other() {
                 devices: rank.devices.clone(),
                 stream: others[rank.rank as usize],
                 rank: rank.rank,
-                thread_waits: AtomicBool::new(false),
+                completes: AtomicBool::new(false),
             };
             other.copy_by_kernels();
             let mut works = Vec::new();

@@ -365,7 +365,7 @@ fn groups_come_and_go(way: &str) {
                 devices: rank.devices.clone(),
                 stream: rank.stream,
                 rank: rank.rank,
-                thread_waits: AtomicBool::new(false),
+                completes: AtomicBool::new(false),
             };
             child.relay();
             for kind in [Kind::Allreduce, Kind::Alltoall] {

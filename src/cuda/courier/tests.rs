@@ -1,0 +1,150 @@
+//! Couriers over the driver double.
+
+use super::*;
+use crate::cuda::double::{Double, DoubleKernels, Order as Turns};
+
+/// A double with so few queues that a courier shares one, and its caller's stream.
+fn given(order: Turns) -> (Arc<Double>, Arc<Devices>, Stream) {
+    let double = Double::new(1, order);
+    double.share_queues(1, 1);
+    let devices = Devices::over(double.clone()).expect("a driver");
+    let handle = double.stream(0);
+    // SAFETY: the double trusts no handles.
+    let stream = unsafe { Stream::borrow(&devices, 0, handle) }.expect("a stream");
+    (double, devices, stream)
+}
+
+fn launch(courier: &Courier, stream: &Stream, double: &Arc<Double>) -> Result<()> {
+    // SAFETY: the double trusts no address.
+    unsafe { courier.launch(stream, &DoubleKernels(double.clone())) }
+}
+
+/// More orders than there are slips, in the order of a stream, on either desk.
+fn carries_all(order: Turns) -> Vec<String> {
+    let (double, devices, stream) = given(order);
+    const COUNT: u64 = 3 * SLIPS as u64;
+    let [from, host, to] = [0; 3].map(|_| double.memory(0, 8 * COUNT as usize));
+    for round in 1..=3 {
+        let bytes: Vec<u8> = (0..8 * COUNT).map(|at| (at as u8).wrapping_mul(round)).collect();
+        double.fill(stream.handle(), 0, from, &bytes);
+        let errand = Errand::new(&devices, 0, 8).expect("a courier");
+        let courier = errand.courier().clone();
+        launch(&courier, &stream, &double).expect("it is launched");
+        double.fill(stream.handle(), 0, from, &[0xee; 8]);
+        double.expect(stream.handle(), 0, to, &bytes, "carried before the stream goes on");
+        // SAFETY: the double trusts no address.
+        let order = |desk, to, from| unsafe { errand.order(desk, to, from, 8) };
+        let loads: Vec<u32> = (0..COUNT).map(|i| order(Desk::Load, host + 8 * i, from + 8 * i)).collect();
+        let mut stores = Vec::new();
+        for (index, load) in (0..COUNT).zip(loads) {
+            while !courier.has_done(Desk::Load, load) {
+                assert!(double.step(), "it has orders");
+            }
+            stores.push(order(Desk::Store, to + 8 * index, host + 8 * index));
+        }
+        drop(errand);
+        while !stores.iter().all(|store| courier.has_done(Desk::Store, *store)) {
+            assert!(double.step(), "it has orders");
+        }
+        double.drain();
+        assert!(courier.has_come() && courier.is_gone());
+    }
+    double.complaints()
+}
+
+#[test]
+fn orders_are_carried_out_in_the_order_of_the_stream() {
+    for order in Turns::all(1) {
+        assert_eq!(carries_all(order), Vec::<String>::new(), "{order:?}");
+    }
+}
+
+#[test]
+fn one_that_is_given_up_carries_no_more_and_leaves() {
+    let (double, devices, stream) = given(Turns::RoundRobin);
+    let (from, to) = (double.memory(0, 8), double.memory(0, 8));
+    let errand = Errand::new(&devices, 0, 8).expect("a courier");
+    let courier = errand.courier().clone();
+    launch(&courier, &stream, &double).expect("it is launched");
+    for _ in 0..2 * SLIPS {
+        // SAFETY: the double trusts no address.
+        unsafe { errand.order(Desk::Store, to, from, 8) };
+    }
+    let beside = courier.join(8).expect("one more who orders");
+    drop(errand);
+    courier.give_up();
+    assert!(!courier.is_dismissed(), "the other still orders");
+    drop(beside);
+    courier.give_up();
+    double.fill(stream.handle(), 0, to, &[7; 8]);
+    double.drain();
+    assert!(courier.is_gone());
+    assert_eq!(double.peek(to, 8), [7; 8]);
+    assert_eq!(double.complaints(), Vec::<String>::new());
+}
+
+#[test]
+fn one_that_nobody_needs_any_more_is_not_launched() {
+    let (double, devices, stream) = given(Turns::RoundRobin);
+    let errand = Errand::new(&devices, 0, 8).expect("a courier");
+    let courier = errand.courier().clone();
+    drop(errand);
+    courier.give_up();
+    launch(&courier, &stream, &double).expect("there is nothing to do");
+    assert!(courier.is_gone() && double.is_idle());
+    assert!(courier.join(8).is_none(), "nobody orders of it any more");
+}
+
+#[test]
+fn one_that_the_driver_refuses_is_refused_to_all_who_order() {
+    let mut refused = 0;
+    for failing in 0..8 {
+        let (double, devices, stream) = given(Turns::RoundRobin);
+        let errand = Errand::new(&devices, 0, 8).expect("a courier");
+        let beside = errand.courier().join(8).expect("one more who orders");
+        double.fail_call(failing);
+        let first = launch(errand.courier(), &stream, &double);
+        // Before the launch itself, the other may have it launched.
+        match launch(beside.courier(), &stream, &double) {
+            Ok(()) => assert!(first.is_ok() || !beside.courier().is_gone()),
+            Err(error) if error.text().contains("could not be launched") => {
+                assert!(first.is_err() && errand.courier().is_gone());
+                refused += 1;
+            }
+            Err(error) => assert!(first.is_ok() && !double.is_to_fail(), "{error}"),
+        }
+        drop((errand, beside));
+        // Its stand serves the next.
+        let next = Errand::new(&devices, 0, 8).expect("a courier");
+        if !double.is_to_fail() {
+            launch(next.courier(), &stream, &double).expect("it is launched");
+        }
+        drop(next);
+        double.drain();
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    }
+    assert!(refused > 0);
+}
+
+#[test]
+fn stands_are_used_again_and_never_while_one_is_there() {
+    let (double, devices, stream) = given(Turns::RoundRobin);
+    let made = |count: usize| -> Vec<Arc<Courier>> {
+        let errands: Vec<_> = (0..count).map(|_| Errand::new(&devices, 0, 8).expect("a courier")).collect();
+        let couriers = errands.iter().map(|errand| errand.courier().clone()).collect::<Vec<_>>();
+        couriers.iter().for_each(|courier| launch(courier, &stream, &double).expect("it is launched"));
+        couriers
+    };
+    let most = PAGE / STRIDE;
+    drop(made(most));
+    let before = double.creations();
+    // None has been seen to leave.
+    drop(made(1));
+    assert_eq!(double.creations(), before + 1);
+    double.drain();
+    let before = double.creations();
+    drop(made(2 * most));
+    assert_eq!(double.creations(), before);
+    double.drain();
+    assert_eq!(double.complaints(), Vec::<String>::new());
+}
