@@ -216,7 +216,7 @@ enum Exit {
     Thread,
 }
 
-/// A courier that is to be launched, and is called off otherwise.
+/// A courier that is to be launched, by this call or another one that shares it.
 pub(super) struct Launch {
     errand: Errand,
     kernels: Arc<dyn Kernels>,
@@ -224,6 +224,7 @@ pub(super) struct Launch {
 
 impl Launch {
     pub(super) fn new(errand: Errand, kernels: Arc<dyn Kernels>) -> Launch {
+        errand.courier().promise();
         Launch { errand, kernels }
     }
 
@@ -239,7 +240,7 @@ impl Launch {
 
 impl Drop for Launch {
     fn drop(&mut self) {
-        self.errand.courier().call_off();
+        self.errand.courier().withdraw();
     }
 }
 

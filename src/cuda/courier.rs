@@ -199,6 +199,8 @@ pub struct Courier {
     books: [Mutex<Book>; 2],
     /// Who may still order.
     users: AtomicUsize,
+    /// Who may still launch it.
+    promises: AtomicUsize,
     state: AtomicU8,
 }
 
@@ -248,9 +250,17 @@ impl Courier {
         None
     }
 
-    /// It will not be launched, if it has not been: whoever orders waits in vain.
-    pub fn call_off(&self) {
-        let _ = self.state.compare_exchange(NEW, REFUSED, Ordering::AcqRel, Ordering::Acquire);
+    /// One more means to launch it: whoever comes first does.
+    pub fn promise(&self) {
+        self.promises.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One who has promised to launch it has, or will not. After the last it will not be launched, if it has not been: whoever
+    /// orders waits in vain.
+    pub fn withdraw(&self) {
+        if self.promises.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let _ = self.state.compare_exchange(NEW, REFUSED, Ordering::AcqRel, Ordering::Acquire);
+        }
     }
 
     /// Whether nobody orders any more.
@@ -402,6 +412,7 @@ impl Errand {
             blocks: AtomicU32::new(blocks_for(bytes)),
             books: first.map(book),
             users: AtomicUsize::new(1),
+            promises: AtomicUsize::new(0),
             state: AtomicU8::new(NEW),
         };
         Ok(Errand { courier: Arc::new(courier) })

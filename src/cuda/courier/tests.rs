@@ -96,6 +96,25 @@ fn one_that_nobody_needs_any_more_is_not_launched() {
 }
 
 #[test]
+fn one_that_a_call_does_not_launch_is_left_to_the_others() {
+    let (double, devices, stream) = given(Turns::RoundRobin);
+    let errand = Errand::new(&devices, 0, 8).expect("a courier");
+    let courier = errand.courier();
+    courier.promise();
+    courier.promise();
+    courier.withdraw();
+    launch(courier, &stream, &double).expect("the other may");
+    courier.withdraw();
+    let refused = Errand::new(&devices, 0, 8).expect("a courier");
+    refused.courier().promise();
+    refused.courier().withdraw();
+    launch(refused.courier(), &stream, &double).expect_err("nobody meant to any more");
+    drop((errand, refused));
+    double.drain();
+    assert_eq!(double.complaints(), Vec::<String>::new());
+}
+
+#[test]
 fn one_that_the_driver_refuses_is_refused_to_all_who_order() {
     let mut refused = 0;
     for failing in 0..8 {
