@@ -34,6 +34,7 @@ static void nulls(void) {
                 unisono_allreduce(NULL, x, y, 4, UNISONO_INT32, UNISONO_SUM, NULL, NULL));
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "ctx is NULL", unisono_barrier(NULL, NULL, NULL));
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "ctx is NULL", unisono_context_abort(NULL));
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "ctx is NULL", unisono_context_abort_because(NULL, "why"));
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "work is NULL", unisono_work_wait(NULL));
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "options is NULL", unisono_context_create(NULL, NULL));
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "path is NULL", unisono_store_create_file(NULL, NULL));
@@ -405,6 +406,8 @@ static void logs(void) {
     unisono_unique_id_t id;
     CHECK_OK(unisono_unique_id_create(&id));
     CHECK(count > 0);
+    CHECK_OK(unisono_unique_id_create_on("127.0.0.1", &id));
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "interface 'nowhere' does not exist", unisono_unique_id_create_on("nowhere", &id));
     CHECK_OK(unisono_log_set(UNISONO_LOG_OFF, NULL, NULL));
 }
 

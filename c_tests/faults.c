@@ -83,6 +83,16 @@ static void an_abort(unisono_context_t *ctx, void *arg) {
     CHECK_TEXT(unisono_last_error(), "rank 0");
 }
 
+/* An abort with a cause: every rank is told it, as one line. */
+static void an_abort_with_a_cause(unisono_context_t *ctx, void *arg) {
+    (void)arg;
+    if (unisono_context_rank(ctx) == 1) {
+        CHECK_OK(unisono_context_abort_because(ctx, "the disk is full\nagain"));
+    }
+    CHECK_STATUS(UNISONO_ABORTED, unisono_barrier(ctx, NULL, NULL));
+    CHECK_TEXT(unisono_last_error(), "rank 1 aborted 'default': the disk is full again");
+}
+
 /* Rank 1 does not come: the deadline of the call ends it, and the text says whom it waited for. */
 static void a_deadline(unisono_context_t *ctx, void *arg) {
     (void)arg;
@@ -124,6 +134,7 @@ int main(void) {
     run_ranks(3, 60, different_types, NULL);
     run_ranks(3, 60, different_roots, NULL);
     run_ranks(3, 60, an_abort, NULL);
+    run_ranks(3, 60, an_abort_with_a_cause, NULL);
     run_ranks(2, 60, a_deadline, NULL);
 
     int ended[3];

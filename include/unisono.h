@@ -612,6 +612,10 @@ unisono_status_t unisono_store_reply_error(struct unisono_store_reply_t *reply, 
 /// process ends; it listens on the interface of UNISONO_INTERFACE, or one that the library chooses.
 unisono_status_t unisono_unique_id_create(struct unisono_unique_id_t *id);
 
+/// As unisono_unique_id_create, on `interface`: a name, an address or a CIDR, as in the options of a context. NULL: as there.
+unisono_status_t unisono_unique_id_create_on(const char *interface,
+                                             struct unisono_unique_id_t *id);
+
 /// Creates a context: meets the other ranks through a store or a unique id, and returns when all have arrived.
 ///
 /// `*ctx` is set on success and ended by unisono_context_destroy. A rank that does not come is UNISONO_TIMEOUT, and the
@@ -660,6 +664,10 @@ const char *unisono_context_name(const struct unisono_context_t *ctx);
 /// Fails everything that runs or is called on this context, here at once and on the other ranks within a second. Returns
 /// at once; from any thread, also while others wait. The context can only be destroyed afterwards.
 unisono_status_t unisono_context_abort(const struct unisono_context_t *ctx);
+
+/// As unisono_context_abort, with a cause in one line, which the failure tells on every rank. NULL: none.
+unisono_status_t unisono_context_abort_because(const struct unisono_context_t *ctx,
+                                               const char *cause);
 
 /// The status of the first failure that ended this context, on whichever rank; UNISONO_OK if none did. Never blocks.
 /// UNISONO_INVALID_ARGUMENT for NULL.
@@ -710,9 +718,10 @@ unisono_status_t unisono_work_on_complete(const struct unisono_work_t *work,
                                           unisono_work_callback_t callback,
                                           void *user);
 
-/// Ends a send or receive that has moved nothing yet with UNISONO_ABORTED, so that its buffer may be used again.
-/// UNISONO_INVALID_USAGE for other operations, and once data moves: those end by themselves, by their deadline, or by
-/// unisono_context_abort. A completed operation stays as it is.
+/// Ends a send or receive with UNISONO_ABORTED, so that its buffer may be used again at once. A message that has begun to move is
+/// lost: what came of a receive means nothing, and the receive that a send was for fails with UNISONO_PEER_FAILED; one that has not
+/// is for the next receive, or was never sent. UNISONO_INVALID_USAGE for other operations, and for those that a stream has been
+/// given: they end by themselves, by their deadline, or by unisono_context_abort. A completed operation stays as it is.
 unisono_status_t unisono_work_cancel(const struct unisono_work_t *work);
 
 /// Has what the CUDA stream `stream` is given after this wait for the operation, in place of the host. Returns at once, unless
@@ -988,8 +997,8 @@ unisono_status_t unisono_buffer_wait_receive(const struct unisono_buffer_t *buff
 /// waited for again.
 unisono_status_t unisono_buffer_abort_wait(const struct unisono_buffer_t *buffer);
 
-/// Ends the buffer. Messages that have moved nothing yet are cancelled; others are waited for, until their deadline at the
-/// latest, since their memory is in use. NULL is fine.
+/// Ends the buffer. Messages that are under way are cancelled, as unisono_work_cancel does; what a stream has been given is waited
+/// for, until its deadline at the latest. The memory is free then. NULL is fine.
 void unisono_buffer_destroy(struct unisono_buffer_t *buffer);
 
 /// Combines the sparse tensors of all ranks: where several ranks have an element, as unisono_allreduce would; where one has

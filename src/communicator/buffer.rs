@@ -127,7 +127,7 @@ impl Drop for Buffer {
         for queue in [&self.sends, &self.receives] {
             for message in queue.lock().pending.drain(..) {
                 if message.work.cancel().is_err() {
-                    // It moves, or has failed; either way it is done with the memory by its own deadline.
+                    // A stream has it: it is done with the memory by its own deadline.
                     let _ = message.work.wait(Deadline::NEVER);
                 }
             }

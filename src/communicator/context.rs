@@ -260,7 +260,16 @@ impl Context {
     /// Fails everything that is running or to come on this context, on this rank and (within a second) on the others.
     /// Returns at once; from any thread.
     pub fn abort(&self) {
-        self.fail(Error::new(Status::Aborted, format!("rank {} aborted '{}'", self.rank(), self.name())));
+        self.abort_because(None);
+    }
+
+    /// As [`Context::abort`], with a cause of the program's, which the failure tells on every rank.
+    pub fn abort_because(&self, cause: Option<&str>) {
+        let mut text = format!("rank {} aborted '{}'", self.rank(), self.name());
+        if let Some(cause) = cause {
+            text = format!("{text}: {}", cause.replace(char::is_control, " "));
+        }
+        self.fail(Error::new(Status::Aborted, text));
     }
 
     /// Fails everything that is running or to come on this context for a cause of this rank's, as [`Context::abort`].

@@ -147,8 +147,8 @@ pub unsafe extern "C" fn unisono_buffer_abort_wait(buffer: *const unisono_buffer
     })
 }
 
-/// Ends the buffer. Messages that have moved nothing yet are cancelled; others are waited for, until their deadline at the
-/// latest, since their memory is in use. NULL is fine.
+/// Ends the buffer. Messages that are under way are cancelled, as unisono_work_cancel does; what a stream has been given is waited
+/// for, until its deadline at the latest. The memory is free then. NULL is fine.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_buffer_destroy(buffer: *mut unisono_buffer_t) {
     guard(|| {

@@ -305,6 +305,21 @@ pub unsafe extern "C" fn unisono_context_abort(ctx: *const unisono_context_t) ->
     })
 }
 
+/// As unisono_context_abort, with a cause in one line, which the failure tells on every rank. NULL: none.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_context_abort_because(
+    ctx: *const unisono_context_t,
+    cause: *const c_char,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or a context that nobody destroys meanwhile.
+        let handle = unsafe { Handle::borrow(ctx, "ctx") }?;
+        // SAFETY: the contract of the header: NULL or a C string.
+        handle.context.abort_because(unsafe { optional_text(cause, "cause") }?);
+        Ok(())
+    })
+}
+
 /// The status of the first failure that ended this context, on whichever rank; UNISONO_OK if none did. Never blocks.
 /// UNISONO_INVALID_ARGUMENT for NULL.
 #[unsafe(no_mangle)]

@@ -1,11 +1,13 @@
 //! The 128 bytes that are enough for a group to meet.
 
+use std::ffi::c_char;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use crate::error::Result;
 use crate::rendezvous::id::{ID_BYTES, UniqueId};
 use crate::rendezvous::tcp_server::ServerHandle;
 
-use super::argument::out;
+use super::argument::{optional_text, out};
 use super::status::{guard, unisono_status_t};
 
 /// A unique id: one rank makes it, the program carries it to the others by any means, all create their context from it.
@@ -24,15 +26,36 @@ pub unsafe extern "C" fn unisono_unique_id_create(id: *mut unisono_unique_id_t) 
     guard(|| {
         // SAFETY: the contract of the header: NULL or writable.
         let place = unsafe { out(id, "id") }?;
-        let (id, server) = UniqueId::create(None)?;
-        let bytes = id.to_bytes();
-        let server = Arc::new(server);
-        let mut served = lock();
-        served.retain(|served| served.server.strong_count() > 0);
-        served.push(Served { bytes, server: Arc::downgrade(&server), unclaimed: Some(server) });
-        place.write(unisono_unique_id_t { bytes });
+        place.write(served_on(None)?);
         Ok(())
     })
+}
+
+/// As unisono_unique_id_create, on `interface`: a name, an address or a CIDR, as in the options of a context. NULL: as there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_unique_id_create_on(
+    interface: *const c_char,
+    id: *mut unisono_unique_id_t,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or writable.
+        let place = unsafe { out(id, "id") }?;
+        // SAFETY: the contract of the header: NULL or a C string.
+        let interface = unsafe { optional_text(interface, "interface") }?;
+        place.write(served_on(interface)?);
+        Ok(())
+    })
+}
+
+/// A new id, which this process serves.
+fn served_on(interface: Option<&str>) -> Result<unisono_unique_id_t> {
+    let (id, server) = UniqueId::create(interface)?;
+    let bytes = id.to_bytes();
+    let server = Arc::new(server);
+    let mut served = lock();
+    served.retain(|served| served.server.strong_count() > 0);
+    served.push(Served { bytes, server: Arc::downgrade(&server), unclaimed: Some(server) });
+    Ok(unisono_unique_id_t { bytes })
 }
 
 /// The servers of the ids that this process made, for the contexts that are made from them.

@@ -256,9 +256,10 @@ pub unsafe extern "C" fn unisono_work_on_complete(
     })
 }
 
-/// Ends a send or receive that has moved nothing yet with UNISONO_ABORTED, so that its buffer may be used again.
-/// UNISONO_INVALID_USAGE for other operations, and once data moves: those end by themselves, by their deadline, or by
-/// unisono_context_abort. A completed operation stays as it is.
+/// Ends a send or receive with UNISONO_ABORTED, so that its buffer may be used again at once. A message that has begun to move is
+/// lost: what came of a receive means nothing, and the receive that a send was for fails with UNISONO_PEER_FAILED; one that has not
+/// is for the next receive, or was never sent. UNISONO_INVALID_USAGE for other operations, and for those that a stream has been
+/// given: they end by themselves, by their deadline, or by unisono_context_abort. A completed operation stays as it is.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_work_cancel(work: *const unisono_work_t) -> unisono_status_t {
     guard(|| {

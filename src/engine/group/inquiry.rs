@@ -1,5 +1,6 @@
 //! Why a call does not end, or has failed: what the ranks ask each other, and the texts that come of it.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -81,8 +82,8 @@ impl Group {
         let place = format!("'{}' (rank {} of {} on {here})", self.name, self.rank, self.size());
         match turn.class {
             Class::Ordered => format!("{name} #{number} of {place}"),
-            Class::Tagged => format!("{name} #{number} with tag {} of {place}", turn.tag),
-            Class::PointToPoint => format!("{name} with tag {} in {place}", turn.tag),
+            Class::Tagged => format!("{name} #{number} with tag {} of {place}", Tag(turn.tag)),
+            Class::PointToPoint => format!("{name} with tag {} in {place}", Tag(turn.tag)),
             Class::Internal => format!("setting up {place}"),
         }
     }
@@ -232,9 +233,9 @@ impl Group {
         let theirs = mismatch.theirs;
         let ours = mismatch.ours.or_else(|| recorder.call(mismatch.key));
         let head = match mismatch.key.class {
-            Class::PointToPoint => format!("send and receive with tag {} differ", mismatch.key.tag),
+            Class::PointToPoint => format!("send and receive with tag {} differ", Tag(mismatch.key.tag)),
             Class::Tagged => {
-                format!("call #{number} with tag {} of '{}' differs", mismatch.key.tag, self.name)
+                format!("call #{number} with tag {} of '{}' differs", Tag(mismatch.key.tag), self.name)
             }
             _ => format!("call #{number} of '{}' differs", self.name),
         };
@@ -250,5 +251,17 @@ impl Group {
             Status::Mismatch,
             format!("{head}: rank {here} called {ours}, rank {peer} called {theirs}{tail}"),
         )
+    }
+}
+
+/// A tag as errors show it: those that are made of fields, as gloo's are, by their digits of 4 bits.
+struct Tag(u64);
+
+impl fmt::Display for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match u32::try_from(self.0) {
+            Ok(number) => write!(f, "{number}"),
+            Err(_) => write!(f, "{:#x}", self.0),
+        }
     }
 }
