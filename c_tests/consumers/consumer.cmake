@@ -1,6 +1,6 @@
 # Configures, builds and runs a consumer.
-#   cmake -D KIND=find_package|add_subdirectory|pkg_config -D SOURCE=… -D BUILD=… -D WORK=… -D CC=… -D GENERATOR=…
-#         -D CARGO_TARGET=… -D CARGO_PROFILE=… [-D PKG_CONFIG=…] -P consumer.cmake
+#   cmake -D KIND=find_package|add_subdirectory|pkg_config -D SOURCE=… -D BUILD=… -D WORK=… -D CC=… -D CXX=…
+#         -D GENERATOR=… -D CARGO_TARGET=… -D CARGO_PROFILE=… [-D PKG_CONFIG=…] -P consumer.cmake
 file(REMOVE_RECURSE ${WORK})
 file(MAKE_DIRECTORY ${WORK})
 set(here ${SOURCE}/c_tests/consumers)
@@ -31,6 +31,11 @@ if(KIND STREQUAL "pkg_config")
     OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
   run(${CC} ${here}/app.c -o app ${flags} -Wl,-rpath,${libdir})
   run(./app)
+  execute_process(COMMAND ${PKG_CONFIG} --cflags --libs unisono-gloo OUTPUT_VARIABLE flags
+    OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  separate_arguments(flags UNIX_COMMAND "${flags}")
+  run(${CXX} -std=c++17 ${here}/app_gloo.cpp -o app_gloo ${flags} -pthread -Wl,-rpath,${libdir})
+  run(./app_gloo)
   # The static line is all that a program needs: nothing is linked that it does not name.
   execute_process(COMMAND ${PKG_CONFIG} --cflags --libs unisono-static OUTPUT_VARIABLE flags
     OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
@@ -48,4 +53,5 @@ else()
   run(build/app)
   run(build/app_static)
   run(build/app_nccl)
+  run(build/app_gloo)
 endif()

@@ -1,0 +1,300 @@
+// C++17: the gloo face with ranks as threads: waits that are aborted, and waits that time out.
+
+#include <atomic>
+#include <random>
+
+#include "gloo_messages.h"
+#include "gloo_threads.h"
+#include "gloo_waits.h"
+
+namespace {
+
+using gloo::IoException;
+using std::chrono::milliseconds;
+
+// ---- aborted waits
+
+/* Whoever waits goes on waiting until the abort, and is told of it. */
+void check_ends(const Unbound &buffer, bool receives, int ms) {
+    auto wait = std::async(std::launch::async, [&] { return receives ? buffer->waitRecv() : buffer->waitSend(); });
+    CHECK(!ended(wait, ms));
+    within(2, [&] { receives ? buffer->abortWaitRecv() : buffer->abortWaitSend(); });
+    CHECK(!wait.get());
+}
+
+void abort_ends_a_wait() {
+    as_threads(2, [](const GlooContext &context) {
+        Bytes memory(9 * MiB);
+        const int peer = 1 - context->rank;
+        const auto buffer = make_unbound(context, memory);
+        if (context->rank == 0) {
+            buffer->recv(peer, 1);
+            for (int i = 0; i < 3; i++) {
+                check_ends(buffer, true, i * 20);
+            }
+            // One that waits though nothing was started.
+            check_ends(context->createUnboundBuffer(nullptr, 0), true, 20);
+            // The messages can be waited for after it.
+            barrier(context);
+            CHECK(buffer->waitRecv());
+            CHECK(memory == pattern(memory.size(), 4));
+        } else {
+            barrier(context);
+            send_now(context, peer, 1, pattern(memory.size(), 4));
+        }
+        barrier(context);
+        if (context->rank == 0) {
+            // So long a message is not sent before the other side asks for it.
+            buffer->send(peer, 2);
+            check_ends(buffer, false, 50);
+            barrier(context);
+            CHECK(buffer->waitSend());
+        } else {
+            barrier(context);
+            CHECK(receive_now(context, peer, 2, memory.size()) == pattern(memory.size(), 4));
+        }
+    });
+}
+
+void abort_before_a_wait_ends_the_next_one_only() {
+    as_threads(2, [](const GlooContext &context) {
+        int value = 5;
+        const int peer = 1 - context->rank;
+        const auto buffer = context->createUnboundBuffer(&value, sizeof(value));
+        if (context->rank == 0) {
+            buffer->abortWaitRecv();
+            buffer->abortWaitSend();
+            within(1, [&] { CHECK(!buffer->waitRecv()); });
+            within(1, [&] { CHECK(!buffer->waitSend()); });
+            // Twice is once.
+            buffer->abortWaitRecv();
+            buffer->abortWaitRecv();
+            buffer->recv(peer, 1);
+            CHECK(!buffer->waitRecv());
+            CHECK(buffer->waitRecv());
+            // One side's abort is not the other's.
+            buffer->abortWaitRecv();
+            buffer->send(peer, 2);
+            CHECK(buffer->waitSend());
+            buffer->abortWaitSend();
+            buffer->recv(peer, 3);
+            CHECK(!buffer->waitRecv());
+            CHECK(buffer->waitRecv());
+            buffer->send(peer, 4);
+            CHECK(!buffer->waitSend());
+            CHECK(buffer->waitSend());
+            // Also when the message is there already.
+            buffer->recv(peer, 5);
+            barrier(context);
+            pause_for(50);
+            buffer->abortWaitRecv();
+            CHECK(!buffer->waitRecv());
+            CHECK(buffer->waitRecv());
+        } else {
+            send_now(context, peer, 1, Bytes(sizeof(value)));
+            receive_now(context, peer, 2, sizeof(value));
+            send_now(context, peer, 3, Bytes(sizeof(value)));
+            receive_now(context, peer, 4, sizeof(value));
+            send_now(context, peer, 5, Bytes(sizeof(value)));
+            barrier(context);
+        }
+    });
+}
+
+void abort_ends_one_of_two_waits() {
+    as_threads(2, [](const GlooContext &context) {
+        int values[2] = {0, 0};
+        const auto buffer = context->createUnboundBuffer(values, sizeof(values));
+        if (context->rank == 0) {
+            for (int round = 0; round < 20; round++) {
+                buffer->recv(1, 1, 0, sizeof(int));
+                buffer->recv(1, 2, sizeof(int), sizeof(int));
+                auto one = std::async(std::launch::async, [&] { return buffer->waitRecv(); });
+                auto other = std::async(std::launch::async, [&] { return buffer->waitRecv(); });
+                pause_for(round % 4);
+                buffer->abortWaitRecv();
+                send_now(context, 1, 3, Bytes(1));
+                CHECK_EQ(int{one.get()} + int{other.get()}, 1);
+                CHECK(buffer->waitRecv());
+                CHECK_EQ(values[0], 10);
+                CHECK_EQ(values[1], 11);
+                values[0] = values[1] = 0;
+            }
+        } else {
+            values[0] = 10;
+            values[1] = 11;
+            for (int round = 0; round < 20; round++) {
+                receive_now(context, 0, 3, 1);
+                buffer->send(0, 1, 0, sizeof(int));
+                buffer->send(0, 2, sizeof(int), sizeof(int));
+                CHECK(buffer->waitSend());
+                CHECK(buffer->waitSend());
+            }
+        }
+    });
+}
+
+void abort_meets_arrival() {
+    as_threads(2, [](const GlooContext &context) {
+        constexpr int count = 400;
+        std::minstd_rand random(static_cast<unsigned>(context->rank) + 1);
+        int value = -1;
+        const auto buffer = context->createUnboundBuffer(&value, sizeof(value));
+        if (context->rank == 1) {
+            for (int i = 0; i < count; i++) {
+                receive_now(context, 0, 2, 1);
+                std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
+                value = i;
+                buffer->send(0, 1);
+                CHECK(buffer->waitSend());
+            }
+            return;
+        }
+        std::atomic<int> round{-1};
+        std::atomic<bool> over{false};
+        auto aborts = std::async(std::launch::async, [&] {
+            std::minstd_rand delays(7);
+            int last = -1, made = 0;
+            while (!over) {
+                if (const int now = round; now != last) {
+                    last = now;
+                    std::this_thread::sleep_for(std::chrono::microseconds(delays() % 200));
+                    buffer->abortWaitRecv();
+                    made++;
+                } else {
+                    std::this_thread::yield();
+                }
+            }
+            return made;
+        });
+        int aborted = 0;
+        try {
+            for (int i = 0; i < count; i++) {
+                buffer->recv(1, 1);
+                send_now(context, 1, 2, Bytes(1));
+                round = i;
+                int from = -1;
+                while (!buffer->waitRecv(&from, std::chrono::seconds(20))) {
+                    aborted++;
+                }
+                CHECK_EQ(from, 1);
+                CHECK_EQ(value, i);
+            }
+        } catch (...) {
+            over = true;
+            throw;
+        }
+        over = true;
+        const int made = aborts.get();
+        // An abort ends one wait at the most.
+        CHECK(aborted <= made);
+        CHECK(aborted > 0);
+    });
+}
+
+void abort_meets_departure() {
+    as_threads(2, [](const GlooContext &context) {
+        Bytes memory(9 * MiB);
+        const auto buffer = make_unbound(context, memory);
+        for (int i = 0; i < 30; i++) {
+            if (context->rank == 0) {
+                buffer->send(1, 1);
+                send_now(context, 1, 2, Bytes(1));
+                auto wait = std::async(std::launch::async, [&] { return buffer->waitSend(); });
+                std::this_thread::sleep_for(std::chrono::microseconds(i * 50));
+                buffer->abortWaitSend();
+                const bool sent = wait.get();
+                // Either the wait was ended, and the send can be waited for, or the next wait is ended.
+                CHECK_EQ(buffer->waitSend(), !sent);
+            } else {
+                receive_now(context, 0, 2, 1);
+                buffer->recv(0, 1);
+                CHECK(buffer->waitRecv());
+            }
+        }
+    });
+}
+
+// ---- timeouts
+
+void a_wait_with_nothing_started_times_out() {
+    as_threads(1, [](const GlooContext &context) {
+        int value = 0;
+        const auto buffer = context->createUnboundBuffer(&value, sizeof(value));
+        const double took =
+            within(2, [&] { CHECK_THROWS(IoException, "Timed out", buffer->waitRecv(milliseconds(200))); });
+        CHECK(took > 0.15);
+    });
+    as_threads(2, [](const GlooContext &context) {
+        int value = 0;
+        const auto buffer = context->createUnboundBuffer(&value, sizeof(value));
+        within(3, [&] {
+            if (context->rank == 0) {
+                CHECK_THROWS(IoException, "Timed out", buffer->waitSend(milliseconds(200)));
+            } else {
+                buffer->recv(0, 1);
+                CHECK_THROWS(IoException, "", buffer->waitRecv());
+            }
+        });
+    });
+    // The context's timeout is the one of a wait that is given none.
+    as_threads(
+        2,
+        [](const GlooContext &context) {
+            if (context->rank == 0) {
+                int value = 0;
+                const auto buffer = context->createUnboundBuffer(&value, sizeof(value));
+                const double took = within(3, [&] { CHECK_THROWS(IoException, "Timed out", buffer->waitRecv()); });
+                CHECK(took > 0.4);
+            } else {
+                pause_for(1000);
+            }
+        },
+        milliseconds(500));
+}
+
+void a_timeout_ends_the_context_for_all() {
+    // By the context's timeout, or by the wait's own.
+    const auto check = [](const Wait &wait, bool own) {
+        as_threads(2, [&](const GlooContext &context) {
+            int value = 0;
+            const auto buffer = context->createUnboundBuffer(&value, sizeof(value));
+            const double begin = seconds_now();
+            if (context->rank == 0) {
+                if (!own) {
+                    context->setTimeout(milliseconds(200));
+                }
+                const auto timeout = own ? milliseconds(200) : gloo::transport::kUnsetTimeout;
+                CHECK_THROWS(IoException, "Timed out", wait.call(context, 1, timeout));
+                CHECK(seconds_now() - begin > 0.15);
+            } else {
+                buffer->recv(0, 9);
+                CHECK_THROWS(IoException, "", buffer->waitRecv());
+            }
+            CHECK(seconds_now() - begin < 2.2);
+            // Nothing goes on it any more.
+            CHECK_THROWS(IoException, "", barrier(context));
+            CHECK_THROWS(IoException, "", (buffer->send(1 - context->rank, 9), buffer->waitSend()));
+        });
+    };
+    for (const Wait &wait : waits()) {
+        check(wait, false);
+        if (wait.takesTime) {
+            check(wait, true);
+        }
+    }
+}
+
+} // namespace
+
+int main() {
+    return run_tests({
+        {"abort ends a wait", abort_ends_a_wait},
+        {"abort before a wait ends the next one only", abort_before_a_wait_ends_the_next_one_only},
+        {"abort ends one of two waits", abort_ends_one_of_two_waits},
+        {"abort meets arrival", abort_meets_arrival},
+        {"abort meets departure", abort_meets_departure},
+        {"a wait with nothing started times out", a_wait_with_nothing_started_times_out},
+        {"a timeout ends the context for all", a_timeout_ends_the_context_for_all},
+    });
+}

@@ -1,0 +1,397 @@
+// C++17: the gloo face with ranks as threads: contexts, how they are closed and connected, and their devices.
+
+#include <algorithm>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+
+#include <gloo/rendezvous/prefix_store.h>
+#include <gloo/transport/tcp/address.h>
+#include <gloo/transport/uv/device.h>
+
+#include "gloo_messages.h"
+#include "gloo_reductions.h"
+#include "gloo_threads.h"
+#include "gloo_waits.h"
+
+namespace {
+
+using gloo::IoException;
+using gloo::MakeString;
+using std::chrono::milliseconds;
+
+void a_group_of_one() {
+    as_threads(1, [](const GlooContext &context) {
+        barrier(context);
+        CHECK(context->getPair(0) == nullptr);
+        CHECK_THROWS(std::out_of_range, "", context->getPair(1));
+        int value = 0;
+        context->createUnboundBuffer(&value, sizeof(value))->abortWaitRecv();
+        check_sum(context);
+        CHECK(context->getDevice() != nullptr);
+        const auto made = gloo::rendezvous::ContextFactory(context).makeContext(context->getDevice());
+        CHECK_EQ(made->size, 1);
+        barrier(made);
+        context->closeConnections();
+        context->closeConnections();
+    });
+}
+
+// ---- closing
+
+void closing_ends_this_ranks_waits() {
+    for (const Wait &wait : waits()) {
+        as_threads(3, [&wait](const GlooContext &context) {
+            if (context->rank == 0) {
+                auto waiting =
+                    std::async(std::launch::async, [&] { wait.call(context, 1, gloo::transport::kUnsetTimeout); });
+                if (ended(waiting, 50)) {
+                    waiting.get();
+                    throw std::logic_error(MakeString(wait.name, " did not wait"));
+                }
+                within(2, [&] {
+                    context->closeConnections();
+                    CHECK_THROWS(IoException, "", waiting.get());
+                });
+            } else {
+                // They stay, and find out.
+                pause_for(100);
+                within(3, [&] { CHECK_THROWS(IoException, "", receive_now(context, 0, 7, 1)); });
+            }
+        });
+    }
+}
+
+void closing_ends_what_others_wait_for() {
+    // Also while the rank that closes has buffers that nothing was sent to, and keeps them.
+    for (const bool idle : {false, true}) {
+        as_threads(3, [idle](const GlooContext &context) {
+            Bytes memory(100), receive(100);
+            Bound buffer;
+            if (context->rank == 0) {
+                if (idle) {
+                    buffer = make_receive(context, 1, 1, memory);
+                }
+                meet(context, 1, 2);
+                meet(context, 2, 2);
+                pause_for(50);
+                context->closeConnections();
+                // The buffer and the context live on until the others have noticed.
+                pause_for(2500);
+            } else {
+                meet(context, 0, 2);
+                const double begin = seconds_now();
+                if (context->rank == 1) {
+                    CHECK_THROWS(IoException, "0", receive_now(context, 0, 7, 1));
+                } else {
+                    buffer = make_receive(context, 0, 5, receive);
+                    CHECK_THROWS(IoException, "0", buffer->waitRecv());
+                }
+                const double took = seconds_now() - begin;
+                if (took > 2) {
+                    throw std::logic_error(
+                        MakeString("rank ", context->rank, " noticed after ", took, " s, idle ", idle));
+                }
+            }
+        });
+    }
+}
+
+void nothing_works_after_closing() {
+    as_threads(2, [](const GlooContext &context) {
+        const int peer = 1 - context->rank;
+        exchange(context, 1, 100);
+        Bytes memory(100);
+        const auto before = make_unbound(context, memory);
+        const auto sender = make_send(context, peer, 1, memory);
+        const auto receiver = make_receive(context, peer, 2, memory);
+        barrier(context);
+        context->closeConnections();
+        within(5, [&] {
+            CHECK(!context->getPair(peer)->isConnected());
+            CHECK_THROWS(IoException, "", (before->send(peer, 1), before->waitSend()));
+            CHECK_THROWS(IoException, "", (before->recv(peer, 1), before->waitRecv()));
+            CHECK_THROWS(IoException, "", (sender->send(), sender->waitSend()));
+            CHECK_THROWS(IoException, "", receiver->waitRecv());
+            CHECK_THROWS(IoException, "", make_send(context, peer, 3, memory)->send());
+            CHECK_THROWS(IoException, "", make_receive(context, peer, 4, memory)->waitRecv());
+            CHECK_THROWS(IoException, "", context->getPair(peer)->send(before.get(), 1, 0, 1));
+            CHECK_THROWS(IoException, "", context->getPair(peer)->recv(before.get(), 1, 0, 1));
+            CHECK_THROWS(IoException, "", barrier(context));
+            CHECK_THROWS(IoException, "", gloo::rendezvous::ContextFactory(context).makeContext(context->getDevice()));
+            context->closeConnections();
+        });
+    });
+}
+
+void others_go_on_when_a_rank_closes() {
+    // Rank `idle` has a buffer to receive from a rank that it does not hear of again: 0 from 2, or 2 from 0.
+    const auto run = [](int idle, bool leave) {
+        as_threads(3, [=](const GlooContext &context) {
+            barrier(context);
+            exchange(context, 1, 1000);
+            Bytes memory(100);
+            Bound buffer;
+            if (context->rank == idle) {
+                buffer = make_receive(context, 2 - idle, 1, memory);
+            }
+            if (context->rank == 2) {
+                if (!leave) {
+                    context->closeConnections();
+                    pause_for(600);
+                }
+                return;
+            }
+            Bytes out = pattern(200 * KiB, 1), in(200 * KiB);
+            const auto sender = make_send(context, 1 - context->rank, 3, out);
+            const auto receiver = make_receive(context, 1 - context->rank, 3, in);
+            const double end = seconds_now() + 1.2;
+            uint64_t slot = 10;
+            for (unsigned char more = 1; more != 0; slot++) {
+                // Rank 0 says when it has been enough.
+                more = seconds_now() < end;
+                if (context->rank == 0) {
+                    send_now(context, 1, slot, Bytes(1, more));
+                } else {
+                    more = receive_now(context, 0, slot, 1)[0];
+                }
+                sender->send();
+                receiver->waitRecv();
+                CHECK(in == out);
+                sender->waitSend();
+                meet(context, 1 - context->rank, 5);
+            }
+        });
+    };
+    for (const int idle : {-1, 0, 2}) {
+        run(idle, false);
+        run(idle, true);
+    }
+}
+
+// ---- connecting
+
+void contexts_from_a_context() {
+    as_threads(3, [](const GlooContext &context) {
+        gloo::rendezvous::ContextFactory factory(context);
+        auto device = context->getDevice();
+        std::vector<AnyContext> made;
+        for (int i = 0; i < 4; i++) {
+            made.push_back(factory.makeContext(device));
+            CHECK_EQ(made.back()->rank, context->rank);
+            CHECK_EQ(made.back()->size, context->size);
+            CHECK(made.back()->getTimeout() == context->getTimeout());
+        }
+        // The same slot on all of them, at the same time, and in another order on each rank.
+        at_once(4, [&](int i) {
+            const auto &one = made[static_cast<std::size_t>(i)];
+            exchange(one, 1, static_cast<std::size_t>(i + 1) * 1000);
+            barrier(one);
+        });
+        if (context->rank == 0) {
+            for (unsigned i = 0; i < 4; i++) {
+                send_now(made[i], 1, 2, Bytes(1, static_cast<unsigned char>(i)));
+            }
+        } else if (context->rank == 1) {
+            for (unsigned i = 4; i-- > 0;) {
+                CHECK_EQ(static_cast<unsigned>(receive_now(made[i], 0, 2, 1)[0]), i);
+            }
+        }
+        // One that is closed, and the one that they were made of, leave the others be.
+        barrier(context);
+        made[1]->closeConnections();
+        CHECK_THROWS(IoException, "", barrier(made[1]));
+        context->closeConnections();
+        exchange(made[0], 3, 5000);
+        const auto child = gloo::rendezvous::ContextFactory(made[3]).makeContext(device);
+        exchange(child, 1, 5000);
+        barrier(made[2]);
+    });
+}
+
+/* What pairs tell each other, as a program's own means of communication would carry it. */
+class Exchange {
+  public:
+    void put(int from, int to, const std::vector<char> &bytes) {
+        const std::lock_guard<std::mutex> hold(mutex_);
+        told_[{from, to}] = bytes;
+        changed_.notify_all();
+    }
+    std::vector<char> get(int from, int to) {
+        std::unique_lock<std::mutex> hold(mutex_);
+        if (!changed_.wait_for(hold, std::chrono::seconds(20), [&] { return told_.count({from, to}) > 0; })) {
+            throw std::logic_error(MakeString("rank ", from, " told rank ", to, " nothing"));
+        }
+        return told_.at({from, to});
+    }
+
+  private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::map<std::pair<int, int>, std::vector<char>> told_;
+};
+
+class OwnContext : public gloo::Context {
+  public:
+    OwnContext(int rank_, int size_, const std::shared_ptr<gloo::transport::Device> &device, Exchange &exchange,
+               bool backwards)
+        : gloo::Context(rank_, size_) {
+        auto made = device->createContext(rank, size);
+        made->setTimeout(getTimeout());
+        std::vector<int> peers;
+        for (int peer = 0; peer < size; peer++) {
+            if (peer != rank) {
+                peers.push_back(peer);
+                auto &pair = made->createPair(peer);
+                const auto bytes = pair->address().bytes();
+                CHECK(!bytes.empty() && bytes.size() <= gloo::rendezvous::ContextFactory::kMaxAddressSize);
+                CHECK(!pair->address().str().empty());
+                exchange.put(rank, peer, bytes);
+            }
+        }
+        if (backwards) {
+            std::reverse(peers.begin(), peers.end());
+        }
+        for (const int peer : peers) {
+            made->getPair(peer)->connect(exchange.get(peer, rank));
+        }
+        device_ = device;
+        transportContext_ = std::move(made);
+    }
+};
+
+void contexts_connected_by_hand() {
+    for (const int size : {2, 4}) {
+        for (const bool backwards : {false, true}) {
+            Exchange told;
+            at_once(size, [=, &told](int rank) {
+                const auto device = gloo::transport::tcp::CreateDevice("localhost");
+                const AnyContext context = std::make_shared<OwnContext>(rank, size, device, told, backwards);
+                barrier(context);
+                exchange(context, 1, 100 * KiB);
+                check_sum(context);
+                for (int peer = 0; peer < size; peer++) {
+                    CHECK(peer == rank || context->getPair(peer)->isConnected());
+                }
+                barrier(context);
+                context->closeConnections();
+            });
+        }
+    }
+    const auto device = gloo::transport::tcp::CreateDevice("localhost");
+    const auto context = device->createContext(0, 2);
+    auto &pair = context->createPair(1);
+    CHECK(!pair->isConnected());
+    CHECK_THROWS(gloo::Exception, "address", pair->connect(std::vector<char>(10)));
+}
+
+void one_rank_never_comes() {
+    for (const int missing : {0, 2}) {
+        const auto store = std::make_shared<gloo::rendezvous::HashStore>();
+        at_once(3, [&store, missing](int rank) {
+            if (rank != missing) {
+                const double took =
+                    within(5, [&] { CHECK_THROWS(IoException, "", connect(rank, 3, store, milliseconds(500))); });
+                CHECK(took > 0.4);
+            }
+        });
+    }
+    // The same of pairs that are connected by hand.
+    Exchange told;
+    at_once({[&] {
+                 const auto device = gloo::transport::tcp::CreateDevice("localhost");
+                 const auto context = device->createContext(1, 3);
+                 context->setTimeout(milliseconds(500));
+                 told.put(1, 0, context->createPair(0)->address().bytes());
+                 context->createPair(2);
+                 context->getPair(0)->connect(told.get(0, 1));
+                 within(5, [&] { CHECK_THROWS(IoException, "", context->getPair(2)->connect(told.get(2, 1))); });
+             },
+             [&] {
+                 const auto device = gloo::transport::tcp::CreateDevice("localhost");
+                 const auto context = device->createContext(0, 3);
+                 context->setTimeout(milliseconds(500));
+                 told.put(0, 1, context->createPair(1)->address().bytes());
+                 context->createPair(2);
+                 context->getPair(1)->connect(told.get(1, 0));
+                 // Rank 2 tells its address, and does not connect.
+                 const auto missing = device->createContext(2, 3);
+                 told.put(2, 1, missing->createPair(1)->address().bytes());
+                 const auto address = missing->createPair(0)->address().bytes();
+                 within(5, [&] { CHECK_THROWS(IoException, "", context->getPair(2)->connect(address)); });
+             }});
+}
+
+// ---- devices
+
+void devices_of_all_kinds() {
+    using Make = std::function<std::shared_ptr<gloo::transport::Device>()>;
+    gloo::transport::tcp::attr lo, address("127.0.0.1"), any;
+    lo.iface = "lo";
+    gloo::transport::uv::attr uv_lo;
+    uv_lo.iface = "lo";
+    const std::vector<Make> makes{
+        [] { return gloo::transport::tcp::CreateDevice("localhost"); },
+        [&] { return gloo::transport::tcp::CreateDevice(lo); },
+        [&] { return gloo::transport::tcp::CreateDevice(address); },
+        [&] { return gloo::transport::tcp::CreateDevice(any); },
+        [] { return gloo::transport::tcp::CreateLazyDevice("localhost"); },
+        [&] { return gloo::transport::tcp::CreateLazyDevice(lo); },
+        [] { return gloo::transport::uv::CreateDevice("localhost"); },
+        [&] { return gloo::transport::uv::CreateDevice(uv_lo); },
+    };
+    for (const auto &make : makes) {
+        const auto store = std::make_shared<gloo::rendezvous::HashStore>();
+        at_once(2, [&](int rank) {
+            const auto device = make();
+            CHECK(!device->str().empty());
+            CHECK(device->getInterfaceSpeed() >= 0);
+            CHECK(device->getPCIBusID().size() < 100);
+            CHECK(!device->hasGPUDirect());
+            const auto context = std::make_shared<gloo::rendezvous::Context>(rank, 2);
+            context->connectFullMesh(store, device);
+            exchange(context, 1, 1000);
+            // More than one context of a device, and a device that its maker has let go.
+            const auto other = std::make_shared<gloo::rendezvous::Context>(rank, 2);
+            other->connectFullMesh(std::make_shared<gloo::rendezvous::PrefixStore>("2", store), make());
+            exchange(other, 1, 1000);
+        });
+    }
+    CHECK(gloo::transport::tcp::CreateDevice(lo)->str().find("lo") != std::string::npos);
+}
+
+void devices_that_are_not_there() {
+    within(10, [] {
+        CHECK_THROWS(gloo::Exception, "no-such-host.invalid",
+                     gloo::transport::tcp::CreateDevice("no-such-host.invalid"));
+        // An address that is not this host's.
+        CHECK_THROWS(gloo::Exception, "192.0.2.1", gloo::transport::tcp::CreateDevice("192.0.2.1"));
+    });
+    gloo::transport::tcp::attr attr;
+    attr.iface = "nosuch0";
+    const auto store = std::make_shared<gloo::rendezvous::HashStore>();
+    at_once(3, [&](int rank) {
+        gloo::rendezvous::Context context(rank, 3);
+        within(5, [&] {
+            CHECK_THROWS(gloo::Exception, "nosuch0",
+                         context.connectFullMesh(store, gloo::transport::tcp::CreateDevice(attr)));
+        });
+    });
+}
+
+} // namespace
+
+int main() {
+    return run_tests({
+        {"a group of one", a_group_of_one},
+        {"closing ends this rank's waits", closing_ends_this_ranks_waits},
+        {"closing ends what others wait for", closing_ends_what_others_wait_for},
+        {"nothing works after closing", nothing_works_after_closing},
+        {"others go on when a rank closes", others_go_on_when_a_rank_closes},
+        {"contexts from a context", contexts_from_a_context},
+        {"contexts connected by hand", contexts_connected_by_hand},
+        {"one rank never comes", one_rank_never_comes},
+        {"devices of all kinds", devices_of_all_kinds},
+        {"devices that are not there", devices_that_are_not_there},
+    });
+}

@@ -1,0 +1,232 @@
+// C++17: the gloo face with ranks as threads: the stores by which contexts meet.
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+
+#include <gloo/rendezvous/prefix_store.h>
+
+#include "gloo_messages.h"
+#include "gloo_threads.h"
+
+namespace {
+
+using gloo::EnforceNotMet;
+using gloo::InvalidOperationException;
+using gloo::IoException;
+using std::chrono::milliseconds;
+
+/* What a program must have, and no more. */
+class SmallStore : public gloo::rendezvous::Store {
+  public:
+    void set(const std::string &key, const std::vector<char> &data) override {
+        const std::lock_guard<std::mutex> hold(mutex_);
+        values_[key] = data;
+        changed_.notify_all();
+    }
+    std::vector<char> get(const std::string &key) override {
+        wait({key});
+        const std::lock_guard<std::mutex> hold(mutex_);
+        return values_.at(key);
+    }
+    using gloo::rendezvous::Store::wait;
+    void wait(const std::vector<std::string> &keys) override {
+        std::unique_lock<std::mutex> hold(mutex_);
+        for (const auto &key : keys) {
+            if (!changed_.wait_for(hold, std::chrono::seconds(20), [&] { return values_.count(key) > 0; })) {
+                throw std::logic_error("no " + key);
+            }
+        }
+    }
+    std::size_t size() {
+        const std::lock_guard<std::mutex> hold(mutex_);
+        return values_.size();
+    }
+
+  private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::map<std::string, std::vector<char>> values_;
+};
+
+/* Ranks that meet in the stores, a store each. */
+void meet_in(const std::vector<std::shared_ptr<gloo::rendezvous::Store>> &stores) {
+    const int size = static_cast<int>(stores.size());
+    at_once(size, [&](int rank) {
+        const auto context = connect(rank, size, stores[static_cast<std::size_t>(rank)]);
+        exchange(context, 1, 1000);
+        barrier(context);
+    });
+}
+
+std::vector<char> chars(const std::string &text) { return {text.begin(), text.end()}; }
+
+void stores_of_the_programs_own() {
+    const auto store = std::make_shared<SmallStore>();
+    meet_in({store, store, store});
+    CHECK(store->size() > 0);
+    CHECK(!store->has_v2_support());
+    CHECK_THROWS(InvalidOperationException, "multi_get", store->multi_get({"x"}));
+    CHECK_THROWS(InvalidOperationException, "multi_set", store->multi_set({"x"}, {{}}));
+    CHECK_THROWS(InvalidOperationException, "append", store->append("x", {}));
+    CHECK_THROWS(InvalidOperationException, "add", store->add("x", 1));
+    // Two groups in one store, and a prefix of a prefix.
+    const auto prefixed = [&](const char *prefix) {
+        return std::make_shared<gloo::rendezvous::PrefixStore>(prefix, store);
+    };
+    at_once({[&] { meet_in({prefixed("one"), prefixed("one")}); },
+             [&] { meet_in({prefixed("other"), prefixed("other"), prefixed("other")}); },
+             [&] {
+                 const auto nested = std::make_shared<gloo::rendezvous::PrefixStore>("two", prefixed("one"));
+                 meet_in({nested, nested});
+             }});
+}
+
+void a_store_that_throws() {
+    // Not even an exception of the standard library's.
+    struct Lost {
+        int code;
+    };
+    struct CannotSet : SmallStore {
+        void set(const std::string &, const std::vector<char> &) override { throw Lost{1}; }
+    };
+    struct CannotWait : SmallStore {
+        using SmallStore::wait;
+        void wait(const std::vector<std::string> &) override { throw Lost{2}; }
+    };
+    const auto device = gloo::transport::tcp::CreateDevice("localhost");
+    const auto check = [&](int rank, const std::shared_ptr<gloo::rendezvous::Store> &store, int expected) {
+        const auto prefixed = std::make_shared<gloo::rendezvous::PrefixStore>("p", store);
+        for (const auto &each : {store, std::static_pointer_cast<gloo::rendezvous::Store>(prefixed)}) {
+            int code = 0;
+            gloo::rendezvous::Context context(rank, 2);
+            try {
+                context.connectFullMesh(each, device);
+            } catch (const Lost &lost) {
+                code = lost.code;
+            }
+            CHECK_EQ(code, expected);
+            CHECK_THROWS(EnforceNotMet, "", context.getPair(1 - rank));
+        }
+    };
+    check(0, std::make_shared<CannotSet>(), 1);
+    check(1, std::make_shared<CannotSet>(), 1);
+    // Rank 0 waits for nothing in the store.
+    check(1, std::make_shared<CannotWait>(), 2);
+}
+
+void stores_that_the_program_keeps() {
+    // Ones that outlive their contexts, and that nobody else owns.
+    gloo::rendezvous::HashStore store;
+    gloo::rendezvous::PrefixStore prefixed("p", store);
+    const auto borrowed = [](gloo::rendezvous::Store &one) {
+        return std::shared_ptr<gloo::rendezvous::Store>(std::shared_ptr<void>(), &one);
+    };
+    meet_in({borrowed(store), borrowed(store)});
+    meet_in({borrowed(prefixed), borrowed(prefixed)});
+    const auto device = gloo::transport::tcp::CreateDevice("localhost");
+    gloo::rendezvous::Context context(0, 1);
+    CHECK_THROWS(EnforceNotMet, "", context.connectFullMesh(nullptr, device));
+    CHECK_THROWS(EnforceNotMet, "", context.connectFullMesh(borrowed(store), nullptr));
+    context.connectFullMesh(borrowed(store), device);
+    CHECK(context.getDevice() == device);
+}
+
+void hash_stores() {
+    const auto store = std::make_shared<gloo::rendezvous::HashStore>();
+    store->set("a", chars("one"));
+    CHECK(store->get("a") == chars("one"));
+    store->set("a", chars("two"));
+    CHECK(store->get("a") == chars("two"));
+    store->set("empty", {});
+    CHECK(store->get("empty").empty());
+    store->wait({"a", "empty"});
+    store->wait({});
+    const double took = within(2, [&] { CHECK_THROWS(IoException, "b", store->wait({"a", "b"}, milliseconds(150))); });
+    CHECK(took > 0.1);
+    within(2, [&] { CHECK_THROWS(IoException, "", store->wait_get("b", milliseconds(50))); });
+    // Whoever waits goes on when it is set.
+    auto got = std::async(std::launch::async, [&] { return store->get("late"); });
+    auto waited = std::async(std::launch::async, [&] { store->wait({"late", "later"}, gloo::kNoTimeout); });
+    CHECK(!ended(got, 50));
+    store->set("late", chars("here"));
+    CHECK(got.get() == chars("here"));
+    CHECK(!ended(waited, 50));
+    store->set("later", {});
+    waited.get();
+
+    CHECK(store->has_v2_support());
+    store->multi_set({"x", "y"}, {chars("1"), chars("2")});
+    CHECK((store->multi_get({"y", "x", "a"}) == std::vector<std::vector<char>>{chars("2"), chars("1"), chars("two")}));
+    CHECK_THROWS(EnforceNotMet, "", store->multi_set({"x", "y"}, {chars("1")}));
+    store->append("x", chars("0"));
+    store->append("fresh", chars("5"));
+    CHECK(store->get("x") == chars("10"));
+    CHECK(store->get("fresh") == chars("5"));
+    CHECK_EQ(store->add("count", 5), 5);
+    CHECK_EQ(store->add("count", -7), -2);
+    CHECK_EQ(store->add("count", 0), -2);
+    at_once(8, [&](int) {
+        for (int i = 0; i < 200; i++) {
+            store->add("sum", 2);
+        }
+    });
+    CHECK_EQ(store->add("sum", 0), 3200);
+
+    // All of it through a prefix.
+    gloo::rendezvous::PrefixStore prefixed("p", store), other("q", store);
+    CHECK(prefixed.has_v2_support());
+    prefixed.set("a", chars("three"));
+    CHECK(prefixed.get("a") == chars("three"));
+    CHECK(store->get("a") == chars("two"));
+    CHECK(store->get("p/a") == chars("three"));
+    prefixed.multi_set({"x", "y"}, {chars("3"), chars("4")});
+    CHECK((prefixed.multi_get({"x", "y"}) == std::vector<std::vector<char>>{chars("3"), chars("4")}));
+    CHECK(store->get("p/y") == chars("4"));
+    prefixed.append("x", chars("0"));
+    CHECK(prefixed.wait_get("x", milliseconds(100)) == chars("30"));
+    CHECK_EQ(prefixed.add("count", 1), 1);
+    CHECK_EQ(other.add("count", 10), 10);
+    CHECK_EQ(prefixed.add("count", 1), 2);
+    prefixed.wait({"a", "x"});
+    within(2, [&] { CHECK_THROWS(IoException, "q/a", other.wait({"a"}, milliseconds(50))); });
+}
+
+void file_stores() {
+    const Directory directory;
+    const std::string path = directory.path() + "/made";
+    gloo::rendezvous::FileStore one(path), other(path);
+    one.set("a/b with spaces:\n*", chars(std::string("1\0002", 3)));
+    CHECK(other.get("a/b with spaces:\n*") == chars(std::string("1\0002", 3)));
+    other.set("empty", {});
+    CHECK(one.get("empty").empty());
+    one.wait({"empty", "a/b with spaces:\n*"});
+    other.wait({"empty"}, gloo::kNoTimeout);
+    const double took = within(2, [&] { CHECK_THROWS(IoException, "", one.wait({"empty", "b"}, milliseconds(150))); });
+    CHECK(took > 0.1);
+    within(2, [&] { CHECK_THROWS(IoException, "", one.wait_get("b", milliseconds(50))); });
+    auto got = std::async(std::launch::async, [&] { return one.get("late"); });
+    CHECK(!ended(got, 50));
+    other.set("late", chars(std::string(100000, 'x')));
+    CHECK(got.get() == chars(std::string(100000, 'x')));
+    CHECK(!one.has_v2_support());
+    CHECK_THROWS(InvalidOperationException, "", one.add("n", 1));
+    one.getAllKeyFilePaths();
+    const auto store = [&] { return std::make_shared<gloo::rendezvous::FileStore>(path); };
+    meet_in({store(), store(), store()});
+    const auto prefixed = [&] { return std::make_shared<gloo::rendezvous::PrefixStore>("again", store()); };
+    meet_in({prefixed(), prefixed()});
+    CHECK_THROWS(gloo::Exception, "", gloo::rendezvous::FileStore("/proc/no/such/place"));
+}
+
+} // namespace
+
+int main() {
+    return run_tests({
+        {"stores of the program's own", stores_of_the_programs_own},
+        {"a store that throws", a_store_that_throws},
+        {"stores that the program keeps", stores_that_the_program_keeps},
+        {"hash stores", hash_stores},
+        {"file stores", file_stores},
+    });
+}

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "gloo/detail/object.h"
+
+namespace gloo {
+inline namespace over_unisono {
+
+/* Combines the buffers of this rank alone; each gets the result. */
+template <class T> class AllreduceLocal : public Algorithm {
+  public:
+    AllreduceLocal(const std::shared_ptr<Context> &context, const std::vector<T *> &ptrs, int count,
+                   const ReductionFunction<T> *fn = ReductionFunction<T>::sum)
+        : Algorithm(context), ptrs_(ptrs), count_(detail::checkedCount(count)), fn_(fn) {
+        GLOO_ENFORCE(!ptrs.empty(), "no buffer was given");
+    }
+
+    void run() override {
+        for (std::size_t i = 1; i < ptrs_.size(); i++) {
+            fn_->call(ptrs_[0], ptrs_[i], count_);
+        }
+        for (std::size_t i = 1; i < ptrs_.size() && count_ > 0; i++) {
+            std::memcpy(ptrs_[i], ptrs_[0], count_ * sizeof(T));
+        }
+    }
+
+  protected:
+    const std::vector<T *> ptrs_;
+    const std::size_t count_;
+    const ReductionFunction<T> *const fn_;
+};
+
+} // namespace over_unisono
+} // namespace gloo

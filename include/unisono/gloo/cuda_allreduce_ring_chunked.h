@@ -1,0 +1,17 @@
+#pragma once
+
+#include "gloo/cuda_workspace.h"
+
+namespace gloo {
+inline namespace over_unisono {
+
+/* The sum of all buffers of all ranks, in each of them. As with AllreduceRing, unisono chooses how. */
+template <class T, class W = CudaHostWorkspace<T>> class CudaAllreduceRingChunked : public detail::CudaAllreduce<T> {
+  public:
+    CudaAllreduceRingChunked(const std::shared_ptr<Context> &context, const std::vector<T *> &ptrs, int count,
+                             const std::vector<cudaStream_t> &streams = {})
+        : detail::CudaAllreduce<T>(context, ptrs, count, streams, UNISONO_ALGORITHM_AUTOMATIC) {}
+};
+
+} // namespace over_unisono
+} // namespace gloo

@@ -1,0 +1,62 @@
+/* What all of the gloo face shares of the native one. Nothing here is gloo's. */
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <unisono.h>
+
+#include "gloo/common/error.h"
+
+namespace gloo {
+inline namespace over_unisono {
+namespace detail {
+
+template <auto destroy> struct Destroy {
+    template <class Handle> void operator()(Handle *handle) const { destroy(handle); }
+};
+using Work = std::unique_ptr<unisono_work_t, Destroy<unisono_work_destroy>>;
+using NativeAlgorithm = std::unique_ptr<unisono_algorithm_t, Destroy<unisono_algorithm_destroy>>;
+
+/* gloo's "no timeout" is 0. */
+inline uint64_t milliseconds(std::chrono::milliseconds timeout) {
+    return timeout == kNoTimeout ? UNISONO_FOREVER : timeout.count() < 0 ? 1 : static_cast<uint64_t>(timeout.count());
+}
+
+/* A call's failure as gloo tells it. */
+[[noreturn]] inline void raise(unisono_status_t status, const std::string &cause) {
+    switch (status) {
+    case UNISONO_INVALID_ARGUMENT:
+    case UNISONO_INVALID_USAGE:
+    case UNISONO_NOT_MEMBER:
+    case UNISONO_UNSUPPORTED:
+        throw InvalidOperationException(cause);
+    case UNISONO_TIMEOUT:
+        throw IoException("Timed out: " + cause);
+    default:
+        throw IoException(cause);
+    }
+}
+
+inline void check(unisono_status_t status) {
+    if (status != UNISONO_OK) {
+        raise(status, unisono_last_error());
+    }
+}
+
+/* A rank, as the native face counts them; a wrong one is found there. */
+inline uint32_t rankOf(int rank) { return rank < 0 ? UNISONO_NO_RANK : static_cast<uint32_t>(rank); }
+
+/* The options of a call. */
+inline unisono_call_t call(uint64_t tag, std::chrono::milliseconds timeout) {
+    unisono_call_t options = UNISONO_CALL_INIT;
+    options.tag = tag;
+    options.timeout_ms = milliseconds(timeout);
+    return options;
+}
+
+} // namespace detail
+} // namespace over_unisono
+} // namespace gloo

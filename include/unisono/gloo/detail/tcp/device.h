@@ -1,0 +1,165 @@
+#pragma once
+
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include <arpa/inet.h>
+#include <climits>
+#include <cstdlib>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "gloo/common/logging.h"
+#include "gloo/detail/native.h"
+#include "gloo/transport/device.h"
+#include "gloo/transport/tcp/attr.h"
+#include "gloo/transport/tcp/loop.h"
+
+namespace gloo {
+inline namespace over_unisono {
+namespace transport {
+namespace tcp {
+
+/* A network interface. Ranks of one host use shared memory, whatever the device; UNISONO_TRANSPORT=tcp has them use
+   TCP. Nothing is opened, and no thread begins, before a context is connected, so a program may fork with a device.
+   */
+class Device : public ::gloo::transport::Device, public std::enable_shared_from_this<Device> {
+  public:
+    explicit Device(const struct attr &attr, bool lazyInit = false) : attr_(attr), lazyInit_(lazyInit) {
+        if (!attr_.iface.empty()) {
+            interface_ = attr_.iface;
+            name_ = attr_.iface;
+        } else if (attr_.ai_addrlen > 0) {
+            interface_ = text(reinterpret_cast<const sockaddr &>(attr_.ai_addr));
+            name_ = nameOf(interface_);
+        }
+        speed_ = readSpeed(name_);
+        busId_ = readBusId(name_);
+    }
+
+    std::string str() const override {
+        return MakeString("unisono, iface=", name_.empty() ? "chosen" : name_, ", addr=[", interface_,
+                          "], pci=", busId_.empty() ? "?" : busId_, ", speed=", speed_);
+    }
+    const std::string &getPCIBusID() const override { return busId_; }
+    int getInterfaceSpeed() const override { return speed_; }
+    std::shared_ptr<::gloo::transport::Context> createContext(int rank, int size) override;
+
+    /* Links open when they are first needed, whether asked for or not. */
+    bool isLazyInit() { return lazyInit_; }
+
+    /* As unisono names it: an interface or an address; NULL: unisono chooses. */
+    const char *interface() const { return interface_.empty() ? nullptr : interface_.c_str(); }
+
+    /* A new unique id, served by this process on this interface. */
+    unisono_unique_id_t makeId() const {
+        unisono_unique_id_t id;
+        detail::check(unisono_unique_id_create_on(interface(), &id));
+        return id;
+    }
+
+  private:
+    static std::string text(const sockaddr &address) {
+        char name[INET6_ADDRSTRLEN] = {};
+        if (address.sa_family == AF_INET6) {
+            inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6 &>(address).sin6_addr, name, sizeof(name));
+            return name;
+        }
+        const in_addr its = reinterpret_cast<const sockaddr_in &>(address).sin_addr;
+        // All of 127.0.0.0/8 is this host's, but no interface names more of it than this.
+        if (ntohl(its.s_addr) >> 24 == 127) {
+            return "127.0.0.1";
+        }
+        inet_ntop(AF_INET, &its, name, sizeof(name));
+        return name;
+    }
+
+    static std::string nameOf(const std::string &address) {
+        std::string name;
+        ifaddrs *all = nullptr;
+        if (getifaddrs(&all) == 0) {
+            for (const ifaddrs *entry = all; entry != nullptr && name.empty(); entry = entry->ifa_next) {
+                const sockaddr *its = entry->ifa_addr;
+                if (its != nullptr && (its->sa_family == AF_INET || its->sa_family == AF_INET6) &&
+                    text(*its) == address) {
+                    name = entry->ifa_name;
+                }
+            }
+            freeifaddrs(all);
+        }
+        return name;
+    }
+
+    static int readSpeed(const std::string &name) {
+        int speed = 0;
+        std::ifstream("/sys/class/net/" + name + "/speed") >> speed;
+        return speed > 0 ? speed : 0;
+    }
+
+    static std::string readBusId(const std::string &name) {
+        char path[PATH_MAX];
+        if (name.empty() || realpath(("/sys/class/net/" + name + "/device").c_str(), path) == nullptr) {
+            return {};
+        }
+        return std::string(path).substr(std::string(path).rfind('/') + 1);
+    }
+
+    const struct attr attr_;
+    const bool lazyInit_;
+    std::string interface_, name_, busId_;
+    int speed_ = 0;
+};
+
+/* The attributes with the address that a host name means on this host. */
+inline struct attr CreateDeviceAttr(const struct attr &src) {
+    struct attr found = src;
+    if (!src.iface.empty() || src.hostname.empty()) {
+        return found;
+    }
+    addrinfo hints = {};
+    hints.ai_family = src.ai_family;
+    hints.ai_socktype = SOCK_STREAM;
+    addrinfo *all = nullptr;
+    const int failure = getaddrinfo(src.hostname.c_str(), nullptr, &hints, &all);
+    if (failure != 0) {
+        GLOO_THROW_INVALID_OPERATION_EXCEPTION("the host name '", src.hostname,
+                                               "' has no address: ", gai_strerror(failure));
+    }
+    const std::unique_ptr<addrinfo, void (*)(addrinfo *)> owned(all, freeaddrinfo);
+    // The first that is this host's.
+    for (const addrinfo *entry = all; entry != nullptr; entry = entry->ai_next) {
+        const int probe = socket(entry->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        const bool here = probe >= 0 && bind(probe, entry->ai_addr, entry->ai_addrlen) == 0;
+        if (probe >= 0) {
+            ::close(probe);
+        }
+        if (here) {
+            found.ai_family = entry->ai_family;
+            found.ai_socktype = entry->ai_socktype;
+            found.ai_protocol = entry->ai_protocol;
+            std::memcpy(&found.ai_addr, entry->ai_addr, entry->ai_addrlen);
+            found.ai_addrlen = static_cast<int>(entry->ai_addrlen);
+            return found;
+        }
+    }
+    GLOO_THROW_INVALID_OPERATION_EXCEPTION("no address of '", src.hostname, "' is this host's");
+}
+
+inline std::shared_ptr<::gloo::transport::Device> CreateDevice(const struct attr &src) {
+    return std::make_shared<Device>(CreateDeviceAttr(src), false);
+}
+
+inline std::shared_ptr<::gloo::transport::Device> CreateLazyDevice(const struct attr &src) {
+    return std::make_shared<Device>(CreateDeviceAttr(src), true);
+}
+
+} // namespace tcp
+} // namespace transport
+} // namespace over_unisono
+} // namespace gloo

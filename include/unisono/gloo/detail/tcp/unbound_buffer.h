@@ -1,0 +1,206 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gloo/common/logging.h"
+#include "gloo/detail/tcp/context.h"
+#include "gloo/transport/unbound_buffer.h"
+
+namespace gloo {
+inline namespace over_unisono {
+namespace transport {
+namespace tcp {
+
+/* A buffer of the native face for what is sent, and one for what is received, so that waits for the two can be
+   aborted apart. */
+class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
+  public:
+    UnboundBuffer(std::shared_ptr<Context> context, void *ptr_, std::size_t size_)
+        : ::gloo::transport::UnboundBuffer(ptr_, size_), context_(std::move(context)) {}
+
+    ~UnboundBuffer() override {
+        for (const Side *side : {&sends_, &receives_}) {
+            unisono_buffer_destroy(side->native);
+        }
+    }
+
+    UnboundBuffer(const UnboundBuffer &) = delete;
+    UnboundBuffer &operator=(const UnboundBuffer &) = delete;
+
+    using ::gloo::transport::UnboundBuffer::waitRecv;
+    using ::gloo::transport::UnboundBuffer::waitSend;
+    bool waitRecv(int *rank, std::chrono::milliseconds timeout) override {
+        return wait(receives_, "recv", unisono_buffer_wait_receive, rank, timeout);
+    }
+    bool waitSend(int *rank, std::chrono::milliseconds timeout) override {
+        return wait(sends_, "send", unisono_buffer_wait_send, rank, timeout);
+    }
+    void abortWaitRecv() override { abort(receives_); }
+    void abortWaitSend() override { abort(sends_); }
+
+    void send(int dstRank, uint64_t slot, std::size_t offset = 0, std::size_t nbytes = kUnspecifiedByteCount) override {
+        nbytes = within(offset, nbytes);
+        start(sends_, slot, [&](const unisono_buffer_t *native, const unisono_call_t &call) {
+            return unisono_buffer_send(native, offset, nbytes, UNISONO_UINT8, detail::rankOf(dstRank), &call);
+        });
+    }
+    void recv(int srcRank, uint64_t slot, std::size_t offset = 0, std::size_t nbytes = kUnspecifiedByteCount) override {
+        recv(std::vector<int>{srcRank}, slot, offset, nbytes);
+    }
+    void recv(std::vector<int> srcRanks, uint64_t slot, std::size_t offset = 0,
+              std::size_t nbytes = kUnspecifiedByteCount) override {
+        GLOO_ENFORCE(!srcRanks.empty(), "a receive needs a rank to receive from");
+        nbytes = within(offset, nbytes);
+        std::vector<uint32_t> ranks;
+        for (const int rank : srcRanks) {
+            ranks.push_back(detail::rankOf(rank));
+        }
+        start(receives_, slot, [&](const unisono_buffer_t *native, const unisono_call_t &call) {
+            return unisono_buffer_receive(native, offset, nbytes, UNISONO_UINT8, ranks.data(),
+                                          static_cast<uint32_t>(ranks.size()), &call);
+        });
+    }
+
+  private:
+    struct Side {
+        unisono_buffer_t *native = nullptr;
+        /* Held while anything is under way: a context that is closed meanwhile is aborted. */
+        std::shared_ptr<unisono_context_t> busy;
+        /* Messages that no call waits for yet, and those that nobody has reported. */
+        std::size_t unclaimed = 0, unreported = 0;
+        std::size_t waiters = 0;
+        bool aborted = false;
+    };
+
+    using Clock = std::chrono::steady_clock;
+
+    std::size_t within(std::size_t offset, std::size_t nbytes) const {
+        GLOO_ENFORCE_LE(offset, size, "the offset lies in the buffer");
+        if (nbytes == kUnspecifiedByteCount) {
+            nbytes = size - offset;
+        }
+        GLOO_ENFORCE_LE(nbytes, size - offset, "the message lies in the buffer");
+        return nbytes;
+    }
+
+    /* gloo's messages have no deadline of their own: their waits do. */
+    template <class Begin> void start(Side &side, uint64_t slot, const Begin &begin) {
+        const auto context = context_->native();
+        const unisono_call_t call = detail::call(slot, kNoTimeout);
+        std::lock_guard<std::mutex> hold(mutex_);
+        if (side.native == nullptr) {
+            detail::check(unisono_buffer_create(context.get(), ptr, size, &side.native));
+        }
+        const unisono_status_t status = begin(side.native, call);
+        if (status != UNISONO_OK) {
+            detail::raise(status, unisono_last_error());
+        }
+        side.busy = context;
+        side.unclaimed++;
+        side.unreported++;
+        posted_.notify_all();
+    }
+
+    template <class NativeWait> bool wait(Side &side, const char *what, const NativeWait &nativeWait, int *rank,
+                                          std::chrono::milliseconds timeout) {
+        if (timeout == kUnsetTimeout) {
+            timeout = context_->getTimeout();
+        }
+        const bool limited = timeout != kNoTimeout;
+        const auto deadline = Clock::now() + timeout;
+        std::unique_lock<std::mutex> hold(mutex_);
+        side.waiters++;
+        const Leaving leaving{side};
+        while (true) {
+            const auto ready = [&] { return side.aborted || side.unclaimed > 0; };
+            if (!limited) {
+                posted_.wait(hold, ready);
+            } else if (!posted_.wait_until(hold, deadline, ready)) {
+                overdue(hold, what, timeout, "none was started");
+            }
+            if (side.aborted) {
+                side.aborted = false;
+                return false;
+            }
+            side.unclaimed--;
+            hold.unlock();
+            const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+            uint32_t peer = UNISONO_NO_RANK;
+            const uint64_t limit =
+                limited ? detail::milliseconds(std::max(left, std::chrono::milliseconds(1))) : UNISONO_FOREVER;
+            const unisono_status_t status = nativeWait(side.native, limit, &peer);
+            const std::string cause = status == UNISONO_OK ? std::string() : unisono_last_error();
+            hold.lock();
+            if (status == UNISONO_OK) {
+                reported(side);
+                if (rank != nullptr) {
+                    *rank = static_cast<int>(peer);
+                }
+                return true;
+            }
+            if (status == UNISONO_TIMEOUT) {
+                side.unclaimed++;
+                overdue(hold, what, timeout, cause);
+            }
+            if (status != UNISONO_ABORTED || unisono_context_status(side.busy.get()) != UNISONO_OK) {
+                reported(side);
+                detail::raise(status, cause);
+            }
+            // abort() ended the wait, this one's or another's; the message goes on.
+            side.unclaimed++;
+        }
+    }
+
+    struct Leaving {
+        Side &side;
+        ~Leaving() { side.waiters--; }
+    };
+
+    static void reported(Side &side) {
+        if (--side.unreported == 0) {
+            side.busy.reset();
+        }
+    }
+
+    [[noreturn]] void overdue(std::unique_lock<std::mutex> &hold, const char *what, std::chrono::milliseconds timeout,
+                              const std::string &cause) {
+        hold.unlock();
+        const std::string text =
+            MakeString("Timed out waiting ", timeout.count(), "ms for ", what, " operation to complete: ", cause);
+        context_->fail(text);
+        hold.lock();
+        throw IoException(text);
+    }
+
+    void abort(Side &side) {
+        std::unique_lock<std::mutex> hold(mutex_);
+        side.aborted = true;
+        posted_.notify_all();
+        // A waiter may be on its way into the native wait, which knows nothing of an abort before it.
+        while (side.aborted && side.waiters > 0) {
+            if (side.native != nullptr) {
+                unisono_buffer_abort_wait(side.native);
+            }
+            hold.unlock();
+            std::this_thread::sleep_for(std::chrono::microseconds(50));
+            hold.lock();
+        }
+    }
+
+    const std::shared_ptr<Context> context_;
+    std::mutex mutex_;
+    std::condition_variable posted_;
+    Side sends_, receives_;
+};
+
+} // namespace tcp
+} // namespace transport
+} // namespace over_unisono
+} // namespace gloo

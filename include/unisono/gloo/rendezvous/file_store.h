@@ -1,0 +1,56 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gloo/detail/native.h"
+#include "gloo/rendezvous/store.h"
+
+namespace gloo {
+inline namespace over_unisono {
+namespace rendezvous {
+
+/* A directory that all ranks reach: unisono's file store. It is made if it is missing, and is not removed. */
+class FileStore : public Store {
+  public:
+    explicit FileStore(const std::string &path) {
+        unisono_store_t *store = nullptr;
+        detail::check(unisono_store_create_file(path.c_str(), &store));
+        store_.reset(store);
+    }
+
+    void set(const std::string &key, const std::vector<char> &data) override {
+        detail::check(unisono_store_set(store_.get(), key.c_str(), data.data(), data.size()));
+    }
+
+    std::vector<char> get(const std::string &key) override { return read(key, kDefaultTimeout); }
+
+    void wait(const std::vector<std::string> &keys) override { wait(keys, kDefaultTimeout); }
+    void wait(const std::vector<std::string> &keys, const std::chrono::milliseconds &timeout) override {
+        const auto deadline = std::chrono::steady_clock::now() + timeout;
+        for (const auto &key : keys) {
+            const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+            read(key, timeout == kNoTimeout ? timeout : std::max(left, std::chrono::milliseconds(1)));
+        }
+    }
+
+    /* gloo's programs remove these files. unisono's directory is removed as a whole, so there are none to name. */
+    std::vector<std::string> getAllKeyFilePaths() { return {}; }
+
+  private:
+    std::vector<char> read(const std::string &key, std::chrono::milliseconds timeout) {
+        void *value = nullptr;
+        uint64_t bytes = 0;
+        detail::check(unisono_store_get(store_.get(), key.c_str(), detail::milliseconds(timeout), &value, &bytes));
+        const std::unique_ptr<void, detail::Destroy<unisono_free>> owned(value);
+        const char *first = static_cast<const char *>(value);
+        return {first, first + bytes};
+    }
+
+    std::unique_ptr<unisono_store_t, detail::Destroy<unisono_store_destroy>> store_;
+};
+
+} // namespace rendezvous
+} // namespace over_unisono
+} // namespace gloo

@@ -1,0 +1,101 @@
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "gloo/rendezvous/store.h"
+
+namespace gloo {
+inline namespace over_unisono {
+namespace rendezvous {
+
+/* For ranks that are threads of one process. */
+class HashStore : public Store {
+  public:
+    void set(const std::string &key, const std::vector<char> &data) override {
+        change([&] { values_[key] = data; });
+    }
+
+    std::vector<char> get(const std::string &key) override {
+        std::unique_lock<std::mutex> hold(mutex_);
+        await(hold, {key}, kDefaultTimeout);
+        return values_.at(key);
+    }
+
+    void wait(const std::vector<std::string> &keys) override { wait(keys, kDefaultTimeout); }
+    void wait(const std::vector<std::string> &keys, const std::chrono::milliseconds &timeout) override {
+        std::unique_lock<std::mutex> hold(mutex_);
+        await(hold, keys, timeout);
+    }
+
+    bool has_v2_support() override { return true; }
+    std::vector<std::vector<char>> multi_get(const std::vector<std::string> &keys) override {
+        std::unique_lock<std::mutex> hold(mutex_);
+        await(hold, keys, kDefaultTimeout);
+        std::vector<std::vector<char>> found;
+        for (const auto &key : keys) {
+            found.push_back(values_.at(key));
+        }
+        return found;
+    }
+    void multi_set(const std::vector<std::string> &keys, const std::vector<std::vector<char>> &values) override {
+        GLOO_ENFORCE_EQ(keys.size(), values.size(), "a value for each key");
+        change([&] {
+            for (std::size_t i = 0; i < keys.size(); i++) {
+                values_[keys[i]] = values[i];
+            }
+        });
+    }
+    void append(const std::string &key, const std::vector<char> &data) override {
+        change([&] {
+            auto &value = values_[key];
+            value.insert(value.end(), data.begin(), data.end());
+        });
+    }
+    /* The sum is kept as decimal digits. */
+    int64_t add(const std::string &key, int64_t amount) override {
+        int64_t sum = amount;
+        change([&] {
+            auto &value = values_[key];
+            sum += value.empty() ? 0 : std::stoll(std::string(value.begin(), value.end()));
+            const std::string digits = std::to_string(sum);
+            value.assign(digits.begin(), digits.end());
+        });
+        return sum;
+    }
+
+  private:
+    template <class Change> void change(const Change &make) {
+        std::lock_guard<std::mutex> hold(mutex_);
+        make();
+        changed_.notify_all();
+    }
+
+    void await(std::unique_lock<std::mutex> &hold, const std::vector<std::string> &keys,
+               std::chrono::milliseconds timeout) {
+        const auto there = [&] {
+            for (const auto &key : keys) {
+                if (values_.count(key) == 0) {
+                    return false;
+                }
+            }
+            return true;
+        };
+        if (timeout == kNoTimeout) {
+            changed_.wait(hold, there);
+        } else if (!changed_.wait_for(hold, timeout, there)) {
+            GLOO_THROW_IO_EXCEPTION("Timed out waiting ", timeout.count(), "ms for key(s): ", MakeString(keys));
+        }
+    }
+
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::unordered_map<std::string, std::vector<char>> values_;
+};
+
+} // namespace rendezvous
+} // namespace over_unisono
+} // namespace gloo

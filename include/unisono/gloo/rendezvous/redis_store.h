@@ -1,0 +1,96 @@
+/* A store in a Redis server. It needs hiredis: its header, and -lhiredis. */
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <hiredis/hiredis.h>
+
+#include "gloo/rendezvous/store.h"
+
+namespace gloo {
+inline namespace over_unisono {
+namespace rendezvous {
+
+/* A key that has been set stays as it is: a job has a prefix of its own. A store is used by one thread at a time. */
+class RedisStore : public Store {
+  public:
+    explicit RedisStore(const std::string &host, int port = 6379) {
+        const timeval patience = {2, 0};
+        redis_ = redisConnectWithTimeout(host.c_str(), port, patience);
+        GLOO_ENFORCE(redis_ != nullptr, "no memory for a connection to Redis");
+        if (redis_->err != 0) {
+            const std::string cause = redis_->errstr;
+            redisFree(redis_);
+            GLOO_THROW_IO_EXCEPTION("cannot connect to Redis at ", host, ":", port, ": ", cause);
+        }
+    }
+    ~RedisStore() override { redisFree(redis_); }
+    RedisStore(const RedisStore &) = delete;
+    RedisStore &operator=(const RedisStore &) = delete;
+
+    void set(const std::string &key, const std::vector<char> &data) override {
+        const Reply reply = command({"SETNX", key, {data.begin(), data.end()}}, REDIS_REPLY_INTEGER);
+        GLOO_ENFORCE(reply->integer == 1, "the key '", key, "' has been set before");
+    }
+
+    std::vector<char> get(const std::string &key) override {
+        wait({key});
+        const Reply reply = command({"GET", key}, REDIS_REPLY_STRING);
+        return {reply->str, reply->str + reply->len};
+    }
+
+    bool check(const std::vector<std::string> &keys) {
+        std::vector<std::string> words = {"EXISTS"};
+        words.insert(words.end(), keys.begin(), keys.end());
+        return command(words, REDIS_REPLY_INTEGER)->integer == static_cast<long long>(keys.size());
+    }
+
+    void wait(const std::vector<std::string> &keys) override { wait(keys, kDefaultTimeout); }
+    /* Redis has no wait for a key that serves this: it is asked every few milliseconds. */
+    void wait(const std::vector<std::string> &keys, const std::chrono::milliseconds &timeout) override {
+        const auto deadline = std::chrono::steady_clock::now() + timeout;
+        while (!check(keys)) {
+            if (timeout != kNoTimeout && std::chrono::steady_clock::now() > deadline) {
+                GLOO_THROW_IO_EXCEPTION("Timed out waiting ", timeout.count(), "ms for key(s): ", MakeString(keys));
+            }
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+    }
+
+  protected:
+    redisContext *redis_;
+
+  private:
+    struct Free {
+        void operator()(redisReply *reply) const { freeReplyObject(reply); }
+    };
+    using Reply = std::unique_ptr<redisReply, Free>;
+
+    Reply command(const std::vector<std::string> &words, int expected) {
+        std::vector<const char *> texts;
+        std::vector<std::size_t> lengths;
+        for (const auto &word : words) {
+            texts.push_back(word.data());
+            lengths.push_back(word.size());
+        }
+        Reply reply(static_cast<redisReply *>(
+            redisCommandArgv(redis_, static_cast<int>(words.size()), texts.data(), lengths.data())));
+        if (!reply) {
+            GLOO_THROW_IO_EXCEPTION("Redis: ", words[0], ": ", redis_->errstr);
+        }
+        if (reply->type == REDIS_REPLY_ERROR) {
+            GLOO_THROW_IO_EXCEPTION("Redis: ", words[0], ": ", reply->str);
+        }
+        GLOO_ENFORCE_EQ(reply->type, expected, "Redis: ", words[0]);
+        return reply;
+    }
+};
+
+} // namespace rendezvous
+} // namespace over_unisono
+} // namespace gloo

@@ -1,0 +1,3 @@
+#pragma once
+
+#include "gloo/transport/tcp/context.h"

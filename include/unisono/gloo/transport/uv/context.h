@@ -1,0 +1,3 @@
+#pragma once
+
+#include "gloo/transport/uv/device.h"
