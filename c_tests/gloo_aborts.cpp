@@ -285,6 +285,31 @@ void a_timeout_ends_the_context_for_all() {
     }
 }
 
+/* A timeout that no clock can add to the time is as good as none. */
+void the_longest_timeout() {
+    const auto longest = milliseconds::max();
+    as_threads(
+        2,
+        [&](const GlooContext &context) {
+            int value = context->rank;
+            const auto buffer = context->createUnboundBuffer(&value, sizeof(value));
+            const auto &pair = context->getPair(1 - context->rank);
+            if (context->rank == 0) {
+                std::this_thread::sleep_for(milliseconds(50));
+                buffer->send(1, 0);
+                CHECK(buffer->waitSend(longest));
+                pair->createSendBuffer(0, &value, sizeof(value))->send();
+            } else {
+                const auto received = pair->createRecvBuffer(0, &value, sizeof(value));
+                buffer->recv(0, 0);
+                CHECK(buffer->waitRecv(longest));
+                received->waitRecv();
+                CHECK_EQ(value, 0);
+            }
+        },
+        longest);
+}
+
 } // namespace
 
 int main() {
@@ -296,5 +321,6 @@ int main() {
         {"abort meets departure", abort_meets_departure},
         {"a wait with nothing started times out", a_wait_with_nothing_started_times_out},
         {"a timeout ends the context for all", a_timeout_ends_the_context_for_all},
+        {"the longest timeout", the_longest_timeout},
     });
 }

@@ -28,10 +28,10 @@ class FileStore : public Store {
 
     void wait(const std::vector<std::string> &keys) override { wait(keys, kDefaultTimeout); }
     void wait(const std::vector<std::string> &keys, const std::chrono::milliseconds &timeout) override {
-        const auto deadline = std::chrono::steady_clock::now() + timeout;
+        const auto deadline = detail::deadline(timeout);
         for (const auto &key : keys) {
             const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-            read(key, timeout == kNoTimeout ? timeout : std::max(left, std::chrono::milliseconds(1)));
+            read(key, std::max(left, std::chrono::milliseconds(1)));
         }
     }
 

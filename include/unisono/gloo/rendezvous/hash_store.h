@@ -84,9 +84,7 @@ class HashStore : public Store {
             }
             return true;
         };
-        if (timeout == kNoTimeout) {
-            changed_.wait(hold, there);
-        } else if (!changed_.wait_for(hold, timeout, there)) {
+        if (!changed_.wait_until(hold, detail::deadline(timeout), there)) {
             GLOO_THROW_IO_EXCEPTION("Timed out waiting ", timeout.count(), "ms for key(s): ", MakeString(keys));
         }
     }

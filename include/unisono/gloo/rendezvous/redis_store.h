@@ -53,9 +53,9 @@ class RedisStore : public Store {
     void wait(const std::vector<std::string> &keys) override { wait(keys, kDefaultTimeout); }
     /* Redis has no wait for a key that serves this: it is asked every few milliseconds. */
     void wait(const std::vector<std::string> &keys, const std::chrono::milliseconds &timeout) override {
-        const auto deadline = std::chrono::steady_clock::now() + timeout;
+        const auto deadline = detail::deadline(timeout);
         while (!check(keys)) {
-            if (timeout != kNoTimeout && std::chrono::steady_clock::now() > deadline) {
+            if (std::chrono::steady_clock::now() > deadline) {
                 GLOO_THROW_IO_EXCEPTION("Timed out waiting ", timeout.count(), "ms for key(s): ", MakeString(keys));
             }
             std::this_thread::sleep_for(std::chrono::milliseconds(5));

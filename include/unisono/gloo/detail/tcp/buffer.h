@@ -63,7 +63,7 @@ inline void await(Context &context, const SharedWork &work, const char *what, ui
 /* Until when a wait that begins now may last, as one that is made of several. */
 class Patience {
   public:
-    explicit Patience(std::chrono::milliseconds timeout) : timeout_(timeout), end_(Clock::now() + timeout) {}
+    explicit Patience(std::chrono::milliseconds timeout) : timeout_(timeout), end_(detail::deadline(timeout)) {}
 
     std::chrono::milliseconds left() const {
         if (timeout_ == kNoTimeout) {

@@ -113,16 +113,13 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
         if (timeout == kUnsetTimeout) {
             timeout = context_->getTimeout();
         }
-        const bool limited = timeout != kNoTimeout;
-        const auto deadline = Clock::now() + timeout;
+        const auto deadline = detail::deadline(timeout);
         std::unique_lock<std::mutex> hold(mutex_);
         side.waiters++;
         const Leaving leaving{side};
         while (true) {
             const auto ready = [&] { return side.aborted || side.unclaimed > 0; };
-            if (!limited) {
-                posted_.wait(hold, ready);
-            } else if (!posted_.wait_until(hold, deadline, ready)) {
+            if (!posted_.wait_until(hold, deadline, ready)) {
                 overdue(hold, what, timeout, "none was started");
             }
             if (side.aborted) {
@@ -133,8 +130,7 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
             hold.unlock();
             const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
             uint32_t peer = UNISONO_NO_RANK;
-            const uint64_t limit =
-                limited ? detail::milliseconds(std::max(left, std::chrono::milliseconds(1))) : UNISONO_FOREVER;
+            const uint64_t limit = detail::milliseconds(std::max(left, std::chrono::milliseconds(1)));
             const unisono_status_t status = nativeWait(side.native, limit, &peer);
             const std::string cause = status == UNISONO_OK ? std::string() : unisono_last_error();
             hold.lock();
