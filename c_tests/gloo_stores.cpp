@@ -219,6 +219,18 @@ void file_stores() {
     CHECK_THROWS(gloo::Exception, "", gloo::rendezvous::FileStore("/proc/no/such/place"));
 }
 
+/* Programs remove these when they have connected, to connect once more. */
+void keys_that_gloo_has() {
+    const auto store = std::make_shared<gloo::rendezvous::HashStore>();
+    std::vector<GlooContext> contexts(2);
+    std::thread other([&] { contexts[1] = connect(1, 2, store); });
+    contexts[0] = connect(0, 2, store);
+    // When a rank has connected, the keys of all are there.
+    store->wait({"rank_0", "0", "rank_1", "1"}, std::chrono::milliseconds(1));
+    other.join();
+    CHECK(contexts[1] != nullptr);
+}
+
 } // namespace
 
 int main() {
@@ -228,5 +240,6 @@ int main() {
         {"stores that the program keeps", stores_that_the_program_keeps},
         {"hash stores", hash_stores},
         {"file stores", file_stores},
+        {"keys that gloo has", keys_that_gloo_has},
     });
 }
