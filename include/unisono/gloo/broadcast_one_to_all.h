@@ -26,7 +26,7 @@ template <class T> class BroadcastOneToAll : public Algorithm {
         options.root_rank = static_cast<uint32_t>(rootRank);
         options.root_pointer = static_cast<uint64_t>(rootPointerRank);
         options.call = &call;
-        algorithm_ = detail::prepared(*context, options);
+        algorithm_ = detail::prepared(context->native().get(), options);
     }
 
     void run() override {

@@ -17,8 +17,8 @@ namespace gloo {
 inline namespace over_unisono {
 namespace detail {
 
-/* A collective over buffers in the memory of GPUs, with a stream for each, or none. With streams a run begins when they have come
-   to it, and what they are given afterwards finds the result; without, the result is there on return. */
+/* A collective over buffers in the memory of GPUs, with a stream for each, or none. With streams a run begins when they
+   have come to it, and what they are given afterwards finds the result; without, the result is there on return. */
 class CudaObject : public Algorithm {
   public:
     void run() override {
@@ -39,9 +39,7 @@ class CudaObject : public Algorithm {
         options.pointer_count = buffers.size();
         options.streams = streams.empty() ? nullptr : streams.data();
         options.call = &call;
-        unisono_algorithm_t *algorithm = nullptr;
-        check(unisono_algorithm_create(native, &options, &algorithm));
-        algorithm_.reset(algorithm);
+        algorithm_ = prepared(native, options);
     }
 
     /* Held while a run is under way. */

@@ -1,16 +1,14 @@
 #pragma once
 
-#include "gloo/cuda_workspace.h"
+#include "gloo/cuda_allreduce_ring.h"
 
 namespace gloo {
 inline namespace over_unisono {
 
-/* The sum of all buffers of all ranks, in each of them. As with AllreduceRing, unisono chooses how. */
-template <class T, class W = CudaHostWorkspace<T>> class CudaAllreduceRingChunked : public detail::CudaAllreduce<T> {
+/* CudaAllreduceRing under its other name: how data is cut is unisono's affair. */
+template <class T, class W = CudaHostWorkspace<T>> class CudaAllreduceRingChunked : public CudaAllreduceRing<T, W> {
   public:
-    CudaAllreduceRingChunked(const std::shared_ptr<Context> &context, const std::vector<T *> &ptrs, int count,
-                             const std::vector<cudaStream_t> &streams = {})
-        : detail::CudaAllreduce<T>(context, ptrs, count, streams, UNISONO_ALGORITHM_AUTOMATIC) {}
+    using CudaAllreduceRing<T, W>::CudaAllreduceRing;
 };
 
 } // namespace over_unisono

@@ -15,17 +15,6 @@ inline namespace over_unisono {
 /* A timeout that never ends a wait. */
 constexpr std::chrono::milliseconds kNoTimeout = std::chrono::milliseconds::zero();
 
-namespace detail {
-
-/* When a wait that begins now ends. A year is as long as for ever, and no clock overflows. */
-inline std::chrono::steady_clock::time_point deadline(std::chrono::milliseconds timeout) {
-    constexpr std::chrono::milliseconds year = std::chrono::hours(24 * 365);
-    const bool isLong = timeout == kNoTimeout || timeout > year;
-    return std::chrono::steady_clock::now() + (isLong ? year : timeout);
-}
-
-} // namespace detail
-
 /* What gloo's operations throw. */
 struct Exception : public std::runtime_error {
     Exception() = delete;

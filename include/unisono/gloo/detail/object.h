@@ -53,9 +53,9 @@ template <class T> Operator operatorFor(const ReductionFunction<T> *function) {
 }
 
 /* A collective over this rank's buffers, prepared. */
-inline NativeAlgorithm prepared(Context &context, const unisono_algorithm_options_t &options) {
+inline NativeAlgorithm prepared(const unisono_context_t *context, const unisono_algorithm_options_t &options) {
     unisono_algorithm_t *algorithm = nullptr;
-    check(unisono_algorithm_create(context.native().get(), &options, &algorithm));
+    check(unisono_algorithm_create(context, &options, &algorithm));
     return NativeAlgorithm(algorithm);
 }
 
@@ -96,7 +96,7 @@ template <class T> class AllreduceObject : public Algorithm {
         options.dtype = operator_.element.dtype;
         options.op = operator_.op;
         options.call = &call_;
-        algorithm_ = prepared(*context, options);
+        algorithm_ = prepared(context->native().get(), options);
     }
 
   private:

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "gloo/detail/native.h"
+#include "gloo/detail/patience.h"
 #include "gloo/rendezvous/store.h"
 
 namespace gloo {
@@ -28,10 +29,9 @@ class FileStore : public Store {
 
     void wait(const std::vector<std::string> &keys) override { wait(keys, kDefaultTimeout); }
     void wait(const std::vector<std::string> &keys, const std::chrono::milliseconds &timeout) override {
-        const auto deadline = detail::deadline(timeout);
+        const detail::Patience patience(timeout);
         for (const auto &key : keys) {
-            const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-            read(key, std::max(left, std::chrono::milliseconds(1)));
+            read(key, patience.left());
         }
     }
 

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "gloo/detail/patience.h"
 #include "gloo/rendezvous/store.h"
 
 namespace gloo {
@@ -84,7 +85,7 @@ class HashStore : public Store {
             }
             return true;
         };
-        if (!changed_.wait_until(hold, detail::deadline(timeout), there)) {
+        if (!changed_.wait_until(hold, detail::Patience(timeout).end(), there)) {
             GLOO_THROW_IO_EXCEPTION("Timed out waiting ", timeout.count(), "ms for key(s): ", MakeString(keys));
         }
     }

@@ -10,6 +10,7 @@
 
 #include <hiredis/hiredis.h>
 
+#include "gloo/detail/patience.h"
 #include "gloo/rendezvous/store.h"
 
 namespace gloo {
@@ -53,9 +54,9 @@ class RedisStore : public Store {
     void wait(const std::vector<std::string> &keys) override { wait(keys, kDefaultTimeout); }
     /* Redis has no wait for a key that serves this: it is asked every few milliseconds. */
     void wait(const std::vector<std::string> &keys, const std::chrono::milliseconds &timeout) override {
-        const auto deadline = detail::deadline(timeout);
+        const detail::Patience patience(timeout);
         while (!check(keys)) {
-            if (std::chrono::steady_clock::now() > deadline) {
+            if (patience.isOver()) {
                 GLOO_THROW_IO_EXCEPTION("Timed out waiting ", timeout.count(), "ms for key(s): ", MakeString(keys));
             }
             std::this_thread::sleep_for(std::chrono::milliseconds(5));

@@ -21,6 +21,7 @@
 
 #include "gloo/common/logging.h"
 #include "gloo/detail/native.h"
+#include "gloo/detail/patience.h"
 #include "gloo/transport/buffer.h"
 #include "gloo/detail/tcp/context.h"
 
@@ -59,25 +60,6 @@ inline void await(Context &context, const SharedWork &work, const char *what, ui
         throw IoException(cause);
     }
 }
-
-/* Until when a wait that begins now may last, as one that is made of several. */
-class Patience {
-  public:
-    explicit Patience(std::chrono::milliseconds timeout) : timeout_(timeout), end_(detail::deadline(timeout)) {}
-
-    std::chrono::milliseconds left() const {
-        if (timeout_ == kNoTimeout) {
-            return kNoTimeout;
-        }
-        const auto left = std::chrono::ceil<std::chrono::milliseconds>(end_ - Clock::now());
-        return std::max(left, std::chrono::milliseconds(1));
-    }
-
-  private:
-    using Clock = std::chrono::steady_clock;
-    const std::chrono::milliseconds timeout_;
-    const Clock::time_point end_;
-};
 
 class SendBuffer : public Buffer {
   public:
@@ -129,7 +111,7 @@ class SendBuffer : public Buffer {
         messages_.pop_front();
         hold.unlock();
         const auto busy = context_->native();
-        const Patience patience(context_->getTimeout());
+        const detail::Patience patience(context_->getTimeout());
         for (const SharedWork &work : {message.head, message.tail}) {
             if (work) {
                 await(*context_, work, "send", peer_, patience.left());
@@ -254,7 +236,7 @@ class Inbox : public Closable, public std::enable_shared_from_this<Inbox> {
 
     /* Moves what is under way until there is what is waited for. */
     template <class Ready> void follow(const Ready &ready) {
-        const Patience patience(context_->getTimeout());
+        const detail::Patience patience(context_->getTimeout());
         SharedWork seen;
         while (true) {
             std::unique_lock<std::mutex> hold(mutex_);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "gloo/common/logging.h"
+#include "gloo/detail/patience.h"
 #include "gloo/detail/tcp/context.h"
 #include "gloo/transport/unbound_buffer.h"
 
@@ -79,8 +80,6 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
         bool aborted = false;
     };
 
-    using Clock = std::chrono::steady_clock;
-
     std::size_t within(std::size_t offset, std::size_t nbytes) const {
         GLOO_ENFORCE_LE(offset, size, "the offset lies in the buffer");
         if (nbytes == kUnspecifiedByteCount) {
@@ -98,10 +97,7 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
         if (side.native == nullptr) {
             detail::check(unisono_buffer_create(context.get(), ptr, size, &side.native));
         }
-        const unisono_status_t status = begin(side.native, call);
-        if (status != UNISONO_OK) {
-            detail::raise(status, unisono_last_error());
-        }
+        detail::check(begin(side.native, call));
         side.busy = context;
         side.unclaimed++;
         side.unreported++;
@@ -113,13 +109,13 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
         if (timeout == kUnsetTimeout) {
             timeout = context_->getTimeout();
         }
-        const auto deadline = detail::deadline(timeout);
+        const detail::Patience patience(timeout);
         std::unique_lock<std::mutex> hold(mutex_);
         side.waiters++;
         const Leaving leaving{side};
         while (true) {
             const auto ready = [&] { return side.aborted || side.unclaimed > 0; };
-            if (!posted_.wait_until(hold, deadline, ready)) {
+            if (!posted_.wait_until(hold, patience.end(), ready)) {
                 overdue(hold, what, timeout, "none was started");
             }
             if (side.aborted) {
@@ -128,10 +124,8 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
             }
             side.unclaimed--;
             hold.unlock();
-            const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
             uint32_t peer = UNISONO_NO_RANK;
-            const uint64_t limit = detail::milliseconds(std::max(left, std::chrono::milliseconds(1)));
-            const unisono_status_t status = nativeWait(side.native, limit, &peer);
+            const unisono_status_t status = nativeWait(side.native, detail::milliseconds(patience.left()), &peer);
             const std::string cause = status == UNISONO_OK ? std::string() : unisono_last_error();
             hold.lock();
             if (status == UNISONO_OK) {
