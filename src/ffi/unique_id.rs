@@ -20,7 +20,7 @@ pub struct unisono_unique_id_t {
 }
 
 /// Makes a unique id. The process that makes it serves the meeting until its own context of that id is destroyed, or the
-/// process ends; it listens on the interface of UNISONO_INTERFACE, or one that the library chooses.
+/// process ends. The id has the addresses of the interface of UNISONO_INTERFACE, or of one that the library chooses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_unique_id_create(id: *mut unisono_unique_id_t) -> unisono_status_t {
     guard(|| {
