@@ -35,7 +35,7 @@ export CUDA_DEVICE_MAX_CONNECTIONS=32
 failures=0
 
 # row NAME PASSED FAILED SKIPPED SECONDS [REMARK]
-row() { printf '%-28s %6s %6s %7s %6s  %s\n' "$@" '' | sed 's/ *$//' | tee -a "$table"; }
+row() { printf '%-28s %6s %6s %7s %6s  %s\n' "$1" "$2" "$3" "$4" "$5" "${6:-}" | sed 's/ *$//' | tee -a "$table"; }
 
 # step NAME LIMIT COMMAND...: one line of the table. Counts what a Rust test program says of itself; a program that says
 # nothing of the kind is one test.
@@ -87,6 +87,10 @@ done
 # As programs are started that know nothing of queues: couriers alone.
 few() { echo env CUDA_DEVICE_MAX_CONNECTIONS=8 $(gpu "$@"); }
 step few-queues 240 $(few queues:: staged::collectives hosts::hosts_compose algorithms:: sparse::tensors)
+
+for transport in shm tcp; do
+    step "gloo-$transport" 240 env "UNISONO_TRANSPORT=$transport" "$here/gloo_cuda"
+done
 
 # The way of machines whose GPUs do not reach each other.
 if [ "$(nvidia-smi -L 2>/dev/null | wc -l)" -gt 1 ]; then
