@@ -18,6 +18,8 @@ namespace unisono {
 // What is held in registers at a time, and what one launch takes at most.
 constexpr u32 SLOTS = 8;
 constexpr u32 MAX_OPERANDS = 32;
+// As many as couriers take.
+constexpr u32 MAX_THIN_OPERANDS = 8;
 
 // Whether to do without vectors of short floats: in the fallback, which every user carries and few run.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -59,8 +61,9 @@ struct alignas(4 * WORDS) Vector {
     u32 word[WORDS];
 };
 
-// Combines operands of T by Op.
-template <class T, class Op>
+// Combines operands of T by Op. THIN is for who waits for the bus anyway, and knows that there are elements alone, each at a
+// multiple of its size: less code.
+template <class T, class Op, bool THIN = false>
 struct Fold {
     using Memory = typename T::Memory;
     using Accumulator = typename T::Accumulator;
@@ -71,14 +74,16 @@ struct Fold {
 
     // Whether accumulators differ from elements.
     static constexpr bool SHORT = sizeof(Memory) < sizeof(Accumulator);
+    // and whether there may be both.
+    static constexpr bool MIXES = SHORT && !THIN;
     static constexpr bool DIVIDES = Op::DIVIDES || (Op::SCALES && T::FLOAT);
 
     const Arguments &call;
     Worker worker;
 
-    BOTH bool is_wide(u32 operand) const { return SHORT && call.wide >> operand & 1; }
+    BOTH bool is_wide(u32 operand) const { return MIXES && call.wide >> operand & 1; }
     BOTH u32 size_of(u32 operand) const { return is_wide(operand) ? sizeof(Accumulator) : sizeof(Memory); }
-    BOTH u32 size_of_out() const { return SHORT && call.out_wide ? sizeof(Accumulator) : sizeof(Memory); }
+    BOTH u32 size_of_out() const { return MIXES && call.out_wide ? sizeof(Accumulator) : sizeof(Memory); }
     // Bit i: something stands in place `from` + i.
     BOTH u32 present_from(u32 from) const {
         return (~call.absent & 0xffffffff >> (MAX_OPERANDS - call.operands)) >> from;
@@ -113,14 +118,16 @@ struct Fold {
     // What is stored for a sum.
     BOTH Bits result(Value sum, const Divider &divider) const {
         if (DIVIDES && call.ranks != 0) sum = divider(sum);
-        return SHORT && call.out_wide ? to_bits(T::keep(sum)) : to_bits(T::store(sum));
+        return MIXES && call.out_wide ? to_bits(T::keep(sum)) : to_bits(T::store(sum));
     }
 
     // Elements of SIZE positions.
     struct Elements {
         // Longer vectors of 8-bit floats would double the code and gain nothing; of bytes that are scaled they would not fit
         // the registers.
-        static constexpr u32 BYTES = sizeof(Memory) == 1 && (T::FLOAT || Op::SCALES) ? 8 : 16;
+        static constexpr u32 WIDE = sizeof(Memory) == 1 && (T::FLOAT || Op::SCALES) ? 8 : 16;
+        static constexpr u32 WORD = sizeof(Memory) > 4 ? sizeof(Memory) : 4;
+        static constexpr u32 BYTES = THIN ? WORD : WIDE;
         static constexpr u32 SIZE = BYTES / sizeof(Memory);
         static constexpr u32 WORDS = BYTES / 4;
 
@@ -265,7 +272,7 @@ struct Fold {
         BOTH static void store(const Fold &fold, Sum &sum, u64 at, const Divider &divider) {
             Bits bits = fold.result(sum.value, divider);
             u8 *into = fold.call.out + at * fold.size_of_out();
-            if (SHORT && fold.call.out_wide) {
+            if (MIXES && fold.call.out_wide) {
                 *reinterpret_cast<Accumulator *>(into) = from_bits<Accumulator>(bits);
             } else {
                 *reinterpret_cast<Memory *>(into) = from_bits<Memory>(bits);
@@ -361,6 +368,51 @@ struct Fold {
         }
     }
 
+    // The same with less code, of operands that are all present.
+    template <class Group, u32 ITEMS, class Where>
+    BOTH void fold_groups_thinly(u64 groups, Where position, const Divider &divider) const {
+        constexpr u32 LEVELS = 3;
+        static_assert(1 << LEVELS == MAX_THIN_OPERANDS, "the counter reaches the last operand");
+        const u64 step = static_cast<u64>(worker.blocks) * worker.threads;
+#pragma unroll 1
+        for (u64 first = static_cast<u64>(worker.block) * worker.threads + worker.thread; first < groups; first += ITEMS * step) {
+            // Level l holds the sums of 2^l operands, as a binary counter of the operands has bits.
+            typename Group::Sum level[LEVELS][ITEMS], sum[ITEMS];
+#pragma unroll 1
+            for (u32 i = 0; i < call.operands; i++) {
+                typename Group::Loaded loaded[ITEMS];
+#pragma unroll
+                for (u32 item = 0; item < ITEMS; item++) {
+                    if (first + item * step < groups) loaded[item] = Group::load(*this, i, position(first + item * step));
+                }
+#pragma unroll
+                for (u32 item = 0; item < ITEMS; item++) sum[item] = Group::unpack(*this, i, loaded[item]);
+                const bool last = i + 1 == call.operands;
+                bool kept = last;
+#pragma unroll
+                for (u32 l = 0; l < LEVELS; l++) {
+                    if (i >> l & 1) {
+                        if (kept && !last) continue;
+#pragma unroll
+                        for (u32 item = 0; item < ITEMS; item++) {
+                            auto left = level[l][item];
+                            left.combine_with(sum[item]);
+                            sum[item] = left;
+                        }
+                    } else if (!kept) {
+#pragma unroll
+                        for (u32 item = 0; item < ITEMS; item++) level[l][item] = sum[item];
+                        kept = true;
+                    }
+                }
+            }
+#pragma unroll
+            for (u32 item = 0; item < ITEMS; item++) {
+                if (first + item * step < groups) Group::store(*this, sum[item], position(first + item * step), divider);
+            }
+        }
+    }
+
     // Folds one position at any address.
     BOTH void fold_step_by_step(u64 at, const Divider &divider) const {
         // Level l holds the sum of 2^l operands, as a binary counter of the operands has bits.
@@ -395,7 +447,7 @@ struct Fold {
     }
 
     // Whether the short floats of a call are not all elements.
-    BOTH bool is_mixed() const { return SHORT && (call.wide != 0 || call.out_wide != 0); }
+    BOTH bool is_mixed() const { return MIXES && (call.wide != 0 || call.out_wide != 0); }
 
     // The groups that the addresses allow, `inside` being a multiple of their size: every address is a multiple of its own
     // position's size, and all lie as far into a group.
@@ -404,7 +456,7 @@ struct Fold {
         auto positions = [](const u8 *address, bool wide) {
             return reinterpret_cast<u64>(address) / (wide ? sizeof(Accumulator) : sizeof(Memory));
         };
-        u64 phase = positions(call.out, SHORT && call.out_wide), differ = 0;
+        u64 phase = positions(call.out, MIXES && call.out_wide), differ = 0;
 #pragma unroll 1
         for (u32 i = 0; i < call.operands; i++) differ |= positions(call.operand[i], is_wide(i)) ^ phase;
         u64 head = (0 - phase) % Group::SIZE;
@@ -417,12 +469,22 @@ struct Fold {
     BOTH Outside fold_inside(const Divider &divider) const {
         Outside outside = groups<Group>();
         auto position = [&](u64 i) { return outside.head + i * Group::SIZE; };
-        fold_groups<Group>(outside.inside / Group::SIZE, position, divider);
+        if constexpr (THIN) {
+            fold_groups_thinly<Group, 2>(outside.inside / Group::SIZE, position, divider);
+        } else {
+            fold_groups<Group>(outside.inside / Group::SIZE, position, divider);
+        }
         return outside;
     }
 
     BOTH void run() const {
         Divider divider(DIVIDES && call.ranks != 0 ? call.ranks : 1);
+        Outside outside{0, 0};
+        if constexpr (THIN) {
+            if constexpr (Elements::SIZE > 1) outside = fold_inside<Elements>(divider);
+            fold_groups_thinly<Position, Elements::SIZE == 1 ? 2 : 1>(call.count - outside.inside, outside, divider);
+            return;
+        }
         u64 misaligned = reinterpret_cast<u64>(call.out) & (size_of_out() - 1);
 #pragma unroll 1
         for (u32 i = 0; i < call.operands; i++) misaligned |= reinterpret_cast<u64>(call.operand[i]) & (size_of(i) - 1);
@@ -433,7 +495,6 @@ struct Fold {
             for (; at < call.count; at += stride) fold_step_by_step(at, divider);
             return;
         }
-        Outside outside{0, 0};
         if constexpr (!SHORT) {
             outside = fold_inside<Elements>(divider);
         } else if constexpr (!LEAN) {
@@ -457,3 +518,6 @@ struct Fold {
     FOR_EACH_FLOAT(K, Min) FOR_EACH_INTEGER(K, Min)                                                                    \
     FOR_EACH_FLOAT(K, Max) FOR_EACH_INTEGER(K, Max)                                                                    \
     K(And, U8) K(Or, U8) K(Xor, U8)
+// What is combined most, and most of it.
+#define FOR_EACH_THIN_KERNEL(K)                                                                                        \
+    K(Sum, F16) K(Sum, F32) K(Sum, Bf16)

@@ -440,13 +440,11 @@ impl Context {
         let StagedCall { survey, what } = call;
         let Survey { devices, device, on_device, input, output, stream, .. } = survey;
         staged::prepare(&devices, device)?;
-        // A courier copies. Devices combine on side streams.
-        let combines = matches!(way, Way::Relayed(plan) if plan.combine.is_some());
-        let relayed = survey.ordered && combines && ahead::may_wait(&stream)?;
         let (mut errand, mut word) = (None, None);
         let entry = match (survey.ordered, &copier) {
-            (true, Some(_)) if !relayed => {
-                let courier = couriers::of(&stream, survey.input_bytes.max(survey.output_bytes))?;
+            (true, Some(_)) => {
+                let bytes = survey.input_bytes.max(survey.output_bytes);
+                let courier = couriers::of(&stream, bytes, way.combiner())?;
                 Entry::of_courier(errand.insert(courier).courier(), group.endpoint())
             }
             (true, _) => Entry::of_caller(&stream, group.endpoint())?,

@@ -1,4 +1,5 @@
-//! The courier: a kernel on a caller's stream that carries bytes between its device and pinned memory as the host orders.
+//! The courier: a kernel on a caller's stream that carries bytes between its device and pinned memory as the host orders, and
+//! combines them.
 //!
 //! What the host does with device memory in the order of a stream usually takes driver calls while the stream waits: copies on
 //! other streams, events. Those may be held up by what waits: a queue of the device that the stream's wait stands in, a lock that
@@ -6,56 +7,97 @@
 //! from then on the host orders and learns by words of pinned memory alone, until it dismisses the courier and the stream goes
 //! on. As with other kernels that wait for somebody else, what the stream is given behind it waits in a queue of the device.
 //!
-//! `kernels/courier.cu` is the other side. A courier serves two desks side by side ([`Desk`]); orders of one desk are carried out in
+//! `kernels/courier.cuh` is the other side. A courier serves two desks side by side ([`Desk`]), or three if it combines: then it is
+//! one of the kernels of `kernels/combine.cu`, for what is combined most ([`combiner`]). Orders of one desk are carried out in
 //! their order. Desks lie in *stands* of pinned memory, which go from courier to courier and are never freed before the
 //! [`Devices`] are.
 
 use std::collections::VecDeque;
+use std::ffi::CStr;
 use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::context::Devices;
 use super::image::Image;
+use super::kernels::Launch;
 use super::local::Kernels;
 use super::stream::Stream;
 use crate::error::{Result, fail};
+use crate::reduce::{DataType, Operator};
 
-/// The kernel.
-pub(super) static IMAGE: Image = Image::new(
+/// The kernel that carries,
+static IMAGE: Image = Image::new(
     include_bytes!("../../kernels/courier.sm_90.xz"),
     include_bytes!("../../kernels/courier.sm_100.xz"),
     include_bytes!("../../kernels/courier.compute_80.xz"),
 );
 
-/// The kernel's name.
-pub(super) const NAME: &std::ffi::CStr = c"unisono_courier";
+/// and its name.
+const NAME: &CStr = c"unisono_courier";
+
+/// The kernels that combine, too.
+static COMBINERS: Image = Image::new(
+    include_bytes!("../../kernels/combine.sm_90.xz"),
+    include_bytes!("../../kernels/combine.sm_100.xz"),
+    include_bytes!("../../kernels/combine.compute_80.xz"),
+);
+
+/// The most operands that a courier combines.
+pub const MAX_OPERANDS: usize = 8;
+
+/// What a courier combines: elements of a type, by an operator that stands for all that its kernel can do.
+pub type Combiner = (DataType, Operator);
+
+/// What couriers can do besides carrying: the most common of what there is to do, by kernel. A sum's also divides and scales.
+const COMBINES: [(Combiner, &CStr); 3] = [
+    ((DataType::F16, Operator::Sum), c"unisono_combine_Sum_F16"),
+    ((DataType::F32, Operator::Sum), c"unisono_combine_Sum_F32"),
+    ((DataType::Bf16, Operator::Sum), c"unisono_combine_Sum_Bf16"),
+];
+
+/// The programs, with the names of the kernels in them.
+pub(super) fn programs() -> [(&'static Image, Vec<(Option<Combiner>, &'static CStr)>); 2] {
+    let combiners = COMBINES.map(|(combiner, name)| (Some(combiner), name));
+    [(&IMAGE, vec![(None, NAME)]), (&COMBINERS, combiners.into())]
+}
+
+/// What a courier has to be able to do for it to combine elements of a type by an operator; `None`: none can.
+pub(super) fn combiner(dtype: DataType, operator: Operator) -> Option<Combiner> {
+    let sums = matches!(operator, Operator::Sum | Operator::Average | Operator::PreMulSum(_));
+    let combiner = (dtype, Operator::Sum);
+    (sums && COMBINES.iter().any(|(other, _)| *other == combiner)).then_some(combiner)
+}
 
 /// Threads of a block.
 pub(super) const THREADS: u32 = 1024;
 
-/// What courier.cu calls these: slips of a desk, and the most blocks that serve it.
+/// What courier.cuh calls these: desks, slips of one, the most blocks that serve it, and words of a slip.
+const DESKS: usize = 3;
 const SLIPS: u32 = 64;
 const BLOCKS: usize = 16;
-
-/// Words of a slip.
 const FIELDS: usize = 8;
 
-/// Bytes from stand to stand, and of a page of them.
-const STRIDE: usize = 2 * size_of::<Board>();
-const PAGE: usize = 16 * STRIDE;
+/// How many stands there are on a page. Couriers of the first have desks in the memory of their device, too.
+const STANDS: usize = 16;
 
-/// Which of the two desks. Orders of one follow each other; what is ordered at the other goes on beside them.
+/// Bytes from stand to stand.
+const STRIDE: usize = size_of::<Room>();
+
+/// Which of the desks. Orders of one follow each other; what is ordered at another goes on beside them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Desk {
     /// From the device to pinned memory.
     Load,
     /// From pinned memory to the device.
     Store,
+    /// Where operands are combined, by couriers that can.
+    Work,
 }
 
 impl Desk {
-    const ALL: [Desk; 2] = [Desk::Load, Desk::Store];
+    /// All of them.
+    pub const ALL: [Desk; DESKS] = [Desk::Load, Desk::Store, Desk::Work];
 }
 
 /// A desk as it lies in pinned memory.
@@ -68,32 +110,73 @@ struct Board {
     apart: [u32; 15],
 }
 
-/// The parameter of the kernel: where the desks are, and the number of the next order at each.
+/// A stand: desks, and a sheet for each slip of the last.
+#[repr(C, align(64))]
+struct Room {
+    boards: [Board; DESKS],
+    sheets: [Sheet; SLIPS as usize],
+}
+
+/// What is combined: a [`Launch`], and as it lies in memory.
+type Words = Box<[u64; Launch::WORDS]>;
+type Sheet = [AtomicU64; Launch::WORDS];
+
+/// The parameter of the kernels: where the desks are, which of those of the device's memory, the number of the next order at
+/// each, and how many blocks serve it.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Call {
-    pub(super) boards: [u64; 2],
-    pub(super) next: [u32; 2],
+    desks: u64,
+    near: u32,
+    pub(super) next: [u32; DESKS],
+    pub(super) blocks: [u32; DESKS],
 }
 
-/// What is to be carried.
+impl Call {
+    /// Blocks of the launch.
+    pub(super) fn grid(&self) -> u32 {
+        self.blocks.iter().sum()
+    }
+
+    /// Where a desk lies.
+    #[cfg(test)]
+    pub(super) fn board(&self, desk: Desk) -> u64 {
+        self.desks + (desk as usize * size_of::<Board>()) as u64
+    }
+}
+
+/// What is to be done; the kernel's `Action`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Carry bytes.
+    Carry,
+    /// Carry what the order before it has written, and so when all of it has been.
+    CarryBehind,
+    /// Combine what the sheet at `from` says.
+    Combine,
+    /// Leave.
+    Leave,
+}
+
+/// What stands on a slip.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Order {
     pub(super) to: u64,
     pub(super) from: u64,
     pub(super) bytes: u64,
-    /// Whether the courier is to leave, instead.
-    pub(super) leave: bool,
+    pub(super) action: Action,
 }
 
 impl Order {
-    const LEAVE: Order = Order { to: 0, from: 0, bytes: 0, leave: true };
+    const LEAVE: Order = Order { to: 0, from: 0, bytes: 0, action: Action::Leave };
+    /// Of the sheet that goes with it.
+    const COMBINE: Order = Order { action: Action::Combine, ..Order::LEAVE };
 
     fn fields(self) -> [u32; FIELDS] {
-        let Order { to, from, bytes, leave } = self;
+        let Order { to, from, bytes, action } = self;
         let halves = |word: u64| [word as u32, (word >> 32) as u32];
         let ([a, b], [c, d], [e, f]) = (halves(to), halves(from), halves(bytes));
-        [a, b, c, d, e, f, leave.into(), 0]
+        [a, b, c, d, e, f, action as u32, 0]
     }
 }
 
@@ -127,18 +210,23 @@ impl Stands {
     }
 }
 
-/// Two desks in pinned memory, and the number of the next order at each.
+/// Desks in pinned memory, and the number of the next order at each.
 struct Stand {
     address: usize,
-    next: [u32; 2],
+    /// Which stand of all it is.
+    index: u32,
+    next: [u32; DESKS],
 }
 
 impl Stand {
-    fn board(&self, desk: Desk) -> &Board {
-        let address = self.address + desk as usize * size_of::<Board>();
+    fn room(&self) -> &Room {
         // SAFETY: it lies in a page of stands, which was zeroed and lives as long as the devices, aligned as it has to be. Hosts
         // and devices access it by whole words alone.
-        unsafe { &*std::ptr::with_exposed_provenance::<Board>(address) }
+        unsafe { &*std::ptr::with_exposed_provenance::<Room>(self.address) }
+    }
+
+    fn board(&self, desk: Desk) -> &Board {
+        &self.room().boards[desk as usize]
     }
 
     /// Whether so many blocks have all carried out the order of this number.
@@ -148,8 +236,16 @@ impl Stand {
             .all(|done| reaches(done.load(Ordering::Acquire), number))
     }
 
-    fn write(&self, desk: Desk, number: u32, order: Order) {
-        let slip = &self.board(desk).slips[(number % SLIPS) as usize];
+    fn write(&self, desk: Desk, number: u32, mut order: Order, sheet: Option<&Words>) {
+        let slip = (number % SLIPS) as usize;
+        if let Some(words) = sheet {
+            let sheet = &self.room().sheets[slip];
+            for (word, value) in sheet.iter().zip(&**words) {
+                word.store(*value, Ordering::Relaxed);
+            }
+            order.from = std::ptr::from_ref(sheet).expose_provenance() as u64;
+        }
+        let slip = &self.board(desk).slips[slip];
         for (word, field) in slip.iter().zip(order.fields()) {
             word.store(u64::from(number) << 32 | u64::from(field), Ordering::Release);
         }
@@ -159,14 +255,18 @@ impl Stand {
 /// A stand with a courier that was dismissed.
 struct Left {
     stand: Stand,
-    blocks: u32,
+    blocks: [u32; DESKS],
     /// The numbers of its last orders.
-    last: [u32; 2],
+    last: [u32; DESKS],
 }
 
 impl Left {
     fn is_over(&self) -> bool {
-        Desk::ALL.iter().all(|&desk| self.stand.has_done(desk, self.blocks, self.last[desk as usize]))
+        let has_left = |desk: Desk| {
+            let index = desk as usize;
+            self.stand.has_done(desk, self.blocks[index], self.last[index])
+        };
+        Desk::ALL.into_iter().all(has_left)
     }
 }
 
@@ -175,8 +275,8 @@ impl Left {
 struct Book {
     /// The number of the next order that is written.
     next: u32,
-    /// For which there is no slip yet.
-    waiting: VecDeque<Order>,
+    /// For which there is no slip yet, with their sheets.
+    waiting: VecDeque<(Order, Option<Words>)>,
     /// Up to this number slips are free again.
     seen: u32,
     /// The number of the last order.
@@ -194,14 +294,37 @@ pub struct Courier {
     devices: Arc<Devices>,
     /// Set until the drop.
     stand: Option<Stand>,
-    first: [u32; 2],
-    blocks: AtomicU32,
-    books: [Mutex<Book>; 2],
+    first: [u32; DESKS],
+    /// What it is to be able to do, until it is launched,
+    trade: Mutex<Trade>,
+    /// and how many blocks serve each desk, from then on: none where nothing is ordered.
+    blocks: OnceLock<[u32; DESKS]>,
+    books: [Mutex<Book>; DESKS],
     /// Who may still order.
     users: AtomicUsize,
     /// Who may still launch it.
     promises: AtomicUsize,
     state: AtomicU8,
+}
+
+/// What those who order need.
+#[derive(Default)]
+struct Trade {
+    /// Bytes of an order.
+    bytes: usize,
+    combiner: Option<Combiner>,
+    /// Whether nothing can be added any more.
+    sealed: bool,
+}
+
+impl Trade {
+    /// Takes on more, if it can.
+    fn take_on(&mut self, bytes: usize, combiner: Option<Combiner>) {
+        if !self.sealed {
+            self.bytes = self.bytes.max(bytes);
+            self.combiner = self.combiner.or(combiner);
+        }
+    }
 }
 
 impl Courier {
@@ -212,11 +335,14 @@ impl Courier {
     pub unsafe fn launch(&self, stream: &Stream, kernels: &dyn Kernels) -> Result<()> {
         let _entered = self.devices.enter(stream.device())?;
         // SAFETY: the caller's promise.
-        self.launch_by(|call, blocks| unsafe { kernels.carry(stream, call, blocks) })
+        self.launch_by(|call, combiner| unsafe { kernels.carry(stream, call, combiner) })
     }
 
-    /// As [`Courier::launch`], by whatever launches the kernel in so many blocks.
-    pub(super) fn launch_by(&self, launch: impl FnOnce(&Call, u32) -> Result<()>) -> Result<()> {
+    /// As [`Courier::launch`], by whatever launches the kernel, one of those that combine if one is named.
+    pub(super) fn launch_by(
+        &self,
+        launch: impl FnOnce(&Call, Option<Combiner>) -> Result<()>,
+    ) -> Result<()> {
         match self.state.compare_exchange(NEW, LAUNCHED, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {}
             Err(REFUSED) => {
@@ -225,9 +351,28 @@ impl Courier {
             // It has been, or who might order has given up.
             Err(_) => return Ok(()),
         }
-        let boards = Desk::ALL.map(|desk| std::ptr::from_ref(self.stand().board(desk)).addr() as u64);
-        launch(&Call { boards, next: self.first }, 2 * self.blocks())
-            .inspect_err(|_| self.state.store(REFUSED, Ordering::Release))
+        let (blocks, combiner) = self.seal();
+        let Stand { address, index, .. } = *self.stand();
+        let call = Call { desks: address as u64, near: index, next: self.first, blocks };
+        launch(&call, combiner).inspect_err(|_| self.state.store(REFUSED, Ordering::Release))
+    }
+
+    /// From now on it is what it is.
+    fn seal(&self) -> ([u32; DESKS], Option<Combiner>) {
+        let mut trade = self.trade();
+        trade.sealed = true;
+        let carriers = blocks_for(trade.bytes);
+        let workers = if trade.combiner.is_some() { WORKERS } else { 0 };
+        (*self.blocks.get_or_init(|| [carriers, carriers, workers]), trade.combiner)
+    }
+
+    fn trade(&self) -> MutexGuard<'_, Trade> {
+        self.trade.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it combines so.
+    pub fn combines_by(&self, combiner: Combiner) -> bool {
+        self.trade().combiner == Some(combiner)
     }
 
     /// Whether it is still to be launched.
@@ -235,13 +380,14 @@ impl Courier {
         self.state.load(Ordering::Acquire) == NEW
     }
 
-    /// One more who may order, `bytes` bytes at a time; `None` if all have been dismissed already.
-    pub fn join(self: &Arc<Self>, bytes: usize) -> Option<Errand> {
+    /// One more who may order, `bytes` bytes at a time, to be combined by `combiner` if no other has been named; `None` if all
+    /// have been dismissed already.
+    pub fn join(self: &Arc<Self>, bytes: usize, combiner: Option<Combiner>) -> Option<Errand> {
         let mut users = self.users.load(Ordering::Acquire);
         while users > 0 {
             match self.users.compare_exchange(users, users + 1, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
-                    self.blocks.fetch_max(blocks_for(bytes), Ordering::Relaxed);
+                    self.trade().take_on(bytes, combiner);
                     return Some(Errand { courier: self.clone() });
                 }
                 Err(found) => users = found,
@@ -275,7 +421,7 @@ impl Courier {
 
     /// Whether the order of this number has been carried out.
     pub fn has_done(&self, desk: Desk, number: u32) -> bool {
-        let done = self.stand().has_done(desk, self.blocks(), number);
+        let done = self.has_reached(desk, number);
         let mut book = self.book(desk);
         if !book.waiting.is_empty() {
             self.write_on(desk, &mut book);
@@ -290,7 +436,7 @@ impl Courier {
             VOID | REFUSED => true,
             _ => Desk::ALL.iter().all(|&desk| {
                 let last = self.book(desk).last;
-                last.is_some_and(|last| self.stand().has_done(desk, self.blocks(), last))
+                last.is_some_and(|last| self.has_reached(desk, last))
             }),
         }
     }
@@ -303,14 +449,16 @@ impl Courier {
                 let mut book = self.book(desk);
                 book.waiting.clear();
                 if book.last.is_none_or(|last| reaches(last, book.next)) {
-                    self.write(desk, &mut book, Order::LEAVE);
+                    self.write(desk, &mut book, Order::LEAVE, None);
                 }
             }
         }
     }
 
-    fn blocks(&self) -> u32 {
-        self.blocks.load(Ordering::Relaxed)
+    /// Whether all blocks of a desk have carried out the order of this number.
+    fn has_reached(&self, desk: Desk, number: u32) -> bool {
+        let blocks = self.blocks.get();
+        blocks.is_some_and(|blocks| self.stand().has_done(desk, blocks[desk as usize], number))
     }
 
     fn stand(&self) -> &Stand {
@@ -323,45 +471,46 @@ impl Courier {
     }
 
     /// Orders; its number.
-    fn order(&self, desk: Desk, order: Order) -> u32 {
+    fn order(&self, desk: Desk, order: Order, sheet: Option<Words>) -> u32 {
         let mut book = self.book(desk);
         let number = book.next.wrapping_add(book.waiting.len() as u32);
-        if order.leave {
+        if order.action == Action::Leave {
             book.last = Some(number);
         }
-        book.waiting.push_back(order);
+        book.waiting.push_back((order, sheet));
         self.write_on(desk, &mut book);
         number
     }
 
     /// Writes what there are slips for. One is kept for the last.
     fn write_on(&self, desk: Desk, book: &mut Book) {
-        while let Some(&order) = book.waiting.front() {
-            let most = if order.leave { SLIPS } else { SLIPS - 1 };
+        while let Some((order, _)) = book.waiting.front() {
+            let most = if order.action == Action::Leave { SLIPS } else { SLIPS - 1 };
             if book.next.wrapping_sub(book.seen) > most {
                 // The slip of this order was that of an earlier one, and all between are free if that is.
                 let earlier = book.next.wrapping_sub(most);
-                if !self.stand().has_done(desk, self.blocks(), earlier) {
+                if !self.has_reached(desk, earlier) {
                     return;
                 }
                 book.seen = earlier;
             }
-            book.waiting.pop_front();
-            self.write(desk, book, order);
+            if let Some((order, sheet)) = book.waiting.pop_front() {
+                self.write(desk, book, order, sheet.as_ref());
+            }
         }
     }
 
-    fn write(&self, desk: Desk, book: &mut Book, order: Order) {
-        if order.leave {
+    fn write(&self, desk: Desk, book: &mut Book, order: Order, sheet: Option<&Words>) {
+        if order.action == Action::Leave {
             book.last = Some(book.next);
         }
-        self.stand().write(desk, book.next, order);
+        self.stand().write(desk, book.next, order, sheet);
         book.next = book.next.wrapping_add(1);
     }
 
     fn dismiss(&self) {
         for desk in Desk::ALL {
-            self.order(desk, Order::LEAVE);
+            self.order(desk, Order::LEAVE, None);
         }
     }
 }
@@ -375,11 +524,12 @@ impl Drop for Courier {
             stand.next[desk as usize] = book.next;
             book.next.wrapping_sub(1)
         });
-        let left = Left { stand, blocks: self.blocks(), last };
         let mut stands = self.devices.stands();
-        match *self.state.get_mut() {
-            LAUNCHED => stands.parked.push(left),
-            _ => stands.free.push(left.stand),
+        match self.blocks.get() {
+            Some(&blocks) if *self.state.get_mut() == LAUNCHED => {
+                stands.parked.push(Left { stand, blocks, last });
+            }
+            _ => stands.free.push(stand),
         }
     }
 }
@@ -400,8 +550,14 @@ pub struct Errand {
 }
 
 impl Errand {
-    /// The first with a courier for orders of `bytes` bytes, most of them, that may be launched on a stream of `device`.
-    pub fn new(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<Errand> {
+    /// The first with a courier for orders of `bytes` bytes, most of them, that may be launched on a stream of `device`; it combines
+    /// by `combiner`, if one is named.
+    pub fn new(
+        devices: &Arc<Devices>,
+        device: u32,
+        bytes: usize,
+        combiner: Option<Combiner>,
+    ) -> Result<Errand> {
         let stand = devices.take_stand(device)?;
         let first = stand.next;
         let book = |next: u32| Mutex::new(Book { next, seen: next.wrapping_sub(1), ..Book::default() });
@@ -409,7 +565,8 @@ impl Errand {
             devices: devices.clone(),
             stand: Some(stand),
             first,
-            blocks: AtomicU32::new(blocks_for(bytes)),
+            trade: Mutex::new(Trade { bytes, combiner, sealed: false }),
+            blocks: OnceLock::new(),
             books: first.map(book),
             users: AtomicUsize::new(1),
             promises: AtomicUsize::new(0),
@@ -429,7 +586,26 @@ impl Errand {
     /// Both sides are memory that the courier's device reaches at these addresses, for as long as [`Stream`] says, and the order is
     /// carried out before the courier is gone, if it is.
     pub unsafe fn order(&self, desk: Desk, to: u64, from: u64, bytes: usize) -> u32 {
-        self.courier.order(desk, Order { to, from, bytes: bytes as u64, leave: false })
+        self.courier.order(desk, Order { to, from, bytes: bytes as u64, action: Action::Carry }, None)
+    }
+
+    /// Orders operands to be combined, at [`Desk::Work`], by the kernel that the courier has for that
+    /// ([`Courier::combines_by`]); the order's number.
+    ///
+    /// # Safety
+    /// As [`Errand::order`], of everything that `launch` names. It has [`MAX_OPERANDS`] operands at most, and elements alone, each at
+    /// a multiple of its size.
+    pub unsafe fn combine(&self, launch: Launch) -> u32 {
+        self.courier.order(Desk::Work, Order::COMBINE, Some(launch.words()))
+    }
+
+    /// As [`Errand::order`] at [`Desk::Work`], of what the order before it wrote.
+    ///
+    /// # Safety
+    /// As [`Errand::order`].
+    pub unsafe fn order_behind(&self, to: u64, from: u64, bytes: usize) -> u32 {
+        let order = Order { to, from, bytes: bytes as u64, action: Action::CarryBehind };
+        self.courier.order(Desk::Work, order, None)
     }
 }
 
@@ -448,8 +624,11 @@ impl Drop for Errand {
     }
 }
 
-/// How many blocks serve each desk for orders of so many bytes: enough for the bus, and no more. All of them ask the host's memory for
-/// orders, which is slow where many do: with 1, 2, 4 and 8 blocks an allreduce of 8 bytes takes 21, 23, 29 and 49 µs.
+/// How many blocks combine: so many that the bus has enough to do, of which each thread asks for little.
+const WORKERS: u32 = BLOCKS as u32;
+
+/// How many blocks carry at each desk, for orders of so many bytes: enough for the bus, and no more. When all of them asked the
+/// host's memory for orders, an allreduce of 8 bytes took 21, 23, 29 and 49 µs with 1, 2, 4 and 8 blocks.
 fn blocks_for(bytes: usize) -> u32 {
     match bytes {
         0..=0x4000 => 1,
@@ -474,11 +653,16 @@ impl Devices {
     }
 
     fn add_stands(&self, device: u32) -> Result<()> {
-        let start = self.pinned_page(device, PAGE)?;
+        let start = self.pinned_page(device, STANDS * STRIDE)?;
         let mut stands = self.stands();
+        let before = stands.pages.len() * STANDS;
         stands.pages.push(start);
-        let stand = |index| Stand { address: start + index * STRIDE, next: [1; 2] };
-        stands.free.extend((0..PAGE / STRIDE).map(stand));
+        let stand = |index| Stand {
+            address: start + index * STRIDE,
+            index: (before + index) as u32,
+            next: [1; DESKS],
+        };
+        stands.free.extend((0..STANDS).map(stand));
         Ok(())
     }
 }
@@ -507,7 +691,20 @@ pub(super) mod reader {
             return None;
         }
         let wide = |low: usize| words[low] & 0xffff_ffff | words[low + 1] << 32;
-        Some(Order { to: wide(0), from: wide(2), bytes: wide(4), leave: words[6] as u32 != 0 })
+        let action = match words[6] as u32 {
+            0 => Action::Carry,
+            1 => Action::CarryBehind,
+            2 => Action::Combine,
+            _ => Action::Leave,
+        };
+        Some(Order { to: wide(0), from: wide(2), bytes: wide(4), action })
+    }
+
+    /// What an order says that is to be combined: a [`Launch`].
+    pub(in crate::cuda) fn sheet(order: &Order) -> [u64; Launch::WORDS] {
+        // SAFETY: a sheet is there for as long as its page, as above.
+        let sheet = unsafe { &*std::ptr::with_exposed_provenance::<Sheet>(order.from as usize) };
+        std::array::from_fn(|index| sheet[index].load(Ordering::Relaxed))
     }
 
     /// Tells the host that it has been carried out.

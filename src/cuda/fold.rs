@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::context::Devices;
-use super::courier::{self, Errand};
+use super::courier::{self, Combiner, Errand};
 use super::driver::{Driver, FunctionHandle, Grid};
 use super::kernels::{self, IMAGE, Launch, MAX_OPERANDS};
 use super::local::{self, Fold, Kernels};
@@ -38,7 +38,8 @@ struct Loaded {
     /// The most blocks of a launch.
     blocks: u32,
     functions: HashMap<&'static CStr, FunctionHandle>,
-    courier: FunctionHandle,
+    /// By what they combine, too.
+    couriers: Vec<(Option<Combiner>, FunctionHandle)>,
 }
 
 impl FoldKernels {
@@ -111,13 +112,21 @@ impl Kernels for FoldKernels {
         unsafe { devices.driver().launch(function, grid, fold.stream.handle(), &mut [launch.parameter()]) }
     }
 
-    unsafe fn carry(&self, stream: &Stream, call: &courier::Call, blocks: u32) -> Result<()> {
+    fn combiner(&self, dtype: DataType, operator: Operator) -> Option<Combiner> {
+        courier::combiner(dtype, operator)
+    }
+
+    unsafe fn carry(&self, stream: &Stream, call: &courier::Call, combiner: Option<Combiner>) -> Result<()> {
         let device = stream.device();
-        let Some(function) = self.lock().get(&device).map(|loaded| loaded.courier) else {
+        let function = self.lock().get(&device).and_then(|loaded| {
+            let found = loaded.couriers.iter().find(|(other, _)| *other == combiner);
+            found.map(|(_, function)| *function)
+        });
+        let Some(function) = function else {
             fail!(Internal, "couriers were not prepared on device {device}")
         };
         // SAFETY: the caller's promise.
-        unsafe { carry(stream.devices().driver(), function, stream, call, blocks) }
+        unsafe { carry(stream.devices().driver(), function, stream, call) }
     }
 }
 
@@ -158,36 +167,41 @@ impl Loaded {
                 entry.insert(function);
             }
         }
-        // SAFETY: what was compiled for this device, whole.
-        let module = unsafe { driver.load_module(courier::IMAGE.of_device(driver, device)?) }
-            .map_err(|error| error.context(format_args!("the courier for GPU {device}")))?;
-        // SAFETY: the module is loaded and stays so.
-        let courier = unsafe { driver.function(module, courier::NAME) }?;
-        // One that has nothing to do.
-        let dismissed = Errand::new(devices, device, 0)?.courier().clone();
-        // SAFETY: it leaves at once.
-        dismissed.launch_by(|call, blocks| unsafe { carry(driver, courier, &stream, call, blocks) })?;
+        let mut couriers = Vec::new();
+        for (image, combiners) in courier::programs() {
+            // SAFETY: what was compiled for this device, whole.
+            let module = unsafe { driver.load_module(image.of_device(driver, device)?) }
+                .map_err(|error| error.context(format_args!("the couriers for GPU {device}")))?;
+            for (combiner, name) in combiners {
+                // SAFETY: the module is loaded and stays so.
+                let function = unsafe { driver.function(module, name) }?;
+                // One that has nothing to do.
+                let dismissed = Errand::new(devices, device, 0, combiner)?.courier().clone();
+                // SAFETY: it leaves at once.
+                dismissed.launch_by(|call, _| unsafe { carry(driver, function, &stream, call) })?;
+                couriers.push((combiner, function));
+            }
+        }
         stream.synchronize(Deadline::after(LOADING))?;
         log::debug!(
             "reductions on GPU {device} are loaded after {:.1} ms",
             began.elapsed().as_secs_f64() * 1e3
         );
-        Ok(Loaded { blocks, functions, courier })
+        Ok(Loaded { blocks, functions, couriers })
     }
 }
 
 /// Launches a courier.
 ///
 /// # Safety
-/// As [`Kernels::carry`]; the function is the courier, on the current device.
+/// As [`Kernels::carry`]; the function is a courier, on the current device.
 unsafe fn carry(
     driver: &dyn Driver,
     function: FunctionHandle,
     stream: &Stream,
     call: &courier::Call,
-    blocks: u32,
 ) -> Result<()> {
-    let grid = Grid { blocks, threads: courier::THREADS, shared: 0, overlaps: false };
+    let grid = Grid { blocks: call.grid(), threads: courier::THREADS, shared: 0, overlaps: false };
     let parameter = std::ptr::from_ref(call).cast_mut().cast();
     // SAFETY: the kernel takes a `Call`, and nothing else; it is not written.
     unsafe { driver.launch(function, grid, stream.handle(), &mut [parameter]) }

@@ -110,6 +110,46 @@ impl Launch {
         Launch { absent: absent & !1, ..self }
     }
 
+    /// How many words it has in memory.
+    pub(super) const WORDS: usize = size_of::<Launch>() / 8;
+
+    /// It, as it lies in memory.
+    pub(super) fn words(&self) -> Box<[u64; Launch::WORDS]> {
+        let both = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let mut words = Box::new([0; Launch::WORDS]);
+        let (head, rest) = words.split_at_mut(5);
+        head.copy_from_slice(&[
+            self.out.expose_provenance() as u64,
+            self.count,
+            both(self.operands, self.wide),
+            both(self.out_wide, self.ranks),
+            both(self.scaled, self.absent),
+        ]);
+        let (operands, scales) = rest.split_at_mut(MAX_OPERANDS);
+        for (word, operand) in operands.iter_mut().zip(&self.operand) {
+            *word = operand.expose_provenance() as u64;
+        }
+        scales.copy_from_slice(&self.scale);
+        words
+    }
+
+    /// What [`Launch::words`] gave, for the driver double.
+    #[cfg(test)]
+    pub(super) fn told(words: &[u64; Launch::WORDS], dtype: DataType) -> Told {
+        let (operands, scaled) = (words[2] as u32 as usize, words[4] as u32);
+        let operand = |index: usize| {
+            let scale = words[5 + MAX_OPERANDS + index];
+            let is_scaled = scaled >> index & 1 == 1;
+            (words[5 + index], is_scaled.then(|| scale_of(dtype, scale)).unwrap_or(1.0))
+        };
+        Told {
+            out: words[0],
+            count: words[1],
+            ranks: (words[3] >> 32) as u32,
+            operands: (0..operands).map(operand).collect(),
+        }
+    }
+
     /// A grid for this launch of at most `blocks` blocks: one small block for small counts.
     /// Two blocks for each of the device's multiprocessors run at the memory's speed.
     pub fn grid(&self, dtype: DataType, blocks: u32) -> Grid {
@@ -126,6 +166,32 @@ impl Launch {
     /// For the array of parameters that `cuLaunchKernel` takes: good as long as `self` stays where it is.
     pub fn parameter(&mut self) -> *mut c_void {
         std::ptr::from_mut(self).cast()
+    }
+}
+
+/// What a launch says of elements.
+#[cfg(test)]
+pub(super) struct Told {
+    pub(super) out: u64,
+    pub(super) count: u64,
+    /// What an average divides by, or 0.
+    pub(super) ranks: u32,
+    /// Where they are, and by what they are multiplied.
+    pub(super) operands: Vec<(u64, f64)>,
+}
+
+/// What [`scalar`] was given, rounded.
+#[cfg(test)]
+fn scale_of(dtype: DataType, scalar: u64) -> f64 {
+    match dtype {
+        DataType::I8 => f64::from(scalar as i8),
+        DataType::U8 => f64::from(scalar as u8),
+        DataType::I32 => f64::from(scalar as i32),
+        DataType::U32 => f64::from(scalar as u32),
+        DataType::I64 => scalar as i64 as f64,
+        DataType::U64 => scalar as f64,
+        DataType::F64 => f64::from_bits(scalar),
+        _ => f64::from(f32::from_bits(scalar as u32)),
     }
 }
 
@@ -259,6 +325,6 @@ pub(super) fn scalar(dtype: DataType, scale: f64) -> u64 {
     }
 }
 
-const fn is_bitwise(operator: &Operator) -> bool {
+pub(super) const fn is_bitwise(operator: &Operator) -> bool {
     matches!(operator, Operator::BitAnd | Operator::BitOr | Operator::BitXor)
 }

@@ -186,7 +186,7 @@ impl<'a> Parts<'a> {
         let (entry, crossing) = match (&self.berth, courier) {
             (_, Some(kernels)) => {
                 let bytes = checked.input_len().max(checked.output_len()) * element;
-                let courier = errand.insert(Errand::new(devices, device, bytes)?);
+                let courier = errand.insert(Errand::new(devices, device, bytes, None)?);
                 let entry = Entry::of_courier(courier.courier(), group.endpoint());
                 (entry, Crossing::Courier(Launch::new(courier.clone(), kernels)))
             }

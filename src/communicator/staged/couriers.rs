@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::cuda::courier::{Courier, Errand};
+use crate::cuda::courier::{Combiner, Courier, Errand};
 use crate::cuda::stream::Stream;
 use crate::engine::endpoint::lock;
 use crate::engine::group::Group;
@@ -15,16 +15,17 @@ thread_local! {
     static NEW: RefCell<Vec<(Arc<Stream>, Weak<Courier>)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A courier that is to be launched on `stream`, for orders of `bytes` bytes.
-pub(super) fn of(stream: &Arc<Stream>, bytes: usize) -> Result<Errand> {
+/// A courier that is to be launched on `stream`, for orders of `bytes` bytes, to be combined by `combiner`; one that others share may
+/// combine by another.
+pub(super) fn of(stream: &Arc<Stream>, bytes: usize, combiner: Option<Combiner>) -> Result<Errand> {
     NEW.with_borrow_mut(|new| {
         new.retain(|(_, courier)| courier.upgrade().is_some_and(|courier| courier.is_new()));
         let same = |other: &Stream| Arc::ptr_eq(other.devices(), stream.devices()) && other.is(stream);
         let found = new.iter().filter(|(other, _)| same(other));
-        if let Some(errand) = found.filter_map(|(_, courier)| courier.upgrade()?.join(bytes)).next() {
+        if let Some(errand) = found.filter_map(|(_, courier)| courier.upgrade()?.join(bytes, combiner)).next() {
             return Ok(errand);
         }
-        let errand = Errand::new(stream.devices(), stream.device(), bytes)?;
+        let errand = Errand::new(stream.devices(), stream.device(), bytes, combiner)?;
         new.push((stream.clone(), Arc::downgrade(errand.courier())));
         Ok(errand)
     })

@@ -9,6 +9,7 @@ use crate::communicator::Call;
 use crate::communicator::calls::{class_of, exchange_directly};
 use crate::communicator::context::Context;
 use crate::communicator::plans::planned_apart;
+use crate::cuda::courier::Combiner;
 use crate::engine::group::Group;
 use crate::engine::staged::Routes;
 use crate::engine::staged::relay::{Combine, Gather, MAX_WIRED, MeetingPlace, Plan, Route};
@@ -25,6 +26,14 @@ pub(super) enum Way {
     Relayed(Box<Plan>),
     /// Its lists may differ from rank to rank: message by message.
     Listed(Routes),
+}
+
+impl Way {
+    /// What a courier of the call has to be able to do besides carrying.
+    pub(super) fn combiner(&self) -> Option<Combiner> {
+        let Way::Relayed(plan) = self else { return None };
+        plan.combine.as_ref().and_then(|combine| plan.kernels.combiner(combine.dtype, combine.operator))
+    }
 }
 
 /// Whether calls may be relayed: unless UNISONO_RELAY is 0, on all ranks alike.

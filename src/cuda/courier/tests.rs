@@ -2,6 +2,10 @@
 
 use super::*;
 use crate::cuda::double::{Double, DoubleKernels, Order as Turns};
+use crate::cuda::local;
+use crate::reduce::Representation;
+
+const ELEMENT: Representation = Representation::Element;
 
 /// A double with so few queues that a courier shares one, and its caller's stream.
 fn given(order: Turns) -> (Arc<Double>, Arc<Devices>, Stream) {
@@ -27,7 +31,7 @@ fn carries_all(order: Turns) -> Vec<String> {
     for round in 1..=3 {
         let bytes: Vec<u8> = (0..8 * COUNT).map(|at| (at as u8).wrapping_mul(round)).collect();
         double.fill(stream.handle(), 0, from, &bytes);
-        let errand = Errand::new(&devices, 0, 8).expect("a courier");
+        let errand = Errand::new(&devices, 0, 8, None).expect("a courier");
         let courier = errand.courier().clone();
         launch(&courier, &stream, &double).expect("it is launched");
         double.fill(stream.handle(), 0, from, &[0xee; 8]);
@@ -63,14 +67,14 @@ fn orders_are_carried_out_in_the_order_of_the_stream() {
 fn one_that_is_given_up_carries_no_more_and_leaves() {
     let (double, devices, stream) = given(Turns::RoundRobin);
     let (from, to) = (double.memory(0, 8), double.memory(0, 8));
-    let errand = Errand::new(&devices, 0, 8).expect("a courier");
+    let errand = Errand::new(&devices, 0, 8, None).expect("a courier");
     let courier = errand.courier().clone();
     launch(&courier, &stream, &double).expect("it is launched");
     for _ in 0..2 * SLIPS {
         // SAFETY: the double trusts no address.
         unsafe { errand.order(Desk::Store, to, from, 8) };
     }
-    let beside = courier.join(8).expect("one more who orders");
+    let beside = courier.join(8, None).expect("one more who orders");
     drop(errand);
     courier.give_up();
     assert!(!courier.is_dismissed(), "the other still orders");
@@ -86,26 +90,26 @@ fn one_that_is_given_up_carries_no_more_and_leaves() {
 #[test]
 fn one_that_nobody_needs_any_more_is_not_launched() {
     let (double, devices, stream) = given(Turns::RoundRobin);
-    let errand = Errand::new(&devices, 0, 8).expect("a courier");
+    let errand = Errand::new(&devices, 0, 8, None).expect("a courier");
     let courier = errand.courier().clone();
     drop(errand);
     courier.give_up();
     launch(&courier, &stream, &double).expect("there is nothing to do");
     assert!(courier.is_gone() && double.is_idle());
-    assert!(courier.join(8).is_none(), "nobody orders of it any more");
+    assert!(courier.join(8, None).is_none(), "nobody orders of it any more");
 }
 
 #[test]
 fn one_that_a_call_does_not_launch_is_left_to_the_others() {
     let (double, devices, stream) = given(Turns::RoundRobin);
-    let errand = Errand::new(&devices, 0, 8).expect("a courier");
+    let errand = Errand::new(&devices, 0, 8, None).expect("a courier");
     let courier = errand.courier();
     courier.promise();
     courier.promise();
     courier.withdraw();
     launch(courier, &stream, &double).expect("the other may");
     courier.withdraw();
-    let refused = Errand::new(&devices, 0, 8).expect("a courier");
+    let refused = Errand::new(&devices, 0, 8, None).expect("a courier");
     refused.courier().promise();
     refused.courier().withdraw();
     launch(refused.courier(), &stream, &double).expect_err("nobody meant to any more");
@@ -119,8 +123,8 @@ fn one_that_the_driver_refuses_is_refused_to_all_who_order() {
     let mut refused = 0;
     for failing in 0..8 {
         let (double, devices, stream) = given(Turns::RoundRobin);
-        let errand = Errand::new(&devices, 0, 8).expect("a courier");
-        let beside = errand.courier().join(8).expect("one more who orders");
+        let errand = Errand::new(&devices, 0, 8, None).expect("a courier");
+        let beside = errand.courier().join(8, None).expect("one more who orders");
         double.fail_call(failing);
         let first = launch(errand.courier(), &stream, &double);
         // Before the launch itself, the other may have it launched.
@@ -134,7 +138,7 @@ fn one_that_the_driver_refuses_is_refused_to_all_who_order() {
         }
         drop((errand, beside));
         // Its stand serves the next.
-        let next = Errand::new(&devices, 0, 8).expect("a courier");
+        let next = Errand::new(&devices, 0, 8, None).expect("a courier");
         if !double.is_to_fail() {
             launch(next.courier(), &stream, &double).expect("it is launched");
         }
@@ -145,16 +149,71 @@ fn one_that_the_driver_refuses_is_refused_to_all_who_order() {
     assert!(refused > 0);
 }
 
+/// What is combined is there when the next order carries it, at the same desk.
+#[test]
+fn one_combines_and_carries_the_sum() {
+    for order in Turns::all(1) {
+        let (double, devices, stream) = given(order);
+        let combiner = Some((DataType::F32, Operator::Average));
+        let errand = Errand::new(&devices, 0, 12, combiner).expect("a courier");
+        let courier = errand.courier().clone();
+        assert!(courier.combines_by((DataType::F32, Operator::Average)));
+        let bytes = |values: [f32; 3]| values.map(f32::to_ne_bytes).concat();
+        let operands = [[1.0, 2.0, 3.0], [3.0, 0.5, 9.0]].map(|values| {
+            let memory = double.memory(0, 12);
+            double.fill(stream.handle(), 0, memory, &bytes(values));
+            memory
+        });
+        let (sum, copy) = (double.memory(0, 12), double.memory(0, 12));
+        launch(&courier, &stream, &double).expect("it is launched");
+        let operand = |address: u64| local::Operand { address, representation: ELEMENT, scale: 1.0 };
+        let operands: Vec<_> = operands.iter().map(|&from| operand(from).as_pointer()).collect();
+        let out = std::ptr::with_exposed_provenance_mut(sum as usize);
+        let sums = Launch::new(DataType::F32, &Operator::Average, 2, &operands, out, ELEMENT, 3);
+        // SAFETY: the double trusts no address.
+        let last = unsafe {
+            errand.combine(sums);
+            errand.order_behind(copy, sum, 12)
+        };
+        drop(errand);
+        double.drain();
+        assert!(courier.has_done(Desk::Work, last) && courier.is_gone());
+        for at in [sum, copy] {
+            assert_eq!(double.peek(at, 12), bytes([2.0, 1.25, 6.0]), "{order:?}");
+        }
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn several_share_what_one_can_combine() {
+    let (double, devices, stream) = given(Turns::RoundRobin);
+    let (sums, largest) = ((DataType::F32, Operator::Sum), (DataType::F32, Operator::Max));
+    let carries = Errand::new(&devices, 0, 8, None).expect("a courier");
+    let courier = carries.courier().clone();
+    assert!(!courier.combines_by(sums));
+    let beside = [Some(sums), Some(largest), None].map(|combiner| courier.join(8, combiner).expect("one more"));
+    assert!(courier.combines_by(sums) && !courier.combines_by(largest));
+    launch(&courier, &stream, &double).expect("it is launched");
+    // What comes too late changes nothing.
+    let late = courier.join(1 << 30, Some(largest)).expect("one more");
+    assert!(courier.combines_by(sums) && !courier.combines_by(largest));
+    drop((carries, beside, late));
+    double.drain();
+    assert!(courier.is_gone());
+    assert_eq!(double.complaints(), Vec::<String>::new());
+}
+
 #[test]
 fn stands_are_used_again_and_never_while_one_is_there() {
     let (double, devices, stream) = given(Turns::RoundRobin);
     let made = |count: usize| -> Vec<Arc<Courier>> {
-        let errands: Vec<_> = (0..count).map(|_| Errand::new(&devices, 0, 8).expect("a courier")).collect();
+        let errands: Vec<_> = (0..count).map(|_| Errand::new(&devices, 0, 8, None).expect("a courier")).collect();
         let couriers = errands.iter().map(|errand| errand.courier().clone()).collect::<Vec<_>>();
         couriers.iter().for_each(|courier| launch(courier, &stream, &double).expect("it is launched"));
         couriers
     };
-    let most = PAGE / STRIDE;
+    let most = STANDS;
     drop(made(most));
     let before = double.creations();
     // None has been seen to leave.

@@ -27,7 +27,7 @@ use machine::{Capturing, Graph, Machine, Queue, Recorded};
 use task::{Carrying, Task};
 
 use super::context::Devices;
-use super::courier;
+use super::courier::{self, Combiner};
 use super::driver::{
     Capture, CaptureMode, ContextHandle, Driver, EventHandle, FunctionHandle, Grid, HostFunction, Location,
     Memory, MemoryHandle, ModuleHandle, Priority, StreamHandle,
@@ -423,9 +423,14 @@ impl Kernels for DoubleKernels {
         self.0.push("cuLaunchKernel", fold.stream.handle(), task)
     }
 
-    unsafe fn carry(&self, stream: &Stream, call: &courier::Call, blocks: u32) -> Result<()> {
+    /// Anything but what only the host can call.
+    fn combiner(&self, dtype: DataType, operator: Operator) -> Option<Combiner> {
+        (!matches!(operator, Operator::Custom(_))).then_some((dtype, operator))
+    }
+
+    unsafe fn carry(&self, stream: &Stream, call: &courier::Call, combiner: Option<Combiner>) -> Result<()> {
         self.0.load_folds("cuLaunchKernel for the first time", stream.device());
-        let carrying = Carrying::new(stream.device(), call, blocks);
+        let carrying = Carrying::new(stream.device(), call, combiner);
         self.0.push("cuLaunchKernel", stream.handle(), Task::Carry(Arc::new(carrying)))
     }
 }

@@ -2,6 +2,8 @@
 
 use super::heap::{Allocation, Heap, pointer};
 use super::*;
+use crate::cuda::courier::{Action, Desk};
+use crate::cuda::kernels::{Launch, is_bitwise};
 use crate::cuda::local::Operand;
 use crate::reduce::{self, Representation};
 
@@ -53,21 +55,23 @@ pub(super) enum Task {
 #[derive(Debug)]
 pub(super) struct Carrying {
     device: u32,
-    boards: [u64; 2],
+    boards: [u64; 3],
     /// Of each desk.
-    blocks: u32,
+    blocks: [u32; 3],
+    combiner: Option<Combiner>,
     /// The next order at each desk, until it leaves that; `None` before it has come.
-    next: Mutex<Option<[Option<u32>; 2]>>,
-    first: [u32; 2],
+    next: Mutex<Option<[Option<u32>; 3]>>,
+    first: [u32; 3],
 }
 
 impl Carrying {
-    pub(super) fn new(device: u32, call: &courier::Call, blocks: u32) -> Carrying {
-        let courier::Call { boards, next: first } = *call;
-        Carrying { device, boards, blocks: blocks / 2, next: Mutex::default(), first }
+    pub(super) fn new(device: u32, call: &courier::Call, combiner: Option<Combiner>) -> Carrying {
+        let courier::Call { next: first, blocks, .. } = *call;
+        let boards = Desk::ALL.map(|desk| call.board(desk));
+        Carrying { device, boards, blocks, combiner, next: Mutex::default(), first }
     }
 
-    fn next(&self) -> MutexGuard<'_, Option<[Option<u32>; 2]>> {
+    fn next(&self) -> MutexGuard<'_, Option<[Option<u32>; 3]>> {
         self.next.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -78,7 +82,7 @@ impl Carrying {
 
     /// Whether it has left.
     pub(super) fn is_over(&self) -> bool {
-        *self.next() == Some([None; 2])
+        *self.next() == Some([None; 3])
     }
 
     /// Whether there is something for it to do.
@@ -93,36 +97,65 @@ impl Carrying {
     fn run(&self, heap: &mut Heap) -> Result<(), String> {
         let mut next = self.next();
         let Some(next) = &mut *next else {
-            *next = Some(self.first.map(Some));
+            // A desk that no block serves is left at once.
+            let serves = |desk: usize| (self.blocks[desk] > 0).then_some(self.first[desk]);
+            *next = Some(std::array::from_fn(serves));
             courier::reader::come(self.boards[0], self.first[0]);
             return Ok(());
         };
-        for (next, board) in next.iter_mut().zip(self.boards) {
+        for ((next, board), blocks) in next.iter_mut().zip(self.boards).zip(self.blocks) {
             let Some((number, order)) =
                 next.and_then(|number| Some((number, courier::reader::order(board, number)?)))
             else {
                 continue;
             };
-            *next = (!order.leave).then(|| number.wrapping_add(1));
-            let carried = if order.leave { Ok(()) } else { self.carry(&order, heap) };
-            courier::reader::done(board, self.blocks, number);
-            return carried;
+            *next = (order.action != Action::Leave).then(|| number.wrapping_add(1));
+            let done = match order.action {
+                Action::Leave => Ok(()),
+                Action::Carry | Action::CarryBehind => self.carry(&order, heap),
+                Action::Combine => self.combine(&order, heap),
+            };
+            courier::reader::done(board, blocks, number);
+            return done;
         }
         Ok(())
+    }
+
+    /// Refuses memory that is not there, or another device's.
+    fn check(&self, place: Place, heap: &Heap) -> Result<(), String> {
+        heap.slice(place)?;
+        let found = heap.find(place).map(Allocation::location);
+        match found.filter(|at| at.memory == Memory::Device && at.device != self.device) {
+            Some(at) => Err(format!("a courier of device {} touches memory of {}", self.device, at.device)),
+            None => Ok(()),
+        }
     }
 
     fn carry(&self, order: &courier::Order, heap: &mut Heap) -> Result<(), String> {
         let bytes = order.bytes as usize;
         for address in [order.to, order.from] {
-            let place = Place { address, bytes };
-            heap.slice(place)?;
-            let found = heap.find(place).map(Allocation::location);
-            if let Some(at) = found.filter(|at| at.memory == Memory::Device && at.device != self.device) {
-                return Err(format!("a courier of device {} carries memory of {}", self.device, at.device));
-            }
+            self.check(Place { address, bytes }, heap)?;
         }
         let carried = heap.slice(Place { address: order.from, bytes })?.to_vec();
         heap.slice_mut(Place { address: order.to, bytes })?.copy_from_slice(&carried);
+        Ok(())
+    }
+
+    fn combine(&self, order: &courier::Order, heap: &mut Heap) -> Result<(), String> {
+        let Some((dtype, operator)) = self.combiner else { return Err("this courier cannot combine".into()) };
+        let told = Launch::told(&courier::reader::sheet(order), dtype);
+        let reducer = Reducer::new(dtype, operator, told.ranks.max(1)).map_err(|error| error.to_string())?;
+        let count = told.count as usize / if is_bitwise(&operator) { dtype.size() } else { 1 };
+        let bytes = count * dtype.size();
+        let element = |&(address, scale)| Operand { address, representation: Representation::Element, scale };
+        let operands: Vec<Operand> = told.operands.iter().map(element).collect();
+        for address in operands.iter().map(|operand| operand.address).chain([told.out]) {
+            self.check(Place { address, bytes }, heap)?;
+        }
+        let mut sums = Vec::new();
+        let operands = halves(&reducer, &operands, count, &mut sums);
+        // SAFETY: every place is live memory, as found above; one task runs at a time.
+        unsafe { reducer.fold(&operands, pointer(told.out), Representation::Element, count) };
         Ok(())
     }
 

@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::context::Devices;
-use super::courier;
+use super::courier::{self, Combiner};
 use super::driver::{Memory, StreamHandle};
 use super::stream::Stream;
 use crate::error::{Error, Result, Status, fail};
@@ -202,6 +202,13 @@ impl Operand {
     /// No operand: the one before it in a list stands for a whole subtree of the canonical tree, this place included.
     pub const ABSENT: Operand =
         Operand { address: 0, representation: Representation::Accumulator, scale: 1.0 };
+
+    /// It, for a launch.
+    pub(crate) fn as_pointer(&self) -> crate::reduce::Operand {
+        let Operand { address, representation, scale } = *self;
+        let address = std::ptr::with_exposed_provenance(address as usize);
+        crate::reduce::Operand { address, representation, scale }
+    }
 }
 
 /// One fold on a device: `out[i] = operands[0][i] ∘ operands[1][i] ∘ …` in the canonical order.
@@ -241,12 +248,14 @@ pub trait Kernels: fmt::Debug + Send + Sync {
     /// As [`Stream`] says of the memory.
     unsafe fn fold(&self, devices: &Devices, fold: &Fold<'_>) -> Result<()>;
 
-    /// Enqueues a courier of so many blocks, on a device for which something was prepared and which is current. Neither allocates
-    /// nor synchronises.
+    /// What a courier has to be able to do for it to combine elements of a type by an operator; `None`: none can.
+    fn combiner(&self, dtype: DataType, operator: Operator) -> Option<Combiner>;
+
+    /// Enqueues a courier, on a device for which something was prepared and which is current. Neither allocates nor synchronises.
     ///
     /// # Safety
     /// As [`Courier::launch`](super::courier::Courier::launch).
-    unsafe fn carry(&self, stream: &Stream, call: &courier::Call, blocks: u32) -> Result<()>;
+    unsafe fn carry(&self, stream: &Stream, call: &courier::Call, combiner: Option<Combiner>) -> Result<()>;
 }
 
 /// The error of bytes that are no whole number of elements.

@@ -93,7 +93,7 @@ impl Carrier {
         if let Way::Bay(bay) = &self.way {
             match desk {
                 Desk::Load => lane.loaded.record(&bay.load)?,
-                Desk::Store => lane.stored.record(&bay.store)?,
+                Desk::Store | Desk::Work => lane.stored.record(&bay.store)?,
             }
         }
         self.ringer.ring();
@@ -105,7 +105,7 @@ impl Carrier {
         match (&self.way, desk) {
             (Way::Courier(courier), _) => Ok(courier.has_done(desk, lane.ordered(desk))),
             (Way::Bay(_), Desk::Load) => lane.loaded.query(),
-            (Way::Bay(_), Desk::Store) => lane.stored.query(),
+            (Way::Bay(_), Desk::Store | Desk::Work) => lane.stored.query(),
         }
     }
 

@@ -44,7 +44,7 @@ pub(super) struct Lane {
     /// The last store out of it.
     pub(super) stored: Event,
     /// The last orders of a courier for it, by the desk.
-    ordered: [Cell<u32>; 2],
+    ordered: [Cell<u32>; Desk::ALL.len()],
 }
 
 impl Lane {

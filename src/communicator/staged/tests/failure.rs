@@ -200,8 +200,8 @@ fn refuse_all_over(way: Way, step: usize, deed: Deed<'_>) -> Vec<String> {
 fn a_driver_error_is_told_to_all_ranks_within_a_second() {
     for way in WAYS {
         // A courier's calls are few.
-        let (step, least) = if way.relays { (2, 1) } else { (9, 3) };
-        for (kind, step, least) in [(Kind::Allreduce, 11, 3), (Kind::Broadcast, step, least)] {
+        let (step, least) = if way.relays { (2, 1) } else { (10, 3) };
+        for kind in [Kind::Allreduce, Kind::Broadcast] {
             let told = refuse_all_over(way, step, &|rank| rank.suffer(way, kind, true));
             assert!(told.len() >= least, "{way:?}, {kind:?}: {told:?}");
         }
@@ -219,8 +219,10 @@ fn a_driver_error_of_a_call_with_lists_is_told_as_soon() {
 #[test]
 fn a_driver_error_of_a_call_without_a_stream_is_told_as_soon() {
     for way in WAYS {
-        let told = refuse_all_over(way, 37, &|rank| rank.suffer(way, Kind::Allgather, false));
-        assert!(!told.is_empty(), "{way:?}");
+        for (kind, least) in [(Kind::Allgather, 1), (Kind::Allreduce, 2)] {
+            let told = refuse_all_over(way, 37, &|rank| rank.suffer(way, kind, false));
+            assert!(told.len() >= least, "{way:?}, {kind:?}: {told:?}");
+        }
     }
 }
 
@@ -248,13 +250,13 @@ fn a_driver_error_of_a_message_is_told_to_all_ranks_too() {
     }
 }
 
-/// The process of a rank dies in its `dying`-th call of the driver.
-fn die(way: Way, dying: usize) -> std::result::Result<(), Late> {
+/// The process of a rank dies in its `dying`-th call of the driver, in a call on a stream or without one.
+fn die(way: Way, ordered: bool, dying: usize) -> std::result::Result<(), Late> {
     let (id, _server) = UniqueId::create(Some("127.0.0.1")).expect("a store");
     let mut culprit = Command::new(std::env::current_exe().expect("a test program"))
         .args(["--exact", "communicator::staged::tests::failure::culprit", "--nocapture"])
         .env("UNISONO_TEST_ID", id.to_hex())
-        .env("UNISONO_TEST_WAY", format!("{} {} {} {dying}", way.transports, way.relays, way.lists))
+        .env("UNISONO_TEST_WAY", format!("{} {} {} {ordered} {dying}", way.transports, way.relays, way.lists))
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -267,7 +269,7 @@ fn die(way: Way, dying: usize) -> std::result::Result<(), Late> {
                 let id = id.to_bytes();
                 scope.spawn(move || {
                     take_part(rank, id, way, |rank| {
-                        let seen = rank.suffer(way, way.deadly(), true);
+                        let seen = rank.suffer(way, way.deadly(), ordered);
                         rank.is_told();
                         seen
                     })
@@ -322,20 +324,25 @@ fn culprit() {
         return;
     };
     let id: UniqueId = id.parse().expect("an id");
-    let [transports, relays, lists, dying] = way.split(' ').collect::<Vec<_>>()[..] else { panic!("{way}") };
+    let [transports, relays, lists, ordered, dying] = way.split(' ').collect::<Vec<_>>()[..] else { panic!("{way}") };
     let transports = if transports == "shm" { "shm" } else { "tcp" };
     let way = Way { transports, relays: relays == "true", lists: lists == "true" };
     take_part(CULPRIT, id.to_bytes(), way, |rank| {
         rank.double.die_in_call(dying.parse().expect("a number"));
-        rank.suffer(way, way.deadly(), true);
+        rank.suffer(way, way.deadly(), ordered == "true");
     });
 }
 
 #[test]
 fn a_death_is_told_to_all_ranks_within_a_second() {
     for way in WAYS.into_iter().chain([LISTS]) {
-        for dying in [5, 60, 120] {
-            in_time(|| die(way, dying));
+        // A courier's calls are few.
+        let ordered: &[usize] = if way.relays { &[5] } else { &[5, 60, 120] };
+        let unordered: &[usize] = if way.relays { &[60, 120] } else { &[] };
+        for (ordered, deaths) in [(true, ordered), (false, unordered)] {
+            for dying in deaths {
+                in_time(|| die(way, ordered, *dying));
+            }
         }
     }
 }

@@ -42,6 +42,7 @@ pub use wired::MAX_MEMBERS as MAX_WIRED;
 
 use super::resources::Ringer;
 use super::{COPY, Job, Place, Side, Staged, StreamOrder};
+use crate::cuda::courier;
 use crate::cuda::local::Kernels;
 use crate::engine::direct::{Mark, Watch};
 use crate::engine::endpoint::Through;
@@ -85,6 +86,20 @@ impl Plan {
                 false
             }
         }
+    }
+
+    /// Whether the courier, if there is one, can combine what there is to combine.
+    fn courier_combines(&self, job: &Job) -> bool {
+        let (Some(combine), Some(errand)) = (&self.combine, &job.order.errand) else { return true };
+        let combiner = self.kernels.combiner(combine.dtype, combine.operator);
+        let aligned = |side: &Side| match side.place {
+            Place::Device(address) => address % combine.dtype.size() as u64 == 0,
+            Place::Host(_) => true,
+        };
+        combiner.is_some_and(|combiner| errand.courier().combines_by(combiner))
+            && self.route.size() <= courier::MAX_OPERANDS
+            && aligned(&job.input)
+            && aligned(&job.output)
     }
 
     /// This rank's scalar.
@@ -135,9 +150,10 @@ impl Relay {
     pub fn new(staged: Staged, plan: Plan) -> Result<Relay> {
         let job = &staged.job;
         let on_device = |side: &Side| side.shape.bytes == 0 || matches!(side.place, Place::Device(_));
-        // A courier has no kernels that combine.
-        let combines = job.order.errand.is_none() || plan.combine.is_none();
-        let can = combines && on_device(&job.input) && on_device(&job.output) && plan.can_run(&job.order);
+        let can = on_device(&job.input)
+            && on_device(&job.output)
+            && plan.courier_combines(job)
+            && plan.can_run(&job.order);
         // Without, what it takes is taken when it is known that it is needed.
         let staged = if can { staged } else { staged.provided(true)? };
         let job = &staged.job;
@@ -210,7 +226,8 @@ impl Relay {
             if run.progress != earlier {
                 group.endpoint().stir();
             }
-            if run.progress.worked == plan.route.pieces() {
+            let last = if plan.route.reduces() { run.progress.taken } else { run.progress.worked };
+            if last == plan.route.pieces() {
                 run.tracks.let_go();
             }
             if run.progress.done == plan.route.pieces() && run.lanes.is_flushed() {
@@ -293,13 +310,13 @@ impl Relay {
 
 /// A call as its pieces see it.
 fn relayed<'a>(staged: &Staged, plan: &'a Plan, scales: &'a [f64]) -> Relayed<'a> {
-    let Job { input, output, order, .. } = &staged.job;
+    let Job { input, output, .. } = &staged.job;
     let [input, output] = [input.place, output.place].map(|place| match place {
         Place::Device(address) => address,
         // PROOF: nothing lies there, or the call would not be relayed.
         Place::Host(_) => 0,
     });
-    Relayed { plan, scales, input, output, device: order.device }
+    Relayed { plan, scales, input, output }
 }
 
 impl Operation for Relay {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::super::resources::Ringer;
 use super::lanes::Lanes;
 use super::route::{LANES, Move, RESULT_AT, Route, Share};
-use super::tracks::{Step, Tracks};
+use super::tracks::{Step, Sum, Tracks};
 use super::{Combine, Plan};
-use crate::cuda::local::{Fold, Operand};
+use crate::cuda::local::Operand;
 use crate::engine::direct::Mark;
 use crate::error::Result;
 use crate::reduce::Representation;
@@ -45,7 +45,6 @@ pub(super) struct Relayed<'a> {
     pub(super) scales: &'a [f64],
     pub(super) input: u64,
     pub(super) output: u64,
-    pub(super) device: u32,
 }
 
 impl Relayed<'_> {
@@ -158,27 +157,15 @@ impl Relayed<'_> {
             })
             .collect();
         let result = run.lane(route.rank(), piece).wrapping_add(RESULT_AT).expose_provenance() as u64;
-        let stream = run.tracks.stream(Step::Work)?;
         let out = match share.output {
             Some(at) => self.output + at as u64,
             None => result,
         };
-        let fold = Fold {
-            stream,
-            dtype: combine.dtype,
-            operator: combine.operator,
-            ranks: route.size() as u32,
-            operands: &operands,
-            out,
-            representation: Representation::Element,
-            count: share.count,
-        };
-        let entered = stream.devices().enter(self.device)?;
+        let sum = Sum { combine, operands: &operands, out, count: share.count };
         // SAFETY: the others have marked their contributions, which stay in their lanes until this rank is done with the
         // piece; pinned memory is reached at its own address. The output is the caller's or this rank's lane; in place it is the
         // operand of the same place.
-        unsafe { self.plan.kernels.fold(stream.devices(), &fold) }?;
-        drop(entered);
+        unsafe { run.tracks.combine(&*self.plan.kernels, piece, &sum) }?;
         if share.output.is_some() && share.shared {
             let bytes = share.count * route.element();
             // SAFETY: as above, and behind the fold.

@@ -1,21 +1,24 @@
 //! What relayed pieces run on: streams, and an event for each piece under way, kept by the process between calls; or a
-//! courier, which copies and cannot combine.
+//! courier.
 
 use std::sync::{Arc, Mutex};
 
 use super::super::resources::Ringer;
 use super::super::{COPIES, StreamOrder, copies};
+use super::Combine;
 use super::lanes::Lanes;
 use super::route::LANES;
 use crate::cuda::context::Devices;
 use crate::cuda::courier::{Courier, Desk, Errand};
 use crate::cuda::driver::Priority;
 use crate::cuda::event::Event;
-use crate::cuda::local::Kernels;
+use crate::cuda::kernels::Launch;
+use crate::cuda::local::{Fold, Kernels, Operand};
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::endpoint::lock;
 use crate::error::{Result, fail};
+use crate::reduce::{self, Representation};
 use crate::sys;
 
 /// A stream, which calls share, and the event of one piece, whose steps run on this stream or another; the host sees every step
@@ -40,11 +43,15 @@ pub(super) enum Step {
     Take,
 }
 
+/// Orders of a piece, if there are none.
+const NOTHING: [Option<u32>; Desk::ALL.len()] = [None; Desk::ALL.len()];
+
 impl Step {
     fn desk(self) -> Desk {
         match self {
             Step::Give => Desk::Load,
-            Step::Work | Step::Take => Desk::Store,
+            Step::Work => Desk::Work,
+            Step::Take => Desk::Store,
         }
     }
 }
@@ -60,8 +67,16 @@ pub(super) struct Ordered {
     /// Until everything has been.
     errand: Option<Errand>,
     courier: Arc<Courier>,
-    /// For each piece under way, the numbers of its last orders at either desk that were not seen to be carried out.
-    pieces: Vec<[Option<u32>; 2]>,
+    /// For each piece under way, the numbers of its last orders at each desk that were not seen to be carried out.
+    pieces: Vec<[Option<u32>; Desk::ALL.len()]>,
+}
+
+/// What is combined in a step: as [`Fold`](crate::cuda::local::Fold), of elements.
+pub(super) struct Sum<'a> {
+    pub(super) combine: &'a Combine,
+    pub(super) operands: &'a [Operand],
+    pub(super) out: u64,
+    pub(super) count: usize,
 }
 
 /// Tracks of a call that was given up before its steps had ended, and the lanes that they use.
@@ -94,7 +109,7 @@ impl Tracks {
             let tracks = (0..pieces).map(|_| Track::take(devices, *device)).collect::<Result<_>>()?;
             return Ok(Tracks::Streams(tracks));
         };
-        let (courier, pieces) = (errand.courier().clone(), vec![[None; 2]; pieces as usize]);
+        let (courier, pieces) = (errand.courier().clone(), vec![NOTHING; pieces as usize]);
         Ok(Tracks::Courier(Ordered { errand: Some(errand), courier, pieces }))
     }
 
@@ -111,10 +126,10 @@ impl Tracks {
     }
 
     /// The stream of a step.
-    pub(super) fn stream(&self, step: Step) -> Result<&Stream> {
+    fn stream(&self, step: Step) -> Result<&Stream> {
         match self {
             Tracks::Streams(tracks) => Ok(&tracks[self.index(step as u64)].stream),
-            Tracks::Courier(_) => fail!(Internal, "a courier was to do what it cannot"),
+            Tracks::Courier(_) => fail!(Internal, "a courier was ordered something after it was let go"),
         }
     }
 
@@ -135,9 +150,39 @@ impl Tracks {
             // SAFETY: the caller's promise.
             return unsafe { copies::copy(kernels, self.stream(step)?, to, from, bytes) };
         };
-        // SAFETY: the caller's promise.
-        pieces[index][step.desk() as usize] = Some(unsafe { errand.order(step.desk(), to, from, bytes) });
+        let number = match step.desk() {
+            // What is copied where operands are combined is their sum.
+            // SAFETY: the caller's promise.
+            Desk::Work => unsafe { errand.order_behind(to, from, bytes) },
+            // SAFETY: the caller's promise.
+            desk => unsafe { errand.order(desk, to, from, bytes) },
+        };
+        pieces[index][step.desk() as usize] = Some(number);
         Ok(())
+    }
+
+    /// Combines in the step of a piece that works.
+    ///
+    /// # Safety
+    /// As [`Tracks::copy`]; what `sum` combines by has been prepared, and a courier can.
+    pub(super) unsafe fn combine(&mut self, kernels: &dyn Kernels, piece: u64, sum: &Sum<'_>) -> Result<()> {
+        let Sum { combine: Combine { dtype, operator }, operands, out, count } = *sum;
+        let (index, ranks, representation) =
+            (self.index(piece), operands.len() as u32, Representation::Element);
+        if let Tracks::Courier(Ordered { errand: Some(errand), pieces, .. }) = self {
+            let operands: Vec<reduce::Operand> = operands.iter().map(Operand::as_pointer).collect();
+            let out = std::ptr::with_exposed_provenance_mut(out as usize);
+            let launch = Launch::new(*dtype, operator, ranks, &operands, out, representation, count);
+            // SAFETY: the caller's promise.
+            pieces[index][Desk::Work as usize] = Some(unsafe { errand.combine(launch) });
+            return Ok(());
+        }
+        let stream = self.stream(Step::Work)?;
+        let (dtype, operator) = (*dtype, *operator);
+        let fold = Fold { stream, dtype, operator, ranks, operands, out, representation, count };
+        let _entered = stream.devices().enter(stream.device())?;
+        // SAFETY: the caller's promise.
+        unsafe { kernels.fold(stream.devices(), &fold) }
     }
 
     /// A step of a piece has been given to its stream.
@@ -157,13 +202,13 @@ impl Tracks {
         match self {
             Tracks::Streams(tracks) => tracks[index].is_idle(),
             Tracks::Courier(Ordered { courier, pieces, .. }) => {
-                for desk in [Desk::Load, Desk::Store] {
+                for desk in Desk::ALL {
                     let last = &mut pieces[index][desk as usize];
                     if last.is_some_and(|last| courier.has_done(desk, last)) {
                         *last = None;
                     }
                 }
-                Ok(pieces[index] == [None; 2])
+                Ok(pieces[index] == NOTHING)
             }
         }
     }
@@ -185,7 +230,7 @@ impl Tracks {
         match self {
             Tracks::Streams(tracks) => tracks.iter_mut().try_for_each(|track| track.ring(ringer)),
             Tracks::Courier(Ordered { pieces, .. }) => {
-                if pieces.iter().any(|piece| *piece != [None; 2]) {
+                if pieces.iter().any(|piece| *piece != NOTHING) {
                     ringer.ring();
                 }
                 Ok(())
