@@ -8,8 +8,9 @@
 // order is taken when all of its words are there. The blocks of a desk carry out every order together, each its share, and each
 // reports how far it has come. Numbers go on from courier to courier.
 //
-// Only the first block of a desk asks the host's memory for orders, which is slow where many do. It writes them on slips of
-// the same shape in the device's memory, where the others look. Of those there are few; couriers beyond do without.
+// Asking the host's memory for orders is slow where many blocks do. Of a desk that has more than a few only the first does. It writes
+// them on slips of the same shape in the device's memory, where the others look now and then. Of those there are few; couriers
+// beyond do without.
 #pragma once
 
 #include "exchange_memory.cuh"
@@ -19,8 +20,8 @@ namespace unisono {
 // Slips of a desk, and the most blocks that serve it.
 constexpr u32 COURIER_THREADS = 1024;
 constexpr u32 DESKS = 3, SLIPS = 64, DESK_BLOCKS = 16;
-// How many couriers have desks in the device's memory.
-constexpr u32 NEARS = 16;
+// How many couriers have desks in the device's memory, and how many blocks of a desk all ask the host's.
+constexpr u32 NEARS = 16, FEW_BLOCKS = 4;
 // How many accesses a thread has under way.
 constexpr u32 ARMFUL = 4;
 
@@ -90,7 +91,7 @@ struct Clerk {
         while (block >= call.blocks[side]) block -= call.blocks[side++];
         blocks = call.blocks[side];
         far = call.desks + side;
-        near = call.near < NEARS && blocks > 1 ? &near_desks[call.near][side] : nullptr;
+        near = call.near < NEARS && blocks > FEW_BLOCKS ? &near_desks[call.near][side] : nullptr;
         number = call.next[side];
         if (blockIdx.x == 0 && threadIdx.x == 0) store_relaxed(&far->here, number);
     }
@@ -103,7 +104,7 @@ struct Clerk {
             const u64 *field = &(near != nullptr && block != 0 ? near : far)->slip[slip].field[word];
             u64 found;
             do {
-                pause();
+                if (near != nullptr && block != 0) nap();
                 found = load_relaxed(field);
             } while (!all_together(static_cast<u32>(found >> 32) == number));
             // What the host wrote before the order is seen behind it.

@@ -470,7 +470,7 @@ struct Fold {
         Outside outside = groups<Group>();
         auto position = [&](u64 i) { return outside.head + i * Group::SIZE; };
         if constexpr (THIN) {
-            fold_groups_thinly<Group, 2>(outside.inside / Group::SIZE, position, divider);
+            fold_groups_thinly<Group, 4>(outside.inside / Group::SIZE, position, divider);
         } else {
             fold_groups<Group>(outside.inside / Group::SIZE, position, divider);
         }
@@ -482,7 +482,7 @@ struct Fold {
         Outside outside{0, 0};
         if constexpr (THIN) {
             if constexpr (Elements::SIZE > 1) outside = fold_inside<Elements>(divider);
-            fold_groups_thinly<Position, Elements::SIZE == 1 ? 2 : 1>(call.count - outside.inside, outside, divider);
+            fold_groups_thinly<Position, Elements::SIZE == 1 ? 4 : 1>(call.count - outside.inside, outside, divider);
             return;
         }
         u64 misaligned = reinterpret_cast<u64>(call.out) & (size_of_out() - 1);

@@ -256,6 +256,61 @@ fn check_type(dtype: DataType) {
     }
 }
 
+/// Sums, averages and scaled sums, of elements that lie at multiples of their size.
+#[test]
+fn couriers_combine_the_same() {
+    let names = [
+        (DataType::F16, c"unisono_combine_Sum_F16"),
+        (DataType::F32, c"unisono_combine_Sum_F32"),
+        (DataType::Bf16, c"unisono_combine_Sum_Bf16"),
+    ];
+    let mut noise = Noise(1234);
+    let element = Representation::Element;
+    for (dtype, name) in names {
+        let run = host_kernel(name);
+        for operator in [Operator::Sum, Operator::Average, Operator::PreMulSum(1.0)] {
+            for (k, layout) in (1..=8).flat_map(|k| (0..3).map(move |layout| (k, layout))) {
+                let (count, offset) = ([230, 71, 16, 1, 300][(k + layout) % 5], OFFSETS[layout]);
+                let ranks = [k as u32, 3, 70_000][noise.next() as usize % 3];
+                let mut buffers: Vec<Buffer> = (0..k)
+                    .map(|i| {
+                        let bytes = elements(dtype, count, &mut noise);
+                        Buffer::new(
+                            &bytes,
+                            offset(i, dtype.size()),
+                            element,
+                            [1.0, -0.5, 3.25, 2.0, -1e12][i % 5],
+                        )
+                    })
+                    .collect();
+                let operands: Vec<Operand> = buffers.iter_mut().map(Buffer::operand).collect();
+                let wanted = reduce(dtype, operator, ranks, &operands, element, count);
+                let mut fresh =
+                    Buffer::new(&vec![0xa5; wanted.len() + 1], offset(k, dtype.size()), element, 1.0);
+                let in_place = noise.next().is_multiple_of(2).then(|| noise.next() as usize % k);
+                let out = in_place.map_or(fresh.start(), |i| operands[i].address.cast_mut());
+                let launch = Launch::new(dtype, &operator, ranks, &operands, out, element, count);
+                let (blocks, threads) = if layout == 1 { (3, 32) } else { (2, 7) };
+                // SAFETY: the operands and `out` have `count` positions.
+                unsafe { run((&raw const launch).cast(), blocks, threads) };
+                let got = match in_place {
+                    Some(i) => buffers[i].bytes(wanted.len()),
+                    None => {
+                        let mut got = fresh.bytes(wanted.len() + 1);
+                        assert_eq!(got.pop(), Some(0xa5), "{name:?} wrote past the end");
+                        got
+                    }
+                };
+                assert!(
+                    got == wanted,
+                    "{name:?} {operator:?} k={k} ranks={ranks} count={count} layout={layout} in_place={in_place:?}:\n\
+                     {got:x?}\n{wanted:x?}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn a_sum_stands_for_its_subtree() {
     let mut noise = Noise(77);

@@ -83,7 +83,9 @@ mod tests {
     #[test]
     fn every_generation_has_code_of_its_own() {
         let exchange = [&exchange::IMAGE, &exchange::STAGES, &exchange::WINDOWED];
-        for image in exchange.into_iter().chain([&kernels::IMAGE]).chain(courier::programs().map(|(image, _)| image)) {
+        for image in
+            exchange.into_iter().chain([&kernels::IMAGE]).chain(courier::programs().map(|(image, _)| image))
+        {
             for (major, architecture) in [(9, 90), (10, 100)] {
                 let code = image.of_capability(major).unpack().expect("it was packed well");
                 assert!(code.starts_with(b"\x7fELF"));

@@ -22,7 +22,8 @@ pub(super) fn of(stream: &Arc<Stream>, bytes: usize, combiner: Option<Combiner>)
         new.retain(|(_, courier)| courier.upgrade().is_some_and(|courier| courier.is_new()));
         let same = |other: &Stream| Arc::ptr_eq(other.devices(), stream.devices()) && other.is(stream);
         let found = new.iter().filter(|(other, _)| same(other));
-        if let Some(errand) = found.filter_map(|(_, courier)| courier.upgrade()?.join(bytes, combiner)).next() {
+        if let Some(errand) = found.filter_map(|(_, courier)| courier.upgrade()?.join(bytes, combiner)).next()
+        {
             return Ok(errand);
         }
         let errand = Errand::new(stream.devices(), stream.device(), bytes, combiner)?;

@@ -192,7 +192,8 @@ fn several_share_what_one_can_combine() {
     let carries = Errand::new(&devices, 0, 8, None).expect("a courier");
     let courier = carries.courier().clone();
     assert!(!courier.combines_by(sums));
-    let beside = [Some(sums), Some(largest), None].map(|combiner| courier.join(8, combiner).expect("one more"));
+    let beside =
+        [Some(sums), Some(largest), None].map(|combiner| courier.join(8, combiner).expect("one more"));
     assert!(courier.combines_by(sums) && !courier.combines_by(largest));
     launch(&courier, &stream, &double).expect("it is launched");
     // What comes too late changes nothing.
@@ -208,7 +209,8 @@ fn several_share_what_one_can_combine() {
 fn stands_are_used_again_and_never_while_one_is_there() {
     let (double, devices, stream) = given(Turns::RoundRobin);
     let made = |count: usize| -> Vec<Arc<Courier>> {
-        let errands: Vec<_> = (0..count).map(|_| Errand::new(&devices, 0, 8, None).expect("a courier")).collect();
+        let errands: Vec<_> =
+            (0..count).map(|_| Errand::new(&devices, 0, 8, None).expect("a courier")).collect();
         let couriers = errands.iter().map(|errand| errand.courier().clone()).collect::<Vec<_>>();
         couriers.iter().for_each(|courier| launch(courier, &stream, &double).expect("it is launched"));
         couriers

@@ -324,7 +324,9 @@ fn culprit() {
         return;
     };
     let id: UniqueId = id.parse().expect("an id");
-    let [transports, relays, lists, ordered, dying] = way.split(' ').collect::<Vec<_>>()[..] else { panic!("{way}") };
+    let [transports, relays, lists, ordered, dying] = way.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("{way}")
+    };
     let transports = if transports == "shm" { "shm" } else { "tcp" };
     let way = Way { transports, relays: relays == "true", lists: lists == "true" };
     take_part(CULPRIT, id.to_bytes(), way, |rank| {
