@@ -455,11 +455,11 @@ typedef struct unisono_call_t {
     ///   process has 8, or CUDA_DEVICE_MAX_CONNECTIONS. So calls on two streams come in one order on all ranks, as if the two were
     ///   one, or you have no more streams than queues.
     /// - Graphs. The call cannot be captured: UNISONO_INVALID_USAGE.
-    /// - With CUDA_DEVICE_MAX_CONNECTIONS=32 (unisono-run sets it) long reductions run on the GPUs, on streams of the library, and are
-    ///   some five times as fast. The driver is asked for those while your stream waits. So have run what a stream is given behind
-    ///   such a call, or set CUDA_MODULE_LOADING=EAGER, and free nothing meanwhile: the driver may wait for the device then, with a
-    ///   lock held that the library needs, until the call's deadline. The same goes for the first long call of a communicator.
-    ///   At most 16 streams wait so at a time; where one more would, the thread does.
+    /// - The first long call of a communicator. The library asks the driver for pinned memory while your stream waits. So have run
+    ///   what a stream is given behind that call, or set CUDA_MODULE_LOADING=EAGER, and free nothing meanwhile: the driver may wait
+    ///   for the device then, with a lock held that the library needs, until the call's deadline.
+    /// - Reductions. GPUs add up float16, bfloat16 and float32 of up to 8 ranks themselves (UNISONO_SUM, _AVERAGE, _PREMULSUM); all
+    ///   else is combined by the processors, which takes some five times as long, or by the GPUs where no stream is given.
     struct CUstream_st *stream;
     /// This rank's factor for UNISONO_PREMULSUM.
     double scale;
