@@ -56,8 +56,11 @@ const COMBINES: [(Combiner, &CStr); 3] = [
     ((DataType::Bf16, Operator::Sum), c"unisono_combine_Sum_Bf16"),
 ];
 
-/// The programs, with the names of the kernels in them.
-pub(super) fn programs() -> [(&'static Image, Vec<(Option<Combiner>, &'static CStr)>); 2] {
+/// A program, with what the kernels in it combine and are called.
+type Program = (&'static Image, Vec<(Option<Combiner>, &'static CStr)>);
+
+/// Those of couriers.
+pub(super) fn programs() -> [Program; 2] {
     let combiners = COMBINES.map(|(combiner, name)| (Some(combiner), name));
     [(&IMAGE, vec![(None, NAME)]), (&COMBINERS, combiners.into())]
 }

@@ -140,7 +140,7 @@ impl Launch {
         let operand = |index: usize| {
             let scale = words[5 + MAX_OPERANDS + index];
             let is_scaled = scaled >> index & 1 == 1;
-            (words[5 + index], is_scaled.then(|| scale_of(dtype, scale)).unwrap_or(1.0))
+            (words[5 + index], if is_scaled { scale_of(dtype, scale) } else { 1.0 })
         };
         Told {
             out: words[0],
