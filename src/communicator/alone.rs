@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use super::Completion;
 use super::calls::widen;
 use super::context::Context;
 use super::prepared::Copied;
@@ -20,7 +21,7 @@ use crate::error::{Result, fail};
 use crate::reduce::{Operator, Reducer};
 
 impl Context {
-    /// A group of one: the result is the input. On the stream; without one it is there on return.
+    /// A group of one: the result is the input. On the stream, which may be in capture; without one it is there on return.
     ///
     /// # Safety
     /// As [`Context::start`].
@@ -36,13 +37,23 @@ impl Context {
             Reducer::new(checked.dtype, operator, 1)?;
         }
         let bytes = survey.output_bytes;
+        let is_scaled = matches!(request.operator, Operator::PreMulSum(_)) && checked.operator.is_some();
+        if survey.captured && (is_scaled || !survey.on_device) {
+            // A graph may run it any number of times, and the host once.
+            let why = "what the processors do for a group of one, scaling and copies of host memory, cannot be captured";
+            survey.stream.refuse_capture("call->stream", why)?;
+        }
         // SAFETY: the caller's promise; input and output have the same length in a group of one.
         unsafe {
-            match request.operator {
-                Operator::PreMulSum(_) if checked.operator.is_some() => scale(survey, checked, request)?,
-                _ if bytes == 0 => {}
-                _ => copy(survey, bytes)?,
+            if is_scaled {
+                scale(survey, checked, request)?;
+            } else if bytes > 0 {
+                copy(survey, bytes)?;
             }
+        }
+        if survey.captured {
+            // It is done whenever its graph is replayed.
+            return Ok(Work::ended(Ok(Completion::default())));
         }
         let event = Arc::new(Event::new(&survey.devices, survey.device)?);
         event.record(&survey.stream)?;

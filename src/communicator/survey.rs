@@ -8,7 +8,7 @@ use super::staged::Cuda;
 use crate::collective::checked::Checked;
 use crate::collective::request::Kind;
 use crate::cuda::context::Devices;
-use crate::cuda::driver::{Location, Memory};
+use crate::cuda::driver::{Capture, Location, Memory};
 use crate::cuda::stream::Stream;
 use crate::engine::point::Message;
 use crate::engine::staged::Place;
@@ -212,8 +212,10 @@ pub(super) struct Survey {
     pub(super) output_bytes: usize,
     /// The caller's, or ours that waits for the default stream.
     pub(super) stream: Arc<Stream>,
-    /// Whether it is the caller's.
+    /// Whether it is the caller's,
     pub(super) ordered: bool,
+    /// and being captured: in a group of one.
+    pub(super) captured: bool,
 }
 
 impl Survey {
@@ -285,9 +287,12 @@ impl Context {
             Some(handle) => Arc::new(unsafe { Stream::borrow(&devices, device, handle) }?),
             None => cuda.front(device)?,
         };
-        if call.stream.is_some() {
+        // A call of a group of one is a copy.
+        let is_alone = matches!(self.place(), Membership::Solo);
+        if call.stream.is_some() && !is_alone {
             stream.refuse_capture("call->stream", "a call by way of the host cannot be captured")?;
         }
+        let captured = call.stream.is_some() && is_alone && stream.capture()? != Capture::None;
         let place = |(span, location): &(Span, Option<Location>)| match is_of_device(location) {
             true => Place::Device(span.start()),
             false => Place::Host(span.address),
@@ -301,6 +306,7 @@ impl Context {
             output_bytes: spans.output.bytes,
             stream,
             ordered: call.stream.is_some(),
+            captured,
             devices,
         }))
     }

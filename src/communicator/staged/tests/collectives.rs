@@ -136,6 +136,22 @@ fn a_group_of_one_copies_on_the_stream() {
                     work.wait(Deadline::after(PATIENCE)).expect("it ends well");
                 }
             }
+            // As often as its graph runs.
+            let (input, output) = (rank.memory(&[0; 4]), rank.memory(&[0; 4]));
+            rank.double.begin_capture(rank.stream, 0);
+            let sum = request(Kind::Allreduce, input, output, 4, 0);
+            let work = rank.start(&sum, &rank.call()).expect("it is captured");
+            work.wait(Deadline::after(PATIENCE)).expect("it is in the graph");
+            let scaled = Request { operator: Operator::PreMulSum(2.0), ..sum.clone() };
+            let error = rank.run(&scaled, &rank.call()).expect_err("the processors scale");
+            assert_eq!(error.status(), Status::InvalidUsage, "{error}");
+            assert!(error.text().starts_with("call->stream is being captured: "), "{error}");
+            let graph = rank.double.end_capture(rank.stream, 0).expect("a graph");
+            for round in 1..4 {
+                rank.fill(input, &[round; 4]);
+                rank.double.launch_graph(&graph, rank.stream, 0);
+                rank.expect(output, &[round; 4], "replayed");
+            }
             let (input, output) = (rank.memory(&[0; 4]), rank.memory(&[0; 4]));
             rank.fill(input, &[f32::to_bits(1.5) as i32; 4]);
             let scaled = Request {
