@@ -109,10 +109,22 @@ fn every_collective_is_right(way: &str) {
 }
 
 /// As [`collectives::twice`], relayed.
-fn twice(way: &str, kind: Kind, order: Order) -> (Vec<String>, Vec<[usize; 2]>) {
+fn twice(
+    way: &str,
+    kind: Kind,
+    order: Order,
+    missing: Option<(u32, bool, usize)>,
+    couriers_combine: bool,
+) -> (Vec<String>, Vec<[usize; 2]>) {
     let answers = relaying(2, way, order, |rank| {
+        if !couriers_combine {
+            rank.double.have_couriers_only_carry();
+        }
         rank.warm_up();
         let gate = rank.gate();
+        if let Some((_, value, index)) = missing.filter(|(who, ..)| *who == rank.rank) {
+            if value { rank.double.ignore_value(index) } else { rank.double.ignore_record(index) }
+        }
         let before = [rank.double.records(), rank.double.values()];
         let works = [0, 2].map(|round| exercise(rank, kind, 700, false, round).expect("it starts"));
         // Time for what comes too early.
@@ -132,10 +144,33 @@ fn twice(way: &str, kind: Kind, order: Order) -> (Vec<String>, Vec<[usize; 2]>) 
 fn calls_are_right_in_every_order(way: &str) {
     for kind in COLLECTIVES {
         for order in Order::all(3) {
-            let (complaints, waits) = twice(way, kind, order);
+            let (complaints, waits) = twice(way, kind, order, None, true);
             assert!(complaints.is_empty(), "{kind:?}, {order:?}: {complaints:?}");
             // Couriers do it all.
             assert_eq!(waits, [[0, 0]; 2], "{kind:?}, {order:?}: events recorded, values waited for");
+            if kind.reduces() {
+                let (complaints, _) = twice(way, kind, order, None, false);
+                assert!(complaints.is_empty(), "{kind:?}, {order:?}, side streams: {complaints:?}");
+            }
+        }
+    }
+}
+
+/// What goes wrong shows only if the call comes far enough before its gate opens: with lanes that are shared it does.
+#[test]
+fn every_wait_is_needed() {
+    let way = "shm";
+    for kind in [Kind::Allreduce, Kind::Reduce] {
+        let (_, waits) = twice(way, kind, Order::RoundRobin, None, false);
+        for (who, [entries, values]) in waits.into_iter().enumerate() {
+            assert_eq!([entries, values], [2, 2], "{kind:?}, rank {who}");
+            let all = (0..entries).map(|index| (false, index)).chain((0..values).map(|index| (true, index)));
+            for (value, index) in all {
+                let missing = Some((who as u32, value, index));
+                let shows = |order| !twice(way, kind, order, missing, false).0.is_empty();
+                let found = (0..TRIES).any(|_| Order::all(3).into_iter().any(shows));
+                assert!(found, "{kind:?}: nothing goes wrong without {missing:?}");
+            }
         }
     }
 }
