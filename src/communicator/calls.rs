@@ -226,7 +226,7 @@ impl Context {
             return Ok(Next::Step(Step { group, class: Class::PointToPoint, tag, signature, make }));
         }
         let mut checked = Checked::new(request, self.rank(), self.size())?;
-        if !plain && let Some(staging) = self.or_fail(self.survey(Spans::of_collective(&checked), call))? {
+        if !plain && let Some(staging) = self.or_fail(self.survey_collective(&checked, call))? {
             if buffers.len() > 1 {
                 fail!(
                     Unsupported,

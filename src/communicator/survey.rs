@@ -237,6 +237,16 @@ impl Survey {
 impl Context {
     /// Whether a call is on device memory or ordered on a stream; if so, where its memory is. `None`: an ordinary call.
     pub(super) fn survey(&self, spans: Spans, call: &Call) -> Result<Option<Survey>> {
+        self.survey_all(spans, call, false)
+    }
+
+    /// As [`Context::survey`], of a collective: that of a group of one is a copy, and its stream may be in capture.
+    pub(super) fn survey_collective(&self, checked: &Checked, call: &Call) -> Result<Option<Survey>> {
+        let is_alone = matches!(self.place(), Membership::Solo);
+        self.survey_all(Spans::of_collective(checked), call, is_alone)
+    }
+
+    fn survey_all(&self, spans: Spans, call: &Call, copies: bool) -> Result<Option<Survey>> {
         let cuda = self.cuda();
         if cuda.has_no_part_in(call) {
             return Ok(None);
@@ -287,12 +297,10 @@ impl Context {
             Some(handle) => Arc::new(unsafe { Stream::borrow(&devices, device, handle) }?),
             None => cuda.front(device)?,
         };
-        // A call of a group of one is a copy.
-        let is_alone = matches!(self.place(), Membership::Solo);
-        if call.stream.is_some() && !is_alone {
+        if call.stream.is_some() && !copies {
             stream.refuse_capture("call->stream", "a call by way of the host cannot be captured")?;
         }
-        let captured = call.stream.is_some() && is_alone && stream.capture()? != Capture::None;
+        let captured = call.stream.is_some() && copies && stream.capture()? != Capture::None;
         let place = |(span, location): &(Span, Option<Location>)| match is_of_device(location) {
             true => Place::Device(span.start()),
             false => Place::Host(span.address),
