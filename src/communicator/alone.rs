@@ -38,7 +38,7 @@ impl Context {
         }
         let bytes = survey.output_bytes;
         let is_scaled = matches!(request.operator, Operator::PreMulSum(_)) && checked.operator.is_some();
-        if survey.captured && (is_scaled || !survey.on_device) {
+        if survey.captured && bytes > 0 && (is_scaled || !survey.on_device) {
             // A graph may run it any number of times, and the host once.
             let why = "what the processors do for a group of one, scaling and copies of host memory, cannot be captured";
             survey.stream.refuse_capture("call->stream", why)?;

@@ -142,6 +142,8 @@ fn a_group_of_one_copies_on_the_stream() {
             let sum = request(Kind::Allreduce, input, output, 4, 0);
             let work = rank.start(&sum, &rank.call()).expect("it is captured");
             work.wait(Deadline::after(PATIENCE)).expect("it is in the graph");
+            let nothing = Request { counts: Counts::Uniform(0), ..sum.clone() };
+            rank.run(&nothing, &rank.call()).expect("it is captured, too");
             let scaled = Request { operator: Operator::PreMulSum(2.0), ..sum.clone() };
             let error = rank.run(&scaled, &rank.call()).expect_err("the processors scale");
             assert_eq!(error.status(), Status::InvalidUsage, "{error}");
