@@ -45,10 +45,10 @@ impl Context {
         }
         // SAFETY: the caller's promise; input and output have the same length in a group of one.
         unsafe {
-            if is_scaled {
-                scale(survey, checked, request)?;
-            } else if bytes > 0 {
-                copy(survey, bytes)?;
+            match bytes {
+                0 => {}
+                _ if is_scaled => scale(survey, checked, request)?,
+                _ => copy(survey, bytes)?,
             }
         }
         if survey.captured {
