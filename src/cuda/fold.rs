@@ -96,8 +96,7 @@ impl Kernels for FoldKernels {
             if *from == local::Operand::ABSENT {
                 absent |= 1 << place;
             } else {
-                let address = std::ptr::without_provenance(from.address as usize);
-                covering = Operand { address, representation: from.representation, scale: from.scale };
+                covering = from.as_pointer();
             }
             operands[place] = covering;
         }

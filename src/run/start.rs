@@ -29,7 +29,7 @@ pub(super) fn rank(
 ) -> Result<Child, Trouble> {
     let mut command = Command::new(&options.command[0]);
     command.args(&options.command[1..]).envs(environment.of_rank(rank));
-    // Else threads of ranks wait for calls that go through the host, and not their streams.
+    // Else the processors reduce what goes through the host on a stream and no courier combines.
     if std::env::var_os(queues::VARIABLE).is_none() {
         command.env(queues::VARIABLE, queues::MOST.to_string());
     }

@@ -215,7 +215,7 @@ fn stands_are_used_again_and_never_while_one_is_there() {
         couriers.iter().for_each(|courier| launch(courier, &stream, &double).expect("it is launched"));
         couriers
     };
-    let most = STANDS;
+    let most = desk::STANDS;
     drop(made(most));
     let before = double.creations();
     // None has been seen to leave.

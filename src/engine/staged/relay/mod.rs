@@ -6,8 +6,8 @@
 //! the others' lanes, which connections of their own fill ([`wired`], [`mover`]).
 //!
 //! What happens to a piece ([`pieces`]): its owner *gives* it; *works* on it, when those that it needs something of have given;
-//! and, where shares were combined, *takes* the others' shares when those have been folded. Each of these has a stream, on which
-//! pieces follow each other; the host gives it a step when it has seen the step before end, and tells how far it has come
+//! and, where shares were combined, *takes* the others' shares when those have been folded. Each of these has a stream, or a
+//! desk of a courier, on which pieces follow each other; the host gives it a step when it has seen the step before end, and tells how far it has come
 //! ([`Mark`]). Steps are short, so whoever moves the call looks for their ends. What is under way when it goes to
 //! sleep counts as given just now: naps are short then. A lane is used again when everybody is done with the piece that it
 //! held, so a rank that has ended a call need not wait until the others have read what it gave.
@@ -15,8 +15,8 @@
 //! The ranks compare their calls before anything is written but their own lanes ([`meeting`]). There each also says whether it can relay the call; if
 //! one cannot, and also if the lanes could not be made, all go the ordinary way ([`Staged`]).
 //!
-//! A call that is given up enqueues the release of the exit behind the steps under way. What others still read of this
-//! rank's lanes harms nobody.
+//! A call that is given up dismisses its courier, or enqueues the release of the exit, behind the steps under way. What others
+//! still read of this rank's lanes harms nobody.
 
 mod lanes;
 mod meeting;
