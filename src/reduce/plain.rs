@@ -8,8 +8,8 @@ macro_rules! lane_by_lane {
         $(
             #[inline(always)]
             unsafe fn $name(mut self, other: Self) -> Self {
-                for (lane, other) in self.iter_mut().zip(other) {
-                    *lane = lane.$name(other);
+                for lane in 0..N {
+                    self[lane] = self[lane].$name(other[lane]);
                 }
                 self
             }
@@ -72,8 +72,8 @@ macro_rules! short_float {
             // SAFETY: the caller's promise.
             let bits = unsafe { from.cast::<[$bits; N]>().read_unaligned() };
             let mut lanes = [0.0; N];
-            for (lane, bits) in lanes.iter_mut().zip(bits) {
-                *lane = $widen(u32::from(bits));
+            for lane in 0..N {
+                lanes[lane] = $widen(u32::from(bits[lane]));
             }
             lanes
         }
@@ -81,8 +81,8 @@ macro_rules! short_float {
         #[inline(always)]
         unsafe fn $store(self, into: *mut u8) {
             let mut bits = [0; N];
-            for (bits, lane) in bits.iter_mut().zip(self) {
-                *bits = $narrow(lane) as $bits;
+            for lane in 0..N {
+                bits[lane] = $narrow(self[lane]) as $bits;
             }
             // SAFETY: the caller's promise.
             unsafe { into.cast::<[$bits; N]>().write_unaligned(bits) }
@@ -143,8 +143,34 @@ macro_rules! float_scalar {
 float_scalar!(f32);
 float_scalar!(f64);
 
+/// Division of 64-bit integers, widened where needed since `ranks` need not fit in the type.
+macro_rules! divide_long {
+    ($t:ty) => {
+        #[inline(always)]
+        fn divide(self, ranks: u32) -> Self {
+            self / <$t>::from(ranks)
+        }
+    };
+}
+
+/// Division of shorter integers as one multiplication of floats, which is vectorised where a division of integers is
+/// not. The reciprocal is too large by `$excess`: by more than it is rounded, so that no whole quotient falls short,
+/// and by less than one part in the largest value of the type, so that no other quotient reaches the next whole
+/// number, which is at least `1 / ranks` away.
+macro_rules! divide_short {
+    ($float:ty, $excess:expr) => {
+        #[inline(always)]
+        fn divide(self, ranks: u32) -> Self {
+            let reciprocal = (1.0 + $excess) / ranks.max(1) as $float;
+            // SAFETY: `ranks` is not 0, so the quotient has at most the size of the dividend and, being less than one
+            // above it, is in the type's range once truncated.
+            unsafe { (self as $float * reciprocal).to_int_unchecked() }
+        }
+    };
+}
+
 macro_rules! integer_scalar {
-    ($t:ty, $wide:ty) => {
+    ($t:ty, $divide:ident!($($how:tt)*)) => {
         impl Scalar for $t {
             #[inline(always)]
             fn add(self, other: Self) -> Self {
@@ -162,11 +188,7 @@ macro_rules! integer_scalar {
             fn maximum(self, other: Self) -> Self {
                 self.max(other)
             }
-            /// Truncates toward zero. Widened, since `ranks` need not fit in the type.
-            #[inline(always)]
-            fn divide(self, ranks: u32) -> Self {
-                (self as $wide / ranks as $wide) as $t
-            }
+            $divide!($($how)*);
             #[inline(always)]
             fn from_scale(scale: f64) -> Self {
                 scale as $t
@@ -193,9 +215,9 @@ macro_rules! integer_scalar {
         }
     };
 }
-integer_scalar!(i8, i64);
-integer_scalar!(u8, u64);
-integer_scalar!(i32, i64);
-integer_scalar!(u32, u64);
-integer_scalar!(i64, i64);
-integer_scalar!(u64, u64);
+integer_scalar!(i8, divide_short!(f32, 4.0 * f32::EPSILON));
+integer_scalar!(u8, divide_short!(f32, 4.0 * f32::EPSILON));
+integer_scalar!(i32, divide_short!(f64, 4.0 * f64::EPSILON));
+integer_scalar!(u32, divide_short!(f64, 4.0 * f64::EPSILON));
+integer_scalar!(i64, divide_long!(i64));
+integer_scalar!(u64, divide_long!(u64));

@@ -440,6 +440,29 @@ fn pairwise(
 }
 
 #[test]
+fn averages_of_integers_truncate_as_division_does() {
+    let ranks = (1..=70).chain([127, 128, 129, 255, 256, 300, 1000, 65_535, 65_537, 1 << 30, u32::MAX]);
+    for ranks in ranks {
+        // Around the multiples of what it is divided by, where an inexact quotient would be one off; each type takes
+        // its low bits of them.
+        let multiples = (0..63).flat_map(|power| [1, 3, 5, 7].map(|odd| i128::from(ranks) * (odd << power)));
+        let around = multiples.flat_map(|m| [m - 1, m, m + 1, -m - 1, -m, -m + 1]);
+        let extremes = (0..64).flat_map(|power| [(1 << power) - 1, -(1 << power), 1 << power]);
+        let values: Vec<i128> = (0..256).chain(around).chain(extremes).collect();
+        for dtype in DataType::ALL.into_iter().filter(|dtype| !dtype.is_float()) {
+            let bytes = values.iter().flat_map(|value| value.to_le_bytes().into_iter().take(dtype.size()));
+            let operands = [(bytes.collect(), Representation::Element, 1.0)];
+            let wanted = expected(dtype, &Operator::Average, ranks, &operands, values.len());
+            for level in Level::available() {
+                let reducer = Reducer::at_level(level, dtype, Operator::Average, ranks).unwrap();
+                let got = fold(&reducer, &operands, Representation::Element, values.len(), 0, None);
+                assert_eq!(got, wanted, "{dtype:?} by {ranks} {level:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn every_short_float_survives_the_accumulator() {
     for dtype in [DataType::F16, DataType::Bf16, DataType::F8E4M3, DataType::F8E5M2] {
         let all: Vec<u8> = match dtype.size() {
