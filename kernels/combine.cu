@@ -32,4 +32,4 @@ DEVICE void serve(const Courier &call) {
         unisono::serve<unisono::Fold<unisono::type, unisono::op, true>>(call);                                         \
     }
 
-FOR_EACH_THIN_KERNEL(KERNEL)
+FOR_EACH_KERNEL(KERNEL)

@@ -470,7 +470,8 @@ struct Fold {
         Outside outside = groups<Group>();
         auto position = [&](u64 i) { return outside.head + i * Group::SIZE; };
         if constexpr (THIN) {
-            fold_groups_thinly<Group, 4>(outside.inside / Group::SIZE, position, divider);
+            // Sums of four lanes take twice the registers.
+            fold_groups_thinly<Group, Group::SIZE == 4 ? 2 : 4>(outside.inside / Group::SIZE, position, divider);
         } else {
             fold_groups<Group>(outside.inside / Group::SIZE, position, divider);
         }
@@ -518,6 +519,3 @@ struct Fold {
     FOR_EACH_FLOAT(K, Min) FOR_EACH_INTEGER(K, Min)                                                                    \
     FOR_EACH_FLOAT(K, Max) FOR_EACH_INTEGER(K, Max)                                                                    \
     K(And, U8) K(Or, U8) K(Xor, U8)
-// What is combined most, and most of it.
-#define FOR_EACH_THIN_KERNEL(K)                                                                                        \
-    K(Sum, F16) K(Sum, F32) K(Sum, Bf16)

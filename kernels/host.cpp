@@ -22,4 +22,4 @@ void run(const unisono::Arguments &call, unsigned blocks, unsigned threads) {
     }
 
 FOR_EACH_KERNEL(FUNCTION)
-FOR_EACH_THIN_KERNEL(THIN_FUNCTION)
+FOR_EACH_KERNEL(THIN_FUNCTION)

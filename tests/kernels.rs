@@ -256,19 +256,16 @@ fn check_type(dtype: DataType) {
     }
 }
 
-/// Sums, averages and scaled sums, of elements that lie at multiples of their size.
+/// Of elements that lie at multiples of their size.
 #[test]
 fn couriers_combine_the_same() {
-    let names = [
-        (DataType::F16, c"unisono_combine_Sum_F16"),
-        (DataType::F32, c"unisono_combine_Sum_F32"),
-        (DataType::Bf16, c"unisono_combine_Sum_Bf16"),
-    ];
     let mut noise = Noise(1234);
     let element = Representation::Element;
-    for (dtype, name) in names {
-        let run = host_kernel(name);
-        for operator in [Operator::Sum, Operator::Average, Operator::PreMulSum(1.0)] {
+    for dtype in DataType::ALL {
+        for operator in operators(dtype) {
+            let name = kernel(dtype, &operator).expect("every type and operator has a kernel");
+            let name = name.to_str().expect("letters").replace("unisono_fold", "unisono_combine");
+            let run = host_kernel(&CString::new(name.clone()).expect("no zero"));
             for (k, layout) in (1..=8).flat_map(|k| (0..3).map(move |layout| (k, layout))) {
                 let (count, offset) = ([230, 71, 16, 1, 300][(k + layout) % 5], OFFSETS[layout]);
                 let ranks = [k as u32, 3, 70_000][noise.next() as usize % 3];

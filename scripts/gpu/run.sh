@@ -29,7 +29,7 @@ wanted() {
     return 1
 }
 
-# Long reductions through the host that no courier does run on the GPUs only where there are queues enough; one step is without.
+# Streams hold each other up the least where each has a queue; one step is without.
 export CUDA_DEVICE_MAX_CONNECTIONS=32
 
 failures=0

@@ -90,11 +90,10 @@ pub struct Call {
     /// At 64 it waits until one has ended, or fails with [`Status::Timeout`](crate::error::Status). What the caller itself gives
     /// the stream behind such a call is not counted: a few hundred launches and copies at most.
     ///
-    /// By way of the host, the stream is given a courier ([`crate::cuda::courier`]), which adds up f16, f32 and bf16. Other reductions
-    /// by devices, and GPUs without kernels, need side streams: the stream waits for those only if the process has 32 queues on a
-    /// device (CUDA_DEVICE_MAX_CONNECTIONS, 8 unless set when the driver begins) and not 16 other streams of that device wait. With fewer
-    /// queues processors reduce; and without kernels this thread waits until the operation is complete
-    /// (not [`Context::start`]): a stream that waits holds up others in its queue, maybe the library's own, for which it waits.
+    /// By way of the host, the stream is given a courier ([`crate::cuda::courier`]). GPUs without kernels need side streams: the
+    /// stream waits for those only if the process has 32 queues on a device (CUDA_DEVICE_MAX_CONNECTIONS, 8 unless set when the
+    /// driver begins) and not 16 other streams of that device wait, else this thread until the operation is complete (not
+    /// [`Context::start`]): a stream that waits holds up others in its queue, maybe the library's own, for which it waits.
     /// Calls on two streams come in one order on all ranks, as if the two were one, or there are no more such streams than queues.
     ///
     /// Where streams wait for side streams, no kernel is launched for the first time meanwhile, unless CUDA_MODULE_LOADING is EAGER:

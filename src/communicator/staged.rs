@@ -440,16 +440,14 @@ impl Context {
         let StagedCall { survey, what } = call;
         let Survey { devices, device, on_device, input, output, stream, .. } = survey;
         staged::prepare(&devices, device)?;
-        // What no courier combines devices do on side streams, if the stream may wait for those.
-        let on_side_streams = survey.ordered && way.is_beyond_couriers() && ahead::may_wait(&stream)?;
         let (mut errand, mut word) = (None, None);
         let entry = match (survey.ordered, &copier) {
-            (true, Some(_)) if !on_side_streams => {
+            (true, Some(_)) => {
                 let bytes = survey.input_bytes.max(survey.output_bytes);
                 let courier = couriers::of(&stream, bytes, way.combiner())?;
                 Entry::of_courier(errand.insert(courier).courier(), group.endpoint())
             }
-            (true, _) => Entry::of_caller(&stream, group.endpoint())?,
+            (true, None) => Entry::of_caller(&stream, group.endpoint())?,
             (false, _) => Entry::of_front(&stream, group.endpoint())?,
         };
         let exit = match (&errand, &copier) {

@@ -8,12 +8,12 @@
 //! on. As with other kernels that wait for somebody else, what the stream is given behind it waits in a queue of the device.
 //!
 //! `kernels/courier.cuh` is the other side. A courier serves two desks side by side ([`Desk`]), or three if it combines: then it is
-//! one of the kernels of `kernels/combine.cu`, for what is combined most ([`combiner`]). Orders of one desk are carried out in
+//! one of the kernels of `kernels/combine.cu` ([`combiner`]). Orders of one desk are carried out in
 //! their order. Desks lie in *stands* of pinned memory, which go from courier to courier and are never freed before the
 //! [`Devices`] are.
 
 use std::collections::VecDeque;
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -28,7 +28,7 @@ pub use desk::{Call, Desk};
 
 use super::context::Devices;
 use super::image::Image;
-use super::kernels::Launch;
+use super::kernels::{self, Launch};
 use super::local::Kernels;
 use super::stream::Stream;
 use crate::error::{Result, fail};
@@ -54,30 +54,26 @@ static COMBINERS: Image = Image::new(
 /// The most operands that a courier combines.
 pub const MAX_OPERANDS: usize = 8;
 
-/// What a courier combines: elements of a type, by an operator that stands for all that its kernel can do.
+/// What a courier combines: elements of a type, by an operator, which may stand for others that its kernel does as well.
 pub type Combiner = (DataType, Operator);
 
-/// What couriers can do besides carrying: the most common of what there is to do, by kernel. A sum's also divides and scales.
-const COMBINES: [(Combiner, &CStr); 3] = [
-    ((DataType::F16, Operator::Sum), c"unisono_combine_Sum_F16"),
-    ((DataType::F32, Operator::Sum), c"unisono_combine_Sum_F32"),
-    ((DataType::Bf16, Operator::Sum), c"unisono_combine_Sum_Bf16"),
-];
-
 /// A program, with what the kernels in it combine and are called.
-type Program = (&'static Image, Vec<(Option<Combiner>, &'static CStr)>);
+type Program = (&'static Image, Vec<(Option<Combiner>, CString)>);
 
-/// Those of couriers.
+/// Those of couriers. One that combines is called as the kernel of folds that does the same.
 pub(super) fn programs() -> [Program; 2] {
-    let combiners = COMBINES.map(|(combiner, name)| (Some(combiner), name));
-    [(&IMAGE, vec![(None, NAME)]), (&COMBINERS, combiners.into())]
+    let all =
+        kernels::all().filter(|&(dtype, operator)| combiner(dtype, operator) == Some((dtype, operator)));
+    let combiners = all.filter_map(|(dtype, operator)| {
+        let what = kernels::kernel(dtype, &operator)?.to_bytes().strip_prefix(b"unisono_fold")?;
+        Some((Some((dtype, operator)), CString::new([b"unisono_combine", what].concat()).ok()?))
+    });
+    [(&IMAGE, vec![(None, NAME.to_owned())]), (&COMBINERS, combiners.collect())]
 }
 
 /// What a courier has to be able to do for it to combine elements of a type by an operator; `None`: none can.
 pub(super) fn combiner(dtype: DataType, operator: Operator) -> Option<Combiner> {
-    let sums = matches!(operator, Operator::Sum | Operator::Average | Operator::PreMulSum(_));
-    let combiner = (dtype, Operator::Sum);
-    (sums && COMBINES.iter().any(|(other, _)| *other == combiner)).then_some(combiner)
+    kernels::representative(dtype, operator)
 }
 
 /// Threads of a block.

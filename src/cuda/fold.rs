@@ -173,7 +173,7 @@ impl Loaded {
                 .map_err(|error| error.context(format_args!("the couriers for GPU {device}")))?;
             for (combiner, name) in combiners {
                 // SAFETY: the module is loaded and stays so.
-                let function = unsafe { driver.function(module, name) }?;
+                let function = unsafe { driver.function(module, &name) }?;
                 // One that has nothing to do.
                 let dismissed = Errand::new(devices, device, 0, combiner)?.courier().clone();
                 // SAFETY: it leaves at once.

@@ -195,25 +195,43 @@ fn scale_of(dtype: DataType, scalar: u64) -> f64 {
     }
 }
 
-/// The name of the kernel for a type and an operator. None for a caller's own function, and for bitwise operators on
-/// floats.
+/// What has the same kernel as a type and an operator, for all that share one. None for a caller's own function, and for
+/// bitwise operators on floats.
 ///
-/// Several share one. Where the sign makes no difference, that is the unsigned type's; where nothing but the bits does, the
-/// bytes'. A sum of floats also divides and scales, as [`Launch`] says; for integers, a division costs too much to be
-/// carried along.
+/// Where the sign makes no difference, it is the unsigned type; where nothing but the bits does, bytes. A sum of floats also
+/// divides and scales, as [`Launch`] says; for integers, a division costs too much to be carried along.
+pub(super) fn representative(dtype: DataType, operator: Operator) -> Option<(DataType, Operator)> {
+    let unsigned = match dtype {
+        DataType::I8 => DataType::U8,
+        DataType::I32 => DataType::U32,
+        DataType::I64 => DataType::U64,
+        other => other,
+    };
+    Some(match operator {
+        Operator::Sum | Operator::PreMulSum(_) => (unsigned, Operator::Sum),
+        Operator::Average if dtype.is_float() => (dtype, Operator::Sum),
+        Operator::Product => (unsigned, operator),
+        Operator::Average | Operator::Min | Operator::Max => (dtype, operator),
+        Operator::BitAnd | Operator::BitOr | Operator::BitXor if !dtype.is_float() => {
+            (DataType::U8, operator)
+        }
+        Operator::BitAnd | Operator::BitOr | Operator::BitXor | Operator::Custom(_) => return None,
+    })
+}
+
+/// The name of the kernel for a type and an operator, which several share; see [`representative`].
 pub fn kernel(dtype: DataType, operator: &Operator) -> Option<&'static CStr> {
-    let is_float = dtype.is_float();
+    let (dtype, operator) = representative(dtype, *operator)?;
     Some(match operator {
         Operator::Sum | Operator::PreMulSum(_) => sum(dtype),
-        Operator::Average if is_float => sum(dtype),
         Operator::Average => average(dtype)?,
         Operator::Product => product(dtype),
         Operator::Min => min(dtype),
         Operator::Max => max(dtype),
-        Operator::BitAnd if !is_float => c"unisono_fold_And_U8",
-        Operator::BitOr if !is_float => c"unisono_fold_Or_U8",
-        Operator::BitXor if !is_float => c"unisono_fold_Xor_U8",
-        Operator::BitAnd | Operator::BitOr | Operator::BitXor | Operator::Custom(_) => return None,
+        Operator::BitAnd => c"unisono_fold_And_U8",
+        Operator::BitOr => c"unisono_fold_Or_U8",
+        Operator::BitXor => c"unisono_fold_Xor_U8",
+        Operator::Custom(_) => return None,
     })
 }
 

@@ -53,10 +53,9 @@ pub struct unisono_call_t {
     /// - The first long call of a communicator. The library asks the driver for pinned memory while your stream waits. So have run
     ///   what a stream is given behind that call, or set CUDA_MODULE_LOADING=EAGER, and free nothing meanwhile: the driver may wait
     ///   for the device then, with a lock held that the library needs, until the call's deadline.
-    /// - Reductions. The kernel adds up float16, bfloat16 and float32 of up to 8 ranks (UNISONO_SUM, _AVERAGE, _PREMULSUM). All else is
-    ///   combined by the processors, which takes some five times as long; with CUDA_DEVICE_MAX_CONNECTIONS=32 (unisono-run sets it) by
-    ///   the GPUs, on streams of the library, for which the driver is asked meanwhile, as for a first long call. At most 16 streams
-    ///   wait so at a time; where one more would, the thread does.
+    /// - Reductions. The kernel combines elements of up to 8 ranks at addresses that are multiples of their size, by one type and
+    ///   operator for all calls that were started together on a stream. All else is combined by the processors, which takes
+    ///   some five times as long.
     pub stream: *mut CUstream_st,
     /// This rank's factor for UNISONO_PREMULSUM.
     pub scale: f64,

@@ -34,11 +34,6 @@ impl Way {
         let Way::Relayed(plan) = self else { return None };
         plan.combine.as_ref().and_then(|combine| plan.kernels.combiner(combine.dtype, combine.operator))
     }
-
-    /// Whether devices combine what no courier can.
-    pub(super) fn is_beyond_couriers(&self) -> bool {
-        matches!(self, Way::Relayed(plan) if plan.combine.is_some()) && self.combiner().is_none()
-    }
 }
 
 /// Whether calls may be relayed: unless UNISONO_RELAY is 0, on all ranks alike.

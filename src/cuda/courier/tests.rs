@@ -186,6 +186,21 @@ fn one_combines_and_carries_the_sum() {
 }
 
 #[test]
+fn what_is_folded_can_be_combined() {
+    let [_, (_, combiners)] = programs();
+    for (dtype, operator) in kernels::all() {
+        let fold = kernels::kernel(dtype, &operator).expect("a kernel").to_str().expect("letters");
+        let combiner = combiner(dtype, operator);
+        let found: Vec<_> = combiners.iter().filter(|(other, _)| *other == combiner).collect();
+        let [(_, name)] = found[..] else { panic!("{} couriers for {dtype:?}, {operator:?}", found.len()) };
+        assert_eq!(name.to_str(), Ok(&*fold.replace("unisono_fold", "unisono_combine")));
+    }
+    assert_eq!(combiner(DataType::I32, Operator::PreMulSum(3.0)), combiner(DataType::U32, Operator::Sum));
+    assert_ne!(combiner(DataType::I32, Operator::Average), combiner(DataType::I32, Operator::Sum));
+    assert_eq!(combiner(DataType::F32, Operator::BitAnd), None);
+}
+
+#[test]
 fn several_share_what_one_can_combine() {
     let (double, devices, stream) = given(Turns::RoundRobin);
     let (sums, largest) = ((DataType::F32, Operator::Sum), (DataType::F32, Operator::Max));

@@ -109,7 +109,6 @@ pub(super) struct Machine {
     pub(super) failed_at: Option<Instant>,
     pub(super) dying: Option<usize>,
     pub(super) no_wait_value: bool,
-    pub(super) couriers_only_carry: bool,
     /// As for waits for events: how many waits for values there were, and the one that is ignored.
     pub(super) values: usize,
     pub(super) ignored_value: Option<usize>,
@@ -177,7 +176,6 @@ impl Machine {
             failed_at: None,
             dying: None,
             no_wait_value: false,
-            couriers_only_carry: false,
             values: 0,
             ignored_value: None,
             channels: None,

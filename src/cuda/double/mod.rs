@@ -119,11 +119,6 @@ impl Double {
         self.lock().no_wait_value = true;
     }
 
-    /// Has no courier combine anything.
-    pub(crate) fn have_couriers_only_carry(&self) {
-        self.lock().couriers_only_carry = true;
-    }
-
     /// Ignores the wait for a value that is the `index`-th from now.
     pub(crate) fn ignore_value(&self, index: usize) {
         let mut machine = self.lock();
@@ -428,10 +423,9 @@ impl Kernels for DoubleKernels {
         self.0.push("cuLaunchKernel", fold.stream.handle(), task)
     }
 
-    /// Anything but what only the host can call, unless told.
+    /// Anything but what only the host can call.
     fn combiner(&self, dtype: DataType, operator: Operator) -> Option<Combiner> {
-        let can = !matches!(operator, Operator::Custom(_)) && !self.0.lock().couriers_only_carry;
-        can.then_some((dtype, operator))
+        (!matches!(operator, Operator::Custom(_))).then_some((dtype, operator))
     }
 
     unsafe fn carry(&self, stream: &Stream, call: &courier::Call, combiner: Option<Combiner>) -> Result<()> {

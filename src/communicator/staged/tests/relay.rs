@@ -33,6 +33,7 @@ macro_rules! both_ways {
 both_ways! {
     every_collective_is_right,
     calls_are_right_in_every_order,
+    what_a_courier_cannot_combine_the_processors_do,
     one_queue_of_the_device_is_enough,
     the_bits_are_those_of_host_memory,
     calls_that_are_relayed_and_calls_that_are_not_keep_their_order,
@@ -108,70 +109,71 @@ fn every_collective_is_right(way: &str) {
     }
 }
 
-/// As [`collectives::twice`], relayed.
-fn twice(
-    way: &str,
-    kind: Kind,
-    order: Order,
-    missing: Option<(u32, bool, usize)>,
-    couriers_combine: bool,
-) -> (Vec<String>, Vec<[usize; 2]>) {
-    let answers = relaying(2, way, order, |rank| {
-        if !couriers_combine {
-            rank.double.have_couriers_only_carry();
-        }
-        rank.warm_up();
-        let gate = rank.gate();
-        if let Some((_, value, index)) = missing.filter(|(who, ..)| *who == rank.rank) {
-            if value { rank.double.ignore_value(index) } else { rank.double.ignore_record(index) }
-        }
-        let before = [rank.double.records(), rank.double.values()];
-        let works = [0, 2].map(|round| exercise(rank, kind, 700, false, round).expect("it starts"));
-        // Time for what comes too early.
-        std::thread::sleep(Duration::from_millis(1));
-        gate.release();
-        for work in works {
-            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
-        }
-        assert!(rank.relayed() > 0);
-        let waits = [rank.double.records() - before[0], rank.double.values() - before[1]];
-        (rank.drain(), waits)
-    });
-    let (complaints, waits): (Vec<_>, Vec<_>) = answers.into_iter().unzip();
-    (complaints.concat(), waits)
-}
-
 fn calls_are_right_in_every_order(way: &str) {
     for kind in COLLECTIVES {
         for order in Order::all(3) {
-            let (complaints, waits) = twice(way, kind, order, None, true);
-            assert!(complaints.is_empty(), "{kind:?}, {order:?}: {complaints:?}");
-            // Couriers do it all.
-            assert_eq!(waits, [[0, 0]; 2], "{kind:?}, {order:?}: events recorded, values waited for");
-            if kind.reduces() {
-                let (complaints, _) = twice(way, kind, order, None, false);
-                assert!(complaints.is_empty(), "{kind:?}, {order:?}, side streams: {complaints:?}");
-            }
+            let answers = relaying(2, way, order, |rank| {
+                rank.warm_up();
+                let gate = rank.gate();
+                let before = [rank.double.records(), rank.double.values()];
+                let works = [0, 2].map(|round| exercise(rank, kind, 700, false, round).expect("it starts"));
+                // Time for what comes too early.
+                std::thread::sleep(Duration::from_millis(1));
+                gate.release();
+                for work in works {
+                    work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+                }
+                assert!(rank.relayed() > 0);
+                // Couriers do it all.
+                assert_eq!(
+                    [rank.double.records(), rank.double.values()],
+                    before,
+                    "events and values waited for"
+                );
+                rank.drain()
+            });
+            assert_eq!(answers.concat(), Vec::<String>::new(), "{kind:?}, {order:?}");
         }
     }
 }
 
-/// What goes wrong shows only if the call comes far enough before its gate opens: with lanes that are shared it does.
-#[test]
-fn every_wait_is_needed() {
-    let way = "shm";
-    for kind in [Kind::Allreduce, Kind::Reduce] {
-        let (_, waits) = twice(way, kind, Order::RoundRobin, None, false);
-        for (who, [entries, values]) in waits.into_iter().enumerate() {
-            assert_eq!([entries, values], [2, 2], "{kind:?}, rank {who}");
-            let all = (0..entries).map(|index| (false, index)).chain((0..values).map(|index| (true, index)));
-            for (value, index) in all {
-                let missing = Some((who as u32, value, index));
-                let shows = |order| !twice(way, kind, order, missing, false).0.is_empty();
-                let found = (0..TRIES).any(|_| Order::all(3).into_iter().any(shows));
-                assert!(found, "{kind:?}: nothing goes wrong without {missing:?}");
+fn what_a_courier_cannot_combine_the_processors_do(way: &str) {
+    // More ranks than it takes operands.
+    for size in [2, 9] {
+        let complaints = relaying(size, way, Order::Random(4), |rank| {
+            let values: Vec<Vec<i32>> = (0..size).map(|other| given(other, 1, 300)).collect();
+            let combined = |combine: fn(i32, i32) -> i32| -> Vec<i32> {
+                (0..300)
+                    .map(|at| values.iter().map(|values| values[at]).reduce(combine).expect("ranks"))
+                    .collect()
+            };
+            let input = rank.memory(&values[rank.rank as usize]);
+            let outputs = [0, 1].map(|_| rank.memory(&[0; 300]));
+            rank.fill(input, &values[rank.rank as usize]);
+            let [sum, largest] = outputs.map(|output| request(Kind::Allreduce, input, output, 300, 0));
+            let largest = Request { operator: Operator::Max, ..largest };
+            let call = rank.call();
+            let context = &rank.context;
+            // Calls that start together share a courier, which knows the operator of the first.
+            // SAFETY: the double trusts no address, and keeps memory until it is dropped.
+            let works = unsafe { start_together(&[(context, &sum, &call), (context, &largest, &call)]) };
+            rank.expect(outputs[0], &combined(|a, b| a + b), "the sum");
+            rank.expect(outputs[1], &combined(i32::max), "the largest");
+            for work in works.expect("they start") {
+                work.wait(Deadline::after(PATIENCE)).expect("it ends well");
             }
-        }
+            let relayed = if size == 2 { 300_u64.div_ceil(64) } else { 0 };
+            assert_eq!(rank.relayed(), relayed);
+            // An address between two elements, on one rank.
+            let memory = rank.memory(&[0; 301]) + if rank.rank == 1 { 2 } else { 0 };
+            rank.fill(memory, &values[rank.rank as usize]);
+            let in_place = request(Kind::Allreduce, memory, memory, 300, 0);
+            rank.run(&in_place, &rank.call()).expect("it ends well");
+            rank.expect(memory, &combined(|a, b| a + b), "the sum from between two elements");
+            assert_eq!(rank.relayed(), relayed);
+            rank.drain()
+        });
+        assert_eq!(complaints.concat(), Vec::<String>::new(), "{size}");
     }
 }
 
