@@ -457,7 +457,7 @@ typedef struct unisono_call_t {
     /// - Graphs. The call cannot be captured: UNISONO_INVALID_USAGE.
     /// - The first long call of a communicator. The library asks the driver for pinned memory while your stream waits. So have run
     ///   what a stream is given behind that call, or set CUDA_MODULE_LOADING=EAGER, and free nothing meanwhile: the driver may wait
-    ///   for the device then, with a lock held that the library needs, until the call's deadline.
+    ///   for the device then, with a lock held that the library needs, and neither ends.
     /// - Reductions. The kernel combines elements of up to 8 ranks at addresses that are multiples of their size, by one type and
     ///   operator for all calls that were started together on a stream. All else is combined by the processors, which takes
     ///   some five times as long.

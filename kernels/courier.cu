@@ -1,4 +1,4 @@
-// The courier that only carries. Those that combine, too, are the kernels of folds.
+// The courier that only carries. Those that combine, too, are in combine.cu.
 //
 // unisono_courier has one parameter, `Courier`.
 #include "courier.cuh"

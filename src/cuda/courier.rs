@@ -8,8 +8,7 @@
 //! on. As with other kernels that wait for somebody else, what the stream is given behind it waits in a queue of the device.
 //!
 //! `kernels/courier.cuh` is the other side. A courier serves two desks side by side ([`Desk`]), or three if it combines: then it is
-//! one of the kernels of `kernels/combine.cu` ([`combiner`]). Orders of one desk are carried out in
-//! their order. Desks lie in *stands* of pinned memory, which go from courier to courier and are never freed before the
+//! one of the kernels of `kernels/combine.cu` ([`combiner`]). Orders of one desk are carried out in their order. Desks lie in *stands* of pinned memory, which go from courier to courier and are never freed before the
 //! [`Devices`] are.
 
 use std::collections::VecDeque;

@@ -143,7 +143,7 @@ macro_rules! float_scalar {
 float_scalar!(f32);
 float_scalar!(f64);
 
-/// Division of 64-bit integers, widened where needed since `ranks` need not fit in the type.
+/// Division of 64-bit integers, in which any number of ranks fits.
 macro_rules! divide_long {
     ($t:ty) => {
         #[inline(always)]

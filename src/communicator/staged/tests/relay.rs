@@ -33,6 +33,7 @@ macro_rules! both_ways {
 both_ways! {
     every_collective_is_right,
     calls_are_right_in_every_order,
+    calls_without_a_stream_are_right_in_every_order,
     what_a_courier_cannot_combine_the_processors_do,
     one_queue_of_the_device_is_enough,
     the_bits_are_those_of_host_memory,
@@ -133,6 +134,54 @@ fn calls_are_right_in_every_order(way: &str) {
                 rank.drain()
             });
             assert_eq!(answers.concat(), Vec::<String>::new(), "{kind:?}, {order:?}");
+        }
+    }
+}
+
+/// Two calls behind what the default stream does late, by side streams. What went wrong.
+fn without_a_stream(way: &str, kind: Kind, order: Order) -> Vec<String> {
+    let answers = relaying(2, way, order, |rank| {
+        rank.warm_up();
+        // SAFETY: default streams always exist.
+        let front = unsafe { Stream::borrow(&rank.devices, 0, StreamHandle::NULL) }.expect("a stream");
+        let gate = rank.devices.word(0).expect("a word");
+        front.wait_word(&gate).expect("it waits");
+        let (reads, writes) = lengths(kind, 700, 2, rank.rank == 0);
+        let rounds = [0, 2].map(|round| {
+            let (input, output) = (rank.memory(&vec![0; reads]), rank.memory(&vec![0; writes]));
+            rank.double.fill(front.handle(), 0, input, &bytes(&given(rank.rank, round, reads)));
+            let from = if kind == Kind::Broadcast && rank.rank != 0 { 0 } else { input };
+            (round, output, request(kind, from, if writes > 0 { output } else { 0 }, 700, 0))
+        });
+        let works = rounds.each_ref().map(|(_, _, request)| {
+            let work = rank.start(request, &Call::default());
+            work.expect("it starts")
+        });
+        // Time for what comes too early.
+        std::thread::sleep(Duration::from_millis(1));
+        gate.release();
+        for work in works {
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        }
+        assert!(rank.relayed() > 0);
+        let mut complaints = Vec::new();
+        for (round, output, _) in rounds {
+            let due = expected(kind, 700, 2, rank.rank, 0, round);
+            if rank.double.peek(output, writes * 4) != bytes(&due[..writes]) {
+                complaints.push(format!("rank {}, round {round}", rank.rank));
+            }
+        }
+        complaints.extend(rank.drain());
+        complaints
+    });
+    answers.concat()
+}
+
+fn calls_without_a_stream_are_right_in_every_order(way: &str) {
+    for kind in COLLECTIVES {
+        for order in Order::all(3) {
+            let complaints = without_a_stream(way, kind, order);
+            assert_eq!(complaints, Vec::<String>::new(), "{kind:?}, {order:?}");
         }
     }
 }
