@@ -227,8 +227,11 @@ static void no_descriptor_leaks(unisono_context_t *ctx, void *arg) {
 
 static const char *const forked = "before a fork";
 
+enum { PARTS = 1 << 18 };
+static uint32_t parts[PARTS];
+
 /* What a child of a fork may do with its parent's objects, and that it ends by exit as any program does. */
-static void in_child(unisono_context_t *ctx, unisono_store_t *server, unisono_work_t *work) {
+static void in_child(unisono_context_t *ctx, unisono_store_t *server, unisono_work_t *work, unisono_buffer_t *buffer) {
     alarm(60);
     float y[4] = {0};
     unisono_context_t *own = NULL;
@@ -250,6 +253,7 @@ static void in_child(unisono_context_t *ctx, unisono_store_t *server, unisono_wo
     /* Its connection is the parent's: an answer here would be missing there. */
     CHECK_FAILS(UNISONO_INVALID_USAGE, forked, unisono_store_set(server, "k", "w", 1));
     CHECK_FAILS(UNISONO_INVALID_USAGE, forked, unisono_store_try_get(server, "k", &value, &bytes));
+    unisono_buffer_destroy(buffer);
     unisono_work_destroy(work);
     unisono_store_destroy(server);
     unisono_context_destroy(ctx);
@@ -265,15 +269,22 @@ static void a_fork(unisono_context_t *ctx, void *arg) {
     (void)arg;
     sums(ctx, 3, 1000);
     if (unisono_context_rank(ctx) == 0) {
+        for (uint32_t i = 0; i < PARTS; i++) {
+            parts[i] = i * 3;
+        }
         unisono_store_t *server = served();
         unisono_call_t call = UNISONO_CALL_INIT;
         call.tag = 5;
         unisono_work_t *work = NULL;
         float y[4];
         CHECK_OK(unisono_receive(ctx, y, 4, UNISONO_FLOAT32, 1, &call, &work));
+        /* Under way when it forks: the child's end of the buffer does not withdraw it. */
+        unisono_buffer_t *buffer = NULL;
+        CHECK_OK(unisono_buffer_create(ctx, parts, sizeof parts, &buffer));
+        CHECK_OK(unisono_buffer_send(buffer, 0, PARTS, UNISONO_UINT32, 1, &call));
         pid_t child = fork();
         if (child == 0) {
-            in_child(ctx, server, work);
+            in_child(ctx, server, work, buffer);
         }
         for (int i = 0; i < 100; i++) {
             CHECK_OK(unisono_store_add(server, "n", 1, NULL));
@@ -286,6 +297,8 @@ static void a_fork(unisono_context_t *ctx, void *arg) {
         CHECK(sum == 101);
         CHECK_OK(unisono_barrier(ctx, NULL, NULL));
         CHECK_OK(unisono_work_wait(work));
+        CHECK_OK(unisono_buffer_wait_send(buffer, 20000, NULL));
+        unisono_buffer_destroy(buffer);
         unisono_work_destroy(work);
         unisono_store_destroy(server);
     } else {
@@ -294,6 +307,11 @@ static void a_fork(unisono_context_t *ctx, void *arg) {
         unisono_call_t call = UNISONO_CALL_INIT;
         call.tag = 5;
         CHECK_OK(unisono_send(ctx, x, 4, UNISONO_FLOAT32, 0, &call, NULL));
+        memset(parts, 0, sizeof parts);
+        CHECK_OK(unisono_receive(ctx, parts, PARTS, UNISONO_UINT32, 0, &call, NULL));
+        for (uint32_t i = 0; i < PARTS; i++) {
+            CHECK(parts[i] == i * 3);
+        }
     }
     sums(ctx, 3, 100000);
 }

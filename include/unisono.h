@@ -712,8 +712,8 @@ const char *unisono_work_error(const struct unisono_work_t *work);
 unisono_status_t unisono_work_source(const struct unisono_work_t *work,
                                      uint32_t *source);
 
-/// Calls `callback` once, with `user`, when the operation is complete: at once, in this thread, if it already is, else
-/// from the thread that completes it, which may be one of the library's. The callback does not block; it may start
+/// Calls `callback` once, with `user`, when the operation is complete: at once, in this thread, if it already is and
+/// this is no callback, else from the thread that completes it or one of the library's. The callback does not block; it may start
 /// operations (with a `work`) and destroy works, this one included. May be called several times for several callbacks.
 unisono_status_t unisono_work_on_complete(const struct unisono_work_t *work,
                                           unisono_work_callback_t callback,

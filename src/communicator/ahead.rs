@@ -21,9 +21,10 @@ use crate::cuda::driver::StreamHandle;
 use crate::cuda::queues;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
+use crate::engine::callbacks::is_calling_back;
 use crate::engine::endpoint::lock;
 use crate::engine::group::Group;
-use crate::engine::operation::{self, Running};
+use crate::engine::operation::Running;
 use crate::error::{Result, fail};
 
 /// So many calls a stream may wait for without more ado. Two keep it busy; the rest lets a thread that has other streams
@@ -102,7 +103,7 @@ pub(super) fn waits(stream: &Stream) -> bool {
 /// device do that they take the queues of those who would end that. A callback must not wait.
 pub(super) fn may_wait(stream: &Stream) -> Result<bool> {
     let (devices, device) = (stream.devices(), stream.device());
-    if operation::is_calling_back() {
+    if is_calling_back() {
         return devices.driver().can_wait_value(device);
     }
     Ok(devices.streams_may_wait(device)? && others_that_wait(stream) < queues::WAITING)
@@ -120,7 +121,7 @@ fn others_that_wait(stream: &Stream) -> usize {
 /// Waits until `stream` may be told to wait for one more call, of `group`. `Timeout` when there are too many that do not
 /// end. Returns at once where nobody may wait, in callbacks.
 pub(super) fn make_room(stream: &Stream, group: &Group, deadline: Deadline) -> Result<()> {
-    if operation::is_calling_back() {
+    if is_calling_back() {
         return Ok(());
     }
     let key = Key::of(stream);

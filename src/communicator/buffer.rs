@@ -9,6 +9,7 @@ use crate::communicator::{Call, Context, Work};
 use crate::deadline::Deadline;
 use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator};
+use crate::sys::fork;
 
 /// How long a wait stays with one message before it looks at the others of its buffer and whether it was aborted. The
 /// wait for one message moves them all, so this bounds how late another's completion is seen, not how fast it moves.
@@ -22,6 +23,8 @@ pub struct Buffer {
     bytes: u64,
     sends: Queue,
     receives: Queue,
+    /// In which process it was made.
+    fork: u32,
 }
 
 // SAFETY: `base` only names memory, and who made the buffer promised that it may be used from any thread.
@@ -37,7 +40,7 @@ impl Buffer {
     /// a receive's memory.
     pub unsafe fn new(context: &Context, base: *mut u8, bytes: u64) -> Buffer {
         let (sends, receives) = (Queue::new("send"), Queue::new("receive"));
-        Buffer { context: context.clone(), base, bytes, sends, receives }
+        Buffer { context: context.clone(), base, bytes, sends, receives, fork: fork::generation() }
     }
 
     /// The context whose ranks it exchanges messages with.
@@ -124,8 +127,12 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        // In a forked child the messages are the parent's.
+        if self.fork != fork::generation() {
+            return;
+        }
         for queue in [&self.sends, &self.receives] {
-            for message in queue.lock().pending.drain(..) {
+            for message in std::mem::take(&mut queue.lock().pending) {
                 if message.work.cancel().is_err() {
                     // A stream has it: it is done with the memory by its own deadline.
                     let _ = message.work.wait(Deadline::NEVER);
@@ -170,13 +177,15 @@ impl Queue {
     fn wait(&self, deadline: Deadline) -> Result<u32> {
         let since = Instant::now();
         let aborts = self.lock().aborts;
+        let mut late = false;
         loop {
             let (oldest, peers, others) = {
                 let mut state = self.lock();
                 if state.aborts != aborts {
                     fail!(Aborted, "the wait for a {} of this buffer was aborted", self.verb);
                 }
-                if let Some(done) = state.pending.iter().position(|message| message.work.test().is_some()) {
+                // Nothing is moved under the lock: callbacks may want it.
+                if let Some(done) = state.pending.iter().position(|message| message.work.peek().is_some()) {
                     // `position` found it under this lock.
                     let Some(Message { work, peers }) = state.pending.remove(done) else { continue };
                     drop(state);
@@ -192,7 +201,7 @@ impl Queue {
                     None => fail!(InvalidUsage, "no {} of this buffer is under way", self.verb),
                 }
             };
-            if deadline.expired() {
+            if late {
                 let whom = match &peers[..] {
                     [] => "any rank".to_owned(),
                     [rank] => format!("rank {rank}"),
@@ -207,6 +216,7 @@ impl Queue {
                     since.elapsed().as_secs_f64()
                 );
             }
+            late = deadline.expired();
             // Whatever it answers, the loop looks at what is complete.
             let _ = oldest.wait(Deadline::after(SLICE).min(deadline));
         }

@@ -37,6 +37,7 @@ use crate::collective::checked::Checked;
 use crate::collective::request::Counts;
 use crate::collective::request::{Kind, Request};
 use crate::deadline::Deadline;
+use crate::engine::callbacks::hold_back;
 use crate::engine::device::{Caller, Enqueued, Hosts};
 use crate::engine::group::{Group, Turn};
 use crate::engine::operation::Running;
@@ -151,6 +152,8 @@ impl Composed {
     /// As [`Composed::start`].
     unsafe fn give(&self) -> Result<(Enqueued, Arc<Running>)> {
         let (group, exchange) = (&self.group, self.hosts.exchange());
+        // The series is locked, and a callback may want to make the next call.
+        let _held_back = hold_back();
         // SAFETY: the caller's promise.
         let mut series = unsafe { exchange.series(self.caller) }?;
         let until = Deadline::after(self.caller.timeout.unwrap_or(group.timeout()));

@@ -16,7 +16,6 @@ mod several;
 pub mod sparse;
 mod staged;
 mod survey;
-mod watch;
 pub mod wide;
 pub mod window;
 pub mod work;

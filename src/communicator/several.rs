@@ -20,6 +20,7 @@ use crate::cuda::local::{
 };
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
+use crate::engine::callbacks::hold_back;
 use crate::engine::endpoint::lock;
 use crate::error::{Error, Result};
 use crate::reduce::{DataType, Operator};
@@ -188,6 +189,8 @@ impl Several {
         begin: impl FnOnce() -> Result<P>,
         close: impl FnOnce(P) -> Result<W>,
     ) -> Result<Option<W>> {
+        // The object is locked, and a callback may want to run it.
+        let _held_back = hold_back();
         let mut local = lock(&self.local);
         let Local { broadcast, reduce } = &mut *local;
         let mut spread = || broadcast.as_mut().map_or(Ok(()), LocalBroadcast::run);

@@ -29,9 +29,10 @@ use crate::cuda::local::Kernels;
 use crate::cuda::stream::Stream;
 use crate::cuda::word::Word;
 use crate::deadline::Deadline;
+use crate::engine::callbacks::is_calling_back;
 use crate::engine::device::Loads;
 use crate::engine::group::{Group, Turn};
-use crate::engine::operation::{self, Operation, Running};
+use crate::engine::operation::{Operation, Running};
 use crate::engine::point::{self, Message, Pieces};
 use crate::engine::staged::relay::{Limits, Relay};
 use crate::engine::staged::{
@@ -259,7 +260,7 @@ impl Begun {
 
     /// Whether whoever closes it is to wait for it: what its stream is given next may hold up what it waits for.
     pub(super) fn is_crowded(&self) -> bool {
-        self.crowded && !operation::is_calling_back()
+        self.crowded && !is_calling_back()
     }
 
     /// As [`Begun::close`], but leaves it to run where its stream may not wait.

@@ -5,13 +5,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::Completion;
-use super::{ahead, watch};
+use super::ahead;
 use crate::cuda::context::Devices;
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::event::Event;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
-use crate::engine::operation::{Callback, Running};
+use crate::engine::callbacks::{Callback, call_back_late, call_back_when};
+use crate::engine::operation::Running;
 use crate::error::{Error, Result, fail};
 
 /// An operation under way. Cheap to clone; all methods from any thread. Dropping it lets the operation run on.
@@ -108,14 +109,26 @@ impl Work {
         }
     }
 
+    /// The result if it is there. Moves nothing, so that nothing is called back.
+    pub fn peek(&self) -> Option<Result<Completion>> {
+        match &self.state {
+            State::Ended(result) => Some(result.clone()),
+            State::Enqueued(enqueued) => enqueued.look(),
+            State::Running(running) => running.result(),
+        }
+    }
+
     /// Calls `then` once with the result: at once if it is there, else from the thread that completes the operation.
     /// That may be one of the library's or one that others rely on: `then` may start operations, but must not wait for any.
     pub fn on_complete(&self, then: Callback) {
         match &self.state {
-            State::Ended(result) => then(result.clone()),
+            State::Ended(result) => call_back_late(then, result.clone()),
             State::Enqueued(enqueued) => match enqueued.look() {
-                Some(result) => then(result),
-                None => watch::add(enqueued.clone(), then),
+                Some(result) => call_back_late(then, result),
+                None => {
+                    let enqueued = enqueued.clone();
+                    call_back_when(move || enqueued.look(), then);
+                }
             },
             State::Running(running) => running.on_complete(then),
         }
@@ -172,6 +185,7 @@ impl Work {
             State::Ended(_) => Ok(()),
             State::Running(running) if running.result().is_some() => Ok(()),
             State::Running(running) if running.is_point_to_point() => {
+                running.group().endpoint().check_fork()?;
                 running.cancel();
                 Ok(())
             }

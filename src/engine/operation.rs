@@ -1,11 +1,11 @@
 //! An operation under way: what advances it, and the handle through which others learn how it ended.
 
-use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use super::callbacks::{Callback, call_back, call_back_late};
 use super::endpoint::{Through, lock};
 use super::group::{Group, Inquiry, Turn};
 use super::wire::Class;
@@ -125,26 +125,6 @@ impl Operation for Box<dyn Operation> {
     fn exits(&self) -> Arc<Exits> {
         (**self).exits()
     }
-}
-
-/// What is called when an operation has ended. It must not wait for another operation: it may run on the service
-/// thread, through which answers come, or in a thread that others rely on to be woken. It may start operations.
-pub type Callback = Box<dyn FnOnce(Result<Completion>) + Send>;
-
-thread_local! {
-    static CALLING_BACK: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether this thread is in a callback, which must not wait.
-pub fn is_calling_back() -> bool {
-    CALLING_BACK.get()
-}
-
-/// Calls a callback, from a thread that others may rely on.
-pub fn call_back(callback: Callback, result: Result<Completion>) {
-    let before = CALLING_BACK.replace(true);
-    callback(result);
-    CALLING_BACK.set(before);
 }
 
 /// An operation that the library moves, whether or not anybody waits.
@@ -407,7 +387,7 @@ impl Running {
         match ending.result.clone() {
             Some(result) => {
                 drop(ending);
-                callback(result);
+                call_back_late(callback, result);
             }
             None => ending.callbacks.push(callback),
         }

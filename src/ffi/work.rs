@@ -130,13 +130,23 @@ pub(super) fn check_rank(context: &Context, rank: u32, name: &str) -> Result<()>
     }
 }
 
+/// The work of a handle that this call keeps, should a callback that it leads to destroy the handle.
+///
+/// # Safety
+/// NULL or a work that nobody but such a callback destroys meanwhile.
+unsafe fn kept(work: *const unisono_work_t) -> Result<Work> {
+    // SAFETY: this function's contract; nothing is called back before it returns.
+    unsafe { Handle::borrow(work, "work") }.map(|handle| handle.work.clone())
+}
+
 /// Waits until the operation is complete, moving it in this thread, and returns its outcome. It ends at the operation's
 /// own deadline at the latest. May be called again, and gives the same outcome.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_work_wait(work: *const unisono_work_t) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: NULL or a work that nobody destroys meanwhile.
-        unsafe { Handle::borrow(work, "work") }?.work.wait(Deadline::NEVER).map(drop)
+        // SAFETY: the contract of the header: NULL or a work that nobody else destroys meanwhile.
+        let work = unsafe { kept(work) }?;
+        work.wait(Deadline::NEVER).map(drop)
     })
 }
 
@@ -149,8 +159,9 @@ pub unsafe extern "C" fn unisono_work_wait_for(
     timeout_ms: u64,
 ) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: NULL or a work that nobody destroys meanwhile.
-        unsafe { Handle::borrow(work, "work") }?.work.wait(wait_deadline(timeout_ms)).map(drop)
+        // SAFETY: the contract of the header: NULL or a work that nobody else destroys meanwhile.
+        let work = unsafe { kept(work) }?;
+        work.wait(wait_deadline(timeout_ms)).map(drop)
     })
 }
 
@@ -159,11 +170,11 @@ pub unsafe extern "C" fn unisono_work_wait_for(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_work_test(work: *const unisono_work_t, done: *mut i32) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: NULL or a work that nobody destroys meanwhile.
-        let work = unsafe { Handle::borrow(work, "work") }?;
+        // SAFETY: the contract of the header: NULL or a work that nobody else destroys meanwhile.
+        let work = unsafe { kept(work) }?;
         // SAFETY: the contract of the header: NULL or writable.
         let done = unsafe { out(done, "done") }?;
-        done.write(work.work.test().is_some().into());
+        done.write(work.test().is_some().into());
         Ok(())
     })
 }
@@ -174,9 +185,9 @@ pub unsafe extern "C" fn unisono_work_status(work: *const unisono_work_t) -> uni
     guard_or(
         |error| error.status() as unisono_status_t,
         || {
-            // SAFETY: the contract of the header: NULL or a work that nobody destroys meanwhile.
-            let work = unsafe { Handle::borrow(work, "work") }?;
-            Ok(match work.work.test() {
+            // SAFETY: the contract of the header: NULL or a work that nobody else destroys meanwhile.
+            let work = unsafe { kept(work) }?;
+            Ok(match work.test() {
                 None => Status::InProgress,
                 Some(Ok(_)) => Status::Ok,
                 Some(Err(error)) => error.status(),
@@ -194,7 +205,7 @@ pub unsafe extern "C" fn unisono_work_error(work: *const unisono_work_t) -> *con
         || {
             // SAFETY: the contract of the header: NULL or a work that nobody destroys meanwhile.
             let work = unsafe { Handle::borrow(work, "work") }?;
-            Ok(match work.work.test() {
+            Ok(match work.work.peek() {
                 Some(Err(error)) => work.error.get_or_init(|| c_text(error.text())).as_ptr(),
                 _ => c"".as_ptr(),
             })
@@ -210,11 +221,11 @@ pub unsafe extern "C" fn unisono_work_source(
     source: *mut u32,
 ) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: NULL or a work that nobody destroys meanwhile.
-        let work = unsafe { Handle::borrow(work, "work") }?;
+        // SAFETY: the contract of the header: NULL or a work that nobody else destroys meanwhile.
+        let work = unsafe { kept(work) }?;
         // SAFETY: the contract of the header: NULL or writable.
         let place = unsafe { out(source, "source") }?;
-        match work.work.test() {
+        match work.test() {
             None => fail!(InvalidUsage, "the source is not known yet: the receive is still running"),
             Some(completion) => place.write(completion?.source.unwrap_or(UNISONO_NO_RANK)),
         };
@@ -222,8 +233,8 @@ pub unsafe extern "C" fn unisono_work_source(
     })
 }
 
-/// Calls `callback` once, with `user`, when the operation is complete: at once, in this thread, if it already is, else
-/// from the thread that completes it, which may be one of the library's. The callback does not block; it may start
+/// Calls `callback` once, with `user`, when the operation is complete: at once, in this thread, if it already is and
+/// this is no callback, else from the thread that completes it or one of the library's. The callback does not block; it may start
 /// operations (with a `work`) and destroy works, this one included. May be called several times for several callbacks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_work_on_complete(
@@ -263,8 +274,9 @@ pub unsafe extern "C" fn unisono_work_on_complete(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_work_cancel(work: *const unisono_work_t) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: NULL or a work that nobody destroys meanwhile.
-        unsafe { Handle::borrow(work, "work") }?.work.cancel()
+        // SAFETY: the contract of the header: NULL or a work that nobody else destroys meanwhile.
+        let work = unsafe { kept(work) }?;
+        work.cancel()
     })
 }
 
@@ -279,10 +291,10 @@ pub unsafe extern "C" fn unisono_work_block_stream(
     stream: *mut CUstream_st,
 ) -> unisono_status_t {
     guard(|| {
-        // SAFETY: the contract of the header: NULL or a work that nobody destroys meanwhile.
-        let work = unsafe { Handle::borrow(work, "work") }?;
+        // SAFETY: the contract of the header: NULL or a work that nobody else destroys meanwhile.
+        let work = unsafe { kept(work) }?;
         // SAFETY: the contract of the header: a stream.
-        unsafe { work.work.block_stream(StreamHandle(stream.expose_provenance())) }
+        unsafe { work.block_stream(StreamHandle(stream.expose_provenance())) }
     })
 }
 

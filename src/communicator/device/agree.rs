@@ -10,6 +10,7 @@ use crate::communicator::context::{Context, Place};
 use crate::cuda::context::Devices;
 use crate::cuda::exchange::Chosen;
 use crate::deadline::Deadline;
+use crate::engine::callbacks::hold_back;
 use crate::engine::device::{Loads, MESSAGE_BYTES, Setup, Step};
 use crate::engine::endpoint::{Through, lock};
 use crate::engine::executor::Run;
@@ -61,6 +62,8 @@ pub(in crate::communicator) fn connect(
     choose: impl Fn(&Devices, u32) -> Result<Chosen> + Copy,
     loads: Loads,
 ) -> Result<()> {
+    // Groups are locked until they have agreed, and a callback may want to make a call of one.
+    let _held_back = hold_back();
     let mut turns = Vec::new();
     let mut connecting = Vec::new();
     let mut others = Vec::new();

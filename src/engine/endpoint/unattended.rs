@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::attendant::{LOOK, Next};
 use super::{Endpoint, Through, lock};
 use crate::deadline::Deadline;
+use crate::engine::callbacks::is_calling_back;
 use crate::engine::device::{DeviceExchange, Way};
 use crate::engine::group::Group;
 use crate::engine::operation::Running;
@@ -179,10 +180,11 @@ impl Endpoint {
         self.unattended.remove(running);
     }
 
-    /// Moves them, those on devices only if `through` says so. Whether any has ended.
+    /// Moves them, those on devices only if `through` says so. Whether any has ended. Not within a callback: callbacks of others
+    /// would be called there, within each other without end. Whoever calls them goes on afterwards.
     pub(super) fn advance_running(&self, through: Through) -> bool {
         let on_devices = through == Through::Device;
-        if !(self.unattended.any_on_host() || on_devices && self.unattended.any()) {
+        if is_calling_back() || !(self.unattended.any_on_host() || on_devices && self.unattended.any()) {
             return false;
         }
         let mut moved = false;
