@@ -387,7 +387,7 @@ impl OnDevices {
             },
             // SAFETY: the caller's promise.
             What::Point(point, signature) => unsafe {
-                self.exchange.enqueue_points(&self.group, &[*signature], &[*point], self.caller)
+                self.exchange.enqueue_points(&self.group, &[*signature], &[*point], self.caller, &[])
             },
         }
     }
@@ -408,12 +408,9 @@ impl OnDevices {
         matches!(self.what, What::Point(..))
     }
 
-    /// Whether `other` may be given to the same stream in one piece with this.
+    /// Whether `other` is given in one piece with this.
     fn joins(&self, other: &OnDevices) -> bool {
-        self.is_point()
-            && other.is_point()
-            && Arc::ptr_eq(&self.exchange, &other.exchange)
-            && self.caller.stream == other.caller.stream
+        self.is_point() && other.is_point() && Arc::ptr_eq(&self.exchange, &other.exchange)
     }
 
     /// The work of what was given.
@@ -427,8 +424,9 @@ impl OnDevices {
     }
 }
 
-/// Gives points to their streams, those of one group and stream in one piece, whatever the order of the list. A work for
-/// each, in the order of the list.
+/// Gives points to their streams, those of one group in one piece, whatever the order of the list: of two pieces the second would
+/// wait for the first, and that for a rank whose answer is in its own second. Where they name several streams the first of these
+/// gets it, and the others wait. A work for each, in the order of the list.
 ///
 /// # Safety
 /// As [`OnDevices::launch`], for all of them.
@@ -440,17 +438,21 @@ pub(super) unsafe fn enqueue_together(points: &[OnDevices]) -> Vec<Result<Work>>
         }
         let head = &points[first];
         let mut members = Vec::new();
-        let (mut signatures, mut together) = (Vec::new(), Vec::new());
+        let (mut signatures, mut together, mut streams) = (Vec::new(), Vec::new(), vec![head.caller.stream]);
         for (index, other) in points.iter().enumerate().skip(first) {
             if let (true, What::Point(point, signature)) = (head.joins(other), &other.what) {
                 members.push(index);
                 signatures.push(*signature);
                 together.push(*point);
+                if !streams.contains(&other.caller.stream) {
+                    streams.push(other.caller.stream);
+                }
             }
         }
+        let (caller, beside) = (head.caller, &streams[1..]);
         // SAFETY: the caller's promise.
         let enqueued =
-            unsafe { head.exchange.enqueue_points(&head.group, &signatures, &together, head.caller) };
+            unsafe { head.exchange.enqueue_points(&head.group, &signatures, &together, caller, beside) };
         let work = enqueued.and_then(|enqueued| head.work(enqueued));
         for index in members {
             works[index] = Some(work.clone());

@@ -18,6 +18,7 @@ use crate::error::{Result, fail};
 pub struct Devices {
     driver: Arc<dyn Driver>,
     contexts: Box<[OnceCell<ContextHandle>]>,
+    multiprocessors: Box<[OnceCell<u32>]>,
     /// Whether `device` reaches `peer`, at `device * count + peer`.
     reach: Box<[OnceCell<bool>]>,
     /// Whether no device is to reach another.
@@ -46,6 +47,7 @@ impl Devices {
         Ok(Arc::new(Devices {
             driver,
             contexts: (0..count).map(|_| OnceCell::new()).collect(),
+            multiprocessors: (0..count).map(|_| OnceCell::new()).collect(),
             reach: (0..count * count).map(|_| OnceCell::new()).collect(),
             apart,
             slabs: Slabs::new()?,
@@ -81,6 +83,14 @@ impl Devices {
                 self.driver.retain_context(device)
             })
             .copied()
+    }
+
+    /// How many multiprocessors a device has. The driver is asked once.
+    pub fn multiprocessors(&self, device: u32) -> Result<u32> {
+        let Some(known) = self.multiprocessors.get(device as usize) else {
+            fail!(InvalidArgument, "device {device} does not exist; there are {}", self.count())
+        };
+        known.get_or_try_init(|| self.driver.multiprocessors(device)).copied()
     }
 
     /// Makes a device's primary context current on this thread until the answer is dropped.

@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
 use std::fmt;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 mod desk;
@@ -83,12 +83,19 @@ pub(super) const THREADS: u32 = 1024;
 struct Book {
     /// The number of the next order that is written.
     next: u32,
-    /// For which there is no slip yet, with their sheets.
-    waiting: VecDeque<(Order, Option<Words>)>,
+    /// For which there is no slip yet.
+    waiting: VecDeque<Waiting>,
     /// Up to this number slips are free again.
     seen: u32,
     /// The number of the last order.
     last: Option<u32>,
+}
+
+struct Waiting {
+    order: Order,
+    sheet: Option<Words>,
+    /// The [`Customer`]; `None`: one who has given up, or nobody, who has it leave.
+    of: Option<u32>,
 }
 
 /// Whether the kernel has been launched, will not be, or was refused.
@@ -110,6 +117,10 @@ pub struct Courier {
     books: [Mutex<Book>; DESKS],
     /// Who may still order.
     users: AtomicUsize,
+    /// How many have joined.
+    customers: AtomicU32,
+    /// Multiprocessors of the device.
+    multiprocessors: u32,
     /// Who may still launch it.
     promises: AtomicUsize,
     state: AtomicU8,
@@ -166,7 +177,9 @@ impl Courier {
         let mut trade = self.trade();
         trade.sealed = true;
         let carriers = blocks_for(trade.bytes);
-        let workers = trade.combiner.map_or(0, |_| workers_for(trade.bytes));
+        // Blocks wait for each other: all of them have to be there at the same time.
+        let room = self.multiprocessors.saturating_sub(2 * carriers);
+        let workers = trade.combiner.map_or(0, |_| workers_for(trade.bytes).min(room));
         (*self.blocks.get_or_init(|| [carriers, carriers, workers]), trade.combiner)
     }
 
@@ -191,13 +204,17 @@ impl Courier {
         while users > 0 {
             match self.users.compare_exchange(users, users + 1, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
-                    self.trade().take_on(bytes, combiner);
-                    return Some(Errand { courier: self.clone() });
+                    self.trade().take_on(bytes, combiner.filter(|_| has_room(self.multiprocessors)));
+                    return Some(Errand { customer: self.customer() });
                 }
                 Err(found) => users = found,
             }
         }
         None
+    }
+
+    fn customer(self: &Arc<Self>) -> Customer {
+        Customer { courier: self.clone(), number: self.customers.fetch_add(1, Ordering::Relaxed) }
     }
 
     /// One more means to launch it: whoever comes first does.
@@ -245,17 +262,29 @@ impl Courier {
         }
     }
 
-    /// What has not been begun is not carried out, unless somebody else still orders.
-    pub fn give_up(&self) {
+    /// Of orders that have no slip yet, those of a customer, or everybody's, are not carried out. Numbers that others wait for stay
+    /// theirs. If nobody orders any more it leaves behind theirs, and is not launched if it has not been.
+    fn void(&self, whose: Option<u32>) {
         if self.is_dismissed() {
             let _ = self.state.compare_exchange(NEW, VOID, Ordering::AcqRel, Ordering::Acquire);
-            for desk in Desk::ALL {
-                let mut book = self.book(desk);
-                book.waiting.clear();
-                if book.last.is_none_or(|last| reaches(last, book.next)) {
-                    self.write(desk, &mut book, Order::LEAVE, None);
+        }
+        for desk in Desk::ALL {
+            let mut book = self.book(desk);
+            for waiting in &mut book.waiting {
+                if waiting.order.action != Action::Leave && (whose.is_none() || waiting.of == whose) {
+                    *waiting = Waiting { order: Order::NOTHING, sheet: None, of: None };
                 }
             }
+            let leaves = book.waiting.back().is_some_and(|last| last.order.action == Action::Leave);
+            // Nobody waits for these, nor looks after them.
+            while book.waiting.back().is_some_and(|last| last.of.is_none()) {
+                book.waiting.pop_back();
+            }
+            if leaves {
+                book.last = Some(book.number());
+                book.waiting.push_back(Waiting { order: Order::LEAVE, sheet: None, of: None });
+            }
+            self.write_on(desk, &mut book);
         }
     }
 
@@ -275,20 +304,20 @@ impl Courier {
     }
 
     /// Orders; its number.
-    fn order(&self, desk: Desk, order: Order, sheet: Option<Words>) -> u32 {
+    fn order(&self, desk: Desk, order: Order, sheet: Option<Words>, of: Option<u32>) -> u32 {
         let mut book = self.book(desk);
-        let number = book.next.wrapping_add(book.waiting.len() as u32);
+        let number = book.number();
         if order.action == Action::Leave {
             book.last = Some(number);
         }
-        book.waiting.push_back((order, sheet));
+        book.waiting.push_back(Waiting { order, sheet, of });
         self.write_on(desk, &mut book);
         number
     }
 
     /// Writes what there are slips for. One is kept for the last.
     fn write_on(&self, desk: Desk, book: &mut Book) {
-        while let Some((order, _)) = book.waiting.front() {
+        while let Some(Waiting { order, .. }) = book.waiting.front() {
             let most = if order.action == Action::Leave { SLIPS } else { SLIPS - 1 };
             if book.next.wrapping_sub(book.seen) > most {
                 // The slip of this order was that of an earlier one, and all between are free if that is.
@@ -298,30 +327,30 @@ impl Courier {
                 }
                 book.seen = earlier;
             }
-            if let Some((order, sheet)) = book.waiting.pop_front() {
-                self.write(desk, book, order, sheet.as_ref());
+            if let Some(Waiting { order, sheet, .. }) = book.waiting.pop_front() {
+                self.stand().write(desk, book.next, order, sheet.as_ref());
+                book.next = book.next.wrapping_add(1);
             }
         }
     }
 
-    fn write(&self, desk: Desk, book: &mut Book, order: Order, sheet: Option<&Words>) {
-        if order.action == Action::Leave {
-            book.last = Some(book.next);
-        }
-        self.stand().write(desk, book.next, order, sheet);
-        book.next = book.next.wrapping_add(1);
-    }
-
     fn dismiss(&self) {
         for desk in Desk::ALL {
-            self.order(desk, Order::LEAVE, None);
+            self.order(desk, Order::LEAVE, None, None);
         }
+    }
+}
+
+impl Book {
+    /// The number of the next order.
+    fn number(&self) -> u32 {
+        self.next.wrapping_add(self.waiting.len() as u32)
     }
 }
 
 impl Drop for Courier {
     fn drop(&mut self) {
-        self.give_up();
+        self.void(None);
         let Some(mut stand) = self.stand.take() else { return };
         let last = Desk::ALL.map(|desk| {
             let book = self.book(desk);
@@ -347,10 +376,29 @@ impl fmt::Debug for Courier {
     }
 }
 
+/// One who orders, or has ordered, of a courier. Holding it does not keep that from leaving.
+#[derive(Clone, Debug)]
+pub struct Customer {
+    courier: Arc<Courier>,
+    number: u32,
+}
+
+impl Customer {
+    /// The courier.
+    pub fn courier(&self) -> &Arc<Courier> {
+        &self.courier
+    }
+
+    /// What this one has ordered is not carried out as far as it has not been begun. After its last order.
+    pub fn give_up(&self) {
+        self.courier.void(Some(self.number));
+    }
+}
+
 /// The right to order. When the last is dropped, the courier leaves behind what has been ordered.
 #[derive(Debug)]
 pub struct Errand {
-    courier: Arc<Courier>,
+    customer: Customer,
 }
 
 impl Errand {
@@ -363,6 +411,8 @@ impl Errand {
         combiner: Option<Combiner>,
     ) -> Result<Errand> {
         let stand = devices.take_stand(device)?;
+        let multiprocessors = devices.multiprocessors(device)?;
+        let combiner = combiner.filter(|_| has_room(multiprocessors));
         let first = stand.next;
         let book = |next: u32| Mutex::new(Book { next, seen: next.wrapping_sub(1), ..Book::default() });
         let courier = Courier {
@@ -373,15 +423,26 @@ impl Errand {
             blocks: OnceLock::new(),
             books: first.map(book),
             users: AtomicUsize::new(1),
+            customers: AtomicU32::new(0),
+            multiprocessors,
             promises: AtomicUsize::new(0),
             state: AtomicU8::new(NEW),
         };
-        Ok(Errand { courier: Arc::new(courier) })
+        Ok(Errand { customer: Arc::new(courier).customer() })
     }
 
-    /// The courier. Holding it does not keep it from leaving.
+    /// The courier.
     pub fn courier(&self) -> &Arc<Courier> {
-        &self.courier
+        &self.customer.courier
+    }
+
+    /// Who orders. Holding it does not keep the courier from leaving.
+    pub fn customer(&self) -> &Customer {
+        &self.customer
+    }
+
+    fn give(&self, desk: Desk, order: Order, sheet: Option<Words>) -> u32 {
+        self.courier().order(desk, order, sheet, Some(self.customer.number))
     }
 
     /// Orders bytes to be carried; the order's number at that desk.
@@ -390,7 +451,7 @@ impl Errand {
     /// Both sides are memory that the courier's device reaches at these addresses, for as long as [`Stream`] says, and the order is
     /// carried out before the courier is gone, if it is.
     pub unsafe fn order(&self, desk: Desk, to: u64, from: u64, bytes: usize) -> u32 {
-        self.courier.order(desk, Order { to, from, bytes: bytes as u64, action: Action::Carry }, None)
+        self.give(desk, Order { to, from, bytes: bytes as u64, action: Action::Carry }, None)
     }
 
     /// Orders operands to be combined, at [`Desk::Work`], by the kernel that the courier has for that
@@ -400,7 +461,7 @@ impl Errand {
     /// As [`Errand::order`], of everything that `launch` names. It has [`MAX_OPERANDS`] operands at most, and elements alone, each at
     /// a multiple of its size.
     pub unsafe fn combine(&self, launch: Launch) -> u32 {
-        self.courier.order(Desk::Work, Order::COMBINE, Some(launch.words()))
+        self.give(Desk::Work, Order::COMBINE, Some(launch.words()))
     }
 
     /// As [`Errand::order`] at [`Desk::Work`], of what the order before it wrote.
@@ -409,24 +470,32 @@ impl Errand {
     /// As [`Errand::order`].
     pub unsafe fn order_behind(&self, to: u64, from: u64, bytes: usize) -> u32 {
         let order = Order { to, from, bytes: bytes as u64, action: Action::CarryBehind };
-        self.courier.order(Desk::Work, order, None)
+        self.give(Desk::Work, order, None)
     }
 }
 
 impl Clone for Errand {
     fn clone(&self) -> Errand {
-        self.courier.users.fetch_add(1, Ordering::Relaxed);
-        Errand { courier: self.courier.clone() }
+        self.courier().users.fetch_add(1, Ordering::Relaxed);
+        Errand { customer: self.customer.clone() }
     }
 }
 
 impl Drop for Errand {
     fn drop(&mut self) {
-        if self.courier.users.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.courier.dismiss();
+        if self.courier().users.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.courier().dismiss();
         }
     }
 }
+
+/// Whether a device has room for blocks that combine beside those that carry.
+fn has_room(multiprocessors: u32) -> bool {
+    multiprocessors > 2 * MOST_CARRIERS
+}
+
+/// The most of [`blocks_for`].
+const MOST_CARRIERS: u32 = 3;
 
 /// How many blocks carry at each desk, for orders of so many bytes: enough for the bus, and no more. All of them ask the host's
 /// memory for orders, which is slow where many do: with 1, 2, 4 and 8 blocks an allreduce of 8 bytes takes 21, 23, 29 and 49 µs.
@@ -434,7 +503,7 @@ fn blocks_for(bytes: usize) -> u32 {
     match bytes {
         0..=0x4000 => 1,
         0x4001..=0x40_0000 => 2,
-        _ => 3,
+        _ => MOST_CARRIERS,
     }
 }
 

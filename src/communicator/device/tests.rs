@@ -529,7 +529,7 @@ fn sends_and_receives_that_start_together_are_one_piece() {
     ranks(&processes(2), words, |context, (double, _, device)| {
         let (group, exchange) = exchange(context);
         let memory = [double.memory(*device, 4), double.memory(*device, 4), double.memory(*device, 4)];
-        let stream = double.stream(*device);
+        let [stream, other] = [(); 2].map(|()| double.stream(*device));
         let point = |address, direction, stream| {
             let kind = if direction == Direction::Send { Kind::Send } else { Kind::Receive };
             let peer = 1 - context.rank();
@@ -549,16 +549,22 @@ fn sends_and_receives_that_start_together_are_one_piece() {
         };
         let all = [
             point(memory[0], Direction::Send, Some(stream)),
-            point(memory[1], Direction::Receive, None),
+            point(memory[1], Direction::Receive, Some(other)),
             point(memory[2], Direction::Receive, Some(stream)),
         ];
+        // The launch is in the other stream's order, too.
+        for value in 0..5 {
+            double.fill(other, *device, memory[1], &[value; 4]);
+        }
         // SAFETY: the double trusts no addresses.
         let works = unsafe { enqueue_together(&all) };
+        double.expect(other, *device, memory[1], &3u32.to_le_bytes(), "what the launch wrote");
         assert_eq!(works.len(), 3);
         for work in works {
             work.unwrap().wait(Deadline::after(PATIENCE)).unwrap();
         }
-        assert_eq!(memory.map(|address| word(double, address)), [2, 1, 2]);
+        assert_eq!(memory.map(|address| word(double, address)), [3; 3]);
+        assert_eq!(double.complaints(), Vec::<String>::new());
     });
 }
 

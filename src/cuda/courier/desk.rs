@@ -103,6 +103,7 @@ pub(in crate::cuda) struct Order {
 
 impl Order {
     pub(super) const LEAVE: Order = Order { to: 0, from: 0, bytes: 0, action: Action::Leave };
+    pub(super) const NOTHING: Order = Order { action: Action::Carry, ..Order::LEAVE };
     /// Of the sheet that goes with it.
     pub(super) const COMBINE: Order = Order { action: Action::Combine, ..Order::LEAVE };
 
@@ -113,6 +114,9 @@ impl Order {
         [a, b, c, d, e, f, action as u32, 0]
     }
 }
+
+/// Numbers of orders from which on a stand is not taken any more: far below where they would wrap.
+const RETIRED: u32 = 1 << 30;
 
 /// Whether `number` is `other` or comes after it.
 pub(super) fn reaches(number: u32, other: u32) -> bool {
@@ -139,7 +143,9 @@ impl Stands {
     fn take(&mut self) -> Option<Stand> {
         let (gone, parked) = std::mem::take(&mut self.parked).into_iter().partition(Left::is_over);
         self.parked = parked;
-        self.free.extend(Vec::into_iter(gone).map(|left: Left| left.stand));
+        let stands = Vec::into_iter(gone).map(|left: Left| left.stand);
+        // A block that has not served for so long would seem to have carried out what has not been ordered.
+        self.free.extend(stands.filter(|stand| stand.next.iter().all(|&next| next < RETIRED)));
         self.free.pop()
     }
 }
@@ -207,6 +213,7 @@ impl Left {
 impl Devices {
     /// Has stands ready, so that calls need not ask the driver for any.
     pub fn prepare_couriers(&self, device: u32) -> Result<()> {
+        self.multiprocessors(device)?;
         if self.stands().free.is_empty() { self.add_stands(device) } else { Ok(()) }
     }
 

@@ -75,11 +75,12 @@ fn one_that_is_given_up_carries_no_more_and_leaves() {
         unsafe { errand.order(Desk::Store, to, from, 8) };
     }
     let beside = courier.join(8, None).expect("one more who orders");
+    let (customer, other) = (errand.customer().clone(), beside.customer().clone());
     drop(errand);
-    courier.give_up();
+    customer.give_up();
     assert!(!courier.is_dismissed(), "the other still orders");
     drop(beside);
-    courier.give_up();
+    other.give_up();
     double.fill(stream.handle(), 0, to, &[7; 8]);
     double.drain();
     assert!(courier.is_gone());
@@ -87,13 +88,74 @@ fn one_that_is_given_up_carries_no_more_and_leaves() {
     assert_eq!(double.complaints(), Vec::<String>::new());
 }
 
+/// One of two who share it gives up, in whichever order they let go: what the other has ordered is carried out, and the numbers
+/// that it waits for are those of its own orders.
+#[test]
+fn who_gives_up_takes_nothing_from_another() {
+    for first_lets_go in [true, false] {
+        let (double, devices, stream) = given(Turns::RoundRobin);
+        let count = 2 * SLIPS as u64;
+        let [from, to, lost] = [0; 3].map(|_| double.memory(0, 8 * count as usize));
+        let bytes: Vec<u8> = (0..8 * count).map(|at| at as u8 | 1).collect();
+        double.fill(stream.handle(), 0, from, &bytes);
+        let before = double.peek(lost + 8 * (count - 1), 8);
+        let stays = Errand::new(&devices, 0, 8, None).expect("a courier");
+        let gives_up = stays.courier().join(8, None).expect("one more who orders");
+        let (courier, customer) = (stays.courier().clone(), gives_up.customer().clone());
+        launch(&courier, &stream, &double).expect("it is launched");
+        double.fill(stream.handle(), 0, from, &[0xee; 8]);
+        let orders: Vec<u32> = (0..count)
+            .map(|at| {
+                // SAFETY: the double trusts no address.
+                unsafe {
+                    gives_up.order(Desk::Store, lost + 8 * at, from + 8 * at, 8);
+                    stays.order(Desk::Store, to + 8 * at, from + 8 * at, 8)
+                }
+            })
+            .collect();
+        // SAFETY: as above.
+        unsafe { gives_up.order(Desk::Store, lost, from, 8) };
+        if first_lets_go {
+            drop(stays);
+            drop(gives_up);
+            customer.give_up();
+        } else {
+            drop(gives_up);
+            customer.give_up();
+            drop(stays);
+        }
+        for (order, at) in orders.iter().zip((0..).step_by(8)) {
+            while !courier.has_done(Desk::Store, *order) {
+                assert!(double.step(), "it has orders");
+            }
+            assert_eq!(double.peek(to + at, 8), bytes[at as usize..][..8]);
+        }
+        double.drain();
+        assert!(courier.is_gone());
+        assert_eq!(double.peek(lost + 8 * (count - 1), 8), before, "not begun when it was given up");
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn one_on_a_small_device_has_no_more_blocks_than_run_at_once() {
+    let sums = Some((DataType::F32, Operator::Sum));
+    for (multiprocessors, workers) in [(132, 16), (14, 8), (7, 1), (6, 0)] {
+        let (double, devices, _) = given(Turns::RoundRobin);
+        double.shrink(multiprocessors);
+        let errand = Errand::new(&devices, 0, 64 << 20, sums).expect("a courier");
+        assert_eq!(errand.courier().seal().0, [3, 3, workers], "{multiprocessors}");
+        assert_eq!(errand.courier().combines_by((DataType::F32, Operator::Sum)), workers > 0);
+    }
+}
+
 #[test]
 fn one_that_nobody_needs_any_more_is_not_launched() {
     let (double, devices, stream) = given(Turns::RoundRobin);
     let errand = Errand::new(&devices, 0, 8, None).expect("a courier");
-    let courier = errand.courier().clone();
+    let (courier, customer) = (errand.courier().clone(), errand.customer().clone());
     drop(errand);
-    courier.give_up();
+    customer.give_up();
     launch(&courier, &stream, &double).expect("there is nothing to do");
     assert!(courier.is_gone() && double.is_idle());
     assert!(courier.join(8, None).is_none(), "nobody orders of it any more");

@@ -108,7 +108,7 @@ impl DeviceCalls for Double {
     }
 
     fn multiprocessors(&self, _: u32) -> Result<u32> {
-        Ok(4)
+        Ok(self.lock().multiprocessors)
     }
 
     fn retain_context(&self, device: u32) -> Result<ContextHandle> {

@@ -89,6 +89,7 @@ pub(super) struct Machine {
     /// Memory cannot be shared with other processes.
     pub(super) isolated: bool,
     pub(super) devices: u32,
+    pub(super) multiprocessors: u32,
     pub(super) order: Order,
     pub(super) separated: HashSet<(u32, u32)>,
     pub(super) reached: HashSet<(u32, u32)>,
@@ -156,6 +157,7 @@ impl Machine {
             process: PROCESSES.fetch_add(1, Ordering::Relaxed),
             isolated: false,
             devices,
+            multiprocessors: 16,
             order,
             separated: HashSet::new(),
             reached: HashSet::new(),

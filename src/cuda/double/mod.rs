@@ -97,6 +97,11 @@ impl Double {
         self.lock().separated.extend([(a, b), (b, a)]);
     }
 
+    /// Each device has so many multiprocessors.
+    pub(crate) fn shrink(&self, multiprocessors: u32) {
+        self.lock().multiprocessors = multiprocessors;
+    }
+
     /// This process can neither export memory nor open that of others, as where the kernel or a virtual machine forbids
     /// it.
     pub(crate) fn forbid_sharing(&self) {

@@ -112,6 +112,8 @@ impl Carrying {
             *next = (order.action != Action::Leave).then(|| number.wrapping_add(1));
             let done = match order.action {
                 Action::Leave => Ok(()),
+                // Nothing is touched.
+                Action::Carry | Action::CarryBehind if order.bytes == 0 => Ok(()),
                 Action::Carry | Action::CarryBehind => self.carry(&order, heap),
                 Action::Combine => self.combine(&order, heap),
             };

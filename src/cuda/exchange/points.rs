@@ -176,7 +176,8 @@ impl Limits {
         Limits {
             narrow: bounds.narrow.min(NARROW_ROOM * u64::from(parts)),
             wide: bounds.wide.min(wide_room(tuning.wide) * u64::from(parts)),
-            line_part: tuning.line_part,
+            // A part goes by whichever lines the transfer does, and there is so much room for it.
+            line_part: tuning.line_part.min(NARROW_ROOM).min(wide_room(tuning.wide)),
             tile_part: tuning.tile_part,
             parts,
             classes,
@@ -309,6 +310,24 @@ mod tests {
             few.in_place
         };
         assert_eq!([swap(1 << 20, 8), swap(1 << 21, 8), swap(1 << 20, 9)], [1, 0, 0]);
+    }
+
+    /// Whatever a table says of parts: a slot of lines has room for each.
+    #[test]
+    fn parts_that_go_by_lines_fit_their_slots() {
+        for line_part in [128, 1 << 10, 4 << 10, 8 << 10, 1 << 30] {
+            for (size, max_blocks) in [(2, 0), (4, 0), (8, 0), (8, 8)] {
+                let mut table = Table::default();
+                table.tunings.iter_mut().for_each(|tuning| tuning.line_part = line_part);
+                let tuning = *table.tuning(size);
+                let limits = Limits::new(&table, size, max_blocks);
+                for bytes in (1..=limits.wide.max(limits.narrow)).step_by(61) {
+                    let share = bytes.div_ceil(limits.parts_of(bytes).into()).next_multiple_of(64);
+                    let room = if bytes <= limits.narrow { NARROW_ROOM } else { wide_room(tuning.wide) };
+                    assert!(share <= room, "{bytes} of {size} with parts from {line_part} on: {share}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -269,27 +269,61 @@ impl DeviceExchange {
         Err(group.explain(&mismatch, group.endpoint().recorder()))
     }
 
-    /// Gives sends and receives to the caller's stream, to run beside each other, and returns. `signatures` are theirs,
-    /// for the record; the points' peers are members.
+    /// Gives sends and receives to the caller's stream, to run beside each other, and returns. They come after what the streams
+    /// `beside` were given before, which come after them in turn. `signatures` are theirs, for the record; the points' peers are
+    /// members.
     ///
     /// # Safety
-    /// As [`DeviceExchange::enqueue`].
+    /// As [`DeviceExchange::enqueue`], for all streams.
     pub unsafe fn enqueue_points(
         &self,
         group: &Group,
         signatures: &[Signature],
         points: &[Point],
         caller: Caller,
+        beside: &[Option<StreamHandle>],
     ) -> Result<Enqueued> {
         let first = self.parts().first;
         let mut peers: Vec<u32> = points.iter().map(|point| first + point.peer).collect();
         peers.sort_unstable();
         peers.dedup();
-        // SAFETY: the caller's promise.
-        let launch = |stream: &Stream| unsafe {
-            self.parts().kernels.enqueue_points(points, self.parts().room.blocks(0), stream)
+        let launch = |stream: &Stream| {
+            // SAFETY: the caller's promise.
+            let joined = unsafe { self.join(caller, beside, stream) }?;
+            // SAFETY: the caller's promise.
+            unsafe { self.parts().kernels.enqueue_points(points, self.parts().room.blocks(0), stream) }?;
+            let Some(done) = joined.first().map(|_| Event::new(self.devices(), self.device())).transpose()?
+            else {
+                return Ok(());
+            };
+            done.record(stream)?;
+            joined.iter().try_for_each(|other| other.wait(&done))
         };
         self.give(group, Class::PointToPoint, signatures, peers, caller, |_, _| Ok(()), launch)
+    }
+
+    /// Has `stream` wait for what others were given; those others.
+    ///
+    /// # Safety
+    /// The streams live.
+    unsafe fn join(
+        &self,
+        caller: Caller,
+        others: &[Option<StreamHandle>],
+        stream: &Stream,
+    ) -> Result<Vec<Stream>> {
+        let joined = others.iter().map(|&other| {
+            let handle = other.unwrap_or(self.parts().stream.handle());
+            // SAFETY: the caller's promise.
+            let other_stream = unsafe { Stream::borrow(self.devices(), self.device(), handle) };
+            let other_stream =
+                other_stream.map_err(|error| self.foreign(Caller { stream: other, ..caller }, error))?;
+            let given = Event::new(self.devices(), self.device())?;
+            given.record(&other_stream)?;
+            stream.wait(&given)?;
+            Ok(other_stream)
+        });
+        joined.collect()
     }
 
     #[expect(clippy::too_many_arguments, reason = "two callers, above")]

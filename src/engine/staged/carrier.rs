@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::resources::{Bay, Lane, Ringer};
 use super::{StreamOrder, resources};
-use crate::cuda::courier::{Courier, Desk, Errand};
+use crate::cuda::courier::{Customer, Desk, Errand};
 use crate::engine::group::Group;
 use crate::error::{Result, fail};
 
@@ -15,14 +15,14 @@ pub(super) struct Carrier {
 }
 
 enum Way {
-    Courier(Arc<Courier>),
+    Courier(Customer),
     Bay(Arc<Bay>),
 }
 
 impl Carrier {
     pub(super) fn new(order: &StreamOrder, group: &Group) -> Result<Carrier> {
         let way = match &order.errand {
-            Some(errand) => Way::Courier(errand.courier().clone()),
+            Some(errand) => Way::Courier(errand.customer().clone()),
             None => Way::Bay(Bay::take(&order.devices, order.device)?),
         };
         Ok(Carrier { way, ringer: Ringer::new(group.endpoint()) })
@@ -103,7 +103,7 @@ impl Carrier {
     /// Whether that has ended.
     pub(super) fn has_ended(&self, desk: Desk, lane: &Lane) -> Result<bool> {
         match (&self.way, desk) {
-            (Way::Courier(courier), _) => Ok(courier.has_done(desk, lane.ordered(desk))),
+            (Way::Courier(customer), _) => Ok(customer.courier().has_done(desk, lane.ordered(desk))),
             (Way::Bay(_), Desk::Load) => lane.loaded.query(),
             (Way::Bay(_), Desk::Store | Desk::Work) => lane.stored.query(),
         }
@@ -121,10 +121,10 @@ impl Carrier {
     /// Lets go of what a call ran in that is given up, when copies may be under way.
     pub(super) fn leave(self, order: &mut StreamOrder, lanes: Vec<Lane>, released: bool) {
         match self.way {
-            Way::Courier(courier) => {
+            Way::Courier(customer) => {
                 order.errand = None;
-                courier.give_up();
-                resources::park_behind(courier, lanes);
+                customer.give_up();
+                resources::park_behind(customer.courier().clone(), lanes);
             }
             Way::Bay(bay) => resources::leave(order, &bay, lanes, released),
         }

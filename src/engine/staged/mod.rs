@@ -133,9 +133,9 @@ impl StreamOrder {
     /// As [`StreamOrder::release`], for a call that is given up.
     fn give_up(&mut self) {
         if let Some(errand) = self.errand.take() {
-            let courier = errand.courier().clone();
+            let customer = errand.customer().clone();
             drop(errand);
-            courier.give_up();
+            customer.give_up();
         }
         self.release();
     }

@@ -9,7 +9,7 @@ use super::Combine;
 use super::lanes::Lanes;
 use super::route::LANES;
 use crate::cuda::context::Devices;
-use crate::cuda::courier::{Courier, Desk, Errand};
+use crate::cuda::courier::{Courier, Customer, Desk, Errand};
 use crate::cuda::driver::Priority;
 use crate::cuda::event::Event;
 use crate::cuda::kernels::Launch;
@@ -66,7 +66,7 @@ pub(super) enum Tracks {
 pub(super) struct Ordered {
     /// Until everything has been.
     errand: Option<Errand>,
-    courier: Arc<Courier>,
+    customer: Customer,
     /// For each piece under way, the numbers of its last orders at each desk that were not seen to be carried out.
     pieces: Vec<[Option<u32>; Desk::ALL.len()]>,
 }
@@ -109,8 +109,8 @@ impl Tracks {
             let tracks = (0..pieces).map(|_| Track::take(devices, *device)).collect::<Result<_>>()?;
             return Ok(Tracks::Streams(tracks));
         };
-        let (courier, pieces) = (errand.courier().clone(), vec![NOTHING; pieces as usize]);
-        Ok(Tracks::Courier(Ordered { errand: Some(errand), courier, pieces }))
+        let (customer, pieces) = (errand.customer().clone(), vec![NOTHING; pieces as usize]);
+        Ok(Tracks::Courier(Ordered { errand: Some(errand), customer, pieces }))
     }
 
     /// How many pieces may be under way.
@@ -201,10 +201,10 @@ impl Tracks {
         let index = self.index(piece);
         match self {
             Tracks::Streams(tracks) => tracks[index].is_idle(),
-            Tracks::Courier(Ordered { courier, pieces, .. }) => {
+            Tracks::Courier(Ordered { customer, pieces, .. }) => {
                 for desk in Desk::ALL {
                     let last = &mut pieces[index][desk as usize];
-                    if last.is_some_and(|last| courier.has_done(desk, last)) {
+                    if last.is_some_and(|last| customer.courier().has_done(desk, last)) {
                         *last = None;
                     }
                 }
@@ -251,10 +251,10 @@ impl Tracks {
     /// Takes them back, and lets go of the lanes, when the steps under way have ended. The caller's stream goes on behind those.
     pub(super) fn leave(self, order: &StreamOrder, lanes: Arc<Lanes>) {
         match self {
-            Tracks::Courier(Ordered { errand, courier, .. }) => {
+            Tracks::Courier(Ordered { errand, customer, .. }) => {
                 drop(errand);
-                courier.give_up();
-                park(Tail::Courier(courier), Vec::new(), lanes);
+                customer.give_up();
+                park(Tail::Courier(customer.courier().clone()), Vec::new(), lanes);
             }
             Tracks::Streams(tracks) => leave(order, tracks, lanes),
         }
