@@ -364,17 +364,22 @@ impl Group {
         self.endpoint.recorder().end(turn.slot, progress);
         let result = result.map_err(|cause| self.blame(turn, cause));
         if turn.class != Class::PointToPoint {
-            let mut orders = lock(&self.orders);
-            let order = orders.of(turn.class, turn.tag);
-            let next = order.queue.pop_front();
-            order.busy = next.is_some();
-            drop(orders);
+            if turn.class == Class::Tagged {
+                self.endpoint.messages().end_call(self.id, turn.tag, turn.sequence);
+            }
+            let next = lock(&self.orders).end(turn.class, turn.tag);
             if let Some(next) = next {
                 next.activate();
                 self.endpoint.kick();
             }
         }
         result
+    }
+
+    /// Tags of which something is kept for their next calls, neighbours as one.
+    #[cfg(test)]
+    pub(super) fn kept_tags(&self) -> usize {
+        lock(&self.orders).entries()
     }
 
     /// Tells a failure with its call, after making it the group's if the call was everybody's.

@@ -23,6 +23,7 @@ pub mod point;
 pub mod recorder;
 pub mod sends;
 pub mod shelf;
+mod spent;
 pub mod staged;
 pub mod wire;
 

@@ -45,7 +45,8 @@ type Channel = (u64, u64);
 
 /// Messages and receives that have not found each other.
 pub struct Pairs<T> {
-    sent: HashMap<(u32, Channel), u32>,
+    /// How many messages have been sent to a rank in a group: their numbers only name them.
+    sent: HashMap<(u32, u64), u32>,
     waiting: HashMap<Channel, VecDeque<Waiting<T>>>,
     /// Sender and number of messages, in the order of their arrival.
     unclaimed: HashMap<Channel, VecDeque<(u32, u32)>>,
@@ -58,9 +59,9 @@ impl<T> Default for Pairs<T> {
 }
 
 impl<T> Pairs<T> {
-    /// The number of the next message to `peer`.
-    pub fn number(&mut self, peer: u32, channel: Channel) -> u32 {
-        let next = self.sent.entry((peer, channel)).or_insert(0);
+    /// The number of the next message to `peer` in `group`.
+    pub fn number(&mut self, peer: u32, group: u64) -> u32 {
+        let next = self.sent.entry((peer, group)).or_insert(0);
         let number = *next;
         *next = number.wrapping_add(1);
         number
@@ -127,7 +128,7 @@ impl<T> Pairs<T> {
 
     /// A group is gone: the numbers of its messages and the messages that nobody has taken go with it.
     pub fn forget(&mut self, group: u64) {
-        self.sent.retain(|(_, channel), _| channel.0 != group);
+        self.sent.retain(|(_, other), _| *other != group);
         self.unclaimed.retain(|channel, _| channel.0 != group);
     }
 

@@ -134,7 +134,7 @@ impl Point {
         let channel = (group.id(), self.tag);
         match self.message.piece(self.cut.piece(0)) {
             Message::Send { to, from } => {
-                let sequence = messages.next_in_pair(peer(to), group.id(), self.tag);
+                let sequence = messages.next_in_pair(peer(to), group.id());
                 // Told to the mailbox as a receive's is, for the other pieces.
                 messages.look(mailbox).source = Some((peer(to), sequence));
                 messages.send(peer(to), first_key(channel, sequence), signature, from, ticket);

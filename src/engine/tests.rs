@@ -142,6 +142,30 @@ fn calls_that_nobody_waits_for_are_compared_though_nothing_is_sent() {
     assert!(error.text().contains("rank 1 called allgather(7 × uint8)"), "{error}");
 }
 
+#[test]
+fn tags_that_are_used_once_leave_nothing_behind() {
+    let [group, other] = pair(true);
+    group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
+    for tag in 1..1000 {
+        let ending = || Scripted(Some(Ok(Completion::default())), Arc::default());
+        let turn = group.start(Class::Tagged, tag, BARRIER, None, |_| ending()).expect("it starts");
+        assert!(turn.wait(Deadline::NEVER).expect("it ends").is_ok());
+        group.run(Class::PointToPoint, tag, BARRIER, None, |_| ending()).expect("it ends at once");
+    }
+    assert_eq!(group.kept_tags(), 1);
+    // What is kept of messages, this rank's last call aside.
+    assert!(group.endpoint().messages().entries() <= 2, "{}", group.endpoint().messages().entries());
+    // A tag has its number all the same.
+    let mut number = None;
+    let again = |turn: &Turn| {
+        number = Some(turn.sequence);
+        Scripted(Some(Ok(Completion::default())), Arc::default())
+    };
+    group.run(Class::Tagged, 500, BARRIER, None, again).expect("it ends at once");
+    assert_eq!(number, Some(1));
+    drop(other);
+}
+
 /// As [`pair`], exchanging directly.
 fn direct_pair() -> [Arc<Group>; 2] {
     let groups = pair(true);
@@ -440,7 +464,7 @@ fn a_message_withdrawn_behind_a_full_ring_does_not_count() {
     let mut messages = groups[1].endpoint().messages();
     let (given_up, stuck) = (messages.mailbox(), messages.mailbox());
     let mut send_by_hand = |mailbox, tag, bytes: &[u8]| {
-        let sequence = messages.next_in_pair(0, groups[1].id(), tag);
+        let sequence = messages.next_in_pair(0, groups[1].id());
         let key = Key { group: groups[1].id(), tag, sequence, slot: 0, class: Class::PointToPoint };
         let signature = Signature { kind: Kind::Send, count: bytes.len() as u64, ..BARRIER };
         let from = Source { address: bytes.as_ptr(), len: bytes.len() };

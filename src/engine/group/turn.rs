@@ -9,6 +9,7 @@ use super::inquiry::HEARSAY;
 use crate::deadline::Deadline;
 use crate::engine::operation::Running;
 use crate::engine::recorder::Slot;
+use crate::engine::spent::Spent;
 use crate::engine::wire::{Class, Key};
 use crate::signature::Signature;
 
@@ -81,7 +82,13 @@ const COMPARE_AFTER: Duration = Duration::from_millis(250);
 #[derive(Default)]
 pub(super) struct Orders {
     ordered: Order,
-    others: HashMap<(Class, u64), Order>,
+    /// Sends and receives, whatever their tags: these order them in another way.
+    points: Order,
+    internal: Order,
+    /// Of tags that have calls now,
+    tagged: HashMap<u64, Order>,
+    /// and of the others.
+    spent: Spent,
 }
 
 /// Those of one class and tag: one runs at a time.
@@ -98,7 +105,31 @@ impl Orders {
     pub(super) fn of(&mut self, class: Class, tag: u64) -> &mut Order {
         match class {
             Class::Ordered => &mut self.ordered,
-            _ => self.others.entry((class, tag)).or_default(),
+            Class::PointToPoint => &mut self.points,
+            Class::Internal => &mut self.internal,
+            Class::Tagged => self
+                .tagged
+                .entry(tag)
+                .or_insert_with(|| Order { next: self.spent.take(tag), ..Order::default() }),
         }
+    }
+
+    /// A call has ended. The one that has its turn now, if one waits.
+    pub(super) fn end(&mut self, class: Class, tag: u64) -> Option<Arc<Running>> {
+        let order = self.of(class, tag);
+        let next = order.queue.pop_front();
+        order.busy = next.is_some();
+        if let (Class::Tagged, None) = (class, &next) {
+            let had = order.next;
+            self.tagged.remove(&tag);
+            self.spent.put(tag, had);
+        }
+        next
+    }
+
+    /// Tags of which something is kept, neighbours as one.
+    #[cfg(test)]
+    pub(in crate::engine) fn entries(&self) -> usize {
+        self.tagged.len() + self.spent.runs()
     }
 }

@@ -7,12 +7,17 @@ use super::Messages;
 use super::failure::{Mismatch, Trouble};
 use super::hash::KeyHasher;
 use super::transfer::{Early, Receiving, Sending};
+use crate::engine::spent::Spent;
 use crate::engine::wire::{Class, Frame, Key};
 use crate::signature::Signature;
 
 /// The calls of every (group, tag, class), and the messages of collectives that nobody has asked for yet.
 #[derive(Default)]
-pub(super) struct Calls(HashMap<(u64, u64, Class), Calling, BuildHasherDefault<KeyHasher>>);
+pub(super) struct Calls {
+    calling: HashMap<(u64, u64, Class), Calling, BuildHasherDefault<KeyHasher>>,
+    /// How many there have been of tags that have none now, by the group.
+    spent: HashMap<u64, Spent>,
+}
 
 /// The calls of one group with one tag, one after the other.
 #[derive(Default)]
@@ -45,10 +50,13 @@ fn before(sequence: u32, other: u32) -> bool {
 impl Calls {
     /// What [`Messages::begin_call`] does. The first message that is of another call, or of one that is over.
     fn begin(&mut self, name: (u64, u64, Class), sequence: u32, signature: Signature) -> Option<Mismatch> {
-        let calling = self.0.entry(name).or_default();
+        let (group, tag, class) = name;
+        if let (Class::Tagged, Some(spent)) = (class, self.spent.get_mut(&group)) {
+            spent.take(tag);
+        }
+        let calling = self.calling.entry(name).or_default();
         let current = Current { sequence, signature };
         calling.current = Some(current);
-        let (group, tag, class) = name;
         let of_now = calling.unasked.iter().take_while(|unasked| !before(sequence, unasked.sequence));
         of_now.fold(None, |found, unasked| {
             let key = Key { group, tag, class, sequence: unasked.sequence, slot: unasked.slot };
@@ -56,14 +64,34 @@ impl Calls {
         })
     }
 
+    /// Call `sequence` of a tag is over. Of one that has no more to come just their number is kept.
+    fn end(&mut self, group: u64, tag: u64, sequence: u32) {
+        let name = (group, tag, Class::Tagged);
+        if let Some(Calling { current, unasked }) = self.calling.get(&name)
+            && (!unasked.is_empty() || current.is_some_and(|current| current.sequence != sequence))
+        {
+            return;
+        }
+        self.calling.remove(&name);
+        self.spent.entry(group).or_default().put(tag, sequence.wrapping_add(1));
+    }
+
     fn compare(&self, peer: u32, key: Key, signature: Signature) -> Option<Mismatch> {
-        let calling = self.0.get(&(key.group, key.tag, key.class))?;
-        calling.current?.compare(peer, key, signature)
+        let calling = self.calling.get(&(key.group, key.tag, key.class));
+        if let Some(current) = calling.and_then(|calling| calling.current) {
+            return current.compare(peer, key, signature);
+        }
+        let had = match key.class {
+            Class::Tagged => self.spent.get(&key.group)?.get(key.tag),
+            _ => 0,
+        };
+        let over = had > 0 && before(key.sequence, had);
+        over.then(|| Mismatch { peer, key, theirs: signature.call(), ours: None, bytes: None })
     }
 
     /// Keeps what is known of a message that nobody has asked for, until it is taken.
     fn keep(&mut self, peer: u32, key: Key, signature: Signature) {
-        let calling = self.0.entry((key.group, key.tag, key.class)).or_default();
+        let calling = self.calling.entry((key.group, key.tag, key.class)).or_default();
         let unasked = Unasked { peer, sequence: key.sequence, slot: key.slot, signature };
         // Nearly always the last: then nothing is moved.
         let at = calling.unasked.partition_point(|other| !before(key.sequence, other.sequence));
@@ -73,7 +101,7 @@ impl Calls {
     /// A message that had come unasked is taken, or withdrawn.
     pub(super) fn taken(&mut self, peer: u32, key: Key) {
         let name = (key.group, key.tag, key.class);
-        let Some(calling) = self.0.get_mut(&name) else { return };
+        let Some(calling) = self.calling.get_mut(&name) else { return };
         let first = calling.unasked.partition_point(|other| before(other.sequence, key.sequence));
         let of_call = calling.unasked.range(first..).take_while(|other| other.sequence == key.sequence);
         let found = of_call.enumerate().find(|(_, other)| other.peer == peer && other.slot == key.slot);
@@ -81,18 +109,21 @@ impl Calls {
             calling.unasked.remove(first + offset);
         }
         if calling.current.is_none() && calling.unasked.is_empty() {
-            self.0.remove(&name);
+            self.calling.remove(&name);
         }
     }
 
     fn forget(&mut self, group: u64) {
-        self.0.retain(|(other, ..), _| *other != group);
+        self.calling.retain(|(other, ..), _| *other != group);
+        self.spent.remove(&group);
     }
 
     /// Calls and messages.
     #[cfg(test)]
     pub(super) fn entries(&self) -> usize {
-        self.0.values().map(|calling| usize::from(calling.current.is_some()) + calling.unasked.len()).sum()
+        let known = |calling: &Calling| usize::from(calling.current.is_some()) + calling.unasked.len();
+        let calling: usize = self.calling.values().map(known).sum();
+        calling + self.spent.values().map(Spent::runs).sum::<usize>()
     }
 }
 
@@ -143,6 +174,11 @@ impl Messages {
     pub fn begin_call(&mut self, group: u64, class: Class, tag: u64, sequence: u32, signature: Signature) {
         let mismatch = self.calls.begin((group, tag, class), sequence, signature);
         self.troubles.extend(mismatch.map(Trouble::Mismatch));
+    }
+
+    /// Call `sequence` of (group, tag) is over.
+    pub fn end_call(&mut self, group: u64, tag: u64, sequence: u32) {
+        self.calls.end(group, tag, sequence);
     }
 
     /// A group is gone from this rank: what has come for it and was not asked for, and what is known of its calls, is
@@ -246,6 +282,29 @@ mod tests {
     }
 
     #[test]
+    fn of_tags_that_are_used_once_hardly_anything_is_kept_and_what_comes_late_is_told() {
+        let mut calls = Calls::default();
+        let key = |tag: u64, sequence| Key { group: 7, tag, sequence, slot: 0, class: Class::Tagged };
+        for tag in 1..1000 {
+            calls.keep(1, key(tag, 0), SUM);
+            assert!(calls.begin((7, tag, Class::Tagged), 0, SUM).is_none());
+            calls.taken(1, key(tag, 0));
+            calls.end(7, tag, 0);
+        }
+        assert_eq!(calls.entries(), 1);
+        assert!(calls.compare(2, key(500, 0), SUM).is_some(), "of a call that is over");
+        assert!(calls.compare(2, key(500, 1), SUM).is_none(), "of the next");
+        assert!(calls.compare(2, key(1000, 0), SUM).is_none(), "of one to come");
+        // One that has come for the next call stays when this one ends.
+        assert!(calls.begin((7, 500, Class::Tagged), 1, SUM).is_none());
+        calls.keep(1, key(500, 2), OTHER);
+        calls.end(7, 500, 1);
+        assert!(calls.begin((7, 500, Class::Tagged), 2, SUM).is_some(), "it differs");
+        calls.forget(7);
+        assert_eq!(calls.entries(), 0);
+    }
+
+    #[test]
     fn messages_of_what_is_never_called_leave_nothing_behind() {
         let mut calls = Calls::default();
         for slot in 0..3 {
@@ -254,8 +313,8 @@ mod tests {
         for slot in [1, 0, 2] {
             calls.taken(1, key(0, slot));
         }
-        assert!(calls.0.is_empty());
+        assert!(calls.calling.is_empty());
         calls.taken(1, key(0, 0));
-        assert!(calls.0.is_empty());
+        assert!(calls.calling.is_empty());
     }
 }

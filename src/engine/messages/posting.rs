@@ -12,9 +12,9 @@ use crate::signature::Signature;
 use crate::transport::LinkKind;
 
 impl Messages {
-    /// The number of the next send to `peer` with this tag.
-    pub fn next_in_pair(&mut self, peer: u32, group: u64, tag: u64) -> u32 {
-        self.pairs.number(peer, (group, tag))
+    /// The number of the next send to `peer`.
+    pub fn next_in_pair(&mut self, peer: u32, group: u64) -> u32 {
+        self.pairs.number(peer, group)
     }
 
     /// Sends, once [`Messages::write_out`] is called. The ticket's mailbox is told when the bytes may be changed again.
