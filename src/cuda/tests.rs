@@ -123,3 +123,23 @@ fn default_streams_are_of_the_device_they_are_used_with() {
     assert!(!null.is(&borrow(1, StreamHandle::NULL)));
     assert!(!null.is(&borrow(0, StreamHandle::PER_THREAD)));
 }
+
+/// A word is dropped before the stream that is to release it has come so far: it is used again after that.
+#[test]
+fn words_that_streams_release_late_are_used_again() {
+    let (double, devices) = open(Order::RoundRobin);
+    let stream = Stream::new(&devices, 0, false).expect("a stream");
+    let addresses: Vec<u64> = (0..10_000)
+        .map(|_| {
+            let word = devices.word(0).expect("a word");
+            stream.release_word(&word).expect("it is given");
+            let address = word.address();
+            drop(word);
+            double.drain();
+            address
+        })
+        .collect();
+    let distinct: std::collections::HashSet<u64> = addresses.into_iter().collect();
+    assert!(distinct.len() <= 256, "a page of words serves: {}", distinct.len());
+    assert_eq!(double.complaints(), Vec::<String>::new());
+}

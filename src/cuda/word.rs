@@ -21,14 +21,40 @@ pub(super) struct Words {
     pages: Vec<usize>,
     /// Address, and the value of the last use.
     free: Vec<(usize, u32)>,
+    /// Those that a stream has yet to release.
+    late: Vec<(usize, u32)>,
 }
 
 impl Words {
     /// The pages, for whoever frees them.
     pub(super) fn pages(&mut self) -> Vec<usize> {
         self.free.clear();
+        self.late.clear();
         std::mem::take(&mut self.pages)
     }
+
+    /// Has those at hand that streams have released meanwhile.
+    fn sweep(&mut self) {
+        let free = &mut self.free;
+        self.late.retain(|&(address, value)| {
+            let released = is_released(address, value);
+            if released {
+                free.push((address, value));
+            }
+            !released
+        });
+    }
+}
+
+/// The word at an address that [`Devices::word`] has given out.
+fn at(address: usize) -> &'static AtomicU32 {
+    // SAFETY: it lies in a page of pinned memory that lives as long as the devices, which whoever has the address keeps, aligned to a
+    // cache line, and is only accessed as an atomic here and as a 32-bit word by streams.
+    unsafe { &*std::ptr::with_exposed_provenance::<AtomicU32>(address) }
+}
+
+fn is_released(address: usize, value: u32) -> bool {
+    at(address).load(Ordering::Acquire).wrapping_sub(value) as i32 >= 0
 }
 
 /// One use of a word: streams wait until it is released. Dropping it releases it, unless a stream will.
@@ -46,6 +72,9 @@ impl Devices {
     /// A word that has not been released. `device` is any that will use it.
     pub fn word(self: &Arc<Self>, device: u32) -> Result<Word> {
         let mut words = self.words();
+        if words.free.is_empty() {
+            words.sweep();
+        }
         if words.free.is_empty() {
             let start = self.pinned_page(device, PAGE)?;
             words.pages.push(start);
@@ -76,13 +105,13 @@ impl Word {
 
     /// Whether it has been released.
     pub fn is_released(&self) -> bool {
-        self.word().load(Ordering::Acquire).wrapping_sub(self.value) as i32 >= 0
+        is_released(self.address, self.value)
     }
 
     /// Lets the streams go on.
     pub fn release(&self) {
         if !self.is_released() {
-            self.word().store(self.value, Ordering::Release);
+            at(self.address).store(self.value, Ordering::Release);
         }
     }
 
@@ -100,12 +129,6 @@ impl Word {
     pub(super) fn give(&self) {
         self.given.store(true, Ordering::Relaxed);
     }
-
-    fn word(&self) -> &AtomicU32 {
-        // SAFETY: it lies in a page of pinned memory that lives as long as `devices`, aligned to a cache line, and is only
-        // accessed as an atomic here and as a 32-bit word by streams.
-        unsafe { &*std::ptr::with_exposed_provenance::<AtomicU32>(self.address) }
-    }
 }
 
 impl fmt::Debug for Word {
@@ -116,8 +139,13 @@ impl fmt::Debug for Word {
 
 impl Drop for Word {
     fn drop(&mut self) {
-        // A release that a stream has yet to come to would undo later ones: that word is not used again.
-        if *self.forced.get_mut() || *self.given.get_mut() && !self.is_released() {
+        // A release that a stream has yet to come to would undo later ones. Of one that was forced nobody sees when that is: such a
+        // word is not used again.
+        if *self.forced.get_mut() {
+            return;
+        }
+        if *self.given.get_mut() && !self.is_released() {
+            self.devices.words().late.push((self.address, self.value));
             return;
         }
         self.release();

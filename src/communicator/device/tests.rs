@@ -594,3 +594,27 @@ fn deadlines_hold_while_the_driver_does_not_answer() {
         assert!(error.text().contains("rank 1"), "{error}");
     });
 }
+
+/// One call hangs, and the program goes on making calls, whose deadlines are later each.
+#[test]
+fn a_call_that_hangs_is_told_although_others_follow() {
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        let output = double.memory(*device, 4);
+        run(&sum(context, 1, output, None, PATIENCE)).expect("a sum");
+        if context.rank() == 1 {
+            until("the failure", || context.failure().is_some());
+            return;
+        }
+        let start = Instant::now();
+        let timeout = Duration::from_millis(500);
+        while context.failure().is_none() {
+            assert!(start.elapsed() < PATIENCE / 4, "{:?}", start.elapsed());
+            // Refused once the group has failed.
+            // SAFETY: the double trusts no addresses.
+            let _ = unsafe { sum(context, 1, output, None, timeout).enqueue() };
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let error = context.failure().expect("it has failed");
+        assert_eq!(error.status(), Status::Timeout, "{error}");
+    });
+}

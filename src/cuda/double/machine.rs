@@ -157,7 +157,7 @@ impl Machine {
             process: PROCESSES.fetch_add(1, Ordering::Relaxed),
             isolated: false,
             devices,
-            multiprocessors: 16,
+            multiprocessors: 20,
             order,
             separated: HashSet::new(),
             reached: HashSet::new(),

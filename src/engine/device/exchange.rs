@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::sync::atomic::{Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::time::Duration;
 
 use super::board::Noted;
@@ -25,6 +25,7 @@ use crate::engine::wire::{Class, Key};
 use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operator};
 use crate::signature::{Kind, Signature};
+use crate::sys::process;
 
 /// One rank's end of the exchange between its group's GPUs. All methods from any thread.
 ///
@@ -35,7 +36,7 @@ pub struct DeviceExchange {
     /// None once it is being dropped.
     parts: Option<Parts>,
     lane: Mutex<Lane>,
-    /// The last call that was not captured, until it is seen to be done.
+    /// Calls that were not captured, until they are seen to be done.
     watch: Mutex<Watch>,
 }
 
@@ -58,19 +59,15 @@ struct Lane {
     collectives: u32,
 }
 
-/// The last call, under observation.
+/// Calls under observation.
 #[derive(Debug, Default)]
 struct Watch {
+    /// The last one,
     last: Option<Overdue>,
-    /// How many calls there have been.
+    /// and one that another event stands for until it is done: a program that makes calls all the time learns of one that hangs.
+    mark: Option<Overdue>,
+    /// How often calls have begun and have ended to be made: odd while one is.
     calls: u64,
-}
-
-impl Watch {
-    fn begin(&mut self, overdue: Overdue) {
-        self.last = Some(overdue);
-        self.calls += 1;
-    }
 }
 
 /// What may differ from call to call.
@@ -394,12 +391,8 @@ impl DeviceExchange {
                     stream.wait(&parts.last)?;
                 }
                 launch(stream)?;
-                // Under the lock: who looks at the event knows the call that it stands for.
-                let mut watch = lock(&self.watch);
-                parts.last.record(stream)?;
                 *ran_on = Some(id);
-                watch.begin(Overdue::new(turn, peers.clone()));
-                Ok(())
+                self.observe(stream, turn, &peers)
             }
         });
         drop(lane);
@@ -412,6 +405,30 @@ impl DeviceExchange {
             group.endpoint().watch_devices();
         }
         Ok(Enqueued { turn, peers, stream: handle, captured: capture.is_some() })
+    }
+
+    /// From here on the call of `turn` is observed, the last of what `stream` was given. For one thread at a time.
+    fn observe(&self, stream: &Stream, turn: Turn, peers: &[u32]) -> Result<()> {
+        let parts = self.parts();
+        let marks = {
+            let mut watch = lock(&self.watch);
+            watch.calls += 1;
+            watch.mark.is_none()
+        };
+        // Without the lock, which whoever looks needs, should the driver not answer.
+        let recorded = parts.last.record(stream).and_then(|()| match marks {
+            true => parts.mark.record(stream),
+            false => Ok(()),
+        });
+        let mut watch = lock(&self.watch);
+        watch.calls += 1;
+        recorded?;
+        let overdue = || Overdue::new(turn, peers.to_vec());
+        if marks {
+            watch.mark = Some(overdue());
+        }
+        watch.last = Some(overdue());
+        Ok(())
     }
 
     /// Why the caller's stream cannot be used: it may be one of another device.
@@ -501,19 +518,38 @@ impl DeviceExchange {
     }
 
     /// As [`DeviceExchange::abort`], also for kernels that would find all that they wait for: what streams come to from now
-    /// on leaves the caller's memory alone. Waits until that is so, a few milliseconds at most.
-    pub fn shut(&self) {
+    /// on leaves the caller's memory alone. Waits until that is so, a few milliseconds at most: the driver may be waiting for what
+    /// whoever calls this is to end, and is asked by another thread.
+    pub fn shut(self: &Arc<Self>) {
         self.abort();
-        let parts = self.parts();
-        let Some(stream) = &parts.urgent else { return };
-        let latch = || -> Result<()> {
-            // SAFETY: the arena's first word, which is the kernels' latch; the arena outlives this group's streams.
-            unsafe { stream.write_value(parts.arena.address(), 1) }?;
-            stream.synchronize(Deadline::after(LATCHING))
-        };
-        if let Err(error) = latch() {
-            log::debug!("kernels that are launched already may run: {error}");
+        if self.parts().urgent.is_none() {
+            return;
         }
+        let (this, (tell, told)) = (self.clone(), mpsc::sync_channel(1));
+        let latch = move || {
+            let latched = this.latch();
+            // The exchange may end here, which is nobody's to wait for.
+            drop(this);
+            // Who waited may have gone on.
+            let _ = tell.send(latched);
+        };
+        let latched =
+            process::spawn("unisono-latch", latch).map_err(|cause| cause.to_string()).and_then(|_| {
+                told.recv_timeout(2 * LATCHING)
+                    .map_err(|cause| cause.to_string())?
+                    .map_err(|error| error.to_string())
+            });
+        if let Err(cause) = latched {
+            log::debug!("kernels that are launched already may run: {cause}");
+        }
+    }
+
+    fn latch(&self) -> Result<()> {
+        let parts = self.parts();
+        let Some(stream) = &parts.urgent else { return Ok(()) };
+        // SAFETY: the arena's first word, which is the kernels' latch; the arena outlives this group's streams.
+        unsafe { stream.write_value(parts.arena.address(), 1) }?;
+        stream.synchronize(Deadline::after(LATCHING))
     }
 
     /// Ends the kernels of this rank, now and from now on. Returns at once; from any thread.
@@ -523,22 +559,35 @@ impl DeviceExchange {
 
     /// Looks after calls that nobody waits for, and asks the driver. Whether there may be some that are not done.
     pub fn attend(&self, group: &Group) -> bool {
-        // Whoever holds it makes a call at this moment.
-        let Ok(watch) = self.watch.try_lock() else { return true };
-        let (calls, any) = (watch.calls, watch.last.is_some());
-        drop(watch);
+        let (calls, any, marked) = {
+            let watch = lock(&self.watch);
+            (watch.calls, watch.last.is_some(), watch.mark.is_some())
+        };
+        if !calls.is_multiple_of(2) {
+            return true;
+        }
         if !any {
             return false;
         }
         // Without the lock: it may take long.
-        let done = self.parts().last.query();
+        let parts = self.parts();
+        let (done, passed) = (parts.last.query(), marked.then(|| parts.mark.query()));
         let mut watch = lock(&self.watch);
+        // Whatever else has been called, the event stands for the call that it was recorded for.
+        let over = |mark: &mut Overdue| match passed {
+            Some(Ok(true)) => true,
+            Some(Ok(false)) => mark.look(self, group).is_some(),
+            Some(Err(_)) | None => false,
+        };
+        if watch.mark.as_mut().is_some_and(over) {
+            watch.mark = None;
+        }
         if watch.calls != calls {
             return true;
         }
         match done {
             Ok(true) => {
-                watch.last = None;
+                (watch.last, watch.mark) = (None, None);
                 false
             }
             Ok(false) => {
@@ -548,7 +597,7 @@ impl DeviceExchange {
                 true
             }
             Err(error) => {
-                watch.last = None;
+                (watch.last, watch.mark) = (None, None);
                 // At the end of a process, the driver goes before we do.
                 if !error.text().contains("DEINITIALIZED") {
                     group.fail(error);
@@ -560,11 +609,8 @@ impl DeviceExchange {
 
     /// Looks after them when the driver does not say whether they are done. Makes no driver call.
     pub fn oversee(&self, group: &Group) {
-        if let Ok(mut watch) = self.watch.try_lock()
-            && let Some(overdue) = &mut watch.last
-        {
-            overdue.look_blindly(self, group);
-        }
+        let Watch { last, mark, .. } = &mut *lock(&self.watch);
+        mark.iter_mut().chain(last).for_each(|overdue| overdue.look_blindly(self, group));
     }
 }
 
@@ -617,12 +663,8 @@ impl Series<'_> {
 
     /// All parts have been given. `turn` says until when they are to be done.
     pub fn end(mut self, group: &Group, turn: Turn) -> Result<Enqueued> {
-        let exchange = self.exchange;
-        let mut watch = lock(&exchange.watch);
-        exchange.parts().last.record(&self.stream)?;
         self.lane.ran_on = Some(self.id);
-        watch.begin(Overdue::new(turn, Vec::new()));
-        drop(watch);
+        self.exchange.observe(&self.stream, turn, &[])?;
         // As in `give`.
         fence(Ordering::SeqCst);
         group.endpoint().watch_devices();

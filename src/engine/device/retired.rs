@@ -48,6 +48,8 @@ impl Room {
 pub(super) struct Parts {
     /// Complete when this rank's last kernel has left, as far as it was not a graph's: those are their owner's to wait for.
     pub(super) last: Event,
+    /// For one call at a time among those.
+    pub(super) mark: Event,
     /// Within a capture: its last kernel.
     pub(super) within: Event,
     /// For calls that name no stream.

@@ -98,6 +98,7 @@ struct Mapped {
 struct Made {
     kernels: Box<dyn Kernels>,
     last: Event,
+    mark: Event,
     within: Event,
     stream: Stream,
     /// Where there are several hosts.
@@ -246,11 +247,11 @@ impl Setup {
             ),
         };
         let stream = Stream::new(devices, *device, true)?;
-        Ok(Made { kernels, last: event()?, within: event()?, stream, urgent, tools })
+        Ok(Made { kernels, last: event()?, mark: event()?, within: event()?, stream, urgent, tools })
     }
 
     fn way(&self, own: Own, mapped: Mapped, made: Made) -> Result<Way> {
-        let Made { kernels, last, within, stream, urgent, tools } = made;
+        let Made { kernels, last, mark, within, stream, urgent, tools } = made;
         let rank = self.layout.place() as usize;
         let Some(boards) = Boards::new(rank, own.board, mapped.peers, &mapped.boards) else {
             fail!(Internal, "a member's board lies outside of its segment")
@@ -260,6 +261,7 @@ impl Setup {
         let exchange = Arc::new(DeviceExchange::new(Parts {
             first: layout.first(),
             last,
+            mark,
             within,
             stream,
             urgent,

@@ -1,5 +1,7 @@
 //! Driver calls that wait for the device, while the device waits for a call.
 
+use std::time::Instant;
+
 use super::*;
 use crate::cuda::double::Waiting;
 
@@ -59,4 +61,29 @@ fn a_failure_makes_no_stream_while_streams_wait() {
         let complaints = double.complaints().concat();
         assert!(!complaints.contains("cuStreamCreate"), "{complaints}");
     }
+}
+
+/// A call has failed whose stream the driver waits for, with a lock held: what ends it does not wait for the driver.
+#[test]
+fn a_call_that_fails_while_the_driver_does_not_answer_ends() {
+    ranks_of(2, 2, Order::RoundRobin, 1, Carriers::Couriers, |rank| {
+        rank.double.hold_lock(Waiting::All, STUCK);
+        let start = Instant::now();
+        if rank.context.rank() == 3 {
+            while rank.context.failure().is_none() {
+                assert!(start.elapsed() < STUCK, "the others fail");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            return;
+        }
+        let (_, request) = rank.sum(1000);
+        let call = Call { timeout: Some(Duration::from_millis(500)), ..rank.call() };
+        // SAFETY: the double trusts no address.
+        let work = unsafe { rank.context.start(&request, &call) }.expect("it is given");
+        std::thread::scope(|scope| {
+            scope.spawn(|| rank.double.launch_first(rank.device));
+            work.wait(Deadline::NEVER).expect_err("rank 3 does not come");
+            assert!(start.elapsed() < STUCK / 2, "{:?}", start.elapsed());
+        });
+    });
 }
