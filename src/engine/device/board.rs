@@ -8,12 +8,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
+use crate::cuda::exchange::{Direction, MAX_RANKS};
 use crate::signature::Signature;
 use crate::transport::memory::PeerMemory;
 use crate::transport::segment::Region;
 
 /// How many of its last calls a board tells. A rank that is further ahead of another is not compared with it.
 const NOTES: usize = 512;
+
+/// The same of messages between a pair.
+const POINTS: usize = 32;
 
 /// The most members of a device exchange.
 pub const MAX_MEMBERS: usize = 64;
@@ -56,6 +60,49 @@ struct Board {
     /// Set by each other member when it needs this member's arena no more.
     goodbyes: [AtomicU8; MAX_MEMBERS],
     notes: [Note; NOTES],
+    /// What was sent to each member and received from it, by [`Direction`].
+    points: [[[PointNote; POINTS]; MAX_RANKS]; 2],
+}
+
+/// A send or a receive, as its rank noted it.
+#[repr(C, align(32))]
+struct PointNote {
+    /// Which it is of its pair and direction, plus one, above how many collectives there were before it; 0 while it is written.
+    /// Stored last.
+    head: AtomicU64,
+    bytes: AtomicU64,
+    /// Of all before it.
+    digest: AtomicU64,
+}
+
+/// A send or a receive, as far as both ends must agree on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotedPoint {
+    /// How many bytes.
+    pub bytes: u64,
+    /// How many collectives there were before it.
+    pub collectives: u32,
+    /// Of all messages before it.
+    pub digest: u64,
+}
+
+/// How many messages of a direction a pair has had, and what they were.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Past {
+    messages: u32,
+    digest: u64,
+}
+
+impl Past {
+    /// The number of the next message, and what there is to note of it.
+    pub fn next(&mut self, bytes: u64, collectives: u32) -> (u32, NotedPoint) {
+        let (number, digest) = (self.messages, self.digest);
+        self.messages = number.wrapping_add(1);
+        for word in [bytes, collectives.into()] {
+            self.digest = (self.digest ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+        }
+        (number, NotedPoint { bytes, collectives, digest })
+    }
 }
 
 /// The boards of all members, as one of them sees them.
@@ -148,6 +195,42 @@ impl Boards {
         let sequence = ((head >> 32) as u32).wrapping_sub(1);
         // The number of blocks was a u32.
         Some(Noted { sequence, signature, max_blocks: terms as u32, windowed: terms & WINDOWED != 0 })
+    }
+
+    /// Notes this rank's message number `number` to or from `peer`, and compares it with what that one has noted of it, if it has: what
+    /// that is, if it differs.
+    pub fn note_point(
+        &self,
+        direction: Direction,
+        peer: usize,
+        number: u32,
+        point: &NotedPoint,
+    ) -> Option<NotedPoint> {
+        let place = |rank: usize, direction: Direction, other: usize| {
+            &self.board(rank).points[direction as usize][other][number as usize % POINTS]
+        };
+        let note = place(self.rank, direction, peer);
+        note.head.store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        note.bytes.store(point.bytes, Ordering::Relaxed);
+        note.digest.store(point.digest, Ordering::Relaxed);
+        let number = u64::from(number.wrapping_add(1)) << 32;
+        note.head.store(number | u64::from(point.collectives), Ordering::Release);
+        // As in `note`.
+        fence(Ordering::SeqCst);
+        let back = match direction {
+            Direction::Send => Direction::Receive,
+            Direction::Receive => Direction::Send,
+        };
+        let theirs = place(peer, back, self.rank);
+        let head = theirs.head.load(Ordering::Acquire);
+        let (bytes, digest) = (theirs.bytes.load(Ordering::Relaxed), theirs.digest.load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        if head >> 32 << 32 != number || theirs.head.load(Ordering::Relaxed) != head {
+            return None;
+        }
+        let theirs = NotedPoint { bytes, collectives: head as u32, digest };
+        (theirs != *point).then_some(theirs)
     }
 
     /// Whether `member` has come to call number `sequence`, or further.

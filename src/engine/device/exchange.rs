@@ -8,14 +8,14 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::time::Duration;
 
-use super::board::Noted;
+use super::board::{Noted, NotedPoint, Past};
 use super::overdue::Overdue;
 use super::retired::{Parts, retire};
 use super::window::Window;
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{Capture, StreamHandle};
 use crate::cuda::event::Event;
-use crate::cuda::exchange::{Job, MAX_RANKS, Point, Pull, Seen};
+use crate::cuda::exchange::{Direction, Job, MAX_RANKS, Point, Pull, Seen};
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::endpoint::lock;
@@ -55,8 +55,30 @@ struct Lane {
     ran_on: Option<u64>,
     /// The last capture with calls, and the stream of its last one.
     captured: Option<(u64, u64)>,
+    calls: Calls,
+}
+
+/// What ranks compare their calls by.
+#[derive(Debug, Default)]
+struct Calls {
     /// How many collectives there have been.
     collectives: u32,
+    /// Messages to and from each member, by [`Direction`].
+    points: [[Past; MAX_RANKS]; 2],
+}
+
+impl Calls {
+    /// One more collective: how many there were before.
+    fn collective(&mut self) -> u32 {
+        let before = self.collectives;
+        self.collectives = before.wrapping_add(1);
+        before
+    }
+
+    /// One more message: its number, and what is to be noted.
+    fn point(&mut self, point: &Point) -> (u32, NotedPoint) {
+        self.points[point.direction as usize][point.peer as usize].next(point.bytes, self.collectives)
+    }
 }
 
 /// Calls under observation.
@@ -162,7 +184,7 @@ impl DeviceExchange {
             None => unsafe { parts.kernels.enqueue(job, stream) },
         };
         let terms = Terms { max_blocks: asked, windowed: seen.is_some() };
-        let compare = |turn: &Turn, before: u32| self.compare(group, turn, before, terms);
+        let compare = |turn: &Turn, lane: &mut Calls| self.compare(group, turn, lane.collective(), terms);
         self.give(group, Class::Ordered, &[signature], Vec::new(), caller, compare, launch)
     }
 
@@ -179,7 +201,7 @@ impl DeviceExchange {
     ) -> Result<Enqueued> {
         let parts = self.parts();
         let terms = Terms { max_blocks: pull.max_blocks, windowed: false };
-        let compare = |turn: &Turn, before: u32| self.compare(group, turn, before, terms);
+        let compare = |turn: &Turn, lane: &mut Calls| self.compare(group, turn, lane.collective(), terms);
         let (max_blocks, multiprocessors) = (parts.room.allowed(pull.max_blocks), parts.room.multiprocessors);
         let mut pull = Pull { max_blocks, multiprocessors, ..*pull };
         if group.rank() == pull.root && pull.bytes > 0 {
@@ -266,6 +288,42 @@ impl DeviceExchange {
         Err(group.explain(&mismatch, group.endpoint().recorder()))
     }
 
+    /// Notes sends and receives, and compares them with what their other ends have noted. They go through the same slots as
+    /// collectives do, so the order of both has to be the same.
+    fn compare_points(&self, group: &Group, points: &[Point], calls: &mut Calls) -> Result<()> {
+        let Parts { boards, first, .. } = self.parts();
+        // Kernels leave out what is empty.
+        for point in points.iter().filter(|point| point.bytes > 0) {
+            let (number, ours) = calls.point(point);
+            let peer = point.peer as usize;
+            let Some(theirs) = boards.note_point(point.direction, peer, number, &ours) else { continue };
+            let (own, rank, name) = (group.rank(), first + point.peer, group.name());
+            let (from, to, sent, received) = match point.direction {
+                Direction::Send => (own, rank, ours, theirs),
+                Direction::Receive => (rank, own, theirs, ours),
+            };
+            let NotedPoint { bytes, collectives, .. } = sent;
+            let text = format!(
+                "messages from rank {from} to rank {to} of '{name}' differ: {}",
+                if bytes != received.bytes {
+                    format!("#{number} has {bytes} bytes, but {} are to be received", received.bytes)
+                } else if collectives != received.collectives {
+                    format!(
+                        "#{number} is sent after {collectives} collectives, and received after {}",
+                        received.collectives
+                    )
+                } else {
+                    format!("one before #{number} was not received as it was sent")
+                }
+            );
+            // The other end may be under way already, and takes what comes next for this one.
+            let error = Error::new(Status::Mismatch, text);
+            group.fail(error.clone());
+            return Err(error);
+        }
+        Ok(())
+    }
+
     /// Gives sends and receives to the caller's stream, to run beside each other, and returns. They come after what the streams
     /// `beside` were given before, which come after them in turn. `signatures` are theirs, for the record; the points' peers are
     /// members.
@@ -296,7 +354,8 @@ impl DeviceExchange {
             done.record(stream)?;
             joined.iter().try_for_each(|other| other.wait(&done))
         };
-        self.give(group, Class::PointToPoint, signatures, peers, caller, |_, _| Ok(()), launch)
+        let compare = |_: &Turn, lane: &mut Calls| self.compare_points(group, points, lane);
+        self.give(group, Class::PointToPoint, signatures, peers, caller, compare, launch)
     }
 
     /// Has `stream` wait for what others were given; those others.
@@ -331,7 +390,7 @@ impl DeviceExchange {
         signatures: &[Signature],
         peers: Vec<u32>,
         caller: Caller,
-        compare: impl FnOnce(&Turn, u32) -> Result<()>,
+        compare: impl FnOnce(&Turn, &mut Calls) -> Result<()>,
         launch: impl FnOnce(&Stream) -> Result<()>,
     ) -> Result<Enqueued> {
         let parts = self.parts();
@@ -365,7 +424,7 @@ impl DeviceExchange {
             let stream = unsafe { Stream::borrow(devices, self.device(), handle) };
             lane.stream = Some((id, stream.map_err(|error| self.foreign(caller, error))?));
         }
-        let Lane { stream: Some((_, stream)), ran_on, captured, collectives } = &mut *lane else {
+        let Lane { stream: Some((_, stream)), ran_on, captured, calls } = &mut *lane else {
             fail!(Internal, "a stream that was put there is not there")
         };
         let mut turn = None;
@@ -373,9 +432,7 @@ impl DeviceExchange {
             turn = Some(group.number(class, *signature, caller.timeout)?);
         }
         let Some(turn) = turn else { fail!(InvalidArgument, "no operations were given") };
-        let before = *collectives;
-        *collectives = before.wrapping_add(u32::from(class == Class::Ordered));
-        let given = compare(&turn, before).and_then(|()| match capture {
+        let given = compare(&turn, calls).and_then(|()| match capture {
             Some(capture) => {
                 if captured.is_some_and(|(before, on)| before == capture && on != id) {
                     stream.wait(&parts.within)?;
@@ -631,8 +688,7 @@ impl Series<'_> {
 
     /// Notes the call, compares it with those of the other members, and has the stream wait for what ran before.
     pub fn begin(&mut self, group: &Group, turn: &Turn) -> Result<()> {
-        let before = self.lane.collectives;
-        self.lane.collectives = before.wrapping_add(1);
+        let before = self.lane.calls.collective();
         self.exchange.compare(group, turn, before, Terms::default())?;
         if self.lane.ran_on.is_some_and(|before| before != self.id) {
             self.stream.wait(&self.exchange.parts().last)?;
