@@ -17,6 +17,7 @@ use super::report;
 use super::seat::{Seat, barrier, combine};
 use crate::communicator::Context;
 use crate::cuda::context::Devices;
+use crate::cuda::event::Event;
 use crate::cuda::memory::{DeviceBuffer, PinnedBuffer};
 use crate::cuda::stream::Stream;
 use crate::error::{Error, Result};
@@ -147,8 +148,47 @@ fn copies(options: &Options, devices: &Arc<Devices>, sizes: &[u64], table: &mut 
             let sample = single.time(options, &mut |streams| each(&within, streams))?;
             table.add("within-a-device", n, bytes, &sample);
         }
+        through_pinned(options, devices, &gpus, bytes, table)?;
         peers(options, devices, &gpus, bytes, table)?;
     }
+    Ok(())
+}
+
+/// How many pieces of pinned memory are in turn, and how long they are at most and at least.
+const PLACES: usize = 4;
+const MOST: usize = 4 << 20;
+const LEAST: usize = 512 << 10;
+
+/// Copies from one device to another by way of pinned memory, piece by piece: what a broadcast through the host comes down to.
+fn through_pinned(
+    options: &Options,
+    devices: &Arc<Devices>,
+    gpus: &[Gpu],
+    bytes: u64,
+    table: &mut Table,
+) -> Result<()> {
+    let [from, to, ..] = gpus else { return Ok(()) };
+    let course = Course::new(devices, &[from.device, to.device])?;
+    let events = |device| (0..PLACES).map(|_| Event::new(devices, device)).collect::<Result<Vec<_>>>();
+    let (filled, emptied) = (events(from.device)?, events(to.device)?);
+    let len = bytes as usize;
+    let piece = (len / PLACES).clamp(LEAST, MOST);
+    let sample = course.time(options, &mut |streams| {
+        for (index, offset) in (0..len).step_by(piece).enumerate() {
+            let (place, part) = (index % PLACES, piece.min(len - offset));
+            let pinned = from.pinned.address().wrapping_add(place * piece);
+            streams[0].wait(&emptied[place])?;
+            // SAFETY: as in `copies`; a piece lies within them all.
+            unsafe { streams[0].copy_to_host(pinned, from.memory.address() + offset as u64, part) }?;
+            filled[place].record(&streams[0])?;
+            streams[1].wait(&filled[place])?;
+            // SAFETY: as above.
+            unsafe { streams[1].copy_to_device(to.other.address() + offset as u64, pinned, part) }?;
+            emptied[place].record(&streams[1])?;
+        }
+        Ok(())
+    })?;
+    table.add("through-pinned", 1, bytes, &sample);
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use crate::signature::Signature;
 use crate::transport::memory::PeerMemory;
 use crate::transport::segment::Region;
 
-/// How many of its last calls a board tells. A rank that is further ahead of another is not compared with it.
+/// How many of its last calls a board tells. A rank that is further ahead of another is compared with it when that has come closer.
 const NOTES: usize = 512;
 
 /// The same of messages between a pair.
@@ -33,7 +33,7 @@ struct Note {
     count: AtomicU64,
     /// The root, below how many calls the exchange has had with this one.
     root: AtomicU64,
-    /// The most blocks that the caller allows; the last bit: [`WINDOWED`].
+    /// The most blocks that the caller allows, below the digest of all calls before; the last bit: [`WINDOWED`].
     terms: AtomicU64,
 }
 
@@ -51,6 +51,27 @@ pub struct Noted {
     pub max_blocks: u32,
     /// Whether what it shares lies in windows, where a call gains by that.
     pub windowed: bool,
+    /// Of all calls before it, in 31 bits.
+    pub digest: u32,
+}
+
+impl Noted {
+    /// Of this call and all before it.
+    pub fn digest_with(&self) -> u32 {
+        let Noted { sequence, signature, max_blocks, windowed, digest } = self;
+        let words = [
+            u64::from(*digest) << 32 | u64::from(*sequence),
+            u64::from(signature.code()) << 32 | u64::from(signature.root),
+            signature.count,
+            u64::from(*max_blocks) << 1 | u64::from(*windowed),
+        ];
+        (words.into_iter().fold(0, mix) >> 33) as u32
+    }
+}
+
+/// A digest with one more word.
+fn mix(digest: u64, word: u64) -> u64 {
+    (digest ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
 }
 
 #[repr(C, align(64))]
@@ -99,7 +120,7 @@ impl Past {
         let (number, digest) = (self.messages, self.digest);
         self.messages = number.wrapping_add(1);
         for word in [bytes, collectives.into()] {
-            self.digest = (self.digest ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+            self.digest = mix(self.digest, word);
         }
         (number, NotedPoint { bytes, collectives, digest })
     }
@@ -157,7 +178,7 @@ impl Boards {
     /// Notes this rank's call of the exchange after `before` others, and compares it with those that the others have noted
     /// after as many. The first who differs, and its call.
     pub fn note(&self, before: u32, call: &Noted) -> Option<(usize, Noted)> {
-        let Noted { sequence, signature, max_blocks, windowed } = call;
+        let Noted { sequence, signature, max_blocks, windowed, digest } = call;
         let board = self.board(self.rank);
         let note = &board.notes[before as usize % NOTES];
         let head = head(*sequence, signature);
@@ -166,7 +187,8 @@ impl Boards {
         note.count.store(signature.count, Ordering::Relaxed);
         let root = u64::from(signature.root) | u64::from(before.wrapping_add(1)) << 32;
         note.root.store(root, Ordering::Relaxed);
-        let terms = u64::from(*max_blocks) | if *windowed { WINDOWED } else { 0 };
+        let windowed = if *windowed { WINDOWED } else { 0 };
+        let terms = u64::from(*max_blocks) | u64::from(*digest) << 32 | windowed;
         note.terms.store(terms, Ordering::Relaxed);
         note.head.store(head, Ordering::Release);
         board.called.store(sequence.wrapping_add(1), Ordering::Relaxed);
@@ -193,8 +215,9 @@ impl Boards {
         }
         let signature = Signature::decode(head as u32, root as u32, count).ok()?;
         let sequence = ((head >> 32) as u32).wrapping_sub(1);
+        let (windowed, digest) = (terms & WINDOWED != 0, ((terms & !WINDOWED) >> 32) as u32);
         // The number of blocks was a u32.
-        Some(Noted { sequence, signature, max_blocks: terms as u32, windowed: terms & WINDOWED != 0 })
+        Some(Noted { sequence, signature, max_blocks: terms as u32, windowed, digest })
     }
 
     /// Notes this rank's message number `number` to or from `peer`, and compares it with what that one has noted of it, if it has: what

@@ -61,17 +61,20 @@ struct Lane {
 /// What ranks compare their calls by.
 #[derive(Debug, Default)]
 struct Calls {
-    /// How many collectives there have been.
+    /// How many collectives there have been,
     collectives: u32,
+    /// and what they were: see [`Noted`].
+    digest: u32,
     /// Messages to and from each member, by [`Direction`].
     points: [[Past; MAX_RANKS]; 2],
 }
 
 impl Calls {
     /// One more collective: how many there were before.
-    fn collective(&mut self) -> u32 {
+    fn collective(&mut self, call: &Noted) -> u32 {
         let before = self.collectives;
         self.collectives = before.wrapping_add(1);
+        self.digest = call.digest_with();
         before
     }
 
@@ -184,7 +187,7 @@ impl DeviceExchange {
             None => unsafe { parts.kernels.enqueue(job, stream) },
         };
         let terms = Terms { max_blocks: asked, windowed: seen.is_some() };
-        let compare = |turn: &Turn, lane: &mut Calls| self.compare(group, turn, lane.collective(), terms);
+        let compare = |turn: &Turn, lane: &mut Calls| self.compare(group, turn, lane, terms);
         self.give(group, Class::Ordered, &[signature], Vec::new(), caller, compare, launch)
     }
 
@@ -201,7 +204,7 @@ impl DeviceExchange {
     ) -> Result<Enqueued> {
         let parts = self.parts();
         let terms = Terms { max_blocks: pull.max_blocks, windowed: false };
-        let compare = |turn: &Turn, lane: &mut Calls| self.compare(group, turn, lane.collective(), terms);
+        let compare = |turn: &Turn, lane: &mut Calls| self.compare(group, turn, lane, terms);
         let (max_blocks, multiprocessors) = (parts.room.allowed(pull.max_blocks), parts.room.multiprocessors);
         let mut pull = Pull { max_blocks, multiprocessors, ..*pull };
         if group.rank() == pull.root && pull.bytes > 0 {
@@ -258,12 +261,13 @@ impl DeviceExchange {
         }
     }
 
-    /// Notes a collective after `before` others, and compares it with what the others have noted.
-    fn compare(&self, group: &Group, turn: &Turn, before: u32, terms: Terms) -> Result<()> {
+    /// Notes a collective, and compares it with what the others have noted.
+    fn compare(&self, group: &Group, turn: &Turn, calls: &mut Calls, terms: Terms) -> Result<()> {
         let Parts { boards, first, .. } = self.parts();
         let Terms { max_blocks, windowed } = terms;
         let (number, signature) = (turn.sequence, turn.signature);
-        let call = Noted { sequence: number, signature, max_blocks, windowed };
+        let call = Noted { sequence: number, signature, max_blocks, windowed, digest: calls.digest };
+        let before = calls.collective(&call);
         let Some((member, theirs)) = boards.note(before, &call) else { return Ok(()) };
         let (own, rank, name) = (group.rank(), *first as usize + member, group.name());
         if theirs.sequence != number {
@@ -273,6 +277,13 @@ impl DeviceExchange {
                  #{}; one has called something before that the other has not",
                 theirs.signature,
                 theirs.sequence
+            );
+        }
+        if (Noted { digest: call.digest, ..theirs }) == call {
+            fail!(
+                Mismatch,
+                "calls of '{name}' before #{number} differ: rank {rank} has called something else than rank {own}, which was too far \
+                 from it to be compared"
             );
         }
         if theirs.signature == signature {
@@ -688,8 +699,7 @@ impl Series<'_> {
 
     /// Notes the call, compares it with those of the other members, and has the stream wait for what ran before.
     pub fn begin(&mut self, group: &Group, turn: &Turn) -> Result<()> {
-        let before = self.lane.calls.collective();
-        self.exchange.compare(group, turn, before, Terms::default())?;
+        self.exchange.compare(group, turn, &mut self.lane.calls, Terms::default())?;
         if self.lane.ran_on.is_some_and(|before| before != self.id) {
             self.stream.wait(&self.exchange.parts().last)?;
         }

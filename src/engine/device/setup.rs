@@ -60,7 +60,7 @@ enum Stage {
     /// The others' arenas are mapped and written to, if they could be.
     Mapped(Own, Option<Mapped>),
     /// They were read; what the exchange consists of, if it could be made.
-    Proved(Own, Mapped, Option<Made>),
+    Proved(Own, Mapped, Option<Box<Made>>),
     /// They will not exchange, for this reason, and this rank has freed what it brought. It makes no call before all have:
     /// a free may wait for this process's streams, and one of them for such a call, in which the rank that frees is needed.
     Refused(String),
@@ -216,7 +216,7 @@ impl Setup {
                     Ok(made) => {
                         // Now: freeing may wait for the GPUs of this process, and when all are ready their kernels for this rank's.
                         own.probe = None;
-                        (Some(made), Message::Ready)
+                        (Some(Box::new(made)), Message::Ready)
                     }
                     Err(error) => (None, refusal(&error)),
                 };
@@ -224,7 +224,7 @@ impl Setup {
                 message
             }
             Stage::Proved(own, mapped, Some(made)) => {
-                let way = self.way(own, mapped, made)?;
+                let way = self.way(own, mapped, *made)?;
                 return Ok(self.agree(way));
             }
             // A rank that lacks something has refused.

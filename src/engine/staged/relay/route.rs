@@ -23,9 +23,6 @@ pub(super) const LANES: u64 = 4;
 /// pieces, 118 in four.
 const SMALLEST: usize = 512 * 1024;
 
-/// The largest piece of what is copied alone: the first is loaded, and the last stored, while nothing else moves.
-const COPIED: usize = 2 * 1024 * 1024;
-
 /// The longest allreduce of two ranks that each combines whole. Above, the folds of shares are the shorter ones.
 const MOST_WHOLE: usize = 8 * 1024 * 1024;
 
@@ -108,9 +105,8 @@ impl Route {
         if bytes <= limits.above {
             return None;
         }
-        let most = if kind.reduces() { limits.piece } else { limits.piece.min(COPIED) };
         // So many pieces that all lanes are in use, if they are not too small for it.
-        let piece = (bytes / LANES as usize).clamp(SMALLEST.min(most), most);
+        let piece = (bytes / LANES as usize).clamp(SMALLEST.min(limits.piece), limits.piece);
         let cut = Cut::even(count as u64, blocks as u64, element, piece);
         let (rank, size, root) = (rank as usize, size as usize, root as usize);
         let route = Route { kind, rank, size, root, count, element, in_place, cut };
