@@ -69,15 +69,14 @@ impl Config {
         Config { blocking: blocking_by_default(), max_ctas: None, name: None }
     }
 
-    /// What the client asks for. What it leaves unset is as in `parent`.
+    /// What the client asks for. Without a config it is as `parent`; what a config leaves unset is as if there were no parent.
     ///
     /// # Safety
     /// `config` is NULL or points to as many readable bytes as its first field says, and its texts are NULL or C strings.
     pub(crate) unsafe fn parse(config: *const ncclConfig_t, parent: &Config) -> Result<Config> {
-        // A child has a name of its own.
-        let parent = &Config { name: None, ..parent.clone() };
         if config.is_null() {
-            return Ok(parent.clone());
+            // A child has a name of its own.
+            return Ok(Config { name: None, ..parent.clone() });
         }
         // SAFETY: this function's contract.
         let given = unsafe { copied(config) }?;
@@ -110,8 +109,8 @@ impl Config {
             );
         }
         Ok(Config {
-            blocking: flag("blocking", given.blocking)?.unwrap_or(parent.blocking),
-            max_ctas: max.map(c_int::unsigned_abs).or(parent.max_ctas),
+            blocking: flag("blocking", given.blocking)?.unwrap_or_else(blocking_by_default),
+            max_ctas: max.map(c_int::unsigned_abs),
             // SAFETY: this function's contract.
             name: unsafe { text(given.commName) }.filter(|name| !name.is_empty()),
         })
@@ -232,7 +231,7 @@ mod tests {
         ];
         for (size, version) in versions {
             let config = parse(&client(size, version, |config| config.blocking = 0)).unwrap();
-            assert_eq!(config, Config { blocking: false, ..PARENT }, "{size} bytes of {version}");
+            assert_eq!(config, Config { blocking: false, ..Config::unset() }, "{size} bytes of {version}");
         }
     }
 
@@ -240,7 +239,7 @@ mod tests {
     fn fields_that_a_version_did_not_have_are_padding() {
         // 2.18 ends with splitShare and four bytes of padding, where 2.26 has trafficClass.
         let padded = client(48, 21805, |config| config.trafficClass = -7);
-        assert_eq!(parse(&padded), Ok(PARENT));
+        assert_eq!(parse(&padded), Ok(Config::unset()));
         let set = client(48, 22602, |config| config.trafficClass = -7);
         assert!(parse(&set).unwrap_err().text().contains("trafficClass is -7"));
     }
@@ -265,10 +264,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unset_is_the_parents() {
+    fn without_a_config_a_child_is_as_its_parent_and_with_one_as_that_says() {
         let config = parse(&client(80, 22809, |config| config.commName = c"stage".as_ptr())).unwrap();
-        assert_eq!(config, Config { name: Some("stage".into()), ..PARENT });
+        assert_eq!(config, Config { name: Some("stage".into()), ..Config::unset() });
         // SAFETY: NULL is allowed.
-        assert_eq!(unsafe { Config::parse(std::ptr::null(), &config) }, Ok(PARENT));
+        assert_eq!(unsafe { Config::parse(std::ptr::null(), &PARENT) }, Ok(PARENT));
     }
 }

@@ -64,7 +64,7 @@ pub extern "C" fn ncclGetErrorString(result: ncclResult_t) -> *const c_char {
 /// failed on this thread and `comm` is a communicator that has failed, the text of that failure. Empty otherwise, never
 /// NULL. `comm` may be NULL.
 ///
-/// The text is valid until the next call that fails on the same thread.
+/// The text is valid until the next call on the same thread that fails, or tells of another failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetLastError(comm: ncclComm_t) -> *const c_char {
     let quiet = LAST_ERROR.try_with(|last| last.borrow().is_empty()).unwrap_or(false);
@@ -104,7 +104,12 @@ pub(crate) fn remember(error: &Error) {
     // No NUL is left in it.
     let text = CString::new(text).unwrap_or_default();
     // While the thread ends there is nowhere to keep the text, and nobody left to read it.
-    let _ = LAST_ERROR.try_with(|last| last.replace(text));
+    let _ = LAST_ERROR.try_with(|last| {
+        // Whoever has been given the same text keeps it.
+        if *last.borrow() != text {
+            last.replace(text);
+        }
+    });
 }
 
 /// A place for a result, to be written when the call has succeeded.

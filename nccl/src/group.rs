@@ -1,6 +1,7 @@
 //! Groups: between ncclGroupStart and the outermost ncclGroupEnd a thread's calls are kept, and then started together.
 
 use std::cell::RefCell;
+use std::mem::ManuallyDrop;
 
 use crate::abi::{SIM_MAGIC, ncclResult_t, ncclSimInfo_t};
 use crate::engine::{self, Launch};
@@ -9,7 +10,6 @@ use crate::estimate;
 use crate::setup::{self, Joining, Sharing};
 
 /// What a thread has called in its group so far.
-#[derive(Default)]
 struct Group {
     depth: u32,
     error: Option<Error>,
@@ -18,8 +18,14 @@ struct Group {
     launches: Vec<Launch>,
 }
 
+impl Group {
+    const NONE: Group =
+        Group { depth: 0, error: None, joinings: Vec::new(), sharings: Vec::new(), launches: Vec::new() };
+}
+
 thread_local! {
-    static GROUP: RefCell<Group> = RefCell::default();
+    /// Not dropped with its thread: what runs at the end of a process, after that, makes calls, too.
+    static GROUP: RefCell<ManuallyDrop<Group>> = const { RefCell::new(ManuallyDrop::new(Group::NONE)) };
 }
 
 /// Starts a group on this thread. Calls up to the outermost ncclGroupEnd are started together there.
@@ -48,7 +54,11 @@ pub extern "C" fn ncclGroupEnd() -> ncclResult_t {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> ncclResult_t {
     guard(|| {
-        let ended = end("ncclGroupSimulateEnd")?;
+        let mut ended = end("ncclGroupSimulateEnd")?;
+        // Whatever becomes of this call: nobody else will make them meet.
+        if let Some(group) = &mut ended {
+            group.joinings.drain(..).for_each(Joining::discard);
+        }
         if simInfo.is_null() {
             fail!(InvalidArgument, "simInfo is NULL");
         }
@@ -62,7 +72,6 @@ pub unsafe extern "C" fn ncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> nc
                 return Err(error);
             }
             info.estimatedTime = group.launches.iter().map(estimate::microseconds).sum();
-            group.joinings.into_iter().for_each(Joining::discard);
         }
         Ok(SUCCESS)
     })
@@ -72,7 +81,7 @@ pub unsafe extern "C" fn ncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> nc
 fn end(name: &str) -> Result<Option<Group>> {
     GROUP.with_borrow_mut(|group| match group.depth {
         0 => fail!(InvalidUsage, "{name} without ncclGroupStart on this thread"),
-        1 => Ok(Some(std::mem::take(group))),
+        1 => Ok(Some(std::mem::replace(&mut **group, Group::NONE))),
         _ => {
             group.depth -= 1;
             Ok(None)

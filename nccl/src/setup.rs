@@ -146,14 +146,17 @@ pub(crate) fn share(sharings: Vec<Sharing>) -> Result<()> {
     let turns: Vec<Turn> = sharings.iter().map(|sharing| sharing.communicator.order().take()).collect();
     std::thread::scope(|scope| {
         let share = |(turn, sharing): (Turn, Sharing)| {
-            scope.spawn(move || {
+            process::spawn_in(scope, "unisono-share", move || {
                 turn.wait();
                 caught(sharing.share)
             })
         };
         let threads: Vec<_> = turns.into_iter().zip(sharings).map(share).collect();
         let panicked = || Err(Error::new(Status::Internal, "a thread ended before it had shared a window"));
-        let ends = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked()));
+        let ends = threads.into_iter().map(|thread| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|_| panicked()),
+            Err(cause) => Err(Error::system("cannot start a thread that shares a window", cause)),
+        });
         ends.fold(Ok(()), Result::and)
     })
 }

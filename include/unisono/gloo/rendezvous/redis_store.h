@@ -45,17 +45,14 @@ class RedisStore : public Store {
         return {reply->str, reply->str + reply->len};
     }
 
-    bool check(const std::vector<std::string> &keys) {
-        std::vector<std::string> words = {"EXISTS"};
-        words.insert(words.end(), keys.begin(), keys.end());
-        return command(words, REDIS_REPLY_INTEGER)->integer == static_cast<long long>(keys.size());
-    }
+    bool check(const std::vector<std::string> &keys) { return check(keys, kPatience); }
 
     void wait(const std::vector<std::string> &keys) override { wait(keys, kDefaultTimeout); }
     /* Redis has no wait for a key that serves this: it is asked every few milliseconds. */
     void wait(const std::vector<std::string> &keys, const std::chrono::milliseconds &timeout) override {
         const detail::Patience patience(timeout);
-        while (!check(keys)) {
+        const auto seconds = [&] { return std::min(patience.left(), kPatience); };
+        while (!check(keys, seconds())) {
             if (patience.isOver()) {
                 GLOO_THROW_IO_EXCEPTION("Timed out waiting ", timeout.count(), "ms for key(s): ", MakeString(keys));
             }
@@ -67,12 +64,24 @@ class RedisStore : public Store {
     redisContext *redis_;
 
   private:
+    /* How long the server may take for an answer. One that has taken longer is not asked again. */
+    static constexpr std::chrono::milliseconds kPatience{10000};
+
+    bool check(const std::vector<std::string> &keys, std::chrono::milliseconds patience) {
+        std::vector<std::string> words = {"EXISTS"};
+        words.insert(words.end(), keys.begin(), keys.end());
+        return command(words, REDIS_REPLY_INTEGER, patience)->integer == static_cast<long long>(keys.size());
+    }
+
     struct Free {
         void operator()(redisReply *reply) const { freeReplyObject(reply); }
     };
     using Reply = std::unique_ptr<redisReply, Free>;
 
-    Reply command(const std::vector<std::string> &words, int expected) {
+    Reply command(const std::vector<std::string> &words, int expected, std::chrono::milliseconds patience = kPatience) {
+        // 0 would be no end.
+        const long long left = std::max<long long>(patience.count(), 1);
+        redisSetTimeout(redis_, timeval{static_cast<time_t>(left / 1000), static_cast<suseconds_t>(left % 1000 * 1000)});
         std::vector<const char *> texts;
         std::vector<std::size_t> lengths;
         for (const auto &word : words) {

@@ -69,15 +69,7 @@ class SendBuffer : public Buffer {
     /* Messages that have not begun are taken back. Of one whose frame has gone, what follows is sent from a copy. */
     ~SendBuffer() override {
         for (const Message &message : messages_) {
-            unisono_work_cancel(message.head.get());
-            if (!message.tail) {
-                continue;
-            }
-            unisono_work_cancel(message.tail.get());
-            if (unisono_work_status(message.head.get()) == UNISONO_OK &&
-                unisono_work_status(message.tail.get()) == UNISONO_ABORTED) {
-                sendCopy(message);
-            }
+            takeBack(message);
         }
     }
 
@@ -104,21 +96,27 @@ class SendBuffer : public Buffer {
         messages_.push_back(std::move(message));
     }
 
+    /* One that throws leaves nothing under way: the memory is the program's again. */
     void waitSend() override {
         std::unique_lock<std::mutex> hold(mutex_);
         GLOO_ENFORCE(!messages_.empty(), "nothing was sent that has not been waited for");
         const Message message = std::move(messages_.front());
         messages_.pop_front();
         hold.unlock();
-        const auto busy = context_->native();
-        const detail::Patience patience(context_->getTimeout());
-        for (const SharedWork &work : {message.head, message.tail}) {
-            if (work) {
-                await(*context_, work, "send", peer_, patience.left());
-                if (const unisono_status_t status = unisono_work_status(work.get()); status != UNISONO_OK) {
-                    detail::raise(status, unisono_work_error(work.get()));
+        try {
+            const auto busy = context_->native();
+            const detail::Patience patience(context_->getTimeout());
+            for (const SharedWork &work : {message.head, message.tail}) {
+                if (work) {
+                    await(*context_, work, "send", peer_, patience.left());
+                    if (const unisono_status_t status = unisono_work_status(work.get()); status != UNISONO_OK) {
+                        detail::raise(status, unisono_work_error(work.get()));
+                    }
                 }
             }
+        } catch (...) {
+            takeBack(message);
+            throw;
         }
     }
 
@@ -136,6 +134,18 @@ class SendBuffer : public Buffer {
         unisono_work_t *work = nullptr;
         detail::check(unisono_send(context_->native().get(), from, bytes, UNISONO_UINT8, peer_, &call, &work));
         return shared(work);
+    }
+
+    void takeBack(const Message &message) {
+        unisono_work_cancel(message.head.get());
+        if (!message.tail) {
+            return;
+        }
+        unisono_work_cancel(message.tail.get());
+        if (unisono_work_status(message.head.get()) == UNISONO_OK &&
+            unisono_work_status(message.tail.get()) == UNISONO_ABORTED) {
+            sendCopy(message);
+        }
     }
 
     void sendCopy(const Message &message) {
