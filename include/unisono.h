@@ -609,8 +609,8 @@ unisono_status_t unisono_store_reply_value(struct unisono_store_reply_t *reply,
 /// Gives the cause of a callback's failure, in one line. The text is copied.
 unisono_status_t unisono_store_reply_error(struct unisono_store_reply_t *reply, const char *cause);
 
-/// Makes a unique id. The process that makes it serves the meeting until its own context of that id is destroyed, or the
-/// process ends. The id has the addresses of the interface of UNISONO_INTERFACE, or of one that the library chooses.
+/// Makes a unique id. The process that makes it serves the meeting until its own context of that id is destroyed or has failed
+/// to meet the others, or the process ends. The id has the addresses of the interface of UNISONO_INTERFACE, or of one that the library chooses.
 unisono_status_t unisono_unique_id_create(struct unisono_unique_id_t *id);
 
 /// As unisono_unique_id_create, on `interface`: a name, an address or a CIDR, as in the options of a context. NULL: as there.

@@ -456,6 +456,33 @@ fn a_reader_that_has_stopped_does_not_stop_the_launcher() {
 }
 
 #[test]
+fn a_reader_that_has_stopped_does_not_stop_a_launcher_whose_outputs_are_one_pipe() {
+    const PIECE: usize = 4096;
+    let (mut reader, mut writer) = std::io::pipe().unwrap();
+    // As many pages as a pipe has.
+    writer.write_all(&[b'.'; 16 * PIECE]).unwrap();
+    let output = writer.try_clone().unwrap();
+    let mut launcher = Launcher {
+        child: Command::new(env!("CARGO_BIN_EXE_unisono-run"))
+            .args(["-n", "1", "--grace", "0.2", "--", "sh", "-c", "yes & exec yes >&2"])
+            .stdin(Stdio::null())
+            .stdout(output)
+            .stderr(writer)
+            .spawn()
+            .unwrap(),
+    };
+    // Both outputs have something to write, and then room for one piece.
+    thread::sleep(Duration::from_millis(300));
+    reader.read_exact(&mut [0; PIECE]).unwrap();
+    thread::sleep(Duration::from_millis(100));
+    until("the launcher ends", || {
+        launcher.signal(libc::SIGTERM);
+        thread::sleep(Duration::from_millis(100));
+        launcher.child.try_wait().unwrap().is_some()
+    });
+}
+
+#[test]
 fn a_reader_that_leaves_ends_the_job_as_it_would_end_the_program() {
     let mut launcher = Launcher::start(&["-n", "2", "--", "yes"]);
     let mut line = String::new();
@@ -474,5 +501,5 @@ fn the_end_of_a_rank_is_published_in_the_store_of_the_job() {
     launcher.stdout().read_line(&mut id).unwrap();
     let store = id.trim().parse::<UniqueId>().unwrap().connect(Deadline::after(PATIENCE)).unwrap();
     assert_eq!(store.get("exit/1", Deadline::after(PATIENCE)).unwrap(), b"was killed by signal 9");
-    assert_eq!(store.try_get("exit/0").unwrap(), None);
+    assert_eq!(store.try_get("exit/0", Deadline::after(PATIENCE)).unwrap(), None);
 }

@@ -1,6 +1,5 @@
 //! How a new context finds the other ranks, and how it may be linked to them.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::{Options, Rendezvous};
@@ -14,6 +13,7 @@ use crate::rendezvous::interface::Interface;
 use crate::rendezvous::join;
 use crate::rendezvous::secret::SecretKey;
 use crate::rendezvous::store::Store;
+use crate::transport::address::MAX_ADDRESSES;
 use crate::transport::service::Options as LinkOptions;
 
 /// Where the ranks meet.
@@ -85,12 +85,7 @@ pub(super) fn link_options(options: &Options) -> Result<LinkOptions> {
         let wanted = options.interface.clone().or_else(|| std::env::var("UNISONO_INTERFACE").ok());
         let interface = Interface::choose(wanted.as_deref())?;
         log::info!("links use {interface}");
-        // An address that means nothing without the interface it belongs to is of use only when there is no other.
-        let (near, far): (Vec<IpAddr>, Vec<IpAddr>) = interface
-            .addresses
-            .iter()
-            .partition(|address| matches!(address, IpAddr::V6(address) if address.is_unicast_link_local()));
-        links.addresses = if far.is_empty() { near } else { far };
+        links.addresses = interface.listening(MAX_ADDRESSES);
     }
     Ok(links)
 }

@@ -49,7 +49,7 @@ pub struct Meeting<'a> {
 pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
     let Meeting { rank, size, name, store, secret, options, deadline } = meeting;
     let began = Instant::now();
-    let arrival = store.add(&format!("{name}/arrivals"), 1)?;
+    let arrival = store.add(&format!("{name}/arrivals"), 1, deadline)?;
     let generation = (arrival - 1) / i64::from(size);
     let prefix = format!("{name}/{generation}");
     let secret = match secret {
@@ -63,7 +63,7 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
 
     let endpoint = Endpoint::new(Identity { rank, size, secret, job }, options)?;
     let own = endpoint.registration().address().clone();
-    store.set(&format!("{prefix}/rank/{rank}"), &own.encode())?;
+    store.set(&format!("{prefix}/rank/{rank}"), &own.encode(), deadline)?;
     let mut table = vec![0; RECORD_BYTES * size as usize];
     record(&own, &mut table[..RECORD_BYTES])?;
     endpoint.learn(own);
@@ -119,7 +119,7 @@ fn share_secret(rank: u32, store: &dyn Store, prefix: &str, deadline: Deadline) 
     let key = format!("{prefix}/secret");
     if rank == 0 {
         let secret = SecretKey::random()?;
-        store.set(&key, secret.expose())?;
+        store.set(&key, secret.expose(), deadline)?;
         return Ok(secret);
     }
     let bytes = store.get(&key, deadline)?;

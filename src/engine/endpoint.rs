@@ -42,6 +42,9 @@ use crate::transport::service::{Attendance, Identity, Options, Port, Registratio
 /// A rank that is asked what it does tells what the kernel has refused it in this time.
 const RECENT: Duration = Duration::from_secs(60);
 
+/// How long a launcher may take to say how a rank ended. The others wait for it to fail.
+const EXIT_CAUSE: Duration = Duration::from_millis(500);
+
 /// Up to this many TCP peers are read directly while spinning; beyond, the kernel is asked which are ready.
 const DIRECT_READS: usize = 3;
 
@@ -221,8 +224,8 @@ impl Endpoint {
         });
         match answer {
             Some(Ok(())) => Ok(()),
-            Some(Err(peer)) => match lock(&self.roster).lost(peer) {
-                Some(why) => Err(why.clone()),
+            Some(Err(peer)) => match self.messages().why_lost(peer) {
+                Some(why) => Err(why),
                 None => fail!(PeerFailed, "{} has left", self.describe(peer)),
             },
             None => {
@@ -412,8 +415,8 @@ impl Endpoint {
         for peer in wanted {
             let address = lock(&self.addresses).get(&peer).cloned();
             if let Some(address) = address {
-                // A link that is needed is needed by an operation, which has its own deadline.
-                self.registration().open(address, Deadline::after(Duration::from_secs(60)));
+                // A link that is needed is needed by an operation: that has a deadline, and others may have later ones.
+                self.registration().open(address, Deadline::NEVER);
             }
         }
         for trouble in troubles {
@@ -437,21 +440,21 @@ impl Endpoint {
         }
     }
 
-    /// A peer is lost. Where a launcher may know how it ended, it is asked first, on a thread of its own: that takes a
-    /// while, and this may be the service thread, or one that waits for something else.
-    fn lose(&self, peer: u32, why: Error) {
+    /// Calls `then` with why there is no link to a peer. Where a launcher may know how it ended, it is asked first, on a
+    /// thread of its own: that takes a while, and this may be the service thread, or one that waits for something else.
+    fn with_exit_cause(&self, peer: u32, why: Error, then: fn(&Endpoint, u32, Error)) {
         let this = self.store.get().and_then(|_| self.this.upgrade());
         let asked = this.is_some_and(|this| {
             let why = why.clone();
             let ask = move || {
                 let told = this.exit_cause(peer);
                 let text = told.map(|cause| format!("{} {cause}", this.describe(peer)));
-                this.lost(peer, text.map_or(why, |text| Error::new(Status::PeerFailed, text)));
+                then(&this, peer, text.map_or(why, |text| Error::new(Status::PeerFailed, text)));
             };
             sys::process::spawn("unisono-exit", ask).is_ok()
         });
         if !asked {
-            self.lost(peer, why);
+            then(self, peer, why);
         }
     }
 
@@ -461,9 +464,19 @@ impl Endpoint {
         self.registration().hang_up(peer, &Error::new(Status::PeerFailed, text));
     }
 
-    fn lost(&self, peer: u32, why: Error) {
+    /// There is no link to a peer, and there was none: it may have left in peace before. That concerns those who need
+    /// something of it, and no group for having it as a member.
+    fn unreachable(&self, peer: u32, why: Error) {
         self.messages().link_lost(peer, why.clone());
         self.lost_any.store(true, Ordering::Relaxed);
+        // The peer may have opened its side, or think it still has one.
+        self.hang_up(peer, &why);
+        self.wake();
+    }
+
+    /// A peer has ended without a goodbye, which is the end of its groups.
+    fn lost(&self, peer: u32, why: Error) {
+        self.unreachable(peer, why.clone());
         let mut roster = lock(&self.roster);
         roster.lose(peer, why.clone());
         let affected = roster.live();
@@ -473,17 +486,16 @@ impl Endpoint {
                 group.fail(group.lost(peer, why.clone()));
             }
         }
-        // The peer may have opened its side, or think it still has one.
-        self.hang_up(peer, &why);
         self.wake();
     }
 
     /// How the launcher says that a rank ended, if it tells.
     fn exit_cause(&self, peer: u32) -> Option<String> {
         let store = self.store.get()?;
+        let (key, deadline) = (format!("exit/{peer}"), Deadline::after(EXIT_CAUSE));
         // The launcher hears of the death a moment after the socket does.
         for _ in 0..10 {
-            if let Ok(Some(cause)) = store.try_get(&format!("exit/{peer}")) {
+            if let Some(cause) = store.try_get(&key, deadline).ok()? {
                 return Some(String::from_utf8_lossy(&cause).into_owned());
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -559,7 +571,7 @@ impl Port for Endpoint {
         self.report(peer);
         if gone {
             // Given up before the peer had opened its side: it must not wait.
-            let why = lock(&self.roster).lost(peer).cloned();
+            let why = self.messages().why_lost(peer);
             self.hang_up(peer, &why.unwrap_or_else(|| Error::new(Status::PeerFailed, "it was too late")));
             return;
         }
@@ -568,7 +580,7 @@ impl Port for Endpoint {
     }
 
     fn link_refused(&self, peer: u32, why: Error) {
-        self.lose(peer, why);
+        self.with_exit_cause(peer, why, Endpoint::unreachable);
     }
 
     fn peer_left(&self, peer: u32) {
@@ -578,7 +590,7 @@ impl Port for Endpoint {
     }
 
     fn peer_lost(&self, peer: u32, why: Error) {
-        self.lose(peer, why);
+        self.with_exit_cause(peer, why, Endpoint::lost);
     }
 
     fn control(&self, peer: u32, message: &[u8]) {

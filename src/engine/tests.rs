@@ -1,6 +1,7 @@
 //! What happens when things end early: two ranks of one process, driven by hand.
 
 mod hauling;
+mod losing;
 mod pieces;
 mod waiting;
 

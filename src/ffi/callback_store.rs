@@ -210,7 +210,7 @@ impl CallbackStore {
 }
 
 impl Store for CallbackStore {
-    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+    fn set(&self, key: &str, value: &[u8], _deadline: Deadline) -> Result<()> {
         // SAFETY: the header's contract for callbacks; the pointers are valid during the call.
         let set =
             |key, reply| unsafe { (self.set)(self.user, key, value.as_ptr(), value.len() as u64, reply) };
@@ -232,13 +232,13 @@ impl Store for CallbackStore {
         }
     }
 
-    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+    fn try_get(&self, key: &str, _deadline: Deadline) -> Result<Option<Vec<u8>>> {
         // SAFETY: the header's contract for callbacks; the pointers are valid during the call.
         let try_get = |key, reply| unsafe { (self.try_get)(self.user, key, reply) };
         Ok(self.ask("try_get", key, try_get)?.value)
     }
 
-    fn add(&self, key: &str, amount: i64) -> Result<i64> {
+    fn add(&self, key: &str, amount: i64, _deadline: Deadline) -> Result<i64> {
         let mut sum = 0;
         // SAFETY: the header's contract for callbacks; the pointers are valid during the call.
         let add = |key, reply| unsafe { (self.add)(self.user, key, amount, &mut sum, reply) };

@@ -169,9 +169,13 @@ pub unsafe extern "C" fn unisono_context_create(
         let max_blocks = options.max_blocks;
         // SAFETY: the contract of the header: texts.
         let options = unsafe { parsed(&options, rendezvous) }?;
-        let context = Context::create(options)?;
+        let context = Context::create(options);
+        // What is wrong with the arguments can be put right. A meeting that has failed is not repeated: nobody would end its
+        // server.
+        let repeated = matches!(&context, Err(error) if error.status() == Status::InvalidArgument);
+        id.as_ref().filter(|_| !repeated).inspect(|bytes| unique_id::claim(bytes));
+        let context = context?;
         context.limit_blocks(max_blocks);
-        id.as_ref().inspect(|bytes| unique_id::claim(bytes));
         place.write(Handle::into_handle(ContextHandle::new(context, server)));
         Ok(())
     })

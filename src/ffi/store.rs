@@ -173,7 +173,7 @@ pub unsafe extern "C" fn unisono_store_set(
         let key = unsafe { text(key, "key") }?;
         // SAFETY: the contract of the header: NULL or so many bytes.
         let value = unsafe { list(value.cast::<u8>(), bytes, "value") }?;
-        store.set(key, value)
+        store.set(key, value, patience())
     })
 }
 
@@ -221,7 +221,7 @@ pub unsafe extern "C" fn unisono_store_try_get(
         let value = unsafe { out(value, "value") }?;
         // SAFETY: as above.
         let bytes = unsafe { out(bytes, "bytes") }?;
-        let (memory, length) = match store.try_get(key)? {
+        let (memory, length) = match store.try_get(key, patience())? {
             Some(found) => (hand_out(&found)?, found.len()),
             None => (std::ptr::null_mut(), 0),
         };
@@ -244,7 +244,7 @@ pub unsafe extern "C" fn unisono_store_add(
         let store = unsafe { Handle::borrow(store, "store") }?.inner();
         // SAFETY: the contract of the header: NULL or a C string.
         let key = unsafe { text(key, "key") }?;
-        let total = store.add(key, amount)?;
+        let total = store.add(key, amount, patience())?;
         // SAFETY: the contract of the header: NULL or writable.
         if let Some(place) = unsafe { sum.as_mut() } {
             *place = total;
@@ -268,6 +268,11 @@ pub unsafe extern "C" fn unisono_store_destroy(store: *mut unisono_store_t) {
         drop(unsafe { Handle::take(store, "store") }?);
         Ok(())
     });
+}
+
+/// How long a call that names no time waits for the store's answer.
+fn patience() -> Deadline {
+    Deadline::after(Duration::from_millis(UNISONO_DEFAULT_TIMEOUT_MS))
 }
 
 /// A store without a port, as C gets it.
@@ -301,20 +306,20 @@ impl ServedStore {
 }
 
 impl Store for ServedStore {
-    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.client.set(key, value)
+    fn set(&self, key: &str, value: &[u8], deadline: Deadline) -> Result<()> {
+        self.client.set(key, value, deadline)
     }
 
     fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
         self.client.get(key, deadline)
     }
 
-    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>> {
-        self.client.try_get(key)
+    fn try_get(&self, key: &str, deadline: Deadline) -> Result<Option<Vec<u8>>> {
+        self.client.try_get(key, deadline)
     }
 
-    fn add(&self, key: &str, amount: i64) -> Result<i64> {
-        self.client.add(key, amount)
+    fn add(&self, key: &str, amount: i64, deadline: Deadline) -> Result<i64> {
+        self.client.add(key, amount, deadline)
     }
 
     fn describe(&self) -> String {

@@ -19,8 +19,8 @@ pub struct unisono_unique_id_t {
     pub bytes: [u8; 128],
 }
 
-/// Makes a unique id. The process that makes it serves the meeting until its own context of that id is destroyed, or the
-/// process ends. The id has the addresses of the interface of UNISONO_INTERFACE, or of one that the library chooses.
+/// Makes a unique id. The process that makes it serves the meeting until its own context of that id is destroyed or has failed
+/// to meet the others, or the process ends. The id has the addresses of the interface of UNISONO_INTERFACE, or of one that the library chooses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_unique_id_create(id: *mut unisono_unique_id_t) -> unisono_status_t {
     guard(|| {
@@ -64,7 +64,7 @@ static SERVED: Mutex<Vec<Served>> = Mutex::new(Vec::new());
 struct Served {
     bytes: [u8; ID_BYTES],
     server: Weak<ServerHandle>,
-    /// Keeps the server until the first context does.
+    /// Keeps the server until the first context does, or could not.
     unclaimed: Option<Arc<ServerHandle>>,
 }
 
@@ -73,7 +73,7 @@ pub(super) fn server(bytes: &[u8; ID_BYTES]) -> Option<Arc<ServerHandle>> {
     lock().iter().find(|served| served.bytes == *bytes)?.server.upgrade()
 }
 
-/// That a context keeps the server of this id from now on.
+/// That a context keeps the server of this id from now on, or that nobody needs it any more.
 pub(super) fn claim(bytes: &[u8; ID_BYTES]) {
     if let Some(served) = lock().iter_mut().find(|served| served.bytes == *bytes) {
         served.unclaimed = None;
@@ -83,4 +83,42 @@ pub(super) fn claim(bytes: &[u8; ID_BYTES]) {
 fn lock() -> MutexGuard<'static, Vec<Served>> {
     // Nothing that holds the lock can leave the list half changed.
     SERVED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+    use crate::error::Status;
+    use crate::ffi::context::{unisono_context_create, unisono_context_options_t};
+
+    /// Rank 0 of 2 meets nobody; what the attempt comes to.
+    fn meet_nobody(id: &unisono_unique_id_t, transports: &std::ffi::CStr) -> unisono_status_t {
+        let options = unisono_context_options_t {
+            size: size_of::<unisono_context_options_t>() as u64,
+            rank: 0,
+            rank_count: 2,
+            store: ptr::null(),
+            id,
+            name: ptr::null(),
+            timeout_ms: 50,
+            interface: c"lo".as_ptr(),
+            transports: transports.as_ptr(),
+            max_blocks: 0,
+            reserved: 0,
+        };
+        let mut context = ptr::null_mut();
+        // SAFETY: the options and what they point to outlive the call.
+        unsafe { unisono_context_create(&options, &mut context) }
+    }
+
+    #[test]
+    fn a_meeting_that_fails_ends_its_server_and_a_wrong_argument_does_not() {
+        let id = served_on(Some("lo")).unwrap();
+        assert_eq!(meet_nobody(&id, c"carrier pigeon"), Status::InvalidArgument as i32);
+        assert!(server(&id.bytes).is_some(), "the caller may try again");
+        assert_eq!(meet_nobody(&id, c"tcp"), Status::Timeout as i32);
+        assert!(server(&id.bytes).is_none(), "nobody would end it");
+    }
 }

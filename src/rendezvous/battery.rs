@@ -25,11 +25,11 @@ fn soon() -> Deadline {
 
 fn reads_what_another_wrote<S: Store>(open: &impl Fn() -> S) {
     let (a, b) = (open(), open());
-    assert_eq!(b.try_get("plain").unwrap(), None);
-    a.set("plain", b"one").unwrap();
-    assert_eq!(b.try_get("plain").unwrap().as_deref(), Some(&b"one"[..]));
+    assert_eq!(b.try_get("plain", soon()).unwrap(), None);
+    a.set("plain", b"one", soon()).unwrap();
+    assert_eq!(b.try_get("plain", soon()).unwrap().as_deref(), Some(&b"one"[..]));
     assert_eq!(b.get("plain", soon()).unwrap(), b"one");
-    b.set("plain", b"two").unwrap();
+    b.set("plain", b"two", soon()).unwrap();
     assert_eq!(a.get("plain", soon()).unwrap(), b"two");
     // A value that is there is given even when the deadline has passed.
     assert_eq!(a.get("plain", Deadline::after(Duration::ZERO)).unwrap(), b"two");
@@ -40,7 +40,7 @@ fn keeps_any_bytes<S: Store>(open: &impl Fn() -> S) {
     let every: Vec<u8> = (0..=255).collect();
     let large: Vec<u8> = (0..1 << 20).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     for (key, value) in [("empty", &[][..]), ("every byte", &every), ("1 MiB", &large)] {
-        a.set(key, value).unwrap();
+        a.set(key, value, soon()).unwrap();
         assert!(b.get(key, soon()).unwrap() == value, "value '{key}' came back changed");
     }
 }
@@ -73,7 +73,7 @@ fn keeps_apart_odd_keys<S: Store>(open: &impl Fn() -> S) {
         &longer,
     ];
     for (index, key) in keys.iter().enumerate() {
-        a.set(key, &index.to_le_bytes()).unwrap();
+        a.set(key, &index.to_le_bytes(), soon()).unwrap();
     }
     for (index, key) in keys.iter().enumerate() {
         assert_eq!(b.get(key, soon()).unwrap(), index.to_le_bytes(), "key {key:?}");
@@ -86,8 +86,8 @@ fn wakes_a_waiter<S: Store>(open: &(impl Fn() -> S + Sync)) {
         let other = scope.spawn(|| open().get("later still", soon()).unwrap());
         thread::sleep(Duration::from_millis(30));
         let store = open();
-        store.set("later", b"now").unwrap();
-        store.add("later still", 5).unwrap();
+        store.set("later", b"now", soon()).unwrap();
+        store.add("later still", 5, soon()).unwrap();
         for waiter in waiters {
             assert_eq!(waiter.join().unwrap(), b"now");
         }
@@ -103,7 +103,7 @@ fn times_out_with_names<S: Store>(open: &impl Fn() -> S) {
     assert_eq!(error.status(), Status::Timeout);
     assert!(error.text().contains("never set"), "{error}");
     // The store is usable after a timeout.
-    store.set("after a timeout", b"x").unwrap();
+    store.set("after a timeout", b"x", soon()).unwrap();
     assert_eq!(store.get("after a timeout", soon()).unwrap(), b"x");
 }
 
@@ -117,7 +117,7 @@ fn adds_atomically<S: Store>(open: &(impl Fn() -> S + Sync)) {
                 scope.spawn(|| {
                     let store = open();
                     start.wait();
-                    (0..ROUNDS).map(|_| store.add("count", 1).unwrap()).collect::<Vec<_>>()
+                    (0..ROUNDS).map(|_| store.add("count", 1, soon()).unwrap()).collect::<Vec<_>>()
                 })
             })
             .collect();
@@ -127,19 +127,19 @@ fn adds_atomically<S: Store>(open: &(impl Fn() -> S + Sync)) {
     let expected: Vec<i64> = (1..=(THREADS * ROUNDS) as i64).collect();
     assert_eq!(sums, expected, "each sum is given exactly once");
     let store = open();
-    assert_eq!(store.add("count", -200).unwrap(), 160 - 200);
+    assert_eq!(store.add("count", -200, soon()).unwrap(), 160 - 200);
     assert_eq!(store.get("count", soon()).unwrap(), b"-40");
-    store.set("preset", b"41").unwrap();
-    assert_eq!(store.add("preset", 1).unwrap(), 42);
+    store.set("preset", b"41", soon()).unwrap();
+    assert_eq!(store.add("preset", 1, soon()).unwrap(), 42);
 }
 
 fn refuses_to_add_to_text<S: Store>(open: &impl Fn() -> S) {
     let store = open();
-    store.set("text", b"twelve").unwrap();
-    let error = store.add("text", 1).unwrap_err();
+    store.set("text", b"twelve", soon()).unwrap();
+    let error = store.add("text", 1, soon()).unwrap_err();
     assert_eq!(error.status(), Status::InvalidUsage);
     assert!(error.text().contains("text'"), "{error}");
     assert_eq!(store.get("text", soon()).unwrap(), b"twelve");
-    store.set("large", i64::MAX.to_string().as_bytes()).unwrap();
-    assert_eq!(store.add("large", 1).unwrap_err().status(), Status::InvalidUsage);
+    store.set("large", i64::MAX.to_string().as_bytes(), soon()).unwrap();
+    assert_eq!(store.add("large", 1, soon()).unwrap_err().status(), Status::InvalidUsage);
 }

@@ -29,6 +29,7 @@ const LONGEST_LOCK: Duration = Duration::from_secs(30);
 const LOCK: &str = ".lock";
 
 /// A directory as a store. Nothing is removed: a directory serves one run of a job, and a later run needs another.
+/// How long the kernel takes to read or write a file is not ours to bound; deadlines end what waits between.
 pub struct FileStore {
     directory: PathBuf,
     /// Makes the names of temporary files unique among all processes, also of other hosts.
@@ -91,20 +92,21 @@ impl FileStore {
         })
     }
 
-    fn lock(&self) -> Result<Lock> {
+    fn lock(&self, deadline: Deadline) -> Result<Lock> {
         let path = self.directory.join(LOCK);
         let refused = |cause| Error::system(format!("cannot lock {}", path.display()), cause);
         let opened = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
         let lock = Lock::on(opened.map_err(refused)?);
-        let deadline = Deadline::after(LONGEST_LOCK);
+        let since = Instant::now();
+        let deadline = deadline.min(Deadline::after(LONGEST_LOCK));
         let mut pause = Pause::default();
         while !lock.try_take().map_err(refused)? {
             if deadline.expired() {
                 fail!(
                     Timeout,
-                    "{} has been locked for {} s by another process; look for a stopped rank (fuser {} names it)",
+                    "{} has been locked for {:.1} s by another process; look for a stopped rank (fuser {} names it)",
                     path.display(),
-                    LONGEST_LOCK.as_secs(),
+                    since.elapsed().as_secs_f64(),
                     path.display()
                 );
             }
@@ -119,7 +121,7 @@ impl FileStore {
 }
 
 impl Store for FileStore {
-    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+    fn set(&self, key: &str, value: &[u8], _deadline: Deadline) -> Result<()> {
         let temporary = self.temporary();
         let new = File::options()
             .create_new(true)
@@ -154,14 +156,14 @@ impl Store for FileStore {
         }
     }
 
-    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+    fn try_get(&self, key: &str, _deadline: Deadline) -> Result<Option<Vec<u8>>> {
         self.read(key)
     }
 
-    fn add(&self, key: &str, amount: i64) -> Result<i64> {
-        let _lock = self.lock()?;
+    fn add(&self, key: &str, amount: i64, deadline: Deadline) -> Result<i64> {
+        let _lock = self.lock(deadline)?;
         let sum = store::sum(self, key, self.read(key)?.as_deref(), amount)?;
-        self.set(key, sum.to_string().as_bytes())?;
+        self.set(key, sum.to_string().as_bytes(), deadline)?;
         Ok(sum)
     }
 
@@ -229,6 +231,10 @@ mod tests {
     use crate::rendezvous::battery;
     use crate::rendezvous::scratch::Scratch;
 
+    fn soon() -> Deadline {
+        Deadline::after(Duration::from_secs(20))
+    }
+
     #[test]
     fn passes_the_battery() {
         let scratch = Scratch::new();
@@ -246,7 +252,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let scratch = Scratch::new();
         let store = FileStore::open(scratch.path().join("new")).unwrap();
-        store.set("k", b"v").unwrap();
+        store.set("k", b"v", soon()).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(store.directory()), 0o700);
         assert_eq!(mode(&store.path("k")), 0o600);
@@ -256,7 +262,7 @@ mod tests {
     fn a_full_disk_names_path_and_cause_and_leaves_nothing() {
         let scratch = Scratch::new();
         let store = FileStore::open(scratch.path()).unwrap();
-        store.set("k", b"old").unwrap();
+        store.set("k", b"old", soon()).unwrap();
         let temporary = store.temporary();
         fs::write(&temporary, b"").unwrap();
         let full = File::options().write(true).open("/dev/full").unwrap();
@@ -265,7 +271,7 @@ mod tests {
         assert!(error.text().contains("No space left on device"), "{error}");
         assert!(error.text().contains(store.path("k").to_str().unwrap()), "{error}");
         assert!(!temporary.exists());
-        assert_eq!(store.try_get("k").unwrap().as_deref(), Some(&b"old"[..]));
+        assert_eq!(store.try_get("k", soon()).unwrap().as_deref(), Some(&b"old"[..]));
     }
 
     #[test]
@@ -285,11 +291,11 @@ mod tests {
     fn an_unwritable_directory_is_named() {
         // Reading a directory of /proc works, creating a file in it never does.
         let store = FileStore::open("/proc/self/fd").unwrap();
-        for error in [store.set("k", b"v").unwrap_err(), store.add("k", 1).unwrap_err()] {
+        for error in [store.set("k", b"v", soon()).unwrap_err(), store.add("k", 1, soon()).unwrap_err()] {
             assert_eq!(error.status(), Status::System);
             assert!(error.text().contains("/proc/self/fd"), "{error}");
         }
-        assert_eq!(store.try_get("k").unwrap(), None);
+        assert_eq!(store.try_get("k", soon()).unwrap(), None);
     }
 
     #[test]

@@ -30,7 +30,7 @@ impl HashStore {
 }
 
 impl Store for HashStore {
-    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+    fn set(&self, key: &str, value: &[u8], _deadline: Deadline) -> Result<()> {
         self.lock().insert(key.to_owned(), value.to_owned());
         self.changed.notify_all();
         Ok(())
@@ -55,11 +55,11 @@ impl Store for HashStore {
         }
     }
 
-    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+    fn try_get(&self, key: &str, _deadline: Deadline) -> Result<Option<Vec<u8>>> {
         Ok(self.lock().get(key).cloned())
     }
 
-    fn add(&self, key: &str, amount: i64) -> Result<i64> {
+    fn add(&self, key: &str, amount: i64, _deadline: Deadline) -> Result<i64> {
         let mut entries = self.lock();
         let sum = store::sum(self, key, entries.get(key).map(Vec::as_slice), amount)?;
         entries.insert(key.to_owned(), sum.to_string().into_bytes());

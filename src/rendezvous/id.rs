@@ -240,7 +240,7 @@ mod tests {
         let (id, _server) = UniqueId::create(Some("127.0.0.1")).unwrap();
         let a = UniqueId::parse(&id.to_bytes()).unwrap().connect(soon()).unwrap();
         let b = id.to_hex().parse::<UniqueId>().unwrap().connect(soon()).unwrap();
-        a.set("k", b"v").unwrap();
+        a.set("k", b"v", soon()).unwrap();
         assert_eq!(b.get("k", soon()).unwrap(), b"v");
         drop(UniqueId::create(None).unwrap());
     }

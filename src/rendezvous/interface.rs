@@ -40,12 +40,19 @@ impl Interface {
         choose_from(&list, wanted, default_route(&v4, &v6).as_deref())
     }
 
-    /// `address`, one of this interface's, with a port and where needed the scope.
-    pub fn socket_address(&self, address: IpAddr, port: u16) -> SocketAddr {
-        match address {
-            IpAddr::V6(v6) if is_link_local(address) => SocketAddrV6::new(v6, port, 0, self.index).into(),
-            _ => SocketAddr::new(address, port),
-        }
+    /// At most so many of its addresses to listen on at any port, the best first. An IPv6 address that means nothing without
+    /// the interface that it belongs to is among them only if there is no other, and names that interface.
+    pub fn listening(&self, most: usize) -> Vec<SocketAddr> {
+        let place = |address: &IpAddr| match *address {
+            IpAddr::V6(v6) if v6.is_unicast_link_local() => SocketAddrV6::new(v6, 0, 0, self.index).into(),
+            address => SocketAddr::new(address, 0),
+        };
+        let (near, far): (Vec<SocketAddr>, Vec<SocketAddr>) = self.addresses.iter().map(place).partition(
+            |address| matches!(address, SocketAddr::V6(address) if address.ip().is_unicast_link_local()),
+        );
+        let mut addresses = if far.is_empty() { near } else { far };
+        addresses.truncate(most);
+        addresses
     }
 }
 
@@ -305,10 +312,20 @@ mod tests {
     }
 
     #[test]
-    fn link_local_addresses_carry_their_interface() {
-        let interface = choose_from(&host(), Some("eth0"), None).unwrap();
-        assert_eq!(interface.socket_address("fe80::5".parse().unwrap(), 80).to_string(), "[fe80::5%2]:80");
-        assert_eq!(interface.socket_address("10.0.0.5".parse().unwrap(), 80).to_string(), "10.0.0.5:80");
+    fn link_local_addresses_are_listened_on_where_there_is_no_other_and_carry_their_interface() {
+        let listening = |list: &[InterfaceAddress]| {
+            let addresses = choose_from(list, Some("eth0"), None).unwrap().listening(16);
+            addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(listening(&host()), ["10.0.0.5:0", "[fd00::5]:0"]);
+        assert_eq!(listening(&[entry("eth0", 2, "fe80::5")]), ["[fe80::5%2]:0"]);
+    }
+
+    #[test]
+    fn of_many_addresses_the_first_are_listened_on() {
+        let list: Vec<_> = (1..=30).map(|last| entry("eth0", 2, &format!("10.0.0.{last}"))).collect();
+        let addresses = choose_from(&list, Some("eth0"), None).unwrap().listening(16);
+        assert_eq!((addresses.len(), addresses[15]), (16, "10.0.0.16:0".parse().unwrap()));
     }
 
     #[test]

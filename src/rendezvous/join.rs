@@ -57,7 +57,7 @@ pub fn connect(launch: &Launch, deadline: Deadline) -> Result<Joined> {
         How::Id(id) => {
             let secret = launch.secret.as_ref().unwrap_or(id.secret());
             let store: Arc<dyn Store> = Arc::new(id.connect(deadline)?);
-            open(launch, counted(store, launch.rank)?, Some(secret), deadline)
+            open(launch, counted(store, launch.rank, deadline)?, Some(secret), deadline)
         }
         How::Tcp { host, port } => join_tcp(launch, host, *port, false, deadline),
         How::Rank0 { host, port } => join_tcp(launch, host, *port, true, deadline),
@@ -81,20 +81,20 @@ struct Keeping<K> {
 }
 
 impl<K: Send + Sync> Store for Keeping<K> {
-    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.store.set(key, value)
+    fn set(&self, key: &str, value: &[u8], deadline: Deadline) -> Result<()> {
+        self.store.set(key, value, deadline)
     }
 
     fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
         self.store.get(key, deadline)
     }
 
-    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>> {
-        self.store.try_get(key)
+    fn try_get(&self, key: &str, deadline: Deadline) -> Result<Option<Vec<u8>>> {
+        self.store.try_get(key, deadline)
     }
 
-    fn add(&self, key: &str, amount: i64) -> Result<i64> {
-        self.store.add(key, amount)
+    fn add(&self, key: &str, amount: i64, deadline: Deadline) -> Result<i64> {
+        self.store.add(key, amount, deadline)
     }
 
     fn describe(&self) -> String {
@@ -121,11 +121,12 @@ fn join_tcp(launch: &Launch, host: &str, port: u16, must_serve: bool, deadline: 
     }
     if launch.rank == 0 {
         let store = first_at_tcp(host, port, secret, must_serve, deadline)?;
-        return open(launch, counted(store, launch.rank)?, secret, deadline);
+        return open(launch, counted(store, launch.rank, deadline)?, secret, deadline);
     }
     loop {
         let store: Arc<dyn Store> = Arc::new(TcpStore::connect(host, port, secret, deadline)?);
-        let joined = counted(store, launch.rank).and_then(|store| open(launch, store, secret, deadline));
+        let joined =
+            counted(store, launch.rank, deadline).and_then(|store| open(launch, store, secret, deadline));
         match joined {
             // The server of an earlier run, which has ended meanwhile: the next one is about to start.
             Err(error) if error.status() == Status::PeerFailed && !deadline.expired() => {
@@ -174,8 +175,8 @@ fn first_at_tcp(
 }
 
 /// The part of `store` for the run that we are in when we come to it.
-fn counted(store: Arc<dyn Store>, rank: usize) -> Result<Arc<dyn Store>> {
-    let run = store.add(&format!("unisono/came/{rank}"), 1)?;
+fn counted(store: Arc<dyn Store>, rank: usize, deadline: Deadline) -> Result<Arc<dyn Store>> {
+    let run = store.add(&format!("unisono/came/{rank}"), 1, deadline)?;
     Ok(Arc::new(PrefixStore::new(store, &format!("run {run}"))))
 }
 
@@ -196,7 +197,7 @@ fn open(
                 None => *made.expose(),
             },
         };
-        store.set(OPENING, &opening.bytes())?;
+        store.set(OPENING, &opening.bytes(), deadline)?;
         return Ok(Joined { store, secret: made });
     }
     let Some(opening) = Opening::parse(&store.get(OPENING, deadline)?) else {
@@ -385,16 +386,16 @@ mod tests {
                             let joined = connect(&launch(rank, 3, store), soon()).unwrap();
                             let store = &joined.store;
                             assert_eq!(
-                                store.try_get(&format!("from {rank}")).unwrap(),
+                                store.try_get(&format!("from {rank}"), soon()).unwrap(),
                                 None,
                                 "an older run's key"
                             );
-                            store.set(&format!("from {rank}"), &[run as u8]).unwrap();
+                            store.set(&format!("from {rank}"), &[run as u8], soon()).unwrap();
                             for other in 0..3 {
                                 assert_eq!(store.get(&format!("from {other}"), soon()).unwrap(), [run as u8]);
                             }
                             // Rank 0 keeps its store until the others need it no more.
-                            store.add("done", 1).unwrap();
+                            store.add("done", 1, soon()).unwrap();
                             while rank == 0 && store.get("done", soon()).unwrap() != b"3" {
                                 thread::sleep(Duration::from_millis(1));
                             }

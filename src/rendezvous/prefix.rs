@@ -25,20 +25,20 @@ impl<S: Store> PrefixStore<S> {
 }
 
 impl<S: Store> Store for PrefixStore<S> {
-    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.store.set(&self.key(key), value)
+    fn set(&self, key: &str, value: &[u8], deadline: Deadline) -> Result<()> {
+        self.store.set(&self.key(key), value, deadline)
     }
 
     fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
         self.store.get(&self.key(key), deadline)
     }
 
-    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>> {
-        self.store.try_get(&self.key(key))
+    fn try_get(&self, key: &str, deadline: Deadline) -> Result<Option<Vec<u8>>> {
+        self.store.try_get(&self.key(key), deadline)
     }
 
-    fn add(&self, key: &str, amount: i64) -> Result<i64> {
-        self.store.add(&self.key(key), amount)
+    fn add(&self, key: &str, amount: i64, deadline: Deadline) -> Result<i64> {
+        self.store.add(&self.key(key), amount, deadline)
     }
 
     fn describe(&self) -> String {
@@ -65,9 +65,9 @@ mod tests {
         let shared = Arc::new(HashStore::new());
         let a = PrefixStore::new(shared.clone(), "a");
         let b = PrefixStore::new(shared.clone(), "b");
-        a.set("k", b"1").unwrap();
-        assert_eq!(b.try_get("k").unwrap(), None);
-        assert_eq!(shared.try_get("a/k").unwrap().as_deref(), Some(&b"1"[..]));
+        a.set("k", b"1", Deadline::NEVER).unwrap();
+        assert_eq!(b.try_get("k", Deadline::NEVER).unwrap(), None);
+        assert_eq!(shared.try_get("a/k", Deadline::NEVER).unwrap().as_deref(), Some(&b"1"[..]));
         let error = a.get("absent", Deadline::after(std::time::Duration::ZERO)).unwrap_err();
         assert!(error.text().contains("'a/absent'"), "{error}");
     }

@@ -116,9 +116,8 @@ impl Drop for Leader {
             return;
         }
         // What cannot be removed does no harm: without our lock nobody believes it.
-        let leader = self.base.join(LEADER);
-        if fs::read(&leader).is_ok_and(|name| name == self.name.as_bytes()) {
-            let _ = fs::remove_file(&leader);
+        if fs::read(self.base.join(LEADER)).is_ok_and(|name| name == self.name.as_bytes()) {
+            let _ = withdraw(&self.base, &self.name);
         }
         let _ = fs::remove_dir_all(self.base.join(&self.name));
         // Fails while there is anything else in it, as it should.
@@ -146,6 +145,20 @@ fn try_lead(base: &Path, name: &str) -> io::Result<Lock> {
         let _ = fs::remove_dir_all(base.join(old));
     }
     Ok(lock)
+}
+
+/// Removes the file `leader` if it is that of the run `name`. The leader of another run may put its own in its place at any
+/// moment: so it is taken away first, and put back if it turns out to be another's, unless there is a newer one by then.
+fn withdraw(base: &Path, name: &str) -> io::Result<()> {
+    let (leader, taken) = (base.join(LEADER), base.join(format!(".{name}-taken")));
+    fs::rename(&leader, &taken)?;
+    if fs::read(&taken)? != name.as_bytes() {
+        match fs::hard_link(&taken, &leader) {
+            Err(cause) if cause.kind() != ErrorKind::AlreadyExists => return fs::rename(&taken, &leader),
+            _ => {}
+        }
+    }
+    fs::remove_file(&taken)
 }
 
 /// The run that `leader` names, and whether its rank 0 lives.
@@ -204,7 +217,7 @@ mod tests {
         thread::scope(|scope| {
             let other = scope.spawn(|| follow(&base, 1, soon()).unwrap().get("k", soon()).unwrap());
             let (store, leader) = lead(&base).unwrap();
-            store.set("k", b"v").unwrap();
+            store.set("k", b"v", soon()).unwrap();
             assert_eq!(other.join().unwrap(), b"v");
             drop(leader);
         });
@@ -216,7 +229,7 @@ mod tests {
         let scratch = Scratch::new();
         let base = scratch.path().join("job");
         let (store, leader) = lead(&base).unwrap();
-        store.set("k", b"old").unwrap();
+        store.set("k", b"old", soon()).unwrap();
         let left = store.directory().to_owned();
         // As the kernel leaves it: the lock is gone, the files are there.
         let mut leader = ManuallyDrop::new(leader);
@@ -226,7 +239,7 @@ mod tests {
         assert_eq!(error.status(), Status::Timeout);
         assert!(error.text().contains(base.to_str().unwrap()), "{error}");
         let (_store, _leader) = lead(&base).unwrap();
-        assert_eq!(follow(&base, 1, soon()).unwrap().try_get("k").unwrap(), None);
+        assert_eq!(follow(&base, 1, soon()).unwrap().try_get("k", soon()).unwrap(), None);
         assert!(!left.exists());
     }
 
@@ -245,6 +258,18 @@ mod tests {
             drop(ending);
             assert_eq!(follow(scratch.path(), 2, soon()).unwrap().directory(), second.directory());
         });
+    }
+
+    #[test]
+    fn a_run_that_begins_while_the_old_one_is_withdrawn_is_found() {
+        let scratch = Scratch::new();
+        let (_old, ending) = lead(scratch.path()).unwrap();
+        // The end of the old run has seen its own name in the file; then the new one replaces the file.
+        let (new, _next) = lead(scratch.path()).unwrap();
+        withdraw(scratch.path(), &ending.name).unwrap();
+        assert_eq!(follow(scratch.path(), 1, soon()).unwrap().directory(), new.directory());
+        let names = fs::read_dir(scratch.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        assert!(names.into_iter().all(|name| !name.to_str().unwrap().ends_with("-taken")));
     }
 
     #[test]

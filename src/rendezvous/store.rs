@@ -10,38 +10,41 @@ use crate::error::{Error, Result, Status, fail};
 
 /// Keys to values, shared by all ranks of a job. Values are written once for each key in unisono's own use.
 /// Every method may be called from several threads.
+///
+/// `deadline` is when to give up on a store that does not answer. What was asked of it may still happen afterwards.
 pub trait Store: Send + Sync {
     /// Writes `value` under `key` and wakes whoever waits for it.
-    fn set(&self, key: &str, value: &[u8]) -> Result<()>;
+    fn set(&self, key: &str, value: &[u8], deadline: Deadline) -> Result<()>;
 
-    /// Waits until `key` exists and returns its value. A timeout names the key, the store and the time waited.
+    /// Waits until `key` exists and returns its value. A timeout names the key, the store and the time waited. What is
+    /// there already is given also when the deadline has passed.
     fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>>;
 
     /// The value if the key exists now.
-    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>>;
+    fn try_get(&self, key: &str, deadline: Deadline) -> Result<Option<Vec<u8>>>;
 
     /// Adds to the number under `key` (0 if absent; kept as decimal text) and returns the sum. Atomic over all ranks.
-    fn add(&self, key: &str, amount: i64) -> Result<i64>;
+    fn add(&self, key: &str, amount: i64, deadline: Deadline) -> Result<i64>;
 
     /// What it is and where, for errors: `file store /tmp/x`, `tcp store 10.0.0.1:2950`.
     fn describe(&self) -> String;
 }
 
 impl<S: Store + ?Sized> Store for Arc<S> {
-    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        (**self).set(key, value)
+    fn set(&self, key: &str, value: &[u8], deadline: Deadline) -> Result<()> {
+        (**self).set(key, value, deadline)
     }
 
     fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
         (**self).get(key, deadline)
     }
 
-    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>> {
-        (**self).try_get(key)
+    fn try_get(&self, key: &str, deadline: Deadline) -> Result<Option<Vec<u8>>> {
+        (**self).try_get(key, deadline)
     }
 
-    fn add(&self, key: &str, amount: i64) -> Result<i64> {
-        (**self).add(key, amount)
+    fn add(&self, key: &str, amount: i64, deadline: Deadline) -> Result<i64> {
+        (**self).add(key, amount, deadline)
     }
 
     fn describe(&self) -> String {

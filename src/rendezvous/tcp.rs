@@ -20,10 +20,10 @@ use crate::sys::{fork, random};
 /// How long one address may take to accept and to greet before the next is tried. A host that drops packets must not
 /// use up the time of the others.
 const ONE_TRY: Duration = Duration::from_secs(5);
-/// How long a server may take for an answer that waits for nothing.
+/// How long a server may take for an answer that waits for nothing, whatever the caller's deadline: after that it is lost.
 const ANSWER: Duration = Duration::from_secs(60);
 /// How much later than asked a server may say that a key did not come.
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_millis(500);
 /// Idle connections that are kept.
 const KEPT: usize = 4;
 
@@ -31,7 +31,7 @@ const KEPT: usize = 4;
 ///
 /// Threads do not wait for each other: each call under way has a connection of its own, opened when there is none idle.
 /// There is no reconnecting: once the server is lost, every call fails with the first cause, since what was in the
-/// dictionary is lost as well.
+/// dictionary is lost as well. A server that is silent until a caller's deadline is not lost: the next call asks it again.
 pub struct TcpStore {
     /// As the caller named it, for errors.
     name: String,
@@ -137,7 +137,7 @@ impl TcpStore {
     }
 
     /// Sends one request and returns its answer. `body` is what the operation takes, `deadline` when the answer has to
-    /// be there.
+    /// be there. An answer that is not for waiting also has to be there in time for [`ANSWER`].
     fn call(
         &self,
         operation: Operation,
@@ -178,12 +178,17 @@ impl TcpStore {
             }
             shared.idle.pop()
         };
+        let since = Instant::now();
         let mut stream = match idle {
             Some(stream) => stream,
             None => self.another(deadline)?,
         };
+        let patience = match operation {
+            Operation::Get => deadline,
+            Operation::Set | Operation::TryGet | Operation::Add => deadline.min(Deadline::after(ANSWER)),
+        };
         let head = RequestHead { operation, key: key.len(), body: body.len() };
-        match exchange(&mut stream, head, key, body, deadline) {
+        match exchange(&mut stream, head, key, body, patience) {
             Ok(answer) => {
                 let mut shared = self.shared();
                 if shared.idle.len() < KEPT {
@@ -191,6 +196,8 @@ impl TcpStore {
                 }
                 Ok(answer)
             }
+            // The answer may still come: this connection is of no more use, the server is.
+            Err(cause) if is_late(&cause) && deadline.expired() => Err(self.silent(operation, key, since)),
             Err(cause) => Err(self.broken(operation, key, cause)),
         }
     }
@@ -223,18 +230,24 @@ impl TcpStore {
 
     /// What a broken connection means: the server is lost.
     fn broken(&self, operation: Operation, key: &str, cause: io::Error) -> Error {
-        let doing = match operation {
-            Operation::Set => "setting",
-            Operation::Get => "waiting for",
-            Operation::TryGet => "looking for",
-            Operation::Add => "adding to",
-        };
-        let doing = format!("{doing} key {}", store::quoted(key));
+        let doing = doing(operation, key);
         match cause.kind() {
             ErrorKind::UnexpectedEof => self.lose(&doing, "the server has closed the connection"),
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => self.lose(&doing, "the server does not answer"),
+            _ if is_late(&cause) => self.lose(&doing, "the server does not answer"),
             _ => self.lose(&doing, &cause.to_string()),
         }
+    }
+
+    /// The error of a call whose deadline passed without an answer.
+    fn silent(&self, operation: Operation, key: &str, since: Instant) -> Error {
+        let text = format!(
+            "{}: no answer within {:.1} s while {}; look at the process that hosts it (rank 0 or the launcher), or \
+             raise the timeout",
+            self.describe(),
+            since.elapsed().as_secs_f64(),
+            doing(operation, key)
+        );
+        Error::new(Status::Timeout, text)
     }
 
     /// Remembers that the server is lost; the first cause stays.
@@ -273,8 +286,8 @@ impl TcpStore {
 }
 
 impl Store for TcpStore {
-    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        match self.call(Operation::Set, key, value, Deadline::after(ANSWER))? {
+    fn set(&self, key: &str, value: &[u8], deadline: Deadline) -> Result<()> {
+        match self.call(Operation::Set, key, value, deadline)? {
             (Answer::Done, _) => Ok(()),
             (Answer::Refused, text) => Err(self.refused("set", key, &text)),
             _ => Err(self.unexpected(Operation::Set, key)),
@@ -296,16 +309,16 @@ impl Store for TcpStore {
         }
     }
 
-    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>> {
-        match self.call(Operation::TryGet, key, &[], Deadline::after(ANSWER))? {
+    fn try_get(&self, key: &str, deadline: Deadline) -> Result<Option<Vec<u8>>> {
+        match self.call(Operation::TryGet, key, &[], deadline)? {
             (Answer::Done, value) => Ok(Some(value)),
             (Answer::Absent, _) => Ok(None),
             _ => Err(self.unexpected(Operation::TryGet, key)),
         }
     }
 
-    fn add(&self, key: &str, amount: i64) -> Result<i64> {
-        match self.call(Operation::Add, key, &amount.to_le_bytes(), Deadline::after(ANSWER))? {
+    fn add(&self, key: &str, amount: i64, deadline: Deadline) -> Result<i64> {
+        match self.call(Operation::Add, key, &amount.to_le_bytes(), deadline)? {
             (Answer::Done, sum) => match sum.try_into() {
                 Ok(sum) => Ok(i64::from_le_bytes(sum)),
                 Err(_) => Err(self.unexpected(Operation::Add, key)),
@@ -318,6 +331,22 @@ impl Store for TcpStore {
     fn describe(&self) -> String {
         format!("tcp store {}", self.name)
     }
+}
+
+/// What a call is about, for errors.
+fn doing(operation: Operation, key: &str) -> String {
+    let doing = match operation {
+        Operation::Set => "setting",
+        Operation::Get => "waiting for",
+        Operation::TryGet => "looking for",
+        Operation::Add => "adding to",
+    };
+    format!("{doing} key {}", store::quoted(key))
+}
+
+/// Whether the time for a system call on a blocking socket was over.
+fn is_late(cause: &io::Error) -> bool {
+    matches!(cause.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
 /// Why there is no connection.
@@ -399,7 +428,7 @@ fn greeting(cause: io::Error, what: &str) -> io::Error {
         ErrorKind::UnexpectedEof => {
             io::Error::new(cause.kind(), format!("{what}, the connection was closed"))
         }
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+        _ if is_late(&cause) => {
             io::Error::new(ErrorKind::TimedOut, format!("{what}; another program may use the port"))
         }
         _ => cause,

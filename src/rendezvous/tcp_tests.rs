@@ -36,10 +36,10 @@ fn passes_the_battery_from_one_client_shared_by_threads() {
 #[test]
 fn speaks_ipv6_and_host_names() {
     let server = ServerHandle::start_everywhere(0, None).unwrap();
-    TcpStore::connect("localhost", server.port(), None, soon()).unwrap().set("k", b"v").unwrap();
+    TcpStore::connect("localhost", server.port(), None, soon()).unwrap().set("k", b"v", soon()).unwrap();
     if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
         let store = TcpStore::connect("::1", server.port(), None, soon()).unwrap();
-        assert_eq!(store.try_get("k").unwrap().as_deref(), Some(&b"v"[..]));
+        assert_eq!(store.try_get("k", soon()).unwrap().as_deref(), Some(&b"v"[..]));
         assert_eq!(store.describe(), format!("tcp store [::1]:{}", server.port()));
     }
 }
@@ -51,7 +51,7 @@ fn waits_for_a_server_that_starts_later() {
         let client = scope.spawn(|| TcpStore::connect("127.0.0.1", address.port(), None, soon()));
         thread::sleep(Duration::from_millis(50));
         let server = ServerHandle::start(address, None).unwrap();
-        client.join().unwrap().unwrap().set("k", b"v").unwrap();
+        client.join().unwrap().unwrap().set("k", b"v", soon()).unwrap();
         drop(server);
     });
 }
@@ -85,7 +85,7 @@ fn a_wrong_or_missing_secret_fails_at_once_on_both_sides() {
         assert!(error.text().contains(text), "{error}");
         assert_eq!(error.status(), Status::InvalidUsage);
     }
-    client(&guarded, Some(&right)).set("k", b"v").unwrap();
+    client(&guarded, Some(&right)).set("k", b"v", soon()).unwrap();
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_server_that_ends_during_a_wait_fails_all_calls_with_one_cause() {
         let error = waiter.join().unwrap();
         assert_eq!(error.status(), Status::PeerFailed);
         assert!(error.text().contains("waiting for key 'never'"), "{error}");
-        assert_eq!(store.set("k", b"v").unwrap_err(), error);
+        assert_eq!(store.set("k", b"v", soon()).unwrap_err(), error);
     });
 }
 
@@ -150,7 +150,7 @@ fn a_restarted_server_is_not_taken_for_the_lost_one() {
     let error = store.get("k", soon()).unwrap_err();
     assert_eq!(error.status(), Status::PeerFailed);
     assert!(error.text().contains("another has its place"), "{error}");
-    assert_eq!(store.try_get("k").unwrap_err(), error);
+    assert_eq!(store.try_get("k", soon()).unwrap_err(), error);
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn garbage_and_oversize_frames_end_only_their_connection() {
     ] {
         closed_after(&frame, true);
     }
-    store.set("still", b"here").unwrap();
+    store.set("still", b"here", soon()).unwrap();
     assert_eq!(client(&server, None).get("still", soon()).unwrap(), b"here");
 }
 
@@ -206,7 +206,7 @@ fn strangers_are_few_and_are_sent_away() {
         .collect();
     // Half open, dripping bytes: neither keeps its place.
     streams[5].write_all(&wire::MAGIC[..3]).unwrap();
-    store.set("k", b"v").unwrap();
+    store.set("k", b"v", soon()).unwrap();
     client(&server, Some(&key)).get("k", soon()).unwrap();
     for stream in &mut streams {
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -220,7 +220,7 @@ fn strangers_are_few_and_are_sent_away() {
 fn a_slow_reader_and_a_vanished_waiter_disturb_nobody() {
     let server = ServerHandle::start(loopback(), None).unwrap();
     let store = client(&server, None);
-    store.set("large", &vec![1; wire::MAX_VALUE]).unwrap();
+    store.set("large", &vec![1; wire::MAX_VALUE], soon()).unwrap();
     let mut slow = dial(server.address(), None, None, soon()).ok().unwrap().0;
     let head = RequestHead { operation: Operation::TryGet, key: 5, body: 0 };
     let request = [&head.bytes()[..], b"large"].concat();
@@ -231,7 +231,7 @@ fn a_slow_reader_and_a_vanished_waiter_disturb_nobody() {
     waiter.write_all(&[&head.bytes()[..], b"later", &u64::MAX.to_le_bytes()].concat()).unwrap();
     waiter.shutdown(Shutdown::Write).unwrap();
     assert_eq!(waiter.read(&mut [0; 1]).unwrap(), 0);
-    store.set("later", b"x").unwrap();
+    store.set("later", b"x", soon()).unwrap();
     assert_eq!(store.get("later", soon()).unwrap(), b"x");
     drop(slow);
     assert_eq!(store.get("large", soon()).unwrap().len(), wire::MAX_VALUE);
@@ -249,21 +249,21 @@ fn a_full_server_says_so_and_limits_what_it_keeps() {
         error.text().contains("no room")
     });
     assert!(refused);
-    store.set("k", &[0; 90]).unwrap();
-    let error = store.set("l", &[0; 90]).unwrap_err();
+    store.set("k", &[0; 90], soon()).unwrap();
+    let error = store.set("l", &[0; 90], soon()).unwrap_err();
     assert!(error.text().contains("the store is full (91 of 100 bytes"), "{error}");
-    store.set("k", &[0; 99]).unwrap();
+    store.set("k", &[0; 99], soon()).unwrap();
 }
 
 #[test]
 fn keys_and_values_beyond_the_limits_are_refused_before_they_travel() {
     let server = ServerHandle::start(loopback(), None).unwrap();
     let store = client(&server, None);
-    let error = store.set(&"k".repeat(wire::MAX_KEY + 1), b"").unwrap_err();
+    let error = store.set(&"k".repeat(wire::MAX_KEY + 1), b"", soon()).unwrap_err();
     assert_eq!(error.status(), Status::InvalidArgument);
-    let error = store.set("k", &vec![0; wire::MAX_VALUE + 1]).unwrap_err();
+    let error = store.set("k", &vec![0; wire::MAX_VALUE + 1], soon()).unwrap_err();
     assert_eq!(error.status(), Status::InvalidArgument);
-    store.set(&"k".repeat(wire::MAX_KEY), b"").unwrap();
+    store.set(&"k".repeat(wire::MAX_KEY), b"", soon()).unwrap();
 }
 
 #[test]
@@ -272,4 +272,53 @@ fn a_port_in_use_is_named() {
     let error = ServerHandle::start(server.address(), None).err().expect("the port is taken");
     assert!(error.text().contains(&server.address().to_string()), "{error}");
     assert!(error.text().contains("in use"), "{error}");
+}
+
+/// Greets as a server does and reads one request, of which it takes `body` bytes after the key `k`.
+fn greet_and_read(listener: &TcpListener, body: usize) -> TcpStream {
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.write_all(&ServerHello { flags: 0, instance: [0; 16], nonce: [0; 32] }.bytes()).unwrap();
+    stream.read_exact(&mut [0; wire::CLIENT_HELLO]).unwrap();
+    let mut verdict = [0; wire::VERDICT];
+    verdict[0] = Verdict::Welcome as u8;
+    stream.write_all(&verdict).unwrap();
+    let head = RequestHead { operation: Operation::Set, key: 1, body }.bytes().len();
+    stream.read_exact(&mut vec![0; head + 1 + body]).unwrap();
+    stream
+}
+
+#[test]
+fn a_server_that_stands_still_costs_no_more_than_the_time_given_and_may_go_on() {
+    let listener = TcpListener::bind(loopback()).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let soon_over = || Deadline::after(Duration::from_millis(50));
+    thread::scope(|scope| {
+        let server = scope.spawn(|| {
+            // As many requests as the client makes without an answer; the next is answered.
+            let _silent = [1, 0, 8, 8].map(|body| greet_and_read(&listener, body));
+            let mut answering = greet_and_read(&listener, 1);
+            answering.write_all(&[&[Answer::Done as u8][..], &[0; 4]].concat()).unwrap();
+            answering
+        });
+        let store = TcpStore::connect("127.0.0.1", port, None, soon()).unwrap();
+        let since = Instant::now();
+        let errors = [
+            store.set("k", b"v", soon_over()).unwrap_err(),
+            store.try_get("k", soon_over()).unwrap_err(),
+            store.add("k", 1, soon_over()).unwrap_err(),
+            store.get("k", soon_over()).unwrap_err(),
+        ];
+        let elapsed = since.elapsed();
+        // The server ends with this one, before anything is asserted.
+        let answered = store.set("k", b"v", soon());
+        server.join().unwrap();
+        answered.unwrap();
+        assert!(elapsed < Duration::from_secs(4), "{elapsed:?}");
+        for error in errors {
+            assert_eq!(error.status(), Status::Timeout);
+            for part in [&format!("127.0.0.1:{port}"), "key 'k'", "no answer within "] {
+                assert!(error.text().contains(part), "{error}");
+            }
+        }
+    });
 }

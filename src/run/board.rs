@@ -37,7 +37,9 @@ impl Board {
     /// Tells the ranks how one of them ended, for their errors to name it.
     pub(super) fn publish(&self, rank: usize, cause: &str) {
         // Without it their errors say less; the launcher's own still says all.
-        if let Err(error) = self.store.set(&format!("exit/{rank}"), cause.as_bytes()) {
+        if let Err(error) =
+            self.store.set(&format!("exit/{rank}"), cause.as_bytes(), Deadline::after(PATIENCE))
+        {
             log::warn!("cannot publish the end of rank {rank}: {error}");
         }
     }

@@ -4,8 +4,11 @@
 use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use super::output::Lines;
+use crate::deadline::Deadline;
+use crate::sys::child::{self, Readiness};
 
 /// How much may wait to be written before the ranks have to wait too.
 const ROOM: usize = 1 << 20;
@@ -76,8 +79,13 @@ impl Sink {
         self.pending.len() - self.written < ROOM
     }
 
-    /// Writes a piece, once the output is ready. `false`: nobody reads any more, or nothing more can be written.
+    /// Writes a piece, if the output is ready. `false`: nobody reads any more, or nothing more can be written.
     pub(super) fn write(&mut self) -> io::Result<bool> {
+        // The other output may be the same pipe, and have filled it since both were found ready.
+        let now = Deadline::after(Duration::ZERO);
+        if child::poll(&[(self.as_fd(), Readiness::Write)], now)? != [true] {
+            return Ok(true);
+        }
         let end = self.pending.len().min(self.written + PIECE);
         match self.file.write(&self.pending[self.written..end]) {
             Ok(count) => self.written += count,

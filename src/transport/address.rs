@@ -60,8 +60,8 @@ impl PeerAddress {
                 IpAddr::V6(ip) => {
                     bytes.push(6);
                     bytes.extend_from_slice(&ip.octets());
-                    // A link-local address means nothing without its interface. The number is the publisher's; it
-                    // holds on hosts whose interfaces are numbered alike, and those are the ones that use it.
+                    // A link-local address means nothing without its interface. The number is the publisher's: see
+                    // `seen_from`.
                     let scope = if let SocketAddr::V6(address) = address { address.scope_id() } else { 0 };
                     bytes.extend_from_slice(&scope.to_le_bytes());
                 }
@@ -86,6 +86,23 @@ impl PeerAddress {
     /// `rank 3 (host node7, pid 4711)`, for errors.
     pub fn describe(&self) -> String {
         format!("rank {} (host {}, pid {})", self.rank, self.hostname, self.pid)
+    }
+
+    /// Its TCP listeners as a rank reaches them that is on another host and listens at `own`: there, a link-local address is
+    /// one of the network that its own link-local address is of.
+    pub(super) fn seen_from(&self, own: &[SocketAddr]) -> impl Iterator<Item = SocketAddr> {
+        let near = |address: &SocketAddr| match address {
+            SocketAddr::V6(address) if address.ip().is_unicast_link_local() => Some(*address),
+            _ => None,
+        };
+        let scope = own.iter().find_map(near).map(|own| own.scope_id());
+        self.addresses.iter().map(move |&address| match (near(&address), scope) {
+            (Some(mut address), Some(scope)) => {
+                address.set_scope_id(scope);
+                address.into()
+            }
+            _ => address,
+        })
     }
 
     /// The name of its Unix socket, with the zero byte that makes it abstract.
@@ -159,6 +176,15 @@ mod tests {
         assert_eq!(PeerAddress::decode(&address.encode()).unwrap(), address);
         assert_eq!(address.describe(), "rank 3 (host node7, pid 4711)");
         assert_eq!(address.local_name(), format!("\0unisono-{}", "ab".repeat(16)));
+    }
+
+    #[test]
+    fn a_link_local_address_is_seen_through_the_interface_of_who_looks() {
+        let seen = |own: &str| -> Vec<String> {
+            sample().seen_from(&[own.parse().unwrap()]).map(|address| address.to_string()).collect()
+        };
+        assert_eq!(seen("[fe80::2%7]:90"), ["10.0.0.1:2950", "[fe80::1%7]:80"]);
+        assert_eq!(seen("10.0.0.2:90"), ["10.0.0.1:2950", "[fe80::1%3]:80"]);
     }
 
     #[test]

@@ -76,6 +76,34 @@ impl RingMemory {
     }
 }
 
+/// The ring in a peer's segment that this endpoint writes to.
+pub struct PeerRing {
+    memory: Arc<PeerMemory>,
+    address: NonNull<u8>,
+    capacity: usize,
+}
+
+impl PeerRing {
+    /// The ring of `capacity` bytes that the peer says it keeps at `offset` of its segment.
+    pub fn new(memory: Arc<PeerMemory>, offset: u64, capacity: u64) -> Result<PeerRing> {
+        let (Ok(offset), Ok(capacity)) = (usize::try_from(offset), usize::try_from(capacity)) else {
+            fail!(System, "the peer's ring at {offset} with {capacity} bytes is out of range")
+        };
+        if !capacity.is_power_of_two() || !CAPACITIES.contains(&capacity) || !offset.is_multiple_of(128) {
+            fail!(System, "the peer's ring at {offset} with {capacity} bytes has an impossible shape");
+        }
+        let Some(address) = memory.segment.address(offset, DATA_AT + capacity) else {
+            fail!(System, "the peer's ring at {offset} with {capacity} bytes is not inside its segment")
+        };
+        Ok(PeerRing { memory, address, capacity })
+    }
+
+    /// The peer's memory.
+    pub fn memory(&self) -> &Arc<PeerMemory> {
+        &self.memory
+    }
+}
+
 /// A stream in both directions between this endpoint and a peer.
 pub struct Ring {
     incoming: RingMemory,
@@ -95,21 +123,12 @@ pub struct Ring {
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// Reads from `incoming` and writes to the ring of `capacity` bytes that `peer` keeps at `offset` of its segment.
-    pub fn new(incoming: RingMemory, peer: Arc<PeerMemory>, offset: u64, capacity: u64) -> Result<Ring> {
-        let (Ok(offset), Ok(capacity)) = (usize::try_from(offset), usize::try_from(capacity)) else {
-            fail!(System, "the peer's ring at {offset} with {capacity} bytes is out of range")
-        };
-        if !capacity.is_power_of_two() || !CAPACITIES.contains(&capacity) || !offset.is_multiple_of(128) {
-            fail!(System, "the peer's ring at {offset} with {capacity} bytes has an impossible shape");
-        }
-        let Some(outgoing) = peer.segment.address(offset, DATA_AT + capacity) else {
-            fail!(System, "the peer's ring at {offset} with {capacity} bytes is not inside its segment")
-        };
-        let outgoing_capacity = capacity;
+    /// Reads from `incoming` and writes to `outgoing`.
+    pub fn new(incoming: RingMemory, outgoing: PeerRing) -> Ring {
+        let PeerRing { memory: peer, address: outgoing, capacity: outgoing_capacity } = outgoing;
         let (head, seen_tail, tail, seen_head) = (0, 0, 0, 0);
         let fork = fork::generation();
-        Ok(Ring { incoming, outgoing, outgoing_capacity, peer, fork, head, seen_tail, tail, seen_head })
+        Ring { incoming, outgoing, outgoing_capacity, peer, fork, head, seen_tail, tail, seen_head }
     }
 
     /// How many bytes can be read now.
@@ -328,8 +347,8 @@ mod tests {
         };
         let ((a, a_bell, see_a), (b, b_bell, see_b)) = (make(), make());
         let (a_at, b_at) = (a.offset() as u64, b.offset() as u64);
-        let left = Ring::new(a, see_b, b_at, capacity as u64).unwrap();
-        let right = Ring::new(b, see_a, a_at, capacity as u64).unwrap();
+        let left = Ring::new(a, PeerRing::new(see_b, b_at, capacity as u64).unwrap());
+        let right = Ring::new(b, PeerRing::new(see_a, a_at, capacity as u64).unwrap());
         [(left, a_bell), (right, b_bell)]
     }
 
@@ -479,11 +498,9 @@ mod tests {
         #[test]
         fn a_ring_that_is_not_there_is_refused(offset in any::<u64>(), capacity in any::<u64>()) {
             let [(left, _), _] = pair(4096);
-            let segment = Segment::new(1 << 20).unwrap();
-            let memory = RingMemory::allocate(&segment, 4096).unwrap();
             let good = offset.is_multiple_of(128) && capacity.is_power_of_two() && capacity >= 4096
                 && offset.checked_add(capacity).is_some_and(|end| end + 256 <= left.peer.segment.size() as u64);
-            prop_assert_eq!(Ring::new(memory, Arc::clone(&left.peer), offset, capacity).is_ok(), good);
+            prop_assert_eq!(PeerRing::new(Arc::clone(&left.peer), offset, capacity).is_ok(), good);
         }
     }
 }

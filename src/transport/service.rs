@@ -14,9 +14,10 @@ mod opening;
 mod reactor;
 mod setup;
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use self::endpoint::Endpoint;
@@ -46,8 +47,8 @@ pub struct Options {
     /// Threads that move long messages over TCP, the waiting one among them; `None`: this rank's share of the processors, up to
     /// 8.
     pub tcp_threads: Option<usize>,
-    /// The addresses to listen on and publish; empty: loopback only.
-    pub addresses: Vec<IpAddr>,
+    /// The addresses to listen on, at any port if it is 0, and to publish; empty: loopback only.
+    pub addresses: Vec<SocketAddr>,
     /// Stands for the host's identity instead of its boot id.
     pub host: Option<String>,
     /// Bytes of the ring that one peer writes to; a power of two in [`ring::CAPACITIES`].
@@ -147,8 +148,8 @@ impl Options {
         Ok(())
     }
 
-    fn addresses(&self) -> &[IpAddr] {
-        const LOOPBACK: [IpAddr; 1] = [IpAddr::V4(Ipv4Addr::LOCALHOST)];
+    fn addresses(&self) -> &[SocketAddr] {
+        const LOOPBACK: [SocketAddr; 1] = [SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0)];
         if self.addresses.is_empty() { &LOOPBACK } else { &self.addresses }
     }
 }
@@ -270,10 +271,19 @@ impl Registration {
         self.send(Command::HangUp { endpoint: self.shared.id, peer, why: why.text().to_owned() });
     }
 
-    /// What the kernel last refused while this endpoint accepted connections, if that was less than `within` ago.
+    /// Why somebody may wait for a link in vain: what the kernel last refused while this endpoint accepted connections, if
+    /// that was less than `within` ago, and that a link has not opened for a while.
     pub fn refusal(&self, within: Duration) -> Option<String> {
         let refusal = self.shared.refusal.lock().unwrap_or_else(PoisonError::into_inner);
-        refusal.as_ref().filter(|(at, _)| at.elapsed() < within).map(|(_, text)| text.clone())
+        let refused = refusal.as_ref().filter(|(at, _)| at.elapsed() < within).map(|(_, text)| text.clone());
+        drop(refusal);
+        let slow = self.shared.slow();
+        let first = slow.first_key_value().map(|(_, text)| match slow.len() - 1 {
+            0 => text.clone(),
+            others => format!("{text}; {others} more do not open either"),
+        });
+        let texts: Vec<String> = refused.into_iter().chain(first).collect();
+        (!texts.is_empty()).then(|| texts.join("; "))
     }
 
     /// Has [`Port::attend`] called soon: after about 100 µs, so that a caller who waits at once is not disturbed.
@@ -333,6 +343,14 @@ struct Shared {
     closed: Latch,
     /// What the kernel last refused, and when.
     refusal: Mutex<Option<(Instant, String)>>,
+    /// Peers whose links are wanted and do not open, and what has been tried.
+    slow: Mutex<BTreeMap<u32, String>>,
+}
+
+impl Shared {
+    fn slow(&self) -> MutexGuard<'_, BTreeMap<u32, String>> {
+        self.slow.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Becomes true once and wakes who waits for it.

@@ -72,11 +72,6 @@ impl Roster {
     pub(super) fn lose(&mut self, peer: u32, why: Error) {
         self.lost.entry(peer).or_insert(why);
     }
-
-    /// Why a peer is lost, if it is.
-    pub(super) fn lost(&self, peer: u32) -> Option<&Error> {
-        self.lost.get(&peer)
-    }
 }
 
 fn remember<T>(list: &mut VecDeque<T>, item: T) {

@@ -147,6 +147,14 @@ impl Messages {
         }
     }
 
+    /// Why there is no link to the peer and will be none, unless it has left.
+    pub fn why_lost(&self, peer: u32) -> Option<Error> {
+        match &self.peers[peer as usize].state {
+            PeerState::Lost(why) => Some(why.clone()),
+            _ => None,
+        }
+    }
+
     /// Whether the link is open.
     pub fn linked(&self, peer: u32) -> bool {
         !self.peers[peer as usize].lanes.is_empty()

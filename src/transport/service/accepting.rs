@@ -3,7 +3,6 @@
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -22,8 +21,8 @@ use crate::transport::address::PeerAddress;
 use crate::transport::handshake::Handshake;
 use crate::transport::tcp;
 
-/// Strangers that may be in the middle of a handshake at a time. Of more, the oldest is dropped.
-pub(super) const MAX_HALF_OPEN: usize = 256;
+/// How many strangers may be in the middle of a handshake at a time, at the least.
+pub(super) const MIN_HALF_OPEN: usize = 256;
 /// How long a stranger may take to prove itself.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long nothing is accepted after the descriptors ran out.
@@ -47,9 +46,9 @@ impl Listener {
             })?;
             listeners.push(Listener { socket, local: true, token: 0 });
         }
-        for &ip in if options.tcp { options.addresses() } else { &[] } {
-            let refuse = |cause| Error::system(format_args!("rank {rank} cannot listen on {ip}"), cause);
-            let socket = tcp::listen(SocketAddr::new(ip, 0)).map_err(refuse)?;
+        for &wanted in if options.tcp { options.addresses() } else { &[] } {
+            let refuse = |cause| Error::system(format_args!("rank {rank} cannot listen on {wanted}"), cause);
+            let socket = tcp::listen(wanted).map_err(refuse)?;
             let bound = socket.local_addr().map_err(refuse)?;
             address.addresses.extend(bound.as_socket());
             listeners.push(Listener { socket, local: false, token: 0 });
@@ -125,10 +124,11 @@ impl Endpoint {
         }
         core.alarm(Instant::now() + HANDSHAKE_TIMEOUT, self.shared.id, Alarm::HalfOpen { token });
         self.half_open.push_back(token);
-        if self.half_open.len() > MAX_HALF_OPEN {
+        let most = self.max_half_open();
+        if self.half_open.len() > most {
             let mut half_open = std::mem::take(&mut self.half_open);
             half_open.retain(|&token| self.is_half_open(token));
-            if half_open.len() > MAX_HALF_OPEN
+            if half_open.len() > most
                 && let Some(oldest) = half_open.pop_front()
             {
                 log::debug!("rank {}: too many strangers: the oldest is dropped", self.identity.rank);
@@ -136,6 +136,12 @@ impl Endpoint {
             }
             self.half_open = half_open;
         }
+    }
+
+    /// Strangers that may be in the middle of a handshake at a time; of more, the oldest is dropped. All ranks of the job
+    /// may come at once, each with all connections of its link, while as many strangers stand around.
+    fn max_half_open(&self) -> usize {
+        MIN_HALF_OPEN.max(2 * self.identity.size as usize * (1 + self.tcp_streams()))
     }
 
     pub(super) fn is_half_open(&self, token: u64) -> bool {

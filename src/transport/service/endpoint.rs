@@ -134,6 +134,7 @@ impl Endpoint {
                 kicked,
                 closed,
                 refusal: Mutex::default(),
+                slow: Mutex::default(),
             }),
             identity,
             options,
@@ -277,15 +278,15 @@ impl Endpoint {
         for listener in self.listeners.drain(..) {
             core.forget(listener.token, listener.socket.as_fd());
         }
-        let mut leaving = Vec::new();
-        for (_, peer) in self.peers.drain() {
+        for (_, mut peer) in self.peers.drain() {
             if let Some(open) = peer.open {
                 forget_process(core, &open);
-                leaving.extend(open.ended.is_none().then_some(open.control));
             }
+            peer.opening.retire_ring();
         }
-        let strangers: Vec<u64> =
-            self.conns.keys().copied().filter(|token| !leaving.contains(token)).collect();
+        // A peer whose link is still being opened hears of the end as well: it may count the link as open, or wait for it.
+        let proved = |token: &u64| control_peer(&self.conns[token]).is_some();
+        let (leaving, strangers): (Vec<u64>, Vec<u64>) = self.conns.keys().partition(|token| proved(token));
         for token in strangers {
             self.drop_conn(core, token);
         }
@@ -357,7 +358,8 @@ impl Endpoint {
     /// Watches a connection for what it waits for and keeps it.
     pub(super) fn insert(&mut self, core: &mut Core, token: u64, conn: Conn) -> io::Result<()> {
         let write = conn.wire.has_output() || matches!(conn.stage, Stage::Connecting);
-        let interest = Interest { read: true, write, ..Interest::default() };
+        let read = control_peer(&conn).is_none_or(|peer| !self.awaits_lanes(peer, token));
+        let interest = Interest { read, write, ..Interest::default() };
         if let Err(cause) = core.watch(token, conn.wire.socket().as_fd(), interest) {
             core.forget(token, conn.wire.socket().as_fd());
             return Err(cause);
@@ -457,13 +459,18 @@ impl Endpoint {
             conn.wire.flush().map_err(io_error)?;
         }
         while let Stage::Control { peer } = conn.stage {
+            if self.awaits_lanes(peer, token) {
+                break;
+            }
             let Some(Frame { kind, payload, fds }) = conn.wire.take_frame()? else { break };
             let is_open = self.open_on(peer, token).is_some();
             match kind {
                 Kind::Message if is_open => {
                     self.tell(|port| port.control(peer, &payload));
                 }
-                Kind::Goodbye if is_open => {
+                Kind::Goodbye => {
+                    self.want_no_more(peer);
+                    self.abandon(core, peer);
                     if let Some(open) = self.peers.remove(&peer).and_then(|peer| peer.open) {
                         forget_process(core, &open);
                     }
@@ -473,7 +480,6 @@ impl Endpoint {
                 Kind::Refuse => {
                     return Err(Error::new(Status::PeerFailed, String::from_utf8_lossy(&payload)));
                 }
-                Kind::Goodbye => return Err(Error::new(Status::PeerFailed, "it is closing")),
                 Kind::Setup if !is_open => {
                     self.setup_arrived(peer, token, &payload, fds, conn)?;
                     // What follows is for the open link, which it becomes when the endpoint settles. It is still in

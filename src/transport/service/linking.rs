@@ -15,7 +15,7 @@ use crate::error::{Error, Result, Status, fail};
 use crate::sys::fork::Unshared;
 use crate::transport::address::PeerAddress;
 use crate::transport::memory::PeerMemory;
-use crate::transport::ring::{Ring, RingMemory};
+use crate::transport::ring::{PeerRing, Ring, RingMemory};
 use crate::transport::tcp::TcpLane;
 use crate::transport::{Link, LinkKind, Stream};
 
@@ -59,7 +59,8 @@ impl Endpoint {
         Ok((self.setup(data), fds))
     }
 
-    pub(super) fn shm_link(&self, ring: RingMemory, theirs: Theirs) -> Result<Link> {
+    /// The peer's memory and the ring in it, from its setup.
+    pub(super) fn peer_ring(&self, theirs: Theirs) -> Result<PeerRing> {
         let Data::Shm { ring_offset, ring_bytes, cookie_address, cookie } = theirs.setup.data else {
             fail!(Internal, "a setup for TCP on a Unix socket")
         };
@@ -70,10 +71,13 @@ impl Endpoint {
         if self.options.pull {
             memory.prove_pull(cookie_address, &cookie);
         }
-        let memory = Arc::new(memory);
-        let ring = Ring::new(ring, Arc::clone(&memory), ring_offset, ring_bytes)?;
-        Ok(Link { kind: LinkKind::Shm, streams: vec![Box::new(ring)], memory: Some(memory) })
+        PeerRing::new(Arc::new(memory), ring_offset, ring_bytes)
     }
+}
+
+pub(super) fn shm_link(own: RingMemory, theirs: PeerRing) -> Link {
+    let memory = Arc::clone(theirs.memory());
+    Link { kind: LinkKind::Shm, streams: vec![Box::new(Ring::new(own, theirs))], memory: Some(memory) }
 }
 
 pub(super) fn tcp_link(lanes: BTreeMap<u8, Unshared<Socket>>) -> Link {

@@ -19,7 +19,7 @@ use socket2::{SockAddr, Socket};
 use super::MAX_TCP_STREAMS;
 use super::connection::{Connection, Kind};
 use super::endpoint::{Conn, Endpoint, Open, Stage};
-use super::linking::{Theirs, describe, tcp_link};
+use super::linking::{Theirs, describe, shm_link, tcp_link};
 use super::reactor::{Alarm, Core, Source};
 use super::setup::{Data, Setup};
 use crate::deadline::Deadline;
@@ -37,6 +37,8 @@ use crate::transport::tcp;
 const INCOMING_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long an address may take while there are others to try: it may be another host's.
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(3);
+/// After how long an opening is slow: those who wait for the link in vain are told of it.
+const SLOW: Duration = Duration::from_secs(1);
 /// How long to leave a peer alone whose Unix socket has too many connections waiting.
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
@@ -56,6 +58,7 @@ pub(super) struct Opening {
 
 struct Wanted {
     address: PeerAddress,
+    since: Instant,
     deadline: Deadline,
 }
 
@@ -120,6 +123,13 @@ impl Opening {
     }
 }
 
+impl Opening {
+    /// Keeps the ring of the trial in progress from being used for something else: the peer may write to it.
+    pub(super) fn retire_ring(&mut self) {
+        self.outgoing.iter_mut().for_each(Outgoing::retire_ring);
+    }
+}
+
 impl Outgoing {
     /// Keeps the ring of the trial in progress from being used for something else.
     fn retire_ring(&mut self) {
@@ -162,7 +172,9 @@ impl Endpoint {
         if state.open.is_some() || state.opening.wanted.is_some() {
             return;
         }
-        (state.opening.wanted, state.opening.given_up) = (Some(Wanted { address, deadline }), None);
+        (state.opening.wanted, state.opening.given_up) =
+            (Some(Wanted { address, since: Instant::now(), deadline }), None);
+        core.alarm(Instant::now() + SLOW, self.shared.id, Alarm::Peer { peer });
         if let Some(left) = deadline.remaining() {
             core.alarm(Instant::now() + left, self.shared.id, Alarm::Peer { peer });
         }
@@ -180,7 +192,7 @@ impl Endpoint {
     }
 
     /// The data connections of a link that this rank opens.
-    fn tcp_streams(&self) -> usize {
+    pub(super) fn tcp_streams(&self) -> usize {
         self.options.streams(self.identity.size, self.shared.address.processors)
     }
 
@@ -188,9 +200,8 @@ impl Endpoint {
         let (rank, streams) = (self.identity.rank, self.tcp_streams());
         let Some(state) = self.peers.get_mut(&peer) else { return };
         if state.open.is_some() {
-            state.opening.wanted = None;
-            self.abandon_outgoing(core, peer);
-            self.abandon_incoming(core, peer);
+            self.want_no_more(peer);
+            self.abandon(core, peer);
             return;
         }
         let opening = &mut state.opening;
@@ -213,8 +224,13 @@ impl Endpoint {
             let tried = opening.describe();
             let text = format!("opening the link to {} took too long{tried}", wanted.address.describe());
             // The peer may just have answered, and write to the ring until it hears that this side gave up.
-            opening.outgoing.iter_mut().for_each(Outgoing::retire_ring);
+            opening.retire_ring();
             return self.refuse(core, peer, Error::new(Status::Timeout, text));
+        }
+        if wanted.since.elapsed() >= SLOW {
+            let text =
+                format!("the link to {} does not open{}", wanted.address.describe(), opening.describe());
+            self.shared.slow().insert(peer, text);
         }
         match &opening.outgoing {
             Some(Outgoing { trial: Some(trial), .. }) => {
@@ -245,7 +261,12 @@ impl Endpoint {
             (false, _) => failures.push("shared memory: switched off".to_owned()),
         }
         match (self.options.tcp, address.addresses.is_empty()) {
-            (true, false) => candidates.extend(address.addresses.iter().copied().map(Candidate::Tcp)),
+            (true, false) if same_host => {
+                candidates.extend(address.addresses.iter().copied().map(Candidate::Tcp));
+            }
+            (true, false) => {
+                candidates.extend(address.seen_from(&self.shared.address.addresses).map(Candidate::Tcp));
+            }
             (true, true) => failures.push("TCP: it listens nowhere".to_owned()),
             (false, _) => failures.push("TCP: switched off".to_owned()),
         }
@@ -409,6 +430,13 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Whether the peer counts the link on this control connection as open and this side does not yet, since another of its
+    /// connections is not ready: what the peer says next is for the open link.
+    pub(super) fn awaits_lanes(&self, peer: u32, token: u64) -> bool {
+        let trial = self.peers.get(&peer).and_then(|peer| peer.opening.outgoing.as_ref()?.trial.as_ref());
+        trial.is_some_and(|trial| trial.control == token && trial.theirs.is_some())
+    }
+
     /// The peer's setup has come.
     pub(super) fn setup_arrived(
         &mut self,
@@ -488,7 +516,14 @@ impl Endpoint {
         let Some(theirs) = trial.theirs else { return };
         let (who, pid) = (describe(peer, &theirs.setup), theirs.pid);
         let link = match trial.ring {
-            Some(ring) => self.shm_link(ring, theirs),
+            Some(mut ring) => match self.peer_ring(theirs) {
+                Ok(theirs) => Ok(shm_link(ring, theirs)),
+                Err(why) => {
+                    // The peer writes to the ring until it hears that this side gave up.
+                    ring.retire();
+                    Err(why)
+                }
+            },
             None => Ok(tcp_link(trial.lanes)),
         };
         match link {
@@ -516,7 +551,7 @@ impl Endpoint {
                 Data::Shm { .. } => {
                     let ring = self.allocate_ring()?;
                     let answer = self.shm_setup(&ring)?;
-                    (self.shm_link(ring, theirs)?, answer)
+                    (shm_link(ring, self.peer_ring(theirs)?), answer)
                 }
                 Data::Tcp { lanes: count } => {
                     (tcp_link(lanes), (self.setup(Data::Tcp { lanes: count }), Vec::new()))
@@ -555,9 +590,9 @@ impl Endpoint {
         });
         let state = self.peers.entry(peer).or_default();
         state.open = Some(Open { control, who, process, ended: None, doubt: None });
-        (state.opening.wanted, state.opening.theirs_failed) = (None, None);
-        self.abandon_outgoing(core, peer);
-        self.abandon_incoming(core, peer);
+        state.opening.theirs_failed = None;
+        self.want_no_more(peer);
+        self.abandon(core, peer);
         if let (Some((setup, fds)), Some(conn)) = (answer, self.conns.get_mut(&control)) {
             conn.wire.queue_frame(Kind::Setup, &setup.encode(), fds);
         }
@@ -567,13 +602,27 @@ impl Endpoint {
 
     /// Opening has failed for good.
     fn refuse(&mut self, core: &mut Core, peer: u32, why: Error) {
+        self.want_no_more(peer);
         self.abandon_outgoing(core, peer);
         if let Some(state) = self.peers.get_mut(&peer) {
-            state.opening.wanted = None;
             state.opening.given_up = Some(why.text().to_owned());
         }
         self.unsettled.push(peer);
         self.tell(|port| port.link_refused(peer, why));
+    }
+
+    /// Nobody waits for the link any more.
+    pub(super) fn want_no_more(&mut self, peer: u32) {
+        if let Some(state) = self.peers.get_mut(&peer) {
+            state.opening.wanted = None;
+        }
+        self.shared.slow().remove(&peer);
+    }
+
+    /// Ends what is under way towards a peer.
+    pub(super) fn abandon(&mut self, core: &mut Core, peer: u32) {
+        self.abandon_outgoing(core, peer);
+        self.abandon_incoming(core, peer);
     }
 
     fn abandon_outgoing(&mut self, core: &mut Core, peer: u32) {

@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -100,6 +100,14 @@ impl Service {
             epoll
                 .watch(wake.as_fd(), WAKE, Interest { read: true, ..Interest::default() })
                 .map_err(system)?;
+            // The thread first: without it, nothing is left behind.
+            let (give, given) = mpsc::channel();
+            let run = move || {
+                if let Ok((service, epoll)) = given.recv() {
+                    Reactor::new(service, epoll).run();
+                }
+            };
+            process::spawn("unisono", run).map_err(system)?;
             let service: &'static Service = Box::leak(Box::new(Service {
                 generation: fork::generation(),
                 commands: Mutex::default(),
@@ -107,8 +115,8 @@ impl Service {
                 next_id: AtomicU64::new(1),
                 live: Mutex::default(),
             }));
-            let run = move || Reactor::new(service, epoll).run();
-            process::spawn("unisono", run).map_err(system)?;
+            // PROOF: the thread does nothing else than wait for it.
+            give.send((service, epoll)).expect("the thread waits");
             let new = ptr::from_ref(service).cast_mut();
             // Of two threads that start one at the same time, one wins. The loser's sleeps for ever, with nothing to do.
             if SERVICE.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).is_ok() {

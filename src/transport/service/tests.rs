@@ -12,6 +12,7 @@ use super::*;
 use crate::error::Status;
 use crate::transport::LinkKind;
 
+mod by_hand;
 mod processes;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -436,7 +437,7 @@ fn strangers_reach_nothing_and_block_nobody() {
     assert!(matches!(answer, Ok(0)) || answer.is_err_and(|cause| cause.kind() == ErrorKind::ConnectionReset));
     // More silent strangers than there is room for: the oldest go, the rank is reached all the same.
     let mut crowd: Vec<TcpStream> = Vec::new();
-    for _ in 0..accepting::MAX_HALF_OPEN + 20 {
+    for _ in 0..accepting::MIN_HALF_OPEN + 20 {
         crowd.push(TcpStream::connect(tcp_address(&a)).unwrap());
     }
     b.open(a.registration.address());

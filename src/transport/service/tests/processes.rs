@@ -81,20 +81,49 @@ fn other_process() {
         // Out of descriptors, a listener must neither spin nor give up for good.
         "descriptors" => {
             let mut stat = service_thread_file("stat");
-            let limit = set_descriptor_limit(None);
+            let limit = set_limit(libc::RLIMIT_NOFILE, None);
             let lowest_free = File::open("/dev/null").unwrap().as_raw_fd();
-            set_descriptor_limit(Some(lowest_free as u64));
+            set_limit(libc::RLIMIT_NOFILE, Some(lowest_free as u64));
             node.registration.send_control(0, &node.registration.address().encode());
             assert!(matches!(node.next(), Told::Control(0, _)), "the parent has connected meanwhile");
             let before = ticks(&mut stat);
             thread::sleep(Duration::from_millis(500));
             assert!(ticks(&mut stat) - before < 10, "the service spins");
-            set_descriptor_limit(Some(limit));
+            set_limit(libc::RLIMIT_NOFILE, Some(limit));
             node.registration.send_control(0, b"free");
             wait_for_parent();
         }
         _ => panic!("role {role}"),
     }
+}
+
+/// Not a test by itself: what [`a_service_whose_thread_cannot_start_leaves_nothing_behind`] runs.
+#[test]
+fn process_without_room_for_a_thread() {
+    if std::env::var("UNISONO_TEST_ROLE").as_deref() != Ok("no thread") {
+        return;
+    }
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = descriptors();
+    // No more than there is: the thread's stack has no place.
+    let limit = set_limit(libc::RLIMIT_AS, Some(1 << 20));
+    let outcomes = [(); 3].map(|()| Service::of_this_process().err());
+    set_limit(libc::RLIMIT_AS, Some(limit));
+    for outcome in outcomes {
+        let why = outcome.expect("there is no room");
+        assert!(why.text().contains("cannot start unisono's background thread"), "{why}");
+    }
+    assert_eq!(descriptors(), before);
+}
+
+#[test]
+fn a_service_whose_thread_cannot_start_leaves_nothing_behind() {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "transport::service::tests::processes::process_without_room_for_a_thread"])
+        .env("UNISONO_TEST_ROLE", "no thread")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
 /// Until killed, or until the parent is gone.
@@ -132,16 +161,16 @@ fn ticks(stat: &mut File) -> u64 {
     fields.map(|field| field.parse::<u64>().unwrap()).sum()
 }
 
-/// Sets the limit on open descriptors of this process, if one is given; returns what it was.
-fn set_descriptor_limit(to: Option<u64>) -> u64 {
+/// Sets a limit of this process, if one is given; returns what it was.
+fn set_limit(resource: libc::__rlimit_resource_t, to: Option<u64>) -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: both calls only use `limit`, which outlives them.
     unsafe {
-        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0);
+        assert_eq!(libc::getrlimit(resource, &mut limit), 0);
         let old = limit.rlim_cur;
         if let Some(to) = to {
             limit.rlim_cur = to;
-            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
+            assert_eq!(libc::setrlimit(resource, &limit), 0);
         }
         old
     }

@@ -1,0 +1,121 @@
+//! Peers that are lost, that have left before there was a link, or that do not let one open.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::*;
+use crate::engine::endpoint::Endpoint;
+use crate::error::fail;
+use crate::rendezvous::secret::SecretKey;
+use crate::rendezvous::store::Store;
+use crate::transport::service::{Identity, Port};
+
+/// A launcher's store that has stopped.
+struct Stopped;
+
+fn no_answer<T>(deadline: Deadline) -> Result<T> {
+    std::thread::sleep(deadline.remaining_capped(Duration::from_secs(60)));
+    fail!(Timeout, "no answer")
+}
+
+impl Store for Stopped {
+    fn set(&self, _key: &str, _value: &[u8], deadline: Deadline) -> Result<()> {
+        no_answer(deadline)
+    }
+
+    fn get(&self, _key: &str, deadline: Deadline) -> Result<Vec<u8>> {
+        no_answer(deadline)
+    }
+
+    fn try_get(&self, _key: &str, deadline: Deadline) -> Result<Option<Vec<u8>>> {
+        no_answer(deadline)
+    }
+
+    fn add(&self, _key: &str, _amount: i64, deadline: Deadline) -> Result<i64> {
+        no_answer(deadline)
+    }
+
+    fn describe(&self) -> String {
+        "a store that has stopped".into()
+    }
+}
+
+#[test]
+fn a_lost_peer_is_reported_though_the_launcher_says_nothing() {
+    let [group, _other] = pair(true);
+    let endpoint = group.endpoint();
+    endpoint.watch_exits(Arc::new(Stopped));
+    endpoint.peer_lost(1, Error::new(Status::PeerFailed, "it is gone"));
+    let wait = Deadline::after(Duration::from_secs(15));
+    let failure = endpoint.wait(wait, Through::Messages, || group.failure()).expect("in time");
+    assert!(failure.text().contains("it is gone"), "{failure}");
+}
+
+/// So many ranks in one group that know where the others are, and have no links.
+fn unlinked(size: u32, options: &Options) -> Vec<Arc<Group>> {
+    let (secret, job) = (SecretKey::new([1; 32]), 7);
+    let endpoint = |rank| {
+        let identity = Identity { rank, size, secret: secret.clone(), job };
+        Endpoint::new(identity, options.clone()).expect("an endpoint")
+    };
+    let endpoints: Vec<_> = (0..size).map(endpoint).collect();
+    for (endpoint, other) in endpoints.iter().flat_map(|one| endpoints.iter().map(move |other| (one, other)))
+    {
+        endpoint.learn(other.registration().address().clone());
+    }
+    let group = |(rank, endpoint): (u32, Arc<Endpoint>)| {
+        Group::new(endpoint, job, "unlinked".into(), rank, (0..size).collect(), Duration::from_secs(20))
+    };
+    (0..size).zip(endpoints).map(group).collect()
+}
+
+/// Starts a receive of `bytes` with tag 1 from whichever of `ranks` sends first.
+fn receive_any(group: &Arc<Group>, ranks: &[u32], bytes: &mut [u8]) -> Arc<Running> {
+    let into = Destination { address: bytes.as_mut_ptr(), len: bytes.len() };
+    post(group, 1, bytes.len(), Message::ReceiveAny { of: Some(ranks.into()), into })
+}
+
+#[test]
+fn a_source_that_left_before_there_was_a_link_is_out_of_the_question_and_no_more() {
+    for shm in [true, false] {
+        let mut groups = unlinked(3, &Options { shm, tcp: !shm, ..Options::default() });
+        drop(groups.pop());
+        let (mut came, mut never) = ([0; 3], [0; 3]);
+        let any = receive_any(&groups[0], &[1, 2], &mut came);
+        let in_vain = receive_any(&groups[0], &[2], &mut never);
+        let error =
+            in_vain.wait(Deadline::after(Duration::from_secs(20))).expect("in time").expect_err("it is gone");
+        assert_eq!(error.status(), Status::PeerFailed);
+        assert!(error.text().contains("rank 2"), "{error}");
+        let from = Source { address: b"yes".as_ptr(), len: 3 };
+        done(&post(&groups[1], 1, 3, Message::Send { to: 0, from }));
+        done(&any);
+        assert_eq!(&came, b"yes");
+        assert_eq!(groups[0].failure(), None);
+        // Once it is known.
+        let in_vain = receive_any(&groups[0], &[2], &mut never);
+        in_vain.wait(Deadline::after(Duration::from_secs(20))).expect("in time").expect_err("it is gone");
+    }
+}
+
+#[test]
+fn a_call_that_needs_a_link_has_its_own_time_and_says_that_the_link_does_not_open() {
+    let groups = unlinked(2, &Options { shm: false, ..Options::default() });
+    // Listens and says nothing.
+    let mute = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mut address = groups[1].endpoint().registration().address().clone();
+    address.addresses = vec![mute.local_addr().expect("bound")];
+    groups[0].endpoint().learn(address);
+    let mut bytes = [0; 3];
+    let message =
+        Message::Receive { from: 1, into: Destination { address: bytes.as_mut_ptr(), len: bytes.len() } };
+    let signature = Signature { kind: Kind::Receive, count: 3, ..BARRIER };
+    let timeout = Some(Duration::from_millis(1300));
+    // SAFETY: the memory outlives the wait for the end.
+    let make = |turn: &Turn| unsafe { Point::new(&groups[0], turn, message, usize::MAX) };
+    let receive = groups[0].start(Class::PointToPoint, 1, signature, timeout, make).expect("it starts");
+    let error =
+        receive.wait(Deadline::after(Duration::from_secs(20))).expect("in time").expect_err("nothing came");
+    assert_eq!(error.status(), Status::Timeout);
+    assert!(error.text().contains("no answer yet"), "{error}");
+}

@@ -1,0 +1,199 @@
+//! An endpoint and a peer that is played by hand, word by word: what happens between the first word and an open link.
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener, UnixStream};
+
+use super::super::setup::{Data, Setup};
+use super::*;
+use crate::transport::handshake::{Handshake, Hello, Purpose};
+use crate::transport::ring::RingMemory;
+
+const SETUP: u8 = 1;
+const MESSAGE: u8 = 3;
+const GOODBYE: u8 = 4;
+
+trait Stream: Read + Write {}
+impl<S: Read + Write> Stream for S {}
+
+fn secret() -> SecretKey {
+    SecretKey::new([1; 32])
+}
+
+fn read(stream: &mut impl Read, count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; count];
+    stream.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+/// Proves itself as rank 1 that was connected to, up to the last word, which is returned.
+fn respond(stream: &mut impl Stream) -> Vec<u8> {
+    let mut handshake = Handshake::respond(&secret(), 1, 7, [3; 32]);
+    loop {
+        let step = handshake.advance(&read(stream, handshake.needs())).unwrap();
+        if step.done.is_some() {
+            return step.send;
+        }
+        stream.write_all(&step.send).unwrap();
+    }
+}
+
+/// Connects to rank 0 as rank 1 and proves itself.
+fn initiate(stream: &mut impl Stream) {
+    let hello = Hello { purpose: Purpose::Control, initiator: 1, target: 0, job: 7, attempt: 5 };
+    let (mut handshake, first) = Handshake::initiate(&secret(), hello, [4; 32]);
+    stream.write_all(&first).unwrap();
+    loop {
+        let step = handshake.advance(&read(stream, handshake.needs())).unwrap();
+        stream.write_all(&step.send).unwrap();
+        if step.done.is_some() {
+            return;
+        }
+    }
+}
+
+fn say(stream: &mut impl Write, kind: u8, payload: &[u8]) {
+    let bytes = [&[kind][..], &(payload.len() as u32).to_le_bytes(), payload].concat();
+    stream.write_all(&bytes).unwrap();
+}
+
+fn hear(stream: &mut impl Read) -> (u8, Vec<u8>) {
+    let head = read(stream, 5);
+    let length = u32::from_le_bytes(head[1..].try_into().unwrap());
+    (head[0], read(stream, length as usize))
+}
+
+fn setup(data: Data) -> Vec<u8> {
+    Setup { hostname: "by hand".into(), pid: 1, data }.encode()
+}
+
+/// Rank 0, asked to open its link to a rank 1 on this host; that end of the connection, after the greeting.
+fn opening_local() -> (Node, UnixStream) {
+    let node = Node::new(0, 2, 1, over(LinkKind::Shm));
+    let mut address = node.registration.address().clone();
+    (address.rank, address.local) = (1, [0; 16]);
+    crate::sys::random::fill(&mut address.local).unwrap();
+    let name = UnixAddress::from_abstract_name(&address.local_name()[1..]).unwrap();
+    let listener = UnixListener::bind_addr(&name).unwrap();
+    node.open(&address);
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    let last = respond(&mut stream);
+    stream.write_all(&last).unwrap();
+    (node, stream)
+}
+
+#[test]
+fn who_leaves_while_it_opens_a_link_says_so() {
+    let (node, mut peer) = opening_local();
+    assert_eq!(hear(&mut peer).0, SETUP);
+    // From here on, the peer may count the link as open.
+    node.registration.close(Deadline::after(LONG));
+    assert_eq!(hear(&mut peer).0, GOODBYE);
+}
+
+#[test]
+fn who_leaves_while_a_link_is_opened_to_it_says_so() {
+    let node = Node::new(0, 2, 1, over(LinkKind::Tcp));
+    let mut peer = TcpStream::connect(tcp_address(&node)).unwrap();
+    peer.set_read_timeout(Some(LONG)).unwrap();
+    initiate(&mut peer);
+    node.registration.close(Deadline::after(LONG));
+    assert_eq!(hear(&mut peer).0, GOODBYE);
+}
+
+#[test]
+fn a_peer_that_leaves_before_the_link_is_open_has_left_and_is_not_lost() {
+    let (node, mut peer) = opening_local();
+    say(&mut peer, GOODBYE, b"");
+    match node.next() {
+        Told::Left(1) => {}
+        other => panic!("{}", name(&other)),
+    }
+    node.silence();
+    // The same for a link that the peer began, and nobody here has asked for.
+    let node = Node::new(0, 2, 1, over(LinkKind::Tcp));
+    let mut peer = TcpStream::connect(tcp_address(&node)).unwrap();
+    initiate(&mut peer);
+    say(&mut peer, GOODBYE, b"");
+    assert!(matches!(node.next(), Told::Left(1)));
+}
+
+#[test]
+fn what_a_peer_says_before_all_connections_are_ready_waits_for_them() {
+    let node = Node::new(0, 2, 1, Options { tcp_streams: Some(2), ..over(LinkKind::Tcp) });
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut address = node.registration.address().clone();
+    (address.rank, address.addresses) = (1, vec![listener.local_addr().unwrap()]);
+    node.open(&address);
+    let mut control = listener.accept().unwrap().0;
+    control.set_nodelay(true).unwrap();
+    let last = respond(&mut control);
+    control.write_all(&last).unwrap();
+    assert_eq!(hear(&mut control).0, SETUP);
+    let mut lanes = [0, 1].map(|_| listener.accept().unwrap().0);
+    let last = lanes.each_mut().map(respond);
+    lanes[0].write_all(&last[0]).unwrap();
+    // For the peer, the link is open: it has the proofs of all connections. Its own is still on its way on one of them.
+    say(&mut control, SETUP, &setup(Data::Tcp { lanes: 2 }));
+    say(&mut control, MESSAGE, b"at once");
+    say(&mut control, GOODBYE, b"");
+    node.silence();
+    lanes[1].write_all(&last[1]).unwrap();
+    assert_eq!(node.link(1).streams.len(), 2);
+    assert!(matches!(node.next(), Told::Control(1, message) if message == b"at once"));
+    assert!(matches!(node.next(), Told::Left(1)));
+}
+
+#[test]
+fn a_ring_that_a_peer_was_told_of_is_not_used_again_when_its_answer_is_of_no_use() {
+    let (node, mut peer) = opening_local();
+    let (kind, payload) = hear(&mut peer);
+    let Some(Setup { data: Data::Shm { ring_offset, ring_bytes, .. }, .. }) = Setup::decode(&payload) else {
+        panic!("a frame of kind {kind}")
+    };
+    // Without the descriptors that belong to it.
+    let data = Data::Shm { ring_offset: 0, ring_bytes: 4096, cookie_address: 0, cookie: [0; 16] };
+    say(&mut peer, SETUP, &setup(data));
+    assert!(node.refusal().text().contains("descriptors"));
+    let segment = node.registration.segment();
+    let rings: Vec<RingMemory> =
+        std::iter::from_fn(|| RingMemory::allocate(segment, ring_bytes as usize)).collect();
+    assert!(!rings.is_empty());
+    assert!(rings.iter().all(|ring| ring.offset() as u64 != ring_offset), "the peer may still write there");
+}
+
+#[test]
+fn all_ranks_of_a_large_job_may_connect_at_once() {
+    const RANKS: u32 = 200;
+    let node = Node::new(0, RANKS, 1, Options { tcp_streams: Some(1), ..over(LinkKind::Tcp) });
+    let mut crowd: Vec<TcpStream> =
+        (1..RANKS + 100).map(|_| TcpStream::connect(tcp_address(&node)).unwrap()).collect();
+    // All have been accepted when the last is answered. The first has its place still.
+    let last = crowd.len() - 1;
+    for place in [last, 0] {
+        crowd[place].set_read_timeout(Some(LONG)).unwrap();
+        initiate(&mut crowd[place]);
+    }
+}
+
+#[test]
+fn a_link_that_does_not_open_is_told_of_as_long_as_it_is_waited_for() {
+    // Of two that open at once, the higher rank answers the lower.
+    let [b, a] = pair(over(LinkKind::Tcp));
+    let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut address = b.registration.address().clone();
+    address.addresses = vec![mute.local_addr().unwrap()];
+    a.registration.open(address, Deadline::NEVER);
+    let deadline = Deadline::after(LONG);
+    let told = loop {
+        match a.registration.refusal(LONG) {
+            Some(told) => break told,
+            None => thread::sleep(Duration::from_millis(10)),
+        }
+        assert!(!deadline.expired(), "nothing is told");
+    };
+    assert!(told.contains("rank 0") && told.contains("no answer yet"), "{told}");
+    b.open(a.registration.address());
+    let _links = (a.link(0), b.link(1));
+    assert_eq!(a.registration.refusal(LONG), None);
+}
