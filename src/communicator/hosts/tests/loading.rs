@@ -1,5 +1,6 @@
 //! Driver calls that wait for the device, while the device waits for a call.
 
+use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
 use super::*;
@@ -66,6 +67,7 @@ fn a_failure_makes_no_stream_while_streams_wait() {
 /// A call has failed whose stream the driver waits for, with a lock held: what ends it does not wait for the driver.
 #[test]
 fn a_call_that_fails_while_the_driver_does_not_answer_ends() {
+    let given = AtomicUsize::new(0);
     ranks_of(2, 2, Order::RoundRobin, 1, Carriers::Couriers, |rank| {
         rank.double.hold_lock(Waiting::All, STUCK);
         let start = Instant::now();
@@ -81,6 +83,11 @@ fn a_call_that_fails_while_the_driver_does_not_answer_ends() {
         std::thread::scope(|scope| {
             // SAFETY: the double trusts no address.
             let started = unsafe { rank.context.start(&request, &call) };
+            given.fetch_add(1, Ordering::Relaxed);
+            // The other rank of this process needs the driver until then.
+            while given.load(Ordering::Relaxed) < 3 {
+                std::thread::yield_now();
+            }
             scope.spawn(|| rank.double.launch_first(rank.device));
             // If it takes long the call is refused already.
             started.and_then(|work| work.wait(Deadline::NEVER)).expect_err("rank 3 does not come");
