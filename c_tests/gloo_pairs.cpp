@@ -454,6 +454,43 @@ void closing_ends_the_wait_of_another_thread() {
     }
 }
 
+/* The message has not been taken when the sender's context is closed: it is not sent later, from memory that is the program's again. */
+void a_wait_that_throws_leaves_nothing_under_way() {
+    std::atomic<int> stage{0};
+    as_threads(2, [&stage](const GlooContext &context) {
+        Bytes memory(2 * MiB, 1);
+        if (context->rank == 0) {
+            auto sender = make_send(context, 1, 1, memory);
+            sender->send();
+            context->closeConnections();
+            CHECK_THROWS(IoException, "", sender->waitSend());
+            sender.reset();
+            std::fill(memory.begin(), memory.end(), 2);
+            stage = 1;
+            within(20, [&] {
+                while (stage != 2) {
+                    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                }
+            });
+        } else {
+            within(20, [&] {
+                while (stage != 1) {
+                    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                }
+            });
+            std::fill(memory.begin(), memory.end(), 0);
+            context->setTimeout(std::chrono::milliseconds(300));
+            try {
+                auto receiver = make_receive(context, 0, 1, memory);
+                receiver->waitRecv();
+            } catch (const std::exception &) {
+            }
+            CHECK(std::find(memory.begin(), memory.end(), 2) == memory.end());
+            stage = 2;
+        }
+    });
+}
+
 void buffers_outlive_their_context() {
     for (int round = 0; round < 10; round++) {
         const auto store = std::make_shared<gloo::rendezvous::HashStore>();
@@ -497,6 +534,7 @@ int main() {
         {"a send buffer ends before its message is taken", a_send_buffer_ends_before_its_message_is_taken},
         {"a receive buffer ends as a message comes", a_receive_buffer_ends_as_a_message_comes},
         {"closing ends the wait of another thread", closing_ends_the_wait_of_another_thread},
+        {"a wait that throws leaves nothing under way", a_wait_that_throws_leaves_nothing_under_way},
         {"buffers outlive their context", buffers_outlive_their_context},
     });
 }

@@ -236,6 +236,14 @@ static void groups(void) {
     CHECK_OK(ncclGroupStart());
     CHECK_FAILS(ncclInvalidArgument, "NCCL_SIM_INFO_INITIALIZER", ncclGroupSimulateEnd(&info));
     CHECK_FAILS(ncclInvalidUsage, "without", ncclGroupSimulateEnd(&info));
+    /* One that fails leaves no communicator behind that nobody makes meet. */
+    ncclUniqueId id;
+    ncclComm_t made = NULL;
+    CHECK_OK(ncclGetUniqueId(&id));
+    CHECK_OK(ncclGroupStart());
+    CHECK_OK(ncclCommInitRank(&made, 1, id, 0));
+    CHECK_FAILS(ncclInvalidArgument, "simInfo is NULL", ncclGroupSimulateEnd(NULL));
+    CHECK(made == NULL);
     CHECK_OK(ncclCommDestroy(comm));
 }
 
@@ -400,7 +408,16 @@ static void the_ends_of_a_communicator(void) {
     CHECK_OK(ncclCommDestroy(comm));
 }
 
+/* After the thread's own objects have gone. */
+static void at_exit(void) {
+    if (ncclGroupStart() != ncclSuccess || ncclGroupEnd() != ncclSuccess) {
+        fprintf(stderr, "no group at exit: %s\n", ncclGetLastError(NULL));
+        _exit(1);
+    }
+}
+
 int main(void) {
+    CHECK(atexit(at_exit) == 0);
     /* First: no thread exists yet. */
     setenv("UNISONO_NCCL_HOST", "1", 1);
     without_a_gpu_creation_says_so();

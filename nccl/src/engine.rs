@@ -196,7 +196,7 @@ fn begin(launch: &Launch) -> Result<Pending> {
     let current = Current::of(launch)?;
     let _entered = current.as_ref().map(Current::enter).transpose()?;
     // SAFETY: the client's promise: the buffers are valid until the call is complete, and the stream lives.
-    unsafe { context.begin(&launch.request, &launch.call()) }
+    unsafe { context.begin(&launch.request, &launch.call()) }.map(Pending::unawaited)
 }
 
 /// Closes calls of one place together.

@@ -64,18 +64,33 @@ pub extern "C" fn ncclGetErrorString(result: ncclResult_t) -> *const c_char {
 /// failed on this thread and `comm` is a communicator that has failed, the text of that failure. Empty otherwise, never
 /// NULL. `comm` may be NULL.
 ///
-/// The text is valid until the next call on the same thread that fails, or tells of another failure.
+/// The text is valid until the next call that fails on the same thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetLastError(comm: ncclComm_t) -> *const c_char {
-    let quiet = LAST_ERROR.try_with(|last| last.borrow().is_empty()).unwrap_or(false);
+    let quiet = LAST_ERROR.try_with(|last| last.borrow().text().is_empty()).unwrap_or(false);
     if quiet && let Ok(Some(failure)) = caught(|| Ok(communicator::find(comm)?.failure())) {
-        remember(&failure);
+        tell(&failure);
     }
-    LAST_ERROR.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+    LAST_ERROR.try_with(|last| last.borrow().text().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
 thread_local! {
-    static LAST_ERROR: RefCell<CString> = RefCell::default();
+    static LAST_ERROR: RefCell<Texts> = RefCell::default();
+}
+
+/// What ncclGetLastError has given out stays where it is until a call fails: telling of a communicator's failure is no failure.
+#[derive(Default)]
+struct Texts {
+    /// Of the last call that failed.
+    last: CString,
+    /// Of the communicator that was told of since.
+    told: CString,
+}
+
+impl Texts {
+    fn text(&self) -> &CStr {
+        if self.told.is_empty() { &self.last } else { &self.told }
+    }
 }
 
 /// Runs the body of an export: a failure or a panic becomes a result and this thread's last error.
@@ -99,17 +114,27 @@ pub(crate) fn guard_or<T>(otherwise: impl FnOnce(&Error) -> T, body: impl FnOnce
 
 /// Makes `error` this thread's last one.
 pub(crate) fn remember(error: &Error) {
+    // While the thread ends there is nowhere to keep the text, and nobody left to read it.
+    let _ = LAST_ERROR.try_with(|texts| texts.replace(Texts { last: line(error), told: CString::default() }));
+}
+
+/// The failure of a communicator is what this thread learned last.
+pub(crate) fn tell(failure: &Error) {
+    // As above.
+    let _ = LAST_ERROR.try_with(|texts| {
+        let (mut texts, told) = (texts.borrow_mut(), line(failure));
+        // Whoever has been given the same text keeps it.
+        if texts.told != told {
+            texts.told = told;
+        }
+    });
+}
+
+fn line(error: &Error) -> CString {
     // The engine names the native face's field.
     let text = error.text().replace('\0', "\\0").replace("raise timeout_ms", "raise UNISONO_NCCL_TIMEOUT");
     // No NUL is left in it.
-    let text = CString::new(text).unwrap_or_default();
-    // While the thread ends there is nowhere to keep the text, and nobody left to read it.
-    let _ = LAST_ERROR.try_with(|last| {
-        // Whoever has been given the same text keeps it.
-        if *last.borrow() != text {
-            last.replace(text);
-        }
-    });
+    CString::new(text).unwrap_or_default()
 }
 
 /// A place for a result, to be written when the call has succeeded.
@@ -136,6 +161,16 @@ pub(crate) unsafe fn text(pointer: *const c_char) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_text_that_was_given_out_stays_when_a_communicators_failure_is_told() {
+        remember(&Error::new(Status::Mismatch, "the call"));
+        let given = ncclGetLastError(std::ptr::null_mut());
+        tell(&Error::new(Status::Aborted, "the communicator"));
+        assert_eq!(last_error(), "the communicator");
+        // SAFETY: valid until a call fails.
+        assert_eq!(unsafe { CStr::from_ptr(given) }, c"the call");
+    }
 
     fn last_error() -> String {
         // SAFETY: the pointer is a C string of this thread, which no call changes before the copy is made.

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use crate::abi::{ncclComm_t, ncclResult_t};
 use crate::communicator::{self, Phase};
-use crate::error::{IN_PROGRESS, SUCCESS, fail, guard, out, remember, result};
+use crate::error::{IN_PROGRESS, SUCCESS, fail, guard, out, result, tell};
 
 /// Writes to `*asyncError` what became of the communicator: ncclSuccess, ncclInProgress while it is being created, split,
 /// shrunk or finalized in the background, or the result of its first failure, on whichever rank that was. ncclGetLastError then has the text. Never
@@ -24,7 +24,7 @@ pub unsafe extern "C" fn ncclCommGetAsyncError(
         place.write(match (communicator.met(), communicator.failure()) {
             (None, _) => IN_PROGRESS,
             (_, Some(failure)) => {
-                remember(&failure);
+                tell(&failure);
                 result(failure.status())
             }
             _ if splitting || finalizing && !communicator.idle() => IN_PROGRESS,

@@ -16,8 +16,9 @@ pub struct Pending(State);
 
 enum State {
     Begun(Begun),
-    /// A send or a receive between GPUs: given to its stream in one piece with those that are closed with it.
-    Point(OnDevices),
+    /// A send or a receive between GPUs: given to its stream in one piece with those that are closed with it. And whether somebody wants
+    /// to know when it is done.
+    Point(OnDevices, bool),
 }
 
 impl From<Work> for Pending {
@@ -34,7 +35,15 @@ impl From<Begun> for Pending {
 
 impl Pending {
     pub(super) fn point(point: OnDevices) -> Pending {
-        Pending(State::Point(point))
+        Pending(State::Point(point, true))
+    }
+
+    /// Nobody waits for it: of what the stream does by itself the work says that it is done at once, and the context has its failure.
+    pub fn unawaited(self) -> Pending {
+        Pending(match self.0 {
+            State::Point(point, _) => State::Point(point, false),
+            state => state,
+        })
     }
 
     /// Has the call's stream wait for the operation, if the call named one. Returns at once; where streams may not wait for
@@ -48,7 +57,7 @@ impl Pending {
     pub(super) fn part(self) -> Result<Work> {
         match self.0 {
             State::Begun(begun) => begun.part(),
-            state @ State::Point(_) => Pending(state).close(),
+            state @ State::Point(..) => Pending(state).close(),
         }
     }
 
@@ -65,16 +74,20 @@ impl Pending {
 
     fn end_all(all: Vec<Pending>, end: impl Fn(Begun) -> Result<Work>) -> Vec<Result<Work>> {
         let (mut begun, mut points, mut places) = (Vec::new(), Vec::new(), Vec::with_capacity(all.len()));
+        let mut any_awaited = false;
         for Pending(state) in all {
-            places.push(matches!(state, State::Point(_)));
+            places.push(matches!(state, State::Point(..)));
             match state {
                 State::Begun(one) => begun.push(one),
-                State::Point(point) => points.push(point),
+                State::Point(point, awaited) => {
+                    any_awaited |= awaited;
+                    points.push(point);
+                }
             }
         }
         // Given first: what the host waits for may need them.
         // SAFETY: who began them has promised that their memory and streams last until they have ended.
-        let mut given = unsafe { device::enqueue_together(&points) }.into_iter();
+        let mut given = unsafe { device::enqueue_together(&points, any_awaited) }.into_iter();
         let crowded: Vec<bool> = begun.iter().map(Begun::is_crowded).collect();
         let works: Vec<Result<Work>> = begun.into_iter().map(end).collect();
         // Not before all are given: they may be ranks of one thread.

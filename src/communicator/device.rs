@@ -426,11 +426,11 @@ impl OnDevices {
 
 /// Gives points to their streams, those of one group in one piece, whatever the order of the list: of two pieces the second would
 /// wait for the first, and that for a rank whose answer is in its own second. Where they name several streams the first of these
-/// gets it, and the others wait. A work for each, in the order of the list.
+/// gets it, and the others wait. A work for each, in the order of the list; where nobody waits for them, one that has ended.
 ///
 /// # Safety
 /// As [`OnDevices::launch`], for all of them.
-pub(super) unsafe fn enqueue_together(points: &[OnDevices]) -> Vec<Result<Work>> {
+pub(super) unsafe fn enqueue_together(points: &[OnDevices], awaited: bool) -> Vec<Result<Work>> {
     let mut works: Vec<Option<Result<Work>>> = points.iter().map(|_| None).collect();
     for first in 0..points.len() {
         if works[first].is_some() {
@@ -453,7 +453,10 @@ pub(super) unsafe fn enqueue_together(points: &[OnDevices]) -> Vec<Result<Work>>
         // SAFETY: the caller's promise.
         let enqueued =
             unsafe { head.exchange.enqueue_points(&head.group, &signatures, &together, caller, beside) };
-        let work = enqueued.and_then(|enqueued| head.work(enqueued));
+        let work = enqueued.and_then(|enqueued| match awaited {
+            true => head.work(enqueued),
+            false => Ok(Work::ended(Ok(Completion::default()))),
+        });
         for index in members {
             works[index] = Some(work.clone());
         }
