@@ -56,6 +56,8 @@ class Server {
         }
     }
 
+    void signal(int number) const { ::kill(pid_, number); }
+
     const int port;
 
   private:
@@ -94,6 +96,40 @@ void meeting(const Server &server) {
     }
 }
 
+/* A server that is stopped ends a wait; one that is slow for a moment only does not end the store. */
+void a_server_that_does_not_answer(const Server &server) {
+    const auto store = server.store(), other = server.store();
+    const std::chrono::milliseconds moment(50);
+    server.signal(SIGSTOP);
+    std::thread later([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        server.signal(SIGCONT);
+    });
+    std::string slow;
+    try {
+        store->wait({"absent"}, moment);
+    } catch (const gloo::IoException &error) {
+        slow = error.what();
+    }
+    later.join();
+    CHECK(slow.find("Timed out waiting 50ms for key(s): absent") != std::string::npos);
+    store->set("after", {'x'});
+    CHECK(store->check({"after"}));
+
+    server.signal(SIGSTOP);
+    const double begin = seconds_now();
+    std::string stopped;
+    try {
+        other->wait({"absent"}, moment);
+    } catch (const gloo::IoException &error) {
+        stopped = error.what();
+    }
+    const double took = seconds_now() - begin;
+    server.signal(SIGCONT);
+    CHECK(stopped.find("Timed out waiting 1000ms for Redis to answer EXISTS") != std::string::npos);
+    CHECK(took < 5);
+}
+
 void no_server() {
     const int port = free_port();
     CHECK_THROWS(gloo::IoException, "cannot connect to Redis at 127.0.0.1",
@@ -109,5 +145,8 @@ int main(int count, char **arguments) {
     }
     const Server server(arguments[1]);
     return run_tests(
-        {{"values", [&] { values(server); }}, {"meeting", [&] { meeting(server); }}, {"no_server", no_server}});
+        {{"values", [&] { values(server); }},
+         {"meeting", [&] { meeting(server); }},
+         {"a server that does not answer", [&] { a_server_that_does_not_answer(server); }},
+         {"no_server", no_server}});
 }

@@ -52,7 +52,8 @@ struct Fixed {
     friend bool operator==(Fixed a, Fixed b) { return a.parts == b.parts; }
 };
 
-/* Eight bits as IEEE would have them, where the largest exponent stands for infinity: unisono's e4m3 has numbers there. */
+/* Eight bits as IEEE would have them, where the largest exponent stands for infinity: unisono's e4m3 has numbers
+   there. */
 struct Ieee8 {
     uint8_t bits = 0;
 

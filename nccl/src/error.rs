@@ -78,18 +78,27 @@ thread_local! {
     static LAST_ERROR: RefCell<Texts> = RefCell::default();
 }
 
-/// What ncclGetLastError has given out stays where it is until a call fails: telling of a communicator's failure is no failure.
+/// What ncclGetLastError may have given out stays where it is until a call fails: telling of a communicator's failure is
+/// no failure.
 #[derive(Default)]
 struct Texts {
     /// Of the last call that failed.
     last: CString,
-    /// Of the communicator that was told of since.
-    told: CString,
+    /// Of the communicators that were told of since, the last told last, each text once.
+    told: Vec<CString>,
 }
 
 impl Texts {
     fn text(&self) -> &CStr {
-        if self.told.is_empty() { &self.last } else { &self.told }
+        self.told.last().unwrap_or(&self.last)
+    }
+
+    fn tell(&mut self, text: CString) {
+        let text = match self.told.iter().position(|told| *told == text) {
+            Some(place) => self.told.remove(place),
+            None => text,
+        };
+        self.told.push(text);
     }
 }
 
@@ -115,19 +124,13 @@ pub(crate) fn guard_or<T>(otherwise: impl FnOnce(&Error) -> T, body: impl FnOnce
 /// Makes `error` this thread's last one.
 pub(crate) fn remember(error: &Error) {
     // While the thread ends there is nowhere to keep the text, and nobody left to read it.
-    let _ = LAST_ERROR.try_with(|texts| texts.replace(Texts { last: line(error), told: CString::default() }));
+    let _ = LAST_ERROR.try_with(|texts| texts.replace(Texts { last: line(error), told: Vec::new() }));
 }
 
 /// The failure of a communicator is what this thread learned last.
 pub(crate) fn tell(failure: &Error) {
     // As above.
-    let _ = LAST_ERROR.try_with(|texts| {
-        let (mut texts, told) = (texts.borrow_mut(), line(failure));
-        // Whoever has been given the same text keeps it.
-        if texts.told != told {
-            texts.told = told;
-        }
-    });
+    let _ = LAST_ERROR.try_with(|texts| texts.borrow_mut().tell(line(failure)));
 }
 
 fn line(error: &Error) -> CString {
@@ -170,6 +173,21 @@ mod tests {
         assert_eq!(last_error(), "the communicator");
         // SAFETY: valid until a call fails.
         assert_eq!(unsafe { CStr::from_ptr(given) }, c"the call");
+    }
+
+    #[test]
+    fn texts_of_several_communicators_stay_where_they_were_given_out() {
+        let told = |text: &str| {
+            tell(&Error::new(Status::Aborted, text));
+            ncclGetLastError(std::ptr::null_mut())
+        };
+        let given = ["first", "second", "third"].map(told);
+        assert_eq!(told("first"), given[0]);
+        assert_eq!(last_error(), "first");
+        assert_eq!(told("third"), given[2]);
+        // SAFETY: valid until a call fails.
+        let texts = given.map(|text| unsafe { CStr::from_ptr(text) });
+        assert_eq!(texts, [c"first", c"second", c"third"]);
     }
 
     fn last_error() -> String {

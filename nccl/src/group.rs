@@ -37,9 +37,11 @@ pub extern "C" fn ncclGroupStart() -> ncclResult_t {
     })
 }
 
-/// Ends a group. The outermost end starts everything that was called since, and answers with the first error of these
-/// calls, if there was one: then nothing is started. It returns once all is enqueued on the streams; communicators that
-/// are made in the group have met when it returns or, if they do not block, answer ncclInProgress.
+/// Ends a group. The outermost end starts everything that was called since. If one of these calls has failed, it starts
+/// nothing and answers with the first one's error. What fails only as it is started does not keep the rest from starting;
+/// the answer is then an error of communicators that were to be made, of windows or of other calls, in this order. It
+/// returns once all is enqueued on the streams; communicators that are made in the group have met when it returns or, if
+/// they do not block, answer ncclInProgress.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupEnd() -> ncclResult_t {
     guard(|| match end("ncclGroupEnd")? {

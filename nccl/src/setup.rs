@@ -160,3 +160,37 @@ pub(crate) fn share(sharings: Vec<Sharing>) -> Result<()> {
         ends.fold(Ok(()), Result::and)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::place::Place;
+
+    /// The calling thread's blocked signals, as bits.
+    fn blocked_signals() -> u64 {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+        u64::from_str_radix(mask.trim(), 16).unwrap()
+    }
+
+    #[test]
+    fn threads_that_share_windows_take_no_signals() {
+        const SIGSEGV: u32 = 11;
+        const SIGTERM: u32 = 15;
+        let bit = |signal: u32| 1u64 << (signal - 1);
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let sharing = Sharing {
+            communicator: Communicator::new(Place::Host(0), Config::unset(), Vec::new()),
+            share: Box::new(move || {
+                sender.send(blocked_signals()).unwrap();
+                Ok(())
+            }),
+        };
+        share(vec![sharing]).unwrap();
+        let blocked = receiver.recv().unwrap();
+        assert_ne!(blocked & bit(SIGTERM), 0, "{blocked:#x}");
+        // A fault is the thread's own.
+        assert_eq!(blocked & bit(SIGSEGV), 0, "{blocked:#x}");
+    }
+}

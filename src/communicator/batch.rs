@@ -16,9 +16,12 @@ pub struct Pending(State);
 
 enum State {
     Begun(Begun),
-    /// A send or a receive between GPUs: given to its stream in one piece with those that are closed with it. And whether somebody wants
-    /// to know when it is done.
-    Point(OnDevices, bool),
+    /// A send or a receive between GPUs: given to its stream in one piece with those that are closed with it.
+    Point {
+        point: OnDevices,
+        /// Whether somebody wants to know when it is done.
+        awaited: bool,
+    },
 }
 
 impl From<Work> for Pending {
@@ -35,13 +38,14 @@ impl From<Begun> for Pending {
 
 impl Pending {
     pub(super) fn point(point: OnDevices) -> Pending {
-        Pending(State::Point(point, true))
+        Pending(State::Point { point, awaited: true })
     }
 
-    /// Nobody waits for it: of what the stream does by itself the work says that it is done at once, and the context has its failure.
+    /// Nobody waits for it: of what the stream does by itself the work says that it is done at once, and the context has
+    /// its failure.
     pub fn unawaited(self) -> Pending {
         Pending(match self.0 {
-            State::Point(point, _) => State::Point(point, false),
+            State::Point { point, .. } => State::Point { point, awaited: false },
             state => state,
         })
     }
@@ -57,7 +61,7 @@ impl Pending {
     pub(super) fn part(self) -> Result<Work> {
         match self.0 {
             State::Begun(begun) => begun.part(),
-            state @ State::Point(..) => Pending(state).close(),
+            state @ State::Point { .. } => Pending(state).close(),
         }
     }
 
@@ -76,10 +80,10 @@ impl Pending {
         let (mut begun, mut points, mut places) = (Vec::new(), Vec::new(), Vec::with_capacity(all.len()));
         let mut any_awaited = false;
         for Pending(state) in all {
-            places.push(matches!(state, State::Point(..)));
+            places.push(matches!(state, State::Point { .. }));
             match state {
                 State::Begun(one) => begun.push(one),
-                State::Point(point, awaited) => {
+                State::Point { point, awaited } => {
                     any_awaited |= awaited;
                     points.push(point);
                 }
@@ -105,9 +109,8 @@ impl Pending {
 
 /// Starts operations that may run beside each other, also on one stream: all are begun before the stream waits for any.
 /// So a send and the receive that answers it, or both halves of an exchange, can be given to one stream. Collectives of
-/// one context still run in the order of the list. Sends and receives between GPUs are one launch for each context, on the first of
-/// their streams, for which the others wait.
-/// Ranks of one group may be in one list: their GPUs agree side by side.
+/// one context still run in the order of the list. Sends and receives between GPUs are one launch for each context, on the
+/// first of their streams, for which the others wait. Ranks of one group may be in one list: their GPUs agree side by side.
 ///
 /// The works are in the order of the list. When one cannot be begun, those before it run on, their streams wait for them,
 /// and the error is returned.

@@ -1,5 +1,6 @@
 //! Ranks are threads, their processes driver doubles, their kernels words that they write to each other's arenas.
 
+mod points;
 mod stages;
 mod trouble;
 mod windows;
@@ -524,52 +525,6 @@ fn an_abort_reaches_the_kernels_and_ends_the_wait() {
     });
 }
 
-/// A message between the ranks of two.
-fn point(
-    context: &Context,
-    address: u64,
-    bytes: u64,
-    direction: Direction,
-    stream: Option<StreamHandle>,
-) -> OnDevices {
-    let (group, exchange) = exchange(context);
-    let kind = if direction == Direction::Send { Kind::Send } else { Kind::Receive };
-    let peer = 1 - context.rank();
-    let dtype = DataType::U8;
-    let signature =
-        Signature { kind, dtype, operator: 0, algorithm: 0, root: peer, count: bytes, device: true };
-    let what = What::Point(Point { direction, peer, address, bytes }, signature);
-    let caller = Caller { stream, timeout: None, memory: "sendbuf" };
-    OnDevices { group: group.clone(), exchange: exchange.clone(), caller, what }
-}
-
-#[test]
-fn sends_and_receives_that_start_together_are_one_piece() {
-    ranks(&processes(2), words, |context, (double, _, device)| {
-        let memory = [(); 3].map(|()| double.memory(*device, 4));
-        let [stream, other] = [(); 2].map(|()| double.stream(*device));
-        let point = |address, direction, stream| point(context, address, 4, direction, stream);
-        let all = [
-            point(memory[0], Direction::Send, Some(stream)),
-            point(memory[1], Direction::Receive, Some(other)),
-            point(memory[2], Direction::Receive, Some(stream)),
-        ];
-        // The launch is in the other stream's order, too.
-        for value in 0..5 {
-            double.fill(other, *device, memory[1], &[value; 4]);
-        }
-        // SAFETY: the double trusts no addresses.
-        let works = unsafe { enqueue_together(&all, true) };
-        double.expect(other, *device, memory[1], &3u32.to_le_bytes(), "what the launch wrote");
-        assert_eq!(works.len(), 3);
-        for work in works {
-            work.unwrap().wait(Deadline::after(PATIENCE)).unwrap();
-        }
-        assert_eq!(memory.map(|address| word(double, address)), [3; 3]);
-        assert_eq!(double.complaints(), Vec::<String>::new());
-    });
-}
-
 /// The program waits in the driver for the GPU, with the driver's lock, and the GPU for another rank.
 #[test]
 fn deadlines_hold_while_the_driver_does_not_answer() {
@@ -618,89 +573,5 @@ fn a_call_that_hangs_is_told_although_others_follow() {
         }
         let error = context.failure().expect("it has failed");
         assert_eq!(error.status(), Status::Timeout, "{error}");
-    });
-}
-
-/// Messages are compared with their other ends: what they have, and where they come among collectives.
-#[test]
-fn messages_between_gpus_that_differ_are_told() {
-    /// Gives what a rank calls; whether it was refused.
-    type Calls = fn(&Context, u64) -> Result<()>;
-    fn give(context: &Context, memory: u64, bytes: u64) -> Result<()> {
-        let direction = if context.rank() == 0 { Direction::Send } else { Direction::Receive };
-        // SAFETY: the double trusts no addresses.
-        unsafe { point(context, memory, bytes, direction, None).enqueue() }.map(drop)
-    }
-    fn add(context: &Context, memory: u64) -> Result<()> {
-        // SAFETY: as above.
-        unsafe { sum(context, 1, memory, None, PATIENCE).enqueue() }.map(drop)
-    }
-    let bytes: Calls = |context, memory| {
-        give(context, memory, 4)?;
-        give(context, memory, if context.rank() == 0 { 4 } else { 8 })
-    };
-    let order: Calls = |context, memory| {
-        if context.rank() == 0 {
-            give(context, memory, 4)?;
-            add(context, memory)
-        } else {
-            add(context, memory)?;
-            give(context, memory, 4)
-        }
-    };
-    // One is far ahead when the other begins; what it has noted first stands no more.
-    let earlier: Calls = |context, memory| {
-        give(context, memory, if context.rank() == 0 { 4 } else { 8 })?;
-        if context.rank() == 1 {
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        (0..100).try_for_each(|_| give(context, memory, 4))
-    };
-    // The same of collectives.
-    let far: Calls = |context, memory| {
-        if context.rank() == 1 {
-            std::thread::sleep(Duration::from_millis(150));
-        }
-        let count = 1 + u64::from(context.rank());
-        // SAFETY: as above.
-        unsafe { sum(context, count, memory, None, PATIENCE).enqueue() }?;
-        (0..600).try_for_each(|_| add(context, memory))
-    };
-    for (calls, told) in [
-        (far, "before #"),
-        (bytes, "#1 has 4 bytes, but 8 are to be received"),
-        (order, "#0 is sent after 0 collectives, and received after 1"),
-        (earlier, "from rank 0 to rank 1"),
-    ] {
-        ranks(&processes(2), words, |context, (double, _, device)| {
-            let memory = double.memory(*device, 8);
-            // The other one may have found it first.
-            let _ = calls(context, memory);
-            until("the failure", || context.failure().is_some());
-            let error = context.failure().expect("it has failed");
-            assert_eq!(error.status(), Status::Mismatch, "{error}");
-            // Whoever is told while the other is still near sees the call itself.
-            let near = told == "before #" && error.text().contains("rank 0 called");
-            assert!(error.text().contains(told) || near, "{error}");
-        });
-    }
-}
-
-#[test]
-fn messages_between_gpus_that_agree_are_given_however_far_a_rank_is_ahead() {
-    ranks(&processes(2), words, |context, (double, _, device)| {
-        let memory = double.memory(*device, 8);
-        for round in 0..300u64 {
-            for direction in [Direction::Send, Direction::Receive] {
-                // What is empty on one side need not be called on the other.
-                let bytes = if round % 7 == 0 && context.rank() == 0 { 0 } else { 4 + round % 5 };
-                if round % 7 == 0 && context.rank() == 1 {
-                    continue;
-                }
-                // SAFETY: the double trusts no addresses.
-                unsafe { point(context, memory, bytes, direction, None).enqueue() }.expect("they agree");
-            }
-        }
-        run(&sum(context, 1, memory, None, PATIENCE)).expect("a sum");
     });
 }

@@ -3,25 +3,24 @@
 //! Its members are the ranks of one host: all of the group, or consecutive ones. They are numbered from 0 here and by the
 //! kernels; errors speak of the group's ranks.
 
-use std::fmt;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::time::Duration;
 
-use super::board::{Noted, NotedPoint, Past};
+use super::compare::{Calls, Terms};
 use super::overdue::Overdue;
 use super::retired::{Parts, retire};
+use super::watch::Watch;
 use super::window::Window;
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{Capture, StreamHandle};
 use crate::cuda::event::Event;
-use crate::cuda::exchange::{Direction, Job, MAX_RANKS, Point, Pull, Seen};
+use crate::cuda::exchange::{Job, MAX_RANKS, Point, Pull, Seen};
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::endpoint::lock;
 use crate::engine::group::{Group, Turn};
-use crate::engine::messages::Mismatch;
-use crate::engine::wire::{Class, Key};
+use crate::engine::wire::Class;
 use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operator};
 use crate::signature::{Kind, Signature};
@@ -37,7 +36,7 @@ pub struct DeviceExchange {
     parts: Option<Parts>,
     lane: Mutex<Lane>,
     /// Calls that were not captured, until they are seen to be done.
-    watch: Mutex<Watch>,
+    watch: Watch,
 }
 
 /// How long [`DeviceExchange::shut`] waits for the device.
@@ -56,43 +55,6 @@ struct Lane {
     /// The last capture with calls, and the stream of its last one.
     captured: Option<(u64, u64)>,
     calls: Calls,
-}
-
-/// What ranks compare their calls by.
-#[derive(Debug, Default)]
-struct Calls {
-    /// How many collectives there have been,
-    collectives: u32,
-    /// and what they were: see [`Noted`].
-    digest: u32,
-    /// Messages to and from each member, by [`Direction`].
-    points: [[Past; MAX_RANKS]; 2],
-}
-
-impl Calls {
-    /// One more collective: how many there were before.
-    fn collective(&mut self, call: &Noted) -> u32 {
-        let before = self.collectives;
-        self.collectives = before.wrapping_add(1);
-        self.digest = call.digest_with();
-        before
-    }
-
-    /// One more message: its number, and what is to be noted.
-    fn point(&mut self, point: &Point) -> (u32, NotedPoint) {
-        self.points[point.direction as usize][point.peer as usize].next(point.bytes, self.collectives)
-    }
-}
-
-/// Calls under observation.
-#[derive(Debug, Default)]
-struct Watch {
-    /// The last one,
-    last: Option<Overdue>,
-    /// and one that another event stands for until it is done: a program that makes calls all the time learns of one that hangs.
-    mark: Option<Overdue>,
-    /// How often calls have begun and have ended to be made: odd while one is.
-    calls: u64,
 }
 
 /// What may differ from call to call.
@@ -122,30 +84,12 @@ impl Enqueued {
     }
 }
 
-/// What the kernels of all ranks must agree on beside the signature.
-#[derive(Clone, Copy, Default)]
-struct Terms {
-    /// See [`Noted`].
-    max_blocks: u32,
-    windowed: bool,
-}
-
-impl fmt::Display for Terms {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.windowed { "its memory in windows" } else { "its memory in no windows" })?;
-        match self.max_blocks {
-            0 => f.write_str(" and no limit to the blocks of a kernel"),
-            most => write!(f, " and at most {most} blocks"),
-        }
-    }
-}
-
 impl DeviceExchange {
     pub(super) fn new(parts: Parts) -> DeviceExchange {
-        DeviceExchange { parts: Some(parts), lane: Mutex::default(), watch: Mutex::default() }
+        DeviceExchange { parts: Some(parts), lane: Mutex::default(), watch: Watch::default() }
     }
 
-    fn parts(&self) -> &Parts {
+    pub(super) fn parts(&self) -> &Parts {
         // PROOF: taken by `drop` alone.
         self.parts.as_ref().expect("it is not being dropped")
     }
@@ -187,7 +131,7 @@ impl DeviceExchange {
             None => unsafe { parts.kernels.enqueue(job, stream) },
         };
         let terms = Terms { max_blocks: asked, windowed: seen.is_some() };
-        let compare = |turn: &Turn, lane: &mut Calls| self.compare(group, turn, lane, terms);
+        let compare = |turn: &Turn, calls: &mut Calls| calls.compare(parts, group, turn, terms);
         self.give(group, Class::Ordered, &[signature], Vec::new(), caller, compare, launch)
     }
 
@@ -204,7 +148,7 @@ impl DeviceExchange {
     ) -> Result<Enqueued> {
         let parts = self.parts();
         let terms = Terms { max_blocks: pull.max_blocks, windowed: false };
-        let compare = |turn: &Turn, lane: &mut Calls| self.compare(group, turn, lane, terms);
+        let compare = |turn: &Turn, calls: &mut Calls| calls.compare(parts, group, turn, terms);
         let (max_blocks, multiprocessors) = (parts.room.allowed(pull.max_blocks), parts.room.multiprocessors);
         let mut pull = Pull { max_blocks, multiprocessors, ..*pull };
         if group.rank() == pull.root && pull.bytes > 0 {
@@ -261,80 +205,6 @@ impl DeviceExchange {
         }
     }
 
-    /// Notes a collective, and compares it with what the others have noted.
-    fn compare(&self, group: &Group, turn: &Turn, calls: &mut Calls, terms: Terms) -> Result<()> {
-        let Parts { boards, first, .. } = self.parts();
-        let Terms { max_blocks, windowed } = terms;
-        let (number, signature) = (turn.sequence, turn.signature);
-        let call = Noted { sequence: number, signature, max_blocks, windowed, digest: calls.digest };
-        let before = calls.collective(&call);
-        let Some((member, theirs)) = boards.note(before, &call) else { return Ok(()) };
-        let (own, rank, name) = (group.rank(), *first as usize + member, group.name());
-        if theirs.sequence != number {
-            fail!(
-                Mismatch,
-                "calls of '{name}' differ: rank {own} called {signature} as its call #{number}, rank {rank} {} as its call \
-                 #{}; one has called something before that the other has not",
-                theirs.signature,
-                theirs.sequence
-            );
-        }
-        if (Noted { digest: call.digest, ..theirs }) == call {
-            fail!(
-                Mismatch,
-                "calls of '{name}' before #{number} differ: rank {rank} has called something else than rank {own}, which was too far \
-                 from it to be compared"
-            );
-        }
-        if theirs.signature == signature {
-            fail!(
-                Mismatch,
-                "call #{number} of '{name}' differs: rank {own} called {signature} with {terms}, rank {rank} with {}",
-                Terms { max_blocks: theirs.max_blocks, windowed: theirs.windowed }
-            );
-        }
-        let key = Key { group: group.id(), tag: turn.tag, sequence: number, slot: 0, class: turn.class };
-        let (peer, theirs) = (group.members()[rank], theirs.signature);
-        let mismatch = Mismatch { peer, key, theirs, ours: Some(signature), bytes: None };
-        Err(group.explain(&mismatch, group.endpoint().recorder()))
-    }
-
-    /// Notes sends and receives, and compares them with what their other ends have noted. They go through the same slots as
-    /// collectives do, so the order of both has to be the same.
-    fn compare_points(&self, group: &Group, points: &[Point], calls: &mut Calls) -> Result<()> {
-        let Parts { boards, first, .. } = self.parts();
-        // Kernels leave out what is empty.
-        for point in points.iter().filter(|point| point.bytes > 0) {
-            let (number, ours) = calls.point(point);
-            let peer = point.peer as usize;
-            let Some(theirs) = boards.note_point(point.direction, peer, number, &ours) else { continue };
-            let (own, rank, name) = (group.rank(), first + point.peer, group.name());
-            let (from, to, sent, received) = match point.direction {
-                Direction::Send => (own, rank, ours, theirs),
-                Direction::Receive => (rank, own, theirs, ours),
-            };
-            let NotedPoint { bytes, collectives, .. } = sent;
-            let text = format!(
-                "messages from rank {from} to rank {to} of '{name}' differ: {}",
-                if bytes != received.bytes {
-                    format!("#{number} has {bytes} bytes, but {} are to be received", received.bytes)
-                } else if collectives != received.collectives {
-                    format!(
-                        "#{number} is sent after {collectives} collectives, and received after {}",
-                        received.collectives
-                    )
-                } else {
-                    format!("one before #{number} was not received as it was sent")
-                }
-            );
-            // The other end may be under way already, and takes what comes next for this one.
-            let error = Error::new(Status::Mismatch, text);
-            group.fail(error.clone());
-            return Err(error);
-        }
-        Ok(())
-    }
-
     /// Gives sends and receives to the caller's stream, to run beside each other, and returns. They come after what the streams
     /// `beside` were given before, which come after them in turn. `signatures` are theirs, for the record; the points' peers are
     /// members.
@@ -365,7 +235,7 @@ impl DeviceExchange {
             done.record(stream)?;
             joined.iter().try_for_each(|other| other.wait(&done))
         };
-        let compare = |_: &Turn, lane: &mut Calls| self.compare_points(group, points, lane);
+        let compare = |_: &Turn, calls: &mut Calls| calls.compare_points(self.parts(), group, points);
         self.give(group, Class::PointToPoint, signatures, peers, caller, compare, launch)
     }
 
@@ -460,7 +330,7 @@ impl DeviceExchange {
                 }
                 launch(stream)?;
                 *ran_on = Some(id);
-                self.observe(stream, turn, &peers)
+                self.watch.observe(parts, stream, turn, &peers)
             }
         });
         drop(lane);
@@ -473,30 +343,6 @@ impl DeviceExchange {
             group.endpoint().watch_devices();
         }
         Ok(Enqueued { turn, peers, stream: handle, captured: capture.is_some() })
-    }
-
-    /// From here on the call of `turn` is observed, the last of what `stream` was given. For one thread at a time.
-    fn observe(&self, stream: &Stream, turn: Turn, peers: &[u32]) -> Result<()> {
-        let parts = self.parts();
-        let marks = {
-            let mut watch = lock(&self.watch);
-            watch.calls += 1;
-            watch.mark.is_none()
-        };
-        // Without the lock, which whoever looks needs, should the driver not answer.
-        let recorded = parts.last.record(stream).and_then(|()| match marks {
-            true => parts.mark.record(stream),
-            false => Ok(()),
-        });
-        let mut watch = lock(&self.watch);
-        watch.calls += 1;
-        recorded?;
-        let overdue = || Overdue::new(turn, peers.to_vec());
-        if marks {
-            watch.mark = Some(overdue());
-        }
-        watch.last = Some(overdue());
-        Ok(())
     }
 
     /// Why the caller's stream cannot be used: it may be one of another device.
@@ -627,58 +473,12 @@ impl DeviceExchange {
 
     /// Looks after calls that nobody waits for, and asks the driver. Whether there may be some that are not done.
     pub fn attend(&self, group: &Group) -> bool {
-        let (calls, any, marked) = {
-            let watch = lock(&self.watch);
-            (watch.calls, watch.last.is_some(), watch.mark.is_some())
-        };
-        if !calls.is_multiple_of(2) {
-            return true;
-        }
-        if !any {
-            return false;
-        }
-        // Without the lock: it may take long.
-        let parts = self.parts();
-        let (done, passed) = (parts.last.query(), marked.then(|| parts.mark.query()));
-        let mut watch = lock(&self.watch);
-        // Whatever else has been called, the event stands for the call that it was recorded for.
-        let over = |mark: &mut Overdue| match passed {
-            Some(Ok(true)) => true,
-            Some(Ok(false)) => mark.look(self, group).is_some(),
-            Some(Err(_)) | None => false,
-        };
-        if watch.mark.as_mut().is_some_and(over) {
-            watch.mark = None;
-        }
-        if watch.calls != calls {
-            return true;
-        }
-        match done {
-            Ok(true) => {
-                (watch.last, watch.mark) = (None, None);
-                false
-            }
-            Ok(false) => {
-                if watch.last.as_mut().is_some_and(|overdue| overdue.look(self, group).is_some()) {
-                    watch.last = None;
-                }
-                true
-            }
-            Err(error) => {
-                (watch.last, watch.mark) = (None, None);
-                // At the end of a process, the driver goes before we do.
-                if !error.text().contains("DEINITIALIZED") {
-                    group.fail(error);
-                }
-                false
-            }
-        }
+        self.watch.attend(self, group)
     }
 
     /// Looks after them when the driver does not say whether they are done. Makes no driver call.
     pub fn oversee(&self, group: &Group) {
-        let Watch { last, mark, .. } = &mut *lock(&self.watch);
-        mark.iter_mut().chain(last).for_each(|overdue| overdue.look_blindly(self, group));
+        self.watch.oversee(self, group);
     }
 }
 
@@ -699,7 +499,7 @@ impl Series<'_> {
 
     /// Notes the call, compares it with those of the other members, and has the stream wait for what ran before.
     pub fn begin(&mut self, group: &Group, turn: &Turn) -> Result<()> {
-        self.exchange.compare(group, turn, &mut self.lane.calls, Terms::default())?;
+        self.lane.calls.compare(self.exchange.parts(), group, turn, Terms::default())?;
         if self.lane.ran_on.is_some_and(|before| before != self.id) {
             self.stream.wait(&self.exchange.parts().last)?;
         }
@@ -730,7 +530,7 @@ impl Series<'_> {
     /// All parts have been given. `turn` says until when they are to be done.
     pub fn end(mut self, group: &Group, turn: Turn) -> Result<Enqueued> {
         self.lane.ran_on = Some(self.id);
-        self.exchange.observe(&self.stream, turn, &[])?;
+        self.exchange.watch.observe(self.exchange.parts(), &self.stream, turn, &[])?;
         // As in `give`.
         fence(Ordering::SeqCst);
         group.endpoint().watch_devices();

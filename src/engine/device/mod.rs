@@ -10,6 +10,7 @@
 //! call is launched. Arenas are given back when all members have said that they need them no more.
 
 pub mod board;
+mod compare;
 mod exchange;
 pub mod hosts;
 mod offer;
@@ -17,6 +18,7 @@ mod overdue;
 mod probe;
 mod retired;
 mod setup;
+mod watch;
 mod window;
 
 use std::fmt;

@@ -39,17 +39,18 @@ template <class T, class Bits> bool reads(Bits one, Bits two, Bits minusOne, Bit
     return value(one) == 1.0f && value(two) == 2.0f && value(minusOne) == -1.0f && value(others) == large;
 }
 
-/* A short float of the program's own, such as PyTorch's, is told by how it reads its bits. Types that share their exponents' lengths
-   differ where the exponent is the largest: it stands for infinity and NaN alone, or, in unisono's e4m3, for numbers. */
+/* A short float of the program's own, such as PyTorch's, is told by how it reads its bits. Types that share their
+   exponents' lengths differ where the exponent is the largest: it stands for infinity and NaN alone, or, in unisono's
+   e4m3, for numbers. */
 template <class T> int32_t shortFloat() {
     if constexpr (sizeof(T) == 2) {
         return reads<T, uint16_t>(0x3c00, 0x4000, 0xbc00, 0x7c00, HUGE_VALF)   ? UNISONO_FLOAT16
                : reads<T, uint16_t>(0x3f80, 0x4000, 0xbf80, 0x7f80, HUGE_VALF) ? UNISONO_BFLOAT16
-                                                            : kUnknown;
+                                                                       : kUnknown;
     } else {
-        return reads<T, uint8_t>(0x38, 0x40, 0xb8, 0x78, 256.0f)   ? UNISONO_FLOAT8_E4M3
+        return reads<T, uint8_t>(0x38, 0x40, 0xb8, 0x78, 256.0f)      ? UNISONO_FLOAT8_E4M3
                : reads<T, uint8_t>(0x3c, 0x40, 0xbc, 0x7c, HUGE_VALF) ? UNISONO_FLOAT8_E5M2
-                                                     : kUnknown;
+                                                                      : kUnknown;
     }
 }
 

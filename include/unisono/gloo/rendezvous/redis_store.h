@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -51,8 +52,7 @@ class RedisStore : public Store {
     /* Redis has no wait for a key that serves this: it is asked every few milliseconds. */
     void wait(const std::vector<std::string> &keys, const std::chrono::milliseconds &timeout) override {
         const detail::Patience patience(timeout);
-        const auto seconds = [&] { return std::min(patience.left(), kPatience); };
-        while (!check(keys, seconds())) {
+        while (!check(keys, std::clamp(patience.left(), kAnswer, kPatience))) {
             if (patience.isOver()) {
                 GLOO_THROW_IO_EXCEPTION("Timed out waiting ", timeout.count(), "ms for key(s): ", MakeString(keys));
             }
@@ -64,8 +64,12 @@ class RedisStore : public Store {
     redisContext *redis_;
 
   private:
-    /* How long the server may take for an answer. One that has taken longer is not asked again. */
+    /* How long the server may take for an answer. One that has taken longer is not asked again: its answer would be
+       taken for the next command's. */
     static constexpr std::chrono::milliseconds kPatience{10000};
+    /* However little of a wait is left, a server that is there gets as long: a wait that ends leaves the store as it
+       was. */
+    static constexpr std::chrono::milliseconds kAnswer{1000};
 
     bool check(const std::vector<std::string> &keys, std::chrono::milliseconds patience) {
         std::vector<std::string> words = {"EXISTS"};
@@ -79,9 +83,11 @@ class RedisStore : public Store {
     using Reply = std::unique_ptr<redisReply, Free>;
 
     Reply command(const std::vector<std::string> &words, int expected, std::chrono::milliseconds patience = kPatience) {
-        // 0 would be no end.
-        const long long left = std::max<long long>(patience.count(), 1);
-        redisSetTimeout(redis_, timeval{static_cast<time_t>(left / 1000), static_cast<suseconds_t>(left % 1000 * 1000)});
+        const long long limit = patience.count();
+        const timeval end = {static_cast<time_t>(limit / 1000), static_cast<suseconds_t>(limit % 1000 * 1000)};
+        if (redis_->err == 0 && redisSetTimeout(redis_, end) != REDIS_OK) {
+            GLOO_THROW_IO_EXCEPTION("Redis: ", words[0], ": ", redis_->errstr);
+        }
         std::vector<const char *> texts;
         std::vector<std::size_t> lengths;
         for (const auto &word : words) {
@@ -91,6 +97,9 @@ class RedisStore : public Store {
         Reply reply(static_cast<redisReply *>(
             redisCommandArgv(redis_, static_cast<int>(words.size()), texts.data(), lengths.data())));
         if (!reply) {
+            if (redis_->err == REDIS_ERR_IO && errno == EAGAIN) {
+                GLOO_THROW_IO_EXCEPTION("Timed out waiting ", limit, "ms for Redis to answer ", words[0]);
+            }
             GLOO_THROW_IO_EXCEPTION("Redis: ", words[0], ": ", redis_->errstr);
         }
         if (reply->type == REDIS_REPLY_ERROR) {
