@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use proptest::prelude::*;
 use support::reference::{Case, Shape};
 use support::{TRANSPORTS, Verb, barrier, ranks};
-use unisono::collective::request::Kind;
+use unisono::collective::request::{Counts, Kind};
 use unisono::communicator::Call;
 use unisono::error::Status;
 use unisono::reduce::{DataType, Operator};
@@ -214,6 +214,58 @@ fn long_uneven_blocks_go_in_several_messages() {
             }
         }
         ranks(3, transports, |context| cases.iter().for_each(|case| case.check(context)));
+    }
+}
+
+#[test]
+fn ranks_other_than_the_root_need_only_their_own_count() {
+    for &transports in transports() {
+        for count in [3u64, 100_000] {
+            ranks(3, transports, |context| {
+                let rank = context.rank();
+                for root in 0..3 {
+                    // Whatever else is in the list, also what no address space could hold.
+                    let mut counts = vec![if rank == root { count } else { u64::MAX - 7 }; 3];
+                    counts[rank as usize] = count;
+                    let mine = vec![rank as f32; count as usize];
+                    let mut all = vec![-1.0f32; 3 * count as usize];
+                    let verb = |kind| Verb {
+                        counts: Counts::Blocks(counts.clone()),
+                        ..Verb::new(kind, 0).root(root)
+                    };
+                    verb(Kind::Gather).run(context, &mine, &mut all, &Call::default()).expect("a gather");
+                    if rank == root {
+                        for (from, block) in all.chunks(count as usize).enumerate() {
+                            assert!(block.iter().all(|&value| value == from as f32), "from {from}");
+                        }
+                    }
+                    let mut own = vec![-1.0f32; count as usize];
+                    verb(Kind::Scatter).run(context, &all, &mut own, &Call::default()).expect("a scatter");
+                    assert_eq!(own, mine);
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn an_exchange_in_place_needs_blocks_that_fit_each_other() {
+    for &transports in transports() {
+        ranks(2, transports, |context| {
+            let (send, receive) = match context.rank() {
+                0 => (vec![1, 2], vec![1, 3]),
+                _ => (vec![3, 1], vec![2, 1]),
+            };
+            let counts = Counts::Exchange { send, receive };
+            let before = [1.0f32, 2.0, 3.0, 4.0];
+            let mut data = before;
+            let error = Verb { counts, ..Verb::new(Kind::Alltoall, 0) }
+                .run_in(context, &mut data, &Call::default())
+                .expect_err("blocks of different lengths lie in each other's way");
+            assert_eq!(error.status(), Status::InvalidArgument, "{error}");
+            assert!(error.text().contains("in place"), "{error}");
+            assert_eq!(data, before);
+        });
     }
 }
 

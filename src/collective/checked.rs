@@ -70,6 +70,16 @@ impl Checked {
         }
         let legal = collective.in_place_alias(rank);
         let alias = alias(input, input_bytes, request.output, output_bytes, element, legal)?;
+        if let Collective::Alltoall { send_counts, recv_counts } = &collective
+            && alias.is_some()
+            && send_counts != recv_counts
+        {
+            fail!(
+                InvalidArgument,
+                "alltoallv in place needs as many elements from each rank as are sent to it: {send_counts:?} are sent, \
+                 {recv_counts:?} received"
+            );
+        }
         let signature = Signature {
             kind,
             dtype: if kind == Kind::Barrier { DataType::U8 } else { request.dtype },

@@ -12,8 +12,8 @@ pub enum Counts {
     /// rank's block for allgather, gather, scatter, reduce_scatter and alltoall. Barrier ignores it.
     Uniform(u64),
     /// A block for each rank, in rank order (allgatherv, gatherv, scatterv, reduce_scatterv): the same list on every
-    /// rank that needs it. For gatherv and scatterv, ranks other than the root may give only their own count (a
-    /// list whose other entries are ignored).
+    /// rank that needs it. Of gatherv's and scatterv's, ranks other than the root need only their own entry, and the
+    /// others are ignored, unless the call names an algorithm that passes several blocks on together (binomial).
     Blocks(Vec<u64>),
     /// alltoallv: elements sent to each rank, elements received from each rank.
     Exchange {

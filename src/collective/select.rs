@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 
 use super::checked::Checked;
 use crate::schedule::cost::{Link, Model, Question, Widths};
-use crate::schedule::{Agreement, Algorithm, Collective, Shape};
+use crate::schedule::{Agreement, Algorithm, Collective, Shape, total};
 
 /// Ranks linked by TCP, fitted from `unisono-bench` over loopback on two cores: what one link of a cluster costs
 /// differs, but the proportions that decide (a message against a byte) are alike within a factor of two.
@@ -121,7 +121,7 @@ pub fn caution(checked: &Checked) -> Caution {
                 0..=2 => HELD_OF_ONE_BYTES,
                 ranks => HELD_BYTES.min(ranks * HELD_BLOCK_BYTES),
             };
-            (limit, blocks.iter().sum())
+            (limit, total(blocks))
         }
         // In place, the root has its part already.
         Collective::Broadcast { root, .. } | Collective::Scatter { root, .. }
@@ -134,7 +134,7 @@ pub fn caution(checked: &Checked) -> Caution {
     };
     let holds_output = own > 0 && own <= limit;
     // With lists that differ from rank to rank, one rank's output may be long where another's is short.
-    let agreement = match (checked.listed || all * element > limit, holds_output) {
+    let agreement = match (checked.listed || all.saturating_mul(element) > limit, holds_output) {
         (false, _) => Agreement::Unsaid,
         (true, true) => Agreement::Told,
         (true, false) => Agreement::Awaited,
@@ -164,15 +164,11 @@ pub fn chunk(checked: &Checked, hauled: bool) -> u64 {
         Collective::Allreduce { count }
         | Collective::Reduce { count, .. }
         | Collective::Broadcast { count, .. } => count * element,
-        Collective::Allgather { counts } | Collective::ReduceScatter { counts } => {
-            counts.iter().sum::<u64>() * element
-        }
+        Collective::Allgather { counts } | Collective::ReduceScatter { counts } => total(counts) * element,
         // What not all ranks know goes in portions.
         _ if checked.listed => 0,
-        Collective::Gather { counts, .. } | Collective::Scatter { counts, .. } => {
-            counts.iter().sum::<u64>() * element
-        }
-        Collective::Alltoall { send_counts, .. } => send_counts.iter().sum::<u64>() * element,
+        Collective::Gather { counts, .. } | Collective::Scatter { counts, .. } => total(counts) * element,
+        Collective::Alltoall { send_counts, .. } => total(send_counts) * element,
         Collective::Barrier => 0,
     };
     let asked = bytes > *ASKED_PIECES.start() && (hauled || checked.operator.is_none());

@@ -6,7 +6,7 @@ use crate::schedule::algorithms::{
     one_shot, pairwise, pipelined_tree, recursive_doubling, ring, scatter_allgather, two_shot,
 };
 use crate::schedule::builder::Builder;
-use crate::schedule::collective::{Collective, Kind, Shape};
+use crate::schedule::collective::{Collective, Kind, Shape, check_block_counts};
 use crate::schedule::ir::Schedule;
 
 /// An algorithm. The numbers are part of the ABI: they are never reused and never change; 0 stands for "automatic"
@@ -127,10 +127,12 @@ pub fn plan(algorithm: Algorithm, collective: &Collective, shape: &Shape) -> Res
         (Collective::Allgather { counts }, Algorithm::Bruck) => bruck::allgather(b, shape, counts),
         (Collective::Gather { counts, root }, Algorithm::Linear) => linear::gather(b, shape, counts, *root),
         (Collective::Gather { counts, root }, Algorithm::Binomial) => {
+            check_block_counts("counts", counts, shape.size)?;
             binomial::gather(b, shape, counts, *root)
         }
         (Collective::Scatter { counts, root }, Algorithm::Linear) => linear::scatter(b, shape, counts, *root),
         (Collective::Scatter { counts, root }, Algorithm::Binomial) => {
+            check_block_counts("counts", counts, shape.size)?;
             binomial::scatter(b, shape, counts, *root)
         }
         (Collective::ReduceScatter { counts }, Algorithm::Linear) => linear::reduce_scatter(b, shape, counts),

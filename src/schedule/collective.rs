@@ -41,14 +41,15 @@ pub enum Collective {
     },
     /// As allgather; only the root has an Output.
     Gather {
-        /// Elements of each rank, the same list on all.
+        /// Elements of each rank. The same list on all where blocks are passed on together (binomial); else others than
+        /// the root may have anything for others.
         counts: Vec<u64>,
         /// Who gets the result.
         root: Rank,
     },
     /// The root's Input holds a block for each rank, one behind the other; each gets its own in `Output[counts[rank]]`.
     Scatter {
-        /// Elements of each rank, the same list on all.
+        /// Elements of each rank, as for a gather.
         counts: Vec<u64>,
         /// Who has the input.
         root: Rank,
@@ -143,9 +144,9 @@ impl Collective {
             Collective::Allreduce { count } | Collective::Reduce { count, .. } => *count,
             Collective::Broadcast { count, root } => only_if(rank == *root, *count),
             Collective::Allgather { counts } | Collective::Gather { counts, .. } => counts[rank as usize],
-            Collective::Scatter { counts, root } => only_if(rank == *root, counts.iter().sum()),
-            Collective::ReduceScatter { counts } => counts.iter().sum(),
-            Collective::Alltoall { send_counts, .. } => send_counts.iter().sum(),
+            Collective::Scatter { counts, root } => only_if(rank == *root, total(counts)),
+            Collective::ReduceScatter { counts } => total(counts),
+            Collective::Alltoall { send_counts, .. } => total(send_counts),
             Collective::Barrier => 0,
         }
     }
@@ -155,12 +156,12 @@ impl Collective {
         match self {
             Collective::Allreduce { count } | Collective::Broadcast { count, .. } => *count,
             Collective::Reduce { count, root } => only_if(rank == *root, *count),
-            Collective::Allgather { counts } => counts.iter().sum(),
-            Collective::Gather { counts, root } => only_if(rank == *root, counts.iter().sum()),
+            Collective::Allgather { counts } => total(counts),
+            Collective::Gather { counts, root } => only_if(rank == *root, total(counts)),
             Collective::Scatter { counts, .. } | Collective::ReduceScatter { counts } => {
                 counts[rank as usize]
             }
-            Collective::Alltoall { recv_counts, .. } => recv_counts.iter().sum(),
+            Collective::Alltoall { recv_counts, .. } => total(recv_counts),
             Collective::Barrier => 0,
         }
     }
@@ -215,8 +216,14 @@ impl Collective {
                 check_block_counts("counts", counts, size)?;
             }
             Collective::Gather { counts, root } | Collective::Scatter { counts, root } => {
-                check_block_counts("counts", counts, size)?;
                 check_root(*root, size)?;
+                // What others have is for the root to know.
+                match counts.get(rank as usize) {
+                    Some(own) if rank != *root && counts.len() == size as usize => {
+                        check_counts("count", &[*own])?;
+                    }
+                    _ => check_block_counts("counts", counts, size)?,
+                }
             }
             Collective::Alltoall { send_counts, recv_counts } => {
                 check_block_counts("send_counts", send_counts, size)?;
@@ -379,8 +386,13 @@ impl Blocks {
     }
 }
 
+/// The elements of all blocks; `u64::MAX` where they are more than that.
+pub fn total(counts: &[u64]) -> u64 {
+    counts.iter().fold(0, |sum, &count| sum.saturating_add(count))
+}
+
 fn displacement(counts: &[u64], rank: Rank) -> u64 {
-    counts[..rank as usize].iter().sum()
+    total(&counts[..rank as usize])
 }
 
 fn only_if(has: bool, len: u64) -> u64 {
@@ -394,7 +406,7 @@ fn check_root(root: Rank, size: u32) -> Result<()> {
     Ok(())
 }
 
-fn check_block_counts(name: &str, counts: &[u64], size: u32) -> Result<()> {
+pub(super) fn check_block_counts(name: &str, counts: &[u64], size: u32) -> Result<()> {
     if counts.len() != size as usize {
         fail!(InvalidArgument, "{name} has {} entries for {size} ranks", counts.len());
     }

@@ -17,5 +17,5 @@ pub mod cost;
 pub mod ir;
 
 pub use algorithm::{Algorithm, plan};
-pub use collective::{Agreement, Collective, Kind, Shape};
+pub use collective::{Agreement, Collective, Kind, Shape, total};
 pub use ir::Schedule;

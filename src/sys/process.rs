@@ -16,6 +16,13 @@ pub fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
 }
 
+/// The threads of the process `pid`, which are none when it is gone. Its main thread is among them also when it has ended
+/// before the others.
+pub fn threads(pid: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+    tasks.into_iter().flatten().filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
 /// Lets another thread run.
 pub fn yield_now() {
     // SAFETY: takes no pointers and cannot fail.
@@ -159,6 +166,18 @@ mod tests {
         epoll.wait(Some(std::time::Duration::from_secs(20)), |event| tokens.push(event.token)).unwrap();
         assert_eq!(tokens, [7]);
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_has_its_threads_until_it_ends() {
+        let own = std::process::id();
+        // SAFETY: takes nothing and cannot fail.
+        let here = unsafe { libc::gettid() as u32 };
+        let all = threads(own);
+        assert!(all.contains(&own) && all.contains(&here), "{all:?}");
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        assert_eq!(threads(child.id()), Vec::<u32>::new());
     }
 
     #[test]

@@ -8,6 +8,7 @@ use super::bell::PeerBell;
 use super::segment::PeerSegment;
 use crate::error::Result;
 use crate::sys::memory::read_process;
+use crate::sys::process::threads;
 
 /// What a rank can reach of a peer on the same host.
 #[derive(Debug)]
@@ -37,7 +38,7 @@ impl PeerMemory {
     pub fn prove_pull(&mut self, address: u64, cookie: &[u8]) {
         let mut seen = vec![0; cookie.len()];
         // Through the kernel even in our own process: `address` came from outside and may be anything.
-        let answer = read_process(self.pid, address, &mut seen);
+        let answer = self.read(address, &mut seen);
         self.can_read = self.pid != 0 && answer.is_ok() && seen == cookie;
         self.can_pull = self.is_own_process() || self.can_read;
         if !self.can_pull {
@@ -53,7 +54,7 @@ impl PeerMemory {
     /// meanwhile. In any other process the kernel checks.
     pub unsafe fn pull(&self, remote_address: u64, into: &mut [u8]) -> io::Result<()> {
         if !self.is_own_process() {
-            return read_process(self.pid, remote_address, into);
+            return self.read(remote_address, into);
         }
         let from = usize::try_from(remote_address).map_err(|_| io::ErrorKind::InvalidInput)?;
         let from: *const u8 = std::ptr::with_exposed_provenance(from);
@@ -63,9 +64,21 @@ impl PeerMemory {
     }
 
     /// As [`PeerMemory::pull`], through the kernel even in our own process: the bytes may change or be unmapped
-    /// meanwhile, which gives other bytes or an error.
+    /// meanwhile, which gives other bytes or an error; ESRCH when the process is gone.
     pub fn read(&self, remote_address: u64, into: &mut [u8]) -> io::Result<()> {
-        read_process(self.pid, remote_address, into)
+        let gone = |answer: &io::Result<()>| {
+            answer.as_ref().is_err_and(|cause| cause.raw_os_error() == Some(libc::ESRCH))
+        };
+        let answer = read_process(self.pid, remote_address, into);
+        if !gone(&answer) {
+            return answer;
+        }
+        // A process whose main thread has ended before the others is there for those alone.
+        threads(self.pid)
+            .into_iter()
+            .map(|thread| read_process(thread, remote_address, into))
+            .find(|answer| !gone(answer))
+            .unwrap_or(answer)
     }
 
     fn is_own_process(&self) -> bool {

@@ -10,7 +10,7 @@ use crate::deadline::Deadline;
 use crate::engine::endpoint::lock;
 use crate::engine::joint::{FEWEST_PARTS, Team, share};
 use crate::error::{Error, Result};
-use crate::schedule::Collective;
+use crate::schedule::{Collective, total};
 use crate::signature::Signature;
 use crate::sys;
 use crate::transport::bell::PeerBell;
@@ -154,13 +154,13 @@ impl Direct {
             _ if job.listed => u64::MAX,
             Collective::Allreduce { count } | Collective::Reduce { count, .. } => {
                 // Everybody reads everything: with more ranks, sharing the work pays earlier.
-                count * (size.max(2) / 2)
+                count.saturating_mul(size.max(2) / 2)
             }
             Collective::Broadcast { count, .. } => *count,
             Collective::Allgather { counts } => counts.iter().copied().max().unwrap_or(0),
             Collective::Gather { counts, .. } => counts[0],
-            Collective::Scatter { counts, .. } | Collective::ReduceScatter { counts } => counts.iter().sum(),
-            Collective::Alltoall { send_counts, .. } => send_counts.iter().sum(),
+            Collective::Scatter { counts, .. } | Collective::ReduceScatter { counts } => total(counts),
+            Collective::Alltoall { send_counts, .. } => total(send_counts),
             Collective::Barrier => 0,
         };
         if contribution.saturating_mul(element) <= SLOT_BYTES as u64 {

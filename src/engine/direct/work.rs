@@ -8,7 +8,7 @@ use super::run::DirectRun;
 use crate::engine::joint::{self, Alone, Shared, Team, share};
 use crate::error::{Error, Result, Status};
 use crate::reduce::{Operand, Representation};
-use crate::schedule::Collective;
+use crate::schedule::{Collective, total};
 
 const EMPTY: Operand =
     Operand { address: std::ptr::null(), representation: Representation::Element, scale: 1.0 };
@@ -41,7 +41,7 @@ impl DirectRun {
                 }
             }
             Collective::ReduceScatter { counts } => {
-                let start = counts[..rank].iter().sum();
+                let start = total(&counts[..rank]);
                 self.fold_slots(start, counts[rank]);
             }
             Collective::Broadcast { count, root } => {
@@ -63,7 +63,7 @@ impl DirectRun {
                 }
             }
             Collective::Scatter { counts, root } => {
-                let (root, start) = (*root as usize, self.bytes(counts[..rank].iter().sum()));
+                let (root, start) = (*root as usize, self.bytes(total(&counts[..rank])));
                 let base = if rank == root { input } else { self.direct.slot(root, call).cast_const() };
                 self.copy(base.wrapping_add(start), output, self.bytes(counts[rank]));
             }
@@ -139,7 +139,7 @@ impl DirectRun {
                 self.fold_private(start, len, to, team).map(|()| true)
             }
             Collective::ReduceScatter { counts } => {
-                let start = counts[..rank].iter().sum();
+                let start = total(&counts[..rank]);
                 self.fold_private(start, counts[rank], output, team).map(|()| false)
             }
             Collective::Broadcast { count, root } => {
@@ -161,13 +161,14 @@ impl DirectRun {
             }
             Collective::Scatter { counts, root } => {
                 let (root, len) = (*root as usize, self.bytes(counts[rank]));
-                let mine = self.bytes(counts[..rank].iter().sum());
+                // Of a list, only the root knows this.
+                let mine = || self.bytes(total(&counts[..rank]));
                 if rank == root {
-                    self.copy_long(input.wrapping_add(mine), output, len, team);
+                    self.copy_long(input.wrapping_add(mine()), output, len, team);
                     Ok(false)
                 } else {
                     let (start, sent) =
-                        if self.job.listed { self.table(root) } else { (mine as u64, len as u64) };
+                        if self.job.listed { self.table(root) } else { (mine() as u64, len as u64) };
                     self.expect(root, sent, len)
                         .map_err(Stop::Failed)
                         .and_then(|()| self.take(root, start, output, len, team))
@@ -176,7 +177,7 @@ impl DirectRun {
             }
             Collective::Alltoall { send_counts, recv_counts } => {
                 let mut to = output;
-                let own: u64 = send_counts[..rank].iter().sum();
+                let own = total(&send_counts[..rank]);
                 (0..size)
                     .try_for_each(|member| {
                         let len = self.bytes(recv_counts[member]);
