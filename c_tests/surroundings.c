@@ -452,6 +452,30 @@ static void small_files_only(void) {
     remove_directory(directory);
 }
 
+/* A process that may have little more memory than it has: the call that needs more says so, here and on the others. */
+static void no_more_memory(unisono_context_t *ctx, void *arg) {
+    (void)arg;
+    uint64_t count = 64 << 20;
+    float *mine = (float *)malloc(count * sizeof(float)), *all = (float *)malloc(count * sizeof(float));
+    CHECK(mine && all);
+    CHECK_OK(unisono_barrier(ctx, NULL, NULL));
+    unisono_call_t call = UNISONO_CALL_INIT;
+    call.algorithm = UNISONO_ALGORITHM_RECURSIVE_DOUBLING;
+    if (unisono_context_rank(ctx) == 0) {
+        unsigned long pages = 0;
+        FILE *sizes = fopen("/proc/self/statm", "r");
+        CHECK(sizes && fscanf(sizes, "%lu", &pages) == 1);
+        fclose(sizes);
+        rlim_t room = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + (64 << 20);
+        struct rlimit limit = {room, room};
+        CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
+    }
+    CHECK_FAILS(UNISONO_OUT_OF_MEMORY, unisono_context_rank(ctx) == 0 ? "no memory for" : "rank 0",
+                unisono_allreduce(ctx, mine, all, count, UNISONO_FLOAT32, UNISONO_SUM, &call, NULL));
+    free(mine);
+    free(all);
+}
+
 /* ---- what the environment says */
 
 /* Who misspells UNISONO_LOG is told so, in the one place that is read then. */
@@ -543,6 +567,7 @@ static void apart(int error, rank_body body) {
 int main(void) {
     a_misspelt_log_level();
     small_files_only();
+    run_ranks(2, 60, no_more_memory, NULL);
     run_ranks(2, 60, threads_take_no_signals, NULL);
     run_ranks(2, 60, interrupted, NULL);
     run_ranks(2, 60, no_descriptor_leaks, NULL);

@@ -392,6 +392,51 @@ fn a_peer_that_leaves_ends_the_wait_for_it() {
     }
 }
 
+/// A long message is only announced until somebody receives it; its receiver leaves the group before, or after, but not
+/// the job.
+#[test]
+fn a_long_message_to_a_rank_that_has_left_its_group_fails_at_once() {
+    for transports in TRANSPORTS {
+        for announced in [true, false] {
+            ranks(2, transports, |context| {
+                let group = context.duplicate().expect("a group");
+                let message = vec![1u8; 8 << 20];
+                if context.rank() == 1 {
+                    if announced {
+                        // Comes after the announcement.
+                        receive(context, 0, &mut [0], &Call::default()).expect("a word");
+                    }
+                    drop(group);
+                    barrier(context);
+                    barrier(context);
+                    return;
+                }
+                let sending = std::thread::scope(|scope| {
+                    let sending = scope.spawn(|| {
+                        if !announced {
+                            barrier(context);
+                        }
+                        let began = Instant::now();
+                        (send(&group, 1, &message, &within(30_000)), began.elapsed())
+                    });
+                    if announced {
+                        std::thread::sleep(Duration::from_millis(200));
+                        send(context, 1, &[1], &Call::default()).expect("a word");
+                        barrier(context);
+                    }
+                    sending.join().expect("it ends")
+                });
+                let (result, took) = sending;
+                let error = result.expect_err("nobody takes it");
+                assert_eq!(error.status(), Status::PeerFailed, "{error}");
+                assert!(error.text().contains("takes no more messages"), "{error}");
+                assert!(took < Duration::from_secs(10), "{took:?}");
+                barrier(context);
+            });
+        }
+    }
+}
+
 /// Receives bytes from whichever of `from` sends first. The rank that did.
 fn receive_any_of(context: &Context, from: &[u32], bytes: &mut [u8], call: &Call) -> Result<u32> {
     let counts = Counts::From { count: bytes.len() as u64, ranks: from.into() };

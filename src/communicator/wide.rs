@@ -46,10 +46,10 @@ impl Wide {
             _ => checked.dtype.accumulator(),
         };
         let (input_len, output_len) = (checked.input_len(), checked.output_len());
-        let input = Workspace::new(input_len * accumulator.size());
+        let input = Workspace::new(input_len * accumulator.size())?;
         // SAFETY: the operands hold `input_len` elements (the caller's promise), the workspace as many accumulators.
         unsafe { last.fold(operands, input.address(), Representation::Accumulator, input_len) };
-        let output = Workspace::new(output_len * accumulator.size());
+        let output = Workspace::new(output_len * accumulator.size())?;
         Ok(Wide { input, output, last, outputs, output_len, accumulator, operator })
     }
 

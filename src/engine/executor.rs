@@ -1,6 +1,6 @@
 //! Runs a schedule over messages, as data flow: what can run, runs.
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
 use std::sync::{Arc, MutexGuard};
 use std::task::Poll;
@@ -12,7 +12,7 @@ use super::lane::{Destination, Source, Ticket};
 use super::messages::Messages;
 use super::operation::{Completion, Operation};
 use super::wire::Key;
-use crate::error::{Error, Result, Status};
+use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operand, Operator, Reducer, Representation};
 use crate::schedule::ir::{Action, Buffer, Schedule, Span, Step};
 use crate::signature::Signature;
@@ -144,15 +144,17 @@ pub struct Workspace {
 unsafe impl Send for Workspace {}
 
 impl Workspace {
-    /// At least `bytes` bytes, aligned to a cache line.
-    pub fn new(bytes: usize) -> Workspace {
+    /// `bytes` bytes, aligned to a cache line.
+    pub fn new(bytes: usize) -> Result<Workspace> {
         if bytes == 0 {
-            return Workspace { address: NonNull::dangling(), bytes };
+            return Ok(Workspace { address: NonNull::dangling(), bytes });
         }
-        let layout = Workspace::layout(bytes);
         // SAFETY: the layout is not empty.
-        let address = NonNull::new(unsafe { alloc(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
-        Workspace { address, bytes }
+        let allocate = |layout| NonNull::new(unsafe { alloc(layout) });
+        match Workspace::layout(bytes).and_then(allocate) {
+            Some(address) => Ok(Workspace { address, bytes }),
+            None => fail!(OutOfMemory, "no memory for the {bytes} bytes that the call works in"),
+        }
     }
 
     /// Its length.
@@ -165,18 +167,17 @@ impl Workspace {
         self.address.as_ptr()
     }
 
-    fn layout(bytes: usize) -> Layout {
-        // PROOF: the alignment is a power of two, and no allocation of a rounded size above isize::MAX was made:
-        // `alloc` refuses it.
-        Layout::from_size_align(bytes, ALIGNMENT).unwrap_or(Layout::new::<u8>())
+    /// `None` where no address space holds so much.
+    fn layout(bytes: usize) -> Option<Layout> {
+        Layout::from_size_align(bytes, ALIGNMENT).ok()
     }
 }
 
 impl Drop for Workspace {
     fn drop(&mut self) {
-        if self.bytes > 0 {
+        if let (true, Some(layout)) = (self.bytes > 0, Workspace::layout(self.bytes)) {
             // SAFETY: allocated in `new` with this layout.
-            unsafe { dealloc(self.address.as_ptr(), Workspace::layout(self.bytes)) };
+            unsafe { dealloc(self.address.as_ptr(), layout) };
         }
     }
 }
@@ -225,12 +226,11 @@ impl Run {
         progress.finished.clear();
         progress.operands.clear();
         progress.operands.reserve(plan.widest);
-        let workspace = Some(group.workspace(plan.workspace));
         Run {
             plan,
             input,
             output,
-            workspace,
+            workspace: None,
             progress,
             mailbox: None,
             key: turn.key(group),
@@ -449,6 +449,10 @@ impl Operation for Run {
         let plan = self.plan.clone();
         if !self.started {
             self.started = true;
+            match group.workspace(plan.workspace) {
+                Ok(workspace) => self.workspace = Some(workspace),
+                Err(error) => return Poll::Ready(Err(error)),
+            }
             self.run_ready(group, mailbox);
             group.endpoint().settle();
         }

@@ -29,6 +29,9 @@ use crate::error::{Error, Result, Status};
 use crate::signature::Signature;
 use crate::transport::memory::PeerMemory;
 
+/// Every member's memory but this rank's own, and whether all can read what is private there.
+type Reached = (Vec<Option<Arc<PeerMemory>>>, bool);
+
 /// Ranks of one endpoint that call together. Ranks are numbered within the group; `members` maps them to the
 /// endpoint's numbering, which links and messages use.
 pub struct Group {
@@ -439,7 +442,25 @@ impl Group {
             return Ok(());
         }
         // PROOF: this rank's offset is among them, so it has a board.
-        let Some(board) = board else { return Ok(()) };
+        let Some(mut board) = board else { return Ok(()) };
+        let (peers, pulls) = match self.reach_memory(exchange) {
+            Ok(Some(reached)) => reached,
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                // Others may have agreed with this rank, and say goodbye to its board some day.
+                board.retire();
+                return Err(error);
+            }
+        };
+        let retired = self.endpoint.retired().clone();
+        let direct = Direct::new(self.rank as usize, board, retired, peers, &offsets, pulls)?;
+        log::debug!("group '{}' exchanges through shared memory, pulls: {pulls}", self.name);
+        let _ = self.direct.set(Arc::new(direct));
+        Ok(())
+    }
+
+    /// The members' memory, if all can reach each other's.
+    fn reach_memory(&self, exchange: impl Fn([u64; 2]) -> Result<Vec<[u64; 2]>>) -> Result<Option<Reached>> {
         let others: Vec<u32> =
             self.members.iter().copied().filter(|&peer| peer != self.endpoint.rank()).collect();
         self.endpoint.open_links(&others, Deadline::after(self.timeout))?;
@@ -450,20 +471,8 @@ impl Group {
         let reachable = peers.iter().flatten().count() == others.len();
         let pulls = reachable && peers.iter().flatten().all(|memory| memory.can_pull);
         let agreed = exchange([u64::from(reachable), u64::from(pulls)])?;
-        if agreed.iter().any(|[reachable, _]| *reachable == 0) {
-            return Ok(());
-        }
-        let pulls = agreed.iter().all(|[_, pulls]| *pulls == 1);
-        let retired = self.endpoint.retired().clone();
-        let direct = Direct::new(self.rank as usize, board, retired, peers, &offsets, pulls);
-        match direct {
-            Some(direct) => {
-                log::debug!("group '{}' exchanges through shared memory, pulls: {pulls}", self.name);
-                let _ = self.direct.set(Arc::new(direct));
-                Ok(())
-            }
-            None => Err(Error::new(Status::Internal, "a member's board lies outside of its segment")),
-        }
+        let all = agreed.iter().all(|[reachable, _]| *reachable == 1);
+        Ok(all.then(|| (peers, agreed.iter().all(|[_, pulls]| *pulls == 1))))
     }
 
     // ---- devices

@@ -11,7 +11,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::bootstrap::{Meeting, meet};
-use super::direct::{DirectRun, Job, Path};
+use super::direct::{BOARD_BYTES, DirectRun, Job, Path};
 use super::endpoint::Through;
 use super::group::{Group, Turn};
 use super::lane::{Destination, Source, Ticket};
@@ -187,6 +187,30 @@ fn direct_pair() -> [Arc<Group>; 2] {
         }
     });
     groups
+}
+
+/// Sharing memory fails here when others know already where this rank's board is: what they write there later, if they
+/// could agree, must not be in what is at that place then.
+#[test]
+fn a_board_that_others_know_is_not_handed_out_again() {
+    for misplaced in [false, true] {
+        let [group, other] = pair(true);
+        let told = std::cell::Cell::new(None);
+        let exchange = |mine: [u64; 2]| match told.get() {
+            None => {
+                told.set(Some(mine[0]));
+                Ok(vec![mine, [if misplaced { mine[0] + 8 } else { mine[0] }, 0]])
+            }
+            Some(_) if misplaced => Ok(vec![mine, [1, 1]]),
+            Some(_) => Err(Error::new(Status::PeerFailed, "rank 1 is gone")),
+        };
+        let error = group.share_memory(exchange).expect_err("it cannot");
+        assert_eq!(error.status(), if misplaced { Status::Internal } else { Status::PeerFailed }, "{error}");
+        let next =
+            group.endpoint().registration().segment().allocate(BOARD_BYTES, 4096).expect("there is room");
+        assert_ne!(Some(next.offset() as u64), told.get());
+        drop(other);
+    }
 }
 
 const LARGE: usize = 1 << 20;

@@ -193,7 +193,7 @@ pub unsafe extern "C" fn unisono_gather(
 /// As unisono_gather, with blocks of `counts[rank]` elements.
 ///
 /// `counts` has an entry for each rank; ranks other than the root need only their own entry to be true, unless the call
-/// names the algorithm "binomial", for which the lists are the same. `counts` is read during the call only. `sendbuf` holds
+/// names UNISONO_ALGORITHM_BINOMIAL, for which the lists are the same. `counts` is read during the call only. `sendbuf` holds
 /// `counts[rank]` elements, `recvbuf` their sum, on the root. In place: sendbuf == recvbuf + the sum of the counts of lower
 /// ranks, on the root.
 #[unsafe(no_mangle)]
@@ -257,7 +257,7 @@ pub unsafe extern "C" fn unisono_scatter(
 /// As unisono_scatter, with blocks of `counts[rank]` elements.
 ///
 /// `counts` has an entry for each rank; ranks other than the root need only their own entry to be true, unless the call
-/// names the algorithm "binomial", for which the lists are the same. `counts` is read during the call only. `sendbuf` holds
+/// names UNISONO_ALGORITHM_BINOMIAL, for which the lists are the same. `counts` is read during the call only. `sendbuf` holds
 /// their sum, on the root; `recvbuf` holds `counts[rank]` elements. In place: recvbuf == sendbuf + the sum of the counts of
 /// lower ranks, on the root.
 #[unsafe(no_mangle)]

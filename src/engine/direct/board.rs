@@ -9,7 +9,7 @@ use super::{Job, Path};
 use crate::deadline::Deadline;
 use crate::engine::endpoint::lock;
 use crate::engine::joint::{FEWEST_PARTS, Team, share};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail};
 use crate::schedule::{Collective, total};
 use crate::signature::Signature;
 use crate::sys;
@@ -123,27 +123,37 @@ unsafe impl Send for Direct {}
 unsafe impl Sync for Direct {}
 
 impl Direct {
-    /// `offsets` are where the members' boards lie in their segments. `None` when one of them is not reachable.
+    /// `offsets` are where the members' boards lie in their segments, `own` and the segments of `peers`, which know that
+    /// of this rank.
     pub fn new(
         rank: usize,
-        own: Region,
+        mut own: Region,
         retired: Arc<Retired>,
         peers: Vec<Option<Arc<PeerMemory>>>,
         offsets: &[u64],
         pulls: bool,
-    ) -> Option<Direct> {
+    ) -> Result<Direct> {
         let mut boards = Vec::with_capacity(peers.len());
         for (index, (peer, &offset)) in peers.iter().zip(offsets).enumerate() {
-            boards.push(match peer {
-                _ if index == rank => own.address().as_ptr(),
-                Some(memory) => memory.segment.address(usize::try_from(offset).ok()?, BOARD_BYTES)?.as_ptr(),
-                None => return None,
-            });
+            let board = match peer {
+                _ if index == rank => Some(own.address()),
+                Some(memory) => board_at(memory, offset),
+                None => None,
+            };
+            let Some(board) = board else {
+                // The others may use it nevertheless.
+                own.retire();
+                fail!(
+                    Internal,
+                    "rank {index} says that its board is at {offset} of its segment, where none can be"
+                );
+            };
+            boards.push(board.as_ptr());
         }
         let (calls, entered) = (AtomicU64::new(0), AtomicU64::new(0));
         let fork = sys::fork::generation();
         let (own, lent) = (Some(own), OnceLock::new());
-        Some(Direct { rank, own, lent, retired, boards, peers, pulls, fork, calls, entered })
+        Ok(Direct { rank, own, lent, retired, boards, peers, pulls, fork, calls, entered })
     }
 
     /// How a call is exchanged; `None`: not at all, messages do it. The same answer on every member.
@@ -431,6 +441,12 @@ impl Retired {
             (0..*size).any(|member| member != *rank && board.goodbyes[member].load(Ordering::Acquire) == 0)
         });
     }
+}
+
+/// Where the board at `offset` of a member's segment is mapped here, if it is inside, and aligned as `Board` is.
+fn board_at(memory: &PeerMemory, offset: u64) -> Option<NonNull<u8>> {
+    let board = memory.segment.address(usize::try_from(offset).ok()?, BOARD_BYTES)?;
+    board.addr().get().is_multiple_of(align_of::<Board>()).then_some(board)
 }
 
 impl Post {

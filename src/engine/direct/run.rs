@@ -174,7 +174,7 @@ impl DirectRun {
     // ---- the stages
 
     /// Puts down what others will read, and posts.
-    fn enter(&mut self, group: &Group) {
+    fn enter(&mut self, group: &Group) -> Result<()> {
         let rank = self.direct.rank as u32;
         let contribution = self.bytes(self.job.collective.input_len(rank));
         let (mut input, mut output) = (self.job.input as u64, self.job.output as u64);
@@ -203,18 +203,18 @@ impl DirectRun {
                     Collective::Reduce { count, root } => {
                         let (_, len) = self.shard(*count, self.direct.rank);
                         let shard = self.bytes(len).next_multiple_of(64);
-                        let workspace = group.workspace(shard + self.blocks());
+                        let workspace = group.workspace(shard + self.blocks())?;
                         if rank != *root {
                             output = workspace.address() as u64;
                         }
                         self.workspace = Some(workspace);
                     }
                     Collective::Allreduce { .. } | Collective::ReduceScatter { .. } => {
-                        self.workspace = Some(group.workspace(self.blocks()));
+                        self.workspace = Some(group.workspace(self.blocks())?);
                     }
                     // What others will read would be overwritten here.
                     Collective::Alltoall { .. } if self.job.in_place => {
-                        let workspace = group.workspace(contribution);
+                        let workspace = group.workspace(contribution)?;
                         // SAFETY: both hold `contribution` bytes.
                         unsafe {
                             std::ptr::copy_nonoverlapping(self.job.input, workspace.address(), contribution);
@@ -233,6 +233,7 @@ impl DirectRun {
         let post = self.direct.post(self.direct.rank, self.call);
         post.write(self.call, &self.signature, input, output, contribution as u64);
         self.direct.ring();
+        Ok(())
     }
 
     /// Begins to fetch what the awaited member puts into its slot, which it does just before it posts: else that would be a second
@@ -355,7 +356,9 @@ impl Operation for DirectRun {
                         }
                         self.direct.entered.store(before, Ordering::Relaxed);
                     }
-                    self.enter(group);
+                    if let Err(error) = self.enter(group) {
+                        return Poll::Ready(Err(error));
+                    }
                     self.step(Stage::Arrive);
                 }
                 Stage::Arrive => {

@@ -2,6 +2,7 @@
 
 use super::{Group, lock};
 use crate::engine::executor::{self, Workspace};
+use crate::error::Result;
 
 /// What runs work in, kept between runs.
 #[derive(Default)]
@@ -23,10 +24,10 @@ impl Group {
     }
 
     /// A workspace of at least `bytes` bytes.
-    pub fn workspace(&self, bytes: usize) -> Workspace {
+    pub fn workspace(&self, bytes: usize) -> Result<Workspace> {
         let mut spare = lock(&self.spare);
         match spare.workspaces.iter().position(|workspace| workspace.bytes() >= bytes) {
-            Some(index) => spare.workspaces.swap_remove(index),
+            Some(index) => Ok(spare.workspaces.swap_remove(index)),
             None => {
                 // A larger one replaces one that is too small for what this group does.
                 let outgrown = spare.workspaces.pop();

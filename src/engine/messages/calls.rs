@@ -182,22 +182,28 @@ impl Messages {
     }
 
     /// A group is gone from this rank: what has come for it and was not asked for, and what is known of its calls, is
-    /// given up, and what still comes is not kept. Transfers under way stay; their owner ends them.
+    /// given up, and what still comes is not kept. Who has announced a message is told that it is not taken. Transfers under
+    /// way stay; their owner ends them.
     pub fn forget(&mut self, group: u64) {
         self.departed.add(group);
         self.calls.forget(group);
         self.pairs.forget(group);
-        let unexpected_bytes = &mut self.unexpected_bytes;
-        self.receiving.retain(|(_, key), entry| match entry {
+        let (unexpected_bytes, mut announced) = (&mut self.unexpected_bytes, Vec::new());
+        self.receiving.retain(|(peer, key), entry| match entry {
             Receiving::Early(early) if key.group == group => {
-                // What is still coming in is counted until it is complete, and dropped then.
-                if let Early::Eager(_, parcel) = early {
-                    *unexpected_bytes -= parcel.bytes().len();
+                match early {
+                    // What is still coming in is counted until it is complete, and dropped then.
+                    Early::Begun(..) => {}
+                    Early::Eager(_, parcel) => *unexpected_bytes -= parcel.bytes().len(),
+                    Early::Request { frame } => announced.push((*peer, *frame)),
                 }
                 false
             }
             _ => true,
         });
+        for (peer, frame) in announced {
+            self.decline(peer, frame, 0);
+        }
         self.sending.retain(|(_, key), entry| key.group != group || !matches!(entry, Sending::Ready(_)));
     }
 
