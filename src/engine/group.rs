@@ -517,7 +517,7 @@ impl Drop for Group {
         // In a forked child the locks may be held by threads that do not exist.
         if self.endpoint.check_fork().is_ok() {
             self.endpoint.dismiss(self);
-            self.endpoint.messages().forget(self.id);
+            self.endpoint.messages().forget(self.id, self.failed.load(Ordering::Acquire));
         }
     }
 }

@@ -182,9 +182,10 @@ impl Messages {
     }
 
     /// A group is gone from this rank: what has come for it and was not asked for, and what is known of its calls, is
-    /// given up, and what still comes is not kept. Who has announced a message is told that it is not taken. Transfers under
-    /// way stay; their owner ends them.
-    pub fn forget(&mut self, group: u64) {
+    /// given up, and what still comes is not kept. Who has announced a message is told that it is not taken, unless the group
+    /// has `failed`: then its members are told of that, which is the better cause. Transfers under way stay; their owner ends
+    /// them.
+    pub fn forget(&mut self, group: u64, failed: bool) {
         self.departed.add(group);
         self.calls.forget(group);
         self.pairs.forget(group);
@@ -195,7 +196,8 @@ impl Messages {
                     // What is still coming in is counted until it is complete, and dropped then.
                     Early::Begun(..) => {}
                     Early::Eager(_, parcel) => *unexpected_bytes -= parcel.bytes().len(),
-                    Early::Request { frame } => announced.push((*peer, *frame)),
+                    Early::Request { frame } if !failed => announced.push((*peer, *frame)),
+                    Early::Request { .. } => {}
                 }
                 false
             }
