@@ -85,6 +85,15 @@ impl Launch {
         self.request.kind.point_to_point() && self.request.root == context.rank()
     }
 
+    /// Begins it as one of several that are closed together; what GPUs do alone is done with that.
+    fn begin(&self) -> Result<Option<Pending>> {
+        let context = self.communicator.open_group()?;
+        let current = Current::of(self)?;
+        let _entered = current.as_ref().map(Current::enter).transpose()?;
+        // SAFETY: the client's promise: the buffers are valid until the call is complete, and the stream lives.
+        unsafe { context.begin_launch_together(&self.request, &self.call()) }
+    }
+
     fn call(&self) -> Call {
         let (stream, on_device) = match self.communicator.place {
             Place::Host(_) => (None, false),
@@ -132,6 +141,9 @@ pub(crate) fn launch_one(mut launch: Launch) -> Result<()> {
 /// Starts the calls of a group. All that can be started are, also when one cannot; the first error is returned.
 pub(crate) fn launch_all(mut launches: Vec<Launch>) -> Result<()> {
     let copies = take_messages_to_itself(&mut launches)?;
+    if copies.is_empty() && launches.len() == 1 {
+        return launches.into_iter().try_for_each(launch_one);
+    }
     launches.retain(|launch| !launch.is_empty());
     for launch in &mut launches {
         launch.resolve()?;
@@ -140,10 +152,21 @@ pub(crate) fn launch_all(mut launches: Vec<Launch>) -> Result<()> {
     let mut note = |error: Error| {
         first.get_or_insert(error);
     };
-    let mut begun: Vec<(&Launch, Pending)> = Vec::with_capacity(launches.len());
+    // The calls of one place are closed with it current, all that are together at once.
+    let mut begun: Vec<Begun<'_>> = Vec::new();
     for launch in &launches {
-        match begin(launch) {
-            Ok(pending) => begun.push((launch, pending)),
+        match launch.begin() {
+            Ok(None) => {}
+            Ok(Some(pending)) => {
+                let place = launch.communicator.place;
+                match begun.iter_mut().find(|others| others.place == place) {
+                    Some(Begun { launches, pending: others, .. }) => {
+                        launches.push(launch);
+                        others.push(pending);
+                    }
+                    None => begun.push(Begun { place, launches: vec![launch], pending: vec![pending] }),
+                }
+            }
             Err(error) => note(error),
         }
     }
@@ -152,17 +175,19 @@ pub(crate) fn launch_all(mut launches: Vec<Launch>) -> Result<()> {
             note(error);
         }
     }
-    let mut works: Vec<(&Launch, Work)> = Vec::with_capacity(begun.len());
-    while let Some((first, _)) = begun.first() {
-        // The calls of one device are closed with it current, all that are together at once.
-        let place = first.communicator.place;
-        let (same, others) = begun.into_iter().partition(|(launch, _)| launch.communicator.place == place);
-        begun = others;
-        for (launch, work) in close(place, same) {
-            match work {
-                Ok(work) => works.push((launch, work)),
-                Err(error) => note(error),
+    let mut works: Vec<(&Launch, Work)> = Vec::new();
+    for Begun { place, launches, pending } in begun {
+        match close(place, pending) {
+            Ok(closed) => {
+                for (launch, work) in launches.into_iter().zip(closed) {
+                    match work {
+                        Ok(work) if work.had_ended() => {}
+                        Ok(work) => works.push((launch, work)),
+                        Err(error) => note(error),
+                    }
+                }
             }
+            Err(error) => note(error),
         }
     }
     while let Some((launch, _)) = works.first() {
@@ -191,28 +216,23 @@ pub(crate) fn connect(context: &Context, place: Place) -> Result<()> {
     }
 }
 
-fn begin(launch: &Launch) -> Result<Pending> {
-    let context = launch.communicator.open_group()?;
-    let current = Current::of(launch)?;
-    let _entered = current.as_ref().map(Current::enter).transpose()?;
-    // SAFETY: the client's promise: the buffers are valid until the call is complete, and the stream lives.
-    unsafe { context.begin(&launch.request, &launch.call()) }.map(Pending::unawaited)
+/// Calls of one place that have begun, in their order.
+struct Begun<'a> {
+    place: Place,
+    launches: Vec<&'a Launch>,
+    pending: Vec<Pending>,
 }
 
-/// Closes calls of one place together.
-fn close(place: Place, begun: Vec<(&Launch, Pending)>) -> Vec<(&Launch, Result<Work>)> {
-    let (launches, pending): (Vec<&Launch>, Vec<Pending>) = begun.into_iter().unzip();
-    let works = match place {
-        Place::Host(_) => Pending::close_all(pending),
+/// Closes calls of one place together: a work for each.
+fn close(place: Place, pending: Vec<Pending>) -> Result<Vec<Result<Work>>> {
+    match place {
+        Place::Host(_) => Ok(Pending::close_all(pending)),
         Place::Device(device) => {
-            let entered = devices().and_then(|devices| {
-                let _entered = devices.enter(device)?;
-                Ok(end_all(pending))
-            });
-            entered.unwrap_or_else(|error| launches.iter().map(|_| Err(error.clone())).collect())
+            let devices = devices()?;
+            let _entered = devices.enter(device)?;
+            Ok(end_all(pending))
         }
-    };
-    launches.into_iter().zip(works).collect()
+    }
 }
 
 /// Whether streams wait for what side streams do, and not the client's thread. Only if the driver loads all kernels of a
@@ -223,29 +243,29 @@ static STREAMS_WAIT: LazyLock<bool> = LazyLock::new(|| {
 });
 
 /// Ends what has begun on a device.
-fn end_all(begun: Vec<Pending>) -> Vec<std::result::Result<Work, unisono::error::Error>> {
+fn end_all(begun: Vec<Pending>) -> Vec<Result<Work>> {
     if *STREAMS_WAIT { Pending::close_all(begun) } else { Pending::complete_all(begun) }
 }
 
 /// A default stream is that of the current device: the communicator's, here, whatever the client's is.
 struct Current {
     devices: Arc<Devices>,
-    device: Option<u32>,
+    device: u32,
 }
 
 impl Current {
+    /// Where a call is on the default stream of a device.
     fn of(launch: &Launch) -> Result<Option<Current>> {
         match launch.communicator.place {
-            Place::Host(_) => Ok(None),
-            Place::Device(device) => {
-                let default = StreamHandle(launch.stream).is_default();
-                Ok(Some(Current { devices: devices()?, device: default.then_some(device) }))
+            Place::Device(device) if StreamHandle(launch.stream).is_default() => {
+                Ok(Some(Current { devices: devices()?, device }))
             }
+            _ => Ok(None),
         }
     }
 
-    fn enter(&self) -> Result<Option<Entered<'_>>> {
-        self.device.map(|device| self.devices.enter(device)).transpose()
+    fn enter(&self) -> Result<Entered<'_>> {
+        self.devices.enter(self.device)
     }
 }
 
@@ -259,16 +279,10 @@ struct Copy {
 
 /// Pairs the sends of each rank to itself with its receives from itself, in their order, and takes them out of the list.
 fn take_messages_to_itself(launches: &mut Vec<Launch>) -> Result<Vec<Copy>> {
-    let (mut sends, mut receives, mut others) = (Vec::new(), Vec::new(), Vec::new());
-    for launch in launches.drain(..) {
-        let to_itself = launch.communicator.group().is_ok_and(|context| launch.is_to_itself(context));
-        match (to_itself, launch.request.kind) {
-            (false, _) => others.push(launch),
-            (true, Kind::Send) => sends.push(launch),
-            (true, _) => receives.push(launch),
-        }
-    }
-    *launches = others;
+    let to_itself =
+        |launch: &mut Launch| launch.communicator.group().is_ok_and(|context| launch.is_to_itself(context));
+    let (sends, mut receives): (Vec<Launch>, Vec<Launch>) =
+        launches.extract_if(.., to_itself).partition(|launch| launch.request.kind == Kind::Send);
     let mut copies = Vec::with_capacity(sends.len());
     for send in sends {
         let answers = |receive: &Launch| Arc::ptr_eq(&receive.communicator, &send.communicator);

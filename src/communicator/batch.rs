@@ -3,7 +3,7 @@
 use super::Call;
 use super::Completion;
 use super::context::Context;
-use super::device::{self, OnDevices};
+use super::device::{self, PointCall, Together};
 use super::staged::Begun;
 use super::work::Work;
 use crate::collective::request::Request;
@@ -18,7 +18,7 @@ enum State {
     Begun(Begun),
     /// A send or a receive between GPUs: given to its stream in one piece with those that are closed with it.
     Point {
-        point: OnDevices,
+        point: PointCall,
         /// Whether somebody wants to know when it is done.
         awaited: bool,
     },
@@ -37,13 +37,13 @@ impl From<Begun> for Pending {
 }
 
 impl Pending {
-    pub(super) fn point(point: OnDevices) -> Pending {
+    pub(super) fn point(point: PointCall) -> Pending {
         Pending(State::Point { point, awaited: true })
     }
 
     /// Nobody waits for it: of what the stream does by itself the work says that it is done at once, and the context has
     /// its failure.
-    pub fn unawaited(self) -> Pending {
+    pub(super) fn unawaited(self) -> Pending {
         Pending(match self.0 {
             State::Point { point, .. } => State::Point { point, awaited: false },
             state => state,
@@ -77,33 +77,41 @@ impl Pending {
     }
 
     fn end_all(all: Vec<Pending>, end: impl Fn(Begun) -> Result<Work>) -> Vec<Result<Work>> {
-        let (mut begun, mut points, mut places) = (Vec::new(), Vec::new(), Vec::with_capacity(all.len()));
-        let mut any_awaited = false;
-        for Pending(state) in all {
-            places.push(matches!(state, State::Point { .. }));
+        let mut works: Vec<Option<Result<Work>>> = Vec::new();
+        works.resize_with(all.len(), || None);
+        let (mut begun, mut points) = (Vec::new(), Vec::<Together>::new());
+        for (place, Pending(state)) in all.into_iter().enumerate() {
             match state {
-                State::Begun(one) => begun.push(one),
+                State::Begun(one) => begun.push((place, one)),
                 State::Point { point, awaited } => {
-                    any_awaited |= awaited;
-                    points.push(point);
+                    match points.iter_mut().find(|others| others.takes(&point)) {
+                        Some(others) => others.add(place, &point, awaited),
+                        None => points.push(Together::new(place, point, awaited)),
+                    }
                 }
             }
         }
         // Given first: what the host waits for may need them.
-        // SAFETY: who began them has promised that their memory and streams last until they have ended.
-        let mut given = unsafe { device::enqueue_together(&points, any_awaited) }.into_iter();
-        let crowded: Vec<bool> = begun.iter().map(Begun::is_crowded).collect();
-        let works: Vec<Result<Work>> = begun.into_iter().map(end).collect();
-        // Not before all are given: they may be ranks of one thread.
-        for work in
-            works.iter().zip(crowded).filter_map(|(work, crowded)| work.as_ref().ok().filter(|_| crowded))
-        {
-            // Its failure is the work's to tell.
-            let _ = work.wait(Deadline::NEVER);
+        for together in points {
+            // SAFETY: who began them has promised that their memory and streams last until they have ended.
+            let work = unsafe { together.give() };
+            together.places().iter().for_each(|&place| works[place] = Some(work.clone()));
         }
-        let mut ended = works.into_iter();
-        let next = |is_point| if is_point { given.next() } else { ended.next() };
-        places.into_iter().filter_map(next).collect()
+        let mut crowded = Vec::new();
+        for (place, one) in begun {
+            if one.is_crowded() {
+                crowded.push(place);
+            }
+            works[place] = Some(end(one));
+        }
+        // Not before all are given: they may be ranks of one thread.
+        for place in crowded {
+            if let Some(Ok(work)) = &works[place] {
+                // Its failure is the work's to tell.
+                let _ = work.wait(Deadline::NEVER);
+            }
+        }
+        works.into_iter().flatten().collect()
     }
 }
 

@@ -85,6 +85,20 @@ impl Context {
         unsafe { self.begin_on_host(request, call, &[], plain) }.map(Some)
     }
 
+    /// As [`Context::begin_launch`], of one of several that are closed together, as [`super::start_together`] does.
+    ///
+    /// # Safety
+    /// As [`Context::start`].
+    pub unsafe fn begin_launch_together(&self, request: &Request, call: &Call) -> Result<Option<Pending>> {
+        let plain = self.is_plain(call);
+        if !plain && let Some(call) = self.on_devices(request, call, &[])? {
+            // SAFETY: the caller's promise.
+            return unsafe { call.begin_launch() };
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.begin_on_host(request, call, &[], plain) }.map(Some)
+    }
+
     /// [`Context::run`] for several buffers of this rank: see [`super::Prepared`].
     ///
     /// # Safety

@@ -19,7 +19,7 @@ use super::{Call, Completion, Work};
 use crate::collective::checked::{self, Checked};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
-use crate::cuda::driver::Memory;
+use crate::cuda::driver::{Memory, StreamHandle};
 use crate::cuda::exchange::{Chosen, Direction, Job, Point, Pull, Stages, Table};
 use crate::deadline::Deadline;
 use crate::engine::device::{Caller, DeviceExchange, Enqueued, Loads, Way};
@@ -370,6 +370,10 @@ impl OnDevices {
         }
     }
 
+    fn work(&self, enqueued: Enqueued) -> Result<Work> {
+        work_of(&self.group, &self.exchange, enqueued)
+    }
+
     /// Gives what is not composed to its stream.
     ///
     /// # Safety
@@ -392,76 +396,119 @@ impl OnDevices {
         }
     }
 
-    /// Gives a collective to its stream; a send or a receive waits for others that may join it.
+    /// As [`OnDevices::start`], but a send or a receive waits for others that may join it.
     ///
     /// # Safety
     /// As [`OnDevices::launch`].
     pub(super) unsafe fn begin(self) -> Result<Pending> {
-        if self.is_point() {
-            return Ok(Pending::point(self));
+        match self.into_point() {
+            Ok(point) => Ok(Pending::point(point)),
+            // SAFETY: the caller's promise.
+            Err(other) => unsafe { other.start() }.map(Pending::from),
         }
-        // SAFETY: the caller's promise.
-        unsafe { self.start() }.map(Pending::from)
     }
 
-    fn is_point(&self) -> bool {
-        matches!(self.what, What::Point(..))
-    }
-
-    /// Whether `other` is given in one piece with this.
-    fn joins(&self, other: &OnDevices) -> bool {
-        self.is_point() && other.is_point() && Arc::ptr_eq(&self.exchange, &other.exchange)
-    }
-
-    /// The work of what was given.
-    pub(super) fn work(&self, enqueued: Enqueued) -> Result<Work> {
-        if enqueued.is_captured() {
-            // It is done whenever its graph is replayed.
-            return Ok(Work::ended(Ok(Completion::default())));
+    /// As [`OnDevices::launch`], but a send or a receive waits for others that may join it.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn begin_launch(self) -> Result<Option<Pending>> {
+        match self.into_point() {
+            Ok(point) => Ok(Some(Pending::point(point).unawaited())),
+            // SAFETY: the caller's promise.
+            Err(other) => unsafe { other.launch() },
         }
-        let (event, failure) = self.exchange.follow(&self.group, enqueued)?;
-        Ok(Work::enqueued(event, failure))
+    }
+
+    #[expect(clippy::result_large_err, reason = "it is no error, and is looked at at once")]
+    fn into_point(self) -> Result<PointCall, OnDevices> {
+        match self.what {
+            What::Point(point, signature) => {
+                let OnDevices { group, exchange, caller, .. } = self;
+                Ok(PointCall { group, exchange, caller, point, signature })
+            }
+            _ => Err(self),
+        }
     }
 }
 
-/// Gives points to their streams, those of one group in one piece, whatever the order of the list: of two pieces the second would
-/// wait for the first, and that for a rank whose answer is in its own second. Where they name several streams the first of these
-/// gets it, and the others wait. A work for each, in the order of the list; where nobody waits for them, one that has ended.
-///
-/// # Safety
-/// As [`OnDevices::launch`], for all of them.
-pub(super) unsafe fn enqueue_together(points: &[OnDevices], awaited: bool) -> Vec<Result<Work>> {
-    let mut works: Vec<Option<Result<Work>>> = points.iter().map(|_| None).collect();
-    for first in 0..points.len() {
-        if works[first].is_some() {
-            continue;
+/// The work of what a stream was given.
+fn work_of(group: &Arc<Group>, exchange: &Arc<DeviceExchange>, enqueued: Enqueued) -> Result<Work> {
+    if enqueued.is_captured() {
+        // It is done whenever its graph is replayed.
+        return Ok(Work::ended(Ok(Completion::default())));
+    }
+    let (event, failure) = exchange.follow(group, enqueued)?;
+    Ok(Work::enqueued(event, failure))
+}
+
+/// A send or a receive between GPUs, checked.
+pub(super) struct PointCall {
+    group: Arc<Group>,
+    exchange: Arc<DeviceExchange>,
+    caller: Caller,
+    point: Point,
+    signature: Signature,
+}
+
+/// Points of one exchange, given in one piece whatever stands between them in the caller's list: of two pieces the second
+/// would wait for the first, and that for a rank whose answer is in its own second.
+pub(super) struct Together {
+    group: Arc<Group>,
+    exchange: Arc<DeviceExchange>,
+    /// That of the first, whose stream gets it.
+    caller: Caller,
+    /// The other streams that they name: these wait.
+    beside: Vec<Option<StreamHandle>>,
+    signatures: Vec<Signature>,
+    points: Vec<Point>,
+    /// Where they are in the caller's list.
+    places: Vec<usize>,
+    awaited: bool,
+}
+
+impl Together {
+    /// One that others may join. `awaited`: somebody wants to know when it is done.
+    pub(super) fn new(place: usize, first: PointCall, awaited: bool) -> Together {
+        let PointCall { group, exchange, caller, point, signature } = first;
+        let (signatures, points, places) = (vec![signature], vec![point], vec![place]);
+        Together { group, exchange, caller, beside: Vec::new(), signatures, points, places, awaited }
+    }
+
+    pub(super) fn takes(&self, other: &PointCall) -> bool {
+        Arc::ptr_eq(&self.exchange, &other.exchange)
+    }
+
+    /// Adds one that it takes.
+    pub(super) fn add(&mut self, place: usize, other: &PointCall, awaited: bool) {
+        let stream = other.caller.stream;
+        if stream != self.caller.stream && !self.beside.contains(&stream) {
+            self.beside.push(stream);
         }
-        let head = &points[first];
-        let mut members = Vec::new();
-        let (mut signatures, mut together, mut streams) = (Vec::new(), Vec::new(), vec![head.caller.stream]);
-        for (index, other) in points.iter().enumerate().skip(first) {
-            if let (true, What::Point(point, signature)) = (head.joins(other), &other.what) {
-                members.push(index);
-                signatures.push(*signature);
-                together.push(*point);
-                if !streams.contains(&other.caller.stream) {
-                    streams.push(other.caller.stream);
-                }
-            }
-        }
-        let (caller, beside) = (head.caller, &streams[1..]);
+        self.signatures.push(other.signature);
+        self.points.push(other.point);
+        self.places.push(place);
+        self.awaited |= awaited;
+    }
+
+    /// Where they are in the caller's list.
+    pub(super) fn places(&self) -> &[usize] {
+        &self.places
+    }
+
+    /// Gives them to their streams. The work is that of all; where nobody waits for them, it has ended.
+    ///
+    /// # Safety
+    /// As [`OnDevices::launch`], for all of them.
+    pub(super) unsafe fn give(&self) -> Result<Work> {
+        let Together { group, exchange, caller, beside, signatures, points, .. } = self;
         // SAFETY: the caller's promise.
-        let enqueued =
-            unsafe { head.exchange.enqueue_points(&head.group, &signatures, &together, caller, beside) };
-        let work = enqueued.and_then(|enqueued| match awaited {
-            true => head.work(enqueued),
+        let enqueued = unsafe { exchange.enqueue_points(group, signatures, points, *caller, beside) }?;
+        match self.awaited {
+            true => work_of(group, exchange, enqueued),
             false => Ok(Work::ended(Ok(Completion::default()))),
-        });
-        for index in members {
-            works[index] = Some(work.clone());
         }
     }
-    works.into_iter().flatten().collect()
 }
 
 #[cfg(test)]

@@ -70,6 +70,11 @@ impl Work {
         }
     }
 
+    /// Whether it had ended well before anybody had it.
+    pub fn had_ended(&self) -> bool {
+        matches!(self.state, State::Ended(Ok(_)))
+    }
+
     pub(super) fn on_devices(self, devices: &Arc<Devices>) -> Work {
         Work { devices: Some(devices.clone()), ..self }
     }

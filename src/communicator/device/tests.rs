@@ -487,7 +487,7 @@ fn a_rank_that_does_not_call_is_named_whether_or_not_anybody_waits() {
                 run(&call).unwrap_err()
             } else {
                 // SAFETY: the double trusts no addresses.
-                drop(unsafe { call.enqueue() }.unwrap());
+                unsafe { call.enqueue() }.unwrap();
                 until("the watch", || context.failure().is_some());
                 context.failure().unwrap()
             };

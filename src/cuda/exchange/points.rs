@@ -1,7 +1,6 @@
 //! Transfers between pairs of ranks, as the kernels that move take them.
 #![forbid(unsafe_code)]
 
-use std::collections::VecDeque;
 use std::ffi::c_void;
 
 use super::Job;
@@ -53,6 +52,32 @@ pub(super) struct Round {
 pub(super) enum Arguments {
     Few(Move<1>),
     Many(Box<Move<MANY>>),
+}
+
+impl Arguments {
+    /// The transfers of a direction with the peer of a slot, and how many there are.
+    fn transfers(&mut self, direction: Direction, slot: usize) -> (&mut [Transfer], &mut u32) {
+        match self {
+            Arguments::Few(few) => few.transfers(direction, slot),
+            Arguments::Many(many) => many.transfers(direction, slot),
+        }
+    }
+
+    fn copies(&mut self) -> (&mut [Copy], &mut u32) {
+        match self {
+            Arguments::Few(few) => (&mut few.copy, &mut few.copies),
+            Arguments::Many(many) => (&mut many.copy, &mut many.copies),
+        }
+    }
+}
+
+impl<const MANY: usize> Move<MANY> {
+    fn transfers(&mut self, direction: Direction, slot: usize) -> (&mut [Transfer], &mut u32) {
+        match direction {
+            Direction::Send => (&mut self.send[slot], &mut self.sends[slot]),
+            Direction::Receive => (&mut self.receive[slot], &mut self.receives[slot]),
+        }
+    }
 }
 
 impl Round {
@@ -108,48 +133,92 @@ pub(super) fn of_job(job: &Job, rank: u32, size: u32, bytes: u64) -> Vec<Point> 
 /// so that on both sides of a pair the same launch has them, and no launch waits for another.
 pub(super) fn rounds(table: &Table, group: &Group, points: &[Point], max_blocks: u32) -> Result<Vec<Round>> {
     let (rank, size) = (group.rank(), group.size());
-    let mut sends: [VecDeque<Transfer>; MAX_RANKS] = Default::default();
-    let mut receives: [VecDeque<Transfer>; MAX_RANKS] = Default::default();
+    let mut counts = Counts::default();
+    let mut any_own = false;
     for point in points {
         if point.peer >= size {
             fail!(InvalidArgument, "a transfer with rank {} of {size}", point.peer);
         }
-        let queue = match point.direction {
-            Direction::Send => &mut sends[point.peer as usize],
-            Direction::Receive => &mut receives[point.peer as usize],
-        };
-        if point.bytes > 0 {
-            queue.push_back(Transfer { address: point.address, bytes: point.bytes });
+        match point.peer == rank {
+            true => any_own = true,
+            false if point.bytes > 0 => drop(counts.next(point.direction, point.peer)),
+            false => {}
         }
     }
-    let (own_sends, own_receives) = (&mut sends[rank as usize], &mut receives[rank as usize]);
-    if own_sends.iter().map(|t| t.bytes).ne(own_receives.iter().map(|t| t.bytes)) {
-        fail!(InvalidUsage, "rank {rank} sends to itself what it does not receive in the same group");
-    }
-    let mut copies: VecDeque<Copy> = own_sends
-        .drain(..)
-        .zip(own_receives.drain(..))
-        .filter(|(from, to)| from.address != to.address)
-        .map(|(from, to)| Copy { from: from.address, to: to.address, bytes: from.bytes })
-        .collect();
+    let copies = if any_own { copies(rank, points)? } else { Vec::new() };
 
-    let most = sends.iter().chain(&receives).map(VecDeque::len).chain([copies.len()]).max().unwrap_or(0);
-    let mut rounds = Vec::with_capacity(most.div_ceil(MANY));
     let limits = Limits::new(table, size, max_blocks);
-    let mut left = most;
+    let mut left = counts.most.max(copies.len());
+    let mut rounds = Vec::with_capacity(left.div_ceil(MANY));
     while left > 0 {
-        let taken = left.min(MANY);
-        let (arguments, blocks) = if taken == 1 {
-            let (few, blocks) = limits.round(*group, &mut sends, &mut receives, &mut copies);
-            (Arguments::Few(few), blocks)
-        } else {
-            let (many, blocks) = limits.round(*group, &mut sends, &mut receives, &mut copies);
-            (Arguments::Many(Box::new(many)), blocks)
+        let arguments = match left {
+            1 => Arguments::Few(limits.nothing(*group)),
+            _ => Arguments::Many(Box::new(limits.nothing(*group))),
         };
-        rounds.push(Round { grid: Grid { blocks, threads: THREADS, shared: 0, overlaps: false }, arguments });
-        left -= taken;
+        rounds.push(Round {
+            grid: Grid { blocks: 1, threads: THREADS, shared: 0, overlaps: false },
+            arguments,
+        });
+        left = left.saturating_sub(MANY);
+    }
+    let mut filled = Counts::default();
+    for point in points.iter().filter(|point| point.bytes > 0 && point.peer != rank) {
+        let at = filled.next(point.direction, point.peer);
+        let Round { grid, arguments } = &mut rounds[at / MANY];
+        // The kernels begin with the peer after them.
+        let slot = (point.peer + size - rank - 1) % size;
+        let (transfers, count) = arguments.transfers(point.direction, slot as usize);
+        transfers[at % MANY] = Transfer { address: point.address, bytes: point.bytes };
+        *count += 1;
+        grid.blocks = grid.blocks.max(limits.parts_of(point.bytes));
+    }
+    for (at, copy) in copies.into_iter().enumerate() {
+        let Round { grid, arguments } = &mut rounds[at / MANY];
+        let (copies, count) = arguments.copies();
+        copies[at % MANY] = copy;
+        *count += 1;
+        grid.blocks = grid.blocks.max(limits.parts_of(copy.bytes));
+    }
+    for Round { grid, arguments } in &mut rounds {
+        // A class of blocks for each peer, and one for the copies, or fewer.
+        grid.blocks *= limits.classes;
+        match arguments {
+            Arguments::Few(few) => few.in_place = swaps(few).into(),
+            Arguments::Many(many) => many.in_place = swaps(many).into(),
+        }
     }
     Ok(rounds)
+}
+
+/// How many transfers there are, by direction and peer.
+#[derive(Default)]
+struct Counts {
+    each: [[usize; MAX_RANKS]; 2],
+    most: usize,
+}
+
+impl Counts {
+    /// One more; how many there were.
+    fn next(&mut self, direction: Direction, peer: u32) -> usize {
+        let count = &mut self.each[direction as usize][peer as usize];
+        *count += 1;
+        self.most = self.most.max(*count);
+        *count - 1
+    }
+}
+
+/// What a rank sends itself, each send with the receive of its turn.
+fn copies(rank: u32, points: &[Point]) -> Result<Vec<Copy>> {
+    let own = |direction| {
+        let is_own = move |p: &&Point| p.peer == rank && p.direction == direction && p.bytes > 0;
+        points.iter().filter(is_own)
+    };
+    let (sends, receives) = (|| own(Direction::Send), || own(Direction::Receive));
+    if sends().map(|p| p.bytes).ne(receives().map(|p| p.bytes)) {
+        fail!(InvalidUsage, "rank {rank} sends to itself what it does not receive in the same group");
+    }
+    let pairs = sends().zip(receives()).filter(|(from, to)| from.address != to.address);
+    Ok(pairs.map(|(from, to)| Copy { from: from.address, to: to.address, bytes: from.bytes }).collect())
 }
 
 /// How transfers are cut: the same on both sides.
@@ -190,21 +259,15 @@ impl Limits {
         bytes.div_ceil(part).min(self.parts.into()) as u32
     }
 
-    /// Takes at most MANY transfers off every queue; answers them with the blocks that they need.
-    fn round<const MANY: usize>(
-        &self,
-        group: Group,
-        sends: &mut [VecDeque<Transfer>; MAX_RANKS],
-        receives: &mut [VecDeque<Transfer>; MAX_RANKS],
-        copies: &mut VecDeque<Copy>,
-    ) -> (Move<MANY>, u32) {
-        let mut arguments = Move {
+    /// The parameter of a launch that moves nothing yet.
+    fn nothing<const MANY: usize>(&self, group: Group) -> Move<MANY> {
+        Move {
             group,
             narrow: self.narrow,
             wide: self.wide,
             line_part: self.line_part,
             tile_part: self.tile_part,
-            parts: 1,
+            parts: self.parts,
             copies: 0,
             in_place: 0,
             classes: self.classes,
@@ -213,34 +276,7 @@ impl Limits {
             send: [[Transfer::default(); MANY]; MAX_RANKS - 1],
             receive: [[Transfer::default(); MANY]; MAX_RANKS - 1],
             copy: [Copy::default(); MANY],
-        };
-        let (rank, size) = (group.rank(), group.size());
-        let mut parts = 1;
-        for turn in 1..size {
-            let peer = ((rank + turn) % size) as usize;
-            let slot = turn as usize - 1;
-            let mut fill = |queue: &mut VecDeque<Transfer>, into: &mut [Transfer; MANY]| {
-                let taken = queue.len().min(MANY);
-                for (into, transfer) in into.iter_mut().zip(queue.drain(..taken)) {
-                    parts = parts.max(self.parts_of(transfer.bytes));
-                    *into = transfer;
-                }
-                // At most MANY.
-                taken as u32
-            };
-            arguments.sends[slot] = fill(&mut sends[peer], &mut arguments.send[slot]);
-            arguments.receives[slot] = fill(&mut receives[peer], &mut arguments.receive[slot]);
         }
-        let taken = copies.len().min(MANY);
-        for (into, copy) in arguments.copy.iter_mut().zip(copies.drain(..taken)) {
-            parts = parts.max(self.parts_of(copy.bytes));
-            *into = copy;
-        }
-        arguments.copies = taken as u32;
-        arguments.parts = self.parts;
-        arguments.in_place = swaps(&arguments).into();
-        // A class of blocks for each peer, and one for the copies, or fewer.
-        (arguments, parts * self.classes)
     }
 }
 

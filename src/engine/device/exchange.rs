@@ -57,6 +57,26 @@ struct Lane {
     calls: Calls,
 }
 
+/// Some members of an exchange.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Members(u32);
+
+const _: () = assert!(MAX_RANKS <= 32);
+
+impl Members {
+    pub(super) const NONE: Members = Members(0);
+
+    fn iter(self) -> impl Iterator<Item = u32> {
+        (0..u32::BITS).filter(move |member| self.0 >> member & 1 == 1)
+    }
+}
+
+impl FromIterator<u32> for Members {
+    fn from_iter<T: IntoIterator<Item = u32>>(members: T) -> Members {
+        Members(members.into_iter().fold(0, |all, member| all | 1 << member))
+    }
+}
+
 /// What may differ from call to call.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
@@ -72,7 +92,7 @@ pub struct Caller {
 #[derive(Debug)]
 pub struct Enqueued {
     turn: Turn,
-    peers: Vec<u32>,
+    peers: Members,
     stream: StreamHandle,
     captured: bool,
 }
@@ -132,7 +152,7 @@ impl DeviceExchange {
         };
         let terms = Terms { max_blocks: asked, windowed: seen.is_some() };
         let compare = |turn: &Turn, calls: &mut Calls| calls.compare(parts, group, turn, terms);
-        self.give(group, Class::Ordered, &[signature], Vec::new(), caller, compare, launch)
+        self.give(group, Class::Ordered, &[signature], Members::NONE, caller, compare, launch)
     }
 
     /// Gives a broadcast by stages to the caller's stream and returns, as [`DeviceExchange::enqueue`].
@@ -162,7 +182,7 @@ impl DeviceExchange {
         }
         // SAFETY: the caller's promise; ranks of one process reach each other's shareable memory (`Setup`).
         let launch = |stream: &Stream| unsafe { parts.kernels.enqueue_pull(&pull, stream) };
-        self.give(group, Class::Ordered, &[signature], Vec::new(), caller, compare, launch)
+        self.give(group, Class::Ordered, &[signature], Members::NONE, caller, compare, launch)
     }
 
     /// What a call shares, as each rank reaches it, if it gains by windows and all of that lies in some.
@@ -219,10 +239,7 @@ impl DeviceExchange {
         caller: Caller,
         beside: &[Option<StreamHandle>],
     ) -> Result<Enqueued> {
-        let first = self.parts().first;
-        let mut peers: Vec<u32> = points.iter().map(|point| first + point.peer).collect();
-        peers.sort_unstable();
-        peers.dedup();
+        let peers = points.iter().map(|point| point.peer).collect();
         let launch = |stream: &Stream| {
             // SAFETY: the caller's promise.
             let joined = unsafe { self.join(caller, beside, stream) }?;
@@ -269,7 +286,7 @@ impl DeviceExchange {
         group: &Group,
         class: Class,
         signatures: &[Signature],
-        peers: Vec<u32>,
+        peers: Members,
         caller: Caller,
         compare: impl FnOnce(&Turn, &mut Calls) -> Result<()>,
         launch: impl FnOnce(&Stream) -> Result<()>,
@@ -330,7 +347,7 @@ impl DeviceExchange {
                 }
                 launch(stream)?;
                 *ran_on = Some(id);
-                self.watch.observe(parts, stream, turn, &peers)
+                self.watch.observe(parts, stream, turn, peers)
             }
         });
         drop(lane);
@@ -393,10 +410,15 @@ impl DeviceExchange {
 
     /// The ranks of the group that have not come to call number `sequence`.
     pub fn missing(&self, sequence: u32) -> Vec<u32> {
-        let Parts { boards, first, .. } = self.parts();
+        let boards = &self.parts().boards;
+        // There are at most MAX_RANKS.
         let members = (0..boards.size()).filter(|&member| !boards.has_called(member, sequence));
-        // There are at most MAX_MEMBERS.
-        members.map(|member| first + member as u32).collect()
+        self.ranks(members.map(|member| member as u32).collect())
+    }
+
+    /// Members by the numbers of the group.
+    pub(super) fn ranks(&self, members: Members) -> Vec<u32> {
+        members.iter().map(|member| self.parts().first + member).collect()
     }
 
     /// What the kernel waited for that was ended first, if one was.
@@ -530,11 +552,11 @@ impl Series<'_> {
     /// All parts have been given. `turn` says until when they are to be done.
     pub fn end(mut self, group: &Group, turn: Turn) -> Result<Enqueued> {
         self.lane.ran_on = Some(self.id);
-        self.exchange.watch.observe(self.exchange.parts(), &self.stream, turn, &[])?;
+        self.exchange.watch.observe(self.exchange.parts(), &self.stream, turn, Members::NONE)?;
         // As in `give`.
         fence(Ordering::SeqCst);
         group.endpoint().watch_devices();
-        Ok(Enqueued { turn, peers: Vec::new(), stream: self.stream.handle(), captured: false })
+        Ok(Enqueued { turn, peers: Members::NONE, stream: self.stream.handle(), captured: false })
     }
 }
 

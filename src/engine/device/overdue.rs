@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::exchange::DeviceExchange;
+use super::exchange::{DeviceExchange, Members};
 use crate::engine::group::{Group, Inquiry, Turn};
 use crate::engine::wire::Class;
 use crate::error::{Error, Status};
@@ -14,8 +14,8 @@ const LEAVING: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(super) struct Overdue {
     turn: Turn,
-    /// The peer of a send or receive.
-    peers: Vec<u32>,
+    /// Whom sends and receives meet.
+    peers: Members,
     compared: bool,
     inquiry: Option<Inquiry>,
     failed_at: Option<Instant>,
@@ -24,8 +24,8 @@ pub(super) struct Overdue {
 }
 
 impl Overdue {
-    /// A call that was just made; `peers`: whom it meets, if those are not all.
-    pub(super) fn new(turn: Turn, peers: Vec<u32>) -> Overdue {
+    /// A call that was just made; `peers`: whom sends and receives meet.
+    pub(super) fn new(turn: Turn, peers: Members) -> Overdue {
         Overdue { turn, peers, compared: false, inquiry: None, failed_at: None, told: false }
     }
 
@@ -74,7 +74,7 @@ impl Overdue {
     /// Whom it waits for: those who have not called it.
     fn missing(&self, exchange: &DeviceExchange) -> Vec<u32> {
         match self.turn.class {
-            Class::PointToPoint => self.peers.clone(),
+            Class::PointToPoint => exchange.ranks(self.peers),
             _ => exchange.missing(self.turn.sequence),
         }
     }

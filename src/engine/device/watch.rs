@@ -4,7 +4,7 @@
 
 use std::sync::Mutex;
 
-use super::exchange::DeviceExchange;
+use super::exchange::{DeviceExchange, Members};
 use super::overdue::Overdue;
 use super::retired::Parts;
 use crate::cuda::stream::Stream;
@@ -28,7 +28,7 @@ struct Observed {
 
 impl Watch {
     /// From here on the call of `turn` is observed, the last of what `stream` was given. For one thread at a time.
-    pub(super) fn observe(&self, parts: &Parts, stream: &Stream, turn: Turn, peers: &[u32]) -> Result<()> {
+    pub(super) fn observe(&self, parts: &Parts, stream: &Stream, turn: Turn, peers: Members) -> Result<()> {
         let marks = {
             let mut observed = lock(&self.0);
             observed.calls += 1;
@@ -42,7 +42,7 @@ impl Watch {
         let mut observed = lock(&self.0);
         observed.calls += 1;
         recorded?;
-        let overdue = || Overdue::new(turn, peers.to_vec());
+        let overdue = || Overdue::new(turn, peers);
         if marks {
             observed.mark = Some(overdue());
         }

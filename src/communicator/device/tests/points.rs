@@ -37,7 +37,7 @@ fn sends_and_receives_that_start_together_are_one_piece() {
             double.fill(other, *device, memory[1], &[value; 4]);
         }
         // SAFETY: the double trusts no addresses.
-        let works = unsafe { enqueue_together(&all, true) };
+        let works = Pending::close_all(all.map(|point| unsafe { point.begin() }.unwrap()).into());
         double.expect(other, *device, memory[1], &3u32.to_le_bytes(), "what the launch wrote");
         assert_eq!(works.len(), 3);
         for work in works {
