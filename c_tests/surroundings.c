@@ -454,7 +454,7 @@ static void small_files_only(void) {
 
 /* A process that may have little more memory than it has: the call that needs more says so, here and on the others. */
 static void no_more_memory(unisono_context_t *ctx, void *arg) {
-    (void)arg;
+    unisono_op_t op = *(unisono_op_t *)arg;
     uint64_t count = 64 << 20;
     float *mine = (float *)malloc(count * sizeof(float)), *all = (float *)malloc(count * sizeof(float));
     CHECK(mine && all);
@@ -471,7 +471,7 @@ static void no_more_memory(unisono_context_t *ctx, void *arg) {
         CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
     }
     CHECK_FAILS(UNISONO_OUT_OF_MEMORY, unisono_context_rank(ctx) == 0 ? "no memory for" : "rank 0",
-                unisono_allreduce(ctx, mine, all, count, UNISONO_FLOAT32, UNISONO_SUM, &call, NULL));
+                unisono_allreduce(ctx, mine, all, count, UNISONO_FLOAT32, op, &call, NULL));
     free(mine);
     free(all);
 }
@@ -567,7 +567,10 @@ static void apart(int error, rank_body body) {
 int main(void) {
     a_misspelt_log_level();
     small_files_only();
-    run_ranks(2, 60, no_more_memory, NULL);
+    /* Of these, the second combines what it reads before it meets the others. */
+    unisono_op_t ops[] = {UNISONO_SUM, UNISONO_PREMULSUM};
+    run_ranks(2, 60, no_more_memory, &ops[0]);
+    run_ranks(2, 60, no_more_memory, &ops[1]);
     run_ranks(2, 60, threads_take_no_signals, NULL);
     run_ranks(2, 60, interrupted, NULL);
     run_ranks(2, 60, no_descriptor_leaks, NULL);

@@ -259,7 +259,8 @@ impl Context {
         };
         let (class, tag) = class_of(call);
         // SAFETY: the caller's promise.
-        let make = unsafe { self.make(group, &mut checked, request.operator, call, buffers) }?;
+        let make = unsafe { self.make(group, &mut checked, request.operator, call, buffers) };
+        let make = self.or_fail(make)?;
         Ok(Next::Step(Step { group, class, tag, signature: checked.signature, make }))
     }
 

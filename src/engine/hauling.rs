@@ -10,6 +10,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Deref;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
@@ -106,11 +107,14 @@ impl Hauling {
     pub(super) fn together(&self, endpoint: &Weak<Endpoint>, parts: usize, work: &(dyn Fn(usize) + Sync)) {
         // SAFETY: `work` is borrowed until this returns, which is after `finish`.
         let joint = Arc::new(unsafe { Joint::new(parts, work) });
-        let _finish = Finish(&joint);
+        let finish = Finish(&joint);
         for helper in self.haulers(endpoint)[1..].iter().take(parts.saturating_sub(1)) {
             helper.ask(joint.clone());
         }
         joint.help();
+        drop(finish);
+        // What a helper left undone is missing here.
+        assert!(!joint.has_panicked(), "a thread that helped has panicked");
     }
 
     /// Has loads moved.
@@ -194,7 +198,8 @@ impl Hauler {
         let joint = loads.joint.take();
         drop(loads);
         joint.is_some_and(|joint| {
-            joint.help();
+            // A panic is for whoever has asked, who learns of it; this thread goes on.
+            let _ = panic::catch_unwind(AssertUnwindSafe(|| joint.help()));
             true
         })
     }
@@ -276,5 +281,32 @@ impl Hauler {
             loads = self.awaken.wait(loads).unwrap_or_else(PoisonError::into_inner);
         }
         loads.parked = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn a_panic_of_a_helper_is_told_to_whoever_has_asked() {
+        let hauling = Hauling::new();
+        hauling.set_helpers(1);
+        let asker = thread::current().id();
+        for panics in [true, false, true] {
+            let begun = AtomicUsize::new(0);
+            let work = |_: usize| {
+                begun.fetch_add(1, Ordering::Relaxed);
+                // Each thread has one of the two parts.
+                let start = Instant::now();
+                while begun.load(Ordering::Relaxed) < 2 && start.elapsed() < Duration::from_secs(20) {
+                    thread::yield_now();
+                }
+                assert!(thread::current().id() == asker || !panics, "as told");
+            };
+            let together = || hauling.together(&Weak::new(), 2, &work);
+            assert_eq!(panic::catch_unwind(AssertUnwindSafe(together)).is_err(), panics);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Local work that several threads of a rank do together: whoever waits and the helpers that have time just then
 //! (`hauling`). Nobody waits for a helper that has not begun.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use super::endpoint::lock;
@@ -86,6 +86,7 @@ pub(super) struct Joint {
     parts: usize,
     next: AtomicUsize,
     done: AtomicUsize,
+    panicked: AtomicBool,
 }
 
 // SAFETY: `work` is called by several threads, which its type allows, and only for parts that are taken before
@@ -104,7 +105,8 @@ impl Joint {
         let work = unsafe {
             std::mem::transmute::<&(dyn Fn(usize) + Sync), *const (dyn Fn(usize) + Sync + 'static)>(work)
         };
-        Joint { work, parts, next: AtomicUsize::new(0), done: AtomicUsize::new(0) }
+        let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Joint { work, parts, next, done, panicked: AtomicBool::new(false) }
     }
 
     fn take(&self) -> Option<Part<'_>> {
@@ -121,7 +123,12 @@ impl Joint {
         }
     }
 
-    /// Waits until the parts that were taken are done. No other is taken after that.
+    /// Whether `work` has panicked for a part, in any thread. Known once [`Joint::finish`] has returned.
+    pub(super) fn has_panicked(&self) -> bool {
+        self.panicked.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the parts that were taken are over. No other is taken after that.
     pub(super) fn finish(&self) {
         while self.take().is_some() {}
         for looks in 0_u32.. {
@@ -136,7 +143,7 @@ impl Joint {
     }
 }
 
-/// A part that somebody has taken: done when this is dropped, also by a panic.
+/// A part that somebody has taken: over when this is dropped, also by a panic.
 struct Part<'a> {
     of: &'a Joint,
     number: usize,
@@ -144,6 +151,9 @@ struct Part<'a> {
 
 impl Drop for Part<'_> {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.of.panicked.store(true, Ordering::Relaxed);
+        }
         self.of.done.fetch_add(1, Ordering::Release);
     }
 }
@@ -198,7 +208,7 @@ mod tests {
             let _finish = Finish(&joint);
             joint.help();
         }));
-        assert!(panicked.is_err());
+        assert!(panicked.is_err() && joint.has_panicked());
         joint.finish();
     }
 }
