@@ -399,11 +399,6 @@ impl Lane {
         }
     }
 
-    /// Whether a part of the message with this key is coming in.
-    pub fn is_receiving(&self, key: Key) -> bool {
-        self.incoming.as_ref().is_some_and(|incoming| incoming.frame.key == key)
-    }
-
     /// Says where the payload of the frame that [`Lane::read`] told goes.
     pub fn begin(&mut self, frame: Frame, target: Target) {
         if self.reads_ahead {

@@ -223,6 +223,14 @@ impl Messages {
         self.unexpected_bytes
     }
 
+    /// What a member could send that is none of ours.
+    #[cfg(test)]
+    pub fn forge(&mut self, peer: u32, frame: &Frame, from: super::lane::Source) {
+        let ticket = super::lane::Ticket { mailbox: self.mailbox(), step: 0 };
+        self.peers[peer as usize].lanes[0].lock().push_piece(frame, from, ticket);
+        self.flush(peer);
+    }
+
     /// Entries of all tables.
     #[cfg(test)]
     pub fn entries(&self) -> usize {

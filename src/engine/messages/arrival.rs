@@ -33,8 +33,9 @@ impl Messages {
             FrameKind::Decline => self.declined(peer, frame),
             FrameKind::Withdraw => self.withdrawn(peer, frame.key),
             FrameKind::Data => {
-                let target = match self.receiving.get(&(peer, frame.key)) {
+                let target = match self.receiving.get_mut(&(peer, frame.key)) {
                     Some(Receiving::Posted(posted)) if posted.into.len as u64 == frame.total => {
+                        posted.take(frame.length)?;
                         // SAFETY: the frame's end is at most its total, which is the length of the buffer.
                         Target::User(unsafe { posted.into.part(frame.offset as usize, frame.length) })
                     }
@@ -69,7 +70,7 @@ impl Messages {
         {
             self.offer(peer, &frame);
         }
-        match self.receiving.get(&key) {
+        match self.receiving.get_mut(&key) {
             Some(Receiving::Posted(posted)) => {
                 if let Some(mismatch) = posted.check(peer, frame.key, frame.signature, frame.total) {
                     let Some(Receiving::Posted(posted)) = self.receiving.remove(&key) else { return Ok(()) };
@@ -81,6 +82,7 @@ impl Messages {
                     }
                     self.mismatch(posted.ticket, mismatch);
                 } else if eager {
+                    posted.take(frame.length)?;
                     let target = Target::User(posted.into);
                     self.peers[peer as usize].lanes[lane].lock().begin(frame, target);
                 } else {
@@ -116,7 +118,7 @@ impl Messages {
             // Counted as expected since it was posted.
             From::Rank(_) => slot.spread += usize::from(spreads(into.len)),
         }
-        let posted = Posted { into, signature, ticket, received: 0, from: Some(from) };
+        let posted = Posted::new(into, signature, ticket, Some(from));
         self.receiving.insert((peer, key), Receiving::Posted(posted));
     }
 

@@ -91,7 +91,7 @@ impl Messages {
 
     /// Receives exactly `into.len` bytes. The ticket's mailbox is told when they are there.
     pub fn receive(&mut self, peer: u32, key: Key, signature: Signature, into: Destination, ticket: Ticket) {
-        self.post(peer, key, Posted { into, signature, ticket, received: 0, from: None });
+        self.post(peer, key, Posted::new(into, signature, ticket, None));
     }
 
     /// Receives the next message of a send with this tag.
@@ -106,7 +106,7 @@ impl Messages {
         if let Some((peer, sequence)) = self.pairs.take(&from, (group, tag)) {
             let key = Key { group, tag, sequence, slot: 0, class: Class::PointToPoint };
             self.mailboxes[ticket.mailbox as usize].source = Some((peer, sequence));
-            self.post(peer, key, Posted { into, signature, ticket, received: 0, from: Some(from) });
+            self.post(peer, key, Posted::new(into, signature, ticket, Some(from)));
             return;
         }
         match &from {

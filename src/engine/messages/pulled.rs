@@ -131,9 +131,7 @@ impl Messages {
                 }
             }
             Some(Receiving::Posted(posted)) => {
-                let lanes = &self.peers[peer as usize].lanes;
-                let begun = posted.received > 0 || lanes.iter().any(|lane| lane.lock().is_receiving(key));
-                if !begun && posted.from.is_some() {
+                if !posted.has_begun() && posted.from.is_some() {
                     self.await_another(peer, key);
                     return;
                 }
@@ -159,7 +157,7 @@ impl Messages {
             slot.received(into.len);
             self.mailboxes[ticket.mailbox as usize].source = Some((peer, sequence));
             let key = Key { sequence, ..key };
-            self.post(peer, key, Posted { into, signature, ticket, received: 0, from: Some(from) });
+            self.post(peer, key, Posted::new(into, signature, ticket, Some(from)));
             return;
         }
         match from {

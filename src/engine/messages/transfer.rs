@@ -6,6 +6,7 @@ use crate::engine::lane::{Destination, Source, Ticket};
 use crate::engine::pairs::From;
 use crate::engine::shelf::Parcel;
 use crate::engine::wire::{Class, Frame, FrameKind, Key};
+use crate::error::{Result, fail};
 use crate::signature::Signature;
 
 pub(super) enum Receiving {
@@ -20,6 +21,9 @@ pub(super) struct Posted {
     pub(super) into: Destination,
     pub(super) signature: Signature,
     pub(super) ticket: Ticket,
+    /// Bytes that have begun to come,
+    begun: usize,
+    /// and that are here.
     pub(super) received: usize,
     /// A receive of the caller: whose messages it takes.
     pub(super) from: Option<From>,
@@ -52,6 +56,25 @@ pub(super) struct Receive {
 }
 
 impl Posted {
+    pub(super) fn new(into: Destination, signature: Signature, ticket: Ticket, from: Option<From>) -> Posted {
+        Posted { into, signature, ticket, begun: 0, received: 0, from }
+    }
+
+    /// So many bytes begin to come; an error if they are more than there were to be. So all that has begun is here when all is,
+    /// and nothing is written there afterwards, whatever a member sends.
+    pub(super) fn take(&mut self, length: u32) -> Result<()> {
+        let (begun, len) = (self.begun + length as usize, self.into.len);
+        if begun > len {
+            fail!(Internal, "{begun} bytes came of a message that has {len}");
+        }
+        self.begun = begun;
+        Ok(())
+    }
+
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun > 0
+    }
+
     pub(super) fn check(&self, peer: u32, key: Key, theirs: Signature, total: u64) -> Option<Mismatch> {
         check(peer, key, theirs, self.signature, total, self.into.len)
     }

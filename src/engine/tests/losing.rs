@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::engine::endpoint::Endpoint;
+use crate::engine::wire::{Frame, FrameKind};
 use crate::error::fail;
 use crate::rendezvous::secret::SecretKey;
 use crate::rendezvous::store::Store;
@@ -120,4 +121,31 @@ fn a_call_that_needs_a_link_has_its_own_time_and_says_that_the_link_does_not_ope
         receive.wait(Deadline::after(Duration::from_secs(20))).expect("in time").expect_err("nothing came");
     assert_eq!(error.status(), Status::Timeout);
     assert!(error.text().contains("no answer yet"), "{error}");
+}
+
+/// A member whose messages are not as they should be cannot have more written to memory than was asked for, nor after
+/// it was told to be there.
+#[test]
+fn more_bytes_than_were_announced_break_the_link() {
+    let groups = linked_pair(false);
+    let bytes = vec![1; 64 << 10];
+    let mut into = vec![0; bytes.len()];
+    let message =
+        Message::Receive { from: 0, into: Destination { address: into.as_mut_ptr(), len: into.len() } };
+    let receive = post(&groups[1], 4, bytes.len(), message);
+    let key = Key { group: groups[0].id(), tag: 4, sequence: 0, slot: 0, class: Class::PointToPoint };
+    let (total, length) = (bytes.len() as u64, bytes.len() as u32 / 4 * 3);
+    let signature = Signature { kind: Kind::Send, count: total, ..BARRIER };
+    let request = Frame { kind: FrameKind::Request, key, signature, total, offset: 0, length: 0 };
+    let data = Frame { kind: FrameKind::Data, length, ..request };
+    let source = |len| Source { address: bytes.as_ptr(), len };
+    {
+        let mut messages = groups[0].endpoint().messages();
+        messages.forge(1, &request, source(0));
+        messages.forge(1, &data, source(length as usize));
+        messages.forge(1, &data, source(length as usize));
+    }
+    let result = receive.wait(Deadline::after(Duration::from_secs(20))).expect("in time");
+    let error = result.expect_err("it is refused");
+    assert!(error.text().contains("98304 bytes came of a message that has 65536"), "{error}");
 }
