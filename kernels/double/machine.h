@@ -60,7 +60,7 @@ struct Chances {
     u32 without;
 };
 
-enum Weakness : u32 { RELEASE = 1, ACQUIRE = 2, FENCE = 4, WARP_BARRIER = 8, TEAM_BARRIER = 16, BLOCK_BARRIER = 32 };
+enum Weakness : u32 { RELEASE = 1, ACQUIRE = 2, FENCE = 4, WARP_BARRIER = 8, TEAM_BARRIER = 16, BLOCK_BARRIER = 32, LINE = 64 };
 
 struct Dice {
     u64 state;
@@ -558,9 +558,11 @@ inline void store_packet(void *to, Packet packet) {
     machine::Block &block = *machine::running;
     machine::Thread &thread = block.self();
     if (!thread.together) return machine::store(to, packet, false);
+    thread.together = false;
+    // The link takes a line apart.
+    if (!block.world.has(machine::LINE)) return machine::store(to, packet, false);
     thread.address = reinterpret_cast<u64>(to);
     thread.packet = packet;
-    thread.together = false;
     block.meet(machine::own_warp(), machine::WARP_BARRIER, machine::WARP, false, [&] { block.store_lines(); });
 }
 

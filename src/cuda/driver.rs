@@ -218,6 +218,10 @@ pub trait DeviceCalls {
     fn current_device(&self) -> Result<Option<u32>>;
     /// Whether kernels of `device` can reach memory of `peer`.
     fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool>;
+    /// Whether the 128 bytes that the threads of a warp of `device` store by one instruction arrive as one in memory of the
+    /// GPU with this [`DeviceCalls::device_uuid`], which this process may not see. So it is over NVLink, and in the device's
+    /// own memory. Over PCIe they may come in parts.
+    fn stores_lines_whole(&self, device: u32, peer: [u8; 16]) -> Result<bool>;
     /// Lets the current context reach memory of `peer`. Doing it again changes nothing. May wait for the devices.
     unsafe fn enable_peer_access(&self, peer: ContextHandle) -> Result<()>;
     /// Whether streams of `device` can wait for values.

@@ -6,6 +6,7 @@
 
 mod devices;
 mod launches;
+mod links;
 pub mod measuring;
 mod memory;
 mod sharing;

@@ -22,7 +22,7 @@ use crate::error::{Error, Status};
 use crate::reduce::{DataType, Operator};
 use crate::rendezvous::hash::HashStore;
 
-use words::{late, not_on_rank_1, words};
+use words::{late, narrow, not_on_rank_1, wide, words};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -88,6 +88,15 @@ fn ranks<T: Send>(seats: &[Seat], load: Load, body: impl Fn(&Context, &Seat) -> 
         let threads: Vec<_> = seats.iter().enumerate().map(spawn).collect();
         threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
     })
+}
+
+/// Where a link may split a line whose parts have one number, no rank sends such lines.
+#[test]
+fn wide_lines_go_only_where_all_gpus_store_them_whole() {
+    ranks(&processes(3), wide, |context, _| drop(exchange(context)));
+    let seats = processes(3);
+    seats[1].0.split_lines();
+    ranks(&seats, narrow, |context, _| drop(exchange(context)));
 }
 
 fn exchange(context: &Context) -> (Arc<Group>, Arc<DeviceExchange>) {

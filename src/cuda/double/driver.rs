@@ -169,6 +169,10 @@ impl DeviceCalls for Double {
         Ok(device != peer && !machine.separated.contains(&(device, peer)))
     }
 
+    fn stores_lines_whole(&self, _: u32, _: [u8; 16]) -> Result<bool> {
+        Ok(!self.begin("cuDeviceGetP2PAttribute")?.splits_lines)
+    }
+
     unsafe fn enable_peer_access(&self, peer: ContextHandle) -> Result<()> {
         let mut machine = self.begin_waiting("cuCtxEnablePeerAccess")?;
         let device = machine.device_here("cuCtxEnablePeerAccess")?;

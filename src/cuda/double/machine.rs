@@ -92,6 +92,8 @@ pub(super) struct Machine {
     pub(super) multiprocessors: u32,
     pub(super) order: Order,
     pub(super) separated: HashSet<(u32, u32)>,
+    /// Wide lines may arrive in parts at peers.
+    pub(super) splits_lines: bool,
     pub(super) reached: HashSet<(u32, u32)>,
     pub(super) retained: HashMap<u32, usize>,
     pub(super) current: HashMap<ThreadId, Vec<ContextHandle>>,
@@ -160,6 +162,7 @@ impl Machine {
             multiprocessors: 20,
             order,
             separated: HashSet::new(),
+            splits_lines: false,
             reached: HashSet::new(),
             retained: HashMap::new(),
             current: HashMap::new(),

@@ -97,6 +97,11 @@ impl Double {
         self.lock().separated.extend([(a, b), (b, a)]);
     }
 
+    /// Its devices are linked by something else than NVLink.
+    pub(crate) fn split_lines(&self) {
+        self.lock().splits_lines = true;
+    }
+
     /// Each device has so many multiprocessors.
     pub(crate) fn shrink(&self, multiprocessors: u32) {
         self.lock().multiprocessors = multiprocessors;

@@ -122,6 +122,17 @@ impl Table {
         [narrow, wide, wide * owners]
     }
 
+    /// The same without wide lines, for GPUs between which they may arrive in parts. Arenas are as they are.
+    pub fn without_wide_lines(mut self) -> Table {
+        for tuning in &mut self.tunings {
+            let Tuning { allreduce, reduce, reduce_scatter, broadcast, swaps, moves, .. } = tuning;
+            for bounds in [allreduce, reduce, reduce_scatter, broadcast, swaps, moves] {
+                (bounds.wide, bounds.sharded) = (0, 0);
+            }
+        }
+        self
+    }
+
     pub(super) fn bounds(&self, kind: Kind, size: u32) -> &Bounds {
         let tuning = self.tuning(size);
         match kind {

@@ -79,14 +79,19 @@ fn any_call(dice: &mut Dice, size: u32, kinds: &[Kind], bytes: [u64; 2]) -> Case
 /// Plays some calls of a group, again and again, each time in another order: `plays` times, or so many times as often as
 /// UNISONO_PLAYS says.
 fn check(plays: u64, calls: impl Fn(&mut World, &mut Dice)) {
+    check_by(&table(), 0, plays, calls);
+}
+
+/// [`check`] by another table, without what it does not need: some of [`Weakness`].
+fn check_by(table: &Table, without: u32, plays: u64, calls: impl Fn(&mut World, &mut Dice)) {
     let often = std::env::var("UNISONO_PLAYS").map_or(1, |often| often.parse().expect("a number"));
     for seed in 0..plays * often {
         let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         dice.next();
-        let mut world = World::new(dice.one_of(&[2, 2, 3, 3, 4, 5, 8]), table());
+        let mut world = World::new(dice.one_of(&[2, 2, 3, 3, 4, 5, 8]), *table);
         calls(&mut world, &mut dice);
-        let chances = &ADVERSE[(seed % 3) as usize];
-        let ending = world.play(seed, chances, PATIENCE);
+        let chances = Chances { without, ..ADVERSE[(seed % 3) as usize] };
+        let ending = world.play(seed, &chances, PATIENCE);
         assert_eq!(ending, Ending::Well, "seed {seed}: {:?}", world.records());
         assert_eq!(world.differences(), Vec::<String>::new(), "seed {seed}");
     }
@@ -174,26 +179,35 @@ fn broadcasts_by_stages_bring_what_was_sent() {
 
 #[test]
 fn calls_of_all_kinds_follow_each_other() {
-    check(20, |world, dice| {
-        let size = world.size();
-        for _ in 0..5 {
-            let case = match dice.below(7) {
-                0 => any_windowed(dice, size, &WINDOWED),
-                1 => {
-                    let way = Way::Pulled { stages: Stages::Two, readable: false, overlap: Overlap::Off };
-                    Case { way, ..any_call(dice, size, &[Kind::Broadcast], [1, 3000]) }
-                }
-                2 | 3 => any_call(dice, size, &MOVES, [1, 3000]),
-                _ => any_call(dice, size, &REDUCTIONS, [1, 6000]),
-            };
-            world.call(case, dice);
-            // What the call has told the peers by the way decides whether there is room for several items in a row.
-            if dice.below(2) == 0 {
-                let [from, to] = [0, 1].map(|_| dice.below(size.into()) as u32);
-                world.exchange(&[(from, to, 100); 3], dice);
+    check(20, any_calls);
+}
+
+/// Where a link may take lines apart, nothing relies on them.
+#[test]
+fn without_wide_lines_no_line_has_to_arrive_as_one() {
+    check_by(&table().without_wide_lines(), Weakness::Line as u32, 20, any_calls);
+}
+
+/// Calls of all kinds, one after the other.
+fn any_calls(world: &mut World, dice: &mut Dice) {
+    let size = world.size();
+    for _ in 0..5 {
+        let case = match dice.below(7) {
+            0 => any_windowed(dice, size, &WINDOWED),
+            1 => {
+                let way = Way::Pulled { stages: Stages::Two, readable: false, overlap: Overlap::Off };
+                Case { way, ..any_call(dice, size, &[Kind::Broadcast], [1, 3000]) }
             }
+            2 | 3 => any_call(dice, size, &MOVES, [1, 3000]),
+            _ => any_call(dice, size, &REDUCTIONS, [1, 6000]),
+        };
+        world.call(case, dice);
+        // What the call has told the peers by the way decides whether there is room for several items in a row.
+        if dice.below(2) == 0 {
+            let [from, to] = [0, 1].map(|_| dice.below(size.into()) as u32);
+            world.exchange(&[(from, to, 100); 3], dice);
         }
-    });
+    }
 }
 
 /// Calls that tell by the way what they have taken leave room for one item more, and no more.
@@ -241,6 +255,10 @@ fn what_is_left_out_is_missed() {
         let case = Case { dtype: DataType::U8, ..Case::new(Kind::Broadcast, 30_000) };
         world.call(Case { way: Way::Windowed, ..case }, dice);
     };
+    let lines: Calls = |world, dice| {
+        let case = Case::new(Kind::Allreduce, 400);
+        (0..2).for_each(|_| world.call(case, dice));
+    };
     let stages: Calls = |world, dice| {
         let way = Way::Pulled { stages: Stages::Two, readable: false, overlap: Overlap::Off };
         let case = Case { dtype: DataType::U8, way, ..Case::new(Kind::Broadcast, 20_000) };
@@ -259,6 +277,7 @@ fn what_is_left_out_is_missed() {
         (Weakness::BlockBarrier, passed_on, "passed on"),
         (Weakness::BlockBarrier, stages, "stages"),
         (Weakness::Fence, windows, "windows"),
+        (Weakness::Line, lines, "lines"),
     ] {
         let missed = (1..20).find(|&seed| {
             let (mut dice, mut world) = (Dice(seed), World::new(3, table()));

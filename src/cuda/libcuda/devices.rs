@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use cudarc::driver::sys;
 
-use super::{INVALID_CONTEXT, Libcuda, ordinal, raw};
+use super::{INVALID_CONTEXT, Libcuda, links, ordinal, raw};
 use crate::cuda::driver::{ContextHandle, DeviceCalls};
 use crate::cuda::queues;
 use crate::error::Result;
@@ -92,6 +92,20 @@ impl DeviceCalls for Libcuda {
         Ok(can != 0)
     }
 
+    fn stores_lines_whole(&self, device: u32, peer: [u8; 16]) -> Result<bool> {
+        let own = self.device_uuid(device)?;
+        if own == peer {
+            return Ok(true);
+        }
+        for other in 0..self.device_count()? {
+            // What the links of NVIDIA's GPUs have in common that support atomic operations: they are NVLinks.
+            if self.device_uuid(other)? == peer && self.has_native_atomics(device, other)? {
+                return Ok(true);
+            }
+        }
+        Ok(links::are_linked(own, peer))
+    }
+
     unsafe fn enable_peer_access(&self, peer: ContextHandle) -> Result<()> {
         // SAFETY: the caller's promise.
         let result = unsafe { (self.calls.cuCtxEnablePeerAccess)(raw(peer.0), 0) };
@@ -120,5 +134,22 @@ impl Libcuda {
             unsafe { (self.calls.cuDeviceGetAttribute)(&raw mut value, attribute as c_int, ordinal(device)) };
         self.check("cuDeviceGetAttribute", result)?;
         Ok(value)
+    }
+
+    /// Whether the link from `device` to `peer` carries atomic operations.
+    fn has_native_atomics(&self, device: u32, peer: u32) -> Result<bool> {
+        let attribute = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+        let mut value = 0;
+        // SAFETY: fills `value`; devices that do not exist are refused.
+        let result = unsafe {
+            (self.calls.cuDeviceGetP2PAttribute)(
+                &raw mut value,
+                attribute as c_int,
+                ordinal(device),
+                ordinal(peer),
+            )
+        };
+        self.check("cuDeviceGetP2PAttribute", result)?;
+        Ok(value != 0)
     }
 }

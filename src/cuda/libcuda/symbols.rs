@@ -53,6 +53,7 @@ calls! {
     cuDeviceGetUuid_v2(*mut sys::CUuuid, sys::CUdevice);
     cuDeviceGetAttribute(*mut c_int, c_int, sys::CUdevice);
     cuDeviceCanAccessPeer(*mut c_int, sys::CUdevice, sys::CUdevice);
+    cuDeviceGetP2PAttribute(*mut c_int, c_int, sys::CUdevice, sys::CUdevice);
     cuDevicePrimaryCtxRetain(*mut sys::CUcontext, sys::CUdevice);
     cuDevicePrimaryCtxRelease_v2(sys::CUdevice);
     cuCtxPushCurrent_v2(sys::CUcontext);

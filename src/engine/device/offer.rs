@@ -21,7 +21,10 @@ pub(super) enum Message {
     /// Here is what I have.
     Offer(Offer),
     /// This step has gone well.
-    Ready,
+    Ready {
+        /// Whether wide lines arrive whole where this rank's GPU stores them.
+        whole_lines: bool,
+    },
     /// I cannot, for this reason.
     Refusal {
         /// For a person.
@@ -66,7 +69,7 @@ impl Message {
     pub(super) fn encode(&self) -> [u8; MESSAGE_BYTES] {
         let mut bytes = Vec::with_capacity(MESSAGE_BYTES);
         match self {
-            Message::Ready => bytes.push(READY),
+            Message::Ready { whole_lines } => bytes.extend([READY, u8::from(*whole_lines)]),
             Message::Refusal { why, stuck: false } => encode_text(REFUSAL, why, &mut bytes),
             Message::Refusal { why, stuck: true } => encode_text(STUCK, why, &mut bytes),
             Message::Wrong(why) => encode_text(WRONG, why, &mut bytes),
@@ -111,7 +114,7 @@ impl Message {
     fn parse(bytes: &[u8]) -> Option<Message> {
         let (&kind, rest) = bytes.split_first()?;
         match kind {
-            READY => Some(Message::Ready),
+            READY => Some(Message::Ready { whole_lines: *rest.first()? == 1 }),
             REFUSAL | STUCK | WRONG => {
                 let (&len, text) = rest.split_first()?;
                 let why = String::from_utf8_lossy(text.get(..usize::from(len))?).into_owned();
@@ -227,7 +230,8 @@ mod tests {
             Message::Offer(Offer { place: None, ..offer.clone() }),
             Message::Offer(Offer { call: None, ..offer.clone() }),
             Message::Offer(offer),
-            Message::Ready,
+            Message::Ready { whole_lines: true },
+            Message::Ready { whole_lines: false },
             Message::Refusal { why: "no peer access".into(), stuck: false },
             Message::Refusal { why: String::new(), stuck: true },
             Message::Wrong("the file is empty".into()),

@@ -92,6 +92,8 @@ struct Mapped {
     /// Whether all set this up before their first call.
     before_calls: bool,
     room: Room,
+    /// Whether wide lines arrive whole in all of them.
+    whole_lines: bool,
 }
 
 /// What calls need.
@@ -200,7 +202,7 @@ impl Setup {
                     Ok(mapped) => {
                         let written = own.probe()?.write(&mapped.areas, self.deadline);
                         let message = match written {
-                            Ok(()) => Message::Ready,
+                            Ok(()) => Message::Ready { whole_lines: mapped.whole_lines },
                             Err(error) => Message::Refusal { why: error.to_string(), stuck: true },
                         };
                         (Some(mapped), message)
@@ -212,11 +214,13 @@ impl Setup {
             }
             Stage::Mapped(mut own, Some(mapped)) => {
                 let read = own.probe()?.read(&mapped.areas, self.deadline);
-                let (made, message) = match read.and_then(|()| self.make(&own, &mapped)) {
+                let whole_lines =
+                    messages.iter().all(|message| *message == Message::Ready { whole_lines: true });
+                let (made, message) = match read.and_then(|()| self.make(&own, &mapped, whole_lines)) {
                     Ok(made) => {
                         // Now: freeing may wait for the GPUs of this process, and when all are ready their kernels for this rank's.
                         own.probe = None;
-                        (Some(Box::new(made)), Message::Ready)
+                        (Some(Box::new(made)), Message::Ready { whole_lines })
                     }
                     Err(error) => (None, refusal(&error)),
                 };
@@ -233,11 +237,21 @@ impl Setup {
         Ok(Step::Gather(message.encode()))
     }
 
-    /// Makes what may fail.
-    fn make(&self, own: &Own, mapped: &Mapped) -> Result<Made> {
+    /// Makes what may fail. `whole_lines`: all GPUs store wide lines so.
+    fn make(&self, own: &Own, mapped: &Mapped, whole_lines: bool) -> Result<Made> {
         let Own { devices, device, chosen, fault, .. } = own;
         let (rank, arenas) = (self.layout.place(), &mapped.arenas);
-        let kernels = (self.loads.exchange)(devices, *device, rank, arenas, fault.clone(), chosen.table)?;
+        let table = match whole_lines {
+            true => chosen.table,
+            false => {
+                let name = self.group.name();
+                log::info!(
+                    "group '{name}': not all GPUs are linked by NVLink, so they exchange without wide lines"
+                );
+                chosen.table.without_wide_lines()
+            }
+        };
+        let kernels = (self.loads.exchange)(devices, *device, rank, arenas, fault.clone(), table)?;
         let event = || Event::new(devices, *device);
         let (urgent, tools) = match self.layout.hosts {
             1 => (None, None),
@@ -328,7 +342,7 @@ impl Setup {
     /// What this rank brought has been freed: it says so, and hears it of the others.
     fn refuse(&mut self, why: String) -> Step {
         self.stage = Stage::Refused(why);
-        Step::Gather(Message::Ready.encode())
+        Step::Gather(Message::Ready { whole_lines: false }.encode())
     }
 
     fn agree(&self, way: Way) -> Step {
@@ -472,7 +486,7 @@ impl Own {
         let device = *device;
         let before_area = (arena.bytes() - PROBE_BYTES) as u64;
         let (mut arenas, mut areas, mut opened) = (Vec::new(), Vec::new(), Vec::new());
-        let neighbours = layout.neighbours();
+        let (neighbours, mut whole_lines) = (layout.neighbours(), true);
         for (member, offer) in offers.iter().enumerate().take(neighbours.end).skip(neighbours.start) {
             let (address, owner) = if member == group.rank() as usize {
                 (arena.address(), device)
@@ -484,6 +498,7 @@ impl Own {
             } else {
                 (map_slab(devices, device, member, offer, &mut opened)?, device)
             };
+            whole_lines = whole_lines && devices.driver().stores_lines_whole(device, offer.uuid)?;
             arenas.push(address);
             areas.push((address + before_area, owner));
         }
@@ -497,7 +512,7 @@ impl Own {
         let boards = offers[neighbours].iter().map(|offer| offer.board).collect();
         let before_calls = offers.iter().all(|offer| offer.call.is_none());
         let room = Room::of(offers);
-        Ok(Mapped { arenas, areas, opened, peers, boards, before_calls, room })
+        Ok(Mapped { arenas, areas, opened, peers, boards, before_calls, room, whole_lines })
     }
 }
 

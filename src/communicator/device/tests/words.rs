@@ -117,6 +117,32 @@ pub(super) fn late(
     Ok(Words::load(rank, arenas, fault, true))
 }
 
+/// [`words`] of GPUs between which no wide lines go.
+pub(super) fn narrow(
+    devices: &Arc<Devices>,
+    device: u32,
+    rank: u32,
+    arenas: &[u64],
+    fault: Arc<Fault>,
+    table: Table,
+) -> Result<Box<dyn Kernels>> {
+    assert_eq!(table, table.without_wide_lines());
+    words(devices, device, rank, arenas, fault, table)
+}
+
+/// [`words`] of GPUs between which wide lines go.
+pub(super) fn wide(
+    devices: &Arc<Devices>,
+    device: u32,
+    rank: u32,
+    arenas: &[u64],
+    fault: Arc<Fault>,
+    table: Table,
+) -> Result<Box<dyn Kernels>> {
+    assert_ne!(table, table.without_wide_lines());
+    words(devices, device, rank, arenas, fault, table)
+}
+
 pub(super) fn not_on_rank_1(
     devices: &Arc<Devices>,
     device: u32,

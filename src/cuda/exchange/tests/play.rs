@@ -35,6 +35,7 @@ pub(super) enum Weakness {
     WarpBarrier = 8,
     TeamBarrier = 16,
     BlockBarrier = 32,
+    Line = 64,
 }
 
 /// How a play ended.
