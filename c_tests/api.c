@@ -153,7 +153,7 @@ static void calls(unisono_context_t *ctx) {
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "call->reserved",
                 unisono_allreduce(ctx, x, y, 4, UNISONO_INT32, UNISONO_SUM, &call, NULL));
     call = (unisono_call_t)UNISONO_CALL_INIT;
-    call.pdl = 3;
+    call.pdl = UNISONO_PDL_EARLY + 1;
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "call->pdl",
                 unisono_allreduce(ctx, x, y, 4, UNISONO_INT32, UNISONO_SUM, &call, NULL));
     call = (unisono_call_t)UNISONO_CALL_INIT;

@@ -267,6 +267,17 @@ typedef enum unisono_log_level {
     UNISONO_LOG_TRACE = 5,
 } unisono_log_level;
 
+/// Levels of programmatic dependent launch, for GPUs of compute capability 9 and 10. On others all are UNISONO_PDL_OFF.
+typedef enum unisono_pdl {
+    /// None: the kernel begins when what its stream was given before has ended.
+    UNISONO_PDL_OFF = 0,
+    /// The kernel is launched while the one before it ends, and waits for that before it does anything.
+    UNISONO_PDL_WAIT = 1,
+    /// The same, and it lets the kernel after it be launched at once. That one takes its multiprocessors early, and has to wait
+    /// for this one's end itself.
+    UNISONO_PDL_EARLY = 2,
+} unisono_pdl;
+
 /// An algorithm object: one collective over fixed buffers, checked and prepared once, run many times. Ended by
 /// unisono_algorithm_destroy.
 typedef struct unisono_algorithm_t unisono_algorithm_t;

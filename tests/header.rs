@@ -58,6 +58,11 @@ fn the_committed_header_is_up_to_date() {
         "the header and c_tests/exports/libunisono.txt differ"
     );
 
+    // What a comment names, a caller wants to write.
+    for named in generated.split("(enum ").skip(1).filter_map(|rest| rest.split([')', ',']).next()) {
+        assert!(generated.contains(&format!("typedef enum {named} {{")), "enum {named} is not in the header");
+    }
+
     let path = root.join("include/unisono.h");
     if std::env::var_os("UPDATE_HEADERS").is_some() {
         std::fs::write(&path, &generated).expect("include/unisono.h is written");

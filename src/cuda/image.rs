@@ -42,6 +42,12 @@ impl Image {
         self.of_capability(major).unpack()
     }
 
+    /// Whether kernels of this device can wait for what their stream was given before: those of machine code can. A kernel that
+    /// cannot must not be launched before that has ended.
+    pub fn awaits_streams(driver: &dyn Driver, device: u32) -> Result<bool> {
+        Ok(is_machine_code(driver.capability(device)?.0))
+    }
+
     fn of_capability(&self, major: i32) -> &Packed {
         match major {
             9 => &self.sm_90,
@@ -49,6 +55,11 @@ impl Image {
             _ => &self.compute_80,
         }
     }
+}
+
+/// Whether devices of such capabilities have machine code.
+fn is_machine_code(major: i32) -> bool {
+    matches!(major, 9 | 10)
 }
 
 struct Packed {
@@ -88,15 +99,17 @@ mod tests {
         {
             for (major, architecture) in [(9, 90), (10, 100)] {
                 let code = image.of_capability(major).unpack().expect("it was packed well");
-                assert!(code.starts_with(b"\x7fELF"));
+                assert!(code.starts_with(b"\x7fELF") && super::is_machine_code(major));
                 // e_machine, and e_flags, where the architecture is the first byte or the second.
                 assert_eq!(code[18..20], 190u16.to_le_bytes(), "CUDA");
                 assert!(code[48..50].contains(&architecture), "{:x?}", &code[48..52]);
             }
-            for major in [8, 12] {
+            for major in [8, 11, 12] {
                 let text = image.of_capability(major).unpack().expect("it was packed well");
                 assert!(text.ends_with(b"\0") && !text[..text.len() - 1].contains(&0));
-                assert!(String::from_utf8_lossy(text).contains("\n.target sm_80\n"));
+                let text = String::from_utf8_lossy(text);
+                assert!(text.contains("\n.target sm_80\n"));
+                assert!(!text.contains("griddepcontrol") && !super::is_machine_code(major));
             }
         }
     }

@@ -70,7 +70,7 @@ pub struct unisono_call_t {
     pub reserved: u32,
 }
 
-/// Levels of programmatic dependent launch.
+/// Levels of programmatic dependent launch, for GPUs of compute capability 9 and 10. On others all are UNISONO_PDL_OFF.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum unisono_pdl {

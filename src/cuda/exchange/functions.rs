@@ -75,6 +75,8 @@ pub(super) struct Functions {
     mover_of_many: FunctionHandle,
     pull: FunctionHandle,
     windowed: FunctionHandle,
+    /// See [`Image::awaits_streams`].
+    await_streams: bool,
     /// Whose context the module is loaded into.
     devices: Arc<Devices>,
     device: u32,
@@ -138,6 +140,7 @@ impl Functions {
             mover_of_many: function(c"unisono_move_many")?,
             pull: loaded(stages, c"unisono_pull")?,
             windowed: in_windows(c"unisono_windowed")?,
+            await_streams: Image::awaits_streams(driver, device)?,
             devices: devices.clone(),
             device,
         })
@@ -169,6 +172,11 @@ impl Functions {
     /// The kernel of broadcasts by stages.
     pub(super) fn pull(&self) -> FunctionHandle {
         self.pull
+    }
+
+    /// Whether that kernel may be launched before what is ahead of it has ended.
+    pub(super) fn await_streams(&self) -> bool {
+        self.await_streams
     }
 
     /// The kernel of calls in windows that only move.

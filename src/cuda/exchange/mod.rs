@@ -219,7 +219,7 @@ impl Exchange {
             return self.fault.check();
         }
         let (grid, mut arguments) = pull.arguments(self.group, &self.table);
-        let overlaps = pull.overlap != Overlap::Off;
+        let overlaps = pull.overlap != Overlap::Off && self.functions.await_streams();
         self.launch(self.functions.pull(), Grid { overlaps, ..grid }, stream, (&raw mut arguments).cast())
     }
 

@@ -71,7 +71,8 @@ impl Stages {
 }
 
 /// How far a kernel's beginning overlaps with what the stream was given before it, and its end with what comes after: the
-/// levels of programmatic dependent launch. Each rank may have its own.
+/// levels of programmatic dependent launch. Each rank may have its own. Nothing overlaps on devices whose kernels cannot wait for
+/// that: see [`crate::cuda::image::Image::awaits_streams`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overlap {
     /// Not at all.
