@@ -217,13 +217,10 @@ impl Collective {
             }
             Collective::Gather { counts, root } | Collective::Scatter { counts, root } => {
                 check_root(*root, size)?;
+                check_blocks("counts", counts, size)?;
                 // What others have is for the root to know.
-                match counts.get(rank as usize) {
-                    Some(own) if rank != *root && counts.len() == size as usize => {
-                        check_counts("count", &[*own])?;
-                    }
-                    _ => check_block_counts("counts", counts, size)?,
-                }
+                let own = rank as usize..=rank as usize;
+                check_counts("counts", if rank == *root { counts } else { &counts[own] })?;
             }
             Collective::Alltoall { send_counts, recv_counts } => {
                 check_block_counts("send_counts", send_counts, size)?;
@@ -407,10 +404,15 @@ fn check_root(root: Rank, size: u32) -> Result<()> {
 }
 
 pub(super) fn check_block_counts(name: &str, counts: &[u64], size: u32) -> Result<()> {
+    check_blocks(name, counts, size)?;
+    check_counts(name, counts)
+}
+
+fn check_blocks(name: &str, counts: &[u64], size: u32) -> Result<()> {
     if counts.len() != size as usize {
         fail!(InvalidArgument, "{name} has {} entries for {size} ranks", counts.len());
     }
-    check_counts(name, counts)
+    Ok(())
 }
 
 fn check_counts(name: &str, counts: &[u64]) -> Result<()> {
