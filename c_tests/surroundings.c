@@ -458,7 +458,14 @@ static void no_more_memory(unisono_context_t *ctx, void *arg) {
     uint64_t count = 64 << 20;
     float *mine = (float *)malloc(count * sizeof(float)), *all = (float *)malloc(count * sizeof(float));
     CHECK(mine && all);
-    CHECK_OK(unisono_barrier(ctx, NULL, NULL));
+    unisono_status_t status = unisono_barrier(ctx, NULL, NULL);
+    if (unisono_context_rank(ctx) != 0 && status == UNISONO_OUT_OF_MEMORY) {
+        /* Rank 0 was out of the barrier before this one, and has failed the group. */
+        free(mine);
+        free(all);
+        return;
+    }
+    CHECK_OK(status);
     unisono_call_t call = UNISONO_CALL_INIT;
     call.algorithm = UNISONO_ALGORITHM_RECURSIVE_DOUBLING;
     if (unisono_context_rank(ctx) == 0) {
