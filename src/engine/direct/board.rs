@@ -71,8 +71,6 @@ struct Board {
 struct Relay {
     /// Where the owner's lanes lie in its segment; 0 until it is known.
     offer: AtomicU64,
-    /// Whether the owner can use everybody's lanes; 0 until it is known.
-    vote: AtomicU64,
     /// Pieces that have come so far, over all calls, by [`Mark`].
     marks: [AtomicU64; 3],
 }
@@ -240,17 +238,6 @@ impl Direct {
     /// Where a member's lanes are; 0 until it has said so.
     pub fn offered(&self, member: usize) -> u64 {
         self.board(member).relay.offer.load(Ordering::Acquire)
-    }
-
-    /// Says whether this rank can use everybody's lanes.
-    pub fn vote(&self, vote: u64) {
-        self.board(self.rank).relay.vote.store(vote, Ordering::Release);
-        self.ring();
-    }
-
-    /// What a member has said to that; 0 until it has.
-    pub fn voted(&self, member: usize) -> u64 {
-        self.board(member).relay.vote.load(Ordering::Acquire)
     }
 
     /// This rank has come so far with so many pieces, the first ones.

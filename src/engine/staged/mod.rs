@@ -40,7 +40,7 @@ use carrier::Carrier;
 pub use copies::COPY;
 pub use cut::{Blocks, Cut, Piece, Shape, Strip};
 pub use lists::{Lists, Routes};
-use resources::Lane;
+use resources::{Lane, Reserve};
 pub use resources::{Entry, front, prepare};
 pub use transfer::{Load, store};
 
@@ -176,6 +176,8 @@ pub struct Staged {
     busy: VecDeque<Lane>,
     /// Lanes that no piece is in.
     free: Vec<Lane>,
+    /// Where there is one when there are no others.
+    reserve: Option<Arc<Reserve>>,
     current: Option<Box<dyn Operation>>,
     entered: bool,
     /// Whether it exchanges before its entry, whatever it is to obtain.
@@ -206,6 +208,7 @@ impl Staged {
             carrier: None,
             busy: VecDeque::new(),
             free: Vec::new(),
+            reserve: None,
             current: None,
             entered: false,
             begun: false,
@@ -278,6 +281,21 @@ impl Staged {
         self.take_lanes(if first { LANES } else { 1 })
     }
 
+    /// Sees to it that there is a lane in `reserve`, for when no other is to be had while the stream waits. May wait for the driver.
+    fn rely_on(&mut self, reserve: &Arc<Reserve>) -> Result<()> {
+        if self.job.order.errand.is_some() && !self.job.unstaged {
+            let StreamOrder { devices, device, .. } = &self.job.order;
+            reserve.provide(devices, *device, self.lane_bytes())?;
+            self.reserve = Some(reserve.clone());
+        }
+        Ok(())
+    }
+
+    /// Nothing of it is to be staged after all.
+    fn waive(&mut self) {
+        resources::give_back(self.lanes());
+    }
+
     fn take_lanes(&mut self, lanes: u32) -> Result<()> {
         if !self.job.unstaged {
             for _ in 0..self.job.cut.pieces().min(lanes) {
@@ -312,8 +330,11 @@ impl Staged {
         if !self.has_entered()? {
             return Ok(None);
         }
-        let StreamOrder { devices, device, .. } = &self.job.order;
-        Ok(Lane::take_kept(devices, *device, self.lane_bytes()))
+        let (StreamOrder { devices, device, .. }, bytes) = (&self.job.order, self.lane_bytes());
+        let kept = Lane::take_kept(devices, *device, bytes);
+        let needs = kept.is_none() && self.busy.is_empty();
+        let reserve = self.reserve.as_ref().filter(|_| needs);
+        Ok(kept.or_else(|| reserve?.take(devices, *device, bytes)))
     }
 
     /// Takes a lane for the next piece. Whether there is one.

@@ -45,6 +45,8 @@ pub(super) struct Lane {
     pub(super) stored: Event,
     /// The last orders of a courier for it, by the desk.
     ordered: [Cell<u32>; Desk::ALL.len()],
+    /// The reserve that it comes back to.
+    home: Weak<Mutex<Home>>,
 }
 
 impl Lane {
@@ -306,7 +308,81 @@ impl Lane {
     fn new(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<Lane> {
         let memory = RegisteredBuffer::new(devices, device, bytes)?;
         let (loaded, stored) = (Event::new(devices, device)?, Event::new(devices, device)?);
-        Ok(Lane { devices: devices.clone(), device, memory, loaded, stored, ordered: Default::default() })
+        let (devices, ordered, home) = (devices.clone(), Default::default(), Weak::new());
+        Ok(Lane { devices, device, memory, loaded, stored, ordered, home })
+    }
+
+    /// Goes back to its reserve, unless that has gone, or has another one by now.
+    fn homed(self) -> Option<Lane> {
+        let Some(home) = self.home.upgrade() else { return Some(self) };
+        let mut home = lock(&home);
+        match home.gone || home.lane.is_some() {
+            true => Some(Lane { home: Weak::new(), ..self }),
+            false => {
+                home.lane = Some(self);
+                None
+            }
+        }
+    }
+
+    /// Whether it holds `bytes` bytes for copies of a device.
+    fn serves(&self, devices: &Arc<Devices>, device: u32, bytes: usize) -> bool {
+        self.memory.bytes() >= bytes && self.device == device && Arc::ptr_eq(&self.devices, devices)
+    }
+}
+
+/// A lane for calls that come one after the other: each of them can have it without asking the driver.
+#[derive(Debug, Default)]
+pub(super) struct Reserve {
+    home: Arc<Mutex<Home>>,
+    /// The device of the lane, and its bytes.
+    size: Mutex<Option<(u32, usize)>>,
+}
+
+/// Where a reserve's lane is when no call has it.
+#[derive(Debug, Default)]
+struct Home {
+    lane: Option<Lane>,
+    /// Whether the reserve is.
+    gone: bool,
+}
+
+impl Reserve {
+    /// Sees to it that the lane holds `bytes` bytes for copies of `device`. May wait for the driver.
+    pub(super) fn provide(&self, devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<()> {
+        let mut size = lock(&self.size);
+        if size.is_some_and(|(of, most)| of == device && most >= bytes) {
+            return Ok(());
+        }
+        let bytes = rounded(bytes);
+        let lane = Lane { home: Arc::downgrade(&self.home), ..Lane::take(devices, device, bytes)? };
+        // A call may still have the one before, which comes back to the others then.
+        let before = lock(&self.home).lane.replace(lane);
+        *size = Some((device, bytes));
+        drop(size);
+        self.dismiss(before);
+        Ok(())
+    }
+
+    /// The lane, if it serves.
+    pub(super) fn take(&self, devices: &Arc<Devices>, device: u32, bytes: usize) -> Option<Lane> {
+        let lane = &mut lock(&self.home).lane;
+        if lane.as_ref()?.serves(devices, device, bytes) { lane.take() } else { None }
+    }
+
+    fn dismiss(&self, lane: Option<Lane>) {
+        let lanes = lane.map(|lane| Lane { home: Weak::new(), ..lane });
+        give_back(lanes.into_iter().collect());
+    }
+}
+
+impl Drop for Reserve {
+    fn drop(&mut self) {
+        let mut home = lock(&self.home);
+        home.gone = true;
+        let lane = home.lane.take();
+        drop(home);
+        self.dismiss(lane);
     }
 }
 
@@ -373,6 +449,7 @@ impl Pool {
     fn keep(&mut self, lanes: Vec<Lane>) {
         let mut surplus = Vec::new();
         for lane in lanes {
+            let Some(lane) = lane.homed() else { continue };
             if lane.devices.has_many_queues() {
                 self.lanes.push(lane);
                 continue;

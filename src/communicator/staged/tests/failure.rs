@@ -53,8 +53,10 @@ impl Rank {
     fn set_out(&self, way: Way) {
         if way.relays {
             self.relay();
+            self.warm_up();
+        } else {
+            self.first_call();
         }
-        self.warm_up();
     }
 
     /// Makes a call that may not end well, in the order of the stream or without one. If it does not, the memory is the

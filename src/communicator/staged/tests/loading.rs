@@ -85,9 +85,7 @@ fn a_program_may_load_kernels_at_any_moment() {
     for (size, transports, relays) in [(2, "shm", true), (2, "tcp", false), (3, "tcp", true)] {
         let complaints = ranks(size, transports, Order::RoundRobin, |rank| {
             if relays {
-                // What relayed calls go through is made in the first.
                 rank.relay();
-                rank.warm_up();
             } else {
                 rank.copy_by_kernels();
                 rank.context.cuda().pretend_limits(Limits { above: usize::MAX, ..Limits::default() });

@@ -4,6 +4,7 @@ use super::*;
 use crate::communicator::context::Place;
 use crate::cuda::double::DoubleKernels;
 use crate::cuda::fold::FoldKernels;
+use crate::engine::group::Group;
 use crate::engine::staged::relay::Limits;
 
 /// Pieces of 64 elements of 4 bytes, however short the call is.
@@ -41,6 +42,7 @@ both_ways! {
     a_rank_that_cannot_relay_has_all_go_the_ordinary_way,
     calls_that_one_rank_cannot_relay_come_between_others,
     a_second_call_creates_nothing,
+    a_call_that_is_not_relayed_after_all_asks_for_nothing_while_its_stream_waits,
     groups_come_and_go,
     a_driver_call_that_fails_is_named_on_all_ranks_or_does_no_harm,
     a_call_that_fails_midway_gives_the_memory_back,
@@ -49,10 +51,11 @@ both_ways! {
     calls_that_differ_are_told_before_anything_is_written,
 }
 
-/// Runs `body` on ranks that relay.
+/// Runs `body` on ranks that relay from their first call on.
 fn relaying<T: Send>(size: u32, way: &str, order: Order, body: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
     ranks(size, way, order, |rank| {
         rank.relay();
+        rank.warm_up();
         body(rank)
     })
 }
@@ -63,8 +66,18 @@ impl Rank {
         self.copy_by_kernels();
     }
 
-    /// A first call, after which the lanes are there. It has ended on all ranks when any of them goes on.
+    /// Calls until the lanes are there.
     pub(super) fn warm_up(&self) {
+        let start = Instant::now();
+        while self.group().relay().relays().is_none() {
+            assert!(start.elapsed() < PATIENCE, "no lanes");
+            self.first_call();
+        }
+        assert_eq!(self.group().relay().relays(), Some(true));
+    }
+
+    /// A call that has ended on all ranks when any of them goes on.
+    pub(super) fn first_call(&self) {
         exercise(self, Kind::Allreduce, 300, false, 0)
             .and_then(|work| work.wait(Deadline::after(PATIENCE)))
             .expect("it ends well");
@@ -73,9 +86,13 @@ impl Rank {
 
     /// How many pieces were relayed so far.
     fn relayed(&self) -> u64 {
+        self.group().relay().pieces()
+    }
+
+    fn group(&self) -> &Arc<Group> {
         match self.context.place() {
-            Place::Group(group) => group.relay().pieces(),
-            Place::Solo => 0,
+            Place::Group(group) => group,
+            Place::Solo => panic!("a group"),
         }
     }
 }
@@ -89,7 +106,7 @@ fn every_collective_is_right(way: &str) {
         (4, Order::Random(8)),
     ] {
         let complaints = relaying(size, way, order, |rank| {
-            let (mut round, mut pieces) = (0, 0);
+            let (mut round, mut pieces) = (0, rank.relayed());
             let mut works = Vec::new();
             for kind in COLLECTIVES {
                 for count in COUNTS {
@@ -114,7 +131,6 @@ fn calls_are_right_in_every_order(way: &str) {
     for kind in COLLECTIVES {
         for order in Order::all(3) {
             let answers = relaying(2, way, order, |rank| {
-                rank.warm_up();
                 let gate = rank.gate();
                 let before = [rank.double.records(), rank.double.values()];
                 let works = [0, 2].map(|round| exercise(rank, kind, 700, false, round).expect("it starts"));
@@ -141,7 +157,6 @@ fn calls_are_right_in_every_order(way: &str) {
 /// Two calls behind what the default stream does late, by side streams. What went wrong.
 fn without_a_stream(way: &str, kind: Kind, order: Order) -> Vec<String> {
     let answers = relaying(2, way, order, |rank| {
-        rank.warm_up();
         // SAFETY: default streams always exist.
         let front = unsafe { Stream::borrow(&rank.devices, 0, StreamHandle::NULL) }.expect("a stream");
         let gate = rank.devices.word(0).expect("a word");
@@ -189,7 +204,12 @@ fn calls_without_a_stream_are_right_in_every_order(way: &str) {
 fn what_a_courier_cannot_combine_the_processors_do(way: &str) {
     // More ranks than it takes operands.
     for size in [2, 9] {
-        let complaints = relaying(size, way, Order::Random(4), |rank| {
+        let complaints = ranks(size, way, Order::Random(4), |rank| {
+            rank.relay();
+            if size == 2 {
+                rank.warm_up();
+            }
+            let before = rank.relayed();
             let values: Vec<Vec<i32>> = (0..size).map(|other| given(other, 1, 300)).collect();
             let combined = |combine: fn(i32, i32) -> i32| -> Vec<i32> {
                 (0..300)
@@ -211,7 +231,7 @@ fn what_a_courier_cannot_combine_the_processors_do(way: &str) {
             for work in works.expect("they start") {
                 work.wait(Deadline::after(PATIENCE)).expect("it ends well");
             }
-            let relayed = if size == 2 { 300_u64.div_ceil(64) } else { 0 };
+            let relayed = before + if size == 2 { 300_u64.div_ceil(64) } else { 0 };
             assert_eq!(rank.relayed(), relayed);
             // An address between two elements, on one rank.
             let memory = rank.memory(&[0; 301]) + if rank.rank == 1 { 2 } else { 0 };
@@ -293,7 +313,7 @@ fn the_bits_are_those_of_host_memory(way: &str) {
 
 fn calls_that_are_relayed_and_calls_that_are_not_keep_their_order(way: &str) {
     let complaints = relaying(2, way, Order::RoundRobin, |rank| {
-        let mut works = Vec::new();
+        let (mut works, first) = (Vec::new(), rank.relayed());
         for round in 0..6 {
             works.push(exercise(rank, Kind::Allreduce, 300, true, round).expect("it starts"));
             // By name, with a tag, from the host, empty, a message: none of them is relayed.
@@ -321,7 +341,7 @@ fn calls_that_are_relayed_and_calls_that_are_not_keep_their_order(way: &str) {
         for work in works {
             work.wait(Deadline::after(PATIENCE)).expect("it ends well");
         }
-        assert_eq!(rank.relayed(), 6 * 5);
+        assert_eq!(rank.relayed(), first + 6 * 5);
         rank.drain()
     });
     assert_eq!(complaints.concat(), Vec::<String>::new());
@@ -371,7 +391,7 @@ fn a_rank_that_cannot_relay_has_all_go_the_ordinary_way(way: &str) {
 fn calls_that_one_rank_cannot_relay_come_between_others(way: &str) {
     for order in [Order::Eager, Order::RoundRobin, Order::Backward] {
         let complaints = relaying(2, way, order, |rank| {
-            let mut works = Vec::new();
+            let (mut works, first) = (Vec::new(), rank.relayed());
             for round in 0..4 {
                 works.push(exercise(rank, Kind::Allgather, 300, false, round).expect("it starts"));
                 // Rank 0 has begun to give when it learns that rank 1's input is on the host.
@@ -388,7 +408,7 @@ fn calls_that_one_rank_cannot_relay_come_between_others(way: &str) {
             for work in works {
                 work.wait(Deadline::after(PATIENCE)).expect("it ends well");
             }
-            assert_eq!(rank.relayed(), 4 * 5);
+            assert_eq!(rank.relayed(), first + 4 * 5);
             rank.drain()
         });
         assert_eq!(complaints.concat(), Vec::<String>::new(), "{order:?}");
@@ -416,6 +436,30 @@ fn a_second_call_creates_nothing(way: &str) {
     });
 }
 
+fn a_call_that_is_not_relayed_after_all_asks_for_nothing_while_its_stream_waits(way: &str) {
+    let complaints = relaying(2, way, Order::RoundRobin, |rank| {
+        const COUNT: usize = 50_000;
+        // In two pieces, which no call before has had memory for.
+        rank.context.cuda().pretend(&rank.devices, COUNT * 4);
+        let first = rank.relayed();
+        let values = given(rank.rank, 1, COUNT);
+        let (device, output) = (rank.memory(&values), rank.memory(&vec![0; 2 * COUNT]));
+        rank.fill(device, &values);
+        let host = values.as_ptr().expose_provenance() as u64;
+        let gate = rank.gate();
+        let input = if rank.rank == 0 { device } else { host };
+        let work = rank.start(&request(Kind::Allgather, input, output, COUNT as u64, 0), &rank.call());
+        let made = rank.double.creations();
+        gate.release();
+        work.expect("it starts").wait(Deadline::after(PATIENCE)).expect("it ends well");
+        assert_eq!(rank.double.creations(), made);
+        rank.expect(output, &expected(Kind::Allgather, COUNT, 2, rank.rank, 0, 1), "gathered");
+        assert_eq!(rank.relayed(), first);
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
 fn groups_come_and_go(way: &str) {
     let complaints = relaying(2, way, Order::Random(2), |rank| {
         for round in 0..12 {
@@ -430,6 +474,10 @@ fn groups_come_and_go(way: &str) {
                 completes: AtomicBool::new(false),
             };
             child.relay();
+            // Or its lanes are being made when it ends.
+            if round % 2 == 1 {
+                child.warm_up();
+            }
             for kind in [Kind::Allreduce, Kind::Alltoall] {
                 let work = exercise(&child, kind, 300, false, round).expect("it starts");
                 work.wait(Deadline::after(PATIENCE)).expect("it ends well");
@@ -445,15 +493,24 @@ fn groups_come_and_go(way: &str) {
 fn a_driver_call_that_fails_is_named_on_all_ranks_or_does_no_harm(way: &str) {
     for failing in 0.. {
         let met = Barrier::new(2);
-        let outcomes = relaying(2, way, Order::RoundRobin, |rank| {
+        let outcomes = ranks(2, way, Order::RoundRobin, |rank| {
+            rank.relay();
             // Everybody is there before anything goes wrong.
             rank.run(&request(Kind::Barrier, 0, 0, 0, 0), &Call::default()).expect("a barrier");
             met.wait();
             if rank.rank == 0 {
                 rank.double.fail_call(failing);
             }
-            let result = exercise(rank, Kind::Allreduce, 201, false, 0)
-                .and_then(|work| work.wait(Deadline::after(PATIENCE)));
+            // Until the lanes are there or never will be, and once more.
+            let mut last = false;
+            let result = loop {
+                let result = exercise(rank, Kind::Allreduce, 201, false, 0)
+                    .and_then(|work| work.wait(Deadline::after(PATIENCE)));
+                if last || result.is_err() {
+                    break result;
+                }
+                last = rank.group().relay().relays().is_some();
+            };
             if result.is_err() {
                 assert!(rank.context.failure().is_some(), "the group has failed");
             }
@@ -488,7 +545,6 @@ fn a_call_that_fails_midway_gives_the_memory_back(way: &str) {
         for failing in (first..).step_by(3) {
             let met = Barrier::new(2);
             let fails = relaying(2, way, order, |rank| {
-                rank.warm_up();
                 met.wait();
                 let values = given(rank.rank, 0, 700);
                 let (input, output) = (rank.memory(&values), rank.memory(&values));
@@ -523,7 +579,6 @@ fn a_call_that_fails_midway_gives_the_memory_back(way: &str) {
 /// What a call ended with that rank 1 does not take part in as it should: the caller has its memory back.
 fn given_up(way: &str, kind: Kind, timeout: Duration, order: Order, other: impl Fn(&Rank) + Sync) -> Error {
     let outcomes = relaying(2, way, order, |rank| {
-        rank.warm_up();
         if rank.rank == 1 {
             other(rank);
             return None;

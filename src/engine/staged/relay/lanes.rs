@@ -1,12 +1,15 @@
 //! Lanes: where the members' pieces lie for this rank, and how far everybody has come with them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
+use super::super::resources::Reserve;
+use super::making::{CAN, Making, NEVER, READY};
 use super::route::{LANES, Route};
 use super::shared::Shared;
 use super::wired::Wire;
 use crate::engine::direct::{Mark, Watch};
+use crate::engine::endpoint::lock;
 use crate::engine::group::Group;
 use crate::error::Result;
 
@@ -15,6 +18,10 @@ use crate::error::Result;
 pub struct Seat {
     /// Once the members have agreed: their lanes, or that they have none.
     lanes: OnceLock<Option<Arc<Lanes>>>,
+    /// Until then.
+    making: Mutex<Making>,
+    /// For calls that are not relayed after all.
+    reserve: Arc<Reserve>,
     pieces: AtomicU64,
 }
 
@@ -23,15 +30,57 @@ impl Seat {
         self.lanes.get()
     }
 
-    /// The members have agreed.
-    pub(super) fn settle(&self, group: &Group, lanes: Option<Lanes>) {
-        let how = match &lanes {
+    /// The lanes, where calls can be relayed.
+    pub(super) fn agreed(&self) -> Option<&Arc<Lanes>> {
+        self.lanes.get()?.as_ref()
+    }
+
+    pub(super) fn reserve(&self) -> &Arc<Reserve> {
+        &self.reserve
+    }
+
+    /// How far this rank has come with its lanes, until all have theirs.
+    pub(super) fn making(&self) -> MutexGuard<'_, Making> {
+        lock(&self.making)
+    }
+
+    /// What this rank says of its lanes in a call.
+    pub(super) fn says(&self) -> u64 {
+        match self.lanes.get() {
+            Some(Some(_)) => READY,
+            Some(None) => NEVER,
+            None => self.making().says(),
+        }
+    }
+
+    /// What all members have said in a call. Each hears the same: whether the call is relayed.
+    pub(super) fn hear(&self, group: &Group, said: &[u64]) -> bool {
+        let all = |word| said.iter().all(|said| said & word != 0);
+        if self.lanes.get().is_none() {
+            if said.iter().any(|said| said & NEVER != 0) {
+                self.settle(group, None);
+            } else if all(READY) {
+                let made = self.making().made();
+                self.settle(group, made);
+            }
+        }
+        all(CAN) && self.agreed().is_some()
+    }
+
+    fn settle(&self, group: &Group, lanes: Option<Arc<Lanes>>) {
+        let how = match lanes.as_deref() {
             Some(Lanes::Shared(_)) => "relays calls on device memory: true",
             Some(Lanes::Wired(_)) => "relays calls on device memory: true, over connections",
             None => "relays calls on device memory: false",
         };
         log::debug!("'{}' {how}", group.name());
-        let _ = self.lanes.set(lanes.map(Arc::new));
+        let _ = self.lanes.set(lanes);
+        *self.making() = Making::Never;
+    }
+
+    /// Whether calls are relayed. `None`: the members have not agreed yet.
+    pub fn relays(&self) -> Option<bool> {
+        self.lanes.get().map(Option::is_some)
     }
 
     /// Pieces relayed so far, over all calls.

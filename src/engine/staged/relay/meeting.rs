@@ -1,18 +1,17 @@
-//! How the ranks meet for a call that may be relayed: they compare it, say whether they can relay it and with which scalar, and
-//! agree on their lanes in the first.
+//! How the ranks meet for a call that may be relayed: they compare it, and say whether they can relay it, with which scalar, and
+//! how far they have come with their lanes ([`making`](super::making)).
 
 use std::sync::Arc;
 use std::task::Poll;
 
 use super::super::StreamOrder;
-use super::lanes::Lanes;
-use super::shared::{Agreement, Outcome};
+use super::making::{CAN, Making, say_no};
 use super::wired::Wire;
 use crate::engine::bootstrap::{RECORD_BYTES, read_record, record};
 use crate::engine::direct::Direct;
 use crate::engine::group::{Group, Turn};
 use crate::engine::operation::Operation;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::transport::address::PeerAddress;
 
 /// Makes the operation that gathers as many bytes of each rank, from the first address, to all, at the second.
@@ -39,8 +38,6 @@ pub(super) struct Word {
     pub(super) bytes: u64,
 }
 
-const CAN: u64 = 1;
-
 /// How a meeting goes.
 pub(super) enum Met {
     /// Waiting for this member,
@@ -65,22 +62,15 @@ enum Stage {
     Enter(u64),
     /// Posted; waiting for everybody's post.
     Arrive(u64),
-    /// The first call of a group: waiting for the lanes.
-    Agree(Agreement, Vec<f64>),
     /// By messages: nothing is sent yet.
     Begin,
-    /// What the ranks say, with their addresses in the first call of a group.
+    /// What the ranks say, with their addresses as long as no lanes are being made.
     Greet(Gathering, Option<Wire>),
-    /// Waiting for links.
-    Connect(Wire, Vec<f64>, Result<()>),
-    /// Who can use them.
-    Vote(Gathering, Option<Wire>, Vec<f64>),
     Over,
 }
 
-/// Slots of these messages: no piece of the call has them at the same time.
+/// The slot of these messages: no piece of the call has it at the same time.
 const GREETING: u32 = u32::MAX;
-const VOTE: u32 = u32::MAX - 1;
 
 impl Meeting {
     pub(super) fn new(place: Place, word: Word) -> Meeting {
@@ -101,7 +91,7 @@ impl Meeting {
 
     /// Gives up.
     pub(super) fn abandon(&mut self, group: &Group) {
-        if let Stage::Greet(gathering, _) | Stage::Vote(gathering, ..) = &mut self.stage {
+        if let Stage::Greet(gathering, _) = &mut self.stage {
             gathering.operation.abandon(group);
         }
         self.stage = Stage::Over;
@@ -109,25 +99,18 @@ impl Meeting {
 
     /// The members that it waits for.
     pub(super) fn waits_for(&self, group: &Group) -> Vec<u32> {
-        let size = group.size() as usize;
-        let absent: Vec<usize> = match (&self.place, &self.stage) {
-            (Place::Boards(direct), Stage::Enter(call)) => {
-                direct.absent(call.saturating_sub(1)).into_iter().collect()
-            }
-            (Place::Boards(direct), Stage::Arrive(call)) => direct.absent(*call).into_iter().collect(),
-            (Place::Boards(direct), Stage::Agree(Agreement::Offered(_), _)) => {
-                (0..size).filter(|&member| direct.offered(member) == 0).collect()
-            }
-            (Place::Boards(direct), Stage::Agree(Agreement::Voted(_), _)) => {
-                (0..size).filter(|&member| direct.voted(member) == 0).collect()
-            }
-            (_, Stage::Greet(gathering, _) | Stage::Vote(gathering, ..)) => {
-                return gathering.operation.waits_for(group);
-            }
-            (_, Stage::Connect(wire, ..)) => wire.missing().into_iter().collect(),
-            _ => Vec::new(),
+        let absent = match (&self.place, &self.stage) {
+            (Place::Boards(direct), Stage::Enter(call)) => direct.absent(call.saturating_sub(1)),
+            (Place::Boards(direct), Stage::Arrive(call)) => direct.absent(*call),
+            (_, Stage::Greet(gathering, _)) => return gathering.operation.waits_for(group),
+            _ => None,
         };
         absent.into_iter().map(|member| member as u32).collect()
+    }
+
+    /// What this rank says of the call, and of its lanes.
+    fn says(&self, group: &Group) -> u64 {
+        group.relay().says() | if self.word.can { CAN } else { 0 }
     }
 
     fn at_boards(
@@ -137,7 +120,7 @@ impl Meeting {
         turn: &Turn,
         order: &StreamOrder,
     ) -> Result<Met> {
-        let Word { scale, can, bytes } = self.word;
+        let Word { scale, bytes, .. } = self.word;
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
                 Stage::Enter(number) => {
@@ -146,7 +129,7 @@ impl Meeting {
                         self.stage = Stage::Enter(call);
                         return Ok(Met::Awaits(member));
                     }
-                    let words = [scale.to_bits(), if can { CAN } else { 0 }];
+                    let words = [scale.to_bits(), self.says(group)];
                     direct.enter(call, &turn.signature, words, bytes);
                     self.stage = Stage::Arrive(call);
                 }
@@ -161,27 +144,15 @@ impl Meeting {
                     }
                     let words: Vec<_> = (0..direct.size()).map(|member| direct.words(member, call)).collect();
                     let scales = words.iter().map(|&[scale, _]| f64::from_bits(scale)).collect();
-                    if words.iter().any(|&[_, can]| can != CAN) {
-                        return Ok(Met::Parts);
+                    let said: Vec<u64> = words.iter().map(|&[_, said]| said).collect();
+                    let seat = group.relay();
+                    if seat.hear(group, &said) {
+                        return Ok(Met::Relays(scales));
                     }
-                    if let Some(lanes) = group.relay().lanes() {
-                        return Ok(if lanes.is_some() { Met::Relays(scales) } else { Met::Parts });
+                    if seat.lanes().is_none() && said.iter().all(|said| said & CAN != 0) {
+                        seat.making().meet_on_boards(group, direct, (&order.devices, order.device));
                     }
-                    let agreement = Agreement::begin(group, direct, &order.devices, order.device);
-                    self.stage = Stage::Agree(agreement, scales);
-                }
-                Stage::Agree(agreement, scales) => {
-                    match agreement.advance(group, direct, &order.devices, order.device) {
-                        Outcome::Waits(member, agreement) => {
-                            self.stage = Stage::Agree(agreement, scales);
-                            return Ok(Met::Awaits(member));
-                        }
-                        Outcome::Agreed(shared) => {
-                            let relays = shared.is_some();
-                            group.relay().settle(group, shared.map(Lanes::Shared));
-                            return Ok(if relays { Met::Relays(scales) } else { Met::Parts });
-                        }
-                    }
+                    return Ok(Met::Parts);
                 }
                 _ => return Ok(Met::Parts),
             }
@@ -195,18 +166,17 @@ impl Meeting {
         turn: &Turn,
         order: &StreamOrder,
     ) -> Result<Met> {
-        let size = group.size() as usize;
+        let seat = group.relay();
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
                 Stage::Begin => {
-                    let wire = match group.relay().lanes() {
-                        Some(None) => return Ok(Met::Parts),
-                        Some(Some(_)) => None,
-                        None => Some(Wire::listen(group)),
-                    };
+                    if let Some(None) = seat.lanes() {
+                        return Ok(Met::Parts);
+                    }
+                    let first = seat.lanes().is_none() && matches!(*seat.making(), Making::Unbegun);
+                    let wire = first.then(|| Wire::listen(group));
                     let mut own = Vec::from(self.word.scale.to_bits().to_le_bytes());
-                    own.extend_from_slice(&u64::from(self.word.can).to_le_bytes());
-                    let first = wire.is_some();
+                    own.extend_from_slice(&self.says(group).to_le_bytes());
                     let wire = wire.transpose().and_then(|wire| {
                         let mut address = [0; RECORD_BYTES];
                         if let Some(wire) = &wire {
@@ -216,7 +186,7 @@ impl Meeting {
                         Ok(wire)
                     });
                     let wire = wire.unwrap_or_else(|error| {
-                        say_no(group, &error);
+                        say_no(group.name(), &error);
                         None
                     });
                     own.resize(WORD_BYTES + if first { RECORD_BYTES } else { 0 }, 0);
@@ -234,46 +204,24 @@ impl Meeting {
                     let long = |bytes: &[u8]| u64::from_le_bytes(std::array::from_fn(|index| bytes[index]));
                     let words: Vec<&[u8]> = gathering.all.chunks_exact(gathering.own.len()).collect();
                     let scales: Vec<f64> = words.iter().map(|word| f64::from_bits(long(word))).collect();
-                    if words.iter().any(|word| long(&word[8..]) != CAN) {
-                        return Ok(Met::Parts);
-                    }
-                    if group.relay().lanes().is_some() {
+                    let said: Vec<u64> = words.iter().map(|word| long(&word[8..])).collect();
+                    if seat.hear(group, &said) {
                         return Ok(Met::Relays(scales));
                     }
-                    // A rank that could not listen has said nothing of an address.
-                    let addresses: Option<Vec<PeerAddress>> =
-                        words.iter().map(|word| read_record(&word[WORD_BYTES..]).ok()).collect();
-                    let (Some(addresses), Some(wire)) = (addresses, wire) else {
-                        group.relay().settle(group, None);
-                        return Ok(Met::Parts);
-                    };
-                    let connected = wire.connect(addresses, &order.devices, order.device);
-                    self.stage = Stage::Connect(wire, scales, connected);
-                }
-                Stage::Connect(wire, scales, connected) => {
-                    if let Some(member) = wire.missing() {
-                        self.stage = Stage::Connect(wire, scales, connected);
-                        return Ok(Met::Awaits(member));
-                    }
-                    let started = connected.and_then(|()| wire.start());
-                    let own = vec![u8::from(started.is_ok())];
-                    let wire = started.map(|()| wire).inspect_err(|error| say_no(group, error)).ok();
-                    let gathering = Gathering::begin(gather, group, turn.at_piece(VOTE), own)?;
-                    self.stage = Stage::Vote(gathering, wire, scales);
-                }
-                Stage::Vote(mut gathering, wire, scales) => {
-                    match gathering.operation.advance(group) {
-                        Poll::Pending => {
-                            self.stage = Stage::Vote(gathering, wire, scales);
-                            return Ok(Met::Pending);
+                    let first = gathering.own.len() > WORD_BYTES;
+                    if first && seat.lanes().is_none() && said.iter().all(|said| said & CAN != 0) {
+                        // A rank that could not listen has said nothing of an address.
+                        let addresses: Option<Vec<PeerAddress>> =
+                            words.iter().map(|word| read_record(&word[WORD_BYTES..]).ok()).collect();
+                        let mut making = seat.making();
+                        match (addresses, wire) {
+                            (Some(addresses), Some(wire)) => {
+                                making.connect(group, wire, addresses, (&order.devices, order.device));
+                            }
+                            _ => *making = Making::Never,
                         }
-                        Poll::Ready(result) => drop(result?),
                     }
-                    let agreed = gathering.all.len() == size && gathering.all.iter().all(|&vote| vote == 1);
-                    let wire = wire.filter(|_| agreed);
-                    let relays = wire.is_some();
-                    group.relay().settle(group, wire.map(Lanes::Wired));
-                    return Ok(if relays { Met::Relays(scales) } else { Met::Parts });
+                    return Ok(Met::Parts);
                 }
                 _ => return Ok(Met::Parts),
             }
@@ -281,11 +229,7 @@ impl Meeting {
     }
 }
 
-fn say_no(group: &Group, error: &Error) {
-    log::debug!("'{}' relays nothing: {error}", group.name());
-}
-
-/// A scalar, and whether the rank can.
+/// A scalar, and what the rank says.
 const WORD_BYTES: usize = 16;
 
 /// Bytes of all ranks on their way to all.

@@ -12,13 +12,15 @@
 //! sleep counts as given just now: naps are short then. A lane is used again when everybody is done with the piece that it
 //! held, so a rank that has ended a call need not wait until the others have read what it gave.
 //!
-//! The ranks compare their calls before anything is written but their own lanes ([`meeting`]). There each also says whether it can relay the call; if
-//! one cannot, and also if the lanes could not be made, all go the ordinary way ([`Staged`]).
+//! The ranks compare their calls before anything is written but their own lanes ([`meeting`]). There each also says whether it can
+//! relay the call; if one cannot, and as long as not all have their lanes, which are made beside the first calls ([`making`]),
+//! all go the ordinary way ([`Staged`]).
 //!
 //! A call that is given up dismisses its courier, or enqueues the release of the exit, behind the steps under way. What others
 //! still read of this rank's lanes harms nobody.
 
 mod lanes;
+mod making;
 mod meeting;
 mod mover;
 mod pieces;
@@ -146,16 +148,19 @@ enum Waits {
 }
 
 impl Relay {
-    /// A call, which is exchanged as `plan` says, or as `staged`. May wait for the driver, as [`Staged::provided`].
-    pub fn new(staged: Staged, plan: Plan) -> Result<Relay> {
+    /// A call, which is exchanged as `plan` says, or as `staged`. Whether it is the `first` that its stream waits for. May wait for
+    /// the driver, as [`Staged::provided`].
+    pub fn new(group: &Group, mut staged: Staged, plan: Plan, first: bool) -> Result<Relay> {
+        staged.rely_on(group.relay().reserve())?;
         let job = &staged.job;
         let on_device = |side: &Side| side.shape.bytes == 0 || matches!(side.place, Place::Device(_));
         let can = on_device(&job.input)
             && on_device(&job.output)
             && plan.courier_combines(job)
             && plan.can_run(&job.order);
-        // Without, what it takes is taken when it is known that it is needed.
-        let staged = if can { staged } else { staged.provided(true)? };
+        if first && !(can && group.relay().agreed().is_some()) {
+            staged.provide(true)?;
+        }
         let job = &staged.job;
         let word = Word { scale: plan.scale(), can, bytes: job.input.shape.bytes as u64 };
         let stage = Stage::Meet(Meeting::new(plan.place.clone(), word));
@@ -176,6 +181,7 @@ impl Relay {
                         Met::Awaits(member) => Waits::Member(member),
                         Met::Pending => Waits::Device,
                         Met::Relays(scales) => {
+                            self.staged.waive();
                             self.stage = Stage::Relay(scales);
                             continue;
                         }
@@ -196,7 +202,6 @@ impl Relay {
                     if let Some(run) = self.running.take() {
                         run.tracks.give_back(&mut self.staged.job.order);
                     }
-                    self.staged.provide(true)?;
                     self.stage = Stage::Ordinary;
                 }
                 Stage::Relay(_) => return self.relay(group),
@@ -254,7 +259,7 @@ impl Relay {
     /// take to meet.
     fn give_early(&mut self, group: &Group) -> Result<()> {
         if self.running.is_none() {
-            let ready = self.can && matches!(group.relay().lanes(), Some(Some(_)));
+            let ready = self.can && group.relay().agreed().is_some();
             if !ready || !self.staged.has_entered()? {
                 return Ok(());
             }
@@ -273,7 +278,7 @@ impl Relay {
     /// Takes what the call runs in.
     fn set_out(&mut self, group: &Group) -> Result<()> {
         // PROOF: the stage says that there are lanes, or whoever begins early has looked.
-        let lanes = group.relay().lanes().and_then(Option::as_ref).expect("lanes").clone();
+        let lanes = group.relay().agreed().expect("lanes").clone();
         let tracks = self.plan.route.pieces().min(LANES);
         lanes.rouse();
         self.running = Some(Run {
@@ -288,6 +293,7 @@ impl Relay {
 
     /// Lets go of what the call ran in, when streams may still use it.
     fn leave(&mut self) {
+        self.staged.waive();
         match self.running.take() {
             Some(Run { tracks, lanes, .. }) => tracks.leave(&self.staged.job.order, lanes),
             None => self.staged.job.order.give_up(),
@@ -368,6 +374,10 @@ impl Operation for Relay {
 
     fn has_courier(&self) -> bool {
         self.staged.has_courier()
+    }
+
+    fn asks_driver(&self) -> bool {
+        self.staged.asks_driver()
     }
 
     fn exits(&self) -> Arc<Exits> {

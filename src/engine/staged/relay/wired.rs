@@ -6,7 +6,7 @@
 //! several processors copy, none combines, and the waiting thread only looks at counters.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::mover::{self, Frame, Outbox, Sockets};
@@ -36,6 +36,9 @@ const GRAIN: usize = 4096;
 
 /// How long links may take to open.
 const OPENING: Duration = Duration::from_secs(60);
+
+/// How often whoever waits for links asks whether they are still wanted.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// How long after the end of a connection the death of its process, or the failure of the group, is the better cause.
 const DOUBT: Duration = Duration::from_millis(250);
@@ -75,12 +78,14 @@ impl Wire {
         self.registration.address()
     }
 
-    /// Begins to connect to the others, and pins the lanes. May wait for the device.
+    /// Connects to the others, pins the lanes, and has the movers begin. May wait for the device, and for the others as long as it
+    /// `is_wanted`.
     pub(super) fn connect(
         &self,
         addresses: Vec<PeerAddress>,
         devices: &Arc<Devices>,
         device: u32,
+        is_wanted: &dyn Fn() -> bool,
     ) -> Result<()> {
         for address in addresses {
             if address.rank as usize != self.hub.rank {
@@ -88,22 +93,16 @@ impl Wire {
             }
         }
         let memory = RegisteredBuffer::new(devices, device, self.hub.size * BYTES)?;
-        let _ = self.hub.memory.set(memory);
-        Ok(())
-    }
-
-    /// The first member whose link is not there yet.
-    pub(super) fn missing(&self) -> Option<usize> {
-        let links = lock(&self.hub.links);
-        links.iter().enumerate().position(|(member, link)| member != self.hub.rank && link.is_none())
+        let _ = self.hub.memory.set(Aside::new(memory, "pinned memory is not given back"));
+        self.start(self.hub.await_links(is_wanted)?)
     }
 
     /// All links are there, or will not be: the movers begin.
-    pub(super) fn start(&self) -> Result<()> {
+    fn start(&self, links: Vec<Option<Result<Link>>>) -> Result<()> {
         let size = self.hub.size;
         let mut sockets: Vec<Sockets> = (0..STRIPES).map(|_| vec![None; size]).collect();
         sockets[0].resize(2 * size, None);
-        for (member, link) in std::mem::take(&mut *lock(&self.hub.links)).into_iter().enumerate() {
+        for (member, link) in links.into_iter().enumerate() {
             if member == self.hub.rank {
                 continue;
             }
@@ -209,8 +208,10 @@ pub(super) struct Hub {
     crowded: bool,
     /// By member, until the movers begin.
     links: Mutex<Vec<Option<Result<Link>>>>,
+    /// Whether there is one more.
+    linked: Condvar,
     /// The lanes of all members, in their order.
-    memory: OnceLock<RegisteredBuffer>,
+    memory: OnceLock<Aside<RegisteredBuffer>>,
     /// With how many pieces, over all calls, each member has come so far, by stripe, member and mark.
     seen: Vec<Seen>,
     outboxes: Vec<Outbox>,
@@ -236,6 +237,7 @@ impl Hub {
             endpoint: Arc::downgrade(group.endpoint()),
             crowded: group.endpoint().is_crowded(),
             links: Mutex::new((0..size).map(|_| None).collect()),
+            linked: Condvar::new(),
             memory: OnceLock::new(),
             seen: (0..STRIPES * size).map(|_| Default::default()).collect(),
             outboxes: (0..STRIPES).map(|_| Outbox::new()).collect::<std::io::Result<_>>()?,
@@ -311,7 +313,20 @@ impl Hub {
         if let Some(slot @ None) = lock(&self.links).get_mut(peer as usize) {
             *slot = Some(link);
         }
-        self.rouse();
+        self.linked.notify_all();
+    }
+
+    /// The links of the other members, or why there is none.
+    fn await_links(&self, is_wanted: &dyn Fn() -> bool) -> Result<Vec<Option<Result<Link>>>> {
+        let mut links = lock(&self.links);
+        let is_missing = |(member, link): (usize, &Option<_>)| member != self.rank && link.is_none();
+        while links.iter().enumerate().any(is_missing) {
+            if !is_wanted() {
+                fail!(Aborted, "the group has ended");
+            }
+            links = self.linked.wait_timeout(links, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(std::mem::take(&mut *links))
     }
 }
 

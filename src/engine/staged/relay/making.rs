@@ -1,0 +1,128 @@
+//! Lanes on their way.
+//!
+//! They are made beside calls, by a thread of its own: whoever pins memory asks the driver, which may wait for a stream, which
+//! waits for a call. In each call the members say how far they have come. Until all have their lanes, calls go the ordinary way.
+
+use std::sync::{Arc, OnceLock};
+
+use super::lanes::Lanes;
+use super::shared;
+use super::wired::Wire;
+use crate::cuda::context::Devices;
+use crate::engine::direct::Direct;
+use crate::engine::group::Group;
+use crate::error::{Error, Result};
+use crate::sys;
+use crate::transport::address::PeerAddress;
+
+/// What a member says of itself in a call: that it can relay it,
+pub(super) const CAN: u64 = 1;
+/// that it has its lanes,
+pub(super) const READY: u64 = 2;
+/// that it never will.
+pub(super) const NEVER: u64 = 4;
+
+/// What has come of a thread's work: lanes, or none.
+type Made = OnceLock<Option<Arc<Lanes>>>;
+
+/// How far this rank has come with its lanes.
+#[derive(Default)]
+pub(super) enum Making {
+    /// The members have not met yet in a call that all of them could have relayed.
+    #[default]
+    Unbegun,
+    /// Ranks that share memory: this one has told the others where its lanes are.
+    Offered,
+    /// A thread is at work, or has been.
+    Underway(Arc<Made>),
+    /// Nothing will come of it.
+    Never,
+}
+
+impl Making {
+    /// What this rank says of its lanes.
+    pub(super) fn says(&self) -> u64 {
+        match self {
+            Making::Unbegun | Making::Offered => 0,
+            Making::Underway(made) => match made.get() {
+                None => 0,
+                Some(Some(_)) => READY,
+                Some(None) => NEVER,
+            },
+            Making::Never => NEVER,
+        }
+    }
+
+    /// The lanes, if they are there.
+    pub(super) fn made(&self) -> Option<Arc<Lanes>> {
+        match self {
+            Making::Underway(made) => made.get().cloned().flatten(),
+            _ => None,
+        }
+    }
+
+    /// A call has met on the boards, in which nobody has said `NEVER`.
+    pub(super) fn meet_on_boards(
+        &mut self,
+        group: &Group,
+        direct: &Arc<Direct>,
+        (devices, device): (&Arc<Devices>, u32),
+    ) {
+        match self {
+            Making::Unbegun => {
+                shared::offer(group, direct);
+                *self = Making::Offered;
+            }
+            // All have offered theirs in the call before.
+            Making::Offered => {
+                let (direct, devices) = (direct.clone(), devices.clone());
+                *self = Making::start(group, move |_| {
+                    shared::pin(&direct, &devices, device).map(Lanes::Shared)
+                });
+            }
+            Making::Underway(_) | Making::Never => {}
+        }
+    }
+
+    /// The first call has met by messages, and where everybody listens is known.
+    pub(super) fn connect(
+        &mut self,
+        group: &Group,
+        wire: Wire,
+        addresses: Vec<PeerAddress>,
+        (devices, device): (&Arc<Devices>, u32),
+    ) {
+        let devices = devices.clone();
+        *self = Making::start(group, move |is_wanted| {
+            wire.connect(addresses, &devices, device, is_wanted)?;
+            Ok(Lanes::Wired(wire))
+        });
+    }
+
+    /// Starts a thread. `make` may ask whether anybody still waits for what it makes.
+    fn start(
+        group: &Group,
+        make: impl FnOnce(&dyn Fn() -> bool) -> Result<Lanes> + Send + 'static,
+    ) -> Making {
+        let made = Arc::new(Made::new());
+        let (name, waiting) = (group.name().to_string(), Arc::downgrade(&made));
+        let run = move || {
+            let lanes = make(&|| waiting.strong_count() > 0).inspect_err(|error| say_no(&name, error)).ok();
+            if let Some(made) = waiting.upgrade() {
+                let _ = made.set(lanes.map(Arc::new));
+            }
+        };
+        match sys::process::spawn("unisono-lanes", run) {
+            Ok(_) => Making::Underway(made),
+            Err(cause) => {
+                say_no(group.name(), &Error::system("no thread to make lanes", cause));
+                Making::Never
+            }
+        }
+    }
+}
+
+/// Why a group relays nothing.
+pub(super) fn say_no(group: &str, error: &Error) {
+    log::debug!("'{group}' relays nothing: {error}");
+}
