@@ -26,9 +26,11 @@
 mod carrier;
 mod copies;
 mod cut;
+mod job;
 mod lists;
 pub mod relay;
 mod resources;
+mod room;
 mod transfer;
 
 use std::collections::VecDeque;
@@ -39,17 +41,17 @@ use std::time::Duration;
 use carrier::Carrier;
 pub use copies::COPY;
 pub use cut::{Blocks, Cut, Piece, Shape, Strip};
+pub use job::{Exchange, Job, Place, Side, StreamOrder};
 pub use lists::{Lists, Routes};
-use resources::{Lane, Reserve};
 pub use resources::{Entry, front, prepare};
+use resources::{Lane, Reserve};
+use room::Room;
 pub use transfer::{Load, store};
 
 use super::endpoint::Through;
 use super::group::{Group, Turn};
 use super::operation::{Completion, Exits, Operation};
-use crate::cuda::context::Devices;
-use crate::cuda::courier::{Desk, Errand};
-use crate::cuda::local::Kernels;
+use crate::cuda::courier::Desk;
 use crate::cuda::word::Word;
 use crate::error::{Result, fail};
 
@@ -65,115 +67,14 @@ const ALIGNMENT: usize = 4096;
 /// How long a call that is given up waits for its copies, when no stream does.
 const COPIES: Duration = Duration::from_secs(1);
 
-/// Where one side of a call lies.
-#[derive(Clone, Copy, Debug)]
-pub enum Place {
-    /// On the call's device.
-    Device(u64),
-    /// On the host.
-    Host(*mut u8),
-}
-
-// SAFETY: it names memory that the caller promised to be usable from the library's threads.
-unsafe impl Send for Place {}
-
-/// What a call reads or writes on this rank.
-#[derive(Clone, Debug)]
-pub struct Side {
-    /// Where it begins.
-    pub place: Place,
-    /// How it is laid out. No bytes: nothing is read or written.
-    pub shape: Shape,
-}
-
-impl Side {
-    /// Whether it is copied by the device.
-    fn is_on_device(&self) -> bool {
-        matches!(self.place, Place::Device(_)) && self.shape.bytes > 0
-    }
-}
-
-/// When a call may touch the caller's memory, and who waits for it.
-#[derive(Debug)]
-pub struct StreamOrder {
-    /// The devices of the process.
-    pub devices: Arc<Devices>,
-    /// The one that the call is on.
-    pub device: u32,
-    /// When the caller's stream has come to the call.
-    pub entry: Entry,
-    /// What carries bytes, on the caller's stream, and is let go when nothing touches the caller's memory any more; `None`: side
-    /// streams do.
-    pub errand: Option<Errand>,
-    /// Released when nothing touches the caller's memory any more; `None`: no stream waits for that.
-    pub exit: Option<Arc<Word>>,
-    /// What copies between the device and pinned memory, with [`COPY`] prepared; `None`: the copy engines, for devices that have
-    /// no kernels.
-    pub copier: Option<Arc<dyn Kernels>>,
-}
-
-impl StreamOrder {
-    /// What the call waits for before it touches the caller's memory, for a person.
-    fn stream(&self) -> &'static str {
-        if self.exit.is_some() || self.entry.is_courier() {
-            "call->stream"
-        } else {
-            "the stream before the call"
-        }
-    }
-
-    /// The caller's stream goes on, unless somebody else still keeps the courier.
-    fn release(&mut self) {
-        self.errand = None;
-        if let Some(exit) = &self.exit {
-            exit.release();
-        }
-    }
-
-    /// As [`StreamOrder::release`], for a call that is given up.
-    fn give_up(&mut self) {
-        if let Some(errand) = self.errand.take() {
-            let customer = errand.customer().clone();
-            drop(errand);
-            customer.give_up();
-        }
-        self.release();
-    }
-}
-
-/// Makes the operation that exchanges a piece, between what this rank contributes (NULL if nothing) and where its
-/// part of the result goes (NULL if it has none).
-pub type Exchange =
-    Box<dyn FnMut(&Group, &Turn, Piece, *mut u8, *mut u8) -> Result<Box<dyn Operation>> + Send>;
-
-/// What a call is staged from.
-pub struct Job {
-    /// When.
-    pub order: StreamOrder,
-    /// What it reads.
-    pub input: Side,
-    /// What it writes.
-    pub output: Side,
-    /// Whether the result of this rank is what it has contributed: a broadcast's root.
-    pub forwards: bool,
-    /// Whether it is exchanged where the caller has it: both sides are the host's.
-    pub unstaged: bool,
-    /// Bytes of an element.
-    pub element: usize,
-    /// How it is cut.
-    pub cut: Cut,
-    /// What happens on the host.
-    pub exchange: Exchange,
-}
-
 /// One call under way.
 pub struct Staged {
     job: Job,
     /// Set when it begins.
     turn: Option<Turn>,
     carrier: Option<Carrier>,
-    /// Lanes of pieces that have been issued, but not stored, in their order.
-    busy: VecDeque<Lane>,
+    /// Where pieces are that have been issued, but not stored, in their order.
+    busy: VecDeque<Room>,
     /// Lanes that no piece is in.
     free: Vec<Lane>,
     /// Where there is one when there are no others.
@@ -318,12 +219,12 @@ impl Staged {
         input.next_multiple_of(ALIGNMENT) + output
     }
 
-    /// A lane for the next piece. While a stream waits, none is made if one comes back.
-    fn next_lane(&mut self, keeps: bool) -> Result<Option<Lane>> {
+    /// A lane for the next piece. While a stream waits, none is made.
+    fn next_lane(&mut self) -> Result<Option<Lane>> {
         if let Some(lane) = self.free.pop() {
             return Ok(Some(lane));
         }
-        if self.job.order.errand.is_none() || keeps {
+        if self.job.order.errand.is_none() {
             return self.new_lane().map(Some);
         }
         // Calls before it may need those.
@@ -337,40 +238,65 @@ impl Staged {
         Ok(kept.or_else(|| reserve?.take(devices, *device, bytes)))
     }
 
-    /// Takes a lane for the next piece. Whether there is one.
+    /// Takes room for the next piece. Whether there is any.
     fn issue(&mut self) -> Result<bool> {
         if self.issued == self.job.cut.pieces() {
             return Ok(false);
         }
-        // A message that comes before the stream is kept here, all of it: who has sent it may wait for that before it
-        // sends what this stream waits for.
-        let full = self.issued - self.stored >= LANES;
-        let keeps = (full || self.free.is_empty())
-            && self.begun
-            && self.exchanged == self.issued
-            && !self.has_entered()?;
-        if full && !keeps {
-            return Ok(false);
-        }
         if !self.job.unstaged {
-            let Some(lane) = self.next_lane(keeps)? else { return Ok(false) };
-            self.busy.push_back(lane);
+            let full = self.issued - self.stored >= LANES;
+            let lane = if full { None } else { self.next_lane()? };
+            let room = match lane {
+                Some(lane) => Room::Lane(lane),
+                None if self.keeps()? => Room::kept(self.lane_bytes())?,
+                None => return Ok(false),
+            };
+            self.busy.push_back(room);
         }
         self.load(self.issued)?;
         self.issued += 1;
         Ok(true)
     }
 
-    /// The lane of a piece, its input and its output in it.
-    fn lane(&self, index: u32) -> (&Lane, *mut u8, *mut u8) {
-        let lane = &self.busy[(index - self.stored) as usize];
+    /// Whether the next piece is kept however much is: a message that comes before the stream, all of it. Who has sent it may
+    /// wait for that before it sends what this stream waits for.
+    fn keeps(&mut self) -> Result<bool> {
+        Ok(self.begun && self.exchanged == self.issued && !self.has_entered()?)
+    }
+
+    /// Where a piece is, its input and its output in it.
+    fn room(&self, index: u32) -> (&Room, *mut u8, *mut u8) {
+        let room = &self.busy[(index - self.stored) as usize];
         let largest = self.job.cut.piece(0);
         let input = self.job.input.shape.piece_bytes(largest, self.job.element);
-        let start = lane.address();
+        let start = room.address();
         if self.job.forwards {
-            return (lane, start, start);
+            return (room, start, start);
         }
-        (lane, start, start.wrapping_add(input.next_multiple_of(ALIGNMENT)))
+        (room, start, start.wrapping_add(input.next_multiple_of(ALIGNMENT)))
+    }
+
+    /// The lane of a piece that is copied by the device.
+    fn lane(&self, index: u32) -> Result<&Lane> {
+        match self.room(index).0 {
+            Room::Lane(lane) => Ok(lane),
+            Room::Kept(_) => fail!(Internal, "a device cannot copy from memory that is not pinned"),
+        }
+    }
+
+    /// Brings a piece that was kept to a lane, if there is one.
+    fn pin(&mut self, index: u32) -> Result<bool> {
+        let at = (index - self.stored) as usize;
+        if matches!(self.busy[at], Room::Lane(_)) {
+            return Ok(true);
+        }
+        let busy = index - self.stored >= LANES;
+        let Some(lane) = (if busy { None } else { self.next_lane()? }) else { return Ok(false) };
+        let (kept, bytes) = (self.busy[at].address(), self.lane_bytes());
+        // SAFETY: both hold as much, and nobody else uses either.
+        unsafe { std::ptr::copy_nonoverlapping(kept, lane.address(), bytes) };
+        self.busy[at] = Room::Lane(lane);
+        Ok(true)
     }
 
     /// What a piece is exchanged between: NULL where there is nothing.
@@ -382,7 +308,7 @@ impl Staged {
         }
         let address =
             |side: &Side, address| if side.shape.bytes > 0 { address } else { std::ptr::null_mut() };
-        let (_, input, output) = self.lane(index);
+        let (_, input, output) = self.room(index);
         let input = address(&self.job.input, input);
         (input, if self.job.forwards { input } else { address(&self.job.output, output) })
     }
@@ -414,7 +340,7 @@ impl Staged {
         if shape.bytes == 0 || self.job.unstaged {
             return Ok(());
         }
-        let (lane, to, _) = self.lane(index);
+        let (_, to, _) = self.room(index);
         let (order, carrier) = (&self.job.order, self.carrier());
         for Strip { at, packed, bytes } in shape.strips(piece, self.job.element) {
             let to = to.wrapping_add(packed);
@@ -422,7 +348,7 @@ impl Staged {
                 Place::Device(from) => {
                     // SAFETY: the strips lie in the caller's memory, which has been promised, and in the
                     // lane, which is this call's and was made for its largest piece.
-                    unsafe { carrier.load(order, lane, to, from + at as u64, bytes) }?
+                    unsafe { carrier.load(order, self.lane(index)?, to, from + at as u64, bytes) }?
                 }
                 // SAFETY: as above.
                 Place::Host(from) => unsafe {
@@ -431,7 +357,7 @@ impl Staged {
             }
         }
         if let Place::Device(_) = place {
-            carrier.given(Desk::Load, lane)?;
+            carrier.given(Desk::Load, self.lane(index)?)?;
             // A stream need not wait for what is only sent.
             let last = index + 1 == self.job.cut.pieces();
             if last && self.job.output.shape.bytes == 0 && order.errand.is_some() {
@@ -443,7 +369,7 @@ impl Staged {
 
     fn is_loaded(&self, index: u32) -> Result<bool> {
         if self.job.input.is_on_device() {
-            self.carrier().has_ended(Desk::Load, self.lane(index).0)
+            self.carrier().has_ended(Desk::Load, self.lane(index)?)
         } else {
             Ok(true)
         }
@@ -456,8 +382,11 @@ impl Staged {
         if (self.job.output.shape.bytes > 0 || self.begun) && !self.has_entered()? {
             return Ok(false);
         }
-        let Side { place, ref shape } = self.job.output;
         let on_device = self.job.output.is_on_device();
+        if on_device && !self.pin(index)? {
+            return Ok(false);
+        }
+        let Side { place, ref shape } = self.job.output;
         if !on_device && (shape.bytes == 0 || self.job.unstaged) {
             if last {
                 self.released = true;
@@ -465,14 +394,14 @@ impl Staged {
             }
             return Ok(true);
         }
-        let (lane, _, from) = self.lane(index);
+        let (_, _, from) = self.room(index);
         let (order, carrier) = (&self.job.order, self.carrier());
         for Strip { at, packed, bytes } in shape.strips(piece, self.job.element) {
             let from = from.wrapping_add(packed).cast_const();
             match place {
                 Place::Device(to) => {
                     // SAFETY: as for loads.
-                    unsafe { carrier.store(order, lane, to + at as u64, from, bytes) }?
+                    unsafe { carrier.store(order, self.lane(index)?, to + at as u64, from, bytes) }?
                 }
                 // SAFETY: as for loads.
                 Place::Host(to) => unsafe {
@@ -481,7 +410,7 @@ impl Staged {
             }
         }
         if on_device {
-            carrier.given(Desk::Store, lane)?;
+            carrier.given(Desk::Store, self.lane(index)?)?;
         }
         if last && on_device {
             self.let_go()?;
@@ -494,7 +423,7 @@ impl Staged {
 
     fn is_stored(&self, index: u32) -> Result<bool> {
         if self.job.output.is_on_device() {
-            self.carrier().has_ended(Desk::Store, self.lane(index).0)
+            self.carrier().has_ended(Desk::Store, self.lane(index)?)
         } else {
             Ok(true)
         }
@@ -517,7 +446,7 @@ impl Staged {
         loop {
             while self.stored < self.delivered && self.is_stored(self.stored)? {
                 self.stored += 1;
-                self.free.extend(self.busy.pop_front());
+                self.free.extend(self.busy.pop_front().and_then(Room::lane));
             }
             while self.issue()? {}
             if self.delivered < self.exchanged && self.store(self.delivered)? {
@@ -580,7 +509,7 @@ impl Staged {
     }
 
     fn lanes(&mut self) -> Vec<Lane> {
-        self.free.extend(self.busy.drain(..));
+        self.free.extend(self.busy.drain(..).filter_map(Room::lane));
         std::mem::take(&mut self.free)
     }
 }
@@ -625,9 +554,8 @@ impl Operation for Staged {
         self.job.order.errand.is_some()
     }
 
-    /// A message that is kept may need more pinned memory than there is.
     fn asks_driver(&self) -> bool {
-        self.job.order.errand.is_none() || self.begun && self.job.cut.pieces() > LANES
+        self.job.order.errand.is_none()
     }
 
     fn exits(&self) -> Arc<Exits> {

@@ -266,3 +266,34 @@ fn a_second_long_message_creates_nothing() {
         });
     }
 }
+
+#[test]
+fn a_message_that_comes_before_its_stream_is_kept_without_the_driver() {
+    for transports in ["shm", "tcp"] {
+        let sent = Barrier::new(2);
+        let complaints = ranks(2, transports, Order::RoundRobin, |rank| {
+            rank.copy_by_kernels();
+            let values = given(0, 1, 700);
+            let memory = rank.memory(&values);
+            if rank.rank == 0 {
+                rank.fill(memory, &values);
+                rank.run(&request(Kind::Send, memory, 0, 700, 1), &rank.call()).expect("it ends well");
+                sent.wait();
+            } else {
+                let gate = rank.gate();
+                let receive = request(Kind::Receive, 0, memory, 700, 0);
+                let work = rank.start(&receive, &rank.call()).expect("it starts");
+                let made = rank.double.creations();
+                // All of it has come, in eleven pieces.
+                sent.wait();
+                assert_eq!(rank.double.peek(memory, 4), [0xdb; 4], "written");
+                gate.release();
+                work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+                assert_eq!(rank.double.creations(), made);
+                rank.expect(memory, &values, "received");
+            }
+            rank.drain()
+        });
+        assert_eq!(complaints.concat(), Vec::<String>::new(), "{transports}");
+    }
+}

@@ -76,9 +76,8 @@ impl Making {
             // All have offered theirs in the call before.
             Making::Offered => {
                 let (direct, devices) = (direct.clone(), devices.clone());
-                *self = Making::start(group, move |_| {
-                    shared::pin(&direct, &devices, device).map(Lanes::Shared)
-                });
+                *self =
+                    Making::start(group, move |_| shared::pin(&direct, &devices, device).map(Lanes::Shared));
             }
             Making::Underway(_) | Making::Never => {}
         }

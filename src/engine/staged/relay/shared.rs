@@ -66,11 +66,7 @@ pub(super) fn offer(group: &Group, direct: &Direct) {
 }
 
 /// Pins what all members have offered. May wait for the device.
-pub(super) fn pin(
-    direct: &Arc<Direct>,
-    devices: &Arc<Devices>,
-    device: u32,
-) -> Result<Shared> {
+pub(super) fn pin(direct: &Arc<Direct>, devices: &Arc<Devices>, device: u32) -> Result<Shared> {
     let mut pins = Pins { registrations: Vec::new(), direct: direct.clone() };
     let pinned = pins.pin_all(devices, device);
     let pins = Aside::new(pins, "pinned memory is not given back");
