@@ -466,9 +466,7 @@ typedef struct unisono_call_t {
     ///   process has 8, or CUDA_DEVICE_MAX_CONNECTIONS. So calls on two streams come in one order on all ranks, as if the two were
     ///   one, or you have no more streams than queues.
     /// - Graphs. The call cannot be captured: UNISONO_INVALID_USAGE.
-    /// - The first long call of a communicator. The library asks the driver for pinned memory while your stream waits. So have run
-    ///   what a stream is given behind that call, or set CUDA_MODULE_LOADING=EAGER, and free nothing meanwhile: the driver may wait
-    ///   for the device then, with a lock held that the library needs, and neither ends.
+    /// - The first long calls of a communicator take longer, until a thread has made the pinned memory that the others go through.
     /// - Reductions. The kernel combines elements of up to 8 ranks at addresses that are multiples of their size, by one type and
     ///   operator for all calls that were started together on a stream. All else is combined by the processors, which takes
     ///   some five times as long.
