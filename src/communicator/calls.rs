@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::alone::alone;
 use super::batch::Pending;
 use super::context::{Context, Place};
+use super::device::OnDevices;
 use super::prepared::Copied;
 use super::staged::StagedCall;
 use super::survey::Spans;
@@ -76,13 +77,8 @@ impl Context {
     /// # Safety
     /// As [`Context::start`].
     pub unsafe fn begin_launch(&self, request: &Request, call: &Call) -> Result<Option<Pending>> {
-        let plain = self.is_plain(call);
-        if !plain && let Some(call) = self.on_devices(request, call, &[])? {
-            // SAFETY: the caller's promise.
-            return unsafe { call.launch() };
-        }
         // SAFETY: the caller's promise.
-        unsafe { self.begin_on_host(request, call, &[], plain) }.map(Some)
+        unsafe { self.begin_by(request, call, &[], |call| call.launch(), Some) }
     }
 
     /// As [`Context::begin_launch`], of one of several that are closed together, as [`super::start_together`] does.
@@ -90,13 +86,8 @@ impl Context {
     /// # Safety
     /// As [`Context::start`].
     pub unsafe fn begin_launch_together(&self, request: &Request, call: &Call) -> Result<Option<Pending>> {
-        let plain = self.is_plain(call);
-        if !plain && let Some(call) = self.on_devices(request, call, &[])? {
-            // SAFETY: the caller's promise.
-            return unsafe { call.begin_launch() };
-        }
         // SAFETY: the caller's promise.
-        unsafe { self.begin_on_host(request, call, &[], plain) }.map(Some)
+        unsafe { self.begin_by(request, call, &[], |call| call.begin_launch(), Some) }
     }
 
     /// [`Context::run`] for several buffers of this rank: see [`super::Prepared`].
@@ -161,13 +152,29 @@ impl Context {
     /// # Safety
     /// As [`Context::begin`], for all buffers.
     unsafe fn begin_buffers(&self, request: &Request, call: &Call, buffers: &[*mut u8]) -> Result<Pending> {
+        // SAFETY: the caller's promise.
+        unsafe { self.begin_by(request, call, buffers, |call| call.begin(), std::convert::identity) }
+    }
+
+    /// Begins a call where its memory has it: `on_devices` where GPUs exchange, else on the host, which `of_host` makes of the same
+    /// kind.
+    ///
+    /// # Safety
+    /// As [`Context::begin_buffers`].
+    unsafe fn begin_by<T>(
+        &self,
+        request: &Request,
+        call: &Call,
+        buffers: &[*mut u8],
+        on_devices: impl FnOnce(OnDevices) -> Result<T>,
+        of_host: impl FnOnce(Pending) -> T,
+    ) -> Result<T> {
         let plain = self.is_plain(call);
         if !plain && let Some(call) = self.on_devices(request, call, buffers)? {
-            // SAFETY: the caller's promise.
-            return unsafe { call.begin() };
+            return on_devices(call);
         }
         // SAFETY: the caller's promise.
-        unsafe { self.begin_on_host(request, call, buffers, plain) }
+        unsafe { self.begin_on_host(request, call, buffers, plain) }.map(of_host)
     }
 
     /// [`Context::begin_buffers`] for a call that the group's devices do not exchange.

@@ -498,7 +498,7 @@ impl Own {
             } else {
                 (map_slab(devices, device, member, offer, &mut opened)?, device)
             };
-            whole_lines = whole_lines && devices.driver().stores_lines_whole(device, offer.uuid)?;
+            whole_lines = whole_lines && stores_lines_whole(devices, device, offer);
             arenas.push(address);
             areas.push((address + before_area, owner));
         }
@@ -514,6 +514,14 @@ impl Own {
         let room = Room::of(offers);
         Ok(Mapped { arenas, areas, opened, peers, boards, before_calls, room, whole_lines })
     }
+}
+
+/// Whether a line that `device` stores to a member's GPU is known to arrive whole.
+fn stores_lines_whole(devices: &Devices, device: u32, offer: &Offer) -> bool {
+    devices.driver().stores_lines_whole(device, offer.uuid).unwrap_or_else(|error| {
+        log::debug!("how GPU {device} is linked is not known: {error}");
+        false
+    })
 }
 
 /// Where the arena of a rank in another process is mapped for `device`.
