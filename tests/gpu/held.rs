@@ -9,7 +9,7 @@ use unisono::cuda::event::Event;
 use unisono::cuda::memory::{DeviceBuffer, PinnedBuffer, RegisteredBuffer};
 use unisono::deadline::Deadline;
 
-use super::cuda::{devices, filled, soon, stream};
+use super::cuda::{devices, filled, read, soon, stream};
 use super::staged::{Rank, request};
 use super::support::processes::{Job, Seat, report};
 
@@ -96,6 +96,48 @@ fn a_deadline_holds_while_memory_is_freed() {
 #[test]
 fn the_death_of_a_rank_is_heard_while_memory_is_freed() {
     ends_with("held killed", |job| job.signal(1, libc::SIGKILL), "PeerFailed", Duration::ZERO, &[0]);
+}
+
+/// The first long call, for which rank 1 is late. Rank 0 frees memory before that.
+pub(crate) fn scenario_first(seat: &Seat) {
+    const COUNT: usize = 1 << 21;
+    let rank = Rank::new(seat);
+    let memory = filled(rank.device, &(rank.rank + 1).to_ne_bytes().repeat(COUNT));
+    let short = filled(rank.device, &[0; 64]);
+    let sum = |buffer: &DeviceBuffer, count: usize| {
+        request(Kind::Allreduce, buffer.address(), buffer.address(), count, 0)
+    };
+    rank.launch(&sum(&short, 16), &rank.call());
+    rank.stream.synchronize(soon()).expect("a short call");
+    let freed = filled(rank.device, &[0; 4096]);
+    report("up");
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        if rank.rank == 1 {
+            std::thread::sleep(Duration::from_secs(1));
+        } else {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(500));
+                drop(freed);
+            });
+        }
+        rank.launch(&sum(&memory, COUNT), &rank.call());
+        rank.stream.synchronize(soon()).expect("it ends");
+    });
+    let took = begun.elapsed();
+    assert!(read(&rank.stream, memory.address(), 4 * COUNT) == 3u32.to_ne_bytes().repeat(COUNT));
+    report(format_args!("summed after {took:.2?}"));
+}
+
+#[test]
+fn a_first_long_call_ends_while_memory_is_freed() {
+    for transports in ["shm", "tcp"] {
+        let mut job = Job::start_with("held first", 2, transports, &[("UNISONO_P2P", "0")]);
+        for summed in job.await_all(&[0, 1], "summed") {
+            println!("held: a first long call over {transports}, rank {}: {}", summed.rank, summed.line);
+        }
+        job.all_end_well(&[0, 1]);
+    }
 }
 
 /// How long a stream is kept waiting in what follows.

@@ -32,6 +32,7 @@ fn rank() {
         ("device abort", device::scenario_abort),
         ("held absent", held::scenario_absent),
         ("held killed", held::scenario_killed),
+        ("held first", held::scenario_first),
         ("hosts", hosts::calls),
         ("hosts death", hosts::death),
         ("hosts mismatch", hosts::mismatch),
