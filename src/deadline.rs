@@ -35,6 +35,11 @@ impl Deadline {
         self.remaining().map_or(cap, |left| left.min(cap))
     }
 
+    /// Whether it is the earlier of the two.
+    pub fn precedes(self, other: Deadline) -> bool {
+        self.0.is_some_and(|at| other.0.is_none_or(|other| at < other))
+    }
+
     /// So much later.
     pub fn postponed(self, by: Duration) -> Deadline {
         Deadline(self.0.and_then(|moment| moment.checked_add(by)))

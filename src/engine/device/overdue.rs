@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::exchange::{DeviceExchange, Members};
+use crate::deadline::Deadline;
 use crate::engine::group::{Group, Inquiry, Turn};
 use crate::engine::wire::Class;
 use crate::error::{Error, Status};
@@ -27,6 +28,11 @@ impl Overdue {
     /// A call that was just made; `peers`: whom sends and receives meet.
     pub(super) fn new(turn: Turn, peers: Members) -> Overdue {
         Overdue { turn, peers, compared: false, inquiry: None, failed_at: None, told: false }
+    }
+
+    /// When it should be done.
+    pub(super) fn deadline(&self) -> Deadline {
+        self.turn.deadline
     }
 
     /// Looks at a call that is not done. An error when it will not be done, as soon as its kernels have left or should

@@ -20,8 +20,11 @@ pub(super) struct Watch(Mutex<Observed>);
 struct Observed {
     /// The last one,
     last: Option<Overdue>,
-    /// and one that another event stands for until it is done: a program that makes calls all the time learns of one that hangs.
+    /// and one that another event stands for until it is done: a program that makes calls all the time learns of one that hangs. No
+    /// other that is not done has an earlier deadline, but the last.
     mark: Option<Overdue>,
+    /// How many calls have been the marked one.
+    marks: u64,
     /// How often calls have begun and have ended to be made: odd while one is.
     calls: u64,
 }
@@ -32,7 +35,8 @@ impl Watch {
         let marks = {
             let mut observed = lock(&self.0);
             observed.calls += 1;
-            observed.mark.is_none()
+            // What comes before one that is done is done, too.
+            observed.mark.as_ref().is_none_or(|mark| turn.deadline.precedes(mark.deadline()))
         };
         // Without the lock, which whoever looks needs, should the driver not answer.
         let recorded = parts.last.record(stream).and_then(|()| match marks {
@@ -45,6 +49,7 @@ impl Watch {
         let overdue = || Overdue::new(turn, peers);
         if marks {
             observed.mark = Some(overdue());
+            observed.marks += 1;
         }
         observed.last = Some(overdue());
         Ok(())
@@ -54,7 +59,7 @@ impl Watch {
     pub(super) fn attend(&self, exchange: &DeviceExchange, group: &Group) -> bool {
         let (calls, any, marked) = {
             let observed = lock(&self.0);
-            (observed.calls, observed.last.is_some(), observed.mark.is_some())
+            (observed.calls, observed.last.is_some(), observed.mark.as_ref().map(|_| observed.marks))
         };
         if !calls.is_multiple_of(2) {
             return true;
@@ -64,9 +69,10 @@ impl Watch {
         }
         // Without the lock: it may take long.
         let parts = exchange.parts();
-        let (done, passed) = (parts.last.query(), marked.then(|| parts.mark.query()));
+        let (done, passed) = (parts.last.query(), marked.map(|_| parts.mark.query()));
         let mut observed = lock(&self.0);
-        // Whatever else has been called, the event stands for the call that it was recorded for.
+        // Whatever else has been called, the event stands for the call that it was recorded for, unless it is or was recorded anew.
+        let passed = passed.filter(|_| observed.calls.is_multiple_of(2) && marked == Some(observed.marks));
         let over = |mark: &mut Overdue| match passed {
             Some(Ok(true)) => true,
             Some(Ok(false)) => mark.look(exchange, group).is_some(),
