@@ -69,19 +69,22 @@ pub struct Mailbox {
     live: bool,
 }
 
+/// What is received or has come, by sender and key.
+type Receivings = HashMap<(u32, Key), Receiving, BuildHasherDefault<KeyHasher>>;
+
 /// All transfers of one endpoint.
 pub struct Messages {
     rank: u32,
     peers: Vec<Peer>,
     open: Vec<u32>,
-    receiving: HashMap<(u32, Key), Receiving, BuildHasherDefault<KeyHasher>>,
+    receiving: Receivings,
     sending: HashMap<(u32, Key), Sending, BuildHasherDefault<KeyHasher>>,
     mailboxes: Vec<Mailbox>,
     free: Vec<u32>,
     calls: Calls,
     departed: Departed,
     pairs: Pairs<Receive>,
-    /// Pulled messages that do not count yet.
+    /// Messages that are pulled, and those that have been and do not count yet.
     pulled: Vec<Pulled>,
     unexpected_bytes: usize,
     shelf: Shelf,
@@ -177,6 +180,7 @@ impl Messages {
             _ => true,
         });
         let mut withdrawn = Vec::new();
+        let unpulled = pulled::leave(&mut self.pulled, &self.receiving);
         self.sending.retain(|&(peer, key), entry| match *entry {
             Sending::Posted { from, signature, ticket, .. } if ticket.mailbox == mailbox => {
                 peers[peer as usize].expected -= 1;
@@ -208,6 +212,9 @@ impl Messages {
         }
         // The caller may change its bytes from here on: whoever sees the change finds the withdrawal.
         fence(Ordering::SeqCst);
+        for peer in unpulled {
+            self.count_pulled(peer);
+        }
         self.close_mailbox(mailbox);
     }
 

@@ -520,6 +520,33 @@ fn a_message_withdrawn_behind_a_full_ring_does_not_count() {
 }
 
 #[test]
+fn a_receive_that_is_given_up_while_it_is_pulled_leaves_its_buffer_alone() {
+    let groups = linked_pair(true);
+    let (bytes, mut came) = (vec![7; LARGE], vec![0u8; LARGE]);
+    let sent = send(&groups[1], 1, &bytes);
+    // By hand, piece by piece.
+    let mut messages = groups[0].endpoint().messages();
+    let mailbox = messages.mailbox();
+    let (address, len) = (came.as_mut_ptr(), LARGE);
+    let signature = Signature { kind: Kind::Receive, count: LARGE as u64, ..BARRIER };
+    let (into, ticket) = (Destination { address, len }, Ticket { mailbox, step: 0 });
+    messages.receive_next((groups[0].id(), 1), super::pairs::From::Rank(1), signature, into, ticket);
+    let soon = Deadline::after(Duration::from_secs(10));
+    // SAFETY: it lies in `came`, which nobody but this thread writes.
+    while unsafe { address.read_volatile() } == 0 {
+        assert!(!soon.expired(), "nothing comes");
+        messages.progress(1);
+    }
+    assert!(messages.progress(1), "there is more");
+    messages.cancel(mailbox);
+    drop(messages);
+    // It is told that its bytes are free.
+    done(&sent);
+    let begun = came.iter().position(|&byte| byte == 0).expect("not all of it");
+    assert!(begun > 0 && came[begun..].iter().all(|&byte| byte == 0), "{begun}");
+}
+
+#[test]
 fn what_comes_for_a_group_that_is_gone_is_not_kept() {
     for shm in [true, false] {
         let groups = linked_pair(shm);

@@ -116,6 +116,7 @@ impl Messages {
         for ticket in tickets {
             self.fail(ticket, why.clone());
         }
+        self.pulled.retain(|pulled| pulled.peer != peer);
     }
 }
 

@@ -87,7 +87,7 @@ impl Messages {
             };
             match event {
                 Event::Load => return moved,
-                Event::Idle | Event::Closed => return moved | (lane == 0 && self.count_pulled(peer)),
+                Event::Idle | Event::Closed => return moved | (lane == 0 && self.pull(peer)),
                 Event::Frame(frame) => {
                     moved = true;
                     if let Err(why) = self.arrive(peer, lane, frame) {
@@ -102,6 +102,12 @@ impl Messages {
             }
         }
         moved
+    }
+
+    /// Goes on with what is pulled from `peer`. Whether there was anything.
+    fn pull(&mut self, peer: u32) -> bool {
+        let pulled = self.pull_on(peer);
+        pulled | self.count_pulled(peer)
     }
 
     /// Writes what fits on the lanes of `peer`.

@@ -2,24 +2,38 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use super::Messages;
 use super::failure::Failure;
 use super::peer::spreads;
 use super::transfer::{Early, Posted, Receive, Receiving, Sending};
+use super::{Messages, Receivings};
 use crate::engine::pairs::{From, Waiting};
 use crate::engine::wire::{Class, Frame, FrameKind, Key};
 use crate::error::Status;
 use crate::transport::LinkKind;
 
-/// Bytes pulled between two looks at everything else.
-const PULL_BYTES: usize = 4 * 1024 * 1024;
+/// Bytes pulled between two looks at everything else, with the endpoint's lock.
+const PULL_BYTES: usize = if cfg!(test) { 64 * 1024 } else { 4 * 1024 * 1024 };
 
-/// A message that has been pulled.
+/// A message that is pulled, or has been.
 pub(super) struct Pulled {
     pub(super) peer: u32,
     pub(super) frame: Frame,
+    /// Bytes that are here; `None`: nothing more is to come.
+    begun: Option<usize>,
     /// What the kernel said, if the bytes could not be read. No failure yet: the sender may have withdrawn them.
-    pub(super) refused: Option<std::io::Error>,
+    refused: Option<std::io::Error>,
+}
+
+/// Pulls no more of messages that nobody receives any more. Their senders, who are to be told.
+pub(super) fn leave(pulled: &mut [Pulled], receiving: &Receivings) -> Vec<u32> {
+    let is_left = |pulled: &&mut Pulled| {
+        pulled.begun.is_some() && !receiving.contains_key(&(pulled.peer, pulled.frame.key))
+    };
+    let stop = |pulled: &mut Pulled| {
+        pulled.begun = None;
+        pulled.peer
+    };
+    pulled.iter_mut().filter(is_left).map(stop).collect()
 }
 
 impl Messages {
@@ -27,41 +41,59 @@ impl Messages {
     pub(super) fn accept(&mut self, peer: u32, frame: Frame) {
         let key = (peer, frame.key);
         let Some(Receiving::Posted(posted)) = self.receiving.get(&key) else { return };
-        let into = posted.into;
         // Also in our own process the kernel reads: the sender may give up and unmap its bytes at any time.
-        let memory = self.peers[peer as usize].memory.clone().filter(|memory| memory.can_read);
-        let Some(memory) = memory else {
+        if !self.peers[peer as usize].memory.as_ref().is_some_and(|memory| memory.can_read) {
             if !posted.announces(&frame.key) || self.peers[peer as usize].kind == Some(LinkKind::Shm) {
                 let ready = posted.ready(frame.key);
                 self.control(peer, &ready);
                 self.flush(peer);
             }
             return;
+        }
+        self.pulled.push(Pulled { peer, frame, begun: Some(0), refused: None });
+        self.pull_on(peer);
+    }
+
+    /// Pulls the next piece of the first message of `peer` of which some are left. Whether there was one.
+    pub(super) fn pull_on(&mut self, peer: u32) -> bool {
+        let Messages { pulled, receiving, peers, .. } = self;
+        let left = |pulled: &Pulled| pulled.peer == peer && pulled.begun.is_some();
+        let Some(index) = pulled.iter().position(left) else { return false };
+        let Pulled { frame, begun, refused, .. } = &mut pulled[index];
+        let memory = peers[peer as usize].memory.clone();
+        let (Some(Receiving::Posted(posted)), Some(memory), Some(at)) =
+            (receiving.get(&(peer, frame.key)), memory, *begun)
+        else {
+            *begun = None;
+            return true;
         };
-        let (mut done, mut refused) = (0, None);
-        while done < into.len {
-            let count = PULL_BYTES.min(into.len - done);
-            // SAFETY: `done + count` is at most the length of the posted buffer, which stays valid until its ticket
-            // is told or cancelled; neither happens while this runs under the endpoint's lock.
-            let rest = unsafe { std::slice::from_raw_parts_mut(into.address.add(done), count) };
-            if let Err(error) = memory.read(frame.offset.wrapping_add(done as u64), rest) {
-                // A process that has just died: the service says so in a moment, and in better words.
-                if error.raw_os_error() == Some(libc::ESRCH) {
-                    return;
-                }
-                refused = Some(error);
-                break;
+        let into = posted.into;
+        let count = PULL_BYTES.min(into.len - at);
+        // SAFETY: `at + count` is at most the length of the posted buffer, which stays valid until its ticket
+        // is told or cancelled; neither happens while this runs under the endpoint's lock.
+        let rest = unsafe { std::slice::from_raw_parts_mut(into.address.add(at), count) };
+        match memory.read(frame.offset.wrapping_add(at as u64), rest) {
+            Ok(()) if at + count < into.len => {
+                *begun = Some(at + count);
+                return true;
             }
-            done += count;
+            Ok(()) => *begun = None,
+            // A process that has just died: the service says so in a moment, and in better words.
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
+                pulled.remove(index);
+                return true;
+            }
+            Err(error) => (*begun, *refused) = (None, Some(error)),
         }
         fence(Ordering::SeqCst);
-        self.pulled.push(Pulled { peer, frame, refused });
+        true
     }
 
     /// If everything that `peer` had withdrawn when this is called has been read, what was pulled from it before counts.
     /// Whether there was anything.
     pub(super) fn count_pulled(&mut self, peer: u32) -> bool {
-        if self.pulled.iter().all(|pulled| pulled.peer != peer) {
+        let is_here = |pulled: &Pulled| pulled.peer == peer && pulled.begun.is_none();
+        if !self.pulled.iter().any(is_here) {
             return false;
         }
         let slot = &self.peers[peer as usize];
@@ -70,7 +102,7 @@ impl Messages {
             return false;
         }
         let (ours, others): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.pulled).into_iter().partition(|pulled| pulled.peer == peer);
+            std::mem::take(&mut self.pulled).into_iter().partition(is_here);
         self.pulled = others;
         for Pulled { frame, refused, .. } in ours {
             // Gone if the receiver has given up meanwhile: the sender is told nevertheless that its bytes are free.
