@@ -15,8 +15,9 @@ use super::memory::DeviceBuffer;
 use super::stream::Stream;
 use crate::deadline::Deadline;
 use crate::error::Result;
+use crate::sys::aside::Aside;
 use crate::sys::heap::Heap;
-use crate::sys::random;
+use crate::sys::{process, random};
 
 /// Bytes of a slab, unless one arena is larger.
 pub const SLAB_BYTES: usize = 88 << 20;
@@ -44,19 +45,26 @@ pub trait Kept: Send {
 }
 
 impl Devices {
-    /// Drops `what` once it is over: now, or when memory is given out or kept later.
+    /// Drops `what` once it is over: now, or when memory is given out or kept later. Where the library's own threads come to it, yet
+    /// another one drops it: that may wait for a device, which may wait for them.
     pub fn keep(&self, what: Box<dyn Kept>) {
-        if !what.is_over() {
-            lock(&self.slabs().kept).push(what);
+        lock(&self.slabs().kept).push(what);
+        let over = self.forsaken();
+        match process::is_own_thread() && !over.is_empty() {
+            true => drop(Aside::new(over, "what an exchange worked in is not given back")),
+            false => drop(over),
         }
-        self.sweep();
     }
 
     /// Drops what is over.
     fn sweep(&self) {
-        let over: Vec<_> = lock(&self.slabs().kept).extract_if(.., |kept| kept.is_over()).collect();
         // Not under the lock: dropping may wait for the device.
-        drop(over);
+        drop(self.forsaken());
+    }
+
+    /// What is over, to be dropped.
+    fn forsaken(&self) -> Vec<Box<dyn Kept>> {
+        lock(&self.slabs().kept).extract_if(.., |kept| kept.is_over()).collect()
     }
 }
 
@@ -248,6 +256,37 @@ mod tests {
         let double = Double::new(2, order);
         let devices = Devices::over(double.clone()).unwrap();
         (double, devices)
+    }
+
+    /// Tells which thread drops it.
+    struct Tells(std::sync::mpsc::Sender<std::thread::ThreadId>);
+
+    impl Kept for Tells {
+        fn is_over(&self) -> bool {
+            true
+        }
+    }
+
+    impl Drop for Tells {
+        fn drop(&mut self) {
+            self.0.send(std::thread::current().id()).expect("the test listens");
+        }
+    }
+
+    #[test]
+    fn threads_of_the_library_do_not_wait_for_the_device_to_let_go() {
+        let (_double, devices) = process(Order::RoundRobin);
+        let (tell, hear) = std::sync::mpsc::channel();
+        let here = || std::thread::current().id();
+        devices.keep(Box::new(Tells(tell.clone())));
+        assert_eq!(hear.try_recv(), Ok(here()), "a caller finds it done");
+        let run = move || {
+            devices.keep(Box::new(Tells(tell)));
+            here()
+        };
+        let own = crate::sys::process::spawn("a thread of the library", run).expect("it starts");
+        let dropped = hear.recv().expect("it is dropped");
+        assert_ne!(dropped, own.join().expect("it ends"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Processes, processors, and the host they are on.
 
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -96,7 +97,22 @@ pub fn spawn<T: Send + 'static>(
 ) -> io::Result<JoinHandle<T>> {
     // A new thread has the mask of the one that starts it: blocked here, so that there is no moment before it is.
     let _blocked = BlockedSignals::new();
-    thread::Builder::new().name(name.to_owned()).spawn(body)
+    let run = || {
+        OURS.set(true);
+        body()
+    };
+    thread::Builder::new().name(name.to_owned()).spawn(run)
+}
+
+thread_local! {
+    /// Whether [`spawn`] has started this thread.
+    static OURS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the library has started this thread: others may rely on it, so it waits for nothing that they might have to end.
+pub fn is_own_thread() -> bool {
+    // A thread that is ending is nobody's to rely on.
+    OURS.try_with(Cell::get).unwrap_or(false)
 }
 
 /// As [`spawn`], a thread of `scope`.
