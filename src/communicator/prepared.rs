@@ -194,8 +194,10 @@ impl Prepared {
             Body::Stream(apart) => self.enqueue_one(apart.as_ref()),
             Body::Several(several) => {
                 let work = self.enqueue(several)?;
+                // Streams may be done before it: a root's wait for no other rank.
+                let host = work.as_ref().and_then(Work::host);
                 let failure = move || work.as_ref().and_then(Work::test).and_then(Result::err);
-                Ok(Work::enqueued(several.join()?, failure))
+                Ok(Work::composed(host, several.join()?, failure))
             }
         }
     }

@@ -63,10 +63,15 @@ impl Work {
 
     /// Whether the host has a part in it that is not done.
     pub fn is_hosted(&self) -> bool {
+        self.host().is_some()
+    }
+
+    /// The host's part.
+    pub(super) fn host(&self) -> Option<Arc<Running>> {
         match &self.state {
-            State::Running(_) => true,
-            State::Enqueued(enqueued) => enqueued.host.is_some(),
-            State::Ended(_) => false,
+            State::Running(running) => Some(running.clone()),
+            State::Enqueued(enqueued) => enqueued.host.clone(),
+            State::Ended(_) => None,
         }
     }
 

@@ -21,9 +21,17 @@ namespace detail {
    have come to it, and what they are given afterwards finds the result; without, the result is there on return. */
 class CudaObject : public Algorithm {
   public:
+    /* The ranks have exchanged when it returns, as gloo's have: a program may leave then. */
     void run() override {
         const auto busy = active();
-        check(unisono_algorithm_run(algorithm_.get()));
+        if (!ordered_ || contextSize_ == 1) {
+            check(unisono_algorithm_run(algorithm_.get()));
+            return;
+        }
+        unisono_work_t *started = nullptr;
+        check(unisono_algorithm_start(algorithm_.get(), &started));
+        const Work work(started);
+        check(unisono_work_wait(work.get()));
     }
 
   protected:
@@ -39,6 +47,7 @@ class CudaObject : public Algorithm {
         options.pointer_count = buffers.size();
         options.streams = streams.empty() ? nullptr : streams.data();
         options.call = &call;
+        ordered_ = !streams.empty();
         algorithm_ = prepared(native, options);
     }
 
@@ -47,6 +56,8 @@ class CudaObject : public Algorithm {
 
   private:
     NativeAlgorithm algorithm_;
+    /* Whether the program gave streams. */
+    bool ordered_ = false;
 };
 
 template <class T> class CudaAllreduce : public CudaObject {

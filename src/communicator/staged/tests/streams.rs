@@ -3,6 +3,8 @@
 use std::sync::atomic::AtomicU32;
 
 use super::*;
+use crate::communicator::{AlgorithmOptions, Prepared};
+use crate::schedule::Algorithm;
 
 #[test]
 fn without_a_stream_the_result_is_there_on_return() {
@@ -97,6 +99,51 @@ fn streams_that_cannot_wait_for_the_host_have_the_host_wait() {
             exercise(rank, kind, 201, round % 2 == 0, round as u32).expect("it ends well");
         }
         assert_eq!(rank.double.values(), 0);
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
+#[test]
+fn a_run_over_several_pointers_is_complete_when_the_host_is_done_too() {
+    const COUNT: usize = 100_000;
+    let called = Barrier::new(2);
+    let complaints = ranks(2, "shm", Order::RoundRobin, |rank| {
+        rank.copy_by_kernels();
+        rank.context.cuda().pretend(&rank.devices, 8 * COUNT);
+        let values = given(0, 1, COUNT);
+        let memory = [0, 1].map(|_| rank.memory(&values));
+        let streams = [rank.stream, rank.double.stream(0)];
+        let options = AlgorithmOptions {
+            kind: Kind::Broadcast,
+            algorithm: Algorithm::OneToAll as i32,
+            buffers: memory.map(pointer).into(),
+            streams: streams.into(),
+            count: COUNT as u64,
+            dtype: DataType::I32,
+            operator: Operator::Sum,
+            root: 0,
+            root_buffer: 0,
+            call: Call::default(),
+        };
+        // SAFETY: the double trusts no address, and keeps memory until it is dropped.
+        let broadcast = unsafe { Prepared::new(&rank.context, options) }.expect("an algorithm");
+        if rank.rank == 0 {
+            rank.fill(memory[0], &values);
+            let work = broadcast.start().expect("it starts");
+            // The root's streams have read what it sends, which nobody has taken.
+            let complaints = rank.drain();
+            let early = work.test();
+            called.wait();
+            assert!(early.is_none() && complaints.is_empty(), "{early:?}, {complaints:?}");
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        } else {
+            called.wait();
+            broadcast.run().expect("it is given");
+        }
+        for (stream, memory) in streams.into_iter().zip(memory) {
+            rank.double.expect(stream, 0, memory, &bytes(&values), "broadcast");
+        }
         rank.drain()
     });
     assert_eq!(complaints.concat(), Vec::<String>::new());
