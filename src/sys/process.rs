@@ -91,15 +91,17 @@ pub fn at_exit(handler: extern "C" fn()) -> bool {
 /// Starts a thread of the library's own. It takes none of the signals that are sent to the process: those go to the
 /// threads of the program, which expect them and may wait for them. What a fault in the thread itself raises it takes, so
 /// that a program's crash handler sees it.
-pub fn spawn<T: Send + 'static>(
-    name: &str,
-    body: impl FnOnce() -> T + Send + 'static,
-) -> io::Result<JoinHandle<T>> {
+pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    spawn_boxed(name, Box::new(body))
+}
+
+/// Apart, so that there is one for all.
+fn spawn_boxed(name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>> {
     // A new thread has the mask of the one that starts it: blocked here, so that there is no moment before it is.
     let _blocked = BlockedSignals::new();
     let run = || {
         OURS.set(true);
-        body()
+        body();
     };
     thread::Builder::new().name(name.to_owned()).spawn(run)
 }
@@ -207,7 +209,9 @@ mod tests {
             }
         }
         let signals = [libc::SIGTERM, libc::SIGINT, libc::SIGCHLD, libc::SIGRTMIN(), libc::SIGSEGV];
-        let there = spawn("masked", move || signals.map(blocked)).unwrap().join().unwrap();
+        let (tell, hear) = std::sync::mpsc::channel();
+        spawn("masked", move || tell.send(signals.map(blocked)).unwrap()).unwrap().join().unwrap();
+        let there = hear.recv().unwrap();
         assert_eq!(there, [true, true, true, true, false]);
         assert_eq!(signals.map(blocked), [false; 5], "who starts it goes on as before");
     }
