@@ -138,7 +138,7 @@ fn a_call_without_a_stream_makes_none_while_a_stream_waits() {
 /// The program waits in the driver for a stream, with the lock, and the stream for a call that `other`, on rank 1, keeps from
 /// ending. `knows`: not before the call knows what it waits for. What became of the call on rank 0.
 fn held_up(timeout: Duration, knows: bool, couriers: bool, other: impl Fn(&Rank) + Sync) -> Error {
-    let (is_held, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let [is_held, is_answered, is_over] = [(); 3].map(|()| AtomicBool::new(false));
     let mut answers = ranks(2, "shm,tcp", Order::RoundRobin, |rank| {
         if couriers {
             rank.copy_by_kernels();
@@ -160,6 +160,8 @@ fn held_up(timeout: Duration, knows: bool, couriers: bool, other: impl Fn(&Rank)
         if rank.rank == 1 {
             wait_for(&is_held);
             message(Kind::Send, &mut words[0], 7).wait(deadline()).expect("a message");
+            // What becomes of this rank would overtake the message.
+            wait_for(&is_answered);
             other(rank);
             wait_for(&is_over);
             return None;
@@ -188,6 +190,7 @@ fn held_up(timeout: Duration, knows: bool, couriers: bool, other: impl Fn(&Rank)
             let (tell, told) = std::sync::mpsc::channel();
             unanswered.on_complete(Box::new(move |result| tell.send(result.is_ok()).unwrap_or_default()));
             answered.wait(deadline()).expect("a message");
+            is_answered.store(true, Ordering::Release);
             assert_eq!(told.recv_timeout(PATIENCE), Ok(false), "it fails with its group");
             program.join().expect("the program goes on");
         });
