@@ -561,9 +561,8 @@ fn deadlines_hold_while_the_driver_does_not_answer() {
     });
 }
 
-/// The call with the earliest deadline is neither the first that hangs nor the last.
-#[test]
-fn a_deadline_holds_although_those_before_and_behind_are_later() {
+/// Rank 0 makes `calls`, which rank 1 does not, and is told in time that they hang.
+fn told(calls: impl Fn(&Context, u64, Instant) + Sync) {
     ranks(&processes(2), words, |context, (double, _, device)| {
         let output = double.memory(*device, 4);
         run(&sum(context, 1, output, None, PATIENCE)).expect("a sum");
@@ -572,10 +571,7 @@ fn a_deadline_holds_although_those_before_and_behind_are_later() {
             return;
         }
         let start = Instant::now();
-        for timeout in [PATIENCE, PATIENCE / 2, Duration::from_millis(500), PATIENCE, PATIENCE] {
-            // SAFETY: the double trusts no addresses.
-            unsafe { sum(context, 1, output, None, timeout).enqueue() }.expect("it is given");
-        }
+        calls(context, output, start);
         until("the failure", || context.failure().is_some());
         assert!(start.elapsed() < PATIENCE / 4, "{:?}", start.elapsed());
         let error = context.failure().expect("it has failed");
@@ -583,17 +579,21 @@ fn a_deadline_holds_although_those_before_and_behind_are_later() {
     });
 }
 
+/// The call with the earliest deadline is neither the first that hangs nor the last.
+#[test]
+fn a_deadline_holds_although_those_before_and_behind_are_later() {
+    told(|context, output, _| {
+        for timeout in [PATIENCE, PATIENCE / 2, Duration::from_millis(500), PATIENCE, PATIENCE] {
+            // SAFETY: the double trusts no addresses.
+            unsafe { sum(context, 1, output, None, timeout).enqueue() }.expect("it is given");
+        }
+    });
+}
+
 /// One call hangs, and the program goes on making calls, whose deadlines are later each.
 #[test]
 fn a_call_that_hangs_is_told_although_others_follow() {
-    ranks(&processes(2), words, |context, (double, _, device)| {
-        let output = double.memory(*device, 4);
-        run(&sum(context, 1, output, None, PATIENCE)).expect("a sum");
-        if context.rank() == 1 {
-            until("the failure", || context.failure().is_some());
-            return;
-        }
-        let start = Instant::now();
+    told(|context, output, start| {
         let timeout = Duration::from_millis(500);
         while context.failure().is_none() {
             assert!(start.elapsed() < PATIENCE / 4, "{:?}", start.elapsed());
@@ -602,7 +602,5 @@ fn a_call_that_hangs_is_told_although_others_follow() {
             let _ = unsafe { sum(context, 1, output, None, timeout).enqueue() };
             std::thread::sleep(Duration::from_millis(5));
         }
-        let error = context.failure().expect("it has failed");
-        assert_eq!(error.status(), Status::Timeout, "{error}");
     });
 }
