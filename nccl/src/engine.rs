@@ -159,13 +159,15 @@ pub(crate) fn launch_all(mut launches: Vec<Launch>) -> Result<()> {
             Ok(None) => {}
             Ok(Some(pending)) => {
                 let place = launch.communicator.place;
-                match begun.iter_mut().find(|others| others.place == place) {
-                    Some(Begun { launches, pending: others, .. }) => {
-                        launches.push(launch);
-                        others.push(pending);
-                    }
-                    None => begun.push(Begun { place, launches: vec![launch], pending: vec![pending] }),
-                }
+                let known = begun.iter().position(|others| others.place == place);
+                let at = known.unwrap_or_else(|| {
+                    let (same, pending) =
+                        (Vec::with_capacity(launches.len()), Vec::with_capacity(launches.len()));
+                    begun.push(Begun { place, launches: same, pending });
+                    begun.len() - 1
+                });
+                begun[at].launches.push(launch);
+                begun[at].pending.push(pending);
             }
             Err(error) => note(error),
         }

@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 
 use crate::abi::{SIM_MAGIC, ncclResult_t, ncclSimInfo_t};
 use crate::engine::{self, Launch};
-use crate::error::{Error, Result, SUCCESS, caught, fail, guard};
+use crate::error::{Error, Result, SUCCESS, fail, guard, guard_or, result};
 use crate::estimate;
 use crate::setup::{self, Joining, Sharing};
 
@@ -93,17 +93,15 @@ fn end(name: &str) -> Result<Option<Group>> {
 
 /// Runs the body of a call that may be in a group: its failure is the group's, too.
 pub(crate) fn in_group(body: impl FnOnce() -> Result<ncclResult_t>) -> ncclResult_t {
-    guard(|| {
-        let result = caught(body);
-        if let Err(error) = &result {
-            GROUP.with_borrow_mut(|group| {
-                if group.depth > 0 && group.error.is_none() {
-                    group.error = Some(error.clone());
-                }
-            });
-        }
-        result
-    })
+    let note = |error: &Error| {
+        GROUP.with_borrow_mut(|group| {
+            if group.depth > 0 && group.error.is_none() {
+                group.error = Some(error.clone());
+            }
+        });
+        result(error.status())
+    };
+    guard_or(note, body)
 }
 
 /// Starts a call, now or at the end of the group.

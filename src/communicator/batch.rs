@@ -77,8 +77,9 @@ impl Pending {
     }
 
     fn end_all(all: Vec<Pending>, end: impl Fn(Begun) -> Result<Work>) -> Vec<Result<Work>> {
+        let count = all.len();
         let mut works: Vec<Option<Result<Work>>> = Vec::new();
-        works.resize_with(all.len(), || None);
+        works.resize_with(count, || None);
         let (mut begun, mut points) = (Vec::new(), Vec::<Together>::new());
         for (place, Pending(state)) in all.into_iter().enumerate() {
             match state {
@@ -86,7 +87,11 @@ impl Pending {
                 State::Point { point, awaited } => {
                     match points.iter_mut().find(|others| others.takes(&point)) {
                         Some(others) => others.add(place, &point, awaited),
-                        None => points.push(Together::new(place, point, awaited)),
+                        None => {
+                            let mut one = Together::new(&point, count - place);
+                            one.add(place, &point, awaited);
+                            points.push(one);
+                        }
                     }
                 }
             }

@@ -468,18 +468,25 @@ pub(super) struct Together {
 }
 
 impl Together {
-    /// One that others may join. `awaited`: somebody wants to know when it is done.
-    pub(super) fn new(place: usize, first: PointCall, awaited: bool) -> Together {
-        let PointCall { group, exchange, caller, point, signature } = first;
-        let (signatures, points, places) = (vec![signature], vec![point], vec![place]);
-        Together { group, exchange, caller, beside: Vec::new(), signatures, points, places, awaited }
+    /// None yet, of the exchange that `first` is of, and up to `room`.
+    pub(super) fn new(first: &PointCall, room: usize) -> Together {
+        Together {
+            group: first.group.clone(),
+            exchange: first.exchange.clone(),
+            caller: first.caller,
+            beside: Vec::new(),
+            signatures: Vec::with_capacity(room),
+            points: Vec::with_capacity(room),
+            places: Vec::with_capacity(room),
+            awaited: false,
+        }
     }
 
     pub(super) fn takes(&self, other: &PointCall) -> bool {
         Arc::ptr_eq(&self.exchange, &other.exchange)
     }
 
-    /// Adds one that it takes.
+    /// Adds one that it takes. `awaited`: somebody wants to know when it is done.
     pub(super) fn add(&mut self, place: usize, other: &PointCall, awaited: bool) {
         let stream = other.caller.stream;
         if stream != self.caller.stream && !self.beside.contains(&stream) {

@@ -25,7 +25,7 @@ use super::sends::Sends;
 use super::staged::relay;
 use super::wire::{Class, Key};
 use crate::deadline::Deadline;
-use crate::error::{Error, Result, Status};
+use crate::error::{Error, Result, Status, fail};
 use crate::signature::Signature;
 use crate::transport::memory::PeerMemory;
 
@@ -291,18 +291,18 @@ impl Group {
         order.next = order.next.wrapping_add(1);
         // Sends and receives are ordered by their pair and tag alone.
         let free = class == Class::PointToPoint || !std::mem::replace(&mut order.busy, true);
-        (self.turn(class, tag, sequence, signature, timeout), free)
+        (self.turn(Instant::now(), class, tag, sequence, signature, timeout), free)
     }
 
     fn turn(
         &self,
+        called: Instant,
         class: Class,
         tag: u64,
         sequence: u32,
         signature: Signature,
         timeout: Option<Duration>,
     ) -> Turn {
-        let called = Instant::now();
         let key = Key { group: self.id, tag, sequence, slot: 0, class };
         Turn {
             class,
@@ -316,22 +316,36 @@ impl Group {
         }
     }
 
-    /// Gives a call its number that waits for no other on the host, and ends without word: streams do it.
+    /// Gives calls their numbers that wait for no others on the host, and end without word: streams do them. That of the last.
     pub(super) fn number(
         &self,
         class: Class,
-        signature: Signature,
+        signatures: &[Signature],
         timeout: Option<Duration>,
     ) -> Result<Turn> {
-        self.check(&signature)?;
-        let mut orders = lock(&self.orders);
-        let order = orders.of(class, 0);
-        let sequence = order.next;
-        order.next = order.next.wrapping_add(1);
-        drop(orders);
-        let turn = self.turn(class, 0, sequence, signature, timeout);
-        self.endpoint.recorder().end(turn.slot, Progress::Enqueued);
-        Ok(turn)
+        let Some((last, before)) = signatures.split_last() else {
+            fail!(InvalidArgument, "no operations were given")
+        };
+        self.check(last)?;
+        let first = {
+            let mut orders = lock(&self.orders);
+            let order = orders.of(class, 0);
+            let first = order.next;
+            // They are numbered modulo 2^32.
+            order.next = first.wrapping_add(signatures.len() as u32);
+            first
+        };
+        let called = Instant::now();
+        let record = |place: usize, signature: &Signature| {
+            let sequence = first.wrapping_add(place as u32);
+            let turn = self.turn(called, class, 0, sequence, *signature, timeout);
+            self.endpoint.recorder().end(turn.slot, Progress::Enqueued);
+            turn
+        };
+        for (place, signature) in before.iter().enumerate() {
+            record(place, signature);
+        }
+        Ok(record(before.len(), last))
     }
 
     /// Makes the next ordered call of this rank known before it has its number: others that have called something else
@@ -339,7 +353,7 @@ impl Group {
     pub fn announce(&self, signature: Signature, timeout: Option<Duration>) -> Result<Turn> {
         self.check(&signature)?;
         let sequence = lock(&self.orders).of(Class::Ordered, 0).next;
-        Ok(self.turn(Class::Ordered, 0, sequence, signature, timeout))
+        Ok(self.turn(Instant::now(), Class::Ordered, 0, sequence, signature, timeout))
     }
 
     /// A call that was announced is about to be made.

@@ -325,11 +325,7 @@ impl DeviceExchange {
         let Lane { stream: Some((_, stream)), ran_on, captured, calls } = &mut *lane else {
             fail!(Internal, "a stream that was put there is not there")
         };
-        let mut turn = None;
-        for signature in signatures {
-            turn = Some(group.number(class, *signature, caller.timeout)?);
-        }
-        let Some(turn) = turn else { fail!(InvalidArgument, "no operations were given") };
+        let turn = group.number(class, signatures, caller.timeout)?;
         let given = compare(&turn, calls).and_then(|()| match capture {
             Some(capture) => {
                 if captured.is_some_and(|(before, on)| before == capture && on != id) {
