@@ -84,6 +84,8 @@ impl Plan {
             Kind::Allreduce => ((all, all, 0), (all, all, all)),
             Kind::Reduce => ((all, root, 0), (all, all, root)),
             Kind::ReduceScatter => ((all, all, 0), (all, all, 0)),
+            // One pass over the bytes either way, but warps that move wait for no others.
+            Kind::Broadcast if size == 2 && bytes >= table.tuning(size).broadcast_sends => return Plan::Move,
             Kind::Broadcast => ((root, all & !root, 0), (root, all & !root, all & !root)),
             Kind::Allgather | Kind::Alltoall => {
                 return Swapping::of(table, job, size, bytes).map_or(Plan::Move, Plan::Swap);
@@ -240,11 +242,12 @@ mod tests {
                     (7, Operator::Sum),
                 ] {
                     let job = Job { max_blocks, operator, ..job(kind, count) };
+                    let tuning = table.tuning(size);
                     let Plan::Combine(plan) = Plan::of(&table, &job, size, count) else {
-                        assert_eq!(count, 0);
+                        let sent = kind == Kind::Broadcast && size == 2 && count >= tuning.broadcast_sends;
+                        assert!(count == 0 || sent, "{kind:?} of {count} on {size}");
                         continue;
                     };
-                    let tuning = table.tuning(size);
                     let limit = if max_blocks == 0 { table.blocks } else { max_blocks };
                     assert!((1..=limit).contains(&plan.grid.blocks), "{plan:?}");
                     if plan.protocol != Protocol::Tiles || kind.reduces() && operator != Operator::Sum {
@@ -272,6 +275,12 @@ mod tests {
     #[test]
     fn what_moves_is_moved() {
         let table = Table::default();
+        let sent = table.tuning(2).broadcast_sends;
+        let broadcast = |size, bytes| Plan::of(&table, &job(Kind::Broadcast, bytes), size, bytes);
+        assert_eq!(broadcast(2, sent), Plan::Move);
+        assert!(
+            [broadcast(2, sent - 1), broadcast(3, sent)].iter().all(|plan| matches!(plan, Plan::Combine(_)))
+        );
         for (kind, bytes) in
             [(Kind::Gather, 9), (Kind::Scatter, 9), (Kind::Allgather, 1 << 30), (Kind::Alltoall, 1 << 30)]
         {

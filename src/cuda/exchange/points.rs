@@ -123,6 +123,13 @@ pub(super) fn of_job(job: &Job, rank: u32, size: u32, bytes: u64) -> Vec<Point> 
                 }
             }
             Kind::Scatter if peer == job.root => point(Direction::Receive, peer, job.output),
+            Kind::Broadcast if rank == job.root => {
+                point(Direction::Send, peer, job.input);
+                if peer == rank {
+                    point(Direction::Receive, rank, job.output);
+                }
+            }
+            Kind::Broadcast if peer == job.root => point(Direction::Receive, peer, job.output),
             _ => {}
         }
     }

@@ -34,6 +34,7 @@ fn table() -> Table {
             line_part: 256,
             tile_part: 1024,
             move_slot: 4096,
+            broadcast_sends: 6000,
             allreduce: bounds,
             reduce: bounds,
             reduce_scatter: bounds,
@@ -126,6 +127,8 @@ fn moves_bring_what_was_sent() {
         for bytes in [[1, 2000], [1800, 12_000]] {
             world.call(any_call(dice, world.size(), &MOVES, bytes), dice);
         }
+        // Between two ranks long broadcasts are sent.
+        world.call(any_call(dice, world.size(), &[Kind::Broadcast], [6000, 12_000]), dice);
     });
 }
 

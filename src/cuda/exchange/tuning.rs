@@ -181,7 +181,7 @@ fn numbers_of_table(table: &mut Table) -> [Number<'_>; 2] {
     [short("blocks", blocks, Rule::Any), short("depth", depth, Rule::PowerOfTwo)]
 }
 
-fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 9] {
+fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 10] {
     // No `..`: what is added there has to come here.
     let Tuning {
         slot,
@@ -193,6 +193,7 @@ fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 9] {
         line_part,
         tile_part,
         move_slot,
+        broadcast_sends,
         allreduce: _,
         reduce: _,
         reduce_scatter: _,
@@ -224,6 +225,7 @@ fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 9] {
         bytes("line_part", line_part),
         bytes("tile_part", tile_part),
         pages("move_slot", move_slot),
+        bound("broadcast_sends", broadcast_sends),
     ]
 }
 
