@@ -43,7 +43,7 @@ client() {
     trap - INT TERM
     # In one piece, since several may end at once.
     echo "$(
-        grep -hE "^(torch|cupy|ctypes|contract|losses)" "$out/$name.log"
+        grep -hE "^(torch|cupy|jax|ctypes|contract|losses)" "$out/$name.log"
         if [ "$status" = 0 ]; then
             echo "== $name: ok, $((SECONDS - start)) s"
         else
@@ -103,6 +103,10 @@ fi
 
 if wanted cupy && ! lacks cupy; then
     client cupy 130 env LD_PRELOAD="$ours" python3 "$here/scripts/gpu/cupy_client.py" "$gpus"
+fi
+
+if wanted jax && ! lacks jax; then
+    client jax 130 env LD_PRELOAD="$ours" python3 "$here/scripts/gpu/jax_client.py" "$gpus" --expect unisono
 fi
 
 if wanted contracts && ! lacks torch && [ "$gpus" -gt 1 ]; then
