@@ -64,7 +64,7 @@ pub unsafe extern "C" fn unisono_log_set(
 static LOGGER: Logger = Logger { sink: Mutex::new(None) };
 
 /// Makes [`LOGGER`] the process's logger, as loud as UNISONO_LOG says. A Rust program that has its own logger keeps it.
-pub(super) fn install() {
+pub fn install() {
     if log::set_logger(&LOGGER).is_ok() {
         let text = std::env::var("UNISONO_LOG").unwrap_or_default();
         let level = match text.trim() {

@@ -30,6 +30,8 @@ mod version;
 mod window;
 mod work;
 
+pub use log::install as install_logger;
+
 pub use algorithm::*;
 pub use buffer::*;
 pub use call::*;

@@ -4,6 +4,7 @@
 //! waits for a call. In each call the members say how far they have come. Until all have their lanes, calls go the ordinary way.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use super::lanes::Lanes;
 use super::shared;
@@ -106,7 +107,11 @@ impl Making {
         let made = Arc::new(Made::new());
         let (name, waiting) = (group.name().to_string(), Arc::downgrade(&made));
         let run = move || {
+            let begun = Instant::now();
             let lanes = make(&|| waiting.strong_count() > 0).inspect_err(|error| say_no(&name, error)).ok();
+            if lanes.is_some() {
+                log::debug!("'{name}' has what it relays by, made in {:.1?}", begun.elapsed());
+            }
             if let Some(made) = waiting.upgrade() {
                 let _ = made.set(lanes.map(Arc::new));
             }
