@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::CStr;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use super::by_device::ByDevice;
 use super::context::Devices;
 use super::courier::{self, Combiner, Errand};
 use super::driver::{Driver, FunctionHandle, Grid};
@@ -28,7 +29,7 @@ const ELEMENT: Representation = Representation::Element;
 /// [`IMAGE`], loaded once on each device that folds. It stays loaded: a process that once folded on a device will again, and
 /// unloading waits for everything that runs there.
 pub struct FoldKernels {
-    loaded: Mutex<HashMap<u32, Loaded>>,
+    loaded: ByDevice<Arc<Loaded>>,
     /// The most blocks of a launch, if it is not by the device's multiprocessors.
     blocks: Option<u32>,
 }
@@ -46,17 +47,13 @@ impl FoldKernels {
     /// Those of this machine's devices ([`Devices::open`]), the same for everybody.
     pub fn open() -> Arc<FoldKernels> {
         static KERNELS: OnceLock<Arc<FoldKernels>> = OnceLock::new();
-        KERNELS.get_or_init(|| Arc::new(FoldKernels { loaded: Mutex::default(), blocks: None })).clone()
+        KERNELS.get_or_init(|| Arc::new(FoldKernels { loaded: ByDevice::new(), blocks: None })).clone()
     }
 
     /// Loaded once more, with launches of at most `blocks` blocks: for measurements, and for callers who want their
     /// multiprocessors for something else.
     pub fn with_blocks(blocks: u32) -> Arc<FoldKernels> {
-        Arc::new(FoldKernels { loaded: Mutex::default(), blocks: Some(blocks.max(1)) })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<u32, Loaded>> {
-        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+        Arc::new(FoldKernels { loaded: ByDevice::new(), blocks: Some(blocks.max(1)) })
     }
 }
 
@@ -69,10 +66,8 @@ impl Kernels for FoldKernels {
         operator: Operator,
     ) -> Result<()> {
         name(dtype, operator)?;
-        if let Entry::Vacant(entry) = self.lock().entry(device) {
-            entry.insert(Loaded::new(devices, device, self.blocks)?);
-        }
-        Ok(())
+        let load = || Loaded::new(devices, device, self.blocks).map(Arc::new);
+        self.loaded.get_or_make(devices, device, load).map(drop)
     }
 
     fn most_operands(&self) -> usize {
@@ -81,9 +76,10 @@ impl Kernels for FoldKernels {
 
     unsafe fn fold(&self, devices: &Devices, fold: &Fold<'_>) -> Result<()> {
         let (name, device) = (name(fold.dtype, fold.operator)?, fold.stream.device());
-        let found =
-            self.lock().get(&device).and_then(|loaded| Some((*loaded.functions.get(name)?, loaded.blocks)));
-        let Some((function, blocks)) = found else {
+        let found = self.loaded.get(devices, device);
+        let Some((function, blocks)) =
+            found.and_then(|loaded| Some((*loaded.functions.get(name)?, loaded.blocks)))
+        else {
             fail!(Internal, "{} was not prepared on device {device}", name.to_string_lossy())
         };
         let none = Operand { address: std::ptr::null(), representation: ELEMENT, scale: 1.0 };
@@ -117,7 +113,7 @@ impl Kernels for FoldKernels {
 
     unsafe fn carry(&self, stream: &Stream, call: &courier::Call, combiner: Option<Combiner>) -> Result<()> {
         let device = stream.device();
-        let function = self.lock().get(&device).and_then(|loaded| {
+        let function = self.loaded.get(stream.devices(), device).and_then(|loaded| {
             let found = loaded.couriers.iter().find(|(other, _)| *other == combiner);
             found.map(|(_, function)| *function)
         });

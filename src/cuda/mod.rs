@@ -7,6 +7,7 @@
 //! Two rules hold everywhere. The calling thread's current context is the same after a call as before it, also when the
 //! call fails. And what a stream capture forbids is either not done or done under the relaxed capture mode.
 
+pub(crate) mod by_device;
 pub mod context;
 pub mod courier;
 pub mod driver;

@@ -33,6 +33,21 @@ impl Words {
         std::mem::take(&mut self.pages)
     }
 
+    /// One that nobody uses, if there is one.
+    fn take(&mut self) -> Option<(usize, u32)> {
+        if self.free.is_empty() {
+            self.sweep();
+        }
+        self.free.pop()
+    }
+
+    /// Adds a page; its first word.
+    fn add(&mut self, start: usize) -> (usize, u32) {
+        self.pages.push(start);
+        self.free.extend((1..PAGE / STRIDE).map(|index| (start + index * STRIDE, 0)));
+        (start, 0)
+    }
+
     /// Has those at hand that streams have released meanwhile.
     fn sweep(&mut self) {
         let free = &mut self.free;
@@ -71,17 +86,15 @@ pub struct Word {
 impl Devices {
     /// A word that has not been released. `device` is any that will use it.
     pub fn word(self: &Arc<Self>, device: u32) -> Result<Word> {
-        let mut words = self.words();
-        if words.free.is_empty() {
-            words.sweep();
-        }
-        if words.free.is_empty() {
-            let start = self.pinned_page(device, PAGE)?;
-            words.pages.push(start);
-            words.free.extend((0..PAGE / STRIDE).map(|index| (start + index * STRIDE, 0)));
-        }
-        // PROOF: a page has words.
-        let (address, last) = words.free.pop().expect("a page was added");
+        let free = self.words().take();
+        let (address, last) = match free {
+            Some(free) => free,
+            // Without the lock: the driver may wait for streams that wait for whoever lets go of a word.
+            None => {
+                let start = self.pinned_page(device, PAGE)?;
+                self.words().add(start)
+            }
+        };
         Ok(Word {
             devices: self.clone(),
             address,

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::CStr;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use crate::cuda::by_device::ByDevice;
 use crate::cuda::context::Devices;
 use crate::cuda::driver::FunctionHandle;
 use crate::cuda::image::Image;
@@ -66,7 +67,7 @@ struct Names {
     windowed: &'static CStr,
 }
 
-/// The kernels of one device, loaded once in a process and kept: unloading could wait for the device.
+/// The kernels of one device, loaded once in a process and kept, with the devices: unloading could wait for the device.
 pub(super) struct Functions {
     combines: HashMap<Names, Combiners>,
     relay: Pair,
@@ -77,24 +78,13 @@ pub(super) struct Functions {
     windowed: FunctionHandle,
     /// See [`Image::awaits_streams`].
     await_streams: bool,
-    /// Whose context the module is loaded into.
-    devices: Arc<Devices>,
-    device: u32,
 }
 
 impl Functions {
     /// Those of a device; loads them if nobody did.
     pub(super) fn of(devices: &Arc<Devices>, device: u32) -> Result<Arc<Functions>> {
-        static LOADED: Mutex<Vec<Arc<Functions>>> = Mutex::new(Vec::new());
-        // The list is only ever pushed to, so a panic elsewhere leaves it whole.
-        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = loaded.iter().find(|f| f.device == device && Arc::ptr_eq(&f.devices, devices));
-        if let Some(found) = found {
-            return Ok(found.clone());
-        }
-        let functions = Arc::new(Functions::load(devices, device)?);
-        loaded.push(functions.clone());
-        Ok(functions)
+        static LOADED: ByDevice<Arc<Functions>> = ByDevice::new();
+        LOADED.get_or_make(devices, device, || Functions::load(devices, device).map(Arc::new))
     }
 
     fn load(devices: &Arc<Devices>, device: u32) -> Result<Functions> {
@@ -141,8 +131,6 @@ impl Functions {
             pull: loaded(stages, c"unisono_pull")?,
             windowed: in_windows(c"unisono_windowed")?,
             await_streams: Image::awaits_streams(driver, device)?,
-            devices: devices.clone(),
-            device,
         })
     }
 
@@ -192,7 +180,7 @@ impl Functions {
 
 impl fmt::Debug for Functions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Functions").field("device", &self.device).finish_non_exhaustive()
+        f.debug_struct("Functions").finish_non_exhaustive()
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use super::{COPIES, StreamOrder, relay};
+use crate::cuda::by_device::ByDevice;
 use crate::cuda::context::Devices;
 use crate::cuda::courier::{Courier, Desk};
 use crate::cuda::driver::Priority;
@@ -199,15 +200,10 @@ impl Drop for Entry {
 /// For calls without a stream: a stream of ours, one for all on each device, which waits for its default stream. Not
 /// one of those that copy, which would wait, too. [`prepare`] makes it, or whoever needs it before.
 pub fn front(devices: &Arc<Devices>, device: u32) -> Result<Arc<Stream>> {
-    static FRONTS: Mutex<Vec<Arc<Stream>>> = Mutex::new(Vec::new());
-    let mut fronts = lock(&FRONTS);
-    let fits = |front: &&Arc<Stream>| front.device() == device && Arc::ptr_eq(front.devices(), devices);
-    if let Some(front) = fronts.iter().find(fits) {
-        return Ok(front.clone());
-    }
-    let front = Arc::new(Stream::with_priority(devices, device, true, Priority::High)?);
-    fronts.push(front.clone());
-    Ok(front)
+    static FRONTS: ByDevice<Arc<Stream>> = ByDevice::new();
+    FRONTS.get_or_make(devices, device, || {
+        Stream::with_priority(devices, device, true, Priority::High).map(Arc::new)
+    })
 }
 
 /// Bays of a device, taken in turn.
@@ -221,13 +217,12 @@ const READY_LANES: usize = 16;
 /// the device when it makes a stream, with the lock of the context held that everything needs which would end that wait. (With two
 /// streams waiting, the tenth to thirtieth stream of the highest priority was not made until they went on: an H200, driver 580.)
 pub fn prepare(devices: &Arc<Devices>, device: u32) -> Result<()> {
-    static PREPARED: Mutex<Vec<(usize, u32)>> = Mutex::new(Vec::new());
-    // The pool keeps the devices: none has this address after them.
-    let key = (Arc::as_ptr(devices).addr(), device);
-    let mut prepared = lock(&PREPARED);
-    if prepared.contains(&key) {
-        return Ok(());
-    }
+    static PREPARED: ByDevice<()> = ByDevice::new();
+    PREPARED.get_or_make(devices, device, || make(devices, device))
+}
+
+/// What [`prepare`] makes.
+fn make(devices: &Arc<Devices>, device: u32) -> Result<()> {
     let _entered = devices.enter(device)?;
     let bays = (0..BAYS).map(|_| Bay::new(devices, device)).collect::<Result<Vec<_>>>()?;
     let entries = (0..READY_ENTRIES).map(|_| Event::new(devices, device)).collect::<Result<Vec<_>>>()?;
@@ -240,7 +235,6 @@ pub fn prepare(devices: &Arc<Devices>, device: u32) -> Result<()> {
     pool.bays.extend(bays);
     pool.entries.extend(entries);
     pool.keep(lanes);
-    prepared.push(key);
     Ok(())
 }
 
