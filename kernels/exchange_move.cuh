@@ -13,8 +13,8 @@ namespace unisono {
 constexpr u32 MOVE_THREADS = 256;
 // Warps of a block that send; as many receive. For tiles each has queues of its own, to and from the same warp of the peer's block.
 constexpr u32 MOVE_WARPS = MOVE_THREADS / 64;
-// How many loads a thread begins before it uses the first, and what that is for a warp.
-constexpr u32 MOVE_LOADS = 16, MOVE_ROUND = MOVE_LOADS * 512;
+// How many packets a thread begins to load before it uses the first.
+constexpr u32 MOVE_LOADS = 16;
 
 struct Transfer {
     u8 *address;
@@ -63,34 +63,85 @@ struct Move {
     }
 };
 
+// A packet of the caller's memory, by words that suit its address.
+template <class Word>
+DEVICE Packet load_by(const u8 *from) {
+    constexpr u32 HALF = 8 / sizeof(Word), BITS = 8 * sizeof(Word);
+    Packet packet{};
+#pragma unroll
+    for (u32 i = 0; i < HALF; i++) {
+        packet.low |= static_cast<u64>(load_plain<Word>(from + i * sizeof(Word))) << BITS * i;
+        packet.high |= static_cast<u64>(load_plain<Word>(from + 8 + i * sizeof(Word))) << BITS * i;
+    }
+    return packet;
+}
+template <>
+DEVICE Packet load_by<Packet>(const u8 *from) {
+    return load_plain<Packet>(from);
+}
+
+template <class Word>
+DEVICE void store_by(u8 *to, Packet packet) {
+    constexpr u32 HALF = 8 / sizeof(Word), BITS = 8 * sizeof(Word);
+#pragma unroll
+    for (u32 i = 0; i < HALF; i++) {
+        store_plain(to + i * sizeof(Word), static_cast<Word>(packet.low >> BITS * i));
+        store_plain(to + 8 + i * sizeof(Word), static_cast<Word>(packet.high >> BITS * i));
+    }
+}
+template <>
+DEVICE void store_by<Packet>(u8 *to, Packet packet) {
+    store_plain(to, packet);
+}
+
 // Copies what a thread has of a round: packets 512 bytes apart, ALL or only those whose number is below `limit`.
-template <Way WAY, bool ALL>
+template <Way WAY, class Word, u32 LOADS, bool ALL>
 DEVICE void copy_round(const u8 *from, u8 *to, u32 limit) {
     // What is not loaded is defined, or else it would be kept from one round to the next.
-    Packet loaded[MOVE_LOADS]{};
+    Packet loaded[LOADS]{};
 #pragma unroll
-    for (u32 i = 0; i < MOVE_LOADS; i++) {
+    for (u32 i = 0; i < LOADS; i++) {
         const u8 *at = from + i * 512;
-        if (ALL || i < limit) loaded[i] = WAY == TO_SLOTS ? load_plain<Packet>(at) : load_packet(at);
+        if (ALL || i < limit) loaded[i] = WAY == TO_SLOTS ? load_by<Word>(at) : load_packet(at);
     }
 #pragma unroll
-    for (u32 i = 0; i < MOVE_LOADS; i++) {
-        if (ALL || i < limit) store_plain(to + i * 512, loaded[i]);
+    for (u32 i = 0; i < LOADS; i++) {
+        if (!ALL && i >= limit) continue;
+        if (WAY == TO_SLOTS) {
+            store_plain(to + i * 512, loaded[i]);
+        } else {
+            store_by<Word>(to + i * 512, loaded[i]);
+        }
     }
+}
+
+// Copies the whole packets of a tile, by words that suit the caller's memory. LOADS: so many packets that their words fit the
+// registers.
+template <Way WAY, class Word, u32 LOADS>
+DEVICE void copy_packets(u32 lane, const u8 *from, u8 *to, u32 whole) {
+    u32 at = lane * 16;
+#pragma unroll 1
+    for (; at + LOADS * 512 <= whole + lane * 16; at += LOADS * 512) {
+        copy_round<WAY, Word, LOADS, true>(from + at, to + at, LOADS);
+    }
+    if (at < whole) copy_round<WAY, Word, LOADS, false>(from + at, to + at, (whole - at + 511) / 512);
 }
 
 // Copies a tile between the caller's memory and a slot, which is aligned and whole, by the threads of a warp.
 template <Way WAY>
 DEVICE void copy_tile(u32 lane, const u8 *from, u8 *to, u32 bytes) {
-    const bool aligned = ((reinterpret_cast<u64>(from) | reinterpret_cast<u64>(to)) & 15) == 0;
-    const u32 whole = aligned ? bytes / 16 * 16 : 0;
-    u32 at = lane * 16;
+    const u32 misaligned = static_cast<u32>(reinterpret_cast<u64>(from) | reinterpret_cast<u64>(to)) & 15;
+    // Single bytes are for the loop of the ends.
+    const u32 whole = misaligned % 2 == 0 ? bytes / 16 * 16 : 0;
+    if (misaligned == 0) {
+        copy_packets<WAY, Packet, MOVE_LOADS>(lane, from, to, whole);
+    } else if (misaligned % 4 == 0) {
+        copy_packets<WAY, u32, MOVE_LOADS / 2>(lane, from, to, whole);
+    } else {
+        copy_packets<WAY, u16, MOVE_LOADS / 4>(lane, from, to, whole);
+    }
 #pragma unroll 1
-    for (; at + MOVE_ROUND <= whole + lane * 16; at += MOVE_ROUND) copy_round<WAY, true>(from + at, to + at, MOVE_LOADS);
-    if (at < whole) copy_round<WAY, false>(from + at, to + at, (whole - at + 511) / 512);
-    // Ends, and tiles at other addresses.
-#pragma unroll 1
-    for (at = whole + lane * 16; at < bytes; at += 512) {
+    for (u32 at = whole + lane * 16; at < bytes; at += 512) {
         if (WAY == TO_SLOTS) {
             const Packet packet = load_bytes(from, at, bytes);
             store_plain(to + at, packet);
