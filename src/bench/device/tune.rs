@@ -15,7 +15,7 @@ use crate::bench::operation;
 use crate::bench::options::{CallStyle, Choice, Options, Place};
 use crate::bench::seat::Seat;
 use crate::cuda::context::Devices;
-use crate::cuda::exchange::{Bounds, Chosen, Table, Tuning};
+use crate::cuda::exchange::{Bounds, Chosen, Table, Tuning, UNBOUNDED};
 use crate::error::{Error, Result, fail};
 use crate::reduce::{DataType, Operator};
 use crate::signature::Kind;
@@ -39,9 +39,11 @@ struct Step {
     sizes: &'static [u64],
     /// By tiles alone, whatever the bounds are.
     tiles: bool,
+    /// Up to how many ranks it makes a difference.
+    ranks: u32,
 }
 
-const STEPS: [Step; 8] = [
+const STEPS: [Step; 9] = [
     Step {
         name: "slot",
         set: |tuning, value| tuning.slot = value as u32,
@@ -49,6 +51,7 @@ const STEPS: [Step; 8] = [
         kinds: &[Kind::Allreduce, Kind::Broadcast, Kind::ReduceScatter],
         sizes: &[4 * MIB, 16 * MIB, 64 * MIB],
         tiles: true,
+        ranks: 8,
     },
     Step {
         name: "tile_blocks",
@@ -57,6 +60,7 @@ const STEPS: [Step; 8] = [
         kinds: &[Kind::Allreduce, Kind::Broadcast, Kind::ReduceScatter],
         sizes: &[4 * MIB, 16 * MIB, 64 * MIB],
         tiles: true,
+        ranks: 8,
     },
     Step {
         name: "line_share",
@@ -65,6 +69,7 @@ const STEPS: [Step; 8] = [
         kinds: &[Kind::Allreduce, Kind::Broadcast],
         sizes: &[8 * KIB, 64 * KIB, 256 * KIB],
         tiles: false,
+        ranks: 8,
     },
     Step {
         name: "line_blocks",
@@ -73,6 +78,7 @@ const STEPS: [Step; 8] = [
         kinds: &[Kind::Allreduce, Kind::Broadcast],
         sizes: &[64 * KIB, 256 * KIB],
         tiles: false,
+        ranks: 8,
     },
     Step {
         name: "parts",
@@ -81,6 +87,7 @@ const STEPS: [Step; 8] = [
         kinds: &[Kind::Alltoall, Kind::Allgather],
         sizes: &[4 * MIB, 16 * MIB, 64 * MIB],
         tiles: true,
+        ranks: 8,
     },
     Step {
         name: "line_part",
@@ -89,6 +96,7 @@ const STEPS: [Step; 8] = [
         kinds: &[Kind::Alltoall],
         sizes: &[16 * KIB, 128 * KIB, 512 * KIB],
         tiles: false,
+        ranks: 8,
     },
     Step {
         name: "tile_part",
@@ -97,6 +105,7 @@ const STEPS: [Step; 8] = [
         kinds: &[Kind::Alltoall],
         sizes: &[4 * MIB, 16 * MIB],
         tiles: true,
+        ranks: 8,
     },
     Step {
         name: "move_slot",
@@ -105,6 +114,16 @@ const STEPS: [Step; 8] = [
         kinds: &[Kind::Alltoall, Kind::Allgather],
         sizes: &[4 * MIB, 64 * MIB],
         tiles: true,
+        ranks: 8,
+    },
+    Step {
+        name: "broadcast_sends",
+        set: |tuning, value| tuning.broadcast_sends = value,
+        values: &[8 * MIB, 16 * MIB, 32 * MIB, UNBOUNDED],
+        kinds: &[Kind::Broadcast],
+        sizes: &[8 * MIB, 16 * MIB, 64 * MIB],
+        tiles: false,
+        ranks: 2,
     },
 ];
 
@@ -150,7 +169,7 @@ pub(in crate::bench) fn tune(options: &Options, seat: &Seat, file: &Path) -> Res
     };
     let rank = Rank::join(options, seat, &devices, device, LARGEST as usize)?;
     let mut search = Search { rank, options, device, size: seat.size, table };
-    for step in &STEPS {
+    for step in STEPS.iter().filter(|step| seat.size <= step.ranks) {
         search.vary(step)?;
     }
     for (kinds, place) in BOUNDS {
@@ -305,8 +324,8 @@ impl Search<'_> {
 
 /// The table with one protocol for every size that it can do.
 fn only(mut table: Table, size: u32, way: usize) -> Table {
-    // As large as no call is.
-    let bound = |of: usize| if of == way { 1 << 40 } else { 0 };
+    let bound = |of: usize| if of == way { UNBOUNDED } else { 0 };
+    Search::tuning_of(&mut table, size).broadcast_sends = UNBOUNDED;
     for (_, place) in BOUNDS {
         *place(Search::tuning_of(&mut table, size)) =
             Bounds { narrow: bound(0), wide: bound(1), sharded: bound(2) };

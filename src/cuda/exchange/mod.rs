@@ -41,7 +41,7 @@ pub use fault::{Fault, FaultRecord};
 pub(in crate::cuda) use functions::{IMAGE, STAGES, WINDOWED};
 pub use points::{Direction, Point};
 pub use stages::{Overlap, Pull, Stages};
-pub use table::{Bounds, Table, Tuning, WindowBounds};
+pub use table::{Bounds, Table, Tuning, UNBOUNDED, WindowBounds};
 pub use tuning::Chosen;
 pub use windowed::{Seen, Shared};
 

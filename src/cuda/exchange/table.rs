@@ -150,7 +150,7 @@ impl Table {
 
 const KIB: u64 = 1024;
 /// More bytes than any call has.
-pub(super) const UNBOUNDED: u64 = 1 << 40;
+pub const UNBOUNDED: u64 = 1 << 40;
 
 impl Default for Table {
     fn default() -> Table {
