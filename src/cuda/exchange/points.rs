@@ -123,12 +123,14 @@ pub(super) fn of_job(job: &Job, rank: u32, size: u32, bytes: u64) -> Vec<Point> 
                 }
             }
             Kind::Scatter if peer == job.root => point(Direction::Receive, peer, job.output),
-            Kind::Broadcast if rank == job.root => {
-                point(Direction::Send, peer, job.input);
-                if peer == rank {
+            Kind::Broadcast if peer == rank && rank == job.root => {
+                // The root may have nowhere to put what it has.
+                if job.output != 0 {
+                    point(Direction::Send, rank, job.input);
                     point(Direction::Receive, rank, job.output);
                 }
             }
+            Kind::Broadcast if rank == job.root => point(Direction::Send, peer, job.input),
             Kind::Broadcast if peer == job.root => point(Direction::Receive, peer, job.output),
             _ => {}
         }
@@ -299,6 +301,7 @@ fn swaps<const MANY: usize>(arguments: &Move<MANY>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reduce::{DataType, Operator};
 
     fn group(rank: u32, size: usize) -> Group {
         Group::new(rank, &vec![4096; size], 0, &Table::default())
@@ -342,6 +345,29 @@ mod tests {
         assert!(rounds(&Table::default(), &group(0, 2), &alone, 0).is_err());
         let stranger = [point(Direction::Send, 2, 5)];
         assert!(rounds(&Table::default(), &group(0, 2), &stranger, 0).is_err());
+    }
+
+    #[test]
+    fn a_broadcast_is_a_send_to_the_other_and_a_copy_where_there_is_room() {
+        let job = |output| Job {
+            kind: Kind::Broadcast,
+            input: 64,
+            output,
+            count: 8,
+            dtype: DataType::U8,
+            operator: Operator::Sum,
+            root: 1,
+            max_blocks: 0,
+        };
+        let of = |rank, output| {
+            let points = of_job(&job(output), rank, 2, 8);
+            let planned = rounds(&Table::default(), &group(rank, 2), &points, 0).expect("points");
+            planned.iter().map(counts).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            [of(0, 128), of(1, 128), of(1, 64), of(1, 0)].concat(),
+            [(0, 1, 0), (1, 0, 1), (1, 0, 0), (1, 0, 0)]
+        );
     }
 
     #[test]
