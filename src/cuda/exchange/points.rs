@@ -123,15 +123,15 @@ pub(super) fn of_job(job: &Job, rank: u32, size: u32, bytes: u64) -> Vec<Point> 
                 }
             }
             Kind::Scatter if peer == job.root => point(Direction::Receive, peer, job.output),
-            Kind::Broadcast if peer == rank && rank == job.root => {
-                // The root may have nowhere to put what it has.
-                if job.output != 0 {
-                    point(Direction::Send, rank, job.input);
-                    point(Direction::Receive, rank, job.output);
-                }
+            // The root may have nowhere to put what it has.
+            Kind::Broadcast if peer == rank && rank == job.root && job.output != 0 => {
+                point(Direction::Send, rank, job.input);
+                point(Direction::Receive, rank, job.output);
             }
-            Kind::Broadcast if rank == job.root => point(Direction::Send, peer, job.input),
-            Kind::Broadcast if peer == job.root => point(Direction::Receive, peer, job.output),
+            Kind::Broadcast if peer != rank && rank == job.root => point(Direction::Send, peer, job.input),
+            Kind::Broadcast if peer != rank && peer == job.root => {
+                point(Direction::Receive, peer, job.output);
+            }
             _ => {}
         }
     }
