@@ -1,4 +1,5 @@
-// Moving bytes between pairs of ranks: sends, receives, and what is made of them (allgather, all-to-all, gather, scatter).
+// Moving bytes between pairs of ranks: sends, receives, and what is made of them (allgather, all-to-all, gather, scatter,
+// long broadcasts between two ranks).
 //
 // Each peer has blocks of its own, so that a pair that is slow holds up no other; block j of those talks to block j of the
 // peer's. Half of a block sends, the other half receives, each in the order of the call. Where what comes goes to where

@@ -85,14 +85,12 @@ impl Pending {
             match state {
                 State::Begun(one) => begun.push((place, one)),
                 State::Point { point, awaited } => {
-                    match points.iter_mut().find(|others| others.takes(&point)) {
-                        Some(others) => others.add(place, &point, awaited),
-                        None => {
-                            let mut one = Together::new(&point, count - place);
-                            one.add(place, &point, awaited);
-                            points.push(one);
-                        }
-                    }
+                    let known = points.iter().position(|others| others.takes(&point));
+                    let at = known.unwrap_or_else(|| {
+                        points.push(Together::new(&point, count - place));
+                        points.len() - 1
+                    });
+                    points[at].add(place, &point, awaited);
                 }
             }
         }
