@@ -17,6 +17,7 @@ constexpr u32 MAX_RANKS = 8;
 // of the one could look like a number of the other.
 constexpr u32 NARROW_BYTES = 4096;
 constexpr u32 LINE_DEPTH = 2;
+constexpr u32 SCRATCH = 16384;
 
 enum Area : u32 { LINES, INPUTS, RESULTS, MOVES, AREAS };
 
@@ -43,7 +44,10 @@ struct Group {
     // Bytes of a slot for tiles, and how many there are: a power of two. Bytes for wide lines in a slot for lines. Bytes of
     // a slot for tiles that are moved.
     u32 slot, depth, wide, move_slot;
+    // Where each block that combines by tiles has SCRATCH bytes of its own.
+    u64 scratch;
 
+    DEVICE u8 *own_scratch() const { return arena[rank] + scratch + blockIdx.x * SCRATCH; }
     DEVICE Control *control(u32 of, u32 block) const { return reinterpret_cast<Control *>(arena[of] + 4096) + block; }
     DEVICE Waiter waiter() const { return Waiter{page, reinterpret_cast<Latch *>(arena[rank])}; }
     // Not 0 once kernels are to leave at once.
@@ -157,8 +161,11 @@ struct TileTable {
         from[turn] = source;
         to[turn] = target;
         bytes[turn] = length;
-        u64 misaligned = (reinterpret_cast<u64>(source) | reinterpret_cast<u64>(target)) & 15;
-        fast[turn] = misaligned ? 0 : length / 16;
+        fast[turn] = is_apart(turn) ? 0 : length / 16;
+    }
+    // Whether the addresses are none that packets suit.
+    DEVICE bool is_apart(u32 turn) const {
+        return ((reinterpret_cast<u64>(from[turn]) | reinterpret_cast<u64>(to[turn])) & 15) != 0;
     }
 };
 
@@ -169,7 +176,7 @@ constexpr u32 STREAM_LOG = 4;
 enum Way { TO_SLOTS, FROM_SLOTS };
 
 // Moves the tiles of `turns` peers, of at most `vectors` packets each, between the caller's memory and slots, which are
-// aligned and whole; `keep(turn, at, packet)` sees each packet too.
+// aligned and whole; `keep(turn, at, packet)` sees each packet of tiles at addresses that suit.
 template <Way WAY, u32 BATCH_LOG = STREAM_LOG, class Keep>
 DEVICE void stream(const Team &team, const TileTable &table, u32 turns, u32 vectors, Keep keep) {
     u32 log = turns <= 1 ? 0 : turns <= 2 ? 1 : turns <= 4 ? 2 : 3;
@@ -196,10 +203,14 @@ DEVICE void stream(const Team &team, const TileTable &table, u32 turns, u32 vect
             }
         }
     }
-    // The rest: ends, and tiles at other addresses.
+    // Tiles at other addresses, and ends.
 #pragma unroll 1
     for (u32 turn = 0; turn < turns; turn++) {
         u32 bytes = table.bytes[turn];
+        if (table.is_apart(turn)) {
+            copy_apart(table.from[turn], table.to[turn], bytes, team.thread, team.threads);
+            continue;
+        }
 #pragma unroll 1
         for (u32 at = (table.fast[turn] + team.thread) * 16; at < bytes; at += team.threads * 16) {
             Packet packet;

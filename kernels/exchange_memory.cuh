@@ -80,6 +80,62 @@ DEVICE void store_bytes(u8 *base, u32 at, u32 bytes, Packet packet) {
     }
 }
 
+// The 16 bytes from the `by`-th on of two packets that follow each other; `by` is less than 16.
+DEVICE Packet shifted(Packet first, Packet second, u32 by) {
+    u32 word[8];
+    COPY(word, &first, 16);
+    COPY(word + 4, &second, 16);
+#pragma unroll
+    for (u32 i = 0; i < 6; i++) word[i] = by & 8 ? word[i + 2] : word[i];
+#pragma unroll
+    for (u32 i = 0; i < 5; i++) word[i] = by & 4 ? word[i + 1] : word[i];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        word[i] = static_cast<u32>((static_cast<u64>(word[i + 1]) << 32 | word[i]) >> by % 4 * 8);
+    }
+    Packet all;
+    COPY(&all, word, 16);
+    return all;
+}
+
+// Copies `bytes` between addresses that whole packets do not suit, by some threads: in packets that suit where they go, each made
+// of the two that it lies across. Nothing beyond the bytes is touched. What a peer has written is read with an order, so all is.
+__device__ __noinline__ void copy_apart(const u8 *from, u8 *to, u32 bytes, u32 thread, u32 threads) {
+    constexpr u32 LOADS = 4;
+    // Packet k goes to `goal + 16 k`, and lies in those at `base + 16 k` and behind it, from the `by`-th byte on.
+    const u32 head = -static_cast<u32>(reinterpret_cast<u64>(to)) & 15;
+    const u32 by = static_cast<u32>(reinterpret_cast<u64>(from + head)) & 15, behind = by == 0 ? 0 : 16;
+    const u8 *base = from + head - by;
+    u8 *goal = to + head;
+    // Those from `first` to `last` lie in the memory with all that is loaded for them.
+    const u32 first = head < by, span = head + 16 + behind;
+    const u32 last = bytes + by < span ? 0 : (bytes + by - span) / 16 + 1;
+#pragma unroll 1
+    for (u32 packet = first + thread; packet < last; packet += LOADS * threads) {
+        Packet low[LOADS], high[LOADS];
+#pragma unroll
+        for (u32 i = 0; i < LOADS; i++) {
+            // Beyond the last there are none: that again.
+            const u8 *at = base + min(packet + i * threads, last - 1) * 16;
+            low[i] = load_packet(at);
+            high[i] = load_packet(at + behind);
+        }
+#pragma unroll
+        for (u32 i = 0; i < LOADS; i++) {
+            const u32 at = packet + i * threads;
+            if (at < last) store_plain(goal + at * 16, shifted(low[i], high[i], by));
+        }
+    }
+    // The bytes before and behind them.
+    const bool none = last <= first;
+    const u32 begin = none ? bytes : head + first * 16, between = none ? 0 : (last - first) * 16;
+#pragma unroll 1
+    for (u32 i = thread; i < bytes - between; i += threads) {
+        const u32 at = i < begin ? i : i + between;
+        store_plain(to + at, load_byte(from + at));
+    }
+}
+
 // The host's page: `Page` of src/cuda/exchange/fault.rs is the same.
 struct Page {
     u64 abort, apart[15];

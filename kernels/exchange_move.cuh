@@ -64,88 +64,39 @@ struct Move {
     }
 };
 
-// A packet of the caller's memory, by words that suit its address.
-template <class Word>
-DEVICE Packet load_by(const u8 *from) {
-    constexpr u32 HALF = 8 / sizeof(Word), BITS = 8 * sizeof(Word);
-    Packet packet{};
-#pragma unroll
-    for (u32 i = 0; i < HALF; i++) {
-        packet.low |= static_cast<u64>(load_plain<Word>(from + i * sizeof(Word))) << BITS * i;
-        packet.high |= static_cast<u64>(load_plain<Word>(from + 8 + i * sizeof(Word))) << BITS * i;
-    }
-    return packet;
-}
-template <>
-DEVICE Packet load_by<Packet>(const u8 *from) {
-    return load_plain<Packet>(from);
-}
-
-template <class Word>
-DEVICE void store_by(u8 *to, Packet packet) {
-    constexpr u32 HALF = 8 / sizeof(Word), BITS = 8 * sizeof(Word);
-#pragma unroll
-    for (u32 i = 0; i < HALF; i++) {
-        store_plain(to + i * sizeof(Word), static_cast<Word>(packet.low >> BITS * i));
-        store_plain(to + 8 + i * sizeof(Word), static_cast<Word>(packet.high >> BITS * i));
-    }
-}
-template <>
-DEVICE void store_by<Packet>(u8 *to, Packet packet) {
-    store_plain(to, packet);
-}
-
 // Copies what a thread has of a round: packets 512 bytes apart, ALL or only those whose number is below `limit`.
-template <Way WAY, class Word, u32 LOADS, bool ALL>
+template <Way WAY, bool ALL>
 DEVICE void copy_round(const u8 *from, u8 *to, u32 limit) {
     // What is not loaded is defined, or else it would be kept from one round to the next.
-    Packet loaded[LOADS]{};
+    Packet loaded[MOVE_LOADS]{};
 #pragma unroll
-    for (u32 i = 0; i < LOADS; i++) {
+    for (u32 i = 0; i < MOVE_LOADS; i++) {
         const u8 *at = from + i * 512;
-        if (ALL || i < limit) loaded[i] = WAY == TO_SLOTS ? load_by<Word>(at) : load_packet(at);
+        if (ALL || i < limit) loaded[i] = WAY == TO_SLOTS ? load_plain<Packet>(at) : load_packet(at);
     }
 #pragma unroll
-    for (u32 i = 0; i < LOADS; i++) {
-        if (!ALL && i >= limit) continue;
-        if (WAY == TO_SLOTS) {
-            store_plain(to + i * 512, loaded[i]);
-        } else {
-            store_by<Word>(to + i * 512, loaded[i]);
-        }
+    for (u32 i = 0; i < MOVE_LOADS; i++) {
+        if (ALL || i < limit) store_plain(to + i * 512, loaded[i]);
     }
-}
-
-// Copies the whole packets of a tile, by words that suit the caller's memory. LOADS: so many packets that their words fit the
-// registers.
-template <Way WAY, class Word, u32 LOADS>
-DEVICE void copy_packets(u32 lane, const u8 *from, u8 *to, u32 whole) {
-    u32 at = lane * 16;
-#pragma unroll 1
-    for (; at + LOADS * 512 <= whole + lane * 16; at += LOADS * 512) {
-        copy_round<WAY, Word, LOADS, true>(from + at, to + at, LOADS);
-    }
-    if (at < whole) copy_round<WAY, Word, LOADS, false>(from + at, to + at, (whole - at + 511) / 512);
 }
 
 // Copies a tile between the caller's memory and a slot, which is aligned and whole, by the threads of a warp.
 template <Way WAY>
 DEVICE void copy_tile(u32 lane, const u8 *from, u8 *to, u32 bytes) {
-    const u32 misaligned = static_cast<u32>(reinterpret_cast<u64>(from) | reinterpret_cast<u64>(to)) & 15;
-    // Single bytes are for the loop of the ends.
-    const u32 whole = misaligned % 2 == 0 ? bytes / 16 * 16 : 0;
-    if (misaligned == 0) {
-        copy_packets<WAY, Packet, MOVE_LOADS>(lane, from, to, whole);
-    } else if (misaligned % 4 == 0) {
-        copy_packets<WAY, u32, MOVE_LOADS / 2>(lane, from, to, whole);
-    } else {
-        copy_packets<WAY, u16, MOVE_LOADS / 4>(lane, from, to, whole);
+    if (((reinterpret_cast<u64>(from) | reinterpret_cast<u64>(to)) & 15) != 0) {
+        return copy_apart(from, to, bytes, lane, 32);
     }
+    const u32 whole = bytes / 16 * 16;
+    u32 at = lane * 16;
 #pragma unroll 1
-    for (u32 at = whole + lane * 16; at < bytes; at += 512) {
+    for (; at + MOVE_LOADS * 512 <= whole + lane * 16; at += MOVE_LOADS * 512) {
+        copy_round<WAY, true>(from + at, to + at, MOVE_LOADS);
+    }
+    if (at < whole) copy_round<WAY, false>(from + at, to + at, (whole - at + 511) / 512);
+#pragma unroll 1
+    for (at = whole + lane * 16; at < bytes; at += 512) {
         if (WAY == TO_SLOTS) {
-            const Packet packet = load_bytes(from, at, bytes);
-            store_plain(to + at, packet);
+            store_plain(to + at, load_bytes(from, at, bytes));
         } else {
             store_bytes(to, at, bytes, load_packet(from + at));
         }
@@ -334,16 +285,23 @@ struct Mover {
             auto part = call.part(own.bytes, block);
             const u8 *from = own.from + part.begin;
             u8 *to = own.to + part.begin;
-            const bool fast = ((reinterpret_cast<u64>(from) | reinterpret_cast<u64>(to)) & 15) == 0;
-            const u64 whole = fast ? part.bytes / 16 * 16 : 0;
+            if (((reinterpret_cast<u64>(from) | reinterpret_cast<u64>(to)) & 15) != 0) {
+                constexpr u32 MOST = 1u << 30;
+#pragma unroll 1
+                for (u64 at = 0; at < part.bytes; at += MOST) {
+                    const u32 length = part.bytes - at < MOST ? static_cast<u32>(part.bytes - at) : MOST;
+                    copy_apart(from + at, to + at, length, threadIdx.x, MOVE_THREADS);
+                }
+                continue;
+            }
+            const u64 whole = part.bytes / 16 * 16;
 #pragma unroll 4
             for (u64 at = threadIdx.x * 16; at < whole; at += MOVE_THREADS * 16) {
                 store_plain(to + at, load_plain<Packet>(from + at));
             }
 #pragma unroll 1
-            for (u64 at = whole + threadIdx.x * 16; at < part.bytes; at += MOVE_THREADS * 16) {
-                const u32 left = static_cast<u32>(part.bytes - at < 16 ? part.bytes - at : 16);
-                store_bytes(to + at, 0, left, load_bytes(from + at, 0, left));
+            for (u64 at = whole + threadIdx.x; at < part.bytes; at += MOVE_THREADS) {
+                store_plain(to + at, load_plain<u8>(from + at));
             }
         }
     }

@@ -65,6 +65,9 @@ struct CombineTiles {
         TileTable &table = state.table;
         Outbox<INPUTS> &out = state.input_out[team.thread % MAX_RANKS];
         if (sends) out = Outbox<INPUTS>(call.group, blockIdx.x, peer);
+        // Whether this rank's own copy goes the way of what it sends.
+        const u64 addresses = reinterpret_cast<u64>(call.input) | reinterpret_cast<u64>(call.output);
+        const bool keeps = COPIES && call.copies() && addresses % 16 == 0;
         Parts parts(call, peer);
         const u32 last = rounds();
 #pragma unroll 1
@@ -73,13 +76,16 @@ struct CombineTiles {
             bool well = bytes == 0 || out.reserve(call.group, peer);
             if (is_agent) table.set(team.thread, call.input + parts.begin(), sends ? out.next(call.group) : nullptr, bytes);
             if (team.sync_or(!well)) return;
+            const auto kept_at = [&](u32 turn) { return call.output + (table.from[turn] - call.input); };
             const auto keep = [&](u32 turn, u32 at, Packet packet) {
-                if (COPIES && call.copies()) {
-                    store_bytes(call.output + (table.from[turn] - call.input), at, table.bytes[turn], packet);
-                }
+                if (COPIES && keeps) store_bytes(kept_at(turn), at, table.bytes[turn], packet);
             };
             // Where an own copy is kept, there are no registers for as many loads.
             stream<TO_SLOTS, COPIES ? STREAM_LOG - 1 : STREAM_LOG>(team, table, turns, vectors(), keep);
+#pragma unroll 1
+            for (u32 turn = 0; COPIES && call.copies() && !keeps && turn < turns; turn++) {
+                copy_apart(table.from[turn], kept_at(turn), table.bytes[turn], team.thread, team.threads);
+            }
             team.sync();
             if (team.thread == 0) pushed = round + 1;
             if (bytes != 0) out.publish();
@@ -115,17 +121,7 @@ struct CombineTiles {
                 table.to[peer] = out.next(call.group);
             }
             if (team.sync_or(!well)) return;
-            const u8 *input = call.input + parts.begin();
-            u8 *output = call.result(rank) + parts.at;
-            if constexpr (COPIES) {
-                fold<0>(input, output, parts.bytes());
-            } else if (call.group.size == 2) {
-                fold<1>(input, output, parts.bytes());
-            } else if (call.group.size <= 4) {
-                fold<2>(input, output, parts.bytes());
-            } else {
-                fold<3>(input, output, parts.bytes());
-            }
+            combine_tile(call.input + parts.begin(), call.result(rank) + parts.at, parts.bytes());
             team.sync();
             if (tells) out.publish();
             if (hears) in.release();
@@ -134,25 +130,56 @@ struct CombineTiles {
         if (tells) out.save(call.group, blockIdx.x, peer);
     }
 
-    // One tile of at most 2^LOG operands.
+    // Where packets do not suit this rank's memory, they do in its scratch: a tile goes by that, part for part.
+    DEVICE void combine_tile(const u8 *input, u8 *output, u32 bytes) {
+        const u64 addresses = reinterpret_cast<u64>(COPIES ? nullptr : input) | reinterpret_cast<u64>(output);
+        const bool apart = addresses % 16 != 0;
+        const u32 step = apart ? SCRATCH : bytes;
+#pragma unroll 1
+        for (u32 at = 0; at < bytes; at += step) {
+            const u32 length = bytes - at < step ? bytes - at : step;
+            const u8 *own = input + at;
+            u8 *result = output + at;
+            if (apart) {
+                own = result = call.group.own_scratch();
+                if (!COPIES) copy_apart(input + at, result, length, team.thread, team.threads);
+                team.sync();
+            }
+            if constexpr (COPIES) {
+                fold<0>(own, result, at, length);
+            } else if (call.group.size == 2) {
+                fold<1>(own, result, at, length);
+            } else if (call.group.size <= 4) {
+                fold<2>(own, result, at, length);
+            } else {
+                fold<3>(own, result, at, length);
+            }
+            if (!apart) return;
+            team.sync();
+            if (call.keeps()) copy_apart(own, output + at, length, team.thread, team.threads);
+            team.sync();
+        }
+    }
+
+    // The part of a tile that begins at `begin`, of at most 2^LOG operands.
     template <u32 LOG>
-    DEVICE void fold(const u8 *input, u8 *output, u32 bytes) {
+    DEVICE void fold(const u8 *input, u8 *output, u32 begin, u32 bytes) {
         constexpr u32 OPERANDS = 1u << LOG;
         const u32 rank = call.group.rank, size = call.group.size;
         const u8 *from[OPERANDS];
 #pragma unroll
         for (u32 i = 0; i < OPERANDS; i++) {
-            from[i] = COPIES ? state.table.from[call.root] : i == rank ? input : i < size ? state.table.from[i] : nullptr;
+            const u32 of = COPIES ? call.root : i;
+            from[i] = !COPIES && i == rank ? input : COPIES || i < size ? state.table.from[of] + begin : nullptr;
         }
-        // How many packets from the first are whole, at addresses that suit them.
-        const bool suits = ((reinterpret_cast<u64>(COPIES ? nullptr : input) | reinterpret_cast<u64>(output)) & 15) == 0;
-        const u32 fast = suits ? bytes / 16 : 0;
+        // How many packets from the first are whole.
+        const u32 fast = bytes / 16;
         if (COPIES || (Same<Op, Sum>::VALUE && combiner.is_plain())) {
-            fold_whole<LOG, true>(from, output, fast);
+            fold_whole<LOG, true>(from, output, begin, fast);
         } else {
-            fold_whole<LOG, false>(from, output, fast);
+            fold_whole<LOG, false>(from, output, begin, fast);
         }
-        // The rest: ends, and tiles at other addresses.
+        // The end.
 #pragma unroll 1
         for (u32 at = (fast + team.thread) * 16; at < bytes; at += team.threads * 16) {
             const Packet own = COPIES ? Packet{} : load_bytes(input, at, bytes);
@@ -173,7 +200,7 @@ struct CombineTiles {
 #pragma unroll
                 for (u32 i = 0; i < OPERANDS; i++) packet[i].low = packet[i].high;
             }
-            tell(at, result);
+            tell(begin + at, result);
             if (call.keeps()) store_bytes(output, at, bytes, result);
         }
     }
@@ -181,7 +208,7 @@ struct CombineTiles {
     // `packets` whole ones, BATCH loads of a thread at a time. PLAIN: nothing depends on the call, and what is done with
     // them is laid out one after the other; else the same code does it one word after the other.
     template <u32 LOG, bool PLAIN, u32 OPERANDS>
-    DEVICE void fold_whole(const u8 *const (&from)[OPERANDS], u8 *output, u32 packets) {
+    DEVICE void fold_whole(const u8 *const (&from)[OPERANDS], u8 *output, u32 begin, u32 packets) {
         constexpr u32 WORDS = 2 * (BATCH >> LOG);
         const u32 size = call.group.size;
         const bool keeps = call.keeps();
@@ -213,7 +240,7 @@ struct CombineTiles {
                 }
                 if (w % 2 == 0) continue;
                 if (at < packets) {
-                    tell(at * 16, result);
+                    tell(begin + at * 16, result);
                     if (keeps) store_plain(output + at * 16, result);
                 }
                 at += team.threads;

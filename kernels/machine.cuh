@@ -51,6 +51,12 @@ ACCESSES(u64, "u64", "l")
 // What was stored before it, also by threads behind a barrier, is seen by who sees what is stored after it.
 DEVICE void fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
+DEVICE u8 load_byte(const void *from) {
+    u32 value;
+    asm volatile("ld.relaxed.sys.global.u8 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return static_cast<u8>(value);
+}
+
 DEVICE Packet load_packet(const void *from) {
     Packet packet;
     asm volatile("{ .reg .b128 all;\n"

@@ -546,6 +546,8 @@ inline bool all_together(bool mine) {
     return warp.was_every;
 }
 
+inline u8 load_byte(const void *from) { return machine::load<u8>(from, false); }
+
 inline Packet load_packet(const void *from) {
     machine::Block &block = *machine::running;
     machine::Thread &thread = block.self();
@@ -575,6 +577,7 @@ inline void await_stream() {}
 inline void release_stream() {}
 inline void pause() { machine::running->yield(); }
 inline u64 max(u64 a, u64 b) { return a < b ? b : a; }
+inline u32 min(u32 a, u32 b) { return a < b ? a : b; }
 
 constexpr u32 POLLS = 64;
 

@@ -7,6 +7,7 @@ use lzma_rust2::XzReader;
 use once_cell::sync::OnceCell;
 
 use super::driver::Driver;
+use super::names;
 use crate::error::{Error, Result, Status, fail};
 
 /// The compute capability from which on devices are served: major, minor.
@@ -25,7 +26,11 @@ pub struct Image {
 impl Image {
     /// Of compressed files.
     pub(super) const fn new(sm_90: &'static [u8], sm_100: &'static [u8], compute_80: &'static [u8]) -> Image {
-        Image { sm_90: Packed::new(sm_90), sm_100: Packed::new(sm_100), compute_80: Packed::new(compute_80) }
+        Image {
+            sm_90: Packed::new(sm_90, false),
+            sm_100: Packed::new(sm_100, false),
+            compute_80: Packed::new(compute_80, true),
+        }
     }
 
     /// What `cuModuleLoadData` takes on this device. Unpacked once in a process, in some 30 ms, and kept.
@@ -39,13 +44,13 @@ impl Image {
                 LOWEST_CAPABILITY.1
             );
         }
-        self.of_capability(major).unpack()
+        self.of_capability(usual(major)).unpack()
     }
 
     /// Whether kernels of this device can wait for what their stream was given before: those of machine code can. A kernel that
     /// cannot must not be launched before that has ended.
     pub fn awaits_streams(driver: &dyn Driver, device: u32) -> Result<bool> {
-        Ok(is_machine_code(driver.capability(device)?.0))
+        Ok(is_machine_code(usual(driver.capability(device)?.0)))
     }
 
     fn of_capability(&self, major: i32) -> &Packed {
@@ -62,26 +67,36 @@ fn is_machine_code(major: i32) -> bool {
     matches!(major, 9 | 10)
 }
 
+/// The capability whose code devices of this one get: where CUDA_FORCE_PTX_JIT says so, that of those without machine code.
+fn usual(major: i32) -> i32 {
+    let forces = |value: std::ffi::OsString| !value.is_empty() && value != "0";
+    if std::env::var_os("CUDA_FORCE_PTX_JIT").is_some_and(forces) { LOWEST_CAPABILITY.0 } else { major }
+}
+
 struct Packed {
     bytes: &'static [u8],
+    /// Whether it is PTX, without numbers.
+    is_text: bool,
     unpacked: OnceCell<Vec<u8>>,
 }
 
 impl Packed {
-    const fn new(bytes: &'static [u8]) -> Packed {
-        Packed { bytes, unpacked: OnceCell::new() }
+    const fn new(bytes: &'static [u8], is_text: bool) -> Packed {
+        Packed { bytes, is_text, unpacked: OnceCell::new() }
     }
 
     fn unpack(&self) -> Result<&[u8]> {
         let unpacked = self.unpacked.get_or_try_init(|| {
+            let bad = |cause: &dyn std::fmt::Display| {
+                let text = format!("the kernels in this library cannot be unpacked ({cause}): install it anew");
+                Error::new(Status::Internal, text)
+            };
             let mut bytes = Vec::new();
-            match XzReader::new(self.bytes, false).read_to_end(&mut bytes) {
-                Ok(_) => Ok(bytes),
-                Err(cause) => Err(Error::new(
-                    Status::Internal,
-                    format!("the kernels in this library cannot be unpacked ({cause}): install it anew"),
-                )),
+            XzReader::new(self.bytes, false).read_to_end(&mut bytes).map_err(|cause| bad(&cause))?;
+            if self.is_text {
+                bytes = names::number(&bytes).ok_or_else(|| bad(&"a name of nothing"))?;
             }
+            Ok(bytes)
         })?;
         Ok(unpacked)
     }
@@ -110,7 +125,41 @@ mod tests {
                 let text = String::from_utf8_lossy(text);
                 assert!(text.contains("\n.target sm_80\n"));
                 assert!(!text.contains("griddepcontrol") && !super::is_machine_code(major));
+                assert_eq!(undeclared(&text).first(), None);
             }
         }
+    }
+
+    /// Lines of PTX that name a register or label which its function does not have.
+    fn undeclared(text: &str) -> Vec<&str> {
+        let mut found = Vec::new();
+        let begins = |line: &str| line.contains(".entry") || line.contains(".func");
+        for function in text.lines().collect::<Vec<_>>().chunk_by(|_, line| !begins(line)) {
+            let (mut counts, mut labels) = (std::collections::HashMap::new(), std::collections::HashSet::new());
+            for line in function {
+                if let Some((kind, count)) = line.strip_prefix(".reg ").and_then(|line| line.split_once('<')) {
+                    let count: u32 = count.trim_end_matches(">;").parse().expect("how many");
+                    counts.insert(kind.split_once('%').expect("a kind").1, count);
+                } else if line.starts_with('$') {
+                    assert!(labels.insert(line.trim_end_matches(':')), "{line} is there twice");
+                }
+            }
+            let is_known = |name: &str| {
+                let digits = name.find(|byte: char| byte.is_ascii_digit()).unwrap_or(name.len());
+                match name.split_at(digits) {
+                    _ if name.starts_with('$') => labels.contains(name),
+                    (_, "") => true,
+                    (kind, number) => {
+                        counts.get(&kind[1..]).is_some_and(|&count| number.parse::<u32>().expect("a number") < count)
+                    }
+                }
+            };
+            let is_apart = |byte: char| !(byte.is_ascii_alphanumeric() || matches!(byte, '%' | '$' | '_' | '<'));
+            let is_good = |line: &&&str| {
+                line.split(is_apart).filter(|word| word.starts_with(['%', '$'])).all(|name| is_known(name))
+            };
+            found.extend(function.iter().filter(|line| !line.starts_with(".reg ") && !is_good(line)));
+        }
+        found
     }
 }

@@ -19,6 +19,7 @@ pub mod kernels;
 pub mod libcuda;
 pub mod local;
 pub mod memory;
+mod names;
 pub mod queues;
 pub mod slab;
 pub mod stream;

@@ -15,6 +15,8 @@ const CONTROL: u64 = 2048;
 /// Bytes for narrow lines in a slot for lines, behind those for wide ones; and how many slots there are: as there.
 pub(super) const NARROW_BYTES: u32 = 4096;
 const LINE_DEPTH: u64 = 2;
+/// Bytes in which a block that combines by tiles lays what its rank has at addresses that packets do not suit: as there.
+const SCRATCH: u64 = 16384;
 
 /// Where the areas of an arena begin. For each block: its counters; and for each peer, in an area each, slots for lines,
 /// for tiles of inputs, for tiles of results, and for tiles that are moved.
@@ -30,6 +32,8 @@ pub(super) struct Layout {
     pub(super) results: u64,
     /// Of the slots for tiles that are moved.
     pub(super) moves: u64,
+    /// Of the blocks' scratch.
+    pub(super) scratch: u64,
     /// Of the signals of broadcasts by stages.
     pub(super) signals: u64,
     /// All of it.
@@ -54,7 +58,8 @@ impl Layout {
         let results = inputs + tiles;
         // Between two ranks nothing takes a second step.
         let moves = results + if size > 2 { tiles } else { 0 };
-        let signals = moves + channels(moving) * slots(depth, move_slot);
-        Layout { lines, inputs, results, moves, signals, bytes: signals + SIGNAL_BYTES }
+        let scratch = moves + channels(moving) * slots(depth, move_slot);
+        let signals = scratch + u64::from(tile_blocks) * SCRATCH;
+        Layout { lines, inputs, results, moves, scratch, signals, bytes: signals + SIGNAL_BYTES }
     }
 }

@@ -20,6 +20,7 @@ pub(super) struct Group {
     depth: u32,
     wide: u32,
     move_slot: u32,
+    scratch: u64,
 }
 
 impl Group {
@@ -43,6 +44,7 @@ impl Group {
             depth: table.depth,
             wide: table.tuning(size).wide,
             move_slot: table.tuning(size).move_slot,
+            scratch: layout.scratch,
         }
     }
 

@@ -72,6 +72,7 @@ fn any_call(dice: &mut Dice, size: u32, kinds: &[Kind], bytes: [u64; 2]) -> Case
         root: dice.below(size.into()) as u32,
         in_place: dice.below(3) == 0,
         skew: dice.one_of(&[0, 0, 16, element, 2 * element, 3 * element, 4 * element]),
+        apart: dice.one_of(&[0, 0, element, 3 * element]),
         max_blocks: dice.one_of(&[0, 0, 0, 1, 3]),
         ..Case::new(kind, (bytes / element).max(1))
     }

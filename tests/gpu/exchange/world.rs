@@ -271,7 +271,7 @@ impl World {
         let inputs: Vec<Vec<u8>> = (0..size).map(input).collect();
         for rank in 0..size {
             let poison = vec![POISON; whole + 16];
-            self.write(rank, self.output(rank) + case.skew, &poison);
+            self.write(rank, self.output(rank) + case.skew + case.apart, &poison);
             self.write(rank, self.input(rank) + case.skew, &poison);
             // A rank that gives nothing has poison there.
             let given = case.given(rank, size);

@@ -22,6 +22,8 @@ pub(super) struct Case {
     pub(super) in_place: bool,
     /// Bytes before the first element.
     pub(super) skew: u64,
+    /// As many more before that of the output, unless it is in place.
+    pub(super) apart: u64,
     pub(super) max_blocks: u32,
     pub(super) way: Way,
 }
@@ -49,6 +51,7 @@ impl Case {
             root: 0,
             in_place: false,
             skew: 0,
+            apart: 0,
             max_blocks: 0,
             way: Way::Staged,
         }
@@ -76,7 +79,7 @@ impl Case {
     /// What a rank calls that has these two buffers.
     pub(super) fn job(&self, rank: u32, [input, output]: [u64; 2]) -> Job {
         let own = u64::from(rank) * self.part() as u64;
-        let (mut input, mut output) = (input + self.skew, output + self.skew);
+        let (mut input, mut output) = (input + self.skew, output + self.skew + self.apart);
         if self.in_place {
             match self.kind {
                 Kind::Allgather => input = output + own,
