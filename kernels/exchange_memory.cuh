@@ -21,15 +21,30 @@ __device__ __noinline__ u64 load_slowly(const u8 *from, u64 bytes) {
     return word;
 }
 
+// The same of 8 bytes that lie across two words, in memory that has both.
+DEVICE u64 load_across(const u8 *from) {
+    const u32 bits = static_cast<u32>(reinterpret_cast<u64>(from)) % 8 * 8;
+    const u8 *first = from - bits / 8;
+    return load_plain<u64>(first) >> bits | load_plain<u64>(first + 8) << 1 << (63 - bits);
+}
+
 __device__ __noinline__ void store_slowly(u8 *to, u64 bytes, u64 word) {
-    u32 at = 0;
-    if (reinterpret_cast<u64>(to) % 4 == 0) {
-        if (bytes >= 4) store_plain(to, static_cast<u32>(word));
-        if (bytes >= 8) store_plain(to + 4, static_cast<u32>(word >> 32));
-        at = bytes >= 8 ? 8 : bytes >= 4 ? 4 : 0;
-    }
+    const u32 all = bytes < 8 ? static_cast<u32>(bytes) : 8;
+    // By the largest pieces that suit.
 #pragma unroll 1
-    for (; at < 8 && at < bytes; at++) store_plain(to + at, static_cast<u8>(word >> 8 * at));
+    for (u32 at = 0, piece; at < all; at += piece) {
+        const u32 suits = static_cast<u32>(reinterpret_cast<u64>(to + at)), left = all - at;
+        if (suits % 4 == 0 && left >= 4) {
+            piece = 4;
+            store_plain(to + at, static_cast<u32>(word >> 8 * at));
+        } else if (suits % 2 == 0 && left >= 2) {
+            piece = 2;
+            store_plain(to + at, static_cast<u16>(word >> 8 * at));
+        } else {
+            piece = 1;
+            store_plain(to + at, static_cast<u8>(word >> 8 * at));
+        }
+    }
 }
 
 DEVICE bool suits(const u8 *address, u32 at, u32 bytes, u32 size) {
@@ -39,6 +54,7 @@ DEVICE bool suits(const u8 *address, u32 at, u32 bytes, u32 size) {
 DEVICE u64 load_word(const u8 *base, u32 at, u32 bytes) {
     const u8 *from = base + at;
     if (suits(from, at, bytes, 8)) return load_plain<u64>(from);
+    if (at >= 8 && at + 16 <= bytes) return load_across(from);
     if (at >= bytes) return 0;
     // A call of one float, which is not rare.
     if (bytes - at == 4 && reinterpret_cast<u64>(from) % 4 == 0) return load_plain<u32>(from);
@@ -101,7 +117,7 @@ DEVICE Packet shifted(Packet first, Packet second, u32 by) {
 // Copies `bytes` between addresses that whole packets do not suit, by some threads: in packets that suit where they go, each made
 // of the two that it lies across. Nothing beyond the bytes is touched. What a peer has written is read with an order, so all is.
 __device__ __noinline__ void copy_apart(const u8 *from, u8 *to, u32 bytes, u32 thread, u32 threads) {
-    constexpr u32 LOADS = 4;
+    constexpr u32 LOADS = 8;
     // Packet k goes to `goal + 16 k`, and lies in those at `base + 16 k` and behind it, from the `by`-th byte on.
     const u32 head = -static_cast<u32>(reinterpret_cast<u64>(to)) & 15;
     const u32 by = static_cast<u32>(reinterpret_cast<u64>(from + head)) & 15, behind = by == 0 ? 0 : 16;
