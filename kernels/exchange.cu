@@ -1,5 +1,6 @@
 // The kernels of the exchange between GPUs: unisono_lines_<operator>_<type> and unisono_tiles_<operator>_<type>, with one
 // parameter, `Combine`; unisono_swap, with one parameter, `Swap`; unisono_move and unisono_move_many, with one parameter, `Move`.
+// What groups of calls are made of has kernels for several calls, unisono_several_<operator>_<type> and unisono_several_swap.
 // src/cuda/exchange/plan.rs says which grid suits a call.
 //
 // Every rank of a group launches the same kernel with the same grid; all blocks of all of them run at the same time. The
@@ -93,4 +94,19 @@ ENTRY(unisono_move_many, unisono::Move<14>, unisono::MOVE_THREADS, 2) {
 
 ENTRY(unisono_swap, unisono::Swap, unisono::SWAP_THREADS, 1) {
     unisono::swap(call);
+}
+
+#define SEVERAL(op, type)                                                                                              \
+    ENTRY(unisono_several_##op##_##type, unisono::Several<unisono::Combine>, unisono::LINE_THREADS, 1) {               \
+        unisono::combine_lines<unisono::type, unisono::op>(call.own());                                                \
+    }
+
+SEVERAL(Sum, F32) SEVERAL(Sum, Bf16)
+#ifndef UNISONO_FEW
+SEVERAL(Sum, F16) SEVERAL(Sum, F64) SEVERAL(Sum, U32) SEVERAL(Sum, U64)
+#endif
+SEVERAL(Copy, U8)
+
+ENTRY(unisono_several_swap, unisono::Several<unisono::Swap>, unisono::SWAP_THREADS, 1) {
+    unisono::swap(call.own());
 }

@@ -67,6 +67,25 @@ struct Group {
     }
 };
 
+// Calls that are one launch: each has blocks of its own, whose queues are those of the same blocks on the other ranks.
+// `Several` of src/cuda/exchange/arguments.rs.
+template <class Call>
+struct Several {
+    static constexpr u32 MOST = 15;
+
+    // The first block of each call; beyond the last call no block has that number.
+    u32 begins[MOST + 1];
+    Call call[MOST];
+
+    // The call of this block.
+    DEVICE const Call &own() const {
+        u32 number = 0;
+#pragma unroll
+        for (u32 i = 1; i < MOST; i++) number += blockIdx.x >= begins[i];
+        return call[number];
+    }
+};
+
 // The sending end of a queue. One thread of the block has it.
 template <Area AREA>
 struct Outbox {

@@ -36,7 +36,10 @@ struct Combine {
     u32 ranks;
     // The operator's number.
     u32 number;
+    // Which block is the first of this call: see `Several`.
+    u32 first;
 
+    DEVICE u32 block() const { return blockIdx.x - first; }
     DEVICE static bool has(u32 mask, u32 rank) { return mask >> rank & 1; }
     DEVICE u32 me() const { return 1u << group.rank; }
     DEVICE bool is_source() const { return sources & me(); }

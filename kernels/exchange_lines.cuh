@@ -109,7 +109,7 @@ struct CombineLines {
     u32 own;
 
     DEVICE CombineLines(const Combine &call, LinePorts &ports, const Combiner<T, Op> &with)
-        : call(call), ports(ports), combiner(with), lines{call.protocol == WIDE}, begin(blockIdx.x * call.share),
+        : call(call), ports(ports), combiner(with), lines{call.protocol == WIDE}, begin(call.block() * call.share),
           own(call.is_owner() ? call.part(call.group.rank, begin) : 0) {}
 
     // The peers of a mask whose part, in this block, has anything in it.

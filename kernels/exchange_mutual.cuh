@@ -65,7 +65,7 @@ struct MutualLines {
     const u8 *from[PEERS];
 
     DEVICE MutualLines(const Combine &call) : call(call), combiner(Combiner<T, Op>::plain(call.group.size)) {
-        const u64 begin = blockIdx.x * call.share, length = PIECES ? call.stride : call.bytes;
+        const u64 begin = call.block() * call.share, length = PIECES ? call.stride : call.bytes;
         input = call.input + begin;
         output = call.output + begin;
         bytes = static_cast<u32>(length - begin < call.share ? length - begin : call.share);

@@ -24,6 +24,8 @@ struct Swap {
     // What a block does of a part.
     u64 share;
     u32 wide;
+    // Which block is the first of this call: see `Several`.
+    u32 first;
 };
 
 // A warp's part of the work: every `step`-th packet from `first` on, of what goes to a peer and of what comes from there.
@@ -130,7 +132,7 @@ template <bool WIDE_LINES>
 DEVICE void swap_lines(const Swap &call) {
     const u32 size = call.group.size, warp = threadIdx.x / 32, turn = warp % size;
     const u32 sum = call.group.rank + 1 + turn, peer = sum < size ? sum : sum - size;
-    const u64 begin = blockIdx.x * call.share, left = call.bytes - begin;
+    const u64 begin = (blockIdx.x - call.first) * call.share, left = call.bytes - begin;
     const u8 *from = call.input + peer * call.stride + begin;
     u8 *to = call.output + peer * call.bytes + begin;
     const u32 bytes = static_cast<u32>(left < call.share ? left : call.share);

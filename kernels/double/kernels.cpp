@@ -6,6 +6,7 @@
 #define UNISONO_FEW
 #include "../exchange.cu"
 #undef KERNEL
+#undef SEVERAL
 #include "../stages.cu"
 #include "../windowed.cu"
 

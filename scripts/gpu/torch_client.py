@@ -114,12 +114,28 @@ def collectives(rank, size):
     objects = [None] * size
     dist.all_gather_object(objects, {"rank": rank})
     assert objects == [{"rank": r} for r in ranks], objects
+    # What is short is one launch; what is long stands between.
+    counts = [100 + i for i in range(17)] + [1 << 20] + [1 + 7000 * i for i in range(5)]
     with dist._coalescing_manager(device=torch.device("cuda")):
-        many = [values(rank, 100 + i) for i in range(5)]
+        many = [values(rank, n) for n in counts]
         for x in many:
             dist.all_reduce(x)
-    for i, x in enumerate(many):
-        equal("coalesced", x, torch.stack([values(r, 100 + i) for r in ranks]).sum(0))
+    for n, x in zip(counts, many):
+        equal("coalesced all_reduce", x, torch.stack([values(r, n) for r in ranks]).sum(0))
+    counts = counts[12:]
+    gathered = [torch.empty(size * n, device="cuda") for n in counts]
+    with dist._coalescing_manager(device=torch.device("cuda")):
+        for n, x in zip(counts, gathered):
+            dist.all_gather_into_tensor(x, values(rank, n))
+    for n, x in zip(counts, gathered):
+        equal("coalesced all_gather_into_tensor", x, torch.cat([values(r, n) for r in ranks]))
+    scattered = [torch.empty(n, device="cuda") for n in counts]
+    with dist._coalescing_manager(device=torch.device("cuda")):
+        for n, x in zip(counts, scattered):
+            dist.reduce_scatter_tensor(x, values(rank, size * n))
+    for n, x in zip(counts, scattered):
+        whole = torch.stack([values(r, size * n) for r in ranks]).sum(0)
+        equal("coalesced reduce_scatter_tensor", x, whole[rank * n : rank * n + n])
     dist.all_reduce(torch.empty(0, device="cuda"))
     from torch._C._distributed_c10d import _make_nccl_premul_sum as premul_sum
 

@@ -408,13 +408,16 @@ impl OnDevices {
         }
     }
 
-    /// As [`OnDevices::launch`], but a send or a receive waits for others that may join it.
+    /// As [`OnDevices::launch`], but what may be launched with others waits for them.
     ///
     /// # Safety
     /// As there.
     pub(super) unsafe fn begin_launch(self) -> Result<Option<Pending>> {
         match self.into_point() {
             Ok(point) => Ok(Some(Pending::point(point).unawaited())),
+            Err(OnDevices { group, exchange, caller, what: What::Collective(job, signature) }) => {
+                Ok(Some(Pending::collective(CollectiveCall { group, exchange, caller, job, signature })))
+            }
             // SAFETY: the caller's promise.
             Err(other) => unsafe { other.launch() },
         }
@@ -440,6 +443,70 @@ fn work_of(group: &Arc<Group>, exchange: &Arc<DeviceExchange>, enqueued: Enqueue
     }
     let (event, failure) = exchange.follow(group, enqueued)?;
     Ok(Work::enqueued(event, failure))
+}
+
+/// A collective between GPUs, checked, for whose end nobody waits.
+pub(super) struct CollectiveCall {
+    group: Arc<Group>,
+    exchange: Arc<DeviceExchange>,
+    caller: Caller,
+    job: Job,
+    signature: Signature,
+}
+
+/// Collectives of one exchange, in the order of the caller's list.
+pub(super) struct Collectives {
+    group: Arc<Group>,
+    exchange: Arc<DeviceExchange>,
+    calls: Vec<(Signature, Job, Caller)>,
+    /// Where they are in the caller's list.
+    places: Vec<usize>,
+}
+
+impl Collectives {
+    /// None yet, of the exchange that `first` is of, and up to `room`.
+    pub(super) fn new(first: &CollectiveCall, room: usize) -> Collectives {
+        Collectives {
+            group: first.group.clone(),
+            exchange: first.exchange.clone(),
+            calls: Vec::with_capacity(room),
+            places: Vec::with_capacity(room),
+        }
+    }
+
+    pub(super) fn takes(&self, other: &CollectiveCall) -> bool {
+        Arc::ptr_eq(&self.exchange, &other.exchange)
+    }
+
+    /// Adds one that it takes.
+    pub(super) fn add(&mut self, place: usize, other: &CollectiveCall) {
+        self.calls.push((other.signature, other.job, other.caller));
+        self.places.push(place);
+    }
+
+    /// Gives them to their streams: the places of all, and what came of each. None comes behind one that failed.
+    ///
+    /// # Safety
+    /// As [`OnDevices::launch`], for all of them.
+    pub(super) unsafe fn give(&self) -> impl Iterator<Item = (usize, Result<Work>)> {
+        // SAFETY: the caller's promise.
+        let given = match &self.calls[..] {
+            [(signature, job, caller)] => unsafe {
+                let enqueued = self.exchange.enqueue(&self.group, *signature, job, *caller);
+                enqueued.map(drop).map_err(|error| (0, error))
+            },
+            // SAFETY: as above.
+            calls => unsafe { self.exchange.enqueue_several(&self.group, calls) },
+        };
+        let failure = given.err();
+        self.places.iter().enumerate().map(move |(number, &place)| {
+            let result = match &failure {
+                Some((well, error)) if number >= *well => Err(error.clone()),
+                _ => Ok(Work::ended(Ok(Completion::default()))),
+            };
+            (place, result)
+        })
+    }
 }
 
 /// A send or a receive between GPUs, checked.

@@ -88,7 +88,8 @@ impl Packed {
     fn unpack(&self) -> Result<&[u8]> {
         let unpacked = self.unpacked.get_or_try_init(|| {
             let bad = |cause: &dyn std::fmt::Display| {
-                let text = format!("the kernels in this library cannot be unpacked ({cause}): install it anew");
+                let text =
+                    format!("the kernels in this library cannot be unpacked ({cause}): install it anew");
                 Error::new(Status::Internal, text)
             };
             let mut bytes = Vec::new();
@@ -135,9 +136,11 @@ mod tests {
         let mut found = Vec::new();
         let begins = |line: &str| line.contains(".entry") || line.contains(".func");
         for function in text.lines().collect::<Vec<_>>().chunk_by(|_, line| !begins(line)) {
-            let (mut counts, mut labels) = (std::collections::HashMap::new(), std::collections::HashSet::new());
+            let (mut counts, mut labels) =
+                (std::collections::HashMap::new(), std::collections::HashSet::new());
             for line in function {
-                if let Some((kind, count)) = line.strip_prefix(".reg ").and_then(|line| line.split_once('<')) {
+                if let Some((kind, count)) = line.strip_prefix(".reg ").and_then(|line| line.split_once('<'))
+                {
                     let count: u32 = count.trim_end_matches(">;").parse().expect("how many");
                     counts.insert(kind.split_once('%').expect("a kind").1, count);
                 } else if line.starts_with('$') {
@@ -149,12 +152,13 @@ mod tests {
                 match name.split_at(digits) {
                     _ if name.starts_with('$') => labels.contains(name),
                     (_, "") => true,
-                    (kind, number) => {
-                        counts.get(&kind[1..]).is_some_and(|&count| number.parse::<u32>().expect("a number") < count)
-                    }
+                    (kind, number) => counts
+                        .get(&kind[1..])
+                        .is_some_and(|&count| number.parse::<u32>().expect("a number") < count),
                 }
             };
-            let is_apart = |byte: char| !(byte.is_ascii_alphanumeric() || matches!(byte, '%' | '$' | '_' | '<'));
+            let is_apart =
+                |byte: char| !(byte.is_ascii_alphanumeric() || matches!(byte, '%' | '$' | '_' | '<'));
             let is_good = |line: &&&str| {
                 line.split(is_apart).filter(|word| word.starts_with(['%', '$'])).all(|name| is_known(name))
             };

@@ -1,5 +1,6 @@
 //! Ranks are threads, their processes driver doubles, their kernels words that they write to each other's arenas.
 
+mod groups;
 mod points;
 mod stages;
 mod trouble;

@@ -78,6 +78,7 @@ pub(super) struct Combine {
     pub(super) scaled: u32,
     pub(super) ranks: u32,
     pub(super) number: u32,
+    pub(super) first: u32,
 }
 
 /// The parameter of the kernel that swaps parts.
@@ -91,6 +92,29 @@ pub(super) struct Swap {
     pub(super) stride: u64,
     pub(super) share: u64,
     pub(super) wide: u32,
+    pub(super) first: u32,
+}
+
+/// The most calls of one launch.
+pub(super) const SEVERAL: usize = 15;
+
+/// The parameter of kernels that do several calls, each by blocks of its own.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Several<C> {
+    begins: [u32; SEVERAL + 1],
+    calls: [C; SEVERAL],
+}
+
+impl<C: std::marker::Copy> Several<C> {
+    /// Of at most [`SEVERAL`] calls, each behind the number of its first block; `None` of none.
+    pub(super) fn new(calls: &[(u32, C)]) -> Option<Several<C>> {
+        let mut all = Several { begins: [u32::MAX; SEVERAL + 1], calls: [calls.first()?.1; SEVERAL] };
+        for (place, &(begin, call)) in calls.iter().enumerate().take(SEVERAL) {
+            (all.begins[place], all.calls[place]) = (begin, call);
+        }
+        Some(all)
+    }
 }
 
 /// Memory of this rank that goes to a peer or comes from one.

@@ -6,12 +6,14 @@ use std::ffi::CStr;
 use std::fmt;
 use std::sync::Arc;
 
+use super::Job;
 use crate::cuda::by_device::ByDevice;
 use crate::cuda::context::Devices;
 use crate::cuda::driver::FunctionHandle;
 use crate::cuda::image::Image;
 use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator};
+use crate::signature::Kind;
 
 /// The kernels.
 pub(in crate::cuda) static IMAGE: Image = Image::new(
@@ -33,6 +35,16 @@ pub(in crate::cuda) static WINDOWED: Image = Image::new(
     include_bytes!("../../../kernels/windowed.sm_100.xz"),
     include_bytes!("../../../kernels/windowed.compute_80.xz"),
 );
+
+/// What groups of calls sum most.
+const SEVERAL: [(DataType, &CStr); 6] = [
+    (DataType::F32, c"unisono_several_Sum_F32"),
+    (DataType::F16, c"unisono_several_Sum_F16"),
+    (DataType::Bf16, c"unisono_several_Sum_Bf16"),
+    (DataType::F64, c"unisono_several_Sum_F64"),
+    (DataType::U32, c"unisono_several_Sum_U32"),
+    (DataType::U64, c"unisono_several_Sum_U64"),
+];
 
 /// The kernels of an operator and a type: by lines, by tiles, in windows.
 macro_rules! names {
@@ -72,6 +84,10 @@ pub(super) struct Functions {
     combines: HashMap<Names, Combiners>,
     relay: Pair,
     swapper: FunctionHandle,
+    /// For several calls at once: sums by lines, broadcasts, and what swaps.
+    several: HashMap<Names, FunctionHandle>,
+    several_relays: FunctionHandle,
+    several_swaps: FunctionHandle,
     mover: FunctionHandle,
     mover_of_many: FunctionHandle,
     pull: FunctionHandle,
@@ -119,8 +135,15 @@ impl Functions {
                 }
             }
         }
+        let mut several = HashMap::new();
+        for (dtype, name) in SEVERAL {
+            several.insert(sum(dtype), function(name)?);
+        }
         Ok(Functions {
             combines,
+            several,
+            several_relays: function(c"unisono_several_Copy_U8")?,
+            several_swaps: function(c"unisono_several_swap")?,
             relay: Pair {
                 lines: function(c"unisono_lines_Copy_U8")?,
                 tiles: function(c"unisono_tiles_Copy_U8")?,
@@ -150,6 +173,19 @@ impl Functions {
     /// The kernels that pass a root's bytes on.
     pub(super) fn relay(&self) -> Pair {
         self.relay
+    }
+
+    /// The kernel for several calls like this one by lines, if there is one.
+    pub(super) fn several(&self, job: &Job) -> Option<FunctionHandle> {
+        match job.kind {
+            Kind::Broadcast => Some(self.several_relays),
+            _ => self.several.get(&names_of(job.dtype, &job.operator)?).copied(),
+        }
+    }
+
+    /// The kernel that swaps for several calls.
+    pub(super) fn several_swaps(&self) -> FunctionHandle {
+        self.several_swaps
     }
 
     /// The kernel that swaps short parts between all.

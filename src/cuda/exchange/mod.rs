@@ -13,6 +13,7 @@ mod fault;
 mod functions;
 mod plan;
 mod points;
+mod several;
 mod stages;
 mod swap;
 mod table;
@@ -22,11 +23,13 @@ mod tuning;
 mod windowed;
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::Arc;
 
 use self::arguments::Group;
 use self::functions::Functions;
 use self::plan::{Combination, Plan};
+use self::several::{Arguments, Bundler};
 use super::context::Devices;
 use super::driver::{FunctionHandle, Grid};
 use super::kernels;
@@ -75,6 +78,11 @@ impl Job {
             Operator::PreMulSum(scale) if self.kind.reduces() => Some(kernels::scalar(self.dtype, scale)),
             _ => None,
         }
+    }
+
+    /// Bytes of `count` elements, if any memory has so many.
+    fn bytes(&self) -> Option<u64> {
+        self.count.checked_mul(self.dtype.size() as u64)
     }
 
     /// What an average of `size` ranks divides by; 0 where nothing is divided.
@@ -140,21 +148,12 @@ impl Exchange {
     /// The addresses are memory that this device reaches, of the sizes that [`Job`] says, until the stream has done the
     /// call; nobody races with it. `stream` is on this exchange's device.
     pub unsafe fn enqueue(&self, job: &Job, stream: &Stream) -> Result<()> {
-        let size = self.group.size();
-        if !self.serves(job.kind, job.dtype, &job.operator) || job.kind.point_to_point() {
-            fail!(Internal, "{} of {} is not exchanged between GPUs", job.kind.name(), job.dtype.name());
-        }
-        if job.kind.rooted() && job.root >= size {
-            fail!(InvalidArgument, "root {} of {size} ranks", job.root);
-        }
-        let Some(bytes) = job.count.checked_mul(job.dtype.size() as u64) else {
-            fail!(InvalidArgument, "{} elements of {} do not fit any memory", job.count, job.dtype.name())
-        };
+        let (size, bytes) = (self.group.size(), self.check(job)?);
         match Plan::of(&self.table, job, size, bytes) {
             Plan::Nothing => self.fault.check(),
             Plan::Combine(combination) => self.combine(job, &combination, stream),
             Plan::Swap(swapping) => {
-                let mut arguments = swapping.arguments(self.group, job, bytes);
+                let mut arguments = swapping.arguments(self.group, job, bytes, 0);
                 self.launch(self.functions.swapper(), swapping.grid, stream, (&raw mut arguments).cast())
             }
             // SAFETY: the points lie within what the caller promised.
@@ -163,6 +162,47 @@ impl Exchange {
                 self.enqueue_points(&points, job.max_blocks, stream)
             },
         }
+    }
+
+    /// The bytes of a call, if it can run here.
+    fn check(&self, job: &Job) -> Result<u64> {
+        let size = self.group.size();
+        if !self.serves(job.kind, job.dtype, &job.operator) || job.kind.point_to_point() {
+            fail!(Internal, "{} of {} is not exchanged between GPUs", job.kind.name(), job.dtype.name());
+        }
+        if job.kind.rooted() && job.root >= size {
+            fail!(InvalidArgument, "root {} of {size} ranks", job.root);
+        }
+        let Some(bytes) = job.bytes() else {
+            fail!(InvalidArgument, "{} elements of {} do not fit any memory", job.count, job.dtype.name())
+        };
+        Ok(bytes)
+    }
+
+    fn bundler(&self) -> Bundler<'_> {
+        Bundler { table: &self.table, group: self.group, functions: &self.functions }
+    }
+
+    /// Which of a group's calls are a launch each, in their order: the same on all ranks that group the same calls. Several are for
+    /// [`Exchange::enqueue_several`], a single one for [`Exchange::enqueue`] or [`Exchange::enqueue_windowed`].
+    pub fn bundles(&self, jobs: &[Job]) -> Result<Vec<Range<usize>>> {
+        jobs.iter().try_for_each(|job| self.check(job).map(drop))?;
+        Ok(self.bundler().bundles(jobs))
+    }
+
+    /// Enqueues several calls that are one launch, to run beside each other.
+    ///
+    /// # Safety
+    /// As [`Exchange::enqueue`], for each call.
+    pub unsafe fn enqueue_several(&self, jobs: &[Job], stream: &Stream) -> Result<()> {
+        let Some(mut launch) = self.bundler().launch(jobs) else {
+            fail!(Internal, "these {} calls are no single launch", jobs.len())
+        };
+        let arguments = match &mut launch.arguments {
+            Arguments::Combine(calls) => (&raw mut **calls).cast(),
+            Arguments::Swap(calls) => (&raw mut **calls).cast(),
+        };
+        self.launch(launch.function, launch.grid, stream, arguments)
     }
 
     /// Enqueues the sends and receives of a group, as one kernel unless there are very many. Between two ranks, the i-th
@@ -229,7 +269,7 @@ impl Exchange {
             _ => self.functions.combine(job.dtype, &job.operator)?.staged,
         };
         let function = if combination.goes_by_tiles() { pair.tiles } else { pair.lines };
-        let mut arguments = combination.arguments(self.group, job);
+        let mut arguments = combination.arguments(self.group, job, 0);
         self.launch(function, combination.grid, stream, (&raw mut arguments).cast())
     }
 

@@ -183,7 +183,8 @@ impl Combination {
         self.protocol == Protocol::Tiles
     }
 
-    pub(super) fn arguments(&self, group: Group, job: &Job) -> Combine {
+    /// By the blocks from `first` on.
+    pub(super) fn arguments(&self, group: Group, job: &Job, first: u32) -> Combine {
         let scale = job.scale();
         Combine {
             input: job.input,
@@ -202,6 +203,7 @@ impl Combination {
             scaled: scale.is_some().into(),
             ranks: job.divisor(group.size()),
             number: job.operator.number().into(),
+            first,
             group,
         }
     }
@@ -306,7 +308,7 @@ mod tests {
                     };
                     assert!((1..=few).contains(&plan.grid.blocks), "{plan:?}");
                     let arguments =
-                        plan.arguments(Group::new(0, &[4096; 8][..size as usize], 0, &table), &job, bytes);
+                        plan.arguments(Group::new(0, &[4096; 8][..size as usize], 0, &table), &job, bytes, 0);
                     let room = if arguments.wide != 0 { wide_room(tuning.wide) } else { NARROW_ROOM };
                     assert!(arguments.share <= room, "{plan:?}");
                     // No block has nothing to do: its peers wait for an item of it.

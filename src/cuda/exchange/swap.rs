@@ -44,7 +44,8 @@ impl Swapping {
         Some(Swapping { grid, protocol, share })
     }
 
-    pub(super) fn arguments(&self, group: Group, job: &Job, bytes: u64) -> Swap {
+    /// By the blocks from `first` on.
+    pub(super) fn arguments(&self, group: Group, job: &Job, bytes: u64, first: u32) -> Swap {
         Swap {
             group,
             input: job.input,
@@ -53,6 +54,7 @@ impl Swapping {
             stride: if job.kind == Kind::Alltoall { bytes } else { 0 },
             share: self.share,
             wide: (self.protocol == Protocol::Wide).into(),
+            first,
         }
     }
 }

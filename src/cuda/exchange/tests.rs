@@ -151,6 +151,85 @@ fn sends_and_receives_of_a_group_meet_in_their_order() {
     });
 }
 
+#[test]
+fn calls_of_a_group_run_beside_each_other() {
+    const SUMS: [Operator; 3] = [Operator::Sum, Operator::Average, Operator::PreMulSum(0.0)];
+    const ALIKE: [&[Kind]; 3] = [
+        &[Kind::Allreduce, Kind::ReduceScatter, Kind::Reduce],
+        &[Kind::Allgather, Kind::Alltoall],
+        &[Kind::Broadcast],
+    ];
+    let mut shared = 0;
+    check_group(8, &mut shared, |dice, size| {
+        let (kinds, dtype) = (dice.one_of(&ALIKE), dice.one_of(&[DataType::F32, DataType::Bf16]));
+        let short = |dice: &mut Dice| {
+            let operator = dice.one_of(&SUMS);
+            let case = Case { dtype, operator, ..any_call(dice, size, kinds, [1, 1500]) };
+            Case { count: (case.count / 4).max(1), skew: 0, apart: 0, ..case }
+        };
+        // Calls that have one kernel follow each other, and something else.
+        let mut calls: Vec<Case> = (0..4).map(|_| short(dice)).collect();
+        calls.push(any_call(dice, size, &REDUCTIONS, [1, 9000]));
+        calls.push(short(dice));
+        calls
+    });
+    assert!(shared > 10, "{shared} launches had several calls");
+}
+
+/// Plays groups between other calls; counts the launches of several.
+fn check_group(plays: u64, shared: &mut usize, calls: impl Fn(&mut Dice, u32) -> Vec<Case>) {
+    let counted = std::cell::Cell::new(0);
+    let table = Table { blocks: 8, ..table() };
+    let never = UNBOUNDED;
+    let windows_from =
+        WindowBounds { moves: never, broadcast: never, allreduce: never, reduce_scatter: never };
+    let tunings = table.tunings.map(|tuning| Tuning { line_blocks: 6, windows_from, ..tuning });
+    check_by(&Table { tunings, ..table }, 0, plays, |world, dice| {
+        let size = world.size();
+        for _ in 0..2 {
+            world.call(any_call(dice, size, &REDUCTIONS, [1, 3000]), dice);
+            let bundles = world.group(&calls(dice, size), dice);
+            counted.set(counted.get() + bundles.iter().filter(|calls| calls.len() > 1).count());
+            world.exchange(&[(0, 1, 100); 3], dice);
+        }
+    });
+    *shared += counted.get();
+}
+
+/// Which calls of a group are a launch each.
+#[test]
+fn calls_of_a_group_share_launches_where_they_have_one_kernel() {
+    let bundles = |table: &Table, cases: &[Case]| {
+        let world = World::new(2, *table);
+        let jobs: Vec<Job> = cases.iter().map(|case| case.job(0, [4096, 8192])).collect();
+        let lengths = |bundles: Vec<std::ops::Range<usize>>| {
+            bundles.iter().map(|calls| calls.len()).collect::<Vec<_>>()
+        };
+        lengths(world.bundles(&jobs))
+    };
+    let table = Table::default();
+    let sum = |count| Case::new(Kind::Allreduce, count);
+    let bytes = |kind, count| Case { dtype: DataType::U8, ..Case::new(kind, count) };
+    assert_eq!(bundles(&table, &[sum(1); 33]), [15, 15, 3]);
+    // A long one goes by tiles, and parts those on its sides; other types and operators have other kernels, or none.
+    let half = Case { dtype: DataType::Bf16, ..sum(100) };
+    let other = Case { dtype: DataType::I32, operator: Operator::Min, ..sum(100) };
+    assert_eq!(bundles(&table, &[sum(1), sum(9), sum(1 << 22), sum(1), sum(2)]), [2, 1, 2]);
+    assert_eq!(bundles(&table, &[sum(1), half, half, other, other, sum(1)]), [1, 2, 1, 1, 1]);
+    // Averages and sums of a type have one kernel, also of other kinds; what swaps has one.
+    let average = Case { operator: Operator::Average, ..Case::new(Kind::ReduceScatter, 7) };
+    assert_eq!(bundles(&table, &[sum(1), average, Case::new(Kind::Reduce, 9)]), [3]);
+    let gather = bytes(Kind::Allgather, 100);
+    assert_eq!(bundles(&table, &[gather, bytes(Kind::Alltoall, 50), gather, bytes(Kind::Gather, 9)]), [3, 1]);
+    // Each has as many blocks as the others, and few do not hold much.
+    let middle = bytes(Kind::Broadcast, 512 << 10);
+    assert_eq!(bundles(&table, &[middle; 15]), [4, 4, 4, 3]);
+    // As few blocks as the caller allows are all that they have together.
+    let limited = Case { max_blocks: 2, ..sum(1) };
+    assert_eq!(bundles(&table, &[sum(1), limited, limited, sum(1)]), [2, 2]);
+    assert_eq!(bundles(&table, &[Case { max_blocks: 1, ..sum(1) }; 2]), [1, 1]);
+}
+
 /// A call in windows.
 fn any_windowed(dice: &mut Dice, size: u32, kinds: &[Kind]) -> Case {
     let case = Case { way: Way::Windowed, ..any_call(dice, size, kinds, [1, 9000]) };

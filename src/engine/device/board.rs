@@ -33,12 +33,35 @@ struct Note {
     count: AtomicU64,
     /// The root, below how many calls the exchange has had with this one.
     root: AtomicU64,
-    /// The most blocks that the caller allows, below the digest of all calls before; the last bit: [`WINDOWED`].
+    /// The most blocks that the caller allows, in 24 bits; the place in its launch, in 8; the digest of all calls before; the last
+    /// bit: [`WINDOWED`].
     terms: AtomicU64,
 }
 
 /// What the call shares lies in windows.
 const WINDOWED: u64 = 1 << 63;
+
+/// How many blocks a note has room for: more than any kernel has.
+pub const MOST_BLOCKS: u32 = (1 << 24) - 1;
+
+/// Which call of a launch of several one is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InLaunch {
+    /// Calls before it.
+    pub before: u8,
+    /// All of the launch, at most 15; 0 where it is alone.
+    pub of: u8,
+}
+
+impl InLaunch {
+    fn code(self) -> u32 {
+        u32::from(self.before << 4 | self.of)
+    }
+
+    fn decode(code: u32) -> InLaunch {
+        InLaunch { before: (code >> 4 & 15) as u8, of: (code & 15) as u8 }
+    }
+}
 
 /// A call of one rank, as far as the kernels of all must agree on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +70,10 @@ pub struct Noted {
     pub sequence: u32,
     /// What is called.
     pub signature: Signature,
-    /// The most blocks that its caller allows; 0: no word on it.
+    /// The most blocks that its caller allows, of which more than [`MOST_BLOCKS`] are as many; 0: no word on it.
     pub max_blocks: u32,
+    /// Which call of its launch it is.
+    pub place: InLaunch,
     /// Whether what it shares lies in windows, where a call gains by that.
     pub windowed: bool,
     /// Of all calls before it, in 31 bits.
@@ -58,12 +83,12 @@ pub struct Noted {
 impl Noted {
     /// Of this call and all before it.
     pub fn digest_with(&self) -> u32 {
-        let Noted { sequence, signature, max_blocks, windowed, digest } = self;
+        let Noted { sequence, signature, max_blocks, place, windowed, digest } = self;
         let words = [
             u64::from(*digest) << 32 | u64::from(*sequence),
             u64::from(signature.code()) << 32 | u64::from(signature.root),
             signature.count,
-            u64::from(*max_blocks) << 1 | u64::from(*windowed),
+            u64::from(place.code()) << 32 | u64::from(*max_blocks) << 1 | u64::from(*windowed),
         ];
         (words.into_iter().fold(0, mix) >> 33) as u32
     }
@@ -178,7 +203,7 @@ impl Boards {
     /// Notes this rank's call of the exchange after `before` others, and compares it with those that the others have noted
     /// after as many. The first who differs, and its call.
     pub fn note(&self, before: u32, call: &Noted) -> Option<(usize, Noted)> {
-        let Noted { sequence, signature, max_blocks, windowed, digest } = call;
+        let Noted { sequence, signature, max_blocks, place, windowed, digest } = call;
         let board = self.board(self.rank);
         let note = &board.notes[before as usize % NOTES];
         let head = head(*sequence, signature);
@@ -188,7 +213,8 @@ impl Boards {
         let root = u64::from(signature.root) | u64::from(before.wrapping_add(1)) << 32;
         note.root.store(root, Ordering::Relaxed);
         let windowed = if *windowed { WINDOWED } else { 0 };
-        let terms = u64::from(*max_blocks) | u64::from(*digest) << 32 | windowed;
+        let blocks = (*max_blocks).min(MOST_BLOCKS) | place.code() << 24;
+        let terms = u64::from(blocks) | u64::from(*digest) << 32 | windowed;
         note.terms.store(terms, Ordering::Relaxed);
         note.head.store(head, Ordering::Release);
         board.called.store(sequence.wrapping_add(1), Ordering::Relaxed);
@@ -216,8 +242,8 @@ impl Boards {
         let signature = Signature::decode(head as u32, root as u32, count).ok()?;
         let sequence = ((head >> 32) as u32).wrapping_sub(1);
         let (windowed, digest) = (terms & WINDOWED != 0, ((terms & !WINDOWED) >> 32) as u32);
-        // The number of blocks was a u32.
-        Some(Noted { sequence, signature, max_blocks: terms as u32, windowed, digest })
+        let (max_blocks, place) = (terms as u32 & MOST_BLOCKS, InLaunch::decode(terms as u32 >> 24));
+        Some(Noted { sequence, signature, max_blocks, place, windowed, digest })
     }
 
     /// Notes this rank's message number `number` to or from `peer`, and compares it with what that one has noted of it, if it has: what

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use super::board::{Noted, NotedPoint, Past};
+use super::board::{InLaunch, MOST_BLOCKS, Noted, NotedPoint, Past};
 use super::retired::Parts;
 use crate::cuda::exchange::{Direction, MAX_RANKS, Point};
 use crate::engine::group::{Group, Turn};
@@ -18,14 +18,19 @@ pub(super) struct Terms {
     /// See [`Noted`].
     pub(super) max_blocks: u32,
     pub(super) windowed: bool,
+    pub(super) place: InLaunch,
 }
 
 impl fmt::Display for Terms {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.windowed { "its memory in windows" } else { "its memory in no windows" })?;
         match self.max_blocks {
-            0 => f.write_str(" and no limit to the blocks of a kernel"),
-            most => write!(f, " and at most {most} blocks"),
+            0 => f.write_str(" and no limit to the blocks of a kernel")?,
+            most => write!(f, " and at most {most} blocks")?,
+        }
+        match self.place {
+            InLaunch { of: 0, .. } => Ok(()),
+            InLaunch { before, of } => write!(f, ", as number {} of {of} that are one group's", before + 1),
         }
     }
 }
@@ -58,9 +63,10 @@ impl Calls {
     /// Notes a collective, and compares it with what the others have noted.
     pub(super) fn compare(&mut self, parts: &Parts, group: &Group, turn: &Turn, terms: Terms) -> Result<()> {
         let Parts { boards, first, .. } = parts;
-        let Terms { max_blocks, windowed } = terms;
+        let Terms { max_blocks, windowed, place } = terms;
+        let max_blocks = max_blocks.min(MOST_BLOCKS);
         let (number, signature) = (turn.sequence, turn.signature);
-        let call = Noted { sequence: number, signature, max_blocks, windowed, digest: self.digest };
+        let call = Noted { sequence: number, signature, max_blocks, place, windowed, digest: self.digest };
         let before = self.collective(&call);
         let Some((member, theirs)) = boards.note(before, &call) else { return Ok(()) };
         let (own, rank, name) = (group.rank(), *first as usize + member, group.name());
@@ -84,7 +90,7 @@ impl Calls {
             fail!(
                 Mismatch,
                 "call #{number} of '{name}' differs: rank {own} called {signature} with {terms}, rank {rank} with {}",
-                Terms { max_blocks: theirs.max_blocks, windowed: theirs.windowed }
+                Terms { max_blocks: theirs.max_blocks, windowed: theirs.windowed, place: theirs.place }
             );
         }
         let key = Key { group: group.id(), tag: turn.tag, sequence: number, slot: 0, class: turn.class };

@@ -7,6 +7,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::time::Duration;
 
+use super::board::InLaunch;
 use super::compare::{Calls, Terms};
 use super::overdue::Overdue;
 use super::retired::{Parts, retire};
@@ -150,9 +151,75 @@ impl DeviceExchange {
             // SAFETY: the caller's promise.
             None => unsafe { parts.kernels.enqueue(job, stream) },
         };
-        let terms = Terms { max_blocks: asked, windowed: seen.is_some() };
+        let terms = Terms { max_blocks: asked, windowed: seen.is_some(), ..Terms::default() };
         let compare = |turn: &Turn, calls: &mut Calls| calls.compare(parts, group, turn, terms);
         self.give(group, Class::Ordered, &[signature], Members::NONE, caller, compare, launch)
+    }
+
+    /// Gives the collectives of a group to their streams, in their order and in few launches, as [`DeviceExchange::enqueue`] gives
+    /// one; all ranks group the same calls. What is launched together is on the stream of its first, for which the others wait.
+    /// Ends at the first that fails: how many were given before, and why.
+    ///
+    /// # Safety
+    /// As there, for all of them. Calls that follow each other do not need each other's results.
+    pub unsafe fn enqueue_several(
+        &self,
+        group: &Group,
+        calls: &[(Signature, Job, Caller)],
+    ) -> std::result::Result<(), (usize, Error)> {
+        let parts = self.parts();
+        let jobs: Vec<Job> = calls
+            .iter()
+            .map(|(_, job, _)| Job { max_blocks: parts.room.blocks(job.max_blocks), ..*job })
+            .collect();
+        for bundle in parts.kernels.bundles(&jobs).map_err(|error| (0, error))? {
+            let (begin, calls) = (bundle.start, &calls[bundle.clone()]);
+            let given = match calls {
+                // SAFETY: the caller's promise.
+                [(signature, job, caller)] => unsafe { self.enqueue(group, *signature, job, *caller) },
+                // SAFETY: the caller's promise.
+                _ => unsafe { self.enqueue_bundle(group, calls, &jobs[bundle]) },
+            };
+            given.map_err(|error| (begin, error))?;
+        }
+        Ok(())
+    }
+
+    /// Gives several collectives to a stream as one launch: `jobs`, of these calls.
+    ///
+    /// # Safety
+    /// As [`DeviceExchange::enqueue_several`].
+    unsafe fn enqueue_bundle(
+        &self,
+        group: &Group,
+        calls: &[(Signature, Job, Caller)],
+        jobs: &[Job],
+    ) -> Result<Enqueued> {
+        let parts = self.parts();
+        let Some(&(.., caller)) = calls.first() else { fail!(Internal, "a launch has no calls") };
+        let signatures: Vec<Signature> = calls.iter().map(|(signature, ..)| *signature).collect();
+        let mut beside = Vec::new();
+        for (.., other) in calls {
+            if other.stream != caller.stream && !beside.contains(&other.stream) {
+                beside.push(other.stream);
+            }
+        }
+        let compare = |last: &Turn, known: &mut Calls| {
+            for (place, (signature, job, _)) in calls.iter().enumerate() {
+                // A launch has few.
+                let (before, behind) = (place as u8, (calls.len() - 1 - place) as u32);
+                let turn = last.before(behind, *signature);
+                let place = InLaunch { before, of: calls.len() as u8 };
+                let terms = Terms { max_blocks: job.max_blocks, windowed: false, place };
+                known.compare(parts, group, &turn, terms)?;
+            }
+            Ok(())
+        };
+        let launch = |stream: &Stream| {
+            // SAFETY: the caller's promise.
+            unsafe { self.between(caller, &beside, stream, || parts.kernels.enqueue_several(jobs, stream)) }
+        };
+        self.give(group, Class::Ordered, &signatures, Members::NONE, caller, compare, launch)
     }
 
     /// Gives a broadcast by stages to the caller's stream and returns, as [`DeviceExchange::enqueue`].
@@ -167,7 +234,7 @@ impl DeviceExchange {
         caller: Caller,
     ) -> Result<Enqueued> {
         let parts = self.parts();
-        let terms = Terms { max_blocks: pull.max_blocks, windowed: false };
+        let terms = Terms { max_blocks: pull.max_blocks, windowed: false, ..Terms::default() };
         let compare = |turn: &Turn, calls: &mut Calls| calls.compare(parts, group, turn, terms);
         let (max_blocks, multiprocessors) = (parts.room.allowed(pull.max_blocks), parts.room.multiprocessors);
         let mut pull = Pull { max_blocks, multiprocessors, ..*pull };
@@ -241,19 +308,38 @@ impl DeviceExchange {
     ) -> Result<Enqueued> {
         let peers = points.iter().map(|point| point.peer).collect();
         let launch = |stream: &Stream| {
+            let blocks = self.parts().room.blocks(0);
             // SAFETY: the caller's promise.
-            let joined = unsafe { self.join(caller, beside, stream) }?;
-            // SAFETY: the caller's promise.
-            unsafe { self.parts().kernels.enqueue_points(points, self.parts().room.blocks(0), stream) }?;
-            let Some(done) = joined.first().map(|_| Event::new(self.devices(), self.device())).transpose()?
-            else {
-                return Ok(());
-            };
-            done.record(stream)?;
-            joined.iter().try_for_each(|other| other.wait(&done))
+            unsafe {
+                self.between(caller, beside, stream, || {
+                    self.parts().kernels.enqueue_points(points, blocks, stream)
+                })
+            }
         };
         let compare = |_: &Turn, calls: &mut Calls| calls.compare_points(self.parts(), group, points);
         self.give(group, Class::PointToPoint, signatures, peers, caller, compare, launch)
+    }
+
+    /// Launches something on `stream` behind what others were given, which wait for it in turn.
+    ///
+    /// # Safety
+    /// The streams live.
+    unsafe fn between(
+        &self,
+        caller: Caller,
+        others: &[Option<StreamHandle>],
+        stream: &Stream,
+        launch: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let joined = unsafe { self.join(caller, others, stream) }?;
+        launch()?;
+        if joined.is_empty() {
+            return Ok(());
+        }
+        let done = Event::new(self.devices(), self.device())?;
+        done.record(stream)?;
+        joined.iter().try_for_each(|other| other.wait(&done))
     }
 
     /// Has `stream` wait for what others were given; those others.
@@ -280,7 +366,7 @@ impl DeviceExchange {
         joined.collect()
     }
 
-    #[expect(clippy::too_many_arguments, reason = "two callers, above")]
+    #[expect(clippy::too_many_arguments, reason = "few callers, above")]
     fn give(
         &self,
         group: &Group,

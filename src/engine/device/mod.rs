@@ -22,6 +22,7 @@ mod watch;
 mod window;
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::cuda::context::Devices;
@@ -84,6 +85,15 @@ pub trait Kernels: fmt::Debug + Send + Sync {
     /// As there.
     unsafe fn enqueue(&self, job: &Job, stream: &Stream) -> Result<()>;
 
+    /// As [`Exchange::bundles`].
+    fn bundles(&self, jobs: &[Job]) -> Result<Vec<Range<usize>>>;
+
+    /// As [`Exchange::enqueue_several`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn enqueue_several(&self, jobs: &[Job], stream: &Stream) -> Result<()>;
+
     /// As [`Exchange::shares`].
     fn shares(&self, job: &Job) -> Option<Shared>;
 
@@ -114,6 +124,15 @@ impl Kernels for Exchange {
     unsafe fn enqueue(&self, job: &Job, stream: &Stream) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { Exchange::enqueue(self, job, stream) }
+    }
+
+    fn bundles(&self, jobs: &[Job]) -> Result<Vec<Range<usize>>> {
+        Exchange::bundles(self, jobs)
+    }
+
+    unsafe fn enqueue_several(&self, jobs: &[Job], stream: &Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { Exchange::enqueue_several(self, jobs, stream) }
     }
 
     fn shares(&self, job: &Job) -> Option<Shared> {

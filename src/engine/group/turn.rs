@@ -54,6 +54,11 @@ impl Turn {
         Turn { deadline, ..self }
     }
 
+    /// The call so many numbers before, made with it: to compare what is called.
+    pub fn before(self, calls: u32, signature: Signature) -> Turn {
+        Turn { sequence: self.sequence.wrapping_sub(calls), signature, ..self }
+    }
+
     /// When it gives up if its turn has not come: what runs before it says first why it is late.
     pub fn gives_up_at(&self) -> Deadline {
         self.deadline.postponed(HEARSAY + Duration::from_millis(100))

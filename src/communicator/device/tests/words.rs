@@ -1,5 +1,6 @@
 //! Kernels of the double: words that ranks write to each other's arenas.
 
+use std::ops::Range;
 use std::sync::Mutex;
 
 use super::*;
@@ -54,6 +55,25 @@ impl Kernels for Words {
         let number = self.meet(stream)?;
         // SAFETY: the output holds a word.
         unsafe { stream.write_value(job.output, number) }
+    }
+
+    /// Those that follow each other and have as many elements.
+    fn bundles(&self, jobs: &[Job]) -> Result<Vec<Range<usize>>> {
+        let mut bundles = Vec::new();
+        for alike in jobs.chunk_by(|before, job| before.count == job.count) {
+            let begin = bundles.last().map_or(0, |before: &Range<usize>| before.end);
+            bundles.push(begin..begin + alike.len());
+        }
+        Ok(bundles)
+    }
+
+    unsafe fn enqueue_several(&self, jobs: &[Job], stream: &Stream) -> Result<()> {
+        let number = self.meet(stream)?;
+        for (place, job) in (0..).zip(jobs) {
+            // SAFETY: the output holds a word.
+            unsafe { stream.write_value(job.output, 100 * number + place) }?;
+        }
+        Ok(())
     }
 
     fn shares(&self, job: &Job) -> Option<Shared> {

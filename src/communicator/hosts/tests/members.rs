@@ -1,6 +1,7 @@
 //! Kernels that exchange, made of the double's copies, folds and words.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::Mutex;
 
 use super::*;
@@ -141,6 +142,14 @@ impl Kernels for Members {
             // SAFETY: as above.
             unsafe { self.folds.fold(stream.devices(), &fold) }
         })
+    }
+
+    fn bundles(&self, jobs: &[Job]) -> Result<Vec<Range<usize>>> {
+        Ok((0..jobs.len()).map(|call| call..call + 1).collect())
+    }
+
+    unsafe fn enqueue_several(&self, _: &[Job], _: &Stream) -> Result<()> {
+        panic!("each is alone")
     }
 
     fn shares(&self, _: &Job) -> Option<Shared> {

@@ -1,6 +1,7 @@
 //! Ranks whose GPUs are played, and calls whose results are known.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::super::*;
@@ -119,6 +120,11 @@ impl World {
         self.ranks.len() as u32
     }
 
+    /// Which of these are a launch each.
+    pub(super) fn bundles(&self, jobs: &[Job]) -> Vec<Range<usize>> {
+        self.ranks[0].exchange.bundles(jobs).expect("launches")
+    }
+
     /// Has all ranks call, but those of a mask.
     pub(super) fn call_without(&mut self, case: Case, absent: u32, dice: &mut Dice) {
         let size = self.size();
@@ -150,6 +156,32 @@ impl World {
 
     pub(super) fn call(&mut self, case: Case, dice: &mut Dice) {
         self.call_without(case, 0, dice);
+    }
+
+    /// Has all ranks call these as one group; which of them are a launch each.
+    pub(super) fn group(&mut self, cases: &[Case], dice: &mut Dice) -> Vec<Range<usize>> {
+        let begin = self.calls.len();
+        for &case in cases {
+            self.call_without(case, u32::MAX, dice);
+        }
+        let made = &mut self.calls[begin..];
+        let mut bundles = Vec::new();
+        for (own, rank) in self.ranks.iter().enumerate() {
+            let jobs: Vec<Job> = made.iter().map(|called| called.jobs[own]).collect();
+            bundles = rank.exchange.bundles(&jobs).expect("launches");
+            for bundle in &bundles {
+                // SAFETY: as for calls.
+                match &jobs[bundle.clone()] {
+                    [job] => unsafe { rank.exchange.enqueue(job, &rank.stream) },
+                    jobs => unsafe { rank.exchange.enqueue_several(jobs, &rank.stream) },
+                }
+                .expect("a launch");
+                for called in &mut made[bundle.clone()] {
+                    rank.recorder.copy_result(called.jobs[own].output, &mut called.got[own]);
+                }
+            }
+        }
+        bundles
     }
 
     /// Plays all calls.
