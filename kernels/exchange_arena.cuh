@@ -69,20 +69,21 @@ struct Group {
 
 // Calls that are one launch: each has blocks of its own, whose queues are those of the same blocks on the other ranks.
 // `Several` of src/cuda/exchange/arguments.rs.
-template <class Call>
+template <class Parameter>
 struct Several {
-    static constexpr u32 MOST = 15;
+    static constexpr u32 MOST = 31;
 
+    Group group;
     // The first block of each call; beyond the last call no block has that number.
     u32 begins[MOST + 1];
-    Call call[MOST];
+    typename Parameter::Call call[MOST];
 
     // The call of this block.
-    DEVICE const Call &own() const {
+    DEVICE Parameter own() const {
         u32 number = 0;
 #pragma unroll
         for (u32 i = 1; i < MOST; i++) number += blockIdx.x >= begins[i];
-        return call[number];
+        return Parameter(call[number], group);
     }
 };
 

@@ -12,9 +12,8 @@ namespace unisono {
 
 enum Protocol : u32 { NARROW, WIDE, TILES };
 
-// The parameter of the kernels: `Combine` of src/cuda/exchange/arguments.rs.
-struct Combine {
-    Group group;
+// A call without its group: `Combination` of src/cuda/exchange/arguments.rs.
+struct Combination {
     const u8 *input;
     u8 *output;
     // Of all pieces together, or of the one that all owners have.
@@ -37,7 +36,16 @@ struct Combine {
     // The operator's number.
     u32 number;
     // Which block is the first of this call: see `Several`.
-    u32 first;
+    u32 first, unused;
+};
+
+// The parameter of the kernels: `Combine` of src/cuda/exchange/arguments.rs.
+struct Combine : Combination {
+    using Call = Combination;
+    Group group;
+
+    DEVICE Combine(const Combination &call, const Group &group) : Combination(call), group(group) {}
+    Combine() = default;
 
     DEVICE u32 block() const { return blockIdx.x - first; }
     DEVICE static bool has(u32 mask, u32 rank) { return mask >> rank & 1; }

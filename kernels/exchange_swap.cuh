@@ -12,9 +12,8 @@ namespace unisono {
 
 constexpr u32 SWAP_THREADS = 512;
 
-// The parameter of the kernel: `Swap` of src/cuda/exchange/arguments.rs.
-struct Swap {
-    Group group;
+// A call without its group: `Swapping` of src/cuda/exchange/arguments.rs.
+struct Swapping {
     const u8 *input;
     u8 *output;
     // Of one part.
@@ -26,6 +25,15 @@ struct Swap {
     u32 wide;
     // Which block is the first of this call: see `Several`.
     u32 first;
+};
+
+// The parameter of the kernel: `Swap` of src/cuda/exchange/arguments.rs.
+struct Swap : Swapping {
+    using Call = Swapping;
+    Group group;
+
+    DEVICE Swap(const Swapping &call, const Group &group) : Swapping(call), group(group) {}
+    Swap() = default;
 };
 
 // A warp's part of the work: every `step`-th packet from `first` on, of what goes to a peer and of what comes from there.

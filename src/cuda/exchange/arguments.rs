@@ -57,11 +57,18 @@ impl Group {
     }
 }
 
-/// The parameter of the kernels that combine.
+/// The parameter of the kernels that do one call: the call, and its group.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Call<C> {
+    pub(super) call: C,
+    pub(super) group: Group,
+}
+
+/// A call that combines.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Combine {
-    pub(super) group: Group,
     pub(super) input: u64,
     pub(super) output: u64,
     pub(super) bytes: u64,
@@ -79,13 +86,13 @@ pub(super) struct Combine {
     pub(super) ranks: u32,
     pub(super) number: u32,
     pub(super) first: u32,
+    pub(super) unused: u32,
 }
 
-/// The parameter of the kernel that swaps parts.
+/// A call that swaps parts.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Swap {
-    pub(super) group: Group,
     pub(super) input: u64,
     pub(super) output: u64,
     pub(super) bytes: u64,
@@ -96,20 +103,22 @@ pub(super) struct Swap {
 }
 
 /// The most calls of one launch.
-pub(super) const SEVERAL: usize = 15;
+pub(super) const SEVERAL: usize = 31;
 
 /// The parameter of kernels that do several calls, each by blocks of its own.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Several<C> {
+    group: Group,
     begins: [u32; SEVERAL + 1],
     calls: [C; SEVERAL],
 }
 
 impl<C: std::marker::Copy> Several<C> {
     /// Of at most [`SEVERAL`] calls, each behind the number of its first block; `None` of none.
-    pub(super) fn new(calls: &[(u32, C)]) -> Option<Several<C>> {
-        let mut all = Several { begins: [u32::MAX; SEVERAL + 1], calls: [calls.first()?.1; SEVERAL] };
+    pub(super) fn new(group: Group, calls: &[(u32, C)]) -> Option<Several<C>> {
+        let first = calls.first()?.1;
+        let mut all = Several { group, begins: [u32::MAX; SEVERAL + 1], calls: [first; SEVERAL] };
         for (place, &(begin, call)) in calls.iter().enumerate().take(SEVERAL) {
             (all.begins[place], all.calls[place]) = (begin, call);
         }

@@ -36,16 +36,6 @@ pub(in crate::cuda) static WINDOWED: Image = Image::new(
     include_bytes!("../../../kernels/windowed.compute_80.xz"),
 );
 
-/// What groups of calls sum most.
-const SEVERAL: [(DataType, &CStr); 6] = [
-    (DataType::F32, c"unisono_several_Sum_F32"),
-    (DataType::F16, c"unisono_several_Sum_F16"),
-    (DataType::Bf16, c"unisono_several_Sum_Bf16"),
-    (DataType::F64, c"unisono_several_Sum_F64"),
-    (DataType::U32, c"unisono_several_Sum_U32"),
-    (DataType::U64, c"unisono_several_Sum_U64"),
-];
-
 /// The kernels of an operator and a type: by lines, by tiles, in windows.
 macro_rules! names {
     ($name:literal) => {
@@ -81,11 +71,12 @@ struct Names {
 
 /// The kernels of one device, loaded once in a process and kept, with the devices: unloading could wait for the device.
 pub(super) struct Functions {
-    combines: HashMap<Names, Combiners>,
+    /// By the number of the type: those of its sums, and of all else.
+    combines: Vec<[Combiners; 2]>,
     relay: Pair,
     swapper: FunctionHandle,
-    /// For several calls at once: sums by lines, broadcasts, and what swaps.
-    several: HashMap<Names, FunctionHandle>,
+    /// For several calls at once: sums by lines, by the number of the type; broadcasts; what swaps.
+    several: Vec<Option<FunctionHandle>>,
     several_relays: FunctionHandle,
     several_swaps: FunctionHandle,
     mover: FunctionHandle,
@@ -127,17 +118,15 @@ impl Functions {
             let staged = Pair { lines: function(names.lines)?, tiles: function(names.tiles)? };
             Ok(Combiners { staged, windowed: in_windows(names.windowed)? })
         };
-        let mut combines = HashMap::new();
+        let mut known = HashMap::new();
+        let mut once = |names: Names| match known.entry(names) {
+            Entry::Occupied(entry) => Ok(*entry.get()),
+            Entry::Vacant(entry) => combiners(names).map(|made| *entry.insert(made)),
+        };
+        let (mut combines, mut several) = (Vec::new(), Vec::new());
         for dtype in DataType::ALL {
-            for names in [sum(dtype), various(dtype)] {
-                if let Entry::Vacant(entry) = combines.entry(names) {
-                    entry.insert(combiners(names)?);
-                }
-            }
-        }
-        let mut several = HashMap::new();
-        for (dtype, name) in SEVERAL {
-            several.insert(sum(dtype), function(name)?);
+            combines.push([once(sum(dtype))?, once(various(dtype))?]);
+            several.push(sum_of_several(dtype).map(function).transpose()?);
         }
         Ok(Functions {
             combines,
@@ -159,13 +148,13 @@ impl Functions {
 
     /// Whether there are kernels that combine so.
     pub(super) fn combines(dtype: DataType, operator: &Operator) -> bool {
-        names_of(dtype, operator).is_some()
+        family(dtype, operator).is_some()
     }
 
     /// The kernels that combine so.
     pub(super) fn combine(&self, dtype: DataType, operator: &Operator) -> Result<Combiners> {
-        match names_of(dtype, operator).and_then(|names| self.combines.get(&names)) {
-            Some(&combiners) => Ok(combiners),
+        match family(dtype, operator) {
+            Some(family) => Ok(self.combines[dtype as usize][family as usize]),
             None => fail!(Internal, "no kernel combines {} so", dtype.name()),
         }
     }
@@ -179,7 +168,8 @@ impl Functions {
     pub(super) fn several(&self, job: &Job) -> Option<FunctionHandle> {
         match job.kind {
             Kind::Broadcast => Some(self.several_relays),
-            _ => self.several.get(&names_of(job.dtype, &job.operator)?).copied(),
+            _ if family(job.dtype, &job.operator) != Some(Family::Sum) => None,
+            _ => self.several[job.dtype as usize],
         }
     }
 
@@ -220,15 +210,35 @@ impl fmt::Debug for Functions {
     }
 }
 
-/// The names of the kernels for a type and an operator. Sums have kernels of their own; for floats they divide and scale
-/// too.
-fn names_of(dtype: DataType, operator: &Operator) -> Option<Names> {
+/// What a type has kernels for. Sums have kernels of their own; for floats they divide and scale too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Family {
+    Sum = 0,
+    Various = 1,
+}
+
+fn family(dtype: DataType, operator: &Operator) -> Option<Family> {
     match operator {
-        Operator::Sum | Operator::PreMulSum(_) => Some(sum(dtype)),
-        Operator::Average if dtype.is_float() => Some(sum(dtype)),
-        Operator::Product | Operator::Min | Operator::Max | Operator::Average => Some(various(dtype)),
-        Operator::BitAnd | Operator::BitOr | Operator::BitXor => (!dtype.is_float()).then(|| various(dtype)),
+        Operator::Sum | Operator::PreMulSum(_) => Some(Family::Sum),
+        Operator::Average if dtype.is_float() => Some(Family::Sum),
+        Operator::Product | Operator::Min | Operator::Max | Operator::Average => Some(Family::Various),
+        Operator::BitAnd | Operator::BitOr | Operator::BitXor => {
+            (!dtype.is_float()).then_some(Family::Various)
+        }
         Operator::Custom(_) => None,
+    }
+}
+
+/// The kernel for several sums at once: of what groups of calls sum most.
+const fn sum_of_several(dtype: DataType) -> Option<&'static CStr> {
+    match dtype {
+        DataType::F16 => Some(c"unisono_several_Sum_F16"),
+        DataType::F32 => Some(c"unisono_several_Sum_F32"),
+        DataType::F64 => Some(c"unisono_several_Sum_F64"),
+        DataType::Bf16 => Some(c"unisono_several_Sum_Bf16"),
+        DataType::I32 | DataType::U32 => Some(c"unisono_several_Sum_U32"),
+        DataType::I64 | DataType::U64 => Some(c"unisono_several_Sum_U64"),
+        _ => None,
     }
 }
 

@@ -26,7 +26,7 @@ use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
 
-use self::arguments::Group;
+use self::arguments::{Call, Group};
 use self::functions::Functions;
 use self::plan::{Combination, Plan};
 use self::several::{Arguments, Bundler};
@@ -153,7 +153,7 @@ impl Exchange {
             Plan::Nothing => self.fault.check(),
             Plan::Combine(combination) => self.combine(job, &combination, stream),
             Plan::Swap(swapping) => {
-                let mut arguments = swapping.arguments(self.group, job, bytes, 0);
+                let mut arguments = Call { call: swapping.arguments(job, bytes, 0), group: self.group };
                 self.launch(self.functions.swapper(), swapping.grid, stream, (&raw mut arguments).cast())
             }
             // SAFETY: the points lie within what the caller promised.
@@ -269,7 +269,8 @@ impl Exchange {
             _ => self.functions.combine(job.dtype, &job.operator)?.staged,
         };
         let function = if combination.goes_by_tiles() { pair.tiles } else { pair.lines };
-        let mut arguments = combination.arguments(self.group, job, 0);
+        let mut arguments =
+            Call { call: combination.arguments(self.group.size(), job, 0), group: self.group };
         self.launch(function, combination.grid, stream, (&raw mut arguments).cast())
     }
 

@@ -3,7 +3,7 @@
 
 use super::Job;
 use super::arena::NARROW_BYTES;
-use super::arguments::{Combine, Group};
+use super::arguments::Combine;
 use super::swap::Swapping;
 use super::table::Table;
 use crate::cuda::driver::Grid;
@@ -184,7 +184,7 @@ impl Combination {
     }
 
     /// By the blocks from `first` on.
-    pub(super) fn arguments(&self, group: Group, job: &Job, first: u32) -> Combine {
+    pub(super) fn arguments(&self, size: u32, job: &Job, first: u32) -> Combine {
         let scale = job.scale();
         Combine {
             input: job.input,
@@ -201,10 +201,10 @@ impl Combination {
             whole: self.whole.into(),
             packed: self.packed.into(),
             scaled: scale.is_some().into(),
-            ranks: job.divisor(group.size()),
+            ranks: job.divisor(size),
             number: job.operator.number().into(),
             first,
-            group,
+            unused: 0,
         }
     }
 }
@@ -307,8 +307,7 @@ mod tests {
                         continue;
                     };
                     assert!((1..=few).contains(&plan.grid.blocks), "{plan:?}");
-                    let arguments =
-                        plan.arguments(Group::new(0, &[4096; 8][..size as usize], 0, &table), &job, bytes, 0);
+                    let arguments = plan.arguments(&job, bytes, 0);
                     let room = if arguments.wide != 0 { wide_room(tuning.wide) } else { NARROW_ROOM };
                     assert!(arguments.share <= room, "{plan:?}");
                     // No block has nothing to do: its peers wait for an item of it.

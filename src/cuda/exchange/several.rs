@@ -93,14 +93,14 @@ impl Bundler<'_> {
             grid.threads = grid.threads.max(call.grid().threads);
             match call {
                 ByLines::Combine(combination) => {
-                    combines.push((first, combination.arguments(self.group, job, first)));
+                    combines.push((first, combination.arguments(self.group.size(), job, first)));
                 }
                 ByLines::Swap(swapping) => {
-                    swaps.push((first, swapping.arguments(self.group, job, job.bytes()?, first)));
+                    swaps.push((first, swapping.arguments(job, job.bytes()?, first)));
                 }
             }
         }
-        let arguments = match (Several::new(&combines), Several::new(&swaps)) {
+        let arguments = match (Several::new(self.group, &combines), Several::new(self.group, &swaps)) {
             (Some(combines), None) => Arguments::Combine(Box::new(combines)),
             (None, Some(swaps)) => Arguments::Swap(Box::new(swaps)),
             _ => return None,

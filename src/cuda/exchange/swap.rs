@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::Job;
-use super::arguments::{Group, Swap};
+use super::arguments::Swap;
 use super::plan::{LINE_GRAIN, NARROW_ROOM, Protocol, line_packets, wide_room};
 use super::table::Table;
 use crate::cuda::driver::Grid;
@@ -45,9 +45,8 @@ impl Swapping {
     }
 
     /// By the blocks from `first` on.
-    pub(super) fn arguments(&self, group: Group, job: &Job, bytes: u64, first: u32) -> Swap {
+    pub(super) fn arguments(&self, job: &Job, bytes: u64, first: u32) -> Swap {
         Swap {
-            group,
             input: job.input,
             output: job.output,
             bytes,

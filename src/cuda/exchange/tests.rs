@@ -210,7 +210,7 @@ fn calls_of_a_group_share_launches_where_they_have_one_kernel() {
     let table = Table::default();
     let sum = |count| Case::new(Kind::Allreduce, count);
     let bytes = |kind, count| Case { dtype: DataType::U8, ..Case::new(kind, count) };
-    assert_eq!(bundles(&table, &[sum(1); 33]), [15, 15, 3]);
+    assert_eq!(bundles(&table, &[sum(1); 33]), [31, 2]);
     // A long one goes by tiles, and parts those on its sides; other types and operators have other kernels, or none.
     let half = Case { dtype: DataType::Bf16, ..sum(100) };
     let other = Case { dtype: DataType::I32, operator: Operator::Min, ..sum(100) };

@@ -33,7 +33,7 @@ struct Note {
     count: AtomicU64,
     /// The root, below how many calls the exchange has had with this one.
     root: AtomicU64,
-    /// The most blocks that the caller allows, in 24 bits; the place in its launch, in 8; the digest of all calls before; the last
+    /// The most blocks that the caller allows, in 22 bits; the place in its launch, in 10; the digest of all calls before; the last
     /// bit: [`WINDOWED`].
     terms: AtomicU64,
 }
@@ -42,24 +42,24 @@ struct Note {
 const WINDOWED: u64 = 1 << 63;
 
 /// How many blocks a note has room for: more than any kernel has.
-pub const MOST_BLOCKS: u32 = (1 << 24) - 1;
+pub const MOST_BLOCKS: u32 = (1 << 22) - 1;
 
 /// Which call of a launch of several one is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InLaunch {
     /// Calls before it.
     pub before: u8,
-    /// All of the launch, at most 15; 0 where it is alone.
+    /// All of the launch, at most 31; 0 where it is alone.
     pub of: u8,
 }
 
 impl InLaunch {
     fn code(self) -> u32 {
-        u32::from(self.before << 4 | self.of)
+        u32::from(self.before) << 5 | u32::from(self.of)
     }
 
     fn decode(code: u32) -> InLaunch {
-        InLaunch { before: (code >> 4 & 15) as u8, of: (code & 15) as u8 }
+        InLaunch { before: (code >> 5 & 31) as u8, of: (code & 31) as u8 }
     }
 }
 
@@ -213,7 +213,7 @@ impl Boards {
         let root = u64::from(signature.root) | u64::from(before.wrapping_add(1)) << 32;
         note.root.store(root, Ordering::Relaxed);
         let windowed = if *windowed { WINDOWED } else { 0 };
-        let blocks = (*max_blocks).min(MOST_BLOCKS) | place.code() << 24;
+        let blocks = (*max_blocks).min(MOST_BLOCKS) | place.code() << 22;
         let terms = u64::from(blocks) | u64::from(*digest) << 32 | windowed;
         note.terms.store(terms, Ordering::Relaxed);
         note.head.store(head, Ordering::Release);
@@ -242,7 +242,7 @@ impl Boards {
         let signature = Signature::decode(head as u32, root as u32, count).ok()?;
         let sequence = ((head >> 32) as u32).wrapping_sub(1);
         let (windowed, digest) = (terms & WINDOWED != 0, ((terms & !WINDOWED) >> 32) as u32);
-        let (max_blocks, place) = (terms as u32 & MOST_BLOCKS, InLaunch::decode(terms as u32 >> 24));
+        let (max_blocks, place) = (terms as u32 & MOST_BLOCKS, InLaunch::decode(terms as u32 >> 22));
         Some(Noted { sequence, signature, max_blocks, place, windowed, digest })
     }
 
