@@ -36,15 +36,23 @@ struct Lines {
         return offset(packet) + (is_numbered(packet) ? 8 : 16) <= bytes && reinterpret_cast<u64>(base) % 8 == 0;
     }
 
+    // Whether all that is left is one element of 4 bytes: a call of one float is not rare.
+    DEVICE static bool is_one(const u8 *base, u32 bytes, u32 at) {
+        return bytes - at == 4 && reinterpret_cast<u64>(base + at) % 4 == 0;
+    }
+
     DEVICE Data load(const u8 *base, u32 bytes, u32 packet) const {
-        const u8 *from = base + offset(packet);
+        const u32 at = offset(packet);
         Data data{};
         if (suits(base, bytes, packet)) {
-            data.word[0] = load_plain<u64>(from);
-            if (!is_numbered(packet)) data.word[1] = load_plain<u64>(from + 8);
+            data.word[0] = load_plain<u64>(base + at);
+            if (!is_numbered(packet)) data.word[1] = load_plain<u64>(base + at + 8);
+        } else if (is_one(base, bytes, at)) {
+            data.word[0] = load_plain<u32>(base + at);
         } else {
-            data.word[0] = load_word(base, offset(packet), bytes);
-            if (!is_numbered(packet)) data.word[1] = load_word(base, offset(packet) + 8, bytes);
+            const Packet words = load_packet_slowly(base, at, bytes);
+            data.word[0] = words.low;
+            if (!is_numbered(packet)) data.word[1] = words.high;
         }
         return data;
     }
@@ -54,9 +62,11 @@ struct Lines {
         if (suits(base, bytes, packet)) {
             store_plain(base + at, data.word[0]);
             if (!is_numbered(packet)) store_plain(base + at + 8, data.word[1]);
+        } else if (is_one(base, bytes, at)) {
+            store_plain(base + at, static_cast<u32>(data.word[0]));
         } else {
-            store_word(base, at, bytes, data.word[0]);
-            if (!is_numbered(packet)) store_word(base, at + 8, bytes, data.word[1]);
+            const u32 end = is_numbered(packet) ? min(bytes, at + 8) : bytes;
+            store_packet_slowly(base, at, end, Packet{data.word[0], data.word[1]});
         }
     }
 

@@ -56,8 +56,6 @@ DEVICE u64 load_word(const u8 *base, u32 at, u32 bytes) {
     if (suits(from, at, bytes, 8)) return load_plain<u64>(from);
     if (at >= 8 && at + 16 <= bytes) return load_across(from);
     if (at >= bytes) return 0;
-    // A call of one float, which is not rare.
-    if (bytes - at == 4 && reinterpret_cast<u64>(from) % 4 == 0) return load_plain<u32>(from);
     return load_slowly(from, bytes - at);
 }
 
@@ -67,8 +65,6 @@ DEVICE void store_word(u8 *base, u32 at, u32 bytes, u64 word) {
         store_plain(to, word);
     } else if (at >= bytes) {
         return;
-    } else if (bytes - at == 4 && reinterpret_cast<u64>(to) % 4 == 0) {
-        store_plain(to, static_cast<u32>(word));
     } else {
         store_slowly(to, bytes - at, word);
     }
