@@ -113,6 +113,17 @@ if wanted contracts && ! lacks torch && [ "$gpus" -gt 1 ]; then
     client contracts 120 python3 "$here/scripts/gpu/nccl_contracts.py" "$ours"
 fi
 
+# Groups of collectives, and how long they take: over ours and, where it is found, NVIDIA's.
+nvidia=$(python3 -c '
+import torch
+print(next((line.split()[-1] for line in open("/proc/self/maps") if "libnccl.so.2" in line), ""))' 2>/dev/null)
+if wanted groups && command -v nvcc >/dev/null; then
+    client groups-build 60 nvcc -O2 -std=c++17 -I "$here/include/unisono" -o "$out/nccl_groups" "$here/scripts/gpu/nccl_groups.cu" \
+        -L "$out/lib" -lnccl
+    client groups 60 env LD_LIBRARY_PATH="$out/lib" "$out/nccl_groups"
+    [ -z "$nvidia" ] || client groups-nvidia 60 env LD_LIBRARY_PATH="$(dirname "$nvidia")" "$out/nccl_groups"
+fi
+
 # nccl-tests: compiled with our header and, since it has kernels for the device API, NVIDIA's headers of that, which include
 # ours.
 build_nccl_tests() {

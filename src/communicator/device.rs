@@ -489,12 +489,12 @@ impl Collectives {
     /// # Safety
     /// As [`OnDevices::launch`], for all of them.
     pub(super) unsafe fn give(&self) -> impl Iterator<Item = (usize, Result<Work>)> {
-        // SAFETY: the caller's promise.
         let given = match &self.calls[..] {
-            [(signature, job, caller)] => unsafe {
-                let enqueued = self.exchange.enqueue(&self.group, *signature, job, *caller);
+            [(signature, job, caller)] => {
+                // SAFETY: the caller's promise.
+                let enqueued = unsafe { self.exchange.enqueue(&self.group, *signature, job, *caller) };
                 enqueued.map(drop).map_err(|error| (0, error))
-            },
+            }
             // SAFETY: as above.
             calls => unsafe { self.exchange.enqueue_several(&self.group, calls) },
         };

@@ -233,7 +233,7 @@ pub trait DeviceCalls {
     /// priority. With 8 queues and 8 streams that wait, nothing of this process runs on the device; with 32, at 33 (an H200,
     /// driver 580, scripts/gpu-test, step queues). With 8 it also gives one queue to two streams if two threads give
     /// them something at the same moment: a kernel then did not run before another thread's stream had gone on. With 32 that
-    /// was not seen. (ARCHITECTURE.md, *Staged*, has the numbers.)
+    /// is rare. (ARCHITECTURE.md, *Staged*, has the numbers.)
     fn queues(&self) -> usize;
 }
 

@@ -160,7 +160,7 @@ mod tests {
             let is_apart =
                 |byte: char| !(byte.is_ascii_alphanumeric() || matches!(byte, '%' | '$' | '_' | '<'));
             let is_good = |line: &&&str| {
-                line.split(is_apart).filter(|word| word.starts_with(['%', '$'])).all(|name| is_known(name))
+                line.split(is_apart).filter(|word| word.starts_with(['%', '$'])).all(&is_known)
             };
             found.extend(function.iter().filter(|line| !line.starts_with(".reg ") && !is_good(line)));
         }

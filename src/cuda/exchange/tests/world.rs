@@ -170,9 +170,10 @@ impl World {
             let jobs: Vec<Job> = made.iter().map(|called| called.jobs[own]).collect();
             bundles = rank.exchange.bundles(&jobs).expect("launches");
             for bundle in &bundles {
-                // SAFETY: as for calls.
                 match &jobs[bundle.clone()] {
+                    // SAFETY: as for calls.
                     [job] => unsafe { rank.exchange.enqueue(job, &rank.stream) },
+                    // SAFETY: as for calls.
                     jobs => unsafe { rank.exchange.enqueue_several(jobs, &rank.stream) },
                 }
                 .expect("a launch");
