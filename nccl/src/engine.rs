@@ -10,7 +10,7 @@ use unisono::collective::checked::{self, Checked};
 use unisono::collective::request::{Counts, Kind, Request};
 use unisono::communicator::{Call, Context, Pending, Work};
 use unisono::cuda::context::{Devices, Entered};
-use unisono::cuda::driver::StreamHandle;
+use unisono::cuda::driver::{Location, StreamHandle};
 use unisono::cuda::event::Event;
 use unisono::cuda::memory::PinnedBuffer;
 use unisono::cuda::queues;
@@ -85,13 +85,14 @@ impl Launch {
         self.request.kind.point_to_point() && self.request.root == context.rank()
     }
 
-    /// Begins it as one of several that are closed together; what GPUs do alone is done with that.
-    fn begin(&self) -> Result<Option<Pending>> {
+    /// Begins it as one of several that are closed together; what GPUs do alone is done with that. `known`: see
+    /// [`Context::begin_launch_together`].
+    fn begin(&self, known: &mut Option<Location>) -> Result<Option<Pending>> {
         let context = self.communicator.open_group()?;
         let current = Current::of(self)?;
         let _entered = current.as_ref().map(Current::enter).transpose()?;
         // SAFETY: the client's promise: the buffers are valid until the call is complete, and the stream lives.
-        unsafe { context.begin_launch_together(&self.request, &self.call()) }
+        unsafe { context.begin_launch_together(&self.request, &self.call(), known) }
     }
 
     fn call(&self) -> Call {
@@ -154,8 +155,9 @@ pub(crate) fn launch_all(mut launches: Vec<Launch>) -> Result<()> {
     };
     // The calls of one place are closed with it current, all that are together at once.
     let mut begun: Vec<Begun<'_>> = Vec::new();
+    let mut known = None;
     for launch in &launches {
-        match launch.begin() {
+        match launch.begin(&mut known) {
             Ok(None) => {}
             Ok(Some(pending)) => {
                 let place = launch.communicator.place;

@@ -19,7 +19,7 @@ use super::{Call, Completion, Work};
 use crate::collective::checked::{self, Checked};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
-use crate::cuda::driver::{Memory, StreamHandle};
+use crate::cuda::driver::{Location, Memory, StreamHandle};
 use crate::cuda::exchange::{Chosen, Direction, Job, Point, Pull, Stages, Table};
 use crate::deadline::Deadline;
 use crate::engine::device::{Caller, DeviceExchange, Enqueued, Loads, Way};
@@ -82,14 +82,16 @@ impl Context {
         }
     }
 
-    /// What `request` is on the group's devices, if they exchange it. A broadcast by stages is exchanged or refused.
+    /// What `request` is on the group's devices, if they exchange it. A broadcast by stages is exchanged or refused. `known` is what
+    /// CUDA has said of an address shortly before, if it has: what lies there is not asked about again.
     pub(super) fn on_devices(
         &self,
         request: &Request,
         call: &Call,
         buffers: &[*mut u8],
+        known: &mut Option<Location>,
     ) -> Result<Option<OnDevices>> {
-        let found = self.exchanged(request, call, buffers)?;
+        let found = self.exchanged(request, call, buffers, known)?;
         match (Stages::from_number(call.algorithm.unwrap_or(0)), self.place()) {
             (Some(stages), Place::Group(group)) if found.is_none() => {
                 let name = stages.name();
@@ -131,7 +133,13 @@ impl Context {
 
     /// The exchange that `request` runs on, if it is a call on device memory for which the GPUs have one. Agrees on that
     /// with the others at the first such call.
-    fn exchanged(&self, request: &Request, call: &Call, buffers: &[*mut u8]) -> Result<Option<OnDevices>> {
+    fn exchanged(
+        &self,
+        request: &Request,
+        call: &Call,
+        buffers: &[*mut u8],
+        known: &mut Option<Location>,
+    ) -> Result<Option<OnDevices>> {
         let Place::Group(group) = self.place() else { return Ok(None) };
         if !fits(request, call) || buffers.len() > 1 || !self.cuda().exchanges() {
             return Ok(None);
@@ -152,7 +160,7 @@ impl Context {
         if group.devices().is_some_and(|way| !takes(way)) {
             return Ok(None);
         }
-        let Some(OnMemory { what, device, name, .. }) = self.on_memory(group, request, call)? else {
+        let Some(OnMemory { what, device, name, .. }) = self.on_memory(group, request, call, known)? else {
             return Ok(None);
         };
         if group.devices().is_none() {
@@ -190,14 +198,19 @@ impl Context {
     }
 
     /// The call, if it is one on device memory, and where that is.
-    fn on_memory(&self, group: &Group, request: &Request, call: &Call) -> Result<Option<OnMemory>> {
+    fn on_memory(
+        &self,
+        group: &Group,
+        request: &Request,
+        call: &Call,
+        known: &mut Option<Location>,
+    ) -> Result<Option<OnMemory>> {
         let cuda = self.cuda();
-        let mut known = None;
         // Told by the pointers alone: most calls are on host memory, and parsed later.
         let mut on_device = call.on_device;
         for address in [request.output.addr(), request.input.addr()] {
             if !on_device && address != 0 {
-                known = cuda.locate(address as u64)?;
+                *known = cuda.locate(address as u64)?;
                 on_device = known.is_some_and(|found| found.memory != Memory::Host);
             }
         }
@@ -208,7 +221,8 @@ impl Context {
             return Ok(None);
         }
         let (what, spans) = self.parse(request, call)?;
-        let located = Located::new(spans, cuda, known)?;
+        let located = Located::new(spans, cuda, *known)?;
+        *known = located.any().or(*known);
         // A pointer that this rank does not use says nothing.
         if !nothing && !call.on_device && !located.is_on_device() {
             return Ok(None);
@@ -274,7 +288,7 @@ pub(super) fn connect_for(operations: &[(&Context, &Request, &Call)]) -> Result<
             && !request.kind.point_to_point()
             && context.cuda().exchanges()
             && let Some(OnMemory { what, device: Some(device), .. }) =
-                context.on_memory(group, request, call)?
+                context.on_memory(group, request, call, &mut None)?
         {
             let first = Some(First { signature: what.signature(), timeout: call.timeout });
             open.push(Candidate { context, device, first });

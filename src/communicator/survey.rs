@@ -111,6 +111,11 @@ impl Located {
         Ok(Located { spans: [(spans.input, input), (spans.output, output)] })
     }
 
+    /// What is known of some of it.
+    pub(super) fn any(&self) -> Option<Location> {
+        self.spans.iter().find_map(|(_, location)| *location)
+    }
+
     /// Whether any of it is a device's.
     pub(super) fn is_on_device(&self) -> bool {
         self.spans.iter().any(|(_, location)| is_of_device(location))

@@ -50,7 +50,7 @@ pub use windowed::{Seen, Shared};
 
 /// A collective call as this rank makes it. All ranks agree on everything but the addresses and a pre-multiplied sum's
 /// scalar.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Job {
     /// Which operation; see [`Exchange::serves`].
     pub kind: Kind,

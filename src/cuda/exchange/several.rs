@@ -28,6 +28,7 @@ pub(super) enum Arguments {
 }
 
 /// What a call is by lines.
+#[derive(Clone)]
 enum ByLines {
     Combine(Combination),
     Swap(Swapping),
@@ -42,6 +43,16 @@ impl ByLines {
     }
 }
 
+/// What `of` makes of each job; it is asked once for those that follow each other and differ in nothing but their addresses.
+fn each_shape<T: Clone>(jobs: &[Job], of: impl Fn(&Job) -> T) -> Vec<T> {
+    let shape = |job: &Job| Job { input: 0, output: 0, ..*job };
+    let mut made = Vec::with_capacity(jobs.len());
+    for alike in jobs.chunk_by(|before, job| shape(before) == shape(job)) {
+        made.resize(made.len() + alike.len(), of(&alike[0]));
+    }
+    made
+}
+
 /// Where calls become launches.
 pub(super) struct Bundler<'a> {
     pub(super) table: &'a Table,
@@ -52,7 +63,7 @@ pub(super) struct Bundler<'a> {
 impl Bundler<'_> {
     /// Which calls of a list are a launch each, in their order.
     pub(super) fn bundles(&self, jobs: &[Job]) -> Vec<Range<usize>> {
-        let functions: Vec<Option<FunctionHandle>> = jobs.iter().map(|job| self.function(job)).collect();
+        let functions = each_shape(jobs, |job| self.function(job));
         let mut bundles = Vec::with_capacity(jobs.len());
         let mut begin = 0;
         while begin < jobs.len() {
@@ -118,7 +129,7 @@ impl Bundler<'_> {
         if each == 0 {
             return None;
         }
-        jobs.iter().map(|job| self.by_lines(job, each)).collect()
+        each_shape(jobs, |job| self.by_lines(job, each)).into_iter().collect()
     }
 
     /// The kernel for several such calls, if there is one.
