@@ -17,6 +17,7 @@ constexpr u32 MAX_RANKS = 8;
 // of the one could look like a number of the other.
 constexpr u32 NARROW_BYTES = 4096;
 constexpr u32 LINE_DEPTH = 2;
+// Bytes in which a block lays what its rank has at addresses that packets do not suit.
 constexpr u32 SCRATCH = 16384;
 
 enum Area : u32 { LINES, INPUTS, RESULTS, MOVES, AREAS };

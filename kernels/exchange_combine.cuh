@@ -12,7 +12,7 @@ namespace unisono {
 
 enum Protocol : u32 { NARROW, WIDE, TILES };
 
-// A call without its group: `Combination` of src/cuda/exchange/arguments.rs.
+// A call without its group: `Combine` of src/cuda/exchange/arguments.rs.
 struct Combination {
     const u8 *input;
     u8 *output;
@@ -35,11 +35,11 @@ struct Combination {
     u32 ranks;
     // The operator's number.
     u32 number;
-    // Which block is the first of this call: see `Several`.
+    // Which block is the first of this call: see `Several`. So that nothing is left behind it: unused.
     u32 first, unused;
 };
 
-// The parameter of the kernels: `Combine` of src/cuda/exchange/arguments.rs.
+// The parameter of the kernels: `Call` of src/cuda/exchange/arguments.rs.
 struct Combine : Combination {
     using Call = Combination;
     Group group;

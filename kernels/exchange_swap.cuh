@@ -12,7 +12,7 @@ namespace unisono {
 
 constexpr u32 SWAP_THREADS = 512;
 
-// A call without its group: `Swapping` of src/cuda/exchange/arguments.rs.
+// A call without its group: `Swap` of src/cuda/exchange/arguments.rs.
 struct Swapping {
     const u8 *input;
     u8 *output;
@@ -27,7 +27,7 @@ struct Swapping {
     u32 first;
 };
 
-// The parameter of the kernel: `Swap` of src/cuda/exchange/arguments.rs.
+// The parameter of the kernel: `Call` of src/cuda/exchange/arguments.rs.
 struct Swap : Swapping {
     using Call = Swapping;
     Group group;

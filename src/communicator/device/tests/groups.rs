@@ -60,15 +60,13 @@ fn ranks_that_group_their_calls_differently_are_told() {
 }
 
 #[test]
-fn what_is_behind_a_call_that_fails_is_not_given() {
+fn calls_of_a_group_are_refused_after_an_abort() {
     ranks(&processes(2), words, |context, (double, _, device)| {
         let memory = [(); 3].map(|()| double.memory(*device, 4));
-        let (_, exchange) = exchange(context);
         let calls = [(1, memory[0]), (1, memory[1]), (2, memory[2])];
         context.abort();
         let works = give(calls.map(|(count, address)| sum(context, count, address, None, PATIENCE)).into());
         let refused = |work: Result<Work>| work.err().map(|error| error.status());
         assert_eq!(works.into_iter().map(refused).collect::<Vec<_>>(), [Some(Status::Aborted); 3]);
-        drop(exchange);
     });
 }
