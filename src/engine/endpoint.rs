@@ -39,8 +39,8 @@ use crate::transport::address::PeerAddress;
 use crate::transport::bell::Bell;
 use crate::transport::service::{Attendance, Identity, Options, Port, Registration};
 
-/// A rank that is asked what it does tells what the kernel has refused it in this time.
-const RECENT: Duration = Duration::from_secs(60);
+/// A rank that is asked what it does, or that waits for one that has left, tells what it has been refused in this time.
+pub const RECENT: Duration = Duration::from_secs(60);
 
 /// How long a launcher may take to say how a rank ended. The others wait for it to fail.
 const EXIT_CAUSE: Duration = Duration::from_millis(500);

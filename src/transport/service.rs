@@ -271,18 +271,17 @@ impl Registration {
         self.send(Command::HangUp { endpoint: self.shared.id, peer, why: why.text().to_owned() });
     }
 
-    /// Why somebody may wait for a link in vain: what the kernel last refused while this endpoint accepted connections, if
-    /// that was less than `within` ago, and that a link has not opened for a while.
+    /// Why somebody may wait for a link in vain, or for what a peer that has left would have sent: what the kernel last
+    /// refused while this endpoint accepted connections, or what failed of the link to a peer that then left, if that was
+    /// less than `within` ago; and that a link has not opened for a while.
     pub fn refusal(&self, within: Duration) -> Option<String> {
-        let refusal = self.shared.refusal.lock().unwrap_or_else(PoisonError::into_inner);
-        let refused = refusal.as_ref().filter(|(at, _)| at.elapsed() < within).map(|(_, text)| text.clone());
-        drop(refusal);
         let slow = self.shared.slow();
         let first = slow.first_key_value().map(|(_, text)| match slow.len() - 1 {
             0 => text.clone(),
             others => format!("{text}; {others} more do not open either"),
         });
-        let texts: Vec<String> = refused.into_iter().chain(first).collect();
+        let lately = [&self.shared.refusal, &self.shared.obstacle].map(|noted| noted.within(within));
+        let texts: Vec<String> = lately.into_iter().flatten().chain(first).collect();
         (!texts.is_empty()).then(|| texts.join("; "))
     }
 
@@ -341,8 +340,10 @@ struct Shared {
     /// A kick is on its way: more of them add nothing.
     kicked: AtomicBool,
     closed: Latch,
-    /// What the kernel last refused, and when.
-    refusal: Mutex<Option<(Instant, String)>>,
+    /// What the kernel last refused while connections were accepted.
+    refusal: Recent,
+    /// What failed of the link to a peer that then left.
+    obstacle: Recent,
     /// Peers whose links are wanted and do not open, and what has been tried.
     slow: Mutex<BTreeMap<u32, String>>,
 }
@@ -350,6 +351,21 @@ struct Shared {
 impl Shared {
     fn slow(&self) -> MutexGuard<'_, BTreeMap<u32, String>> {
         self.slow.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The last text of its kind, and when it was noted.
+#[derive(Default)]
+struct Recent(Mutex<Option<(Instant, String)>>);
+
+impl Recent {
+    fn note(&self, text: String) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), text));
+    }
+
+    fn within(&self, time: Duration) -> Option<String> {
+        let noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        noted.as_ref().filter(|(at, _)| at.elapsed() < time).map(|(_, text)| text.clone())
     }
 }
 

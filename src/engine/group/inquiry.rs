@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::{Group, Turn};
 use crate::deadline::Deadline;
 use crate::engine::control::Control;
+use crate::engine::endpoint::RECENT;
 use crate::engine::messages::{Failure, Mismatch};
 use crate::engine::recorder::Recorder;
 use crate::engine::wire::{Class, Key};
@@ -116,7 +117,7 @@ impl Group {
             Failure::Peer { peer, status, what } => {
                 let name = self.rank_of(peer).map(|rank| self.describe_rank(rank));
                 let name = name.unwrap_or_else(|| self.endpoint.describe(peer));
-                Error::new(status, format!("{name} {what}"))
+                Error::new(status, self.endpoint.with_refusal(format!("{name} {what}"), RECENT))
             }
             Failure::Mismatch(mismatch) => self.explain(&mismatch, self.endpoint.recorder()),
         }

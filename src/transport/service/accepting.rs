@@ -4,7 +4,6 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use socket2::{SockAddr, Socket};
@@ -87,7 +86,7 @@ impl Endpoint {
                 Err(cause) => {
                     let text = format!("rank {} cannot accept connections: {cause}", self.identity.rank);
                     log::warn!("{text}; trying again in {ACCEPT_PAUSE:?}");
-                    self.note_refusal(text);
+                    self.shared.refusal.note(text);
                     for listener in &self.listeners {
                         core.pause(listener.socket.as_fd());
                     }
@@ -96,12 +95,6 @@ impl Endpoint {
                 }
             }
         }
-    }
-
-    /// Keeps what the kernel refused, for those who wait for a link in vain.
-    fn note_refusal(&self, text: String) {
-        let mut refusal = self.shared.refusal.lock().unwrap_or_else(PoisonError::into_inner);
-        *refusal = Some((Instant::now(), text));
     }
 
     /// A stranger has connected.
@@ -119,7 +112,7 @@ impl Endpoint {
         if let Err(cause) = self.insert(core, token, conn) {
             let text = format!("rank {} cannot watch a connection: {cause}", self.identity.rank);
             log::warn!("{text}");
-            self.note_refusal(text);
+            self.shared.refusal.note(text);
             return;
         }
         core.alarm(Instant::now() + HANDSHAKE_TIMEOUT, self.shared.id, Alarm::HalfOpen { token });

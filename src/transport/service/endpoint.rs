@@ -15,7 +15,7 @@ use super::accepting::{HANDSHAKE_TIMEOUT, Listener};
 use super::connection::{Connection, Frame, Kind};
 use super::opening::Opening;
 use super::reactor::{Alarm, Core, Source};
-use super::{Attendance, Identity, Latch, Options, Port, Shared};
+use super::{Attendance, Identity, Latch, Options, Port, Recent, Shared};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status};
 use crate::sys::epoll::{Event, Interest};
@@ -133,7 +133,8 @@ impl Endpoint {
                 bell,
                 kicked,
                 closed,
-                refusal: Mutex::default(),
+                refusal: Recent::default(),
+                obstacle: Recent::default(),
                 slow: Mutex::default(),
             }),
             identity,
@@ -469,6 +470,7 @@ impl Endpoint {
                     self.tell(|port| port.control(peer, &payload));
                 }
                 Kind::Goodbye => {
+                    self.note_failures(peer);
                     self.want_no_more(peer);
                     self.abandon(core, peer);
                     if let Some(open) = self.peers.remove(&peer).and_then(|peer| peer.open) {

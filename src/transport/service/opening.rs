@@ -72,6 +72,8 @@ enum Candidate {
 /// This side opens.
 struct Outgoing {
     candidates: VecDeque<Candidate>,
+    /// The ways that are none to this peer.
+    excluded: Vec<&'static str>,
     /// What became of those tried.
     failures: Vec<String>,
     /// Not before this moment: the peer is busy.
@@ -103,27 +105,30 @@ struct Incoming {
 }
 
 impl Opening {
-    /// `; TCP to 10.0.0.1:5: refused; …`: what was tried so far, and what is being tried.
-    fn describe(&self) -> String {
-        let mut text = String::new();
-        for failure in self.outgoing.iter().flat_map(|outgoing| &outgoing.failures) {
-            text.push_str("; ");
-            text.push_str(failure);
+    /// `; TCP to 10.0.0.1:5: refused; …`: what has failed so far.
+    fn failures(&self) -> String {
+        let tried = self.outgoing.iter().flat_map(|outgoing| &outgoing.failures);
+        let mut text: String = tried.map(|failure| format!("; {failure}")).collect();
+        if let Some(why) = &self.theirs_failed {
+            text.push_str(&format!("; the link that it began itself failed here: {why}"));
         }
+        text
+    }
+
+    /// What was tried so far, and what is being tried.
+    fn describe(&self) -> String {
+        let excluded = self.outgoing.iter().flat_map(|outgoing| &outgoing.excluded);
+        let mut text: String = excluded.map(|way| format!("; {way}")).collect();
+        text.push_str(&self.failures());
         let trial = self.outgoing.as_ref().and_then(|outgoing| outgoing.trial.as_ref());
         match trial.map(|trial| trial.candidate) {
             Some(Candidate::Local) => text.push_str("; shared memory: no answer yet"),
             Some(Candidate::Tcp(address)) => text.push_str(&format!("; TCP to {address}: no answer yet")),
             None => {}
         }
-        if let Some(why) = &self.theirs_failed {
-            text.push_str(&format!("; the link that it began itself failed here: {why}"));
-        }
         text
     }
-}
 
-impl Opening {
     /// Keeps the ring of the trial in progress from being used for something else: the peer may write to it.
     pub(super) fn retire_ring(&mut self) {
         self.outgoing.iter_mut().for_each(Outgoing::retire_ring);
@@ -253,12 +258,12 @@ impl Endpoint {
     }
 
     fn candidates(&self, address: &PeerAddress) -> Outgoing {
-        let (mut candidates, mut failures) = (VecDeque::new(), Vec::new());
+        let (mut candidates, mut excluded) = (VecDeque::new(), Vec::new());
         let same_host = address.host == self.shared.address.host;
         match (self.options.shm, same_host) {
             (true, true) => candidates.push_back(Candidate::Local),
-            (true, false) => failures.push("shared memory: it is on another host".to_owned()),
-            (false, _) => failures.push("shared memory: switched off".to_owned()),
+            (true, false) => excluded.push("shared memory: it is on another host"),
+            (false, _) => excluded.push("shared memory: switched off"),
         }
         match (self.options.tcp, address.addresses.is_empty()) {
             (true, false) if same_host => {
@@ -267,10 +272,10 @@ impl Endpoint {
             (true, false) => {
                 candidates.extend(address.seen_from(&self.shared.address.addresses).map(Candidate::Tcp));
             }
-            (true, true) => failures.push("TCP: it listens nowhere".to_owned()),
-            (false, _) => failures.push("TCP: switched off".to_owned()),
+            (true, true) => excluded.push("TCP: it listens nowhere"),
+            (false, _) => excluded.push("TCP: switched off"),
         }
-        Outgoing { candidates, failures, pause: None, trial: None }
+        Outgoing { candidates, excluded, failures: Vec::new(), pause: None, trial: None }
     }
 
     /// Tries the next candidate, or gives up.
@@ -609,6 +614,16 @@ impl Endpoint {
         }
         self.unsettled.push(peer);
         self.tell(|port| port.link_refused(peer, why));
+    }
+
+    /// A peer says goodbye. Before its link is open it may leave for what failed here, and that it has left is all that
+    /// the port is told: what failed is kept for those who wait in vain.
+    pub(super) fn note_failures(&self, peer: u32) {
+        let failures = self.peers.get(&peer).map(|peer| peer.opening.failures()).unwrap_or_default();
+        if !failures.is_empty() {
+            let text = format!("rank {} has no link to rank {peer}{failures}", self.identity.rank);
+            self.shared.obstacle.note(text);
+        }
     }
 
     /// Nobody waits for the link any more.

@@ -9,6 +9,7 @@ use crate::transport::handshake::{Handshake, Hello, Purpose};
 use crate::transport::ring::RingMemory;
 
 const SETUP: u8 = 1;
+const REFUSE: u8 = 2;
 const MESSAGE: u8 = 3;
 const GOODBYE: u8 = 4;
 
@@ -116,6 +117,31 @@ fn a_peer_that_leaves_before_the_link_is_open_has_left_and_is_not_lost() {
     initiate(&mut peer);
     say(&mut peer, GOODBYE, b"");
     assert!(matches!(node.next(), Told::Left(1)));
+}
+
+/// Connects to the Unix socket of rank 0 as rank 1.
+fn initiate_local(node: &Node) -> UnixStream {
+    let name = node.registration.address().local_name();
+    let name = UnixAddress::from_abstract_name(&name[1..]).unwrap();
+    let mut stream = UnixStream::connect_addr(&name).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    initiate(&mut stream);
+    stream
+}
+
+#[test]
+fn why_a_peer_that_left_may_have_done_so_is_told() {
+    let node = Node::new(0, 2, 1, over(LinkKind::Shm));
+    let mut peer = initiate_local(&node);
+    // Without the descriptors that belong to it.
+    let data = Data::Shm { ring_offset: 0, ring_bytes: 4096, cookie_address: 0, cookie: [0; 16] };
+    say(&mut peer, SETUP, &setup(data));
+    assert_eq!(hear(&mut peer).0, REFUSE);
+    assert_eq!(node.registration.refusal(LONG), None, "it may try again");
+    say(&mut initiate_local(&node), GOODBYE, b"");
+    assert!(matches!(node.next(), Told::Left(1)));
+    let told = node.registration.refusal(LONG).expect("what failed");
+    assert!(told.contains("rank 1") && told.contains("descriptors"), "{told}");
 }
 
 #[test]
