@@ -24,7 +24,8 @@
 enum { ALIGNMENT = 16, SMALLEST = 64, CLASSES = 64 * 4, MOST_HEADERS = 64 };
 
 #define REGION ((uintptr_t)0x100000000000)
-#define REGION_BYTES ((size_t)64 << 30)
+/* Some ten times what the largest program needs. */
+#define REGION_BYTES ((size_t)8 << 30)
 
 /* In front of what was asked for. */
 struct block {
@@ -41,8 +42,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uintptr_t unused;
 static struct free_block *given_back[CLASSES];
 
+/* Without memory. */
 static void die(const char *why) {
-    if (write(STDERR_FILENO, why, strlen(why)) < 0) _exit(1);
+    ssize_t told = write(STDERR_FILENO, why, strlen(why));
+    (void)told;
     _exit(1);
 }
 
@@ -65,7 +68,7 @@ static void *take(size_t bytes, size_t alignment) {
         int protection = PROT_READ | PROT_WRITE;
         int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
         if (mmap((void *)REGION, REGION_BYTES, protection, flags, -1, 0) != (void *)REGION) {
-            die("nvrtc: the memory at its addresses is not free\n");
+            die("nvrtc: cannot map the memory at its addresses\n");
         }
         unused = REGION;
     }

@@ -29,12 +29,13 @@ impl Launcher {
     fn start_with(arguments: &[&str], stdin: Stdio) -> Launcher {
         let mut command = Command::new(env!("CARGO_BIN_EXE_unisono-run"));
         command.args(arguments).stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // Shells have what they start in the background ignore these, which is inherited.
+        // Shells have what they start in the background ignore these, and nohup the last, which is inherited.
         // SAFETY: only makes system calls.
         unsafe {
             command.pre_exec(|| {
                 libc::signal(libc::SIGINT, libc::SIG_DFL);
                 libc::signal(libc::SIGQUIT, libc::SIG_DFL);
+                libc::signal(libc::SIGHUP, libc::SIG_DFL);
                 Ok(())
             });
         }
