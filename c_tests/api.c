@@ -411,6 +411,15 @@ static void logs(void) {
     CHECK_OK(unisono_log_set(UNISONO_LOG_OFF, NULL, NULL));
 }
 
+/* After the thread's own objects have gone: what failed last is still told, and what fails here is, too. */
+static void at_exit(void) {
+    if (strstr(unisono_last_error(), "nowhere") == NULL ||
+        unisono_log_set(6, NULL, NULL) != UNISONO_INVALID_ARGUMENT || strstr(unisono_last_error(), "level 6") == NULL) {
+        fprintf(stderr, "at exit: %s\n", unisono_last_error());
+        _exit(1);
+    }
+}
+
 int main(void) {
     CHECK(unisono_last_error()[0] == '\0');
     versions();
@@ -428,5 +437,6 @@ int main(void) {
     tcp_stores();
     callback_stores();
     logs();
+    CHECK(atexit(at_exit) == 0);
     return 0;
 }

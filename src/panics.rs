@@ -2,15 +2,17 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
+use std::mem::{self, ManuallyDrop};
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
 
 use crate::error::{Error, Result, Status};
 
 thread_local! {
-    /// Whether this thread is inside [`caught`], and where its panic began.
+    /// Whether this thread is inside [`caught`], and where its panic began. Neither has a destructor: what is called while
+    /// the thread or the process ends may panic, too. The place is kept only until the panic has been caught.
     static GUARDED: Cell<bool> = const { Cell::new(false) };
-    static PANICKED_AT: RefCell<String> = const { RefCell::new(String::new()) };
+    static PANICKED_AT: RefCell<ManuallyDrop<String>> = const { RefCell::new(ManuallyDrop::new(String::new())) };
 }
 
 /// Runs `body`; a panic becomes an error, with its text and place.
@@ -30,12 +32,12 @@ fn keep_quiet() {
     ONCE.call_once(|| {
         let previous = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
-            if !GUARDED.try_with(Cell::get).unwrap_or(false) {
+            if !GUARDED.get() {
                 return previous(info);
             }
             let at = info.location().map(ToString::to_string).unwrap_or_default();
             log::error!("panic at {at}");
-            let _ = PANICKED_AT.try_with(|place| place.replace(at));
+            PANICKED_AT.with_borrow_mut(|place| **place = at);
         }));
     });
 }
@@ -48,9 +50,9 @@ fn error(payload: Box<dyn Any + Send>) -> Error {
     };
     // Dropping a payload may panic again, with another payload: that one is leaked.
     if let Err(again) = panic::catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-        std::mem::forget(again);
+        mem::forget(again);
     }
-    let at = PANICKED_AT.take();
+    let at = PANICKED_AT.with_borrow_mut(|place| mem::take(&mut **place));
     Error::new(Status::Internal, format!("a bug in unisono, please report it: {text} ({at})"))
 }
 

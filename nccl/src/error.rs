@@ -2,11 +2,12 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::sync::Once;
 
 pub(crate) use unisono::error::{Error, Result, Status};
 pub(crate) use unisono::panics::caught;
+use unisono::sys::thread_end::ThreadEnd;
 
 use crate::abi::{ncclComm_t, ncclResult, ncclResult_t};
 use crate::{communicator, debug};
@@ -67,30 +68,34 @@ pub extern "C" fn ncclGetErrorString(result: ncclResult_t) -> *const c_char {
 /// The text is valid until the next call that fails on the same thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetLastError(comm: ncclComm_t) -> *const c_char {
-    let quiet = LAST_ERROR.try_with(|last| last.borrow().text().is_empty()).unwrap_or(false);
+    let quiet = LAST_ERROR.with_borrow(|last| last.text().is_empty());
     if quiet && let Ok(Some(failure)) = caught(|| Ok(communicator::find(comm)?.failure())) {
         tell(&failure);
     }
-    LAST_ERROR.try_with(|last| last.borrow().text().as_ptr()).unwrap_or(c"".as_ptr())
+    LAST_ERROR.with_borrow(|last| last.text().as_ptr())
 }
 
 thread_local! {
-    static LAST_ERROR: RefCell<Texts> = RefCell::default();
+    /// Not dropped with its thread, but behind all that runs there: destructors of the program read it, too, and fail.
+    static LAST_ERROR: RefCell<ManuallyDrop<Texts>> = const { RefCell::new(ManuallyDrop::new(Texts::NONE)) };
 }
+
+static FORGET: ThreadEnd = ThreadEnd::new(|| LAST_ERROR.with_borrow_mut(|last| **last = Texts::NONE));
 
 /// What ncclGetLastError may have given out stays where it is until a call fails: telling of a communicator's failure is
 /// no failure.
-#[derive(Default)]
 struct Texts {
     /// Of the last call that failed.
-    last: CString,
+    last: Option<CString>,
     /// Of the communicators that were told of since, the last told last, each text once.
     told: Vec<CString>,
 }
 
 impl Texts {
+    const NONE: Texts = Texts { last: None, told: Vec::new() };
+
     fn text(&self) -> &CStr {
-        self.told.last().unwrap_or(&self.last)
+        self.told.last().or(self.last.as_ref()).map_or(c"", |text| text)
     }
 
     fn tell(&mut self, text: CString) {
@@ -123,14 +128,14 @@ pub(crate) fn guard_or<T>(otherwise: impl FnOnce(&Error) -> T, body: impl FnOnce
 
 /// Makes `error` this thread's last one.
 pub(crate) fn remember(error: &Error) {
-    // While the thread ends there is nowhere to keep the text, and nobody left to read it.
-    let _ = LAST_ERROR.try_with(|texts| texts.replace(Texts { last: line(error), told: Vec::new() }));
+    FORGET.arm();
+    LAST_ERROR.with_borrow_mut(|last| **last = Texts { last: Some(line(error)), told: Vec::new() });
 }
 
 /// The failure of a communicator is what this thread learned last.
 pub(crate) fn tell(failure: &Error) {
-    // As above.
-    let _ = LAST_ERROR.try_with(|texts| texts.borrow_mut().tell(line(failure)));
+    FORGET.arm();
+    LAST_ERROR.with_borrow_mut(|last| last.tell(line(failure)));
 }
 
 fn line(error: &Error) -> CString {
@@ -209,6 +214,39 @@ mod tests {
         assert_eq!(guard(|| panic!("three is {}", 4)), ncclResult::ncclInternalError as ncclResult_t);
         let text = last_error();
         assert!(text.contains("three is 4") && text.contains("error.rs"), "{text}");
+    }
+
+    /// What destructors find that run when a thread ends, after those of all other thread-locals.
+    struct Late(std::sync::mpsc::Sender<[String; 3]>);
+
+    impl Drop for Late {
+        fn drop(&mut self) {
+            let before = last_error();
+            assert_eq!(guard(|| fail!(PeerFailed, "rank {} is gone", 4)), 6);
+            let failed = last_error();
+            assert_eq!(guard(|| panic!("five is {}", 6)), 3);
+            // The test may be over.
+            let _ = self.0.send([before, failed, last_error()]);
+        }
+    }
+
+    thread_local! {
+        static LATE: std::cell::Cell<Option<Late>> = const { std::cell::Cell::new(None) };
+    }
+
+    #[test]
+    fn destructors_of_a_thread_read_its_text_and_leave_theirs() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let body = || {
+            // The first that has a destructor is the last to be dropped.
+            LATE.set(Some(Late(tell)));
+            guard(|| panic!("before"));
+            guard(|| fail!(PeerFailed, "rank {} is gone", 3));
+        };
+        std::thread::spawn(body).join().unwrap();
+        let [before, failed, panicked] = told.recv().unwrap();
+        assert_eq!([before.as_str(), failed.as_str()], ["rank 3 is gone", "rank 4 is gone"]);
+        assert!(panicked.contains("five is 6") && panicked.contains("error.rs"), "{panicked}");
     }
 
     #[test]

@@ -2,10 +2,12 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
+use std::mem::ManuallyDrop;
 use std::sync::Once;
 
 use crate::error::{Error, Result, Status};
 use crate::panics::caught;
+use crate::sys::thread_end::ThreadEnd;
 
 /// What came of a call: one of enum unisono_status. Always 32 bits, in C and in C++.
 pub type unisono_status_t = i32;
@@ -52,7 +54,7 @@ pub enum unisono_status {
 /// unisono_work_error and unisono_context_error.
 #[unsafe(no_mangle)]
 pub extern "C" fn unisono_last_error() -> *const c_char {
-    LAST_ERROR.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+    LAST_ERROR.with_borrow(|last| last.as_ref().map_or(c"".as_ptr(), |text| text.as_ptr()))
 }
 
 /// The name of a status as the header spells it, such as "UNISONO_TIMEOUT"; "unknown status" for any other number.
@@ -83,8 +85,11 @@ fn status_name(status: unisono_status_t) -> &'static CStr {
 }
 
 thread_local! {
-    static LAST_ERROR: RefCell<CString> = RefCell::default();
+    /// Not dropped with its thread, but behind all that runs there: destructors of the program read it, too, and fail.
+    static LAST_ERROR: RefCell<ManuallyDrop<Option<CString>>> = const { RefCell::new(ManuallyDrop::new(None)) };
 }
+
+static FORGET: ThreadEnd = ThreadEnd::new(|| LAST_ERROR.with_borrow_mut(|last| **last = None));
 
 /// Runs the body of an export: a failure or a panic becomes a status and this thread's last error.
 pub(super) fn guard(body: impl FnOnce() -> Result<()>) -> unisono_status_t {
@@ -105,8 +110,8 @@ pub(super) fn guard_or<T>(otherwise: impl FnOnce(&Error) -> T, body: impl FnOnce
 }
 
 fn set_last_error(text: &str) {
-    // While the thread ends there is nowhere to keep the text, and nobody left to read it.
-    let _ = LAST_ERROR.try_with(|last| last.replace(c_text(text)));
+    FORGET.arm();
+    LAST_ERROR.with_borrow_mut(|last| **last = Some(c_text(text)));
 }
 
 /// A text for C. A NUL byte cannot be kept and ends nothing early: it is shown as such.
@@ -168,6 +173,34 @@ mod tests {
         let there = std::thread::spawn(last_error).join().unwrap();
         assert_eq!(there, "");
         assert_eq!(last_error(), "here");
+    }
+
+    /// What a destructor finds that runs when a thread ends, after those of all other thread-locals.
+    struct Late(std::sync::mpsc::Sender<[String; 2]>);
+
+    impl Drop for Late {
+        fn drop(&mut self) {
+            let before = last_error();
+            guard(|| fail!(System, "late"));
+            // The test may be over.
+            let _ = self.0.send([before, last_error()]);
+        }
+    }
+
+    thread_local! {
+        static LATE: std::cell::Cell<Option<Late>> = const { std::cell::Cell::new(None) };
+    }
+
+    #[test]
+    fn destructors_of_a_thread_read_its_text_and_leave_theirs() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let body = || {
+            // The first that has a destructor is the last to be dropped.
+            LATE.set(Some(Late(tell)));
+            guard(|| fail!(System, "before"));
+        };
+        std::thread::spawn(body).join().unwrap();
+        assert_eq!(told.recv().unwrap(), ["before", "late"]);
     }
 
     #[test]

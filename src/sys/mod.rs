@@ -12,6 +12,7 @@ pub mod memory;
 pub mod process;
 pub mod random;
 pub mod socket;
+pub mod thread_end;
 pub mod user;
 
 /// Calls a function of libc that answers −1 and sets `errno` when it fails; gives an `io::Result` of what it returned.
