@@ -484,7 +484,8 @@ ncclResult_t pncclCommMemStats(ncclComm_t comm,
                               ncclCommMemStat_t stat,
                               uint64_t *value);
 
-/// Starts a group on this thread. Calls up to the outermost ncclGroupEnd are started together there.
+/// Starts a group on this thread. Calls up to the outermost ncclGroupEnd are started together there. A thread that ends
+/// before starts nothing, and communicators that it was to make answer ncclInvalidUsage.
 ncclResult_t ncclGroupStart(void);
 ncclResult_t pncclGroupStart(void);
 

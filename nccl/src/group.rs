@@ -1,11 +1,13 @@
 //! Groups: between ncclGroupStart and the outermost ncclGroupEnd a thread's calls are kept, and then started together.
 
 use std::cell::RefCell;
-use std::mem::ManuallyDrop;
+use std::mem::{ManuallyDrop, replace};
+
+use unisono::sys::thread_end::ThreadEnd;
 
 use crate::abi::{SIM_MAGIC, ncclResult_t, ncclSimInfo_t};
 use crate::engine::{self, Launch};
-use crate::error::{Error, Result, SUCCESS, fail, guard, guard_or, result};
+use crate::error::{Error, Result, SUCCESS, Status, fail, guard, guard_or, result};
 use crate::estimate;
 use crate::setup::{self, Joining, Sharing};
 
@@ -23,16 +25,40 @@ impl Group {
         Group { depth: 0, error: None, joinings: Vec::new(), sharings: Vec::new(), launches: Vec::new() };
 }
 
-thread_local! {
-    /// Not dropped with its thread: what runs at the end of a process, after that, makes calls, too.
-    static GROUP: RefCell<ManuallyDrop<Group>> = const { RefCell::new(ManuallyDrop::new(Group::NONE)) };
+/// The group of a thread.
+struct Kept {
+    group: Group,
+    /// Whether it is given up when the thread ends.
+    is_armed: bool,
 }
 
-/// Starts a group on this thread. Calls up to the outermost ncclGroupEnd are started together there.
+thread_local! {
+    /// Not dropped with its thread, but given up behind all that runs there: destructors of the program, and what runs at
+    /// the end of the process, make calls, too.
+    static KEPT: RefCell<ManuallyDrop<Kept>> =
+        const { RefCell::new(ManuallyDrop::new(Kept { group: Group::NONE, is_armed: false })) };
+}
+
+static GIVE_UP: ThreadEnd = ThreadEnd::new(|| {
+    let kept =
+        KEPT.with_borrow_mut(|kept| replace(&mut **kept, Kept { group: Group::NONE, is_armed: false }));
+    if kept.group.depth > 0 {
+        kept.group.give_up();
+    }
+});
+
+/// Starts a group on this thread. Calls up to the outermost ncclGroupEnd are started together there. A thread that ends
+/// before starts nothing, and communicators that it was to make answer ncclInvalidUsage.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupStart() -> ncclResult_t {
     guard(|| {
-        GROUP.with_borrow_mut(|group| group.depth += 1);
+        KEPT.with_borrow_mut(|kept| {
+            if !kept.is_armed {
+                GIVE_UP.arm();
+                kept.is_armed = true;
+            }
+            kept.group.depth += 1;
+        });
         Ok(SUCCESS)
     })
 }
@@ -81,11 +107,11 @@ pub unsafe extern "C" fn ncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> nc
 
 /// One step out. The group, if that was the outermost.
 fn end(name: &str) -> Result<Option<Group>> {
-    GROUP.with_borrow_mut(|group| match group.depth {
+    KEPT.with_borrow_mut(|kept| match kept.group.depth {
         0 => fail!(InvalidUsage, "{name} without ncclGroupStart on this thread"),
-        1 => Ok(Some(std::mem::replace(&mut **group, Group::NONE))),
+        1 => Ok(Some(replace(&mut kept.group, Group::NONE))),
         _ => {
-            group.depth -= 1;
+            kept.group.depth -= 1;
             Ok(None)
         }
     })
@@ -94,7 +120,8 @@ fn end(name: &str) -> Result<Option<Group>> {
 /// Runs the body of a call that may be in a group: its failure is the group's, too.
 pub(crate) fn in_group(body: impl FnOnce() -> Result<ncclResult_t>) -> ncclResult_t {
     let note = |error: &Error| {
-        GROUP.with_borrow_mut(|group| {
+        KEPT.with_borrow_mut(|kept| {
+            let group = &mut kept.group;
             if group.depth > 0 && group.error.is_none() {
                 group.error = Some(error.clone());
             }
@@ -107,13 +134,13 @@ pub(crate) fn in_group(body: impl FnOnce() -> Result<ncclResult_t>) -> ncclResul
 /// Starts a call, now or at the end of the group.
 pub(crate) fn launch(launch: Launch) -> Result<ncclResult_t> {
     let mut launch = Some(launch);
-    GROUP.with_borrow_mut(|group| -> Result<()> {
-        if group.depth > 0
+    KEPT.with_borrow_mut(|kept| -> Result<()> {
+        if kept.group.depth > 0
             && let Some(launch) = launch.take()
         {
             // What is wrong with it is told here, where the caller can see which call it was.
             launch.check()?;
-            group.launches.push(launch);
+            kept.group.launches.push(launch);
         }
         Ok(())
     })?;
@@ -126,9 +153,9 @@ pub(crate) fn launch(launch: Launch) -> Result<ncclResult_t> {
 /// Shares a window, now or at the end of the group.
 pub(crate) fn share(sharing: Sharing) -> Result<()> {
     let mut sharing = Some(sharing);
-    GROUP.with_borrow_mut(|group| {
-        if group.depth > 0 {
-            group.sharings.extend(sharing.take());
+    KEPT.with_borrow_mut(|kept| {
+        if kept.group.depth > 0 {
+            kept.group.sharings.extend(sharing.take());
         }
     });
     sharing.map_or(Ok(()), |sharing| setup::share(vec![sharing]))
@@ -141,9 +168,9 @@ pub(crate) fn join(joining: Joining) -> Result<ncclResult_t> {
 
 /// Makes communicators meet, which may wait for each other, now or at the end of the group.
 pub(crate) fn join_all(mut joinings: Vec<Joining>) -> Result<ncclResult_t> {
-    GROUP.with_borrow_mut(|group| {
-        if group.depth > 0 {
-            group.joinings.append(&mut joinings);
+    KEPT.with_borrow_mut(|kept| {
+        if kept.group.depth > 0 {
+            kept.group.joinings.append(&mut joinings);
         }
     });
     setup::meet(joinings)
@@ -162,5 +189,98 @@ impl Group {
         shared?;
         launched?;
         Ok(met)
+    }
+
+    /// Its thread has ended: nobody will start it.
+    fn give_up(self) {
+        log::warn!(
+            "a thread has ended before ncclGroupEnd: nothing of its group is started ({} calls, {} communicators, {} windows)",
+            self.launches.len(),
+            self.joinings.len(),
+            self.sharings.len()
+        );
+        for joining in self.joinings {
+            joining.give_up(Error::new(
+                Status::InvalidUsage,
+                "the thread that was to make the communicator has ended in its group: call ncclGroupEnd there first",
+            ));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::thread;
+
+    use unisono::collective::request::{Counts, Kind, Request};
+    use unisono::reduce::{DataType, Operator};
+
+    use super::*;
+    use crate::communicator::Communicator;
+    use crate::config::Config;
+    use crate::place::Place;
+    use crate::setup::Ranks;
+
+    fn communicator_to_be() -> Arc<Communicator> {
+        Communicator::new(Place::Host(0), Config::unset(), Vec::new())
+    }
+
+    /// One of this rank alone.
+    fn communicator() -> Arc<Communicator> {
+        let communicator = communicator_to_be();
+        communicator.meet(|| Communicator::alone(&communicator).cloned().map(Some));
+        communicator
+    }
+
+    fn call(communicator: &Arc<Communicator>) -> Launch {
+        let request = Request {
+            kind: Kind::Allreduce,
+            input: [1u8].as_ptr(),
+            output: std::ptr::dangling_mut(),
+            counts: Counts::Uniform(1),
+            dtype: DataType::U8,
+            operator: Operator::Sum,
+            root: 0,
+        };
+        Launch { communicator: communicator.clone(), request, stream: 0, factor: None, max_blocks: 0 }
+    }
+
+    #[test]
+    fn a_thread_that_ends_in_a_group_leaves_nothing_of_its_calls() {
+        let communicator = communicator();
+        thread::scope(|scope| {
+            let body = || {
+                assert_eq!([ncclGroupStart(), ncclGroupStart()], [SUCCESS; 2]);
+                for _ in 0..10 {
+                    launch(call(&communicator)).expect("it is kept");
+                }
+                assert_eq!(Arc::strong_count(&communicator), 11);
+            };
+            // The end of the closure is not yet that of the thread.
+            scope.spawn(body).join().expect("no panic");
+        });
+        assert_eq!(Arc::strong_count(&communicator), 1);
+    }
+
+    #[test]
+    fn a_thread_that_ends_in_a_group_says_so_to_whoever_waits_for_its_communicators() {
+        let (parent, child) = (communicator(), communicator_to_be());
+        thread::scope(|scope| {
+            let body = || {
+                assert_eq!(ncclGroupStart(), SUCCESS);
+                let mut place = std::ptr::null_mut();
+                let ranks = Ranks::Alike(parent.clone(), Some(0), 0);
+                // SAFETY: it lives as long as what is called here.
+                let joining = unsafe { Joining::new(child.clone(), &mut place, ranks) };
+                assert_eq!(join(joining), Ok(SUCCESS));
+                assert!(child.met().is_none());
+            };
+            scope.spawn(body).join().expect("no panic");
+        });
+        let error = child.wait().expect_err("nobody makes it");
+        assert_eq!(error.status(), Status::InvalidUsage);
+        assert!(error.text().contains("has ended in its group"), "{error}");
+        assert_eq!(Arc::strong_count(&parent), 1);
     }
 }

@@ -89,6 +89,11 @@ impl Joining {
     pub(crate) fn discard(self) {
         take_back(self.handle, self.place);
     }
+
+    /// The client keeps the handle of a communicator that was not made. Where it keeps that is nothing to write to any more.
+    pub(crate) fn give_up(self, why: Error) {
+        self.communicator.meet(|| Err(why));
+    }
 }
 
 /// Takes a handle back; `place` is that of its [`Joining`].
