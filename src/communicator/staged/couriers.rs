@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
+use std::mem::{ManuallyDrop, take};
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::cuda::courier::{Combiner, Courier, Errand};
@@ -9,11 +10,18 @@ use crate::cuda::stream::Stream;
 use crate::engine::endpoint::lock;
 use crate::engine::group::Group;
 use crate::error::Result;
+use crate::sys::thread_end::ThreadEnd;
+
+/// Couriers and their streams.
+type Couriers = Vec<(Arc<Stream>, Weak<Courier>)>;
 
 thread_local! {
-    /// Those of this thread that may be new, with their streams.
-    static NEW: RefCell<Vec<(Arc<Stream>, Weak<Courier>)>> = const { RefCell::new(Vec::new()) };
+    /// Those of this thread that may be new. Not dropped with it, but behind all that runs there: destructors of the program
+    /// make calls, too, and those of one group wait for each other if they do not share.
+    static NEW: RefCell<ManuallyDrop<Couriers>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
+
+static FORGET: ThreadEnd = ThreadEnd::new(|| drop(NEW.with_borrow_mut(|new| take(&mut **new))));
 
 /// A courier that is to be launched on `stream`, for orders of `bytes` bytes, to be combined by `combiner`; one that others share may
 /// combine by another.
@@ -27,6 +35,7 @@ pub(super) fn of(stream: &Arc<Stream>, bytes: usize, combiner: Option<Combiner>)
             return Ok(errand);
         }
         let errand = Errand::new(stream.devices(), stream.device(), bytes, combiner)?;
+        FORGET.arm();
         new.push((stream.clone(), Arc::downgrade(errand.courier())));
         Ok(errand)
     })

@@ -1,6 +1,9 @@
 //! Calls without a stream, on host memory, and seen from other streams.
 
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU32;
+use std::sync::mpsc;
 
 use super::*;
 use crate::communicator::{AlgorithmOptions, Prepared};
@@ -144,6 +147,56 @@ fn a_run_over_several_pointers_is_complete_when_the_host_is_done_too() {
         for (stream, memory) in streams.into_iter().zip(memory) {
             rank.double.expect(stream, 0, memory, &bytes(&values), "broadcast");
         }
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
+/// Makes calls when its thread ends.
+struct Late {
+    rank: Rank,
+    went_well: mpsc::Sender<bool>,
+}
+
+impl Late {
+    fn call(&self, round: u32) {
+        for work in exchange(&self.rank, &self.rank.context, round) {
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        }
+    }
+}
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        let called = catch_unwind(AssertUnwindSafe(|| self.call(1)));
+        self.went_well.send(called.is_ok()).expect("the test listens");
+    }
+}
+
+thread_local! {
+    static LATE: Cell<Option<Late>> = const { Cell::new(None) };
+}
+
+#[test]
+fn destructors_of_a_thread_make_calls_that_belong_together() {
+    let complaints = ranks(2, "shm", Order::RoundRobin, |rank| {
+        let (went_well, told) = mpsc::channel();
+        let own = Rank {
+            context: rank.context.clone(),
+            double: rank.double.clone(),
+            devices: rank.devices.clone(),
+            completes: AtomicBool::new(false),
+            ..*rank
+        };
+        let late = Late { rank: own, went_well };
+        let thread = std::thread::spawn(|| {
+            // The first thread-local of this thread that has a destructor, which so is the last to run.
+            LATE.set(None);
+            late.call(0);
+            LATE.set(Some(late));
+        });
+        thread.join().expect("no panic");
+        assert!(told.recv_timeout(PATIENCE).expect("the destructor has run"));
         rank.drain()
     });
     assert_eq!(complaints.concat(), Vec::<String>::new());
