@@ -399,10 +399,11 @@ static void the_ends_of_a_communicator(void) {
     CHECK(state == ncclSuccess);
     CHECK_OK(ncclCommDestroy(comm));
 
+    CHECK_OK(ncclCommFinalize(NULL));
     comm = alone();
     CHECK_OK(ncclCommFinalize(comm));
     CHECK_FAILS(ncclInvalidUsage, "was finalized", ncclBcast(&x, 1, ncclFloat, 0, comm, NULL));
-    CHECK_FAILS(ncclInvalidUsage, "was finalized", ncclCommFinalize(comm));
+    CHECK_FAILS(ncclInvalidArgument, "was finalized before", ncclCommFinalize(comm));
     CHECK_FAILS(ncclInvalidUsage, "was finalized", ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
     CHECK_FAILS(ncclInvalidUsage, "was finalized", ncclBcast(&x, 1, ncclFloat, 0, comm, NULL));
     CHECK_OK(ncclCommDestroy(comm));

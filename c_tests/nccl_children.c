@@ -78,14 +78,14 @@ static void names(int rank, int size, ncclUniqueId id) {
         CHECK(y == (float)(size - 1));
         CHECK_OK(ncclCommFinalize(rest));
         snprintf(part, sizeof part, "'stage %d/shrunk' was finalized", rank);
-        CHECK_FAILS(ncclInvalidUsage, part, ncclCommFinalize(rest));
+        CHECK_FAILS(ncclInvalidArgument, part, ncclCommFinalize(rest));
         CHECK_OK(ncclCommDestroy(rest));
     }
     const char *forms[] = {"'stage %d' was finalized", "'stage %d/3' was finalized", "'Stage %d' was finalized"};
     for (int i = 0; i < 3; i++) {
         CHECK_OK(ncclCommFinalize(all[i]));
         snprintf(part, sizeof part, forms[i], rank);
-        CHECK_FAILS(ncclInvalidUsage, part, ncclCommFinalize(all[i]));
+        CHECK_FAILS(ncclInvalidArgument, part, ncclCommFinalize(all[i]));
     }
     for (int i = 2; i >= 0; i--) CHECK_OK(ncclCommDestroy(all[i]));
 }

@@ -423,7 +423,8 @@ ncclResult_t ncclCommGetUniqueId(ncclComm_t _comm, struct ncclUniqueId *_uniqueI
 ncclResult_t pncclCommGetUniqueId(ncclComm_t _comm, struct ncclUniqueId *_uniqueId);
 
 /// Waits until everything that was started on the communicator here is complete. It can only be destroyed then. One that
-/// does not block answers ncclInProgress; ncclCommGetAsyncError tells when it is done.
+/// does not block answers ncclInProgress; ncclCommGetAsyncError tells when it is done. A second time is ncclInvalidArgument.
+/// NULL is fine.
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t pncclCommFinalize(ncclComm_t comm);
 

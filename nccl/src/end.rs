@@ -17,13 +17,20 @@ const FAREWELL: Duration = Duration::from_secs(30);
 pub const NCCL_REVOKE_DEFAULT: c_int = 0;
 
 /// Waits until everything that was started on the communicator here is complete. It can only be destroyed then. One that
-/// does not block answers ncclInProgress; ncclCommGetAsyncError tells when it is done.
+/// does not block answers ncclInProgress; ncclCommGetAsyncError tells when it is done. A second time is ncclInvalidArgument.
+/// NULL is fine.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
     guard(|| {
+        if comm.is_null() {
+            return Ok(SUCCESS);
+        }
         let communicator = communicator::find(comm)?;
         let context = communicator.group()?;
         let mut phase = communicator.phase();
+        if *phase == Phase::Finalized {
+            fail!(InvalidArgument, "'{}' was finalized before: it can only be destroyed now", context.name());
+        }
         phase.check_open(context)?;
         *phase = Phase::Finalized;
         drop(phase);
