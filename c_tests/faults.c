@@ -109,6 +109,28 @@ static void a_deadline(unisono_context_t *ctx, void *arg) {
     CHECK_TEXT(unisono_last_error(), "allreduce");
 }
 
+/* What is waited for at exit, when the library has said goodbye to the other ranks, which send nothing any more. */
+static unisono_work_t *left_for_the_end = NULL;
+
+static void at_the_end(void) {
+    if (left_for_the_end != NULL && (unisono_work_wait(left_for_the_end) != UNISONO_INVALID_USAGE ||
+                                     strstr(unisono_last_error(), "this process is ending") == NULL)) {
+        fprintf(stderr, "a wait at exit: %s\n", unisono_last_error());
+        _exit(1);
+    }
+}
+
+static void a_wait_at_exit(unisono_context_t *ctx, void *arg) {
+    (void)arg;
+    if (unisono_context_rank(ctx) == 1) {
+        /* Until the other has left. */
+        CHECK_STATUS(UNISONO_PEER_FAILED, unisono_receive(ctx, x, 1, UNISONO_INT32, 0, NULL, NULL));
+        return;
+    }
+    CHECK_OK(unisono_receive(ctx, x, 1, UNISONO_INT32, 1, NULL, &left_for_the_end));
+    exit(0);
+}
+
 /* A rank that never starts. */
 static void a_missing_rank(void) {
     char directory[4096];
@@ -129,6 +151,8 @@ static void a_missing_rank(void) {
 }
 
 int main(void) {
+    /* Before the first context, so that it runs after the goodbye. */
+    CHECK(atexit(at_the_end) == 0);
     run_ranks(3, 60, different_counts, NULL);
     run_ranks(3, 60, different_operations, NULL);
     run_ranks(3, 60, different_types, NULL);
@@ -136,6 +160,7 @@ int main(void) {
     run_ranks(3, 60, an_abort, NULL);
     run_ranks(3, 60, an_abort_with_a_cause, NULL);
     run_ranks(2, 60, a_deadline, NULL);
+    run_ranks(2, 30, a_wait_at_exit, NULL);
 
     int ended[3];
     run_ranks_with(3, 60, a_death, NULL, ended);

@@ -276,6 +276,18 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Refuses what needs the peers when the process has said goodbye to them: they send nothing any more.
+    pub fn check_present(&self) -> Result<()> {
+        if self.registration().has_left() {
+            fail!(
+                InvalidUsage,
+                "this process is ending and has said goodbye to the other ranks: call before exit, or in a handler that is \
+                 given to atexit after the first group was made"
+            );
+        }
+        Ok(())
+    }
+
     // ---- groups
 
     /// Makes a group known, so that failures reach it. A failure that came before it is its failure.

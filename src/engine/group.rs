@@ -271,7 +271,7 @@ impl Group {
 
     fn check(&self, signature: &Signature) -> Result<()> {
         self.endpoint.check_fork()?;
-        let Some(error) = self.failure() else { return Ok(()) };
+        let Some(error) = self.failure() else { return self.endpoint.check_present() };
         let here = self.endpoint.hostname(self.endpoint.rank());
         let (name, rank, size) = (signature.kind.name(), self.rank, self.size());
         let place = format!("{name} of '{}' (rank {rank} of {size} on {here})", self.name);

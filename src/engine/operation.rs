@@ -89,7 +89,10 @@ impl Exits {
 /// How long whoever moves an operation may take to end it, once it has failed, before it is taken to be held up.
 const HELD_UP: Duration = Duration::from_secs(1);
 
-/// What is told then.
+/// How long what the others had sent may take to come, when the process has said goodbye to them.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// What is told of an operation that is held up.
 const NO_ANSWER: &str = "the driver does not answer: it may wait for streams that wait for this call, while another \
                          thread of this process frees memory or loads a kernel";
 
@@ -398,9 +401,20 @@ impl Running {
         if let Err(error) = self.group.endpoint().check_fork() {
             return Some(Err(error));
         }
-        self.group.endpoint().wait(deadline, self.through, || {
-            self.advance();
-            self.result()
-        })
+        let endpoint = self.group.endpoint();
+        let follow = |deadline| {
+            endpoint.wait(deadline, self.through, || {
+                self.advance();
+                self.result()
+            })
+        };
+        if let Err(error) = endpoint.check_present() {
+            let ended = follow(deadline.min(Deadline::after(LAST_WORDS)));
+            if ended.is_some() || deadline.expired() {
+                return ended;
+            }
+            self.group.fail(error);
+        }
+        follow(deadline)
     }
 }

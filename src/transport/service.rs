@@ -311,6 +311,11 @@ impl Registration {
         }
     }
 
+    /// Whether the process is ending and has said goodbye to the peers: from them comes what they had sent, and no more.
+    pub fn has_left(&self) -> bool {
+        self.shared.has_left.load(Ordering::Relaxed)
+    }
+
     fn send(&self, command: Command) {
         if self.service.is_mine() {
             self.service.send(command);
@@ -340,6 +345,8 @@ struct Shared {
     /// A kick is on its way: more of them add nothing.
     kicked: AtomicBool,
     closed: Latch,
+    /// The process ends, and says goodbye for it.
+    has_left: AtomicBool,
     /// What the kernel last refused while connections were accepted.
     refusal: Recent,
     /// What failed of the link to a peer that then left.

@@ -124,15 +124,15 @@ impl Endpoint {
             addresses: Vec::new(),
         };
         let listeners = Listener::all(&options, &mut address)?;
-        let (kicked, closed) = (AtomicBool::new(false), Latch::default());
         Ok(Endpoint {
             shared: Arc::new(Shared {
                 id,
                 address,
                 segment,
                 bell,
-                kicked,
-                closed,
+                kicked: AtomicBool::default(),
+                closed: Latch::default(),
+                has_left: AtomicBool::default(),
                 refusal: Recent::default(),
                 obstacle: Recent::default(),
                 slow: Mutex::default(),

@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Once, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -120,12 +120,6 @@ impl Service {
             let new = ptr::from_ref(service).cast_mut();
             // Of two threads that start one at the same time, one wins. The loser's sleeps for ever, with nothing to do.
             if SERVICE.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-                static REGISTERED: Once = Once::new();
-                REGISTERED.call_once(|| {
-                    if !process::at_exit(say_goodbye) {
-                        log::warn!("atexit failed: peers will take the end of this process for a crash");
-                    }
-                });
                 return Ok(service);
             }
         }
@@ -146,6 +140,9 @@ impl Service {
 
     pub(super) fn add(&self, endpoint: Endpoint) {
         self.live.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(endpoint.shared()));
+        if !WILL_SAY_GOODBYE.swap(true, Ordering::Relaxed) && !process::at_exit(say_goodbye) {
+            log::warn!("atexit failed: peers will take the end of this process for a crash");
+        }
         self.send(Command::Add(Box::new(endpoint)));
     }
 
@@ -167,8 +164,12 @@ fn existing(service: *mut Service) -> Option<&'static Service> {
     unsafe { service.as_ref() }
 }
 
+/// Whether [`say_goodbye`] is still to run. What is made after it, by the program's handlers that run later, has it run again.
+static WILL_SAY_GOODBYE: AtomicBool = AtomicBool::new(false);
+
 /// Runs when the process ends normally: its peers learn that it left, and do not take it for dead.
 extern "C" fn say_goodbye() {
+    WILL_SAY_GOODBYE.store(false, Ordering::Relaxed);
     let Some(service) = existing(SERVICE.load(Ordering::Acquire)) else { return };
     if !service.is_mine() || on_service_thread() {
         return;
@@ -176,6 +177,7 @@ extern "C" fn say_goodbye() {
     let deadline = Deadline::after(DROP_TIMEOUT);
     let live = std::mem::take(&mut *service.live.lock().unwrap_or_else(PoisonError::into_inner));
     for shared in &live {
+        shared.has_left.store(true, Ordering::Relaxed);
         service.send(Command::Close { endpoint: shared.id, deadline });
     }
     for shared in &live {
