@@ -7,6 +7,7 @@ use unisono::communicator::{Context, Options, Rendezvous, Work};
 use unisono::deadline::Deadline;
 use unisono::rendezvous::hash::HashStore;
 use unisono::rendezvous::tcp_server::ServerHandle;
+use unisono::sys::fork;
 
 use crate::abi::ncclComm_t;
 use crate::config::{Config, seconds};
@@ -22,12 +23,25 @@ pub(crate) static COMMUNICATORS: Table<Communicator> = Table::new();
 
 /// The communicator behind a handle.
 pub(crate) fn find(comm: ncclComm_t) -> Result<Arc<Communicator>> {
-    COMMUNICATORS.find(comm).ok_or_else(|| unknown(comm))
+    let communicator = COMMUNICATORS.find(comm).ok_or_else(|| unknown(comm))?;
+    if communicator.is_inherited() {
+        fail!(
+            InvalidUsage,
+            "the communicator was made before a fork: the child has no links. Make communicators after forking"
+        );
+    }
+    Ok(communicator)
 }
 
-/// The communicator behind a handle, which is none any more.
-pub(crate) fn take(comm: ncclComm_t) -> Result<Arc<Communicator>> {
-    COMMUNICATORS.take(comm).ok_or_else(|| unknown(comm))
+/// The communicator behind a handle, which is none any more. `None`: it is the parent's of this forked process, where nothing of
+/// it may be touched.
+pub(crate) fn take(comm: ncclComm_t) -> Result<Option<Arc<Communicator>>> {
+    let communicator = COMMUNICATORS.take(comm).ok_or_else(|| unknown(comm))?;
+    if communicator.is_inherited() {
+        std::mem::forget(communicator);
+        return Ok(None);
+    }
+    Ok(Some(communicator))
 }
 
 fn unknown(comm: ncclComm_t) -> Error {
@@ -61,6 +75,7 @@ pub(crate) struct Communicator {
     changed: Condvar,
     /// Serve the unique ids that it was made from, if this process made them.
     servers: Vec<Arc<ServerHandle>>,
+    fork: u32,
 }
 
 /// How far meeting the others has come.
@@ -121,7 +136,13 @@ impl Communicator {
             meeting: Mutex::default(),
             changed: Condvar::new(),
             servers,
+            fork: fork::generation(),
         })
+    }
+
+    /// Whether this is a child that was forked since: its locks may be held by threads that do not exist here.
+    fn is_inherited(&self) -> bool {
+        self.fork != fork::generation()
     }
 
     /// A child's servers are its parent's: it lives on them.

@@ -4,17 +4,17 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
+use unisono::sys::global::Global;
 
 use crate::version::VERSION;
 
-static LOGGER: Logger = Logger { sink: Mutex::new(Sink::Stdout) };
+static LOGGER: Logger = Logger;
+/// Whoever has another lock may log.
+static SINK: Global<Sink> = Global::last(Sink::Stdout);
 
-struct Logger {
-    sink: Mutex<Sink>,
-}
+struct Logger;
 
 enum Sink {
     Stdout,
@@ -68,7 +68,7 @@ pub extern "C" fn ncclResetDebugInitInternal() {
 fn read_environment() {
     let variable = |name| std::env::var(name).ok();
     let wish = Wish::parse(variable("NCCL_DEBUG").as_deref(), variable("UNISONO_LOG").as_deref());
-    let mut sink = lock();
+    let mut sink = SINK.write();
     *sink = Sink::Stdout;
     if wish.version
         && let Some(path) = variable("NCCL_DEBUG_FILE").filter(|path| !path.is_empty())
@@ -113,7 +113,7 @@ impl Log for Logger {
                 Level::Info => "INFO",
                 Level::Debug | Level::Trace => "TRACE",
             };
-            lock().write(&line(level, &record.args().to_string()));
+            SINK.write().write(&line(level, &record.args().to_string()));
         }
     }
 
@@ -149,10 +149,6 @@ fn file_name(pattern: &str, host: &str, process: u32) -> String {
 fn host() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     name.trim().split('.').next().unwrap_or_default().to_owned()
-}
-
-fn lock() -> MutexGuard<'static, Sink> {
-    LOGGER.sink.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
         if comm.is_null() {
             return Ok(SUCCESS);
         }
-        let communicator = communicator::take(comm)?;
+        let Some(communicator) = communicator::take(comm)? else { return Ok(SUCCESS) };
         if communicator.met().is_none() {
             // It still meets the others, in the background; whoever does that holds the rest.
             communicator.abort();
@@ -71,7 +71,7 @@ pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
         if comm.is_null() {
             return Ok(SUCCESS);
         }
-        let communicator = communicator::take(comm)?;
+        let Some(communicator) = communicator::take(comm)? else { return Ok(SUCCESS) };
         communicator.abort();
         Ok(SUCCESS)
     })

@@ -2,12 +2,14 @@
 //! given back, is an error with a text instead of a fault. Numbers are never used again.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+
+use unisono::sys::global::Global;
 
 /// What handles stand for, by their numbers.
-pub(crate) struct Table<T> {
-    entries: RwLock<BTreeMap<usize, Arc<T>>>,
+pub(crate) struct Table<T: 'static> {
+    entries: Global<BTreeMap<usize, Arc<T>>>,
     next: AtomicUsize,
 }
 
@@ -16,27 +18,27 @@ const FIRST: usize = 0x6e63_636c_0000_0010;
 /// Aligned as an address would be.
 const STEP: usize = 16;
 
-impl<T> Table<T> {
+impl<T: Send + Sync> Table<T> {
     /// An empty one.
     pub(crate) const fn new() -> Table<T> {
-        Table { entries: RwLock::new(BTreeMap::new()), next: AtomicUsize::new(FIRST) }
+        Table { entries: Global::new(BTreeMap::new()), next: AtomicUsize::new(FIRST) }
     }
 
     /// Gives `value` a handle.
-    pub(crate) fn insert<H>(&self, value: Arc<T>) -> *mut H {
+    pub(crate) fn insert<H>(&'static self, value: Arc<T>) -> *mut H {
         let number = self.next.fetch_add(STEP, Ordering::Relaxed);
-        self.entries.write().unwrap_or_else(PoisonError::into_inner).insert(number, value);
+        self.entries.write().insert(number, value);
         std::ptr::without_provenance_mut(number)
     }
 
     /// What a handle stands for.
-    pub(crate) fn find<H>(&self, handle: *const H) -> Option<Arc<T>> {
-        self.entries.read().unwrap_or_else(PoisonError::into_inner).get(&handle.addr()).cloned()
+    pub(crate) fn find<H>(&'static self, handle: *const H) -> Option<Arc<T>> {
+        self.entries.read().get(&handle.addr()).cloned()
     }
 
     /// Takes a handle back.
-    pub(crate) fn take<H>(&self, handle: *const H) -> Option<Arc<T>> {
-        self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(&handle.addr())
+    pub(crate) fn take<H>(&'static self, handle: *const H) -> Option<Arc<T>> {
+        self.entries.write().remove(&handle.addr())
     }
 }
 
@@ -46,13 +48,13 @@ mod tests {
 
     #[test]
     fn a_handle_that_was_given_back_is_nothing_and_never_comes_again() {
-        let table = Table::new();
-        let first: *mut u8 = table.insert(Arc::new(1));
-        assert_eq!(table.find(first).as_deref(), Some(&1));
-        assert_eq!(table.take(first).as_deref(), Some(&1));
-        assert!(table.take(first).is_none() && table.find(first).is_none());
-        let second: *mut u8 = table.insert(Arc::new(2));
+        static TABLE: Table<i32> = Table::new();
+        let first: *mut u8 = TABLE.insert(Arc::new(1));
+        assert_eq!(TABLE.find(first).as_deref(), Some(&1));
+        assert_eq!(TABLE.take(first).as_deref(), Some(&1));
+        assert!(TABLE.take(first).is_none() && TABLE.find(first).is_none());
+        let second: *mut u8 = TABLE.insert(Arc::new(2));
         assert_ne!(first, second);
-        assert!(table.find(std::ptr::null::<u8>()).is_none());
+        assert!(TABLE.find(std::ptr::null::<u8>()).is_none());
     }
 }

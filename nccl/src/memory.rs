@@ -7,10 +7,11 @@
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use unisono::communicator::Window;
 use unisono::cuda::memory::DeviceBuffer;
+use unisono::sys::global::Global;
 
 use crate::abi::{ncclComm_t, ncclResult_t, ncclWindow_t};
 use crate::communicator::{self, Communicator};
@@ -21,7 +22,7 @@ use crate::place::{Place, devices};
 use crate::setup::Sharing;
 
 /// What ncclMemAlloc gave out, by address.
-static ALLOCATED: Mutex<BTreeMap<usize, Allocation>> = Mutex::new(BTreeMap::new());
+static ALLOCATED: Global<BTreeMap<usize, Allocation>> = Global::new(BTreeMap::new());
 
 enum Allocation {
     OnDevice(DeviceBuffer),
@@ -43,7 +44,7 @@ pub unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncc
             return Ok(SUCCESS);
         }
         let (address, allocation) = allocate(size)?;
-        allocated().insert(address.addr(), allocation);
+        ALLOCATED.write().insert(address.addr(), allocation);
         out.write(address);
         Ok(SUCCESS)
     })
@@ -78,7 +79,7 @@ pub unsafe extern "C" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t {
             return Ok(SUCCESS);
         }
         // Taken out in a statement of its own: freeing may take long, without the lock.
-        let allocation = allocated().remove(&ptr.addr());
+        let allocation = ALLOCATED.write().remove(&ptr.addr());
         match allocation {
             Some(Allocation::OnDevice(buffer)) => drop(buffer),
             // SAFETY: from `alloc` with this layout, and taken out of the list once.
@@ -87,10 +88,6 @@ pub unsafe extern "C" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t {
         }
         Ok(SUCCESS)
     })
-}
-
-fn allocated() -> MutexGuard<'static, BTreeMap<usize, Allocation>> {
-    ALLOCATED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A buffer that a client has registered.
@@ -131,7 +128,12 @@ impl Registration {
     }
 
     /// Takes one of `comm` back.
-    fn end<H>(table: &Table<Registration>, comm: ncclComm_t, handle: *mut H, name: &str) -> Result<()> {
+    fn end<H>(
+        table: &'static Table<Registration>,
+        comm: ncclComm_t,
+        handle: *mut H,
+        name: &str,
+    ) -> Result<()> {
         communicator::find(comm)?;
         match table.find(handle) {
             Some(found) if found.communicator == comm.addr() => {

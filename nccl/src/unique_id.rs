@@ -1,11 +1,12 @@
 //! Unique ids, and the servers behind them.
 
 use std::ffi::c_char;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use unisono::rendezvous::id::{ID_BYTES, UniqueId};
 use unisono::rendezvous::interface::Interface;
 use unisono::rendezvous::tcp_server::ServerHandle;
+use unisono::sys::global::Global;
 use unisono::sys::interfaces::{self, InterfaceAddress};
 
 use crate::abi::{ncclResult_t, ncclUniqueId};
@@ -31,7 +32,7 @@ pub unsafe extern "C" fn ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclRes
         let (id, server) = UniqueId::create(interface().as_deref())?;
         let bytes = id.to_bytes();
         let server = Arc::new(server);
-        let mut served = lock();
+        let mut served = SERVED.write();
         served.retain(|served| served.server.strong_count() > 0);
         served.push(Served { bytes, server: Arc::downgrade(&server), unclaimed: Some(server) });
         place.write(ncclUniqueId { internal: bytes.map(|byte| byte as c_char) });
@@ -85,7 +86,7 @@ pub(crate) fn bytes(id: &ncclUniqueId) -> Result<[u8; ID_BYTES]> {
 }
 
 /// The servers of the ids that this process made, for the communicators that are made from them.
-static SERVED: Mutex<Vec<Served>> = Mutex::new(Vec::new());
+static SERVED: Global<Vec<Served>> = Global::new(Vec::new());
 
 struct Served {
     bytes: [u8; ID_BYTES],
@@ -96,16 +97,11 @@ struct Served {
 
 /// The server of an id, if this process serves it; it lives as long as the answer from now on.
 pub(crate) fn claim(bytes: &[u8; ID_BYTES]) -> Option<Arc<ServerHandle>> {
-    let mut served = lock();
+    let mut served = SERVED.write();
     let served = served.iter_mut().find(|served| served.bytes == *bytes)?;
     let server = served.server.upgrade();
     served.unclaimed = None;
     server
-}
-
-fn lock() -> MutexGuard<'static, Vec<Served>> {
-    // Nothing that holds the lock can leave the list half changed.
-    SERVED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! The 128 bytes that are enough for a group to meet.
 
 use std::ffi::c_char;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use crate::error::Result;
 use crate::rendezvous::id::{ID_BYTES, UniqueId};
 use crate::rendezvous::tcp_server::ServerHandle;
+use crate::sys::global::Global;
 
 use super::argument::{optional_text, out};
 use super::status::{guard, unisono_status_t};
@@ -52,14 +53,14 @@ fn served_on(interface: Option<&str>) -> Result<unisono_unique_id_t> {
     let (id, server) = UniqueId::create(interface)?;
     let bytes = id.to_bytes();
     let server = Arc::new(server);
-    let mut served = lock();
+    let mut served = SERVED.write();
     served.retain(|served| served.server.strong_count() > 0);
     served.push(Served { bytes, server: Arc::downgrade(&server), unclaimed: Some(server) });
     Ok(unisono_unique_id_t { bytes })
 }
 
 /// The servers of the ids that this process made, for the contexts that are made from them.
-static SERVED: Mutex<Vec<Served>> = Mutex::new(Vec::new());
+static SERVED: Global<Vec<Served>> = Global::new(Vec::new());
 
 struct Served {
     bytes: [u8; ID_BYTES],
@@ -70,19 +71,14 @@ struct Served {
 
 /// The server of an id, if this process serves it.
 pub(super) fn server(bytes: &[u8; ID_BYTES]) -> Option<Arc<ServerHandle>> {
-    lock().iter().find(|served| served.bytes == *bytes)?.server.upgrade()
+    SERVED.write().iter().find(|served| served.bytes == *bytes)?.server.upgrade()
 }
 
 /// That a context keeps the server of this id from now on, or that nobody needs it any more.
 pub(super) fn claim(bytes: &[u8; ID_BYTES]) {
-    if let Some(served) = lock().iter_mut().find(|served| served.bytes == *bytes) {
+    if let Some(served) = SERVED.write().iter_mut().find(|served| served.bytes == *bytes) {
         served.unclaimed = None;
     }
-}
-
-fn lock() -> MutexGuard<'static, Vec<Served>> {
-    // Nothing that holds the lock can leave the list half changed.
-    SERVED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use super::event::EventFd;
+use super::global;
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
@@ -20,19 +21,22 @@ static PLUG: AtomicI32 = AtomicI32::new(-1);
 /// refuses to work where it differs: in a child, the threads and the peers behind the handle do not exist.
 pub fn generation() -> u32 {
     static REGISTERED: Once = Once::new();
+    let mut failed = 0;
     REGISTERED.call_once(|| {
         if let Ok(plug) = EventFd::new().and_then(|event| event.as_fd().try_clone_to_owned()) {
             PLUG.store(plug.into_raw_fd(), Ordering::Relaxed);
         }
-        // SAFETY: the handler is a plain function that lives as long as the library (linked with nodelete), and all
-        // it does is atomic operations and dup3, which are safe in the child of a process with threads.
-        let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-        if failed != 0 {
-            log::warn!(
-                "pthread_atfork failed with {failed}: handles used after a fork will not be recognised"
-            );
-        }
+        // SAFETY: the handlers are plain functions that live as long as the library (linked with nodelete). The parent's
+        // take locks and give them back. What the child's does is safe in the child of a process with threads: atomic
+        // operations, dup3, and giving back locks that its own thread has taken.
+        failed = unsafe {
+            libc::pthread_atfork(Some(global::hold_all), Some(global::release_all), Some(in_child))
+        };
     });
+    // Not above: the log asks for the number, too.
+    if failed != 0 {
+        log::warn!("pthread_atfork failed with {failed}: handles used after a fork will not be recognised");
+    }
     GENERATION.load(Ordering::Relaxed)
 }
 
@@ -48,6 +52,7 @@ extern "C" fn in_child() {
             unsafe { libc::dup3(plug, fd, libc::O_CLOEXEC) };
         }
     }
+    global::release_all();
 }
 
 /// A descriptor that children made by fork do not keep: while one did, the other end would not notice that this

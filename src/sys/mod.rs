@@ -5,6 +5,7 @@ pub mod child;
 pub mod epoll;
 pub mod event;
 pub mod fork;
+pub mod global;
 pub mod heap;
 pub mod interfaces;
 pub mod lock;
