@@ -192,7 +192,9 @@ fn exchange(
     let mut messages = endpoint.messages();
     match result {
         Ok(()) => messages.close_mailbox(mailbox),
-        Err(_) => messages.cancel(mailbox),
+        Err(_) => {
+            messages.cancel(mailbox);
+        }
     }
     result
 }

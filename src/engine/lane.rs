@@ -409,8 +409,9 @@ impl Lane {
     }
 
     /// The owner of `mailbox` is about to let go of its buffers: nothing may touch them from here on. Messages that
-    /// have begun are finished for the stream's sake, from a copy or into nothing.
-    pub fn cancel(&mut self, mailbox: u32) {
+    /// have begun are finished for the stream's sake, from a copy or into nothing. Whether any has begun to go out.
+    pub fn cancel(&mut self, mailbox: u32) -> bool {
+        let mut begun = false;
         self.outgoing.retain_mut(|out| {
             if out.ticket.is_none_or(|ticket| ticket.mailbox != mailbox) {
                 return true;
@@ -418,12 +419,26 @@ impl Lane {
             if out.written == 0 {
                 return false;
             }
+            begun = true;
             out.payload = Payload::Owned(out.payload.bytes().to_vec());
             out.ticket = None;
             true
         });
         self.finished.retain(|(ticket, _)| ticket.mailbox != mailbox);
         self.blocked &= !self.outgoing.is_empty();
+        begun
+    }
+
+    /// Takes a frame without payload out of the queue if none of it has been written. Whether it was there.
+    pub fn take_back(&mut self, frame: &Frame) -> bool {
+        let header = frame.encode();
+        // What is given up is most often what was called last.
+        let found = self.outgoing.iter().rposition(|out| out.written == 0 && out.header == header);
+        if let Some(index) = found {
+            self.outgoing.remove(index);
+            self.blocked &= !self.outgoing.is_empty();
+        }
+        found.is_some()
     }
 
     /// As [`Lane::cancel`], for the message that is coming in with this key.

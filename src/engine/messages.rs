@@ -13,13 +13,15 @@
 //!
 //! `posting` takes what operations ask for, `lanes` reads and writes the streams, `arrival` matches what comes, `streamed`
 //! and `pulled` move what is long; `transfer` is what is kept of each, `peer` what is known of a rank and its link,
-//! `calls` compares calls, `failure` ends what will not end well.
+//! `calls` compares calls, `courses` knows which messages of several pieces are under way, `failure` ends what will not end
+//! well.
 //!
 //! Everything here runs under the endpoint's lock. Addresses are kept until the transfer has ended or its mailbox has
 //! been cancelled, never longer.
 
 mod arrival;
 mod calls;
+mod courses;
 mod failure;
 mod hash;
 mod lanes;
@@ -29,6 +31,7 @@ mod pulled;
 mod streamed;
 mod transfer;
 
+pub use courses::{RECEIVER_GAVE_UP, SENDER_GAVE_UP};
 pub use failure::{Failure, Mismatch, Trouble};
 
 use std::collections::HashMap;
@@ -37,6 +40,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use self::calls::{Calls, Departed};
+use self::courses::Courses;
 use self::hash::KeyHasher;
 use self::peer::{Peer, PeerState};
 use self::pulled::Pulled;
@@ -83,6 +87,7 @@ pub struct Messages {
     free: Vec<u32>,
     calls: Calls,
     departed: Departed,
+    courses: Courses,
     pairs: Pairs<Receive>,
     /// Messages that are pulled, and those that have been and do not count yet.
     pulled: Vec<Pulled>,
@@ -119,6 +124,7 @@ impl Messages {
             free: Vec::new(),
             calls: Calls::default(),
             departed: Departed::default(),
+            courses: Courses::default(),
             pairs: Pairs::default(),
             pulled: Vec::new(),
             unexpected_bytes: 0,
@@ -165,8 +171,9 @@ impl Messages {
         self.free.push(mailbox);
     }
 
-    /// Ends the mailbox of an operation that gives up: no transfer of it touches its memory after this.
-    pub fn cancel(&mut self, mailbox: u32) {
+    /// Ends the mailbox of an operation that gives up: no transfer of it touches its memory after this. Whether a peer may know
+    /// of what it has sent and has not come to its end; what had not left at all is as if it had never been.
+    pub fn cancel(&mut self, mailbox: u32) -> bool {
         let peers = &mut self.peers;
         self.receiving.retain(|(peer, key), entry| match entry {
             Receiving::Posted(posted) | Receiving::Claimed(posted) if posted.ticket.mailbox == mailbox => {
@@ -179,14 +186,14 @@ impl Messages {
             }
             _ => true,
         });
-        let mut withdrawn = Vec::new();
+        let (mut withdrawn, mut known) = (Vec::new(), false);
         let unpulled = pulled::leave(&mut self.pulled, &self.receiving);
         self.sending.retain(|&(peer, key), entry| match *entry {
             Sending::Posted { from, signature, ticket, .. } if ticket.mailbox == mailbox => {
                 peers[peer as usize].expected -= 1;
-                let total = from.len as u64;
-                let kind = FrameKind::Withdraw;
-                withdrawn.push((peer, Frame { kind, key, signature, total, offset: 0, length: 0 }));
+                let (total, offset) = (from.len as u64, from.address as u64);
+                let kind = FrameKind::Request;
+                withdrawn.push((peer, Frame { kind, key, signature, total, offset, length: 0 }));
                 false
             }
             _ => true,
@@ -199,14 +206,12 @@ impl Messages {
         for peer in peers {
             peer.waiting.retain(|(_, _, ticket)| ticket.is_none_or(|ticket| ticket.mailbox != mailbox));
             for lane in &peer.lanes {
-                lane.lock().cancel(mailbox);
+                known |= lane.lock().cancel(mailbox);
             }
         }
-        for (peer, frame) in withdrawn {
-            if matches!(self.peers[peer as usize].state, PeerState::Open) {
-                if let Some(lane) = self.peers[peer as usize].lanes.first() {
-                    lane.lock().push_withdrawal(&frame);
-                }
+        for (peer, announcement) in withdrawn {
+            if self.withdraw(peer, &announcement) {
+                known = true;
                 self.flush(peer);
             }
         }
@@ -216,6 +221,20 @@ impl Messages {
             self.count_pulled(peer);
         }
         self.close_mailbox(mailbox);
+        known
+    }
+
+    /// Takes the announcement of a message back. Whether it has left, and its withdrawal follows it.
+    fn withdraw(&self, peer: u32, announcement: &Frame) -> bool {
+        let slot = &self.peers[peer as usize];
+        let (PeerState::Open, Some(lane)) = (&slot.state, slot.lanes.first()) else { return false };
+        let mut lane = lane.lock();
+        // It would else go out some day, and its withdrawal behind it: a peer that does not read would have them heap up here.
+        if lane.take_back(announcement) {
+            return false;
+        }
+        lane.push_withdrawal(&Frame { kind: FrameKind::Withdraw, offset: 0, ..*announcement });
+        true
     }
 
     /// Lowers the limit of what may arrive before anybody asked.
@@ -238,10 +257,17 @@ impl Messages {
         self.flush(peer);
     }
 
-    /// Entries of all tables.
+    /// Entries of all tables, and mailboxes of operations.
     #[cfg(test)]
     pub fn entries(&self) -> usize {
-        let calls = self.calls.entries() + self.pairs.entries();
-        calls + self.receiving.len() + self.sending.len() + self.pulled.len()
+        let calls = self.calls.entries() + self.pairs.entries() + self.courses.entries();
+        let mailboxes = self.mailboxes.len() - self.free.len();
+        calls + mailboxes + self.receiving.len() + self.sending.len() + self.pulled.len()
+    }
+
+    /// Frames that wait to be written to a peer.
+    #[cfg(test)]
+    pub fn backlog(&self, peer: u32) -> usize {
+        self.peers[peer as usize].lanes.iter().map(|lane| lane.lock().backlog()).sum()
     }
 }

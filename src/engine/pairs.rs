@@ -135,7 +135,8 @@ impl<T> Pairs<T> {
     /// Entries of all tables.
     #[cfg(test)]
     pub fn entries(&self) -> usize {
-        self.sent.len() + self.waiting.len() + self.unclaimed.len()
+        let unclaimed = self.unclaimed.values().map(VecDeque::len).sum::<usize>();
+        self.sent.len() + self.waiting().count() + unclaimed
     }
 
     /// The receives that wait.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::endpoint::{Endpoint, lock};
 use super::group::{Group, Turn};
 use super::lane::{Destination, Source, Ticket};
-use super::messages::Failure;
+use super::messages::{Failure, RECEIVER_GAVE_UP, SENDER_GAVE_UP};
 use super::operation::{Completion, Operation};
 use super::pairs::From;
 use super::sends::SendTurn;
@@ -62,6 +62,8 @@ pub struct Point {
     tag: u64,
     signature: Signature,
     cut: Cut,
+    /// Pieces behind the first, whoever begins them.
+    behind: u32,
     state: State,
 }
 
@@ -101,8 +103,25 @@ impl Point {
         piece: usize,
         place: Option<SendTurn>,
     ) -> Point {
-        let (tag, signature, cut) = (turn.tag, turn.signature, cut(message.memory().1, piece));
-        let mut point = Point { message, tag, signature, cut, state: State::Ended };
+        let cut = cut(message.memory().1, piece);
+        // SAFETY: the caller's promise.
+        unsafe { Point::of(group, turn, message, cut, cut.pieces() - 1, place) }
+    }
+
+    /// As [`Point::in_turn`], of a message that is cut so, and has so many pieces behind its first.
+    ///
+    /// # Safety
+    /// As [`Point::new`].
+    unsafe fn of(
+        group: &Group,
+        turn: &Turn,
+        message: Message,
+        cut: Cut,
+        behind: u32,
+        place: Option<SendTurn>,
+    ) -> Point {
+        let (tag, signature) = (turn.tag, turn.signature);
+        let mut point = Point { message, tag, signature, cut, behind, state: State::Ended };
         match place {
             Some(place) => {
                 point.state = State::Queued(place);
@@ -178,14 +197,35 @@ impl Point {
         messages.close_mailbox(mailbox);
         drop(messages);
         self.state = State::Ended;
+        Poll::Ready(Ok(self.course(group, peer, sequence)))
+    }
+
+    /// What the pieces behind the first have in common.
+    fn course(&self, group: &Group, peer: u32, sequence: u32) -> Course {
         let (sends, source) = match self.message {
             Message::Send { .. } => (true, None),
             Message::Receive { from, .. } => (false, Some(from)),
             Message::ReceiveAny { .. } => (false, group.rank_of(peer)),
         };
         let key = first_key((group.id(), self.tag), sequence);
-        let (signature, endpoint, left) = (self.signature, group.endpoint().clone(), self.cut.pieces() - 1);
-        Poll::Ready(Ok(Course { peer, key, signature, endpoint, sends, source, left }))
+        let (signature, endpoint, behind) = (self.signature, group.endpoint().clone(), self.behind);
+        Course { peer, key, signature, endpoint, sends, source, behind, left: behind, told: false }
+    }
+
+    /// Gives up while the first piece is under way.
+    fn abandon_first(&self, group: &Group, mailbox: u32) {
+        let mut messages = group.endpoint().messages();
+        let mail = messages.look(mailbox);
+        let (source, taken) = (mail.source, !mail.done.is_empty());
+        let known = messages.cancel(mailbox);
+        drop(messages);
+        if let (Some((peer, sequence)), 1..) = (source, self.behind) {
+            let mut course = self.course(group, peer, sequence);
+            // A receive that has its message has let the sender know: what comes of the first piece is thrown away here, and
+            // the sender takes it for taken. A send, if any of it has gone: the receiver may have all of the first piece before
+            // it reads that it is withdrawn.
+            course.told = course.sends && !taken && !known;
+        }
     }
 
     /// Ends the course of the pieces before `next`, and begins those behind them. Whether there are any.
@@ -242,7 +282,7 @@ impl Operation for Point {
 
     fn abandon(&mut self, group: &Group) {
         match std::mem::replace(&mut self.state, State::Ended) {
-            State::Posted(mailbox) => group.endpoint().messages().cancel(mailbox),
+            State::Posted(mailbox) => self.abandon_first(group, mailbox),
             State::Following(_course, mut following) => following.abandon(group),
             State::Queued(_) | State::Ended => {}
         }
@@ -289,15 +329,11 @@ fn first_key((group, tag): (u64, u64), sequence: u32) -> Key {
     Key { group, tag, sequence, slot: 0, class: Class::PointToPoint }
 }
 
-/// The slots of the word that the sender has given up, or the receiver: no message has so many pieces.
-const SENDER_GAVE_UP: u32 = u32::MAX;
-const RECEIVER_GAVE_UP: u32 = u32::MAX - 1;
-
 /// How long after that word the failure of the group, which may be why, is the better cause.
 const DOUBT: Duration = Duration::from_millis(100);
 
 /// A message of which both sides know that the other has it too: its first piece has been taken. If it is let go of
-/// before all pieces have come to their end, the other side is told.
+/// before all pieces have come to their end, the other side is told. What comes for it later is dropped.
 pub struct Course {
     /// As the endpoint counts.
     peer: u32,
@@ -309,8 +345,12 @@ pub struct Course {
     sends: bool,
     /// The rank that a receive's message came from.
     source: Option<u32>,
-    /// Pieces that have not come to their end.
+    /// Pieces behind the first,
+    behind: u32,
+    /// and those that have not come to their end.
     left: u32,
+    /// Whether the other side knows that this message has no end.
+    told: bool,
 }
 
 impl Course {
@@ -327,11 +367,16 @@ impl Course {
 
 impl Drop for Course {
     fn drop(&mut self) {
+        if self.behind == 0 || self.endpoint.check_fork().is_err() {
+            return;
+        }
         // A failure of the group is told to all its members: that is why, and it may take longer than this word.
-        let (gives_up, group) = (self.left > 0, self.key.group);
-        if gives_up && self.endpoint.check_fork().is_ok() && !self.endpoint.has_failed(group) {
+        let tells = self.left > 0 && !self.told && !self.endpoint.has_failed(self.key.group);
+        let mut messages = self.endpoint.messages();
+        messages.end_course(self.peer, self.key, self.sends, self.left == 0);
+        if tells {
             let [word, _] = self.words();
-            self.endpoint.messages().notify(self.peer, self.key(word), self.signature);
+            messages.notify(self.peer, self.key(word), self.signature);
         }
     }
 }
@@ -403,8 +448,7 @@ impl Following {
             group.endpoint().look_again_at(*at + DOUBT);
             return Poll::Pending;
         }
-        // The other side knows.
-        course.left = 0;
+        course.told = true;
         let failure = self.failed.take().map(|(_, failure)| failure);
         failure.map_or(Poll::Pending, |failure| Poll::Ready(Err(group.tell(failure))))
     }
@@ -455,10 +499,10 @@ impl Pieces {
         }
         let message = self.message.clone().at(address, piece.len as usize);
         if piece.index == 0 {
-            let others = cut(bytes, self.piece).pieces() - 1;
+            let behind = cut(bytes, self.piece).pieces() - 1;
             // SAFETY: the caller's promise. A piece is not cut.
-            let point = unsafe { Point::in_turn(group, turn, message, usize::MAX, self.place.take()) };
-            return Ok(Box::new(First { point, others, course: self.course.clone() }));
+            let point = unsafe { Point::of(group, turn, message, Cut::whole(), behind, self.place.take()) };
+            return Ok(Box::new(First { point, course: self.course.clone() }));
         }
         let Some(course) = &*lock(&self.course) else {
             fail!(Internal, "a piece comes before the first of its message")
@@ -472,7 +516,6 @@ impl Pieces {
 /// The first piece of several.
 struct First {
     point: Point,
-    others: u32,
     course: Arc<Mutex<Option<Course>>>,
 }
 
@@ -480,11 +523,10 @@ impl Operation for First {
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
         self.point.post_in_turn(group);
         let State::Posted(mailbox) = self.point.state else { return Poll::Pending };
-        let mut course = match self.point.look_at_first(group, mailbox) {
+        let course = match self.point.look_at_first(group, mailbox) {
             Poll::Ready(course) => course?,
             Poll::Pending => return Poll::Pending,
         };
-        course.left = self.others;
         let source = course.source;
         *lock(&self.course) = Some(course);
         Poll::Ready(Ok(Completion { source }))

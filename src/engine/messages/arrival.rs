@@ -65,6 +65,12 @@ impl Messages {
             }
             return Ok(());
         }
+        if self.is_of_no_course(peer, &frame.key) && !self.receiving.contains_key(&key) {
+            if eager {
+                self.peers[peer as usize].lanes[lane].lock().begin(frame, Target::Discard);
+            }
+            return Ok(());
+        }
         // The other pieces of a message are named by the first.
         if frame.key.class == Class::PointToPoint && frame.key.slot == 0 && !self.receiving.contains_key(&key)
         {
@@ -112,6 +118,7 @@ impl Messages {
         let Some(waiting) = self.pairs.arrive(peer, (key.group, key.tag), key.sequence) else { return };
         let Waiting { from, ticket, receive: Receive { into, signature } } = waiting;
         self.mailboxes[ticket.mailbox as usize].source = Some((peer, key.sequence));
+        self.courses.begin(peer, &key, &signature, into.len, false);
         let slot = &mut self.peers[peer as usize];
         match from {
             From::Any(_) => slot.receives(into.len),

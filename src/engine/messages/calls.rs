@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::BuildHasherDefault;
 
 use super::Messages;
+use super::courses::drop_early;
 use super::failure::{Mismatch, Trouble};
 use super::hash::KeyHasher;
 use super::transfer::{Early, Receiving, Sending};
@@ -189,16 +190,15 @@ impl Messages {
         self.departed.add(group);
         self.calls.forget(group);
         self.pairs.forget(group);
-        let (unexpected_bytes, mut announced) = (&mut self.unexpected_bytes, Vec::new());
-        self.receiving.retain(|(peer, key), entry| match entry {
+        self.courses.forget(group);
+        let mut announced = Vec::new();
+        let Messages { receiving, unexpected_bytes, shelf, .. } = self;
+        receiving.retain(|(peer, key), entry| match entry {
             Receiving::Early(early) if key.group == group => {
-                match early {
-                    // What is still coming in is counted until it is complete, and dropped then.
-                    Early::Begun(..) => {}
-                    Early::Eager(_, parcel) => *unexpected_bytes -= parcel.bytes().len(),
-                    Early::Request { frame } if !failed => announced.push((*peer, *frame)),
-                    Early::Request { .. } => {}
+                if let (Early::Request { frame }, false) = (&*early, failed) {
+                    announced.push((*peer, *frame));
                 }
+                drop_early(early, unexpected_bytes, shelf);
                 false
             }
             _ => true,

@@ -27,6 +27,7 @@ impl Messages {
             offset: from.address as u64,
             length: 0,
         };
+        self.courses.begin(peer, &key, &signature, from.len, true);
         match &self.peers[peer as usize].state {
             PeerState::Open => {
                 self.dispatch(peer, frame, from, Some(ticket));
@@ -106,6 +107,7 @@ impl Messages {
         if let Some((peer, sequence)) = self.pairs.take(&from, (group, tag)) {
             let key = Key { group, tag, sequence, slot: 0, class: Class::PointToPoint };
             self.mailboxes[ticket.mailbox as usize].source = Some((peer, sequence));
+            self.courses.begin(peer, &key, &signature, into.len, false);
             self.post(peer, key, Posted::new(into, signature, ticket, Some(from)));
             return;
         }

@@ -184,11 +184,14 @@ impl Messages {
     fn await_another(&mut self, peer: u32, key: Key) {
         let Some(Receiving::Posted(posted)) = self.receiving.remove(&(peer, key)) else { return };
         let Posted { into, signature, ticket, from: Some(from), .. } = posted else { return };
+        self.courses.leave(peer, &key);
+        self.mailboxes[ticket.mailbox as usize].source = None;
         let (channel, slot) = ((key.group, key.tag), &mut self.peers[peer as usize]);
         if let Some((peer, sequence)) = self.pairs.take(&from, channel) {
             slot.received(into.len);
             self.mailboxes[ticket.mailbox as usize].source = Some((peer, sequence));
             let key = Key { sequence, ..key };
+            self.courses.begin(peer, &key, &signature, into.len, false);
             self.post(peer, key, Posted::new(into, signature, ticket, Some(from)));
             return;
         }

@@ -4,7 +4,7 @@ use super::Messages;
 use super::failure::check;
 use super::transfer::Sending;
 use crate::engine::lane::{Source, Ticket};
-use crate::engine::wire::{Frame, FrameKind, Key};
+use crate::engine::wire::{Class, Frame, FrameKind, Key};
 use crate::signature::Signature;
 
 /// A large message is cut into pieces of this many bytes, dealt out over the lanes of the link.
@@ -19,7 +19,8 @@ impl Messages {
     pub(super) fn peer_is_ready(&mut self, peer: u32, frame: Frame) {
         let key = (peer, frame.key);
         let Some(Sending::Posted { from, signature, ticket, .. }) = self.sending.get(&key) else {
-            if self.departed.contains(frame.key.group) {
+            // To a message of send and receive it is an answer: that has been withdrawn meanwhile.
+            if self.departed.contains(frame.key.group) || frame.key.class == Class::PointToPoint {
                 return;
             }
             self.check_call(peer, &frame);

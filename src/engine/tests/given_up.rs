@@ -1,0 +1,412 @@
+//! Messages that one side gives up, at whatever moment: nothing is kept for them, their memory is left alone, and the next
+//! message is the next one.
+
+use std::time::Instant;
+
+use super::*;
+use crate::engine::messages::EAGER_TCP_BYTES;
+use crate::engine::point::{Pieces, cut};
+
+/// Bytes of a piece: more than is sent unasked.
+const PIECE: usize = 320 * 1024;
+
+/// A message that is announced, and fetched by its receiver.
+const LONG: usize = EAGER_TCP_BYTES + 64;
+
+/// Longer than anything here takes, and shorter than the deadline of a message.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn soon() -> Deadline {
+    Deadline::after(PATIENCE)
+}
+
+/// What each rank keeps.
+fn entries(groups: &[Arc<Group>; 2]) -> [usize; 2] {
+    groups.each_ref().map(|group| group.endpoint().messages().entries())
+}
+
+/// Moves both ranks until `there`.
+fn move_until(groups: &[Arc<Group>; 2], what: &str, mut there: impl FnMut() -> bool) {
+    let end = soon();
+    while !there() {
+        assert!(!end.expired(), "{what}");
+        for group in groups {
+            group.endpoint().progress(0, Through::Messages);
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// A message of each kind from each rank to the other, with a tag that others have, too: each gets its own bytes. What has
+/// been sent before has come after that.
+fn in_step(groups: &[Arc<Group>; 2], tag: u64) {
+    for (round, len) in [8, LONG].into_iter().enumerate() {
+        for group in groups {
+            let salt = 100 + 2 * round as u8 + group.rank() as u8;
+            let (bytes, mut came) = (vec![salt; len], vec![0; len]);
+            let sent = send(group, tag, &bytes);
+            done(&receive(&groups[1 - group.rank() as usize], tag, &mut came));
+            done(&sent);
+            assert!(came == bytes, "bytes of another message: {} instead of {salt}", came[0]);
+        }
+    }
+}
+
+/// Linked ranks that have sent each other something, and what they keep.
+fn begun(shm: bool) -> ([Arc<Group>; 2], [usize; 2]) {
+    let groups = linked_pair(shm);
+    in_step(&groups, 1);
+    let kept = entries(&groups);
+    (groups, kept)
+}
+
+/// Ranks that have given up something keep what they kept before, wait for nothing, and are in step.
+fn nothing_is_left(groups: &[Arc<Group>; 2], before: [usize; 2], tag: u64) {
+    in_step(groups, tag);
+    // Entries of tables, bytes, transfers that are expected, frames that are queued.
+    let left = || {
+        groups.each_ref().map(|group| {
+            let (messages, peer) = (group.endpoint().messages(), 1 - group.rank());
+            [messages.entries(), messages.unexpected_bytes(), messages.expected(peer), messages.backlog(peer)]
+        })
+    };
+    let due = before.map(|entries| [entries, 0, 0, 0]);
+    let end = soon();
+    while left() != due && !end.expired() {
+        groups.iter().for_each(|group| while group.endpoint().progress(0, Through::Messages) {});
+    }
+    assert_eq!(left(), due, "something is left");
+}
+
+/// The operation of a message, which nobody moves on until it is told to: a rank that has not looked yet.
+struct Drowsy(Point, Arc<AtomicUsize>);
+
+impl Operation for Drowsy {
+    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        if self.1.load(Ordering::Relaxed) == 0 { Poll::Pending } else { self.0.advance(group) }
+    }
+
+    fn abandon(&mut self, group: &Group) {
+        self.0.abandon(group);
+    }
+
+    fn waits_for(&self, group: &Group) -> Vec<u32> {
+        self.0.waits_for(group)
+    }
+}
+
+/// The two sides of a message from rank 0 to rank 1.
+fn both_sides(from: &[u8], into: &mut [u8]) -> [Message; 2] {
+    let (from, into) = (
+        Source { address: from.as_ptr(), len: from.len() },
+        Destination { address: into.as_mut_ptr(), len: into.len() },
+    );
+    [Message::Send { to: 1, from }, Message::Receive { from: 0, into }]
+}
+
+/// Starts a side of a message in pieces. A drowsy one stays at its first.
+fn begin_side(group: &Arc<Group>, tag: u64, len: usize, message: &Message, drowsy: bool) -> Arc<Running> {
+    // SAFETY: the tests keep the memory until the message has ended or is cancelled.
+    let point = |turn: &Turn| unsafe { Point::new(group, turn, message.clone(), PIECE) };
+    let awake = Arc::new(AtomicUsize::new(usize::from(!drowsy)));
+    begin(group, tag, len, message, |turn| Drowsy(point(turn), awake))
+}
+
+/// It ends because the other side has given up, though its own deadline is far away.
+fn is_told(running: &Running) {
+    let error = running.wait(soon()).expect("the other side has told").expect_err("it has no end");
+    assert_eq!(error.status(), Status::PeerFailed, "{error}");
+    assert!(error.text().contains("gave up in the middle of a message"), "{error}");
+}
+
+#[test]
+fn messages_that_nobody_has_taken_are_given_up_without_a_trace() {
+    for shm in [true, false] {
+        let (groups, before) = begun(shm);
+        let (bytes, mut came) = (vec![1; LONG], vec![0; LONG]);
+        for tag in 10..1010 {
+            // A receive that nothing comes for, and a long send that nobody asks for, which the other has heard of or not.
+            assert!(receive(&groups[1], tag, &mut came[..8]).cancel());
+            let sent = send(&groups[0], tag, &bytes);
+            if tag % 2 == 0 {
+                groups[1].endpoint().progress(0, Through::Messages);
+            }
+            assert!(sent.cancel());
+        }
+        nothing_is_left(&groups, before, 10);
+    }
+}
+
+#[test]
+fn what_has_not_begun_at_its_deadline_is_for_the_next_receive_or_was_never_sent() {
+    for shm in [true, false] {
+        let (groups, before) = begun(shm);
+        let timeout = Some(Duration::from_millis(20));
+        let (bytes, mut never) = (vec![1; LONG], vec![vec![0; LONG]; 20]);
+        // Each with a tag of its own, all at a time: who is late asks the other what it does first.
+        let mut late = Vec::new();
+        for (tag, never) in (10..).zip(&mut never) {
+            let messages = both_sides(&bytes, never);
+            // Only one side of each.
+            let (group, message) = (&groups[tag as usize % 2], &messages[tag as usize % 2]);
+            let kind = if tag % 2 == 0 { Kind::Send } else { Kind::Receive };
+            let signature = Signature { kind, count: LONG as u64, ..BARRIER };
+            // SAFETY: the memory is kept until all have ended.
+            let make = |turn: &Turn| unsafe { Point::new(group, turn, message.clone(), PIECE) };
+            late.push(group.start(Class::PointToPoint, tag, signature, timeout, make).expect("it starts"));
+        }
+        for running in late {
+            let error = running.wait(soon()).expect("in time").expect_err("nobody is there");
+            assert_eq!(error.status(), Status::Timeout, "{error}");
+        }
+        assert!(groups.iter().all(|group| group.failure().is_none()), "one message is no end of the group");
+        // What comes late is for the next receive, as it would be if that were the first.
+        let (early, mut came) = ([7; 16], [0; 16]);
+        done(&send(&groups[0], 11, &early));
+        done(&receive(&groups[1], 11, &mut came));
+        assert_eq!(came, early);
+        for tag in 10..30 {
+            in_step(&groups, tag);
+        }
+        assert!(never.iter().flatten().all(|&byte| byte == 0), "written after it was given up");
+        nothing_is_left(&groups, before, 10);
+    }
+}
+
+#[test]
+fn a_peer_that_does_not_read_is_not_sent_heaps_of_what_was_given_up() {
+    let groups = linked_pair(true);
+    let endpoint = groups[0].endpoint();
+    let bytes = vec![1; LONG];
+    // By hand, so that nobody moves rank 1: more than its ring holds.
+    let mut messages = endpoint.messages();
+    for _ in 0..20_000 {
+        let mailbox = messages.mailbox();
+        let sequence = messages.next_in_pair(1, groups[0].id());
+        let key = Key { group: groups[0].id(), tag: 1, sequence, slot: 0, class: Class::PointToPoint };
+        let signature = Signature { kind: Kind::Send, count: LONG as u64, ..BARRIER };
+        let from = Source { address: bytes.as_ptr(), len: LONG };
+        messages.send(1, key, signature, from, Ticket { mailbox, step: 0 });
+        messages.write_out();
+        messages.cancel(mailbox);
+    }
+    assert!(messages.backlog(1) <= 2, "{} frames wait", messages.backlog(1));
+    drop(messages);
+    let before = [1, 0];
+    let mut came = vec![0; LONG];
+    let sent = send(&groups[0], 1, &bytes);
+    done(&receive(&groups[1], 1, &mut came));
+    done(&sent);
+    assert!(came == bytes);
+    move_until(&groups, "something is kept", || entries(&groups) == before);
+}
+
+#[test]
+fn an_answer_to_a_send_that_is_given_up_meanwhile_is_not_kept() {
+    let (groups, before) = begun(false);
+    for round in 0..200 {
+        let (bytes, next) = (vec![1; LONG], vec![round as u8; LONG]);
+        let mut came = vec![0; LONG];
+        // By hand, so that rank 0 does not see the answer before it gives up.
+        let mut messages = groups[0].endpoint().messages();
+        let mailbox = messages.mailbox();
+        let sequence = messages.next_in_pair(1, groups[0].id());
+        let key = Key { group: groups[0].id(), tag: 1, sequence, slot: 0, class: Class::PointToPoint };
+        let signature = Signature { kind: Kind::Send, count: LONG as u64, ..BARRIER };
+        let from = Source { address: bytes.as_ptr(), len: LONG };
+        messages.send(1, key, signature, from, Ticket { mailbox, step: 0 });
+        messages.write_out();
+        let announced = Deadline::after(PATIENCE);
+        while entries_of(&groups[1]) == before[1] {
+            assert!(!announced.expired(), "it is announced");
+            groups[1].endpoint().messages().serve(0, 0);
+        }
+        let took = receive(&groups[1], 1, &mut came);
+        messages.cancel(mailbox);
+        drop(messages);
+        // The receive is for the next one.
+        let sent = send(&groups[0], 1, &next);
+        done(&took);
+        done(&sent);
+        assert!(came == next, "bytes of what was given up");
+    }
+    nothing_is_left(&groups, before, 1);
+}
+
+fn entries_of(group: &Group) -> usize {
+    group.endpoint().messages().entries()
+}
+
+#[test]
+fn a_receive_that_is_given_up_in_its_first_piece_tells_the_sender() {
+    const LEN: usize = 40 * PIECE;
+    for shm in [true, false] {
+        let (groups, before) = begun(shm);
+        let (source, mut came) = (vec![7; LEN], vec![0; LEN]);
+        for looked in [false, true] {
+            let [out, into] = both_sides(&source, &mut came);
+            let sends = begin_side(&groups[0], 4, LEN, &out, false);
+            move_until(&groups, "it is announced", || entries_of(&groups[1]) > before[1]);
+            // It takes the message at once.
+            let receives = begin_side(&groups[1], 4, LEN, &into, true);
+            if looked {
+                let whole = || came_is_there(&into, PIECE - 1);
+                move_until(&groups, "the first piece comes", whole);
+            }
+            assert!(receives.cancel());
+            // SAFETY: the message is over on this side: nobody writes there any more.
+            let then = unsafe { std::slice::from_raw_parts(into_address(&into), LEN) }.to_vec();
+            is_told(&sends);
+            nothing_is_left(&groups, before, 4);
+            assert!(came == then, "written after it was given up");
+            came.fill(0);
+        }
+    }
+}
+
+fn into_address(message: &Message) -> *const u8 {
+    match message {
+        Message::Receive { into, .. } => into.address.cast_const(),
+        _ => panic!("it is a receive"),
+    }
+}
+
+/// Whether what is received has come so far.
+fn came_is_there(message: &Message, at: usize) -> bool {
+    // SAFETY: inside the buffer, which the test keeps and reads nowhere else meanwhile.
+    unsafe { into_address(message).add(at).read_volatile() != 0 }
+}
+
+#[test]
+fn a_send_that_is_given_up_before_it_knows_that_its_first_piece_is_taken_tells_the_receiver() {
+    const LEN: usize = 4 * PIECE;
+    for shm in [true, false] {
+        let (groups, before) = begun(shm);
+        let (source, mut came) = (vec![7; LEN], vec![0; LEN]);
+        for _ in 0..3 {
+            came.fill(0);
+            let [out, into] = both_sides(&source, &mut came);
+            let sends = begin_side(&groups[0], 4, LEN, &out, true);
+            let receives = begin_side(&groups[1], 4, LEN, &into, false);
+            // All of the first piece is there, and rank 0 has heard of it or has not.
+            move_until(&groups, "the first piece comes", || came_is_there(&into, PIECE - 1));
+            assert!(sends.cancel());
+            is_told(&receives);
+            nothing_is_left(&groups, before, 4);
+        }
+    }
+}
+
+/// A side that stops after its first piece.
+struct Stopped {
+    first: Box<dyn Operation>,
+    _pieces: Pieces,
+    stopped: Arc<AtomicUsize>,
+}
+
+impl Operation for Stopped {
+    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        if self.stopped.load(Ordering::Relaxed) == 0
+            && let Poll::Ready(result) = self.first.advance(group)
+        {
+            result.expect("the first piece is taken");
+            self.stopped.store(1, Ordering::Relaxed);
+        }
+        Poll::Pending
+    }
+
+    fn abandon(&mut self, _group: &Group) {}
+
+    fn waits_for(&self, _group: &Group) -> Vec<u32> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn a_receive_that_is_given_up_when_the_sender_has_ended_leaves_nothing() {
+    // The last piece is sent unasked.
+    const LEN: usize = PIECE + 4096;
+    for shm in [true, false] {
+        let (groups, before) = begun(shm);
+        let (source, mut came) = (vec![7; LEN], vec![0; LEN]);
+        for _ in 0..50 {
+            let [out, into] = both_sides(&source, &mut came);
+            let stopped = Arc::new(AtomicUsize::new(0));
+            let mut pieces = Pieces::new(into.clone(), PIECE, None);
+            let address = into_address(&into).cast_mut();
+            let receives = begin(&groups[1], 4, LEN, &into, |turn: &Turn| {
+                // SAFETY: the memory is kept until both have ended.
+                let first = unsafe { pieces.next(&groups[1], turn, cut(LEN, PIECE).piece(0), address) };
+                Stopped { first: first.expect("it begins"), _pieces: pieces, stopped: stopped.clone() }
+            });
+            done(&begin_side(&groups[0], 4, LEN, &out, false));
+            move_until(&groups, "the first is there", || stopped.load(Ordering::Relaxed) > 0);
+            assert!(receives.cancel());
+        }
+        nothing_is_left(&groups, before, 4);
+    }
+}
+
+#[test]
+fn nobody_writes_to_a_receive_or_reads_a_send_that_is_over() {
+    // In one piece, and in several.
+    let lengths = [PIECE, 5 * PIECE];
+    let mut midway = [0; 2];
+    for (shm, len) in [true, false].into_iter().flat_map(|shm| lengths.map(|len| (shm, len))) {
+        let (groups, before) = begun(shm);
+        for round in 0..24 {
+            let (from, into) = (mapped(len), mapped(len));
+            let (out, target) = (
+                Message::Send { to: 1, from: Source { address: from.cast_const(), len } },
+                Message::Receive { from: 0, into: Destination { address: into, len } },
+            );
+            let sends = begin_side(&groups[0], 4, len, &out, false);
+            let receives = begin_side(&groups[1], 4, len, &target, false);
+            let until = Instant::now() + Duration::from_micros(40 * round);
+            while Instant::now() < until {
+                groups[round as usize % 2].endpoint().progress(0, Through::Messages);
+            }
+            // One gives up and lets go of its memory; the other goes on, and whoever touched that memory would end this
+            // process, or its link.
+            let sides = [(&sends, from), (&receives, into)];
+            let (gives_up, memory) = sides[round as usize / 2 % 2];
+            let (other, others) = sides[1 - round as usize / 2 % 2];
+            midway[usize::from(shm)] += usize::from(gives_up.cancel());
+            unmap(memory, len);
+            other.wait(Deadline::after(Duration::from_millis(2)));
+            other.cancel();
+            unmap(others, len);
+            in_step(&groups, 4);
+        }
+        nothing_is_left(&groups, before, 4);
+    }
+    assert!(midway.iter().all(|&midway| midway > 0), "each was over before it was given up: {midway:?}");
+}
+
+#[test]
+fn a_receive_that_ends_by_its_deadline_is_not_written_to_afterwards() {
+    const LEN: usize = 5 * PIECE;
+    for shm in [true, false] {
+        let (groups, before) = begun(shm);
+        let (source, into) = (vec![7; LEN], mapped(LEN));
+        let target = Message::Receive { from: 0, into: Destination { address: into, len: LEN } };
+        let out = Message::Send { to: 1, from: Source { address: source.as_ptr(), len: LEN } };
+        let timeout = Some(Duration::from_millis(30));
+        let signature = Signature { kind: Kind::Receive, count: LEN as u64, ..BARRIER };
+        // The sender stays at its first piece until the receiver has given up.
+        let awake = Arc::new(AtomicUsize::new(0));
+        // SAFETY: the memory is kept until the message has ended.
+        let point = |turn: &Turn| unsafe { Point::new(&groups[0], turn, out.clone(), PIECE) };
+        let sends = begin(&groups[0], 4, LEN, &out, |turn| Drowsy(point(turn), awake.clone()));
+        move_until(&groups, "it is announced", || entries_of(&groups[1]) > before[1]);
+        // SAFETY: as above.
+        let make = |turn: &Turn| unsafe { Point::new(&groups[1], turn, target.clone(), PIECE) };
+        let receives = groups[1].start(Class::PointToPoint, 4, signature, timeout, make).expect("it starts");
+        let error = receives.wait(soon()).expect("in time").expect_err("no more comes");
+        assert_eq!(error.status(), Status::Timeout, "{error}");
+        unmap(into, LEN);
+        awake.store(1, Ordering::Relaxed);
+        is_told(&sends);
+        nothing_is_left(&groups, before, 4);
+    }
+}
