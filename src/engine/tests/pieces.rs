@@ -158,7 +158,8 @@ fn a_message_that_ends_with_its_group_ends_with_the_failure_of_the_group() {
         // The news takes its time: longer than a word that the sender has given up would be believed.
         let cause = Error::new(Status::Cuda, "the device is gone");
         assert!(groups[0].latch(cause.clone()));
-        assert!(sends.cancel());
+        // Unless it has ended: the library may have looked at it meanwhile.
+        sends.cancel();
         assert_eq!(receives.wait(Deadline::after(Duration::from_millis(400))), None);
         groups[0].endpoint().spread(&groups[0], &cause);
         let error = receives.wait(wait).expect("in time").expect_err("the group has failed");
