@@ -61,6 +61,14 @@ pub const EAGER_TCP_BYTES: usize = 256 * 1024;
 /// waits for are left unread.
 const UNEXPECTED_BYTES: usize = 256 * 1024 * 1024;
 
+/// What one of them takes beside its bytes, about: its places in the tables. Most of it, if it is short.
+const UNEXPECTED_EACH: usize = 256;
+
+/// What a message of so many bytes counts while it is kept, before anybody has asked for it.
+fn kept(len: usize) -> usize {
+    len + UNEXPECTED_EACH
+}
+
 /// What has come to an operation since it last looked.
 #[derive(Default)]
 pub struct Mailbox {
@@ -243,10 +251,16 @@ impl Messages {
         self.unexpected_limit = bytes;
     }
 
-    /// Bytes that have arrived before anybody asked.
+    /// What messages take that have arrived before anybody asked.
     #[cfg(test)]
     pub fn unexpected_bytes(&self) -> usize {
         self.unexpected_bytes
+    }
+
+    /// What one of so many bytes takes.
+    #[cfg(test)]
+    pub fn kept(len: usize) -> usize {
+        kept(len)
     }
 
     /// What a member could send that is none of ours.

@@ -1,9 +1,9 @@
 //! What comes in, and where it goes.
 
-use super::Messages;
 use super::failure::differing;
 use super::peer::spreads;
 use super::transfer::{Early, Posted, Receive, Receiving, Sending, deliver};
+use super::{Messages, kept};
 use crate::engine::lane::{Incoming, Target};
 use crate::engine::pairs::{From, Waiting};
 use crate::engine::wire::{Class, Frame, FrameKind, Key};
@@ -99,7 +99,7 @@ impl Messages {
             None => {
                 self.unasked(peer, &frame);
                 let early = if eager {
-                    self.unexpected_bytes += frame.length as usize;
+                    self.unexpected_bytes += kept(frame.length as usize);
                     let parcel = self.shelf.take(frame.length as usize);
                     self.peers[peer as usize].lanes[lane].lock().begin(frame, Target::Kept(parcel));
                     Early::Begun(frame.signature, frame.total)
@@ -143,7 +143,7 @@ impl Messages {
             Target::Kept(parcel) => match self.receiving.remove(&key) {
                 Some(Receiving::Claimed(posted)) => {
                     deliver(parcel.bytes(), &posted);
-                    self.unexpected_bytes -= parcel.bytes().len();
+                    self.unexpected_bytes -= kept(parcel.bytes().len());
                     self.shelf.give_back(parcel);
                     self.peers[peer as usize].received(posted.into.len);
                     self.mailboxes[posted.ticket.mailbox as usize].done.push(posted.ticket.step);
@@ -154,7 +154,7 @@ impl Messages {
                 }
                 // Its receiver claimed it and gave up.
                 _ => {
-                    self.unexpected_bytes -= parcel.bytes().len();
+                    self.unexpected_bytes -= kept(parcel.bytes().len());
                     self.shelf.give_back(parcel);
                 }
             },

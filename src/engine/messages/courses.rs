@@ -6,8 +6,8 @@
 
 use std::collections::HashSet;
 
-use super::Messages;
 use super::transfer::{Early, Receiving};
+use super::{Messages, kept};
 use crate::engine::shelf::Shelf;
 use crate::engine::wire::{Class, Key};
 use crate::signature::Signature;
@@ -118,7 +118,7 @@ pub(super) fn drop_early(early: &mut Early, unexpected_bytes: &mut usize, shelf:
         // What is still coming in is counted until it is complete, and dropped then.
         Early::Begun(..) | Early::Request { .. } => {}
         Early::Eager(_, parcel) => {
-            *unexpected_bytes -= parcel.bytes().len();
+            *unexpected_bytes -= kept(parcel.bytes().len());
             shelf.give_back(std::mem::take(parcel));
         }
     }

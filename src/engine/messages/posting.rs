@@ -1,9 +1,9 @@
 //! What operations ask for: sends and receives.
 
-use super::Messages;
 use super::failure::{Failure, left};
 use super::peer::PeerState;
 use super::transfer::{Early, Posted, Receive, Receiving, Sending, deliver};
+use super::{Messages, kept};
 use crate::engine::lane::{Destination, Source, Ticket};
 use crate::engine::pairs::{From, Waiting};
 use crate::engine::wire::{Class, Frame, FrameKind, Key};
@@ -144,7 +144,7 @@ impl Messages {
                 let Some(Receiving::Early(early)) = self.receiving.remove(&(peer, key)) else { return };
                 match early {
                     Early::Begun(..) => {}
-                    Early::Eager(_, parcel) => self.unexpected_bytes -= parcel.bytes().len(),
+                    Early::Eager(_, parcel) => self.unexpected_bytes -= kept(parcel.bytes().len()),
                     Early::Request { .. } => self.refuse(peer, &posted, key),
                 }
                 self.mismatch(ticket, mismatch);
@@ -164,7 +164,7 @@ impl Messages {
                 }
                 Early::Eager(_, parcel) => {
                     deliver(parcel.bytes(), &posted);
-                    self.unexpected_bytes -= parcel.bytes().len();
+                    self.unexpected_bytes -= kept(parcel.bytes().len());
                     self.shelf.give_back(std::mem::take(parcel));
                     self.receiving.remove(&(peer, key));
                     self.mailboxes[ticket.mailbox as usize].done.push(ticket.step);

@@ -410,3 +410,25 @@ fn a_receive_that_ends_by_its_deadline_is_not_written_to_afterwards() {
         nothing_is_left(&groups, before, 4);
     }
 }
+
+#[test]
+fn short_messages_that_nobody_asks_for_count_with_all_that_they_take() {
+    const LIMIT: usize = 64 * 1024;
+    for shm in [true, false] {
+        let (groups, before) = begun(shm);
+        groups[1].endpoint().messages().limit_unexpected(LIMIT);
+        let words: Vec<[u8; 8]> = (0..1000u64).map(u64::to_le_bytes).collect();
+        words.iter().for_each(|word| done(&send(&groups[0], 9, word)));
+        move_until(&groups, "they come", || entries_of(&groups[1]) > before[1]);
+        while groups[1].endpoint().progress(0, Through::Messages) {}
+        // Each is in two tables.
+        let kept = (entries_of(&groups[1]) - before[1]) / 2;
+        assert!(kept <= LIMIT / Messages::kept(8) + 1, "{kept} messages are kept");
+        for word in &words {
+            let mut came = [0; 8];
+            done(&receive(&groups[1], 9, &mut came));
+            assert_eq!(came, *word);
+        }
+        nothing_is_left(&groups, before, 9);
+    }
+}
