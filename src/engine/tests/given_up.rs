@@ -348,6 +348,55 @@ fn a_receive_that_is_given_up_when_the_sender_has_ended_leaves_nothing() {
 }
 
 #[test]
+fn what_comes_after_half_of_a_message_is_read_into_nothing() {
+    let shm = Options { tcp: false, ring_bytes: 16 * 1024, ..Options::default() };
+    let tcp = Options { shm: false, ..Options::default() };
+    // More than there is room for on the way: sent unasked; in parts, through the ring; in parts, over all connections.
+    for (len, options) in [(60_000, shm.clone()), (LONG, Options { pull: false, ..shm }), (48 << 20, tcp)] {
+        let groups = linked(pair_with(&options));
+        in_step(&groups, 1);
+        let before = entries(&groups);
+        let (source, mut came) = (vec![7; len], vec![0u8; len]);
+        // By hand, with both ranks locked: nothing moves but what is told to.
+        let [mut sender, mut receiver] = groups.each_ref().map(|group| group.endpoint().messages());
+        let [sends, receives] = [sender.mailbox(), receiver.mailbox()];
+        let group = groups[0].id();
+        let sequence = sender.next_in_pair(1, group);
+        let key = Key { group, tag: 4, sequence, slot: 0, class: Class::PointToPoint };
+        let signature = |kind| Signature { kind, count: len as u64, ..BARRIER };
+        let from = Source { address: source.as_ptr(), len };
+        sender.send(1, key, signature(Kind::Send), from, Ticket { mailbox: sends, step: 0 });
+        sender.write_out();
+        let address = came.as_mut_ptr();
+        let (into, ticket) = (Destination { address, len }, Ticket { mailbox: receives, step: 0 });
+        let rank = crate::engine::pairs::From::Rank(0);
+        receiver.receive_next((group, 4), rank, signature(Kind::Receive), into, ticket);
+        receiver.write_out();
+        let end = soon();
+        // SAFETY: the first byte and the last, which nobody but this thread writes.
+        let [first, last] = [0, len - 1].map(|at| move || unsafe { address.add(at).read_volatile() });
+        while first() == 0 {
+            assert!(!end.expired(), "nothing comes");
+            sender.serve(1, 0);
+            receiver.serve(0, 0);
+        }
+        assert!(last() == 0, "all of it has come");
+        receiver.cancel(receives);
+        came.fill(9);
+        while sender.look(sends).done.is_empty() {
+            assert!(!end.expired(), "the sender waits for a receive that is over");
+            sender.serve(1, 0);
+            receiver.serve(0, 0);
+        }
+        sender.close_mailbox(sends);
+        drop((sender, receiver));
+        nothing_is_left(&groups, before, 4);
+        let written = came.iter().filter(|&&byte| byte != 9).count();
+        assert_eq!(written, 0, "bytes were written to memory that the receive had let go of");
+    }
+}
+
+#[test]
 fn nobody_writes_to_a_receive_or_reads_a_send_that_is_over() {
     // In one piece, and in several.
     let lengths = [PIECE, 5 * PIECE];
