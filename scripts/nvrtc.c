@@ -10,7 +10,9 @@
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <link.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -38,6 +40,8 @@ struct free_block {
 
 struct region {
     uintptr_t unused;
+    /* Up to where there is memory: a system may count what is writable, used or not. */
+    uintptr_t writable;
     uintptr_t end;
     /* Four lists for each power of two. */
     struct free_block *given_back[LISTS];
@@ -45,7 +49,8 @@ struct region {
 
 /* Some ten times what the largest program needs. */
 #define REGION_BYTES ((size_t)8 << 30)
-#define REGION(start) {(uintptr_t)(start), (uintptr_t)(start) + REGION_BYTES, {NULL}}
+#define STEP_BYTES ((size_t)64 << 20)
+#define REGION(start) {(uintptr_t)(start), (uintptr_t)(start), (uintptr_t)(start) + REGION_BYTES, {NULL}}
 static struct region compilers = REGION(0x100000000000);
 static struct region others = REGION(0x200000000000);
 
@@ -91,10 +96,19 @@ static struct region *region_of(const void *caller) {
 
 static void *map(uintptr_t start, size_t bytes, int protection) {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
-    if (mmap((void *)start, bytes, protection, flags, -1, 0) != (void *)start) {
-        die("nvrtc: cannot map memory at its addresses\n");
+    void *at = mmap((void *)start, bytes, protection, flags, -1, 0);
+    if (at == MAP_FAILED && errno == ENOMEM) {
+        die("nvrtc: cannot map memory at its addresses: a limit is too low (ulimit -v, ulimit -d or vm.overcommit_memory)\n");
     }
-    return (void *)start;
+    if (at != (void *)start) die("nvrtc: cannot map memory at its addresses: something else is there\n");
+    return at;
+}
+
+/* Gives a region memory up to an address, and some more. */
+static void extend(struct region *region, uintptr_t end) {
+    size_t bytes = (end - region->writable + STEP_BYTES - 1) / STEP_BYTES * STEP_BYTES;
+    if (mprotect((void *)region->writable, bytes, PROT_READ | PROT_WRITE) != 0) die("nvrtc: out of memory\n");
+    region->writable += bytes;
 }
 
 /* The list for so many bytes, which are rounded up to what its blocks have. */
@@ -115,8 +129,8 @@ static void *take(size_t bytes, size_t alignment, const void *caller) {
     size_t list = list_of(&bytes);
     pthread_mutex_lock(&lock);
     if (!mapped) {
-        map(compilers.unused, REGION_BYTES, PROT_READ | PROT_WRITE);
-        map(others.unused, REGION_BYTES, PROT_READ | PROT_WRITE);
+        map(compilers.unused, REGION_BYTES, PROT_NONE);
+        map(others.unused, REGION_BYTES, PROT_NONE);
         mapped = true;
     }
     void *memory = region->given_back[list];
@@ -126,6 +140,7 @@ static void *take(size_t bytes, size_t alignment, const void *caller) {
         if (alignment < ALIGNMENT) alignment = ALIGNMENT;
         uintptr_t at = (region->unused + sizeof(struct block) + alignment - 1) & ~(uintptr_t)(alignment - 1);
         if (at + bytes > region->end) die("nvrtc: out of memory\n");
+        if (at + bytes > region->writable) extend(region, at + bytes);
         region->unused = at + bytes;
         memory = (void *)at;
         *block_of(memory) = (struct block){bytes, region};
@@ -264,10 +279,10 @@ static size_t span_of(const char *path) {
     for (int i = 0; read_well && i < header.e_phnum; i++) {
         off_t at = (off_t)(header.e_phoff + (size_t)i * sizeof part);
         read_well = pread(file, &part, sizeof part, at) == sizeof part;
-        if (part.p_type == PT_LOAD) end = part.p_vaddr + part.p_memsz;
+        if (read_well && part.p_type == PT_LOAD) end = part.p_vaddr + part.p_memsz;
     }
-    if (!read_well) {
-        perror(path);
+    if (!read_well || end == 0) {
+        fprintf(stderr, "nvrtc: %s: %s\n", path, file < 0 ? strerror(errno) : "no library");
         exit(1);
     }
     close(file);
@@ -287,7 +302,7 @@ static void *load(const char *path) {
     uintptr_t code_end = CODE + span_of(path), free_from = (uintptr_t)1 << 20;
     FILE *maps = fopen("/proc/self/maps", "r");
     if (maps == NULL) die("nvrtc: cannot read /proc/self/maps\n");
-    char line[512];
+    char line[PATH_MAX + 256];
     while (free_from < TOP) {
         uintptr_t start = TOP, end = TOP;
         if (fgets(line, sizeof line, maps) != NULL && sscanf(line, "%lx-%lx", &start, &end) != 2) continue;
