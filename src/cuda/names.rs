@@ -41,7 +41,7 @@ pub(super) fn number(text: &[u8]) -> Option<Vec<u8>> {
                 u32::try_from(names.len()).ok()? + 1
             } else {
                 let rank: usize = std::str::from_utf8(digits).ok()?.parse().ok()?;
-                names.remove(names.len().checked_sub(rank + 1)?)
+                names.remove(names.len().checked_sub(rank)?.checked_sub(1)?)
             };
             names.push(name);
             if kind == b"$" {
@@ -79,5 +79,6 @@ mod tests {
         assert_eq!(number(b".entry one()\nadd.s32 %r!,%r0,%r1;\n"), None);
         assert_eq!(number(b"mov.u32 %r!,1;\n.entry two()\nmov.u32 %r0,2;\n"), None);
         assert_eq!(number(b"mov.u32 %r99999999999999999999999,1;\n"), None);
+        assert_eq!(number(format!("mov.u32 %r{},1;\n", usize::MAX).as_bytes()), None);
     }
 }
