@@ -132,9 +132,10 @@ impl Bundler<'_> {
         each_shape(jobs, |job| self.by_lines(job, each)).into_iter().collect()
     }
 
-    /// The kernel for several such calls, if there is one.
+    /// The kernel for several such calls, if there is one. What gains by windows has none, also in place, where it is staged
+    /// all the same: only this rank knows its addresses, and all ranks must find the same launches.
     fn function(&self, job: &Job) -> Option<FunctionHandle> {
-        if Shared::of(job, self.table, self.group.size()).is_some() {
+        if Shared::of(&Job { input: 0, output: 1, ..*job }, self.table, self.group.size()).is_some() {
             return None;
         }
         match self.by_lines(job, job.max_blocks)? {

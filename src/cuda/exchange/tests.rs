@@ -72,7 +72,7 @@ fn any_call(dice: &mut Dice, size: u32, kinds: &[Kind], bytes: [u64; 2]) -> Case
         root: dice.below(size.into()) as u32,
         in_place: dice.below(3) == 0,
         skew: dice.one_of(&[0, 0, 16, element, 2 * element, 3 * element, 4 * element]),
-        apart: dice.one_of(&[0, 0, element, 3 * element]),
+        apart: dice.one_of(&[0, 0, element, 3 * element, 7 * element]),
         max_blocks: dice.one_of(&[0, 0, 0, 1, 3]),
         ..Case::new(kind, (bytes / element).max(1))
     }
@@ -228,6 +228,11 @@ fn calls_of_a_group_share_launches_where_they_have_one_kernel() {
     let limited = Case { max_blocks: 2, ..sum(1) };
     assert_eq!(bundles(&table, &[sum(1), limited, limited, sum(1)]), [2, 2]);
     assert_eq!(bundles(&table, &[Case { max_blocks: 1, ..sum(1) }; 2]), [1, 1]);
+    // Whether a call is in place is each rank's own affair, also of those that would be in windows if they were not.
+    let apart = bytes(Kind::Alltoall, 1 << 20);
+    let in_place = Case { in_place: true, ..apart };
+    assert_eq!(bundles(&table, &[apart, apart]), bundles(&table, &[in_place, in_place]));
+    assert_eq!(bundles(&table, &[apart, in_place]), bundles(&table, &[in_place, apart]));
 }
 
 /// A call in windows.

@@ -211,12 +211,12 @@ impl World {
                 if let Some(difference) = difference(&called.got[rank], wanted) {
                     found.push(format!("call {number}, {case:?}: rank {rank}, {difference}"));
                 }
-                let end = memory.address() + memory.room() as u64;
+                let (begin, end) = (memory.address(), memory.address() + memory.room() as u64);
                 let behind = output + wanted.len() as u64;
-                if !case.in_place
-                    && memory.bytes(behind, (end - behind) as usize).iter().any(|&byte| byte != POISON)
-                {
-                    found.push(format!("call {number}, {case:?}: rank {rank} wrote past the end"));
+                let is_touched =
+                    |from, to| memory.bytes(from, (to - from) as usize).iter().any(|&byte| byte != POISON);
+                if !case.in_place && (is_touched(begin, output) || is_touched(behind, end)) {
+                    found.push(format!("call {number}, {case:?}: rank {rank} wrote beside its output"));
                 }
             }
         }
