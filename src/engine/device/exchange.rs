@@ -204,6 +204,8 @@ impl DeviceExchange {
                 beside.push(other.stream);
             }
         }
+        // SAFETY: the caller's promise.
+        unsafe { self.in_one_capture(caller, &beside) }?;
         let compare = |last: &Turn, known: &mut Calls| {
             for (place, (signature, job, _)) in calls.iter().enumerate() {
                 // A launch has few.
@@ -306,6 +308,8 @@ impl DeviceExchange {
         caller: Caller,
         beside: &[Option<StreamHandle>],
     ) -> Result<Enqueued> {
+        // SAFETY: the caller's promise.
+        unsafe { self.in_one_capture(caller, beside) }?;
         let peers = points.iter().map(|point| point.peer).collect();
         let launch = |stream: &Stream| {
             let blocks = self.parts().room.blocks(0);
@@ -318,6 +322,45 @@ impl DeviceExchange {
         };
         let compare = |_: &Turn, calls: &mut Calls| calls.compare_points(self.parts(), group, points);
         self.give(group, Class::PointToPoint, signatures, peers, caller, compare, launch)
+    }
+
+    /// Whether the caller's stream is being captured.
+    ///
+    /// # Safety
+    /// The stream lives.
+    unsafe fn capture(&self, caller: Caller) -> Result<Capture> {
+        let handle = caller.stream.unwrap_or(self.parts().stream.handle());
+        if handle.is_legacy() {
+            // It is never captured, and must not even be asked while others are.
+            return Ok(Capture::None);
+        }
+        // SAFETY: the caller's promise.
+        let capture = unsafe { self.devices().driver().stream_capture(handle) };
+        capture.map_err(|error| self.foreign(caller, error))
+    }
+
+    /// Refuses streams of one launch of which some are captured and others are not, or by another graph: one that waits for what is
+    /// captured joins the capture, and its launch would be in a graph that nobody may ever replay.
+    ///
+    /// # Safety
+    /// The streams live.
+    unsafe fn in_one_capture(&self, caller: Caller, others: &[Option<StreamHandle>]) -> Result<()> {
+        if others.is_empty() {
+            return Ok(());
+        }
+        let _entered = self.devices().enter(self.device())?;
+        // SAFETY: the caller's promise.
+        let first = unsafe { self.capture(caller) }?;
+        for &stream in others {
+            // SAFETY: as above.
+            if unsafe { self.capture(Caller { stream, ..caller }) }? != first {
+                fail!(
+                    InvalidUsage,
+                    "calls that start together are on streams of which one is captured and another is not, or by another graph"
+                );
+            }
+        }
+        Ok(())
     }
 
     /// Launches something on `stream` behind what others were given, which wait for it in turn.
@@ -383,14 +426,8 @@ impl DeviceExchange {
         let _entered = devices.enter(self.device())?;
         let mut lane = lock(&self.lane);
         let handle = caller.stream.unwrap_or(parts.stream.handle());
-        let capture = match handle.is_legacy() {
-            // It is never captured, and must not even be asked while others are.
-            true => Capture::None,
-            // SAFETY: the caller has promised that it lives.
-            false => unsafe { devices.driver().stream_capture(handle) }
-                .map_err(|error| self.foreign(caller, error))?,
-        };
-        let capture = match capture {
+        // SAFETY: the caller has promised that it lives.
+        let capture = match unsafe { self.capture(caller) }? {
             Capture::None => None,
             Capture::Active(capture) => Some(capture),
             Capture::Invalidated => {

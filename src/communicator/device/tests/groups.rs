@@ -70,3 +70,27 @@ fn calls_of_a_group_are_refused_after_an_abort() {
         assert_eq!(works.into_iter().map(refused).collect::<Vec<_>>(), [Some(Status::Aborted); 3]);
     });
 }
+
+#[test]
+fn streams_of_a_group_are_in_one_capture_or_in_none() {
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        let memory = [(); 2].map(|()| double.memory(*device, 4));
+        let [stream, captured] = [(); 2].map(|()| double.stream(*device));
+        for streams in [[stream, captured], [captured, stream]] {
+            double.begin_capture(captured, *device);
+            let call = |(stream, address)| sum(context, 1, address, Some(stream), PATIENCE);
+            let works = give(streams.into_iter().zip(memory).map(call).collect());
+            let refused = |work: Result<Work>| work.err().map(|error| error.status());
+            assert_eq!(
+                works.into_iter().map(refused).collect::<Vec<_>>(),
+                [Some(Status::InvalidUsage); 2],
+                "a launch that only a graph has is not given"
+            );
+            double.end_capture(captured, *device).expect("a graph without it");
+        }
+        // Nothing has come of it.
+        run(&sum(context, 1, memory[0], Some(stream), PATIENCE)).expect("a sum");
+        assert_eq!(word(double, memory[0]), 1);
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    });
+}
