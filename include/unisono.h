@@ -45,8 +45,8 @@
  *   checked before anything happens, handles included: one of another type is UNISONO_INVALID_ARGUMENT (one that has been
  *   destroyed is not always recognised). Out-parameters are written on success only. An operation that fails
  *   later, because a peer died or called something else, fails its context on every rank within a second, with
- *   the same cause; unisono_context_status and unisono_context_error tell it at any time. The contents of the receive buffer
- *   are undefined then. Every wait ends by a deadline. Nothing is printed, unless UNISONO_LOG or unisono_log_set asks.
+ *   the same cause; unisono_context_status and unisono_context_error tell it at any time. A send or receive that times out, is
+ *   cancelled or differs from the other side's fails alone. The contents of the receive buffer are undefined then. Every wait ends by a deadline. Nothing is printed, unless UNISONO_LOG or unisono_log_set asks.
  */
 
 
@@ -729,8 +729,8 @@ unisono_status_t unisono_work_on_complete(const struct unisono_work_t *work,
                                           void *user);
 
 /// Ends a send or receive with UNISONO_ABORTED, so that its buffer may be used again at once. A message that has begun to move is
-/// lost: what came of a receive means nothing, and the receive that a send was for fails with UNISONO_PEER_FAILED; one that has not
-/// is for the next receive, or was never sent. UNISONO_INVALID_USAGE for other operations, and for those that a stream has been
+/// lost: what came of a receive means nothing, and the other side of it fails with UNISONO_PEER_FAILED, if it has not ended; one that
+/// has not is for the next receive, or was never sent. UNISONO_INVALID_USAGE for other operations, and for those that a stream has been
 /// given: they end by themselves, by their deadline, or by unisono_context_abort. A completed operation stays as it is.
 unisono_status_t unisono_work_cancel(const struct unisono_work_t *work);
 
