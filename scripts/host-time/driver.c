@@ -21,11 +21,6 @@ int cuInit(unsigned flags) {
     return SUCCESS;
 }
 
-int cuDriverGetVersion(int *version) {
-    *version = 12080;
-    return SUCCESS;
-}
-
 int cuGetErrorName(int error, const char **name) {
     (void)error;
     *name = "an error of the driver that does nothing";
@@ -41,11 +36,6 @@ int cuDeviceGetCount(int *count) {
 
 int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
     memset(uuid, 0x10 + device, 16);
-    return SUCCESS;
-}
-
-int cuDeviceGetPCIBusId(char *text, int length, int device) {
-    strncpy(text, device == 0 ? "0000:01:00.0" : "0000:02:00.0", (size_t)length);
     return SUCCESS;
 }
 
@@ -328,7 +318,6 @@ int cuLaunchHostFunc(intptr_t stream, void (*function)(void *), void *user) {
 DOES_NOTHING(cuFuncLoad)
 DOES_NOTHING(cuStreamDestroy_v2)
 DOES_NOTHING(cuStreamQuery)
-DOES_NOTHING(cuStreamSynchronize)
 DOES_NOTHING(cuStreamBeginCapture_v2)
 DOES_NOTHING(cuStreamEndCapture)
 DOES_NOTHING(cuStreamWaitEvent)

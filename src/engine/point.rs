@@ -298,7 +298,7 @@ impl Operation for Point {
 
 impl Message {
     /// Where its bytes are, or are to be, and how many.
-    fn memory(&self) -> (*mut u8, usize) {
+    pub(super) fn memory(&self) -> (*mut u8, usize) {
         match self {
             Message::Send { from, .. } => (from.address.cast_mut(), from.len),
             Message::Receive { into, .. } | Message::ReceiveAny { into, .. } => (into.address, into.len),

@@ -3,12 +3,9 @@
 
 use std::time::Instant;
 
+use super::pieces::{PIECE, begin_stopped, both_sides};
 use super::*;
 use crate::engine::messages::{EAGER_TCP_BYTES, RECEIVER_GAVE_UP};
-use crate::engine::point::{Pieces, cut};
-
-/// Bytes of a piece: more than is sent unasked.
-const PIECE: usize = 320 * 1024;
 
 /// A message that is announced, and fetched by its receiver.
 const LONG: usize = EAGER_TCP_BYTES + 64;
@@ -95,15 +92,6 @@ impl Operation for Drowsy {
     }
 }
 
-/// The two sides of a message from rank 0 to rank 1.
-fn both_sides(from: &[u8], into: &mut [u8]) -> [Message; 2] {
-    let (from, into) = (
-        Source { address: from.as_ptr(), len: from.len() },
-        Destination { address: into.as_mut_ptr(), len: into.len() },
-    );
-    [Message::Send { to: 1, from }, Message::Receive { from: 0, into }]
-}
-
 /// Starts a side of a message in pieces. A drowsy one stays at its first.
 fn begin_side(group: &Arc<Group>, tag: u64, len: usize, message: &Message, drowsy: bool) -> Arc<Running> {
     // SAFETY: the tests keep the memory until the message has ended or is cancelled.
@@ -146,7 +134,7 @@ fn what_has_not_begun_at_its_deadline_is_for_the_next_receive_or_was_never_sent(
         // Each with a tag of its own, all at a time: who is late asks the other what it does first.
         let mut late = Vec::new();
         for (tag, never) in (10..).zip(&mut never) {
-            let messages = both_sides(&bytes, never);
+            let messages = both_sides(&bytes, never, false);
             // Only one side of each.
             let (group, message) = (&groups[tag as usize % 2], &messages[tag as usize % 2]);
             let kind = if tag % 2 == 0 { Kind::Send } else { Kind::Receive };
@@ -244,7 +232,7 @@ fn a_receive_that_is_given_up_in_its_first_piece_tells_the_sender() {
         let (groups, before) = begun(shm);
         let (source, mut came) = (vec![7; LEN], vec![0; LEN]);
         for looked in [false, true] {
-            let [out, into] = both_sides(&source, &mut came);
+            let [out, into] = both_sides(&source, &mut came, false);
             let sends = begin_side(&groups[0], 4, LEN, &out, false);
             move_until(&groups, "it is announced", || entries_of(&groups[1]) > before[1]);
             // It takes the message at once.
@@ -255,7 +243,7 @@ fn a_receive_that_is_given_up_in_its_first_piece_tells_the_sender() {
             }
             assert!(receives.cancel());
             // SAFETY: the message is over on this side: nobody writes there any more.
-            let then = unsafe { std::slice::from_raw_parts(into_address(&into), LEN) }.to_vec();
+            let then = unsafe { std::slice::from_raw_parts(into.memory().0, LEN) }.to_vec();
             is_told(&sends);
             nothing_is_left(&groups, before, 4);
             assert!(came == then, "written after it was given up");
@@ -264,17 +252,10 @@ fn a_receive_that_is_given_up_in_its_first_piece_tells_the_sender() {
     }
 }
 
-fn into_address(message: &Message) -> *const u8 {
-    match message {
-        Message::Receive { into, .. } => into.address.cast_const(),
-        _ => panic!("it is a receive"),
-    }
-}
-
 /// Whether what is received has come so far.
 fn came_is_there(message: &Message, at: usize) -> bool {
     // SAFETY: inside the buffer, which the test keeps and reads nowhere else meanwhile.
-    unsafe { into_address(message).add(at).read_volatile() != 0 }
+    unsafe { message.memory().0.add(at).read_volatile() != 0 }
 }
 
 #[test]
@@ -285,7 +266,7 @@ fn a_send_that_is_given_up_before_it_knows_that_its_first_piece_is_taken_tells_t
         let (source, mut came) = (vec![7; LEN], vec![0; LEN]);
         for _ in 0..3 {
             came.fill(0);
-            let [out, into] = both_sides(&source, &mut came);
+            let [out, into] = both_sides(&source, &mut came, false);
             let sends = begin_side(&groups[0], 4, LEN, &out, true);
             let receives = begin_side(&groups[1], 4, LEN, &into, false);
             // All of the first piece is there, and rank 0 has heard of it or has not.
@@ -297,31 +278,6 @@ fn a_send_that_is_given_up_before_it_knows_that_its_first_piece_is_taken_tells_t
     }
 }
 
-/// A side that stops after its first piece.
-struct Stopped {
-    first: Box<dyn Operation>,
-    _pieces: Pieces,
-    stopped: Arc<AtomicUsize>,
-}
-
-impl Operation for Stopped {
-    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
-        if self.stopped.load(Ordering::Relaxed) == 0
-            && let Poll::Ready(result) = self.first.advance(group)
-        {
-            result.expect("the first piece is taken");
-            self.stopped.store(1, Ordering::Relaxed);
-        }
-        Poll::Pending
-    }
-
-    fn abandon(&mut self, _group: &Group) {}
-
-    fn waits_for(&self, _group: &Group) -> Vec<u32> {
-        Vec::new()
-    }
-}
-
 #[test]
 fn a_receive_that_is_given_up_when_the_sender_has_ended_leaves_nothing() {
     // The last piece is sent unasked.
@@ -330,15 +286,8 @@ fn a_receive_that_is_given_up_when_the_sender_has_ended_leaves_nothing() {
         let (groups, before) = begun(shm);
         let (source, mut came) = (vec![7; LEN], vec![0; LEN]);
         for _ in 0..50 {
-            let [out, into] = both_sides(&source, &mut came);
-            let stopped = Arc::new(AtomicUsize::new(0));
-            let mut pieces = Pieces::new(into.clone(), PIECE, None);
-            let address = into_address(&into).cast_mut();
-            let receives = begin(&groups[1], 4, LEN, &into, |turn: &Turn| {
-                // SAFETY: the memory is kept until both have ended.
-                let first = unsafe { pieces.next(&groups[1], turn, cut(LEN, PIECE).piece(0), address) };
-                Stopped { first: first.expect("it begins"), _pieces: pieces, stopped: stopped.clone() }
-            });
+            let [out, into] = both_sides(&source, &mut came, false);
+            let (receives, stopped) = begin_stopped(&groups[1], 4, &into);
             done(&begin_side(&groups[0], 4, LEN, &out, false));
             move_until(&groups, "the first is there", || stopped.load(Ordering::Relaxed) > 0);
             assert!(receives.cancel());

@@ -6,10 +6,10 @@ use super::*;
 use crate::engine::point::{Pieces, cut};
 
 /// Bytes of a piece: more than is sent unasked.
-const PIECE: usize = 320 * 1024;
+pub(super) const PIECE: usize = 320 * 1024;
 
 /// The two sides of a message between a pair, from rank 0 to rank 1.
-fn both_sides(from: &[u8], into: &mut [u8], any: bool) -> [Message; 2] {
+pub(super) fn both_sides(from: &[u8], into: &mut [u8], any: bool) -> [Message; 2] {
     let (from, into) = (
         Source { address: from.as_ptr(), len: from.len() },
         Destination { address: into.as_mut_ptr(), len: into.len() },
@@ -72,6 +72,23 @@ impl Operation for Stopped {
     }
 }
 
+/// Starts a side that stops after its first piece: and how many of these it has had.
+pub(super) fn begin_stopped(
+    group: &Arc<Group>,
+    tag: u64,
+    message: &Message,
+) -> (Arc<Running>, Arc<AtomicUsize>) {
+    let stopped = Arc::new(AtomicUsize::new(0));
+    let (address, len) = message.memory();
+    let mut pieces = Pieces::new(message.clone(), PIECE, None);
+    let running = begin(group, tag, len, message, |turn: &Turn| {
+        // SAFETY: the tests keep the memory until the message has ended or is cancelled.
+        let first = unsafe { pieces.next(group, turn, cut(len, PIECE).piece(0), address) };
+        Stopped { first: first.expect("it begins"), _pieces: pieces, stopped: stopped.clone() }
+    });
+    (running, stopped)
+}
+
 #[test]
 fn who_gives_up_in_the_middle_of_a_message_is_told_of() {
     const LEN: usize = 4 * PIECE;
@@ -82,39 +99,18 @@ fn who_gives_up_in_the_middle_of_a_message_is_told_of() {
         let [mut before, mut after] = [[0; 2]; 2];
         // The second time, nothing may have been left by the first.
         for round in [&mut before, &mut after] {
-            let stopped = Arc::new(AtomicUsize::new(0));
-            let sides: Vec<_> = both_sides(&source, &mut came, false)
-                .into_iter()
-                .zip(&groups)
-                .map(|(message, group)| {
-                    let side = message.clone();
-                    let address = match &side {
-                        Message::Send { from, .. } => from.address.cast_mut(),
-                        Message::Receive { into, .. } | Message::ReceiveAny { into, .. } => into.address,
-                    };
-                    if group.rank() != stops {
-                        // SAFETY: the memory is kept until both have ended.
-                        let make = |turn: &Turn| unsafe { Point::new(group, turn, message, PIECE) };
-                        return begin(group, 4, LEN, &side, make);
-                    }
-                    let mut pieces = Pieces::new(message, PIECE, None);
-                    begin(group, 4, LEN, &side, |turn: &Turn| {
-                        // SAFETY: as above.
-                        let first = unsafe { pieces.next(group, turn, cut(LEN, PIECE).piece(0), address) };
-                        Stopped {
-                            first: first.expect("it begins"),
-                            _pieces: pieces,
-                            stopped: stopped.clone(),
-                        }
-                    })
-                })
-                .collect();
+            let sides = both_sides(&source, &mut came, false);
+            let (other, message) = (&groups[1 - stops], sides[1 - stops].clone());
+            let (gives_up, stopped) = begin_stopped(&groups[stops], 4, &sides[stops]);
+            // SAFETY: the memory is kept until both have ended.
+            let make = |turn: &Turn| unsafe { Point::new(other, turn, message, PIECE) };
+            let is_told = begin(other, 4, LEN, &sides[1 - stops], make);
             let first_is_there = || (stopped.load(Ordering::Relaxed) > 0).then_some(());
             let wait = Deadline::after(Duration::from_secs(20));
-            groups[stops as usize].endpoint().wait(wait, Through::Messages, first_is_there).expect("in time");
-            assert!(sides[stops as usize].cancel());
+            groups[stops].endpoint().wait(wait, Through::Messages, first_is_there).expect("in time");
+            assert!(gives_up.cancel());
             let told = Instant::now();
-            let other = sides[1 - stops as usize].wait(wait).expect("in time").expect_err("it has no end");
+            let other = is_told.wait(wait).expect("in time").expect_err("it has no end");
             assert!(
                 told.elapsed() < Duration::from_secs(10),
                 "a sleeper has not looked up before it would by itself"
@@ -139,17 +135,9 @@ fn a_message_that_ends_with_its_group_ends_with_the_failure_of_the_group() {
         let groups = linked_pair(shm);
         let (source, mut came) = (vec![7; 4 * PIECE], vec![0; 4 * PIECE]);
         let [send, receive] = both_sides(&source, &mut came, false);
-        let mut pieces = Pieces::new(send.clone(), PIECE, None);
-        let stopped = Arc::new(AtomicUsize::new(0));
-        let sends = begin(&groups[0], 4, source.len(), &send, |turn: &Turn| {
-            let address = source.as_ptr().cast_mut();
-            let piece = cut(source.len(), PIECE).piece(0);
-            // SAFETY: the memory is kept until both have ended.
-            let first = unsafe { pieces.next(&groups[0], turn, piece, address) }.expect("it begins");
-            Stopped { first, _pieces: pieces, stopped: stopped.clone() }
-        });
+        let (sends, stopped) = begin_stopped(&groups[0], 4, &send);
         let side = receive.clone();
-        // SAFETY: as above.
+        // SAFETY: the memory is kept until both have ended.
         let make = |turn: &Turn| unsafe { Point::new(&groups[1], turn, receive, PIECE) };
         let receives = begin(&groups[1], 4, source.len(), &side, make);
         let first_is_there = || (stopped.load(Ordering::Relaxed) > 0).then_some(());
