@@ -4,6 +4,8 @@
 //! group are all begun before any stream is made to wait, or any is waited for: they may depend on each other. What
 //! `communicator::start_together` does for one device is done here for several, whose default streams have one name.
 
+mod calls;
+
 use std::sync::{Arc, LazyLock};
 
 use unisono::collective::checked::{self, Checked};
@@ -16,8 +18,9 @@ use unisono::cuda::memory::PinnedBuffer;
 use unisono::cuda::queues;
 use unisono::cuda::stream::Stream;
 use unisono::deadline::Deadline;
-use unisono::reduce::Operator;
+use unisono::reduce::{DataType, Operator};
 
+pub(crate) use self::calls::Calls;
 use crate::communicator::{Communicator, operation_timeout};
 use crate::error::{Error, Result, fail};
 use crate::operator;
@@ -36,12 +39,18 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
-    /// Refuses what can be seen to be wrong without starting anything.
-    pub(crate) fn check(&self) -> Result<()> {
-        let context = self.communicator.open_group()?;
-        if let Some(error) = context.failure() {
-            return Err(error.context(format!("'{}' has failed before", context.name())));
+    /// The group, if it can be called: whoever made this has seen that the communicator is open.
+    fn working_group(&self) -> Result<&Context> {
+        let context = self.communicator.group()?;
+        match context.failure() {
+            Some(error) => Err(error.context(format!("'{}' has failed before", context.name()))),
+            None => Ok(context),
         }
+    }
+
+    /// Refuses what can be seen to be wrong without starting anything.
+    fn check(&self) -> Result<()> {
+        let context = self.working_group()?;
         let Request { kind, counts, dtype, .. } = &self.request;
         if !kind.point_to_point() {
             return Checked::new(&self.request, context.rank(), context.size()).map(drop);
@@ -68,8 +77,9 @@ impl Launch {
 
     /// The request with the factor that the device has.
     fn resolve(&mut self) -> Result<()> {
-        if let (Some(address), Place::Device(device)) = (self.factor.take(), self.communicator.place) {
-            let factor = read_factor(address, &self.request, device, StreamHandle(self.stream))?;
+        if let Some(address) = self.factor.take() {
+            let (dtype, place) = (self.request.dtype, self.communicator.place);
+            let factor = read_factor(address, dtype, place, StreamHandle(self.stream))?;
             self.request.operator = Operator::PreMulSum(factor);
         }
         Ok(())
@@ -140,15 +150,14 @@ pub(crate) fn launch_one(mut launch: Launch) -> Result<()> {
 }
 
 /// Starts the calls of a group. All that can be started are, also when one cannot; the first error is returned.
-pub(crate) fn launch_all(mut launches: Vec<Launch>) -> Result<()> {
-    let copies = take_messages_to_itself(&mut launches)?;
-    if copies.is_empty() && launches.len() == 1 {
-        return launches.into_iter().try_for_each(launch_one);
+pub(crate) fn launch_all(mut calls: Calls) -> Result<()> {
+    let copies = take_messages_to_itself(&mut calls.others)?;
+    if let Some(only) = calls.only_other() {
+        return launch_one(only);
     }
-    launches.retain(|launch| !launch.is_empty());
-    for launch in &mut launches {
-        launch.resolve()?;
-    }
+    calls.others.retain(|launch| !launch.is_empty());
+    calls.resolve()?;
+    let launches = std::mem::take(&mut calls.others);
     let mut first = None;
     let mut note = |error: Error| {
         first.get_or_insert(error);
@@ -179,6 +188,8 @@ pub(crate) fn launch_all(mut launches: Vec<Launch>) -> Result<()> {
             note(error);
         }
     }
+    // What the host waits for may need it.
+    calls.give_gathered(&mut note);
     let mut works: Vec<(&Launch, Work)> = Vec::new();
     for Begun { place, launches, pending } in begun {
         match close(place, pending) {
@@ -362,9 +373,12 @@ impl Copy {
 }
 
 /// The factor of a PreMulSum that the device has, as it is when the stream has come this far. Waits for that.
-fn read_factor(address: u64, request: &Request, device: u32, stream: StreamHandle) -> Result<f64> {
+fn read_factor(address: u64, dtype: DataType, place: Place, stream: StreamHandle) -> Result<f64> {
+    let Place::Device(device) = place else {
+        fail!(Internal, "a communicator in host memory has a factor in device memory")
+    };
     let devices = devices()?;
-    let bytes = request.dtype.size();
+    let bytes = dtype.size();
     let pinned = PinnedBuffer::new(&devices, device, bytes)?;
     let _entered = devices.enter(device)?;
     // SAFETY: the client's stream lives.
@@ -379,5 +393,5 @@ fn read_factor(address: u64, request: &Request, device: u32, stream: StreamHandl
     stream.synchronize(Deadline::NEVER)?;
     // SAFETY: the copy is complete.
     let element = unsafe { std::slice::from_raw_parts(pinned.address(), bytes) };
-    operator::factor(element, request.dtype)
+    operator::factor(element, dtype)
 }

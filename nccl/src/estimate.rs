@@ -1,25 +1,29 @@
 //! What a call would take, roughly, for ncclGroupSimulateEnd.
 
-use unisono::collective::request::{Counts, Kind};
+use unisono::collective::request::Kind;
 
-use crate::engine::Launch;
+use crate::communicator::Communicator;
+use crate::engine::Calls;
 
 /// Microseconds until the first byte of a call is there, over NVLink.
 const LATENCY: f32 = 4.0;
 /// Bytes that a GPU sends in a microsecond over NVLink of the fourth generation, to all others at once.
 const BYTES: f32 = 330_000.0;
 
-/// Microseconds of a call by itself.
-pub(crate) fn microseconds(launch: &Launch) -> f32 {
-    let Ok(context) = launch.communicator.group() else { return 0.0 };
-    let Counts::Uniform(count) = launch.request.counts else { return 0.0 };
+/// Microseconds of the calls of a group, each by itself.
+pub(crate) fn microseconds(calls: &Calls) -> f32 {
+    calls.sizes().map(|(communicator, kind, bytes)| of_call(communicator, kind, bytes)).sum()
+}
+
+fn of_call(communicator: &Communicator, kind: Kind, bytes: u64) -> f32 {
+    let Ok(context) = communicator.group() else { return 0.0 };
     let ranks = context.size() as f32;
-    if ranks < 2.0 || count == 0 {
+    if ranks < 2.0 || bytes == 0 {
         return 0.0;
     }
-    let bytes = count as f32 * launch.request.dtype.size() as f32;
+    let bytes = bytes as f32;
     // Bytes through the busiest port.
-    let through = match launch.request.kind {
+    let through = match kind {
         Kind::Allreduce => 2.0 * bytes * (ranks - 1.0) / ranks,
         Kind::Reduce => bytes * (ranks - 1.0) / ranks + bytes / ranks,
         Kind::Broadcast | Kind::Send | Kind::Receive | Kind::ReceiveAny => bytes,

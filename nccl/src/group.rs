@@ -6,7 +6,7 @@ use std::mem::{ManuallyDrop, replace};
 use unisono::sys::thread_end::ThreadEnd;
 
 use crate::abi::{SIM_MAGIC, ncclResult_t, ncclSimInfo_t};
-use crate::engine::{self, Launch};
+use crate::engine::{self, Calls, Launch};
 use crate::error::{Error, Result, SUCCESS, Status, fail, guard, guard_or, result};
 use crate::estimate;
 use crate::setup::{self, Joining, Sharing};
@@ -17,12 +17,12 @@ struct Group {
     error: Option<Error>,
     joinings: Vec<Joining>,
     sharings: Vec<Sharing>,
-    launches: Vec<Launch>,
+    calls: Calls,
 }
 
 impl Group {
     const NONE: Group =
-        Group { depth: 0, error: None, joinings: Vec::new(), sharings: Vec::new(), launches: Vec::new() };
+        Group { depth: 0, error: None, joinings: Vec::new(), sharings: Vec::new(), calls: Calls::NONE };
 }
 
 /// The group of a thread.
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn ncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> nc
             if let Some(error) = group.error {
                 return Err(error);
             }
-            info.estimatedTime = group.launches.iter().map(estimate::microseconds).sum();
+            info.estimatedTime = estimate::microseconds(&group.calls);
         }
         Ok(SUCCESS)
     })
@@ -133,21 +133,11 @@ pub(crate) fn in_group(body: impl FnOnce() -> Result<ncclResult_t>) -> ncclResul
 
 /// Starts a call, now or at the end of the group.
 pub(crate) fn launch(launch: Launch) -> Result<ncclResult_t> {
-    let mut launch = Some(launch);
-    KEPT.with_borrow_mut(|kept| -> Result<()> {
-        if kept.group.depth > 0
-            && let Some(launch) = launch.take()
-        {
-            // What is wrong with it is told here, where the caller can see which call it was.
-            launch.check()?;
-            kept.group.launches.push(launch);
-        }
-        Ok(())
-    })?;
-    match launch {
-        Some(launch) => engine::launch_one(launch).map(|()| SUCCESS),
-        None => Ok(SUCCESS),
+    if KEPT.with_borrow(|kept| kept.group.depth == 0) {
+        return engine::launch_one(launch).map(|()| SUCCESS);
     }
+    KEPT.with_borrow_mut(|kept| kept.group.calls.add(launch))?;
+    Ok(SUCCESS)
 }
 
 /// Shares a window, now or at the end of the group.
@@ -184,7 +174,7 @@ impl Group {
         }
         let met = setup::meet(self.joinings);
         let shared = setup::share(self.sharings);
-        let launched = engine::launch_all(self.launches);
+        let launched = engine::launch_all(self.calls);
         let met = met?;
         shared?;
         launched?;
@@ -195,7 +185,7 @@ impl Group {
     fn give_up(self) {
         log::warn!(
             "a thread has ended before ncclGroupEnd: nothing of its group is started ({} calls, {} communicators, {} windows)",
-            self.launches.len(),
+            self.calls.len(),
             self.joinings.len(),
             self.sharings.len()
         );

@@ -33,43 +33,14 @@ impl Checked {
     /// Checks `request` for rank `rank` of `size`. Errors name the argument.
     pub fn new(request: &Request, rank: u32, size: u32) -> Result<Checked> {
         let kind = request.kind;
-        if kind.rooted() && request.root >= size {
-            fail!(
-                InvalidArgument,
-                "root {} is out of range: the group has {size} ranks, 0 to {}",
-                request.root,
-                size - 1
-            );
-        }
+        check_root(request, size)?;
         let (collective, count) = collective(request, rank, size)?;
-        let element = request.dtype.size() as u64;
-        let input_bytes = bytes("sendbuf", collective.input_len(rank), element, request.dtype)?;
-        let output_bytes = bytes("recvbuf", collective.output_len(rank), element, request.dtype)?;
-        let blocks = u64::from(size);
-        if let Counts::Uniform(count) = request.counts
-            && count.checked_mul(blocks).is_none_or(|all| all > isize::MAX as u64 / element)
-            && !matches!(kind, Kind::Barrier | Kind::Allreduce | Kind::Reduce | Kind::Broadcast)
-        {
-            fail!(
-                InvalidArgument,
-                "count {count} of {} for each of {size} ranks exceeds the address space",
-                request.dtype.name()
-            );
+        if let Counts::Uniform(count) = request.counts {
+            check_blocks(request, count, size)?;
         }
-        // Broadcast works on one buffer; elsewhere the root's input and output are told apart.
-        let input = if kind == Kind::Broadcast && request.input.is_null() {
-            request.output.cast_const()
-        } else {
-            request.input
-        };
-        if input.is_null() && input_bytes > 0 {
-            fail!(InvalidArgument, "sendbuf is NULL, but {input_bytes} bytes are read from it");
-        }
-        if request.output.is_null() && output_bytes > 0 {
-            fail!(InvalidArgument, "recvbuf is NULL, but {output_bytes} bytes are written to it");
-        }
-        let legal = collective.in_place_alias(rank);
-        let alias = alias(input, input_bytes, request.output, output_bytes, element, legal)?;
+        let lens = [collective.input_len(rank), collective.output_len(rank)];
+        let (Buffers { input, output, .. }, alias) =
+            Buffers::new(request, lens, collective.in_place_alias(rank))?;
         if let Collective::Alltoall { send_counts, recv_counts } = &collective
             && alias.is_some()
             && send_counts != recv_counts
@@ -80,20 +51,11 @@ impl Checked {
                  {recv_counts:?} received"
             );
         }
-        let signature = Signature {
-            kind,
-            dtype: if kind == Kind::Barrier { DataType::U8 } else { request.dtype },
-            operator: if kind.reduces() { request.operator.number() } else { 0 },
-            algorithm: 0,
-            root: if kind.rooted() { request.root } else { 0 },
-            count,
-            device: false,
-        };
         Ok(Checked {
-            signature,
+            signature: signature(request, count),
             collective,
             input,
-            output: request.output,
+            output,
             alias,
             dtype: request.dtype,
             operator: kind.reduces().then_some(request.operator),
@@ -111,6 +73,124 @@ impl Checked {
     /// Elements of the output.
     pub fn output_len(&self) -> usize {
         self.collective.output_len(self.rank) as usize
+    }
+}
+
+/// A collective of one count, the same on all ranks, checked: as [`Checked`] has it, but nothing is made for a schedule, which
+/// takes a tenth of the time.
+#[derive(Clone, Copy, Debug)]
+pub struct Uniform {
+    /// What the ranks must agree on.
+    pub signature: Signature,
+    /// The memory that it names.
+    pub buffers: Buffers,
+}
+
+impl Uniform {
+    /// Checks `request` for rank `rank` of `size`, as [`Checked::new`] does; `None` of a request that names lists.
+    pub fn new(request: &Request, rank: u32, size: u32) -> Result<Option<Uniform>> {
+        let Counts::Uniform(count) = request.counts else { return Ok(None) };
+        check_root(request, size)?;
+        check_blocks(request, count, size)?;
+        let is_root = rank == request.root;
+        let of_root = |elements: u64| if is_root { elements } else { 0 };
+        // What is too much for this has been refused.
+        let all = || count.wrapping_mul(size.into());
+        let before = count.wrapping_mul(rank.into()) as i64;
+        // Elements of the input and the output, and from the one to the other in place.
+        let (input, output, in_place) = match request.kind {
+            Kind::Allreduce => (count, count, 0),
+            Kind::Reduce => (count, of_root(count), 0),
+            Kind::Broadcast => (of_root(count), count, 0),
+            Kind::Allgather => (count, all(), -before),
+            Kind::ReduceScatter => (all(), count, before),
+            Kind::Gather => (count, of_root(all()), if is_root { -before } else { 0 }),
+            Kind::Scatter => (of_root(all()), count, if is_root { before } else { 0 }),
+            Kind::Alltoall => (all(), all(), 0),
+            _ => return Ok(None),
+        };
+        let (buffers, _) = Buffers::new(request, [input, output], in_place)?;
+        Ok(Some(Uniform { signature: signature(request, count), buffers }))
+    }
+}
+
+/// The memory that a collective names on this rank, checked.
+#[derive(Clone, Copy, Debug)]
+pub struct Buffers {
+    /// What this rank contributes,
+    pub input: *const u8,
+    /// and how many bytes of it are read.
+    pub input_bytes: usize,
+    /// Where its result goes,
+    pub output: *mut u8,
+    /// and how many bytes of that are written.
+    pub output_bytes: usize,
+}
+
+impl Buffers {
+    /// Of so many elements, input and output, and the alias of a call in place, which would be `in_place`.
+    fn new(request: &Request, lens: [u64; 2], in_place: i64) -> Result<(Buffers, Option<i64>)> {
+        let element = request.dtype.size() as u64;
+        let input_bytes = bytes("sendbuf", lens[0], element, request.dtype)?;
+        let output_bytes = bytes("recvbuf", lens[1], element, request.dtype)?;
+        // Broadcast works on one buffer; elsewhere the root's input and output are told apart.
+        let input = if request.kind == Kind::Broadcast && request.input.is_null() {
+            request.output.cast_const()
+        } else {
+            request.input
+        };
+        if input.is_null() && input_bytes > 0 {
+            fail!(InvalidArgument, "sendbuf is NULL, but {input_bytes} bytes are read from it");
+        }
+        if request.output.is_null() && output_bytes > 0 {
+            fail!(InvalidArgument, "recvbuf is NULL, but {output_bytes} bytes are written to it");
+        }
+        let alias = alias(input, input_bytes, request.output, output_bytes, element, in_place)?;
+        Ok((Buffers { input, input_bytes, output: request.output, output_bytes }, alias))
+    }
+}
+
+/// Refuses a root that is no rank.
+#[inline]
+fn check_root(request: &Request, size: u32) -> Result<()> {
+    if request.kind.rooted() && request.root >= size {
+        fail!(
+            InvalidArgument,
+            "root {} is out of range: the group has {size} ranks, 0 to {}",
+            request.root,
+            size - 1
+        );
+    }
+    Ok(())
+}
+
+/// Refuses blocks of `count` elements for each rank that together exceed the address space.
+#[inline]
+fn check_blocks(request: &Request, count: u64, size: u32) -> Result<()> {
+    let (kind, element) = (request.kind, request.dtype.size() as u64);
+    if !matches!(kind, Kind::Barrier | Kind::Allreduce | Kind::Reduce | Kind::Broadcast)
+        && count.checked_mul(size.into()).is_none_or(|all| all > isize::MAX as u64 / element)
+    {
+        fail!(
+            InvalidArgument,
+            "count {count} of {} for each of {size} ranks exceeds the address space",
+            request.dtype.name()
+        );
+    }
+    Ok(())
+}
+
+/// What the ranks must agree on.
+fn signature(request: &Request, count: u64) -> Signature {
+    let kind = request.kind;
+    Signature {
+        kind,
+        dtype: if kind == Kind::Barrier { DataType::U8 } else { request.dtype },
+        operator: if kind.reduces() { request.operator.number() } else { 0 },
+        algorithm: 0,
+        root: if kind.rooted() { request.root } else { 0 },
+        count,
+        device: false,
     }
 }
 
@@ -207,6 +287,7 @@ fn collective(request: &Request, rank: u32, size: u32) -> Result<(Collective, u6
 }
 
 /// Bytes of `count` elements, if an address space can hold them.
+#[inline]
 pub fn bytes(name: &str, count: u64, element: u64, dtype: DataType) -> Result<usize> {
     match count.checked_mul(element).and_then(|bytes| isize::try_from(bytes).ok()) {
         Some(bytes) => Ok(bytes as usize),
@@ -293,6 +374,57 @@ mod tests {
         call = request(Kind::Allreduce, Counts::Uniform(4));
         call.output = call.input.wrapping_add(8).cast_mut();
         assert!(refusal(&call).contains("overlap"));
+    }
+
+    #[test]
+    fn one_count_is_checked_as_lists_are() {
+        let kinds = [
+            Kind::Allreduce,
+            Kind::Reduce,
+            Kind::Broadcast,
+            Kind::Allgather,
+            Kind::ReduceScatter,
+            Kind::Gather,
+            Kind::Scatter,
+            Kind::Alltoall,
+        ];
+        let mut refused = 0;
+        for (kind, count, rank) in kinds.into_iter().flat_map(|kind| {
+            [0, 1, 3, 1 << 59, 1 << 62, u64::MAX]
+                .into_iter()
+                .flat_map(move |count| (0..4).map(move |rank| (kind, count, rank)))
+        }) {
+            let apart = request(kind, Counts::Uniform(count));
+            let block = i64::from(rank) * count.min(100) as i64 * 4;
+            for (input, output, root) in [
+                (apart.input, apart.output, 0),
+                (apart.input, apart.output, 4),
+                (std::ptr::null(), apart.output, 2),
+                (apart.input, std::ptr::null_mut(), 2),
+                (apart.input, apart.input.cast_mut(), 2),
+                (apart.input, apart.input.wrapping_offset(block as isize).cast_mut(), 2),
+                (apart.input, apart.input.wrapping_offset(-block as isize).cast_mut(), 2),
+            ] {
+                let call = Request { input, output, root, ..apart.clone() };
+                let listed = Checked::new(&call, rank, 4);
+                match (Uniform::new(&call, rank, 4), &listed) {
+                    (Ok(Some(Uniform { signature, buffers })), Ok(checked)) => {
+                        assert_eq!(signature, checked.signature);
+                        assert_eq!((buffers.input, buffers.output), (checked.input, checked.output));
+                        let bytes = [checked.input_len() * 4, checked.output_len() * 4];
+                        assert_eq!([buffers.input_bytes, buffers.output_bytes], bytes, "{call:?}");
+                    }
+                    (Err(error), Err(other)) => {
+                        assert_eq!(error.text(), other.text());
+                        refused += 1;
+                    }
+                    (uniform, _) => panic!("{call:?} on rank {rank}: {uniform:?}, {listed:?}"),
+                }
+            }
+        }
+        assert!(refused > 100, "{refused}");
+        let lists = request(Kind::Allgather, Counts::Blocks(vec![1; 4]));
+        assert!(matches!(Uniform::new(&lists, 0, 4), Ok(None)));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::Call;
 use super::Completion;
 use super::context::Context;
-use super::device::{self, CollectiveCall, Collectives, PointCall, Together};
+use super::device::{self, PointCall, Together};
 use super::staged::Begun;
 use super::work::Work;
 use crate::collective::request::Request;
@@ -22,8 +22,6 @@ enum State {
         /// Whether somebody wants to know when it is done.
         awaited: bool,
     },
-    /// A collective between GPUs: given to its stream with those that are closed with it. Nobody wants to know when it is done.
-    Collective(CollectiveCall),
 }
 
 impl From<Work> for Pending {
@@ -41,10 +39,6 @@ impl From<Begun> for Pending {
 impl Pending {
     pub(super) fn point(point: PointCall) -> Pending {
         Pending(State::Point { point, awaited: true })
-    }
-
-    pub(super) fn collective(collective: CollectiveCall) -> Pending {
-        Pending(State::Collective(collective))
     }
 
     /// Nobody waits for it: of what the stream does by itself the work says that it is done at once, and the context has
@@ -87,7 +81,6 @@ impl Pending {
         let mut works: Vec<Option<Result<Work>>> = Vec::new();
         works.resize_with(count, || None);
         let (mut begun, mut points) = (Vec::new(), Vec::<Together>::new());
-        let mut collectives = Vec::<Collectives>::new();
         for (place, Pending(state)) in all.into_iter().enumerate() {
             match state {
                 State::Begun(one) => begun.push((place, one)),
@@ -99,21 +92,9 @@ impl Pending {
                     });
                     points[at].add(place, &point, awaited);
                 }
-                State::Collective(one) => {
-                    let known = collectives.iter().position(|others| others.takes(&one));
-                    let at = known.unwrap_or_else(|| {
-                        collectives.push(Collectives::new(&one, count - place));
-                        collectives.len() - 1
-                    });
-                    collectives[at].add(place, &one);
-                }
             }
         }
         // Given first: what the host waits for may need them.
-        for all in collectives {
-            // SAFETY: as below.
-            unsafe { all.give() }.for_each(|(place, work)| works[place] = Some(work));
-        }
         for together in points {
             // SAFETY: who began them has promised that their memory and streams last until they have ended.
             let work = unsafe { together.give() };

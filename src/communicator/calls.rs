@@ -83,7 +83,8 @@ impl Context {
     }
 
     /// As [`Context::begin_launch`], of one of several that are closed together, as [`super::start_together`] does. `known` is
-    /// what CUDA has said of the memory of those before, none at first: allocations are asked about once.
+    /// what CUDA has said of the memory of those before, none at first: allocations are asked about once. Collectives that GPUs
+    /// do alone take less of the host's time by [`Context::launches`].
     ///
     /// # Safety
     /// As [`Context::start`].

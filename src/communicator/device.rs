@@ -2,12 +2,14 @@
 //! What all ranks agree on decides, and nothing else.
 
 mod agree;
+mod launches;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use agree::First;
 pub use agree::connect_devices;
+pub use launches::{Added, Launches};
 pub(super) use agree::{Candidate, choose, connect};
 
 use super::batch::Pending;
@@ -16,7 +18,7 @@ use super::hosts::{self, Composed};
 use super::survey::{Located, Spans};
 use super::work::look_again;
 use super::{Call, Completion, Work};
-use crate::collective::checked::{self, Checked};
+use crate::collective::checked::{self, Uniform};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{Location, Memory, StreamHandle};
@@ -173,16 +175,8 @@ impl Context {
             fail!(Internal, "the ranks have connected, and agreed on nothing")
         };
         let Some(exchange) = way.exchange().filter(|_| takes(way)) else { return Ok(None) };
-        if let Some(device) = device.filter(|device| *device != exchange.device()) {
-            fail!(
-                InvalidArgument,
-                "{name} is memory of GPU {device}, but rank {} of '{}' is on GPU {}: give each GPU a rank of its own",
-                self.rank(),
-                self.name(),
-                exchange.device()
-            );
-        }
-        let caller = Caller { stream: call.stream, timeout: call.timeout, memory: name };
+        self.check_device(exchange, device, name)?;
+        let caller = caller(call, name);
         let what = match (way, what) {
             (Way::Hosts(hosts), What::Point(point, signature)) => {
                 What::Point(Point { peer: point.peer - hosts.layout().first(), ..point }, signature)
@@ -195,6 +189,20 @@ impl Context {
             (_, what) => what,
         };
         Ok(Some(OnDevices { group: group.clone(), exchange: exchange.clone(), caller, what }))
+    }
+
+    /// Refuses memory of another GPU than this rank's, named so.
+    fn check_device(&self, exchange: &DeviceExchange, device: Option<u32>, name: &str) -> Result<()> {
+        if let Some(device) = device.filter(|device| *device != exchange.device()) {
+            fail!(
+                InvalidArgument,
+                "{name} is memory of GPU {device}, but rank {} of '{}' is on GPU {}: give each GPU a rank of its own",
+                self.rank(),
+                self.name(),
+                exchange.device()
+            );
+        }
+        Ok(())
     }
 
     /// The call, if it is one on device memory, and where that is.
@@ -249,23 +257,21 @@ impl Context {
             let what = What::Point(point, Signature { device: true, ..signature });
             return Ok((what, Spans::of_message(&message)));
         }
-        let checked = Checked::new(request, self.rank(), self.size())?;
-        if let Some(stages) = Stages::from_number(call.algorithm.unwrap_or(0)) {
-            let (what, signature) = pull(stages, &checked, call)?;
-            return Ok((What::Pull(what, signature), Spans::of_collective(&checked)));
-        }
-        let job = Job {
-            kind: request.kind,
-            input: checked.input.addr() as u64,
-            output: checked.output.addr() as u64,
-            count: checked.signature.count,
-            dtype: request.dtype,
-            operator: request.operator,
-            root: checked.signature.root,
-            max_blocks: call.max_blocks,
+        let Some(uniform) = Uniform::new(request, self.rank(), self.size())? else {
+            fail!(Internal, "{} of lists is not exchanged between GPUs", request.kind.name())
         };
-        let what = What::Collective(job, Signature { device: true, ..checked.signature });
-        Ok((what, Spans::of_collective(&checked)))
+        let spans = Spans::of_buffers(request.kind, &uniform.buffers);
+        let what = match Stages::from_number(call.algorithm.unwrap_or(0)) {
+            Some(stages) => {
+                let (pull, signature) = pull(stages, request, call, &uniform)?;
+                What::Pull(pull, signature)
+            }
+            None => {
+                let (job, signature) = collective(request, call, &uniform);
+                What::Collective(job, signature)
+            }
+        };
+        Ok((what, spans))
     }
 }
 
@@ -310,14 +316,36 @@ fn fits(request: &Request, call: &Call) -> bool {
         && !matches!(request.kind, Kind::Barrier | Kind::ReceiveAny)
 }
 
+/// How a call is given to its stream; `name` names its memory.
+fn caller(call: &Call, name: &'static str) -> Caller {
+    Caller { stream: call.stream, timeout: call.timeout, memory: name }
+}
+
+/// A collective, as the kernels and as the ranks see it.
+fn collective(request: &Request, call: &Call, uniform: &Uniform) -> (Job, Signature) {
+    let Uniform { signature, buffers } = uniform;
+    let job = Job {
+        kind: request.kind,
+        input: buffers.input.addr() as u64,
+        output: buffers.output.addr() as u64,
+        count: signature.count,
+        dtype: request.dtype,
+        operator: request.operator,
+        root: signature.root,
+        max_blocks: call.max_blocks,
+    };
+    (job, Signature { device: true, ..*signature })
+}
+
 /// A broadcast by stages.
-fn pull(stages: Stages, checked: &Checked, call: &Call) -> Result<(Pull, Signature)> {
-    let Signature { count, root, .. } = checked.signature;
+fn pull(stages: Stages, request: &Request, call: &Call, uniform: &Uniform) -> Result<(Pull, Signature)> {
+    let Uniform { signature, buffers } = uniform;
+    let Signature { count, root, .. } = *signature;
     let pull = Pull {
         stages,
-        input: checked.input.addr() as u64,
-        output: checked.output.addr() as u64,
-        bytes: checked::bytes("buffer", count, checked.dtype.size() as u64, checked.dtype)? as u64,
+        input: buffers.input.addr() as u64,
+        output: buffers.output.addr() as u64,
+        bytes: checked::bytes("buffer", count, request.dtype.size() as u64, request.dtype)? as u64,
         root,
         seen: None,
         max_blocks: call.max_blocks,
@@ -327,7 +355,7 @@ fn pull(stages: Stages, checked: &Checked, call: &Call) -> Result<(Pull, Signatu
     };
     // Three numbers, which fit.
     let algorithm = stages.number() as u8;
-    Ok((pull, Signature { device: true, algorithm, ..checked.signature }))
+    Ok((pull, Signature { device: true, algorithm, ..*signature }))
 }
 
 /// A call that GPUs exchange, checked.
@@ -422,16 +450,13 @@ impl OnDevices {
         }
     }
 
-    /// As [`OnDevices::launch`], but what may be launched with others waits for them.
+    /// As [`OnDevices::launch`], but a send or a receive waits for others that may join it.
     ///
     /// # Safety
     /// As there.
     pub(super) unsafe fn begin_launch(self) -> Result<Option<Pending>> {
         match self.into_point() {
             Ok(point) => Ok(Some(Pending::point(point).unawaited())),
-            Err(OnDevices { group, exchange, caller, what: What::Collective(job, signature) }) => {
-                Ok(Some(Pending::collective(CollectiveCall { group, exchange, caller, job, signature })))
-            }
             // SAFETY: the caller's promise.
             Err(other) => unsafe { other.launch() },
         }
@@ -457,70 +482,6 @@ fn work_of(group: &Arc<Group>, exchange: &Arc<DeviceExchange>, enqueued: Enqueue
     }
     let (event, failure) = exchange.follow(group, enqueued)?;
     Ok(Work::enqueued(event, failure))
-}
-
-/// A collective between GPUs, checked, for whose end nobody waits.
-pub(super) struct CollectiveCall {
-    group: Arc<Group>,
-    exchange: Arc<DeviceExchange>,
-    caller: Caller,
-    job: Job,
-    signature: Signature,
-}
-
-/// Collectives of one exchange, in the order of the caller's list.
-pub(super) struct Collectives {
-    group: Arc<Group>,
-    exchange: Arc<DeviceExchange>,
-    calls: Vec<(Signature, Job, Caller)>,
-    /// Where they are in the caller's list.
-    places: Vec<usize>,
-}
-
-impl Collectives {
-    /// None yet, of the exchange that `first` is of, and up to `room`.
-    pub(super) fn new(first: &CollectiveCall, room: usize) -> Collectives {
-        Collectives {
-            group: first.group.clone(),
-            exchange: first.exchange.clone(),
-            calls: Vec::with_capacity(room),
-            places: Vec::with_capacity(room),
-        }
-    }
-
-    pub(super) fn takes(&self, other: &CollectiveCall) -> bool {
-        Arc::ptr_eq(&self.exchange, &other.exchange)
-    }
-
-    /// Adds one that it takes.
-    pub(super) fn add(&mut self, place: usize, other: &CollectiveCall) {
-        self.calls.push((other.signature, other.job, other.caller));
-        self.places.push(place);
-    }
-
-    /// Gives them to their streams: the places of all, and what came of each. None comes behind one that failed.
-    ///
-    /// # Safety
-    /// As [`OnDevices::launch`], for all of them.
-    pub(super) unsafe fn give(&self) -> impl Iterator<Item = (usize, Result<Work>)> {
-        let given = match &self.calls[..] {
-            [(signature, job, caller)] => {
-                // SAFETY: the caller's promise.
-                let enqueued = unsafe { self.exchange.enqueue(&self.group, *signature, job, *caller) };
-                enqueued.map(drop).map_err(|error| (0, error))
-            }
-            // SAFETY: as above.
-            calls => unsafe { self.exchange.enqueue_several(&self.group, calls) },
-        };
-        let failure = given.err();
-        self.places.iter().enumerate().map(move |(number, &place)| {
-            let result = match &failure {
-                Some((well, error)) if number >= *well => Err(error.clone()),
-                _ => Ok(Work::ended(Ok(Completion::default()))),
-            };
-            (place, result)
-        })
-    }
 }
 
 /// A send or a receive between GPUs, checked.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Call;
 use super::context::{Context, Place as Membership};
 use super::staged::Cuda;
-use crate::collective::checked::Checked;
+use crate::collective::checked::{Buffers, Checked};
 use crate::collective::request::Kind;
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{Capture, Location, Memory};
@@ -42,24 +42,48 @@ impl Span {
     fn end(&self) -> u64 {
         self.start().saturating_add(self.bytes as u64)
     }
+
+    /// Whether all of it is in this allocation, of which CUDA says the same everywhere.
+    fn lies_in(&self, known: &Location) -> bool {
+        !known.mapped && known.base <= self.start() && self.end() <= known.end()
+    }
 }
 
 impl Spans {
     /// Those of a collective.
     pub(super) fn of_collective(checked: &Checked) -> Spans {
         let element = checked.dtype.size();
-        let names = match checked.signature.kind {
+        let buffers = Buffers {
+            input: checked.input,
+            input_bytes: checked.input_len() * element,
+            output: checked.output,
+            output_bytes: checked.output_len() * element,
+        };
+        Spans::of_buffers(checked.signature.kind, &buffers)
+    }
+
+    /// The same, of what is checked so far.
+    pub(super) fn of_buffers(kind: Kind, buffers: &Buffers) -> Spans {
+        let names = match kind {
             Kind::Broadcast => ["buffer", "buffer"],
             _ => ["sendbuf", "recvbuf"],
         };
         Spans {
             input: Span {
                 name: names[0],
-                address: checked.input.cast_mut(),
-                bytes: checked.input_len() * element,
+                address: buffers.input.cast_mut(),
+                bytes: buffers.input_bytes,
             },
-            output: Span { name: names[1], address: checked.output, bytes: checked.output_len() * element },
+            output: Span { name: names[1], address: buffers.output, bytes: buffers.output_bytes },
         }
+    }
+
+    /// The argument that names the memory, if all of it lies in one allocation of a device.
+    pub(super) fn within(&self, known: &Location) -> Option<&'static str> {
+        let Spans { input, output } = self;
+        let lies = |span: &Span| span.bytes == 0 || span.lies_in(known);
+        let first = if input.bytes > 0 { input } else { output };
+        (known.memory == Memory::Device && first.bytes > 0 && lies(input) && lies(output)).then_some(first.name)
     }
 
     /// Those of a sparse tensor, which is read only: both are inputs.
@@ -94,14 +118,11 @@ impl Located {
     /// Asks CUDA. `known` is what it has said of an address before.
     pub(super) fn new(spans: Spans, cuda: &Cuda, known: Option<Location>) -> Result<Located> {
         // Memory of one allocation is asked about once.
-        let holds = |span: &Span, known: &Location| {
-            !known.mapped && known.base <= span.start() && span.end() <= known.end()
-        };
         let locate = |span: &Span, known: [Option<Location>; 2]| {
             if span.bytes == 0 {
                 return Ok(None);
             }
-            match known.into_iter().flatten().find(|known| holds(span, known)) {
+            match known.into_iter().flatten().find(|known| span.lies_in(known)) {
                 Some(known) => Ok(Some(known)),
                 None => cuda.locate(span.start()),
             }

@@ -20,7 +20,7 @@ use super::device::{Layout, Way};
 use super::direct::{BOARD_BYTES, Direct, MAX_MEMBERS};
 use super::endpoint::{Endpoint, Through, lock};
 use super::operation::{Completion, Operation, Running};
-use super::recorder::Progress;
+use super::recorder::{Progress, Slot};
 use super::sends::Sends;
 use super::staged::relay;
 use super::wire::{Class, Key};
@@ -304,16 +304,24 @@ impl Group {
         timeout: Option<Duration>,
     ) -> Turn {
         let key = Key { group: self.id, tag, sequence, slot: 0, class };
-        Turn {
-            class,
-            tag,
-            sequence,
-            signature,
-            deadline: Deadline::since(called, timeout.unwrap_or(self.timeout)),
-            called,
-            piece: 0,
-            slot: self.endpoint.recorder().begin(key, signature, called),
-        }
+        let slot = self.endpoint.recorder().begin(key, signature, called);
+        self.turn_at(slot, called, class, tag, sequence, signature, timeout)
+    }
+
+    /// The turn of a call that has been recorded.
+    #[expect(clippy::too_many_arguments, reason = "what a turn is made of")]
+    fn turn_at(
+        &self,
+        slot: Slot,
+        called: Instant,
+        class: Class,
+        tag: u64,
+        sequence: u32,
+        signature: Signature,
+        timeout: Option<Duration>,
+    ) -> Turn {
+        let deadline = Deadline::since(called, timeout.unwrap_or(self.timeout));
+        Turn { class, tag, sequence, signature, deadline, called, piece: 0, slot }
     }
 
     /// Gives calls their numbers that wait for no others on the host, and end without word: streams do them. That of the last.
@@ -323,10 +331,8 @@ impl Group {
         signatures: &[Signature],
         timeout: Option<Duration>,
     ) -> Result<Turn> {
-        let Some((last, before)) = signatures.split_last() else {
-            fail!(InvalidArgument, "no operations were given")
-        };
-        self.check(last)?;
+        let Some(&last) = signatures.last() else { fail!(InvalidArgument, "no operations were given") };
+        self.check(&last)?;
         let first = {
             let mut orders = lock(&self.orders);
             let order = orders.of(class, 0);
@@ -336,16 +342,11 @@ impl Group {
             first
         };
         let called = Instant::now();
-        let record = |place: usize, signature: &Signature| {
-            let sequence = first.wrapping_add(place as u32);
-            let turn = self.turn(called, class, 0, sequence, *signature, timeout);
-            self.endpoint.recorder().end(turn.slot, Progress::Enqueued);
-            turn
-        };
-        for (place, signature) in before.iter().enumerate() {
-            record(place, signature);
-        }
-        Ok(record(before.len(), last))
+        let key = Key { group: self.id, tag: 0, sequence: first, slot: 0, class };
+        let slot = self.endpoint.recorder().enqueued(key, signatures, called);
+        // The number before that of the next.
+        let sequence = first.wrapping_add(signatures.len() as u32).wrapping_sub(1);
+        Ok(self.turn_at(slot, called, class, 0, sequence, last, timeout))
     }
 
     /// Makes the next ordered call of this rank known before it has its number: others that have called something else

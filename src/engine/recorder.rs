@@ -68,6 +68,27 @@ impl Recorder {
 
     /// Records the call that `key` names, made at `called`.
     pub fn begin(&self, key: Key, signature: Signature, called: Instant) -> Slot {
+        self.record(key, signature, self.wall(called), Progress::Running)
+    }
+
+    /// Records calls that follow each other, the first of which `key` names, given to a stream at `called`: where the last one is.
+    pub fn enqueued(&self, key: Key, signatures: &[Signature], called: Instant) -> Slot {
+        let began = self.wall(called);
+        let record = |_, (place, signature): (u32, &Signature)| {
+            let key = Key { sequence: key.sequence.wrapping_add(place), ..key };
+            self.record(key, *signature, began, Progress::Enqueued)
+        };
+        // Nobody asks for the place of none.
+        (0..).zip(signatures).fold(Slot(u64::MAX - 1), record)
+    }
+
+    /// A moment in nanoseconds since 1970.
+    fn wall(&self, moment: Instant) -> u64 {
+        let (start, wall) = self.epoch;
+        wall + moment.saturating_duration_since(start).as_nanos() as u64
+    }
+
+    fn record(&self, key: Key, signature: Signature, began: u64, progress: Progress) -> Slot {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let words = self.entry(number);
         let packed = u64::from(signature.code()) | u64::from(key.class as u8) << 32;
@@ -78,10 +99,8 @@ impl Recorder {
         words[2].store(packed, Ordering::Relaxed);
         words[3].store(u64::from(signature.root) | u64::from(key.sequence) << 32, Ordering::Relaxed);
         words[4].store(signature.count, Ordering::Relaxed);
-        let (start, wall) = self.epoch;
-        let began = wall + called.saturating_duration_since(start).as_nanos() as u64;
         words[5].store(began, Ordering::Relaxed);
-        words[6].store(Progress::Running as u64, Ordering::Relaxed);
+        words[6].store(progress as u64, Ordering::Relaxed);
         words[7].store(key.tag, Ordering::Relaxed);
         words[0].store(number + 1, Ordering::Release);
         Slot(number)

@@ -115,14 +115,14 @@ pub(super) struct Several<C> {
 }
 
 impl<C: std::marker::Copy> Several<C> {
-    /// Of at most [`SEVERAL`] calls, each behind the number of its first block; `None` of none.
-    pub(super) fn new(group: Group, calls: &[(u32, C)]) -> Option<Several<C>> {
-        let first = calls.first()?.1;
-        let mut all = Several { group, begins: [u32::MAX; SEVERAL + 1], calls: [first; SEVERAL] };
-        for (place, &(begin, call)) in calls.iter().enumerate().take(SEVERAL) {
-            (all.begins[place], all.calls[place]) = (begin, call);
-        }
-        Some(all)
+    /// Of none so far; `any` stands where none is.
+    pub(super) fn of(group: Group, any: C) -> Several<C> {
+        Several { group, begins: [u32::MAX; SEVERAL + 1], calls: [any; SEVERAL] }
+    }
+
+    /// Call number `place`, of at most [`SEVERAL`], begins with block `begin`.
+    pub(super) fn set(&mut self, place: usize, begin: u32, call: C) {
+        (self.begins[place], self.calls[place]) = (begin, call);
     }
 }
 

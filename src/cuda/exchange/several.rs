@@ -43,14 +43,13 @@ impl ByLines {
     }
 }
 
-/// What `of` makes of each job; it is asked once for those that follow each other and differ in nothing but their addresses.
-fn each_shape<T: Clone>(jobs: &[Job], of: impl Fn(&Job) -> T) -> Vec<T> {
-    let shape = |job: &Job| Job { input: 0, output: 0, ..*job };
-    let mut made = Vec::with_capacity(jobs.len());
-    for alike in jobs.chunk_by(|before, job| shape(before) == shape(job)) {
-        made.resize(made.len() + alike.len(), of(&alike[0]));
-    }
-    made
+/// Whether calls differ in nothing but their addresses.
+pub(super) fn have_one_shape(one: &Job, other: &Job) -> bool {
+    let Job { input: _, output: _, kind, count, dtype, operator, root, max_blocks } = one;
+    // What differs most often comes first.
+    (*count, *kind, *dtype, *root, *max_blocks)
+        == (other.count, other.kind, other.dtype, other.root, other.max_blocks)
+        && *operator == other.operator
 }
 
 /// Where calls become launches.
@@ -60,31 +59,49 @@ pub(super) struct Bundler<'a> {
     pub(super) functions: &'a Functions,
 }
 
+/// Calls that follow each other and differ in nothing but their addresses.
+struct Run<'a> {
+    job: &'a Job,
+    count: usize,
+}
+
 impl Bundler<'_> {
     /// Which calls of a list are a launch each, in their order.
     pub(super) fn bundles(&self, jobs: &[Job]) -> Vec<Range<usize>> {
-        let functions = each_shape(jobs, |job| self.function(job));
-        let mut bundles = Vec::with_capacity(jobs.len());
-        let mut begin = 0;
-        while begin < jobs.len() {
-            let alike = functions[begin..].iter().take_while(|&&other| other == functions[begin]).count();
-            let end = match functions[begin] {
-                Some(_) => begin + self.most(&jobs[begin..begin + alike.min(SEVERAL)]),
-                None => begin + 1,
-            };
-            bundles.push(begin..end);
-            begin = end;
+        let mut bundles = Vec::with_capacity(jobs.len() / SEVERAL + 1);
+        // Those that follow each other and have one kernel, if it is for several.
+        let (mut runs, mut kernel) = (Vec::new(), None);
+        for alike in jobs.chunk_by(have_one_shape) {
+            let function = self.function(&alike[0]);
+            if function != kernel {
+                self.cut(&runs, kernel.is_some(), &mut bundles);
+                (runs, kernel) = (Vec::new(), function);
+            }
+            runs.push(Run { job: &alike[0], count: alike.len() });
         }
+        self.cut(&runs, kernel.is_some(), &mut bundles);
         bundles
     }
 
-    /// How many of these calls, from the first on, are one launch: fewer than all where each would have too few blocks.
-    fn most(&self, jobs: &[Job]) -> usize {
-        let fits = |count: usize| self.lay_out(&jobs[..count]).is_some();
-        if fits(jobs.len()) {
-            return jobs.len();
+    /// Cuts calls that one kernel does, or that none does several of, into launches.
+    fn cut(&self, runs: &[Run<'_>], several: bool, bundles: &mut Vec<Range<usize>>) {
+        let count = runs.iter().map(|run| run.count).sum();
+        let (mut done, mut before) = (0, bundles.last().map_or(0, |last| last.end));
+        while done < count {
+            let most = if several { SEVERAL.min(count - done) } else { 1 };
+            let calls = self.most(runs, done, most);
+            bundles.push(before..before + calls);
+            (done, before) = (done + calls, before + calls);
         }
-        let (mut least, mut above) = (1, jobs.len());
+    }
+
+    /// How many calls, from number `begin` on and at most `most`, are one launch: fewer where each would have too few blocks.
+    fn most(&self, runs: &[Run<'_>], begin: usize, most: usize) -> usize {
+        let fits = |count: usize| count == 1 || self.fit(runs, begin, count);
+        if fits(most) {
+            return most;
+        }
+        let (mut least, mut above) = (1, most);
         while above - least > 1 {
             let middle = least.midpoint(above);
             if fits(middle) { least = middle } else { above = middle }
@@ -92,44 +109,63 @@ impl Bundler<'_> {
         least
     }
 
+    /// Whether so many calls, from number `begin` on, can be beside each other, with blocks enough for each.
+    fn fit(&self, runs: &[Run<'_>], begin: usize, count: usize) -> bool {
+        let mut behind = 0;
+        let mut theirs = runs.iter().filter(move |run| {
+            let before = behind;
+            behind += run.count;
+            behind > begin && before < begin + count
+        });
+        let limits = theirs.clone().map(|run| run.job.max_blocks);
+        self.blocks_of_each(limits, count)
+            .is_some_and(|each| theirs.all(|run| self.by_lines(run.job, each).is_some()))
+    }
+
     /// The launch of several calls that are one.
     pub(super) fn launch(&self, jobs: &[Job]) -> Option<Launch> {
-        let function = self.function(jobs.first()?)?;
-        let calls = self.lay_out(jobs)?;
+        let first = jobs.first()?;
+        let function = self.function(first)?;
+        let each = self.blocks_of_each(jobs.iter().map(|job| job.max_blocks), jobs.len())?;
         let mut grid = Grid { blocks: 0, threads: 0, shared: 0, overlaps: false };
-        let (mut combines, mut swaps) = (Vec::new(), Vec::new());
-        for (job, call) in jobs.iter().zip(calls) {
-            let first = grid.blocks;
-            grid.blocks += call.grid().blocks;
-            grid.threads = grid.threads.max(call.grid().threads);
-            match call {
-                ByLines::Combine(combination) => {
-                    combines.push((first, combination.arguments(self.group.size(), job, first)));
+        let mut arguments = match self.by_lines(first, each)? {
+            ByLines::Combine(combination) => {
+                Arguments::Combine(Box::new(Several::of(self.group, combination.arguments(2, first, 0))))
+            }
+            ByLines::Swap(swapping) => {
+                Arguments::Swap(Box::new(Several::of(self.group, swapping.arguments(first, 0, 0))))
+            }
+        };
+        let mut place = 0;
+        for alike in jobs.chunk_by(have_one_shape) {
+            let call = self.by_lines(&alike[0], each)?;
+            let one = call.grid();
+            grid.threads = grid.threads.max(one.threads);
+            for job in alike {
+                let first = grid.blocks;
+                match (&call, &mut arguments) {
+                    (ByLines::Combine(combination), Arguments::Combine(all)) => {
+                        all.set(place, first, combination.arguments(self.group.size(), job, first));
+                    }
+                    (ByLines::Swap(swapping), Arguments::Swap(all)) => {
+                        all.set(place, first, swapping.arguments(job, job.bytes()?, first));
+                    }
+                    _ => return None,
                 }
-                ByLines::Swap(swapping) => {
-                    swaps.push((first, swapping.arguments(job, job.bytes()?, first)));
-                }
+                grid.blocks += one.blocks;
+                place += 1;
             }
         }
-        let arguments = match (Several::new(self.group, &combines), Several::new(self.group, &swaps)) {
-            (Some(combines), None) => Arguments::Combine(Box::new(combines)),
-            (None, Some(swaps)) => Arguments::Swap(Box::new(swaps)),
-            _ => return None,
-        };
         Some(Launch { function, grid, arguments })
     }
 
-    /// These calls beside each other, if that leaves blocks enough to each.
-    fn lay_out(&self, jobs: &[Job]) -> Option<Vec<ByLines>> {
+    /// The most blocks that each of so many calls may have beside the others, whose callers allow so many; 0 for no limit.
+    fn blocks_of_each(&self, limits: impl Iterator<Item = u32>, count: usize) -> Option<u32> {
         let blocks = self.table.tuning(self.group.size()).line_blocks.min(self.table.blocks);
-        let limits = jobs.iter().map(|job| job.max_blocks).filter(|&limit| limit != 0);
         // At most SEVERAL.
-        let each = limits.fold(blocks, u32::min) / jobs.len() as u32;
+        let each = limits.filter(|&limit| limit != 0).fold(blocks, u32::min) / count as u32;
         // No limit is none to each.
-        if each == 0 {
-            return None;
-        }
-        each_shape(jobs, |job| self.by_lines(job, each)).into_iter().collect()
+        (each > 0).then_some(each)
     }
 
     /// The kernel for several such calls, if there is one. What gains by windows has none, also in place, where it is staged

@@ -27,7 +27,7 @@ pub const BOARD_BYTES: usize = size_of::<Board>();
 
 /// One call, as its rank noted it.
 #[repr(C, align(32))]
-struct Note {
+struct Slot {
     /// The number of the call, plus one, above what is called; 0 while it is written. Stored last.
     head: AtomicU64,
     count: AtomicU64,
@@ -94,6 +94,40 @@ impl Noted {
     }
 }
 
+/// A call as its rank notes it: what is in a [`Slot`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Note {
+    head: u64,
+    count: u64,
+    root: u64,
+    terms: u64,
+}
+
+impl Note {
+    /// A call after `before` others.
+    fn of(before: u32, call: &Noted) -> Note {
+        let Noted { sequence, signature, max_blocks, place, windowed, digest } = call;
+        let windowed = if *windowed { WINDOWED } else { 0 };
+        let blocks = (*max_blocks).min(MOST_BLOCKS) | place.code() << 22;
+        Note {
+            head: u64::from(signature.code()) | u64::from(sequence.wrapping_add(1)) << 32,
+            count: signature.count,
+            root: u64::from(signature.root) | u64::from(before.wrapping_add(1)) << 32,
+            terms: u64::from(blocks) | u64::from(*digest) << 32 | windowed,
+        }
+    }
+
+    /// The call, if they are one.
+    pub fn call(&self) -> Option<Noted> {
+        let Note { head, count, root, terms } = *self;
+        let signature = Signature::decode(head as u32, root as u32, count).ok()?;
+        let sequence = ((head >> 32) as u32).wrapping_sub(1);
+        let (windowed, digest) = (terms & WINDOWED != 0, ((terms & !WINDOWED) >> 32) as u32);
+        let (max_blocks, place) = (terms as u32 & MOST_BLOCKS, InLaunch::decode(terms as u32 >> 22));
+        Some(Noted { sequence, signature, max_blocks, place, windowed, digest })
+    }
+}
+
 /// A digest with one more word.
 fn mix(digest: u64, word: u64) -> u64 {
     (digest ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
@@ -105,7 +139,7 @@ struct Board {
     called: AtomicU32,
     /// Set by each other member when it needs this member's arena no more.
     goodbyes: [AtomicU8; MAX_MEMBERS],
-    notes: [Note; NOTES],
+    notes: [Slot; NOTES],
     /// What was sent to each member and received from it, by [`Direction`].
     points: [[[PointNote; POINTS]; MAX_RANKS]; 2],
 }
@@ -200,50 +234,49 @@ impl Boards {
         unsafe { &*self.boards[member] }
     }
 
-    /// Notes this rank's call of the exchange after `before` others, and compares it with those that the others have noted
-    /// after as many. The first who differs, and its call.
-    pub fn note(&self, before: u32, call: &Noted) -> Option<(usize, Noted)> {
-        let Noted { sequence, signature, max_blocks, place, windowed, digest } = call;
+    /// Notes this rank's call of the exchange after `before` others, for the others to see.
+    pub fn note(&self, before: u32, call: &Noted) -> Note {
         let board = self.board(self.rank);
-        let note = &board.notes[before as usize % NOTES];
-        let head = head(*sequence, signature);
-        note.head.store(0, Ordering::Relaxed);
+        let slot = &board.notes[before as usize % NOTES];
+        let note = Note::of(before, call);
+        slot.head.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
-        note.count.store(signature.count, Ordering::Relaxed);
-        let root = u64::from(signature.root) | u64::from(before.wrapping_add(1)) << 32;
-        note.root.store(root, Ordering::Relaxed);
-        let windowed = if *windowed { WINDOWED } else { 0 };
-        let blocks = (*max_blocks).min(MOST_BLOCKS) | place.code() << 22;
-        let terms = u64::from(blocks) | u64::from(*digest) << 32 | windowed;
-        note.terms.store(terms, Ordering::Relaxed);
-        note.head.store(head, Ordering::Release);
-        board.called.store(sequence.wrapping_add(1), Ordering::Relaxed);
-        // Against the same of the others: one of two sees the other's note.
+        slot.count.store(note.count, Ordering::Relaxed);
+        slot.root.store(note.root, Ordering::Relaxed);
+        slot.terms.store(note.terms, Ordering::Relaxed);
+        slot.head.store(note.head, Ordering::Release);
+        board.called.store(call.sequence.wrapping_add(1), Ordering::Relaxed);
+        note
+    }
+
+    /// Between what this rank notes and what it looks at: so one of two ranks sees the other's note.
+    pub fn look(&self) {
         fence(Ordering::SeqCst);
-        let others = (0..self.size()).filter(|&member| member != self.rank);
-        others
-            .filter_map(|member| Some((member, self.noted(member, before)?)))
-            .find(|(_, theirs)| theirs != call)
+    }
+
+    /// The first of the others who has noted another call than this one, which this rank has made after `before` others, and
+    /// that.
+    pub fn differing(&self, before: u32, ours: &Note) -> Option<(usize, Noted)> {
+        (0..self.size()).find_map(|member| {
+            if member == self.rank {
+                return None;
+            }
+            let theirs = self.noted(member, before)?;
+            if theirs == *ours { None } else { Some((member, theirs.call()?)) }
+        })
     }
 
     /// What `member` has noted after `before` calls, if it has and the note still stands.
-    fn noted(&self, member: usize, before: u32) -> Option<Noted> {
-        let note = &self.board(member).notes[before as usize % NOTES];
-        let head = note.head.load(Ordering::Acquire);
-        let (count, root) = (note.count.load(Ordering::Relaxed), note.root.load(Ordering::Relaxed));
-        let terms = note.terms.load(Ordering::Relaxed);
+    fn noted(&self, member: usize, before: u32) -> Option<Note> {
+        let slot = &self.board(member).notes[before as usize % NOTES];
+        let head = slot.head.load(Ordering::Acquire);
+        let (count, root) = (slot.count.load(Ordering::Relaxed), slot.root.load(Ordering::Relaxed));
+        let terms = slot.terms.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
-        if head == 0
-            || root >> 32 != u64::from(before.wrapping_add(1))
-            || note.head.load(Ordering::Relaxed) != head
-        {
-            return None;
-        }
-        let signature = Signature::decode(head as u32, root as u32, count).ok()?;
-        let sequence = ((head >> 32) as u32).wrapping_sub(1);
-        let (windowed, digest) = (terms & WINDOWED != 0, ((terms & !WINDOWED) >> 32) as u32);
-        let (max_blocks, place) = (terms as u32 & MOST_BLOCKS, InLaunch::decode(terms as u32 >> 22));
-        Some(Noted { sequence, signature, max_blocks, place, windowed, digest })
+        let stands = head != 0
+            && root >> 32 == u64::from(before.wrapping_add(1))
+            && slot.head.load(Ordering::Relaxed) == head;
+        stands.then_some(Note { head, count, root, terms })
     }
 
     /// Notes this rank's message number `number` to or from `peer`, and compares it with what that one has noted of it, if it has: what
@@ -265,8 +298,7 @@ impl Boards {
         note.digest.store(point.digest, Ordering::Relaxed);
         let number = u64::from(number.wrapping_add(1)) << 32;
         note.head.store(number | u64::from(point.collectives), Ordering::Release);
-        // As in `note`.
-        fence(Ordering::SeqCst);
+        self.look();
         let back = match direction {
             Direction::Send => Direction::Receive,
             Direction::Receive => Direction::Send,
@@ -316,11 +348,6 @@ impl std::fmt::Debug for Boards {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Boards(rank {} of {})", self.rank, self.size())
     }
-}
-
-/// What is called, below the number of the call plus one.
-fn head(sequence: u32, signature: &Signature) -> u64 {
-    u64::from(signature.code()) | u64::from(sequence.wrapping_add(1)) << 32
 }
 
 /// Whether a process is gone, with all that it ran on GPUs.

@@ -4,13 +4,14 @@
 
 use std::fmt;
 
-use super::board::{InLaunch, MOST_BLOCKS, Noted, NotedPoint, Past};
+use super::board::{InLaunch, MOST_BLOCKS, Note, Noted, NotedPoint, Past};
 use super::retired::Parts;
 use crate::cuda::exchange::{Direction, MAX_RANKS, Point};
 use crate::engine::group::{Group, Turn};
 use crate::engine::messages::Mismatch;
 use crate::engine::wire::Key;
-use crate::error::{Error, Result, Status, fail};
+use crate::error::{Error, Result, Status};
+use crate::signature::Signature;
 
 /// What the kernels of all ranks must agree on beside the signature.
 #[derive(Clone, Copy, Default)]
@@ -62,41 +63,47 @@ impl Calls {
 
     /// Notes a collective, and compares it with what the others have noted.
     pub(super) fn compare(&mut self, parts: &Parts, group: &Group, turn: &Turn, terms: Terms) -> Result<()> {
-        let Parts { boards, first, .. } = parts;
+        let before = self.collectives;
+        let note = self.note(parts, turn.sequence, turn.signature, terms);
+        parts.boards.look();
+        match parts.boards.differing(before, &note) {
+            None => Ok(()),
+            Some((member, theirs)) => Err(differ(parts, group, turn, &note, member, &theirs)),
+        }
+    }
+
+    /// As [`Calls::compare`], of several, the last of which has the turn `last`.
+    pub(super) fn compare_several(
+        &mut self,
+        parts: &Parts,
+        group: &Group,
+        last: &Turn,
+        calls: impl ExactSizeIterator<Item = (Signature, Terms)>,
+    ) -> Result<()> {
+        let before = self.collectives;
+        let first = last.sequence.wrapping_sub(calls.len() as u32).wrapping_add(1);
+        let notes: Vec<Note> = (0..)
+            .zip(calls)
+            .map(|(place, (signature, terms))| self.note(parts, first.wrapping_add(place), signature, terms))
+            .collect();
+        parts.boards.look();
+        for (place, note) in (0..).zip(&notes) {
+            if let Some((member, theirs)) = parts.boards.differing(before.wrapping_add(place), note) {
+                let behind = last.sequence.wrapping_sub(first).wrapping_sub(place);
+                let turn = last.before(behind, note.call().map_or(last.signature, |call| call.signature));
+                return Err(differ(parts, group, &turn, note, member, &theirs));
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes a collective.
+    fn note(&mut self, parts: &Parts, sequence: u32, signature: Signature, terms: Terms) -> Note {
         let Terms { max_blocks, windowed, place } = terms;
         let max_blocks = max_blocks.min(MOST_BLOCKS);
-        let (number, signature) = (turn.sequence, turn.signature);
-        let call = Noted { sequence: number, signature, max_blocks, place, windowed, digest: self.digest };
+        let call = Noted { sequence, signature, max_blocks, place, windowed, digest: self.digest };
         let before = self.collective(&call);
-        let Some((member, theirs)) = boards.note(before, &call) else { return Ok(()) };
-        let (own, rank, name) = (group.rank(), *first as usize + member, group.name());
-        if theirs.sequence != number {
-            fail!(
-                Mismatch,
-                "calls of '{name}' differ: rank {own} called {signature} as its call #{number}, rank {rank} {} as its call \
-                 #{}; one has called something before that the other has not",
-                theirs.signature,
-                theirs.sequence
-            );
-        }
-        if (Noted { digest: call.digest, ..theirs }) == call {
-            fail!(
-                Mismatch,
-                "calls of '{name}' before #{number} differ: rank {rank} has called something else than rank {own}, which was too far \
-                 from it to be compared"
-            );
-        }
-        if theirs.signature == signature {
-            fail!(
-                Mismatch,
-                "call #{number} of '{name}' differs: rank {own} called {signature} with {terms}, rank {rank} with {}",
-                Terms { max_blocks: theirs.max_blocks, windowed: theirs.windowed, place: theirs.place }
-            );
-        }
-        let key = Key { group: group.id(), tag: turn.tag, sequence: number, slot: 0, class: turn.class };
-        let (peer, theirs) = (group.members()[rank], theirs.signature);
-        let mismatch = Mismatch { peer, key, theirs, ours: Some(signature), bytes: None };
-        Err(group.explain(&mismatch, group.endpoint().recorder()))
+        parts.boards.note(before, &call)
     }
 
     /// Notes sends and receives, and compares them with what their other ends have noted. They go through the same slots as
@@ -134,4 +141,44 @@ impl Calls {
         }
         Ok(())
     }
+}
+
+/// The failure of a call for which `member` has noted another.
+#[cold]
+fn differ(parts: &Parts, group: &Group, turn: &Turn, ours: &Note, member: usize, theirs: &Noted) -> Error {
+    let (number, signature) = (turn.sequence, turn.signature);
+    let (own, rank, name) = (group.rank(), parts.first as usize + member, group.name());
+    let mismatch = |text: String| Error::new(Status::Mismatch, text);
+    if theirs.sequence != number {
+        return mismatch(format!(
+            "calls of '{name}' differ: rank {own} called {signature} as its call #{number}, rank {rank} {} as its call \
+             #{}; one has called something before that the other has not",
+            theirs.signature, theirs.sequence
+        ));
+    }
+    let Some(ours) = ours.call() else {
+        return Error::new(Status::Internal, format!("call #{number} of '{name}' was noted as none"));
+    };
+    if (Noted { digest: ours.digest, ..*theirs }) == ours {
+        return mismatch(format!(
+            "calls of '{name}' before #{number} differ: rank {rank} has called something else than rank {own}, which was too far \
+             from it to be compared"
+        ));
+    }
+    if theirs.signature == signature {
+        let terms = |call: &Noted| Terms {
+            max_blocks: call.max_blocks,
+            windowed: call.windowed,
+            place: call.place,
+        };
+        return mismatch(format!(
+            "call #{number} of '{name}' differs: rank {own} called {signature} with {}, rank {rank} with {}",
+            terms(&ours),
+            terms(theirs)
+        ));
+    }
+    let key = Key { group: group.id(), tag: turn.tag, sequence: number, slot: 0, class: turn.class };
+    let (peer, theirs) = (group.members()[rank], theirs.signature);
+    let mismatch = Mismatch { peer, key, theirs, ours: Some(signature), bytes: None };
+    group.explain(&mismatch, group.endpoint().recorder())
 }

@@ -89,6 +89,17 @@ pub struct Caller {
     pub memory: &'static str,
 }
 
+/// A collective, as its caller asks for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// What the ranks must agree on.
+    pub signature: Signature,
+    /// What it is here.
+    pub job: Job,
+    /// How it is given to its stream.
+    pub caller: Caller,
+}
+
 /// A call that a stream was given.
 #[derive(Debug)]
 pub struct Enqueued {
@@ -162,25 +173,28 @@ impl DeviceExchange {
     ///
     /// # Safety
     /// As there, for all of them. Calls that follow each other do not need each other's results.
-    pub unsafe fn enqueue_several(
-        &self,
-        group: &Group,
-        calls: &[(Signature, Job, Caller)],
-    ) -> std::result::Result<(), (usize, Error)> {
+    pub unsafe fn enqueue_several(&self, group: &Group, calls: &[Asked]) -> Result<()> {
+        if let [Asked { signature, job, caller }] = calls {
+            // SAFETY: the caller's promise.
+            return unsafe { self.enqueue(group, *signature, job, *caller) }.map(drop);
+        }
+        if calls.is_empty() {
+            return Ok(());
+        }
         let parts = self.parts();
         let jobs: Vec<Job> = calls
             .iter()
-            .map(|(_, job, _)| Job { max_blocks: parts.room.blocks(job.max_blocks), ..*job })
+            .map(|Asked { job, .. }| Job { max_blocks: parts.room.blocks(job.max_blocks), ..*job })
             .collect();
-        for bundle in parts.kernels.bundles(&jobs).map_err(|error| (0, error))? {
-            let (begin, calls) = (bundle.start, &calls[bundle.clone()]);
-            let given = match calls {
+        for bundle in parts.kernels.bundles(&jobs)? {
+            match &calls[bundle.clone()] {
+                [Asked { signature, job, caller }] => {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.enqueue(group, *signature, job, *caller) }?
+                }
                 // SAFETY: the caller's promise.
-                [(signature, job, caller)] => unsafe { self.enqueue(group, *signature, job, *caller) },
-                // SAFETY: the caller's promise.
-                _ => unsafe { self.enqueue_bundle(group, calls, &jobs[bundle]) },
+                calls => unsafe { self.enqueue_bundle(group, calls, &jobs[bundle]) }?,
             };
-            given.map_err(|error| (begin, error))?;
         }
         Ok(())
     }
@@ -192,14 +206,14 @@ impl DeviceExchange {
     unsafe fn enqueue_bundle(
         &self,
         group: &Group,
-        calls: &[(Signature, Job, Caller)],
+        calls: &[Asked],
         jobs: &[Job],
     ) -> Result<Enqueued> {
         let parts = self.parts();
-        let Some(&(.., caller)) = calls.first() else { fail!(Internal, "a launch has no calls") };
-        let signatures: Vec<Signature> = calls.iter().map(|(signature, ..)| *signature).collect();
+        let Some(&Asked { caller, .. }) = calls.first() else { fail!(Internal, "a launch has no calls") };
+        let signatures: Vec<Signature> = calls.iter().map(|call| call.signature).collect();
         let mut beside = Vec::new();
-        for (.., other) in calls {
+        for Asked { caller: other, .. } in calls {
             if other.stream != caller.stream && !beside.contains(&other.stream) {
                 beside.push(other.stream);
             }
@@ -207,15 +221,12 @@ impl DeviceExchange {
         // SAFETY: the caller's promise.
         unsafe { self.in_one_capture(caller, &beside) }?;
         let compare = |last: &Turn, known: &mut Calls| {
-            for (place, (signature, job, _)) in calls.iter().enumerate() {
+            let calls = calls.iter().enumerate().map(|(place, Asked { signature, job, .. })| {
                 // A launch has few.
-                let (before, behind) = (place as u8, (calls.len() - 1 - place) as u32);
-                let turn = last.before(behind, *signature);
-                let place = InLaunch { before, of: calls.len() as u8 };
-                let terms = Terms { max_blocks: job.max_blocks, windowed: false, place };
-                known.compare(parts, group, &turn, terms)?;
-            }
-            Ok(())
+                let place = InLaunch { before: place as u8, of: calls.len() as u8 };
+                (*signature, Terms { max_blocks: job.max_blocks, windowed: false, place })
+            });
+            known.compare_several(parts, group, last, calls)
         };
         let launch = |stream: &Stream| {
             // SAFETY: the caller's promise.

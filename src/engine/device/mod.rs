@@ -34,7 +34,7 @@ use crate::error::Result;
 use crate::reduce::{DataType, Operator};
 use crate::signature::Kind;
 
-pub use exchange::{Caller, DeviceExchange, Enqueued, Series};
+pub use exchange::{Asked, Caller, DeviceExchange, Enqueued, Series};
 pub use hosts::{Berth, Hosts, Layout};
 pub use setup::{MESSAGE_BYTES, Setup, Step};
 pub use window::Registration;

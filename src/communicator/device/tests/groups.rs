@@ -2,11 +2,42 @@
 
 use super::*;
 
+/// A sum of so many words on a stream, in place.
+fn request(count: u64, address: u64) -> Request {
+    let memory = std::ptr::with_exposed_provenance_mut(address as usize);
+    Request {
+        kind: Kind::Allreduce,
+        input: memory,
+        output: memory,
+        counts: Counts::Uniform(count),
+        dtype: DataType::U32,
+        operator: Operator::Sum,
+        root: 0,
+    }
+}
+
+fn on(stream: Option<StreamHandle>) -> Call {
+    Call { stream, on_device: true, timeout: Some(PATIENCE), ..Call::default() }
+}
+
+/// Gathers sums, of words at addresses.
+fn gather(
+    context: &Context,
+    (_, devices, _): &Seat,
+    calls: &[(u64, u64, Option<StreamHandle>)],
+) -> Launches {
+    context.cuda().pretend(devices, 0);
+    let mut launches = context.launches().expect("GPUs that exchange");
+    for (number, &(count, address, stream)) in calls.iter().enumerate() {
+        assert_eq!(launches.add(&request(count, address), &on(stream)), Ok(Added::As(number)));
+    }
+    launches
+}
+
 /// Gives sums to their streams together.
-fn give(calls: Vec<OnDevices>) -> Vec<Result<Work>> {
+fn give(context: &Context, seat: &Seat, calls: &[(u64, u64, Option<StreamHandle>)]) -> Result<()> {
     // SAFETY: the double trusts no addresses.
-    let begun = calls.into_iter().map(|call| unsafe { call.begin_launch() });
-    Pending::close_all(begun.map(|begun| begun.expect("it begins").expect("it waits for others")).collect())
+    unsafe { gather(context, seat, calls).give(context) }
 }
 
 /// The words that GPUs wrote, once they have.
@@ -17,19 +48,20 @@ fn settled(context: &Context, double: &Double, memory: &[u64]) -> Vec<u32> {
 
 #[test]
 fn collectives_of_a_group_are_few_launches_in_their_order() {
-    ranks(&processes(2), words, |context, (double, _, device)| {
-        let memory = [(); 5].map(|()| double.memory(*device, 4));
+    ranks(&processes(2), words, |context, seat| {
+        let (double, _, device) = seat;
+        let memory = [(); 5].map(|()| double.memory(*device, 8));
         let [stream, other] = [(); 2].map(|()| double.stream(*device));
         // Two are one launch, one is alone, and two again.
         let called = [(1, stream), (1, other), (2, stream), (1, stream), (1, other)];
-        let call = |((count, stream), address)| sum(context, count, address, Some(stream), PATIENCE);
+        let call = |((count, stream), address)| (count, address, Some(stream));
         // The launch is in the other stream's order, too.
         for value in 0..5 {
             double.fill(other, *device, memory[1], &[value; 4]);
         }
-        let works = give(called.into_iter().zip(memory).map(call).collect());
+        let calls: Vec<_> = called.into_iter().zip(memory).map(call).collect();
+        give(context, seat, &calls).expect("all are given");
         double.expect(other, *device, memory[1], &101u32.to_le_bytes(), "what the launch wrote");
-        assert!(works.into_iter().all(|work| work.expect("it is given").had_ended()));
         assert_eq!(settled(context, double, &memory), [100, 101, 2, 300, 301]);
         // What follows has the next numbers.
         let after = double.memory(*device, 4);
@@ -41,18 +73,16 @@ fn collectives_of_a_group_are_few_launches_in_their_order() {
 
 #[test]
 fn ranks_that_group_their_calls_differently_are_told() {
-    let errors = ranks(&processes(2), words, |context, (double, _, device)| {
-        let memory = [(); 2].map(|()| double.memory(*device, 4));
-        let call = |address| sum(context, 1, address, None, PATIENCE);
-        let one_by_one = || {
-            // SAFETY: the double trusts no addresses.
-            memory.iter().find_map(|&address| unsafe { call(address).enqueue() }.err())
+    let errors = ranks(&processes(2), words, |context, seat| {
+        let (double, _, device) = seat;
+        let calls = [(); 2].map(|()| (1, double.memory(*device, 4), None));
+        let given = match context.rank() {
+            0 => calls.iter().try_for_each(|call| give(context, seat, &[*call])),
+            _ => give(context, seat, &calls),
         };
-        let together = || give(memory.map(call).into()).into_iter().find_map(Result::err);
-        let error = if context.rank() == 0 { one_by_one() } else { together() };
         // Whoever comes first finds no difference, but then the group has failed.
         until("the failure", || context.failure().is_some());
-        error.or(context.failure()).expect("a failure")
+        given.err().or(context.failure()).expect("a failure")
     });
     for error in errors {
         assert!(error.text().contains("as number 1 of 2 that are one group's"), "{error}");
@@ -61,36 +91,70 @@ fn ranks_that_group_their_calls_differently_are_told() {
 
 #[test]
 fn calls_of_a_group_are_refused_after_an_abort() {
-    ranks(&processes(2), words, |context, (double, _, device)| {
-        let memory = [(); 3].map(|()| double.memory(*device, 4));
-        let calls = [(1, memory[0]), (1, memory[1]), (2, memory[2])];
+    ranks(&processes(2), words, |context, seat| {
+        let (double, _, device) = seat;
+        let calls = [1, 1, 2].map(|count| (count, double.memory(*device, 8), None));
         context.abort();
-        let works = give(calls.map(|(count, address)| sum(context, count, address, None, PATIENCE)).into());
-        let refused = |work: Result<Work>| work.err().map(|error| error.status());
-        assert_eq!(works.into_iter().map(refused).collect::<Vec<_>>(), [Some(Status::Aborted); 3]);
+        let refused = give(context, seat, &calls).expect_err("nothing is given");
+        assert_eq!(refused.status(), Status::Aborted);
     });
 }
 
 #[test]
 fn streams_of_a_group_are_in_one_capture_or_in_none() {
-    ranks(&processes(2), words, |context, (double, _, device)| {
+    ranks(&processes(2), words, |context, seat| {
+        let (double, _, device) = seat;
         let memory = [(); 2].map(|()| double.memory(*device, 4));
         let [stream, captured] = [(); 2].map(|()| double.stream(*device));
         for streams in [[stream, captured], [captured, stream]] {
             double.begin_capture(captured, *device);
-            let call = |(stream, address)| sum(context, 1, address, Some(stream), PATIENCE);
-            let works = give(streams.into_iter().zip(memory).map(call).collect());
-            let refused = |work: Result<Work>| work.err().map(|error| error.status());
-            assert_eq!(
-                works.into_iter().map(refused).collect::<Vec<_>>(),
-                [Some(Status::InvalidUsage); 2],
-                "a launch that only a graph has is not given"
-            );
+            let call = |(stream, address)| (1, address, Some(stream));
+            let calls: Vec<_> = streams.into_iter().zip(memory).map(call).collect();
+            let refused = give(context, seat, &calls).expect_err("a launch that only a graph has is not given");
+            assert_eq!(refused.status(), Status::InvalidUsage);
             double.end_capture(captured, *device).expect("a graph without it");
         }
         // Nothing has come of it.
         run(&sum(context, 1, memory[0], Some(stream), PATIENCE)).expect("a sum");
         assert_eq!(word(double, memory[0]), 1);
         assert_eq!(double.complaints(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn what_is_wrong_with_one_call_of_a_group_keeps_no_other_from_its_stream() {
+    ranks(&processes(2), words, |context, seat| {
+        let (double, _, device) = seat;
+        let memory = [(); 3].map(|()| double.memory(*device, 4));
+        let untouched = word(double, memory[1]);
+        let mut launches = gather(context, seat, &[(1, memory[0], None)]);
+        // What is no call of GPUs is not added; what is no call at all is told.
+        let first = request(1, memory[0]);
+        let lists = Request { counts: Counts::Blocks(vec![1; 2]), kind: Kind::Allgather, ..first.clone() };
+        assert_eq!(launches.add(&lists, &on(None)), Ok(Added::Not));
+        assert_eq!(launches.add(&Request { kind: Kind::Send, ..first.clone() }, &on(None)), Ok(Added::Not));
+        assert_eq!(launches.add(&request(0, 0), &on(None)), Ok(Added::Empty));
+        let null = launches.add(&request(1, 0), &on(None)).expect_err("nothing is there");
+        assert!(null.text().contains("is NULL"), "{null}");
+        // The second is too long for its memory: it is told when all are given, and the third is given. So it is on both ranks.
+        for (number, (count, address)) in (1..).zip([(2, memory[1]), (1, memory[2])]) {
+            assert_eq!(launches.add(&request(count, address), &on(None)), Ok(Added::As(number)));
+        }
+        // SAFETY: the double trusts no addresses.
+        let error = unsafe { launches.give(context) }.expect_err("the second is refused");
+        assert!(error.text().contains("has 4 bytes left in its allocation, but 8 are needed"), "{error}");
+        assert_eq!(settled(context, double, &memory), [100, untouched, 101]);
+    });
+}
+
+#[test]
+fn calls_are_given_to_the_context_that_they_were_gathered_of() {
+    ranks(&processes(2), words, |context, seat| {
+        let launches = gather(context, seat, &[(1, seat.0.memory(seat.2, 4), None)]);
+        let other = Context::create(options(0, 1, &Arc::new(HashStore::new()), "other")).expect("one rank");
+        assert!(other.launches().is_none(), "there are no others");
+        // SAFETY: nothing is given.
+        let error = unsafe { launches.give(&other) }.expect_err("another context");
+        assert_eq!(error.status(), Status::Internal);
     });
 }
