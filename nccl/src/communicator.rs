@@ -1,5 +1,6 @@
 //! Communicators: what a handle stands for, from the moment it is given out.
 
+use std::cell::RefCell;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::abi::ncclComm_t;
 use crate::config::{Config, seconds};
 use crate::engine;
 use crate::error::{Error, Result, Status, caught, fail};
-use crate::handle::Table;
+use crate::handle::{Found, Table};
 use crate::operator::Operators;
 use crate::order::Order;
 use crate::place::Place;
@@ -21,9 +22,13 @@ use crate::place::Place;
 /// All communicators of this process that have a handle.
 pub(crate) static COMMUNICATORS: Table<Communicator> = Table::new();
 
+thread_local! {
+    static FOUND: RefCell<Found<Communicator>> = const { RefCell::new(Found::NOTHING) };
+}
+
 /// The communicator behind a handle.
 pub(crate) fn find(comm: ncclComm_t) -> Result<Arc<Communicator>> {
-    let communicator = COMMUNICATORS.find(comm).ok_or_else(|| unknown(comm))?;
+    let communicator = COMMUNICATORS.find_again(comm, &FOUND).ok_or_else(|| unknown(comm))?;
     if communicator.is_inherited() {
         fail!(
             InvalidUsage,

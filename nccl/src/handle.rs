@@ -1,9 +1,11 @@
 //! Handles are numbers. A client's pointer is never followed: it is looked up, and one that was never given out, or was
 //! given back, is an error with a text instead of a fault. Numbers are never used again.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::LocalKey;
 
 use unisono::sys::global::Global;
 
@@ -11,6 +13,22 @@ use unisono::sys::global::Global;
 pub(crate) struct Table<T: 'static> {
     entries: Global<BTreeMap<usize, Arc<T>>>,
     next: AtomicUsize,
+    /// How many handles have been taken back.
+    taken: AtomicU64,
+}
+
+/// What a thread has found last: most calls are of the communicator of the call before. Threads that look there write to no
+/// memory that others read.
+pub(crate) struct Found<T> {
+    number: usize,
+    /// How many handles had been taken back then.
+    taken: u64,
+    value: Weak<T>,
+}
+
+impl<T> Found<T> {
+    /// Nothing yet.
+    pub(crate) const NOTHING: Found<T> = Found { number: 0, taken: 0, value: Weak::new() };
 }
 
 /// "nccl" in the upper half, which no address has: who follows such a handle faults at once.
@@ -21,7 +39,11 @@ const STEP: usize = 16;
 impl<T: Send + Sync> Table<T> {
     /// An empty one.
     pub(crate) const fn new() -> Table<T> {
-        Table { entries: Global::new(BTreeMap::new()), next: AtomicUsize::new(FIRST) }
+        Table {
+            entries: Global::new(BTreeMap::new()),
+            next: AtomicUsize::new(FIRST),
+            taken: AtomicU64::new(0),
+        }
     }
 
     /// Gives `value` a handle.
@@ -36,15 +58,56 @@ impl<T: Send + Sync> Table<T> {
         self.entries.read().get(&handle.addr()).cloned()
     }
 
+    /// As [`Table::find`], by what this thread has found last.
+    pub(crate) fn find_again<H>(
+        &'static self,
+        handle: *const H,
+        found: &'static LocalKey<RefCell<Found<T>>>,
+    ) -> Option<Arc<T>> {
+        let (number, taken) = (handle.addr(), self.taken.load(Ordering::Acquire));
+        let is_it = |found: &Found<T>| found.number == number && found.taken == taken;
+        let again = |found: &Found<T>| if is_it(found) { found.value.upgrade() } else { None };
+        // A thread that ends may have none any more.
+        if let Ok(Some(value)) = found.try_with(|found| again(&found.borrow())) {
+            return Some(value);
+        }
+        let value = self.find(handle)?;
+        let last = Found { number, taken, value: Arc::downgrade(&value) };
+        let _ = found.try_with(|found| found.replace(last));
+        Some(value)
+    }
+
     /// Takes a handle back.
     pub(crate) fn take<H>(&'static self, handle: *const H) -> Option<Arc<T>> {
-        self.entries.write().remove(&handle.addr())
+        let value = self.entries.write().remove(&handle.addr());
+        self.taken.fetch_add(1, Ordering::Release);
+        value
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    thread_local! {
+        static FOUND: RefCell<Found<i32>> = const { RefCell::new(Found::NOTHING) };
+    }
+
+    #[test]
+    fn what_a_thread_has_found_it_finds_again_until_the_handle_is_taken_back() {
+        static TABLE: Table<i32> = Table::new();
+        let [first, second]: [*mut u8; 2] = [1, 2].map(|value| TABLE.insert(Arc::new(value)));
+        for (handle, value) in [(first, 1), (first, 1), (second, 2), (first, 1)] {
+            assert_eq!(TABLE.find_again(handle, &FOUND).as_deref(), Some(&value));
+        }
+        // Nobody else keeps it alive, this thread least of all.
+        let number = first.addr();
+        let other = std::thread::spawn(move || TABLE.take(std::ptr::without_provenance::<u8>(number)));
+        assert_eq!(other.join().expect("no panic").map(Arc::into_inner), Some(Some(1)));
+        assert!(TABLE.find_again(first, &FOUND).is_none());
+        assert_eq!(TABLE.find_again(second, &FOUND).as_deref(), Some(&2));
+        assert!(TABLE.find_again(std::ptr::null::<u8>(), &FOUND).is_none());
+    }
 
     #[test]
     fn a_handle_that_was_given_back_is_nothing_and_never_comes_again() {

@@ -1,7 +1,8 @@
 // Groups of collectives over any library with NCCL's ABI: checks what they bring, and says how long a group takes.
 //
 // A thread for each GPU. Each group has 1 to 64 calls of one operation, of 32 bytes to 512 KiB of float32 each, in place; the
-// figures are medians of 9 times 20 groups that follow each other on a stream, in microseconds a group, as rank 0 sees it.
+// figures are medians of 9 times 20 groups that follow each other on a stream, in microseconds a group, as rank 0 sees it: as they
+// are called, and replayed from a graph.
 #include <cuda_runtime.h>
 #include <nccl.h>
 
@@ -78,6 +79,24 @@ const std::vector<Operation> operations = {
      [](size_t i, size_t, int) { return given(i, 0); }},
 };
 
+constexpr int GROUPS = 20;
+
+// Microseconds of one of the GROUPS that `give` gives to the stream.
+double median(const std::function<void()> &give, cudaStream_t stream) {
+    std::vector<double> times;
+    for (int round = 0; round < 10; round++) {
+        meet();
+        const auto begin = std::chrono::steady_clock::now();
+        give();
+        CUDA(cudaStreamSynchronize(stream));
+        const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
+        // The first is not counted.
+        if (round > 0) times.push_back(took.count() / GROUPS);
+    }
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+}
+
 void run(int rank) {
     CUDA(cudaSetDevice(rank));
     ncclComm_t comm;
@@ -112,20 +131,21 @@ void run(int rank) {
                                  calls, count, i % count, i / count, all[i], rank, wanted);
                     std::exit(1);
                 }
-                std::vector<double> times;
-                for (int round = 0; round < 10; round++) {
-                    meet();
-                    const auto begin = std::chrono::steady_clock::now();
-                    for (int i = 0; i < 20; i++) group();
-                    CUDA(cudaStreamSynchronize(stream));
-                    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
-                    // The first is not counted.
-                    if (round > 0) times.push_back(took.count() / 20);
-                }
-                std::sort(times.begin(), times.end());
+                const double eager = median([&] {
+                    for (int i = 0; i < GROUPS; i++) group();
+                }, stream);
+                cudaGraph_t graph;
+                cudaGraphExec_t replayed;
+                CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+                for (int i = 0; i < GROUPS; i++) group();
+                CUDA(cudaStreamEndCapture(stream, &graph));
+                CUDA(cudaGraphInstantiate(&replayed, graph, 0));
+                const double captured = median([&] { CUDA(cudaGraphLaunch(replayed, stream)); }, stream);
+                CUDA(cudaGraphExecDestroy(replayed));
+                CUDA(cudaGraphDestroy(graph));
                 if (rank == 0) {
-                    std::printf("groups: %-14s %2d x %6zu bytes %8.1f us\n", operation.name, calls, count * sizeof(float),
-                                times[times.size() / 2]);
+                    std::printf("groups: %-14s %2d x %6zu bytes %8.1f us, in graphs %8.1f us\n", operation.name, calls,
+                                count * sizeof(float), eager, captured);
                 }
             }
         }

@@ -129,6 +129,7 @@ pub struct Buffers {
 
 impl Buffers {
     /// Of so many elements, input and output, and the alias of a call in place, which would be `in_place`.
+    #[inline]
     fn new(request: &Request, lens: [u64; 2], in_place: i64) -> Result<(Buffers, Option<i64>)> {
         let element = request.dtype.size() as u64;
         let input_bytes = bytes("sendbuf", lens[0], element, request.dtype)?;

@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use agree::First;
 pub use agree::connect_devices;
-pub use launches::{Added, Launches};
 pub(super) use agree::{Candidate, choose, connect};
+pub use launches::{Added, Launches};
 
 use super::batch::Pending;
 use super::context::{Context, Place};

@@ -69,11 +69,7 @@ impl Spans {
             _ => ["sendbuf", "recvbuf"],
         };
         Spans {
-            input: Span {
-                name: names[0],
-                address: buffers.input.cast_mut(),
-                bytes: buffers.input_bytes,
-            },
+            input: Span { name: names[0], address: buffers.input.cast_mut(), bytes: buffers.input_bytes },
             output: Span { name: names[1], address: buffers.output, bytes: buffers.output_bytes },
         }
     }
@@ -83,7 +79,8 @@ impl Spans {
         let Spans { input, output } = self;
         let lies = |span: &Span| span.bytes == 0 || span.lies_in(known);
         let first = if input.bytes > 0 { input } else { output };
-        (known.memory == Memory::Device && first.bytes > 0 && lies(input) && lies(output)).then_some(first.name)
+        (known.memory == Memory::Device && first.bytes > 0 && lies(input) && lies(output))
+            .then_some(first.name)
     }
 
     /// Those of a sparse tensor, which is read only: both are inputs.

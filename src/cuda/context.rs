@@ -26,6 +26,8 @@ pub struct Devices {
     slabs: Slabs,
     words: Mutex<Words>,
     stands: Mutex<Stands>,
+    /// Whoever has an idle stream do something that waits for somebody else: see [`Devices::rousing`].
+    rousing: Mutex<()>,
 }
 
 impl Devices {
@@ -53,7 +55,13 @@ impl Devices {
             slabs: Slabs::new()?,
             words: Mutex::default(),
             stands: Mutex::default(),
+            rousing: Mutex::default(),
         }))
+    }
+
+    /// See [`Devices::rousing`].
+    pub(super) fn one_rouses(&self) -> &Mutex<()> {
+        &self.rousing
     }
 
     /// How many there are.

@@ -152,6 +152,7 @@ impl Courier {
     /// As [`Stream`] says, of all memory that is ordered to be carried. Who may order ends that in any case.
     pub unsafe fn launch(&self, stream: &Stream, kernels: &dyn Kernels) -> Result<()> {
         let _entered = self.devices.enter(stream.device())?;
+        let _alone = self.devices.rousing(stream)?;
         // SAFETY: the caller's promise.
         self.launch_by(|call, combiner| unsafe { kernels.carry(stream, call, combiner) })
     }
@@ -238,6 +239,23 @@ impl Courier {
     /// Whether the stream has come to it.
     pub fn has_come(&self) -> bool {
         reaches(self.stand().board(Desk::Load).here.load(Ordering::Acquire), self.first[0])
+    }
+
+    /// How far it is, for whoever waits in vain.
+    pub fn standing(&self) -> String {
+        let come = if self.has_come() { "has come" } else { "has not come" };
+        let desks = Desk::ALL.map(|desk| {
+            let first = self.first[desk as usize];
+            let book = self.book(desk);
+            let written = book.next.wrapping_sub(first);
+            let done =
+                (0..written).take_while(|done| self.has_reached(desk, first.wrapping_add(*done))).count();
+            format!("{done} of {}", written as usize + book.waiting.len())
+        });
+        format!(
+            "its courier {come}, and has carried out {} orders to load, store and combine",
+            desks.join(", ")
+        )
     }
 
     /// Whether the order of this number has been carried out.

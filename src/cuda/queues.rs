@@ -1,9 +1,10 @@
 //! The queues of a device: how many this process has, and whether streams may wait in them for the host.
 
 use std::env;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, MutexGuard, PoisonError};
 
 use super::context::Devices;
+use super::stream::Stream;
 use crate::error::Result;
 
 /// What the driver reads when it begins.
@@ -38,6 +39,17 @@ impl Devices {
     /// Whether streams may wait for the host, if they can. Asks no driver.
     pub fn has_many_queues(&self) -> bool {
         self.driver().queues() >= MOST
+    }
+
+    /// For whoever is about to give `stream` something that waits for others, until the answer is dropped. The driver gives a stream
+    /// that has been idle a queue, and may give two streams the same when two threads give them something at the same moment: then
+    /// one waits for what is behind it. So one thread at a time rouses a stream. `None` where the stream has something to do, and a
+    /// queue: giving it more may take as long as that.
+    pub fn rousing(&self, stream: &Stream) -> Result<Option<MutexGuard<'_, ()>>> {
+        if !stream.query()? {
+            return Ok(None);
+        }
+        Ok(Some(self.one_rouses().lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
     /// Whether streams of `device` may wait for the host, which has the device do more before they go on. Else the host

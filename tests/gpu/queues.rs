@@ -174,6 +174,7 @@ fn what_fills_a_queue_behind_a_call_does_not_hold_it_up() {
         // What follows frees memory, for which the driver waits for the device, with a lock that the other's call may need.
         // SAFETY: it names no memory.
         unsafe { context.run(&barrier, &Call::default()) }.expect("a barrier");
+        assert_eq!(context.failure().map(|error| error.to_string()), None);
         assert!(read(stream, memory.address(), BYTES) == bytes(2, COUNT), "rank {rank}");
     });
 }

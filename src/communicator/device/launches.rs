@@ -96,20 +96,19 @@ impl Launches {
         if !matches!(context.place(), Place::Group(own) if Arc::ptr_eq(own, &group)) {
             fail!(Internal, "calls of '{}' are given to '{}'", group.name(), context.name());
         }
-        let (mut known, mut first, mut spans) = (None, None, spans.into_iter());
-        calls.retain_mut(|call| {
-            let Some(spans) = spans.next() else { return false };
+        let (mut known, mut first, mut refused) = (None, None, Vec::new());
+        for (place, (call, spans)) in calls.iter_mut().zip(spans).enumerate() {
             match locate(context, &exchange, spans, &mut known) {
-                Ok(name) => {
-                    call.caller.memory = name;
-                    true
-                }
+                Ok(name) => call.caller.memory = name,
                 Err(error) => {
                     first.get_or_insert(error);
-                    false
+                    refused.push(place);
                 }
             }
-        });
+        }
+        for place in refused.into_iter().rev() {
+            calls.remove(place);
+        }
         // SAFETY: the caller's promise.
         let given = unsafe { exchange.enqueue_several(&group, &calls) };
         first.map_or(given, Err)

@@ -1,5 +1,7 @@
 //! Couriers over the driver double.
 
+use std::time::Duration;
+
 use super::*;
 use crate::cuda::double::{Double, DoubleKernels, Order as Turns};
 use crate::cuda::local;
@@ -61,6 +63,37 @@ fn orders_are_carried_out_in_the_order_of_the_stream() {
     for order in Turns::all(1) {
         assert_eq!(carries_all(order), Vec::<String>::new(), "{order:?}");
     }
+}
+
+/// The driver may give two idle streams one queue when they are given something at the same moment.
+#[test]
+fn idle_streams_are_roused_one_at_a_time() {
+    let double = Double::new(1, Turns::Eager);
+    let devices = Devices::over(double.clone()).expect("a driver");
+    let [roused, busy, idle] = [(); 3].map(|()| {
+        // SAFETY: the double trusts no handles.
+        unsafe { Stream::borrow(&devices, 0, double.stream(0)) }.expect("a stream")
+    });
+    let word = devices.word(0).expect("a word");
+    busy.wait_word(&word).expect("it waits");
+    let errands = [(); 2].map(|()| Errand::new(&devices, 0, 8, None).expect("a courier"));
+    let alone = devices.rousing(&roused).expect("it is asked").expect("it is idle");
+    std::thread::scope(|scope| {
+        let [first, second] = errands.each_ref().map(Errand::courier);
+        // What has a queue waits for nobody.
+        launch(second, &busy, &double).expect("it is launched");
+        assert!(!second.is_new());
+        let later = scope.spawn(|| launch(first, &idle, &double));
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(first.is_new(), "another stream is being roused");
+        drop(alone);
+        later.join().expect("no panic").expect("it is launched");
+        assert!(!first.is_new());
+    });
+    word.release();
+    drop(errands);
+    double.drain();
+    assert_eq!(double.complaints(), Vec::<String>::new());
 }
 
 #[test]

@@ -86,15 +86,19 @@ impl Calls {
             .zip(calls)
             .map(|(place, (signature, terms))| self.note(parts, first.wrapping_add(place), signature, terms))
             .collect();
+        let Some(end) = notes.len().checked_sub(1) else { return Ok(()) };
         parts.boards.look();
-        for (place, note) in (0..).zip(&notes) {
-            if let Some((member, theirs)) = parts.boards.differing(before.wrapping_add(place), note) {
-                let behind = last.sequence.wrapping_sub(first).wrapping_sub(place);
-                let turn = last.before(behind, note.call().map_or(last.signature, |call| call.signature));
-                return Err(differ(parts, group, &turn, note, member, &theirs));
-            }
-        }
-        Ok(())
+        let look = |place: usize| {
+            parts.boards.differing(before.wrapping_add(place as u32), &notes[place]).map(|seen| (place, seen))
+        };
+        // Who has noted the last one alike has noted all alike: it has their digest. Who has not come so far has noted the first,
+        // which says how many are launched with it. The others are looked at where somebody differs, so their notes stay
+        // with the processor that has written them.
+        let Some(some) = look(0).or_else(|| look(end)) else { return Ok(()) };
+        let (place, (member, theirs)) = (0..=end).find_map(look).unwrap_or(some);
+        let (ours, behind) = (&notes[place], (end - place) as u32);
+        let turn = last.before(behind, ours.call().map_or(last.signature, |call| call.signature));
+        Err(differ(parts, group, &turn, ours, member, &theirs))
     }
 
     /// Notes a collective.
@@ -166,11 +170,8 @@ fn differ(parts: &Parts, group: &Group, turn: &Turn, ours: &Note, member: usize,
         ));
     }
     if theirs.signature == signature {
-        let terms = |call: &Noted| Terms {
-            max_blocks: call.max_blocks,
-            windowed: call.windowed,
-            place: call.place,
-        };
+        let terms =
+            |call: &Noted| Terms { max_blocks: call.max_blocks, windowed: call.windowed, place: call.place };
         return mismatch(format!(
             "call #{number} of '{name}' differs: rank {own} called {signature} with {}, rank {rank} with {}",
             terms(&ours),

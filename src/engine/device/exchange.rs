@@ -203,12 +203,7 @@ impl DeviceExchange {
     ///
     /// # Safety
     /// As [`DeviceExchange::enqueue_several`].
-    unsafe fn enqueue_bundle(
-        &self,
-        group: &Group,
-        calls: &[Asked],
-        jobs: &[Job],
-    ) -> Result<Enqueued> {
+    unsafe fn enqueue_bundle(&self, group: &Group, calls: &[Asked], jobs: &[Job]) -> Result<Enqueued> {
         let parts = self.parts();
         let Some(&Asked { caller, .. }) = calls.first() else { fail!(Internal, "a launch has no calls") };
         let signatures: Vec<Signature> = calls.iter().map(|call| call.signature).collect();

@@ -62,7 +62,7 @@ pub struct StreamOrder {
 impl StreamOrder {
     /// What the call waits for before it touches the caller's memory, for a person.
     pub(super) fn stream(&self) -> &'static str {
-        if self.exit.is_some() || self.entry.is_courier() {
+        if self.exit.is_some() || self.entry.courier().is_some() {
             "call->stream"
         } else {
             "the stream before the call"

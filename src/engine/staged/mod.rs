@@ -479,11 +479,19 @@ impl Staged {
         }
     }
 
+    /// What the call waits for, and how far its courier is, if it has one.
+    fn beside_courier(&self, awaited: String) -> String {
+        match self.job.order.entry.courier() {
+            Some(courier) => format!("{awaited}: {}", courier.standing()),
+            None => awaited,
+        }
+    }
+
     /// What the call waits for here.
     fn awaits(&self) -> String {
         let (device, stream) = (self.job.order.device, self.job.order.stream());
         let pieces = self.job.cut.pieces();
-        let late = self.job.order.entry.is_courier() && !matches!(self.job.order.entry.has_come(), Ok(true));
+        let late = self.job.order.entry.courier().is_some_and(|courier| !courier.has_come());
         let needs_it = self.current.is_none() && self.exchanged < self.issued;
         if self.carrier.is_none() || late && needs_it {
             return format!("{stream} has not come to the call");
@@ -502,9 +510,11 @@ impl Staged {
             None if self.exchanged < self.issued => {
                 format!("the copy of piece {next} of {pieces} from GPU {device} has not ended")
             }
-            None => {
+            None if self.stored < self.delivered => {
                 format!("the copy of piece {} of {pieces} to GPU {device} has not ended", self.stored + 1)
             }
+            None if late => format!("{stream} has not come to the call"),
+            None => format!("no pinned memory is free for piece {next} of {pieces}"),
         }
     }
 
@@ -563,6 +573,6 @@ impl Operation for Staged {
     }
 
     fn standing(&self) -> Option<String> {
-        Some(self.awaits())
+        Some(self.beside_courier(self.awaits()))
     }
 }

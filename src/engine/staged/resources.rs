@@ -158,9 +158,12 @@ impl Entry {
         Ok(entry)
     }
 
-    /// Whether a courier stands for it.
-    pub(super) fn is_courier(&self) -> bool {
-        matches!(self.mark, Some(Mark::Courier(_)))
+    /// The courier that stands for it.
+    pub(super) fn courier(&self) -> Option<&Courier> {
+        match &self.mark {
+            Some(Mark::Courier(courier)) => Some(courier),
+            _ => None,
+        }
     }
 
     /// Whether it is done.

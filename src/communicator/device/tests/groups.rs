@@ -21,11 +21,7 @@ fn on(stream: Option<StreamHandle>) -> Call {
 }
 
 /// Gathers sums, of words at addresses.
-fn gather(
-    context: &Context,
-    (_, devices, _): &Seat,
-    calls: &[(u64, u64, Option<StreamHandle>)],
-) -> Launches {
+fn gather(context: &Context, (_, devices, _): &Seat, calls: &[(u64, u64, Option<StreamHandle>)]) -> Launches {
     context.cuda().pretend(devices, 0);
     let mut launches = context.launches().expect("GPUs that exchange");
     for (number, &(count, address, stream)) in calls.iter().enumerate() {
@@ -90,6 +86,30 @@ fn ranks_that_group_their_calls_differently_are_told() {
 }
 
 #[test]
+fn which_call_of_a_launch_differs_is_told() {
+    let errors = ranks(&processes(2), words, |context, seat| {
+        let (double, _, device) = seat;
+        let mut launches = gather(context, seat, &[(1, double.memory(*device, 4), None)]);
+        for number in 1..5 {
+            let mut call = request(1, double.memory(*device, 4));
+            if (number, context.rank()) == (3, 1) {
+                call.operator = Operator::Max;
+            }
+            assert_eq!(launches.add(&call, &on(None)), Ok(Added::As(number)));
+        }
+        // SAFETY: the double trusts no addresses.
+        let given = unsafe { launches.give(context) };
+        until("the failure", || context.failure().is_some());
+        given.err().or(context.failure()).expect("a failure")
+    });
+    for error in errors {
+        assert_eq!(error.status(), Status::Mismatch);
+        let text = error.text();
+        assert!(text.contains("call #3 ") && text.contains("sum") && text.contains("max"), "{error}");
+    }
+}
+
+#[test]
 fn calls_of_a_group_are_refused_after_an_abort() {
     ranks(&processes(2), words, |context, seat| {
         let (double, _, device) = seat;
@@ -110,7 +130,8 @@ fn streams_of_a_group_are_in_one_capture_or_in_none() {
             double.begin_capture(captured, *device);
             let call = |(stream, address)| (1, address, Some(stream));
             let calls: Vec<_> = streams.into_iter().zip(memory).map(call).collect();
-            let refused = give(context, seat, &calls).expect_err("a launch that only a graph has is not given");
+            let refused =
+                give(context, seat, &calls).expect_err("a launch that only a graph has is not given");
             assert_eq!(refused.status(), Status::InvalidUsage);
             double.end_capture(captured, *device).expect("a graph without it");
         }

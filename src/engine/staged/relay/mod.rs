@@ -386,7 +386,7 @@ impl Operation for Relay {
 
     fn standing(&self) -> Option<String> {
         let device = self.staged.job.order.device;
-        Some(match (&self.stage, &self.running) {
+        let awaited = match (&self.stage, &self.running) {
             (Stage::Ordinary, _) => self.staged.awaits(),
             (Stage::Meet(_), _) => "the ranks have not all told what they call".into(),
             (Stage::Part, _) => format!("copies from GPU {device} have not ended"),
@@ -399,6 +399,7 @@ impl Operation for Relay {
                      worked on {folded}, taken {done}"
                 )
             }
-        })
+        };
+        Some(self.staged.beside_courier(awaited))
     }
 }
