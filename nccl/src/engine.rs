@@ -12,7 +12,7 @@ use unisono::collective::checked::{self, Checked};
 use unisono::collective::request::{Counts, Kind, Request};
 use unisono::communicator::{Call, Context, Pending, Work};
 use unisono::cuda::context::{Devices, Entered};
-use unisono::cuda::driver::{Location, StreamHandle};
+use unisono::cuda::driver::StreamHandle;
 use unisono::cuda::event::Event;
 use unisono::cuda::memory::PinnedBuffer;
 use unisono::cuda::queues;
@@ -51,10 +51,15 @@ impl Launch {
     /// Refuses what can be seen to be wrong without starting anything.
     fn check(&self) -> Result<()> {
         let context = self.working_group()?;
-        let Request { kind, counts, dtype, .. } = &self.request;
-        if !kind.point_to_point() {
-            return Checked::new(&self.request, context.rank(), context.size()).map(drop);
+        if self.request.kind.point_to_point() {
+            return self.check_message(context);
         }
+        Checked::new(&self.request, context.rank(), context.size()).map(drop)
+    }
+
+    /// The same of a send or a receive.
+    fn check_message(&self, context: &Context) -> Result<()> {
+        let Request { kind, counts, dtype, .. } = &self.request;
         let (peer, size) = (self.request.root, context.size());
         if peer >= size {
             fail!(
@@ -95,14 +100,13 @@ impl Launch {
         self.request.kind.point_to_point() && self.request.root == context.rank()
     }
 
-    /// Begins it as one of several that are closed together; what GPUs do alone is done with that. `known`: see
-    /// [`Context::begin_launch_together`].
-    fn begin(&self, known: &mut Option<Location>) -> Result<Option<Pending>> {
+    /// Begins it as one of several that are closed together.
+    fn begin(&self) -> Result<Option<Pending>> {
         let context = self.communicator.open_group()?;
         let current = Current::of(self)?;
         let _entered = current.as_ref().map(Current::enter).transpose()?;
         // SAFETY: the client's promise: the buffers are valid until the call is complete, and the stream lives.
-        unsafe { context.begin_launch_together(&self.request, &self.call(), known) }
+        unsafe { context.begin_launch_together(&self.request, &self.call()) }
     }
 
     fn call(&self) -> Call {
@@ -164,9 +168,8 @@ pub(crate) fn launch_all(mut calls: Calls) -> Result<()> {
     };
     // The calls of one place are closed with it current, all that are together at once.
     let mut begun: Vec<Begun<'_>> = Vec::new();
-    let mut known = None;
     for launch in &launches {
-        match launch.begin(&mut known) {
+        match launch.begin() {
             Ok(None) => {}
             Ok(Some(pending)) => {
                 let place = launch.communicator.place;

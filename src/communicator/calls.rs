@@ -14,7 +14,6 @@ use super::work::Work;
 use super::{Call, Completion};
 use crate::collective::checked::Checked;
 use crate::collective::request::Request;
-use crate::cuda::driver::Location;
 use crate::cuda::exchange::Stages;
 use crate::deadline::Deadline;
 use crate::engine::device::Way;
@@ -79,23 +78,17 @@ impl Context {
     /// As [`Context::start`].
     pub unsafe fn begin_launch(&self, request: &Request, call: &Call) -> Result<Option<Pending>> {
         // SAFETY: the caller's promise.
-        unsafe { self.begin_by(request, call, &[], &mut None, |call| call.launch(), Some) }
+        unsafe { self.begin_by(request, call, &[], |call| call.launch(), Some) }
     }
 
-    /// As [`Context::begin_launch`], of one of several that are closed together, as [`super::start_together`] does. `known` is
-    /// what CUDA has said of the memory of those before, none at first: allocations are asked about once. Collectives that GPUs
-    /// do alone take less of the host's time by [`Context::launches`].
+    /// As [`Context::begin_launch`], of one of several that are closed together, as [`super::start_together`] does. What GPUs
+    /// do alone takes less of the host's time by [`Context::launches`].
     ///
     /// # Safety
     /// As [`Context::start`].
-    pub unsafe fn begin_launch_together(
-        &self,
-        request: &Request,
-        call: &Call,
-        known: &mut Option<Location>,
-    ) -> Result<Option<Pending>> {
+    pub unsafe fn begin_launch_together(&self, request: &Request, call: &Call) -> Result<Option<Pending>> {
         // SAFETY: the caller's promise.
-        unsafe { self.begin_by(request, call, &[], known, |call| call.begin_launch(), Some) }
+        unsafe { self.begin_by(request, call, &[], |call| call.begin_launch(), Some) }
     }
 
     /// [`Context::run`] for several buffers of this rank: see [`super::Prepared`].
@@ -109,7 +102,7 @@ impl Context {
         buffers: &[*mut u8],
     ) -> Result<Completion> {
         let plain = self.is_plain(call);
-        if !plain && let Some(call) = self.on_devices(request, call, buffers, &mut None)? {
+        if !plain && let Some(call) = self.on_devices(request, call, buffers)? {
             // The call's own deadline ends it.
             // SAFETY: the caller's promise.
             return unsafe { call.start() }?.wait(Deadline::NEVER);
@@ -161,9 +154,7 @@ impl Context {
     /// As [`Context::begin`], for all buffers.
     unsafe fn begin_buffers(&self, request: &Request, call: &Call, buffers: &[*mut u8]) -> Result<Pending> {
         // SAFETY: the caller's promise.
-        unsafe {
-            self.begin_by(request, call, buffers, &mut None, |call| call.begin(), std::convert::identity)
-        }
+        unsafe { self.begin_by(request, call, buffers, |call| call.begin(), std::convert::identity) }
     }
 
     /// Begins a call where its memory has it: `on_devices` where GPUs exchange, else on the host, which `of_host` makes of the same
@@ -176,12 +167,11 @@ impl Context {
         request: &Request,
         call: &Call,
         buffers: &[*mut u8],
-        known: &mut Option<Location>,
         on_devices: impl FnOnce(OnDevices) -> Result<T>,
         of_host: impl FnOnce(Pending) -> T,
     ) -> Result<T> {
         let plain = self.is_plain(call);
-        if !plain && let Some(call) = self.on_devices(request, call, buffers, known)? {
+        if !plain && let Some(call) = self.on_devices(request, call, buffers)? {
             return on_devices(call);
         }
         // SAFETY: the caller's promise.

@@ -21,7 +21,7 @@ use super::{Call, Completion, Work};
 use crate::collective::checked::{self, Uniform};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
-use crate::cuda::driver::{Location, Memory, StreamHandle};
+use crate::cuda::driver::{Memory, StreamHandle};
 use crate::cuda::exchange::{Chosen, Direction, Job, Point, Pull, Stages, Table};
 use crate::deadline::Deadline;
 use crate::engine::device::{Caller, DeviceExchange, Enqueued, Loads, Way};
@@ -84,16 +84,14 @@ impl Context {
         }
     }
 
-    /// What `request` is on the group's devices, if they exchange it. A broadcast by stages is exchanged or refused. `known` is what
-    /// CUDA has said of an address shortly before, if it has: what lies there is not asked about again.
+    /// What `request` is on the group's devices, if they exchange it. A broadcast by stages is exchanged or refused.
     pub(super) fn on_devices(
         &self,
         request: &Request,
         call: &Call,
         buffers: &[*mut u8],
-        known: &mut Option<Location>,
     ) -> Result<Option<OnDevices>> {
-        let found = self.exchanged(request, call, buffers, known)?;
+        let found = self.exchanged(request, call, buffers)?;
         match (Stages::from_number(call.algorithm.unwrap_or(0)), self.place()) {
             (Some(stages), Place::Group(group)) if found.is_none() => {
                 let name = stages.name();
@@ -135,13 +133,7 @@ impl Context {
 
     /// The exchange that `request` runs on, if it is a call on device memory for which the GPUs have one. Agrees on that
     /// with the others at the first such call.
-    fn exchanged(
-        &self,
-        request: &Request,
-        call: &Call,
-        buffers: &[*mut u8],
-        known: &mut Option<Location>,
-    ) -> Result<Option<OnDevices>> {
+    fn exchanged(&self, request: &Request, call: &Call, buffers: &[*mut u8]) -> Result<Option<OnDevices>> {
         let Place::Group(group) = self.place() else { return Ok(None) };
         if !fits(request, call) || buffers.len() > 1 || !self.cuda().exchanges() {
             return Ok(None);
@@ -162,7 +154,7 @@ impl Context {
         if group.devices().is_some_and(|way| !takes(way)) {
             return Ok(None);
         }
-        let Some(OnMemory { what, device, name, .. }) = self.on_memory(group, request, call, known)? else {
+        let Some(OnMemory { what, device, name, .. }) = self.on_memory(group, request, call)? else {
             return Ok(None);
         };
         if group.devices().is_none() {
@@ -206,19 +198,14 @@ impl Context {
     }
 
     /// The call, if it is one on device memory, and where that is.
-    fn on_memory(
-        &self,
-        group: &Group,
-        request: &Request,
-        call: &Call,
-        known: &mut Option<Location>,
-    ) -> Result<Option<OnMemory>> {
+    fn on_memory(&self, group: &Group, request: &Request, call: &Call) -> Result<Option<OnMemory>> {
         let cuda = self.cuda();
+        let mut known = None;
         // Told by the pointers alone: most calls are on host memory, and parsed later.
         let mut on_device = call.on_device;
         for address in [request.output.addr(), request.input.addr()] {
             if !on_device && address != 0 {
-                *known = cuda.locate(address as u64)?;
+                known = cuda.locate(address as u64)?;
                 on_device = known.is_some_and(|found| found.memory != Memory::Host);
             }
         }
@@ -229,8 +216,7 @@ impl Context {
             return Ok(None);
         }
         let (what, spans) = self.parse(request, call)?;
-        let located = Located::new(spans, cuda, *known)?;
-        *known = located.any().or(*known);
+        let located = Located::new(spans, cuda, known)?;
         // A pointer that this rank does not use says nothing.
         if !nothing && !call.on_device && !located.is_on_device() {
             return Ok(None);
@@ -245,17 +231,23 @@ impl Context {
         Ok(Some(OnMemory { what, device, name }))
     }
 
+    /// A send or a receive, as the kernels and as the ranks see it.
+    fn device_point(&self, request: &Request) -> Result<(Point, Signature, Spans)> {
+        let (_, signature, message) = self.point(request)?;
+        let spans = Spans::of_message(&message);
+        let (direction, address) = match request.kind {
+            Kind::Send => (Direction::Send, request.input.addr()),
+            _ => (Direction::Receive, request.output.addr()),
+        };
+        let (peer, address, bytes) = (request.root, address as u64, spans.bytes() as u64);
+        let point = Point { direction, peer, address, bytes };
+        Ok((point, Signature { device: true, ..signature }, spans))
+    }
+
     fn parse(&self, request: &Request, call: &Call) -> Result<(What, Spans)> {
         if request.kind.point_to_point() {
-            let (_, signature, message) = self.point(request)?;
-            let len = checked::bytes("buffer", signature.count, request.dtype.size() as u64, request.dtype)?;
-            let (direction, address) = match request.kind {
-                Kind::Send => (Direction::Send, request.input.addr()),
-                _ => (Direction::Receive, request.output.addr()),
-            };
-            let point = Point { direction, peer: request.root, address: address as u64, bytes: len as u64 };
-            let what = What::Point(point, Signature { device: true, ..signature });
-            return Ok((what, Spans::of_message(&message)));
+            let (point, signature, spans) = self.device_point(request)?;
+            return Ok((What::Point(point, signature), spans));
         }
         let Some(uniform) = Uniform::new(request, self.rank(), self.size())? else {
             fail!(Internal, "{} of lists is not exchanged between GPUs", request.kind.name())
@@ -294,7 +286,7 @@ pub(super) fn connect_for(operations: &[(&Context, &Request, &Call)]) -> Result<
             && !request.kind.point_to_point()
             && context.cuda().exchanges()
             && let Some(OnMemory { what, device: Some(device), .. }) =
-                context.on_memory(group, request, call, &mut None)?
+                context.on_memory(group, request, call)?
         {
             let first = Some(First { signature: what.signature(), timeout: call.timeout });
             open.push(Candidate { context, device, first });
@@ -512,14 +504,19 @@ pub(super) struct Together {
 impl Together {
     /// None yet, of the exchange that `first` is of, and up to `room`.
     pub(super) fn new(first: &PointCall, room: usize) -> Together {
+        Together::of(first.group.clone(), first.exchange.clone(), first.caller, room)
+    }
+
+    /// None yet, of this exchange, and up to `room`; `caller` is that of the first.
+    fn of(group: Arc<Group>, exchange: Arc<DeviceExchange>, caller: Caller, room: usize) -> Together {
         Together {
-            group: first.group.clone(),
-            exchange: first.exchange.clone(),
-            caller: first.caller,
+            group,
+            exchange,
+            caller,
             beside: Vec::new(),
             signatures: Vec::with_capacity(room),
             points: Vec::with_capacity(room),
-            places: Vec::with_capacity(room),
+            places: Vec::new(),
             awaited: false,
         }
     }
@@ -530,14 +527,18 @@ impl Together {
 
     /// Adds one that it takes. `awaited`: somebody wants to know when it is done.
     pub(super) fn add(&mut self, place: usize, other: &PointCall, awaited: bool) {
-        let stream = other.caller.stream;
+        self.push(other.point, other.signature, other.caller.stream);
+        self.places.push(place);
+        self.awaited |= awaited;
+    }
+
+    /// Adds one that is in no list.
+    fn push(&mut self, point: Point, signature: Signature, stream: Option<StreamHandle>) {
         if stream != self.caller.stream && !self.beside.contains(&stream) {
             self.beside.push(stream);
         }
-        self.signatures.push(other.signature);
-        self.points.push(other.point);
-        self.places.push(place);
-        self.awaited |= awaited;
+        self.signatures.push(signature);
+        self.points.push(point);
     }
 
     /// Where they are in the caller's list.

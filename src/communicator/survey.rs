@@ -74,6 +74,11 @@ impl Spans {
         }
     }
 
+    /// Bytes of what it names.
+    pub(super) fn bytes(&self) -> usize {
+        self.input.bytes + self.output.bytes
+    }
+
     /// The argument that names the memory, if all of it lies in one allocation of a device.
     pub(super) fn within(&self, known: &Location) -> Option<&'static str> {
         let Spans { input, output } = self;

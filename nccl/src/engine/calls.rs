@@ -20,7 +20,7 @@ pub(crate) struct Calls {
     count: usize,
 }
 
-/// Collectives of one communicator that its GPUs do alone.
+/// Calls of one communicator that its GPUs do alone.
 struct Gathered {
     communicator: Arc<Communicator>,
     launches: Launches,
@@ -68,7 +68,7 @@ impl Calls {
 
     fn gather(&mut self, launch: &Launch) -> Result<Added> {
         let context = launch.working_group()?;
-        if matches!(launch.communicator.place, Place::Host(_)) || launch.request.kind.point_to_point() {
+        if matches!(launch.communicator.place, Place::Host(_)) || launch.is_to_itself(context) {
             return Ok(Added::Not);
         }
         let is_its = |gathered: &Gathered| Arc::ptr_eq(&gathered.communicator, &launch.communicator);
@@ -82,7 +82,10 @@ impl Calls {
             }
         };
         let Gathered { launches, factors, .. } = &mut self.gathered[at];
-        let added = launches.add(&launch.request, &launch.call())?;
+        if launch.request.kind.point_to_point() {
+            launch.check_message(context)?;
+        }
+        let added = launches.add(context, &launch.request, &launch.call())?;
         if let (Added::As(number), Some(address)) = (added, launch.factor) {
             let (dtype, stream) = (launch.request.dtype, StreamHandle(launch.stream));
             factors.push(Factor { number, address, dtype, stream });
@@ -101,14 +104,20 @@ impl Calls {
         self.others.iter_mut().try_for_each(Launch::resolve)
     }
 
-    /// Gives what was gathered to its streams, one communicator's after the other's; `note` is told what fails.
+    /// Gives what was gathered to its streams, of all communicators the collectives first; `note` is told what fails.
     pub(super) fn give_gathered(&mut self, mut note: impl FnMut(Error)) {
-        for Gathered { communicator, launches, .. } in self.gathered.drain(..) {
+        let mut gathered = std::mem::take(&mut self.gathered);
+        for Gathered { communicator, launches, .. } in &mut gathered {
             let context = communicator.open_group();
             // SAFETY: the client's promise: the buffers are valid until the calls are complete, and the streams live.
-            if let Err(error) = context.and_then(|context| unsafe { launches.give(context) }) {
-                note(error);
-            }
+            let given = context.and_then(|context| unsafe { launches.give_collectives(context) });
+            given.unwrap_or_else(&mut note);
+        }
+        for Gathered { communicator, launches, .. } in &mut gathered {
+            let context = communicator.open_group();
+            // SAFETY: as above.
+            let given = context.and_then(|context| unsafe { launches.give_messages(context) });
+            given.unwrap_or_else(&mut note);
         }
     }
 

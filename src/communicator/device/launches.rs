@@ -1,35 +1,49 @@
-//! Collectives that GPUs do alone, gathered to be launched together: what is wrong with a call is told as it is added, where its
-//! memory is when all are given. Nothing is done before that.
+//! Calls that GPUs do alone, gathered to be launched together: what is wrong with one is told as it is added, where its memory is
+//! when all are given. Nothing is done before that.
 
-use std::fmt;
 use std::sync::Arc;
+use std::{fmt, mem};
 
-use super::{caller, collective, fits};
+use super::{Together, caller, collective, fits};
 use crate::collective::checked::Uniform;
 use crate::collective::request::{Kind, Request};
 use crate::communicator::Call;
 use crate::communicator::context::{Context, Place};
 use crate::communicator::survey::{Located, Spans};
 use crate::cuda::driver::Location;
-use crate::engine::device::{Asked, DeviceExchange, Way};
+use crate::cuda::exchange::Point;
+use crate::engine::device::{Asked, Caller, DeviceExchange, Way};
 use crate::engine::group::Group;
 use crate::error::{Result, fail};
 use crate::reduce::Operator;
+use crate::signature::Signature;
 
-/// Collectives of one context that its GPUs do alone: given to their streams together, in their order and in few launches. All
-/// ranks gather the same calls.
+/// Calls of one context that its GPUs do alone. Collectives are given to their streams together, in their order and in few launches:
+/// all ranks gather the same ones. Sends and receives are one launch, whatever stands between them.
 pub struct Launches {
     group: Arc<Group>,
     exchange: Arc<DeviceExchange>,
-    calls: Vec<Asked>,
-    /// Where each has its memory.
+    collectives: Calls<Asked>,
+    messages: Calls<Message>,
+}
+
+/// Calls, and where each has its memory.
+struct Calls<C> {
+    calls: Vec<C>,
     spans: Vec<Spans>,
+}
+
+/// A send or a receive.
+struct Message {
+    point: Point,
+    signature: Signature,
+    caller: Caller,
 }
 
 /// What has become of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Added {
-    /// It is the call of this number.
+    /// It is the collective of this number, or the send or receive.
     As(usize),
     /// It has no elements, so there is nothing to do.
     Empty,
@@ -37,29 +51,77 @@ pub enum Added {
     Not,
 }
 
-/// How many calls there is room for at first.
+/// How many calls there is room for when there is one.
 const ROOM: usize = 32;
 
 impl Context {
-    /// Where collectives are gathered of this context; `None` if its GPUs do not do them alone, or have not agreed on that:
-    /// see [`Context::connect_device`].
+    /// Where calls of this context are gathered; `None` if its GPUs do nothing alone, or have not agreed on that: see
+    /// [`Context::connect_device`].
     pub fn launches(&self) -> Option<Launches> {
         let Place::Group(group) = self.place() else { return None };
         let Some(Way::Exchange(exchange)) = group.devices() else { return None };
         let (group, exchange) = (group.clone(), exchange.clone());
-        let (calls, spans) = (Vec::with_capacity(ROOM), Vec::with_capacity(ROOM));
-        Some(Launches { group, exchange, calls, spans })
+        Some(Launches { group, exchange, collectives: Calls::NONE, messages: Calls::NONE })
+    }
+}
+
+impl<C> Calls<C> {
+    const NONE: Calls<C> = Calls { calls: Vec::new(), spans: Vec::new() };
+
+    /// Adds one; its number.
+    fn add(&mut self, call: C, spans: Spans) -> usize {
+        if self.calls.is_empty() {
+            self.calls.reserve(ROOM);
+            self.spans.reserve(ROOM);
+        }
+        self.calls.push(call);
+        self.spans.push(spans);
+        self.calls.len() - 1
+    }
+
+    /// Those whose memory `exchange` reaches, each with the argument that names it, which `name` notes; and what is wrong with the
+    /// first of the others.
+    fn located(
+        self,
+        context: &Context,
+        exchange: &DeviceExchange,
+        name: impl Fn(&mut C, &'static str),
+    ) -> (Vec<C>, Result<()>) {
+        let Calls { mut calls, spans } = self;
+        let (mut known, mut first, mut refused) = (None, Ok(()), Vec::new());
+        for (place, (call, spans)) in calls.iter_mut().zip(spans).enumerate() {
+            match locate(context, exchange, spans, &mut known) {
+                Ok(found) => name(call, found),
+                Err(error) => {
+                    first = first.and(Err(error));
+                    refused.push(place);
+                }
+            }
+        }
+        for place in refused.into_iter().rev() {
+            calls.remove(place);
+        }
+        (calls, first)
     }
 }
 
 impl Launches {
-    /// Adds a call on device memory of this context, checked but for where its memory is.
-    pub fn add(&mut self, request: &Request, call: &Call) -> Result<Added> {
-        if !fits(request, call)
-            || request.kind.point_to_point()
-            || call.algorithm.unwrap_or(0) != 0
-            || !self.exchange.serves(request.kind, request.dtype, &request.operator)
-        {
+    /// Adds a call on device memory of `context`, whose launches these are, checked but for where its memory is.
+    pub fn add(&mut self, context: &Context, request: &Request, call: &Call) -> Result<Added> {
+        self.check_context(context)?;
+        if !fits(request, call) || call.algorithm.unwrap_or(0) != 0 {
+            return Ok(Added::Not);
+        }
+        // What their memory is called is known when that is.
+        let caller = caller(call, "the memory");
+        if request.kind.point_to_point() {
+            if !self.exchange.serves_points() {
+                return Ok(Added::Not);
+            }
+            let (point, signature, spans) = context.device_point(request)?;
+            return Ok(Added::As(self.messages.add(Message { point, signature, caller }, spans)));
+        }
+        if !self.exchange.serves(request.kind, request.dtype, &request.operator) {
             return Ok(Added::Not);
         }
         let Some(uniform) = Uniform::new(request, self.group.rank(), self.group.size())? else {
@@ -69,49 +131,64 @@ impl Launches {
             return Ok(Added::Empty);
         }
         let (job, signature) = collective(request, call, &uniform);
-        self.calls.push(Asked { signature, job, caller: caller(call, "the memory") });
-        self.spans.push(Spans::of_buffers(request.kind, &uniform.buffers));
-        Ok(Added::As(self.calls.len() - 1))
+        let spans = Spans::of_buffers(request.kind, &uniform.buffers);
+        Ok(Added::As(self.collectives.add(Asked { signature, job, caller }, spans)))
     }
 
-    /// The operator of the call of this number, a pre-multiplied sum, is known by now.
+    /// The operator of the collective of this number, a pre-multiplied sum, is known by now.
     pub fn set_operator(&mut self, number: usize, operator: Operator) {
-        if let Some(call) = self.calls.get_mut(number) {
+        if let Some(call) = self.collectives.calls.get_mut(number) {
             call.job.operator = operator;
         }
     }
 
     /// What was added: kinds, and bytes of what they count.
     pub fn sizes(&self) -> impl Iterator<Item = (Kind, u64)> {
-        self.calls.iter().map(|Asked { job, .. }| (job.kind, job.count * job.dtype.size() as u64))
+        let collective = |Asked { job, .. }: &Asked| (job.kind, job.count * job.dtype.size() as u64);
+        let message = |Message { point, signature, .. }: &Message| (signature.kind, point.bytes);
+        self.collectives.calls.iter().map(collective).chain(self.messages.calls.iter().map(message))
     }
 
-    /// Gives the calls to their streams, all of which can be given: the first error. What comes of them is known when their
+    /// Gives the collectives to their streams, all of which can be given: the first error. What comes of them is known when their
     /// streams have done them, or from [`Context::failure`]; none comes behind one that failed.
     ///
     /// # Safety
     /// The memory of the calls is valid for what they access, and their streams live, until they have ended.
-    pub unsafe fn give(self, context: &Context) -> Result<()> {
-        let Launches { group, exchange, mut calls, spans } = self;
-        if !matches!(context.place(), Place::Group(own) if Arc::ptr_eq(own, &group)) {
-            fail!(Internal, "calls of '{}' are given to '{}'", group.name(), context.name());
-        }
-        let (mut known, mut first, mut refused) = (None, None, Vec::new());
-        for (place, (call, spans)) in calls.iter_mut().zip(spans).enumerate() {
-            match locate(context, &exchange, spans, &mut known) {
-                Ok(name) => call.caller.memory = name,
-                Err(error) => {
-                    first.get_or_insert(error);
-                    refused.push(place);
-                }
-            }
-        }
-        for place in refused.into_iter().rev() {
-            calls.remove(place);
+    pub unsafe fn give_collectives(&mut self, context: &Context) -> Result<()> {
+        self.check_context(context)?;
+        let collectives = mem::replace(&mut self.collectives, Calls::NONE);
+        let (calls, located) =
+            collectives.located(context, &self.exchange, |call, name| call.caller.memory = name);
+        // SAFETY: the caller's promise.
+        let given = unsafe { self.exchange.enqueue_several(&self.group, &calls) };
+        located.and(given)
+    }
+
+    /// Gives the sends and receives to their streams, as [`Launches::give_collectives`], and after the collectives of all contexts that
+    /// are given something together: so they are in one order everywhere.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn give_messages(&mut self, context: &Context) -> Result<()> {
+        self.check_context(context)?;
+        let messages = mem::replace(&mut self.messages, Calls::NONE);
+        let (messages, located) =
+            messages.located(context, &self.exchange, |message, name| message.caller.memory = name);
+        let Some(first) = messages.first() else { return located };
+        let (group, exchange) = (self.group.clone(), self.exchange.clone());
+        let mut together = Together::of(group, exchange, first.caller, messages.len());
+        for Message { point, signature, caller } in messages {
+            together.push(point, signature, caller.stream);
         }
         // SAFETY: the caller's promise.
-        let given = unsafe { exchange.enqueue_several(&group, &calls) };
-        first.map_or(given, Err)
+        located.and(unsafe { together.give() }.map(drop))
+    }
+
+    fn check_context(&self, context: &Context) -> Result<()> {
+        if matches!(context.place(), Place::Group(own) if Arc::ptr_eq(own, &self.group)) {
+            return Ok(());
+        }
+        fail!(Internal, "a call of '{}' is not one of '{}'", context.name(), self.group.name())
     }
 }
 
@@ -137,6 +214,7 @@ fn locate(
 
 impl fmt::Debug for Launches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Launches({} of '{}')", self.calls.len(), self.group.name())
+        let (collectives, messages) = (self.collectives.calls.len(), self.messages.calls.len());
+        write!(f, "Launches({collectives} collectives and {messages} messages of '{}')", self.group.name())
     }
 }

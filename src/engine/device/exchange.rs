@@ -132,7 +132,7 @@ impl DeviceExchange {
     }
 
     /// Whether sends and receives can run here.
-    pub(super) fn serves_points(&self) -> bool {
+    pub fn serves_points(&self) -> bool {
         self.parts().points
     }
 

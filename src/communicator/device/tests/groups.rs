@@ -25,7 +25,7 @@ fn gather(context: &Context, (_, devices, _): &Seat, calls: &[(u64, u64, Option<
     context.cuda().pretend(devices, 0);
     let mut launches = context.launches().expect("GPUs that exchange");
     for (number, &(count, address, stream)) in calls.iter().enumerate() {
-        assert_eq!(launches.add(&request(count, address), &on(stream)), Ok(Added::As(number)));
+        assert_eq!(launches.add(context, &request(count, address), &on(stream)), Ok(Added::As(number)));
     }
     launches
 }
@@ -33,7 +33,7 @@ fn gather(context: &Context, (_, devices, _): &Seat, calls: &[(u64, u64, Option<
 /// Gives sums to their streams together.
 fn give(context: &Context, seat: &Seat, calls: &[(u64, u64, Option<StreamHandle>)]) -> Result<()> {
     // SAFETY: the double trusts no addresses.
-    unsafe { gather(context, seat, calls).give(context) }
+    unsafe { gather(context, seat, calls).give_collectives(context) }
 }
 
 /// The words that GPUs wrote, once they have.
@@ -95,10 +95,10 @@ fn which_call_of_a_launch_differs_is_told() {
             if (number, context.rank()) == (3, 1) {
                 call.operator = Operator::Max;
             }
-            assert_eq!(launches.add(&call, &on(None)), Ok(Added::As(number)));
+            assert_eq!(launches.add(context, &call, &on(None)), Ok(Added::As(number)));
         }
         // SAFETY: the double trusts no addresses.
-        let given = unsafe { launches.give(context) };
+        let given = unsafe { launches.give_collectives(context) };
         until("the failure", || context.failure().is_some());
         given.err().or(context.failure()).expect("a failure")
     });
@@ -152,30 +152,68 @@ fn what_is_wrong_with_one_call_of_a_group_keeps_no_other_from_its_stream() {
         // What is no call of GPUs is not added; what is no call at all is told.
         let first = request(1, memory[0]);
         let lists = Request { counts: Counts::Blocks(vec![1; 2]), kind: Kind::Allgather, ..first.clone() };
-        assert_eq!(launches.add(&lists, &on(None)), Ok(Added::Not));
-        assert_eq!(launches.add(&Request { kind: Kind::Send, ..first.clone() }, &on(None)), Ok(Added::Not));
-        assert_eq!(launches.add(&request(0, 0), &on(None)), Ok(Added::Empty));
-        let null = launches.add(&request(1, 0), &on(None)).expect_err("nothing is there");
+        assert_eq!(launches.add(context, &lists, &on(None)), Ok(Added::Not));
+        assert_eq!(launches.add(context, &request(0, 0), &on(None)), Ok(Added::Empty));
+        let null = launches.add(context, &request(1, 0), &on(None)).expect_err("nothing is there");
         assert!(null.text().contains("is NULL"), "{null}");
         // The second is too long for its memory: it is told when all are given, and the third is given. So it is on both ranks.
         for (number, (count, address)) in (1..).zip([(2, memory[1]), (1, memory[2])]) {
-            assert_eq!(launches.add(&request(count, address), &on(None)), Ok(Added::As(number)));
+            assert_eq!(launches.add(context, &request(count, address), &on(None)), Ok(Added::As(number)));
         }
         // SAFETY: the double trusts no addresses.
-        let error = unsafe { launches.give(context) }.expect_err("the second is refused");
+        let error = unsafe { launches.give_collectives(context) }.expect_err("the second is refused");
         assert!(error.text().contains("has 4 bytes left in its allocation, but 8 are needed"), "{error}");
         assert_eq!(settled(context, double, &memory), [100, untouched, 101]);
     });
 }
 
 #[test]
+fn messages_of_a_group_are_one_launch_behind_its_collectives() {
+    ranks(&processes(2), words, |context, seat| {
+        let (double, _, device) = seat;
+        let memory = [(); 4].map(|()| double.memory(*device, 4));
+        let [stream, other] = [(); 2].map(|()| double.stream(*device));
+        let message = |kind, bytes, address| Request {
+            kind,
+            dtype: DataType::U8,
+            root: 1 - context.rank(),
+            ..request(bytes, address)
+        };
+        let mut launches = gather(context, seat, &[]);
+        let mut add = |request: &Request, stream| launches.add(context, request, &on(Some(stream)));
+        assert_eq!(add(&message(Kind::Send, 4, memory[0]), stream), Ok(Added::As(0)));
+        assert_eq!(add(&request(1, memory[1]), stream), Ok(Added::As(0)));
+        assert_eq!(add(&message(Kind::Receive, 4, memory[2]), other), Ok(Added::As(1)));
+        // Too long for its memory, which is told when all are given: the others are.
+        assert_eq!(add(&message(Kind::Receive, 8, memory[3]), stream), Ok(Added::As(2)));
+        let itself = Request { root: context.rank(), ..message(Kind::Send, 4, memory[0]) };
+        add(&itself, stream).expect_err("nobody sends to itself here");
+        // The launch is in the other stream's order, too.
+        for value in 0..5 {
+            double.fill(other, *device, memory[2], &[value; 4]);
+        }
+        // SAFETY: the double trusts no addresses.
+        let error = unsafe {
+            launches.give_collectives(context).expect("a sum");
+            launches.give_messages(context).expect_err("one is refused")
+        };
+        assert!(error.text().contains("has 4 bytes left in its allocation"), "{error}");
+        double.expect(other, *device, memory[2], &2u32.to_le_bytes(), "what the launch wrote");
+        let [sent, summed, received, _] = settled(context, double, &memory)[..] else { panic!("four") };
+        // The sum is the exchange's first call.
+        assert_eq!([sent, summed, received], [2, 1, 2]);
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    });
+}
+
+#[test]
 fn calls_are_given_to_the_context_that_they_were_gathered_of() {
     ranks(&processes(2), words, |context, seat| {
-        let launches = gather(context, seat, &[(1, seat.0.memory(seat.2, 4), None)]);
+        let mut launches = gather(context, seat, &[(1, seat.0.memory(seat.2, 4), None)]);
         let other = Context::create(options(0, 1, &Arc::new(HashStore::new()), "other")).expect("one rank");
         assert!(other.launches().is_none(), "there are no others");
         // SAFETY: nothing is given.
-        let error = unsafe { launches.give(&other) }.expect_err("another context");
+        let error = unsafe { launches.give_collectives(&other) }.expect_err("another context");
         assert_eq!(error.status(), Status::Internal);
     });
 }
