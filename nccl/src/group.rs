@@ -273,4 +273,26 @@ mod tests {
         assert!(error.text().contains("has ended in its group"), "{error}");
         assert_eq!(Arc::strong_count(&parent), 1);
     }
+
+    #[test]
+    fn messages_of_a_finalized_communicator_are_refused_as_they_are_called() {
+        use crate::communicator::{COMMUNICATORS, Phase};
+        let communicator = communicator();
+        let handle = COMMUNICATORS.insert(communicator.clone());
+        *communicator.phase() = Phase::Finalized;
+        let (from, mut to) = ([7u8], [0u8]);
+        let stream = std::ptr::null_mut();
+        assert_eq!(ncclGroupStart(), SUCCESS);
+        // SAFETY: live memory.
+        let answers = unsafe {
+            [
+                crate::point_to_point::ncclSend(from.as_ptr().cast(), 1, 1, 0, handle, stream),
+                crate::point_to_point::ncclRecv(to.as_mut_ptr().cast(), 1, 1, 0, handle, stream),
+            ]
+        };
+        let ended = ncclGroupEnd();
+        COMMUNICATORS.take(handle);
+        let refused = result(Status::InvalidUsage);
+        assert_eq!((answers, ended, to), ([refused; 2], refused, [0]));
+    }
 }

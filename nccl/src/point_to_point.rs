@@ -51,9 +51,9 @@ fn exchange(
     stream: cudaStream_t,
 ) -> Result<ncclResult_t> {
     let communicator = communicator::find(comm)?;
+    let size = communicator.open_group()?.size();
     // What is too large is refused with the rest.
     let Ok(root) = u32::try_from(peer) else {
-        let size = communicator.open_group()?.size();
         fail!(InvalidArgument, "peer {peer} is out of range: the group has {size} ranks, 0 to {}", size - 1);
     };
     let request = Request {
