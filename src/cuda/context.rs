@@ -26,8 +26,8 @@ pub struct Devices {
     slabs: Slabs,
     words: Mutex<Words>,
     stands: Mutex<Stands>,
-    /// Whoever has an idle stream do something that waits for somebody else: see [`Devices::rousing`].
-    rousing: Mutex<()>,
+    /// Whoever has an idle stream of a device do something that waits for somebody else: see [`Devices::rousing`].
+    rousing: Box<[Mutex<()>]>,
 }
 
 impl Devices {
@@ -55,13 +55,13 @@ impl Devices {
             slabs: Slabs::new()?,
             words: Mutex::default(),
             stands: Mutex::default(),
-            rousing: Mutex::default(),
+            rousing: (0..count).map(|_| Mutex::default()).collect(),
         }))
     }
 
-    /// See [`Devices::rousing`].
-    pub(super) fn one_rouses(&self) -> &Mutex<()> {
-        &self.rousing
+    /// See [`Devices::rousing`]; `None`: there is no such device.
+    pub(super) fn one_rouses(&self, device: u32) -> Option<&Mutex<()>> {
+        self.rousing.get(device as usize)
     }
 
     /// How many there are.

@@ -152,7 +152,8 @@ impl Courier {
     /// As [`Stream`] says, of all memory that is ordered to be carried. Who may order ends that in any case.
     pub unsafe fn launch(&self, stream: &Stream, kernels: &dyn Kernels) -> Result<()> {
         let _entered = self.devices.enter(stream.device())?;
-        let _alone = self.devices.rousing(stream)?;
+        // Calls that share it come here, too, when it has been launched.
+        let _alone = if self.is_new() { self.devices.rousing(stream)? } else { None };
         // SAFETY: the caller's promise.
         self.launch_by(|call, combiner| unsafe { kernels.carry(stream, call, combiner) })
     }

@@ -43,13 +43,15 @@ impl Devices {
 
     /// For whoever is about to give `stream` something that waits for others, until the answer is dropped. The driver gives a stream
     /// that has been idle a queue, and may give two streams the same when two threads give them something at the same moment: then
-    /// one waits for what is behind it. So one thread at a time rouses a stream. `None` where the stream has something to do, and a
-    /// queue: giving it more may take as long as that.
+    /// one waits for what is behind it. So one thread at a time rouses a stream of a device. Only of that device: whoever gives it
+    /// something may stand behind the lock of its context, until another device has done its part. `None` where the stream has
+    /// something to do, and a queue: giving it more may take as long as that.
     pub fn rousing(&self, stream: &Stream) -> Result<Option<MutexGuard<'_, ()>>> {
         if !stream.query()? {
             return Ok(None);
         }
-        Ok(Some(self.one_rouses().lock().unwrap_or_else(PoisonError::into_inner)))
+        let lock = self.one_rouses(stream.device());
+        Ok(lock.map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
     /// Whether streams of `device` may wait for the host, which has the device do more before they go on. Else the host

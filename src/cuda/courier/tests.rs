@@ -338,3 +338,30 @@ fn stands_are_used_again_and_never_while_one_is_there() {
     double.drain();
     assert_eq!(double.complaints(), Vec::<String>::new());
 }
+
+#[test]
+fn who_rouses_a_stream_of_one_device_holds_up_no_other_device() {
+    let double = Double::new(2, Turns::Eager);
+    let devices = Devices::over(double.clone()).expect("a driver");
+    let [first, second] = [0, 1].map(|device| {
+        // SAFETY: the double trusts no handles.
+        unsafe { Stream::borrow(&devices, device, double.stream(device)) }.expect("a stream")
+    });
+    let errand = Errand::new(&devices, 1, 8, None).expect("a courier");
+    // A thread is in its launch on device 0, behind the lock of that device's context.
+    let alone = devices.rousing(&first).expect("it is asked").expect("it is idle");
+    let launched = std::thread::scope(|scope| {
+        let other = scope.spawn(|| launch(errand.courier(), &second, &double));
+        let until = std::time::Instant::now() + Duration::from_secs(5);
+        while errand.courier().is_new() && std::time::Instant::now() < until {
+            std::thread::yield_now();
+        }
+        let launched = !errand.courier().is_new();
+        drop(alone);
+        other.join().expect("no panic").expect("it is launched");
+        launched
+    });
+    drop(errand);
+    double.drain();
+    assert!(launched, "device 1 waits for who is at device 0");
+}
