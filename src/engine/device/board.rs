@@ -90,7 +90,8 @@ impl Noted {
             signature.count,
             u64::from(place.code()) << 32 | u64::from(*max_blocks) << 1 | u64::from(*windowed),
         ];
-        (words.into_iter().fold(0, mix) >> 33) as u32
+        // Once more: of the last word the digest would have the lower half alone.
+        (words.into_iter().chain([0]).fold(0, mix) >> 33) as u32
     }
 }
 
@@ -353,4 +354,34 @@ impl std::fmt::Debug for Boards {
 /// Whether a process is gone, with all that it ran on GPUs.
 fn has_ended(pid: u32) -> bool {
     pid != 0 && crate::sys::process::pidfd(pid).is_err_and(|cause| cause.raw_os_error() == Some(libc::ESRCH))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reduce::DataType;
+    use crate::signature::Kind;
+
+    #[test]
+    fn a_digest_tells_places_in_launches_apart() {
+        let signature = Signature {
+            kind: Kind::Allreduce,
+            dtype: DataType::F32,
+            operator: 0,
+            algorithm: 0,
+            root: 0,
+            count: 8,
+            device: true,
+        };
+        let digest = |before, of| {
+            let place = InLaunch { before, of };
+            Noted { sequence: 7, signature, max_blocks: 0, place, windowed: false, digest: 12345 }
+                .digest_with()
+        };
+        let alike: Vec<_> = (0..31u8)
+            .flat_map(|of| (0..of.max(1)).map(move |before| (before, of)))
+            .filter(|&(before, of)| (before, of) != (0, 0) && digest(before, of) == digest(0, 0))
+            .collect();
+        assert_eq!(alike, [], "these places have the digest of a call that is alone");
+    }
 }
