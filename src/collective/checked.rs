@@ -87,26 +87,27 @@ pub struct Uniform {
 }
 
 impl Uniform {
-    /// Checks `request` for rank `rank` of `size`, as [`Checked::new`] does; `None` of a request that names lists.
+    /// Checks `request` for rank `rank` of `size`, as [`Checked::new`] does; `None` of a request that names lists, or is no
+    /// collective that moves elements (a barrier, say).
     pub fn new(request: &Request, rank: u32, size: u32) -> Result<Option<Uniform>> {
         let Counts::Uniform(count) = request.counts else { return Ok(None) };
         check_root(request, size)?;
         check_blocks(request, count, size)?;
         let is_root = rank == request.root;
         let of_root = |elements: u64| if is_root { elements } else { 0 };
-        // What is too much for this has been refused.
-        let all = || count.wrapping_mul(size.into());
+        // For the kinds that ask for these, `check_blocks` has refused what does not fit; for others the product means nothing.
+        let all = count.wrapping_mul(size.into());
         let before = count.wrapping_mul(rank.into()) as i64;
         // Elements of the input and the output, and from the one to the other in place.
         let (input, output, in_place) = match request.kind {
             Kind::Allreduce => (count, count, 0),
             Kind::Reduce => (count, of_root(count), 0),
             Kind::Broadcast => (of_root(count), count, 0),
-            Kind::Allgather => (count, all(), -before),
-            Kind::ReduceScatter => (all(), count, before),
-            Kind::Gather => (count, of_root(all()), if is_root { -before } else { 0 }),
-            Kind::Scatter => (of_root(all()), count, if is_root { before } else { 0 }),
-            Kind::Alltoall => (all(), all(), 0),
+            Kind::Allgather => (count, all, -before),
+            Kind::ReduceScatter => (all, count, before),
+            Kind::Gather => (count, of_root(all), if is_root { -before } else { 0 }),
+            Kind::Scatter => (of_root(all), count, if is_root { before } else { 0 }),
+            Kind::Alltoall => (all, all, 0),
             _ => return Ok(None),
         };
         let (buffers, _) = Buffers::new(request, [input, output], in_place)?;

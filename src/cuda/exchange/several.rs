@@ -129,9 +129,10 @@ impl Bundler<'_> {
         let each = self.blocks_of_each(jobs.iter().map(|job| job.max_blocks), jobs.len())?;
         let mut grid = Grid { blocks: 0, threads: 0, shared: 0, overlaps: false };
         let mut arguments = match self.by_lines(first, each)? {
-            ByLines::Combine(combination) => {
-                Arguments::Combine(Box::new(Several::of(self.group, combination.arguments(2, first, 0))))
-            }
+            ByLines::Combine(combination) => Arguments::Combine(Box::new(Several::of(
+                self.group,
+                combination.arguments(self.group.size(), first, 0),
+            ))),
             ByLines::Swap(swapping) => {
                 Arguments::Swap(Box::new(Several::of(self.group, swapping.arguments(first, 0, 0))))
             }

@@ -169,7 +169,7 @@ impl DeviceExchange {
 
     /// Gives the collectives of a group to their streams, in their order and in few launches, as [`DeviceExchange::enqueue`] gives
     /// one; all ranks group the same calls. What is launched together is on the stream of its first, for which the others wait.
-    /// Ends at the first that fails: how many were given before, and why.
+    /// Ends at the first that fails; those before it have been given.
     ///
     /// # Safety
     /// As there, for all of them. Calls that follow each other do not need each other's results.
