@@ -17,18 +17,37 @@ pub(crate) struct Table<T: 'static> {
     taken: AtomicU64,
 }
 
-/// What a thread has found last: most calls are of the communicator of the call before. Threads that look there write to no
-/// memory that others read.
+/// What a thread has found last. Whoever finds it there again takes no lock.
 pub(crate) struct Found<T> {
+    entries: [Entry<T>; KEPT],
+    /// Which goes next.
+    oldest: usize,
+}
+
+struct Entry<T> {
     number: usize,
     /// How many handles had been taken back then.
     taken: u64,
     value: Weak<T>,
 }
 
+/// How many values a thread keeps in mind: a communicator for each GPU of a host.
+const KEPT: usize = 8;
+
 impl<T> Found<T> {
     /// Nothing yet.
-    pub(crate) const NOTHING: Found<T> = Found { number: 0, taken: 0, value: Weak::new() };
+    pub(crate) const NOTHING: Found<T> =
+        Found { entries: [const { Entry { number: 0, taken: 0, value: Weak::new() } }; KEPT], oldest: 0 };
+
+    fn get(&self, number: usize, taken: u64) -> Option<Arc<T>> {
+        let known = self.entries.iter().find(|entry| entry.number == number && entry.taken == taken);
+        known?.value.upgrade()
+    }
+
+    fn keep(&mut self, entry: Entry<T>) {
+        self.entries[self.oldest] = entry;
+        self.oldest = (self.oldest + 1) % KEPT;
+    }
 }
 
 /// "nccl" in the upper half, which no address has: who follows such a handle faults at once.
@@ -65,15 +84,13 @@ impl<T: Send + Sync> Table<T> {
         found: &'static LocalKey<RefCell<Found<T>>>,
     ) -> Option<Arc<T>> {
         let (number, taken) = (handle.addr(), self.taken.load(Ordering::Acquire));
-        let is_it = |found: &Found<T>| found.number == number && found.taken == taken;
-        let again = |found: &Found<T>| if is_it(found) { found.value.upgrade() } else { None };
         // A thread that ends may have none any more.
-        if let Ok(Some(value)) = found.try_with(|found| again(&found.borrow())) {
+        if let Ok(Some(value)) = found.try_with(|found| found.borrow().get(number, taken)) {
             return Some(value);
         }
         let value = self.find(handle)?;
-        let last = Found { number, taken, value: Arc::downgrade(&value) };
-        let _ = found.try_with(|found| found.replace(last));
+        let entry = Entry { number, taken, value: Arc::downgrade(&value) };
+        let _ = found.try_with(|found| found.borrow_mut().keep(entry));
         Some(value)
     }
 
@@ -100,6 +117,15 @@ mod tests {
         for (handle, value) in [(first, 1), (first, 1), (second, 2), (first, 1)] {
             assert_eq!(TABLE.find_again(handle, &FOUND).as_deref(), Some(&value));
         }
+        // More than it keeps in mind.
+        let many: Vec<*mut u8> =
+            (10..10 + 2 * KEPT as i32).map(|value| TABLE.insert(Arc::new(value))).collect();
+        for _ in 0..2 {
+            for (&handle, value) in many.iter().zip(10..) {
+                assert_eq!(TABLE.find_again(handle, &FOUND).as_deref(), Some(&value));
+            }
+        }
+        assert_eq!(TABLE.find_again(first, &FOUND).as_deref(), Some(&1));
         // Nobody else keeps it alive, this thread least of all.
         let number = first.addr();
         let other = std::thread::spawn(move || TABLE.take(std::ptr::without_provenance::<u8>(number)));

@@ -249,14 +249,12 @@ impl Courier {
             let first = self.first[desk as usize];
             let book = self.book(desk);
             let written = book.next.wrapping_sub(first);
-            let done =
-                (0..written).take_while(|done| self.has_reached(desk, first.wrapping_add(*done))).count();
-            format!("{done} of {}", written as usize + book.waiting.len())
+            let is_done = |order: &u32| self.has_reached(desk, first.wrapping_add(*order));
+            let (done, all) =
+                ((0..written).take_while(is_done).count(), written as usize + book.waiting.len());
+            format!("{done} of {all} to {}", desk.verb())
         });
-        format!(
-            "its courier {come}, and has carried out {} orders to load, store and combine",
-            desks.join(", ")
-        )
+        format!("its courier {come}, and has done {} of its orders, with those to leave", desks.join(", "))
     }
 
     /// Whether the order of this number has been carried out.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use unisono::collective::request::{Counts, Kind};
 use unisono::communicator::{Added, Launches};
 use unisono::cuda::driver::StreamHandle;
-use unisono::reduce::{DataType, Operator};
+use unisono::reduce::DataType;
 
 use super::{Launch, read_factor};
 use crate::communicator::Communicator;
@@ -98,7 +98,7 @@ impl Calls {
         for Gathered { communicator, launches, factors } in &mut self.gathered {
             for Factor { number, address, dtype, stream } in factors.drain(..) {
                 let factor = read_factor(address, dtype, communicator.place, stream)?;
-                launches.set_operator(number, Operator::PreMulSum(factor));
+                launches.set_factor(number, factor)?;
             }
         }
         self.others.iter_mut().try_for_each(Launch::resolve)
@@ -107,6 +107,7 @@ impl Calls {
     /// Gives what was gathered to its streams, of all communicators the collectives first; `note` is told what fails.
     pub(super) fn give_gathered(&mut self, mut note: impl FnMut(Error)) {
         let mut gathered = std::mem::take(&mut self.gathered);
+        gathered.retain(|Gathered { launches, .. }| !launches.is_empty());
         for Gathered { communicator, launches, .. } in &mut gathered {
             let context = communicator.open_group();
             // SAFETY: the client's promise: the buffers are valid until the calls are complete, and the streams live.

@@ -20,6 +20,7 @@ use crate::signature::Signature;
 
 /// Calls of one context that its GPUs do alone. Collectives are given to their streams together, in their order and in few launches:
 /// all ranks gather the same ones. Sends and receives are one launch, whatever stands between them.
+#[must_use = "nothing is given before it is asked for"]
 pub struct Launches {
     group: Arc<Group>,
     exchange: Arc<DeviceExchange>,
@@ -135,11 +136,18 @@ impl Launches {
         Ok(Added::As(self.collectives.add(Asked { signature, job, caller }, spans)))
     }
 
-    /// The operator of the collective of this number, a pre-multiplied sum, is known by now.
-    pub fn set_operator(&mut self, number: usize, operator: Operator) {
-        if let Some(call) = self.collectives.calls.get_mut(number) {
-            call.job.operator = operator;
+    /// The factor of the collective of this number, a pre-multiplied sum, is known by now.
+    pub fn set_factor(&mut self, number: usize, factor: f64) -> Result<()> {
+        match self.collectives.calls.get_mut(number).map(|call| &mut call.job.operator) {
+            Some(Operator::PreMulSum(old)) => *old = factor,
+            _ => fail!(Internal, "call {number} is no pre-multiplied sum"),
         }
+        Ok(())
+    }
+
+    /// Whether nothing was added that is to be given.
+    pub fn is_empty(&self) -> bool {
+        self.collectives.calls.is_empty() && self.messages.calls.is_empty()
     }
 
     /// What was added: kinds, and bytes of what they count.
@@ -149,8 +157,8 @@ impl Launches {
         self.collectives.calls.iter().map(collective).chain(self.messages.calls.iter().map(message))
     }
 
-    /// Gives the collectives to their streams, all of which can be given: the first error. What comes of them is known when their
-    /// streams have done them, or from [`Context::failure`]; none comes behind one that failed.
+    /// Gives the collectives to their streams. One whose memory is refused is left out; behind one that cannot be given, none is. The
+    /// first error. What comes of them is known when their streams have done them, or from [`Context::failure`].
     ///
     /// # Safety
     /// The memory of the calls is valid for what they access, and their streams live, until they have ended.

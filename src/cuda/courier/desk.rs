@@ -32,6 +32,15 @@ pub enum Desk {
 impl Desk {
     /// All of them.
     pub const ALL: [Desk; DESKS] = [Desk::Load, Desk::Store, Desk::Work];
+
+    /// What is done there.
+    pub(super) fn verb(self) -> &'static str {
+        match self {
+            Desk::Load => "load",
+            Desk::Store => "store",
+            Desk::Work => "combine",
+        }
+    }
 }
 
 /// A desk as it lies in pinned memory.

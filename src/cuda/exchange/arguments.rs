@@ -66,7 +66,7 @@ pub(super) struct Call<C> {
 }
 
 /// A call that combines.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct Combine {
     pub(super) input: u64,
@@ -90,7 +90,7 @@ pub(super) struct Combine {
 }
 
 /// A call that swaps parts.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct Swap {
     pub(super) input: u64,
@@ -114,10 +114,10 @@ pub(super) struct Several<C> {
     calls: [C; SEVERAL],
 }
 
-impl<C: std::marker::Copy> Several<C> {
-    /// Of none so far; `any` stands where none is.
-    pub(super) fn of(group: Group, any: C) -> Several<C> {
-        Several { group, begins: [u32::MAX; SEVERAL + 1], calls: [any; SEVERAL] }
+impl<C: std::marker::Copy + Default> Several<C> {
+    /// Of none so far.
+    pub(super) fn of(group: Group) -> Several<C> {
+        Several { group, begins: [u32::MAX; SEVERAL + 1], calls: [C::default(); SEVERAL] }
     }
 
     /// Call number `place`, of at most [`SEVERAL`], begins with block `begin`.

@@ -111,31 +111,30 @@ impl Bundler<'_> {
 
     /// Whether so many calls, from number `begin` on, can be beside each other, with blocks enough for each.
     fn fit(&self, runs: &[Run<'_>], begin: usize, count: usize) -> bool {
-        let mut behind = 0;
-        let mut theirs = runs.iter().filter(move |run| {
-            let before = behind;
-            behind += run.count;
-            behind > begin && before < begin + count
+        let mut before = 0;
+        // Each with the number of its first call.
+        let numbered = runs.iter().map(move |run| {
+            let first = before;
+            before += run.count;
+            (first, run)
         });
-        let limits = theirs.clone().map(|run| run.job.max_blocks);
+        let mut theirs = numbered
+            .skip_while(move |(first, run)| first + run.count <= begin)
+            .take_while(move |(first, _)| *first < begin + count);
+        let limits = theirs.clone().map(|(_, run)| run.job.max_blocks);
         self.blocks_of_each(limits, count)
-            .is_some_and(|each| theirs.all(|run| self.by_lines(run.job, each).is_some()))
+            .is_some_and(|each| theirs.all(|(_, run)| self.by_lines(run.job, each).is_some()))
     }
 
     /// The launch of several calls that are one.
     pub(super) fn launch(&self, jobs: &[Job]) -> Option<Launch> {
-        let first = jobs.first()?;
+        let first = jobs.first().filter(|_| jobs.len() <= SEVERAL)?;
         let function = self.function(first)?;
         let each = self.blocks_of_each(jobs.iter().map(|job| job.max_blocks), jobs.len())?;
         let mut grid = Grid { blocks: 0, threads: 0, shared: 0, overlaps: false };
         let mut arguments = match self.by_lines(first, each)? {
-            ByLines::Combine(combination) => Arguments::Combine(Box::new(Several::of(
-                self.group,
-                combination.arguments(self.group.size(), first, 0),
-            ))),
-            ByLines::Swap(swapping) => {
-                Arguments::Swap(Box::new(Several::of(self.group, swapping.arguments(first, 0, 0))))
-            }
+            ByLines::Combine(_) => Arguments::Combine(Box::new(Several::of(self.group))),
+            ByLines::Swap(_) => Arguments::Swap(Box::new(Several::of(self.group))),
         };
         let mut place = 0;
         for alike in jobs.chunk_by(have_one_shape) {

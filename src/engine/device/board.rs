@@ -118,7 +118,7 @@ impl Note {
         }
     }
 
-    /// The call, if they are one.
+    /// The call that it is of; `None` if its words are of none.
     pub fn call(&self) -> Option<Noted> {
         let Note { head, count, root, terms } = *self;
         let signature = Signature::decode(head as u32, root as u32, count).ok()?;

@@ -91,9 +91,10 @@ impl Calls {
         let look = |place: usize| {
             parts.boards.differing(before.wrapping_add(place as u32), &notes[place]).map(|seen| (place, seen))
         };
-        // Who has noted the last one alike has noted all alike: it has their digest. Who has not come so far has noted the first,
-        // which says how many are launched with it. The others are looked at where somebody differs, so their notes stay
-        // with the processor that has written them.
+        // A note has the digest of all before it: who has noted our last call alike has noted all alike, but for a chance of 2^-31. Who
+        // has not noted it yet will look later than this, and see ours. But who groups them differently may meet our kernel before
+        // that, so the first is looked at, too: it says how many are one launch. The others are left alone, so that their notes stay with
+        // the processor that wrote them, unless one of these differs.
         let Some(some) = look(0).or_else(|| look(end)) else { return Ok(()) };
         let (place, (member, theirs)) = (0..=end).find_map(look).unwrap_or(some);
         let (ours, behind) = (&notes[place], (end - place) as u32);

@@ -514,7 +514,10 @@ impl Staged {
                 format!("the copy of piece {} of {pieces} to GPU {device} has not ended", self.stored + 1)
             }
             None if late => format!("{stream} has not come to the call"),
-            None => format!("no pinned memory is free for piece {next} of {pieces}"),
+            None => {
+                let piece = self.delivered.min(self.exchanged) + 1;
+                format!("no pinned memory is free for piece {piece} of {pieces}")
+            }
         }
     }
 
