@@ -23,6 +23,7 @@ use crate::place::Place;
 pub(crate) static COMMUNICATORS: Table<Communicator> = Table::new();
 
 thread_local! {
+    /// Those that this thread has called last.
     static FOUND: RefCell<Found<Communicator>> = const { RefCell::new(Found::NOTHING) };
 }
 

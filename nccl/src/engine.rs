@@ -50,16 +50,15 @@ impl Launch {
 
     /// Refuses what can be seen to be wrong without starting anything.
     fn check(&self) -> Result<()> {
-        let context = self.working_group()?;
-        if self.request.kind.point_to_point() {
-            return self.check_message(context);
-        }
-        Checked::new(&self.request, context.rank(), context.size()).map(drop)
+        self.check_in(self.working_group()?)
     }
 
-    /// The same of a send or a receive.
-    fn check_message(&self, context: &Context) -> Result<()> {
+    /// The same, in a group that can be called.
+    fn check_in(&self, context: &Context) -> Result<()> {
         let Request { kind, counts, dtype, .. } = &self.request;
+        if !kind.point_to_point() {
+            return Checked::new(&self.request, context.rank(), context.size()).map(drop);
+        }
         let (peer, size) = (self.request.root, context.size());
         if peer >= size {
             fail!(

@@ -76,8 +76,7 @@ impl Checked {
     }
 }
 
-/// A collective of one count, the same on all ranks, checked: as [`Checked`] has it, but nothing is made for a schedule, which
-/// takes a tenth of the time.
+/// A collective of one count, the same on all ranks, checked: as [`Checked`] has it, without what a schedule needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Uniform {
     /// What the ranks must agree on.
@@ -130,7 +129,6 @@ pub struct Buffers {
 
 impl Buffers {
     /// Of so many elements, input and output, and the alias of a call in place, which would be `in_place`.
-    #[inline]
     fn new(request: &Request, lens: [u64; 2], in_place: i64) -> Result<(Buffers, Option<i64>)> {
         let element = request.dtype.size() as u64;
         let input_bytes = bytes("sendbuf", lens[0], element, request.dtype)?;
@@ -153,7 +151,6 @@ impl Buffers {
 }
 
 /// Refuses a root that is no rank.
-#[inline]
 fn check_root(request: &Request, size: u32) -> Result<()> {
     if request.kind.rooted() && request.root >= size {
         fail!(
@@ -167,7 +164,6 @@ fn check_root(request: &Request, size: u32) -> Result<()> {
 }
 
 /// Refuses blocks of `count` elements for each rank that together exceed the address space.
-#[inline]
 fn check_blocks(request: &Request, count: u64, size: u32) -> Result<()> {
     let (kind, element) = (request.kind, request.dtype.size() as u64);
     if !matches!(kind, Kind::Barrier | Kind::Allreduce | Kind::Reduce | Kind::Broadcast)
@@ -289,7 +285,6 @@ fn collective(request: &Request, rank: u32, size: u32) -> Result<(Collective, u6
 }
 
 /// Bytes of `count` elements, if an address space can hold them.
-#[inline]
 pub fn bytes(name: &str, count: u64, element: u64, dtype: DataType) -> Result<usize> {
     match count.checked_mul(element).and_then(|bytes| isize::try_from(bytes).ok()) {
         Some(bytes) => Ok(bytes as usize),

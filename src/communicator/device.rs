@@ -250,7 +250,7 @@ impl Context {
             return Ok((What::Point(point, signature), spans));
         }
         let Some(uniform) = Uniform::new(request, self.rank(), self.size())? else {
-            fail!(Internal, "{} of lists is not exchanged between GPUs", request.kind.name())
+            fail!(Internal, "{} of such counts is not exchanged between GPUs", request.kind.name())
         };
         let spans = Spans::of_buffers(request.kind, &uniform.buffers);
         let what = match Stages::from_number(call.algorithm.unwrap_or(0)) {

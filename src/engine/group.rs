@@ -305,21 +305,19 @@ impl Group {
     ) -> Turn {
         let key = Key { group: self.id, tag, sequence, slot: 0, class };
         let slot = self.endpoint.recorder().begin(key, signature, called);
-        self.turn_at(slot, called, class, tag, sequence, signature, timeout)
+        self.recorded(slot, key, signature, called, timeout)
     }
 
     /// The turn of a call that has been recorded.
-    #[expect(clippy::too_many_arguments, reason = "what a turn is made of")]
-    fn turn_at(
+    fn recorded(
         &self,
         slot: Slot,
-        called: Instant,
-        class: Class,
-        tag: u64,
-        sequence: u32,
+        key: Key,
         signature: Signature,
+        called: Instant,
         timeout: Option<Duration>,
     ) -> Turn {
+        let Key { tag, sequence, class, .. } = key;
         let deadline = Deadline::since(called, timeout.unwrap_or(self.timeout));
         Turn { class, tag, sequence, signature, deadline, called, piece: 0, slot }
     }
@@ -331,7 +329,9 @@ impl Group {
         signatures: &[Signature],
         timeout: Option<Duration>,
     ) -> Result<Turn> {
-        let Some(&last) = signatures.last() else { fail!(InvalidArgument, "no operations were given") };
+        let Some((&last, before)) = signatures.split_last() else {
+            fail!(InvalidArgument, "no operations were given")
+        };
         self.check(&last)?;
         let first = {
             let mut orders = lock(&self.orders);
@@ -343,10 +343,9 @@ impl Group {
         };
         let called = Instant::now();
         let key = Key { group: self.id, tag: 0, sequence: first, slot: 0, class };
-        let slot = self.endpoint.recorder().enqueued(key, signatures, called);
-        // The number before that of the next.
-        let sequence = first.wrapping_add(signatures.len() as u32).wrapping_sub(1);
-        Ok(self.turn_at(slot, called, class, 0, sequence, last, timeout))
+        let slot = self.endpoint.recorder().enqueued(key, before, last, called);
+        let key = Key { sequence: first.wrapping_add(before.len() as u32), ..key };
+        Ok(self.recorded(slot, key, last, called, timeout))
     }
 
     /// Makes the next ordered call of this rank known before it has its number: others that have called something else

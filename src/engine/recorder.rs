@@ -71,15 +71,18 @@ impl Recorder {
         self.record(key, signature, self.wall(called), Progress::Running)
     }
 
-    /// Records calls that follow each other, the first of which `key` names, given to a stream at `called`: where the last one is.
-    pub fn enqueued(&self, key: Key, signatures: &[Signature], called: Instant) -> Slot {
+    /// Records calls that follow each other, the first of which `key` names, given to a stream at `called`: where `last` is, behind
+    /// those `before`.
+    pub fn enqueued(&self, key: Key, before: &[Signature], last: Signature, called: Instant) -> Slot {
         let began = self.wall(called);
-        let record = |_, (place, signature): (u32, &Signature)| {
-            let key = Key { sequence: key.sequence.wrapping_add(place), ..key };
-            self.record(key, *signature, began, Progress::Enqueued)
+        let record = |place: usize, signature| {
+            let key = Key { sequence: key.sequence.wrapping_add(place as u32), ..key };
+            self.record(key, signature, began, Progress::Enqueued)
         };
-        // Nobody asks for the place of none.
-        (0..).zip(signatures).fold(Slot(u64::MAX - 1), record)
+        for (place, signature) in before.iter().enumerate() {
+            record(place, *signature);
+        }
+        record(before.len(), last)
     }
 
     /// A moment in nanoseconds since 1970.

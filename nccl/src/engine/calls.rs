@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use unisono::collective::request::{Counts, Kind};
-use unisono::communicator::{Added, Launches};
+use unisono::communicator::{Added, Context, Launches};
 use unisono::cuda::driver::StreamHandle;
 use unisono::reduce::DataType;
 
@@ -41,8 +41,9 @@ impl Calls {
 
     /// Keeps a call. What is wrong with it is told here, where the caller can see which call it was.
     pub(crate) fn add(&mut self, launch: Launch) -> Result<()> {
-        if self.gather(&launch)? == Added::Not {
-            launch.check()?;
+        let context = launch.working_group()?;
+        if self.gather(&launch, context)? == Added::Not {
+            launch.check_in(context)?;
             self.others.push(launch);
         }
         self.count += 1;
@@ -66,8 +67,7 @@ impl Calls {
         gathered.chain(others)
     }
 
-    fn gather(&mut self, launch: &Launch) -> Result<Added> {
-        let context = launch.working_group()?;
+    fn gather(&mut self, launch: &Launch, context: &Context) -> Result<Added> {
         if matches!(launch.communicator.place, Place::Host(_)) || launch.is_to_itself(context) {
             return Ok(Added::Not);
         }
@@ -83,7 +83,7 @@ impl Calls {
         };
         let Gathered { launches, factors, .. } = &mut self.gathered[at];
         if launch.request.kind.point_to_point() {
-            launch.check_message(context)?;
+            launch.check_in(context)?;
         }
         let added = launches.add(context, &launch.request, &launch.call())?;
         if let (Added::As(number), Some(address)) = (added, launch.factor) {
