@@ -1,6 +1,7 @@
 // The kernels of the exchange between GPUs: unisono_lines_<operator>_<type> and unisono_tiles_<operator>_<type>, with one
 // parameter, `Combine`; unisono_swap, with one parameter, `Swap`; unisono_move and unisono_move_many, with one parameter, `Move`.
-// What groups of calls are made of has kernels for several calls, unisono_several_<operator>_<type> and unisono_several_swap.
+// What groups of calls are made of has kernels for several calls: unisono_several_lines_<operator>_<type>,
+// unisono_several_tiles_<operator>_<type> and unisono_several_swap.
 // src/cuda/exchange/plan.rs says which grid suits a call.
 //
 // Every rank of a group launches the same kernel with the same grid; all blocks of all of them run at the same time. The
@@ -97,8 +98,12 @@ ENTRY(unisono_swap, unisono::Swap, unisono::SWAP_THREADS, 1) {
 }
 
 #define SEVERAL(op, type)                                                                                              \
-    ENTRY(unisono_several_##op##_##type, unisono::Several<unisono::Combine>, unisono::LINE_THREADS, 1) {               \
+    ENTRY(unisono_several_lines_##op##_##type, unisono::Several<unisono::Combine>, unisono::LINE_THREADS, 1) {         \
         unisono::combine_lines<unisono::type, unisono::op>(call.own());                                                \
+    }                                                                                                                  \
+    ENTRY(unisono_several_tiles_##op##_##type, unisono::Several<unisono::Combine>, unisono::TILE_THREADS, 2) {         \
+        __shared__ unisono::Combine own;                                                                               \
+        unisono::combine_tiles<unisono::type, unisono::op>(call.own(own));                                             \
     }
 
 SEVERAL(Sum, F32) SEVERAL(Sum, Bf16)

@@ -72,19 +72,28 @@ struct Group {
 // `Several` of src/cuda/exchange/arguments.rs.
 template <class Parameter>
 struct Several {
-    static constexpr u32 MOST = 31;
+    static constexpr u32 MOST = 64;
 
     Group group;
     // The first block of each call; beyond the last call no block has that number.
-    u32 begins[MOST + 1];
-    typename Parameter::Call call[MOST];
+    u16 begins[MOST];
+    typename Parameter::Packed call[MOST];
 
     // The call of this block.
     DEVICE Parameter own() const {
         u32 number = 0;
 #pragma unroll
-        for (u32 i = 1; i < MOST; i++) number += blockIdx.x >= begins[i];
+        for (u32 step = MOST / 2; step > 0; step /= 2) {
+            if (blockIdx.x >= begins[number + step]) number += step;
+        }
         return Parameter(call[number], group);
+    }
+
+    // The same, kept in shared memory, where it needs no registers.
+    DEVICE const Parameter &own(Parameter &room) const {
+        if (threadIdx.x == 0) room = own();
+        __syncthreads();
+        return room;
     }
 };
 

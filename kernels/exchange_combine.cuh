@@ -35,16 +35,33 @@ struct Combination {
     u32 ranks;
     // The operator's number.
     u32 number;
-    // Which block is the first of this call: see `Several`. So that nothing is left behind it: unused.
-    u32 first, unused;
+    // Which block is the first of this call, and how many it has: see `Several`.
+    u32 first, blocks;
+};
+
+// The same in few bytes, of which a launch has room for several: `PackedCombine` of src/cuda/exchange/arguments.rs.
+struct PackedCombination {
+    const u8 *input;
+    u8 *output;
+    u64 bytes, stride, scale;
+    u32 share;
+    u16 first, blocks;
+    u8 sources, owners, takers, root, protocol, ranks, number;
+    // Of `whole`, `packed` and `scaled`, from the last bit on.
+    u8 flags;
+
+    DEVICE Combination unpacked() const {
+        return Combination{input,    output,    bytes,         stride,         share,     scale, sources, owners, takers, root,
+                           protocol, flags & 1u, flags >> 1 & 1u, flags >> 2 & 1u, ranks,     number, first,  blocks};
+    }
 };
 
 // The parameter of the kernels: `Call` of src/cuda/exchange/arguments.rs.
 struct Combine : Combination {
-    using Call = Combination;
+    using Packed = PackedCombination;
     Group group;
 
-    DEVICE Combine(const Combination &call, const Group &group) : Combination(call), group(group) {}
+    DEVICE Combine(const Packed &call, const Group &group) : Combination(call.unpacked()), group(group) {}
     Combine() = default;
 
     DEVICE u32 block() const { return blockIdx.x - first; }

@@ -29,7 +29,7 @@ struct Swapping {
 
 // The parameter of the kernel: `Call` of src/cuda/exchange/arguments.rs.
 struct Swap : Swapping {
-    using Call = Swapping;
+    using Packed = Swapping;
     Group group;
 
     DEVICE Swap(const Swapping &call, const Group &group) : Swapping(call), group(group) {}

@@ -37,8 +37,8 @@ struct CombineTiles {
         u32 share;
 
         DEVICE Parts(const Combine &call, u32 owner)
-            : base(call.piece(owner)), length(call.length(owner)), at(blockIdx.x * call.share),
-              step(gridDim.x * call.share), share(static_cast<u32>(call.share)) {}
+            : base(call.piece(owner)), length(call.length(owner)), at(call.block() * call.share),
+              step(call.blocks * call.share), share(static_cast<u32>(call.share)) {}
         DEVICE u32 bytes() const {
             return static_cast<u32>(at >= length ? 0 : length - at < share ? length - at : share);
         }
@@ -47,7 +47,7 @@ struct CombineTiles {
     };
 
     DEVICE u32 rounds() const {
-        u64 longest = call.whole ? call.bytes : call.stride, all = gridDim.x * call.share;
+        u64 longest = call.whole ? call.bytes : call.stride, all = call.blocks * call.share;
         return static_cast<u32>((longest + all - 1) / all);
     }
     // The rank whose turn is the `turn`-th: another one first for each rank and each block, so that the links are used

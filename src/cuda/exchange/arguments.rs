@@ -86,7 +86,7 @@ pub(super) struct Combine {
     pub(super) ranks: u32,
     pub(super) number: u32,
     pub(super) first: u32,
-    pub(super) unused: u32,
+    pub(super) blocks: u32,
 }
 
 /// A call that swaps parts.
@@ -102,29 +102,81 @@ pub(super) struct Swap {
     pub(super) first: u32,
 }
 
+/// [`Combine`] in few bytes.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct PackedCombine {
+    input: u64,
+    output: u64,
+    bytes: u64,
+    stride: u64,
+    scale: u64,
+    share: u32,
+    first: u16,
+    blocks: u16,
+    sources: u8,
+    owners: u8,
+    takers: u8,
+    root: u8,
+    protocol: u8,
+    ranks: u8,
+    number: u8,
+    flags: u8,
+}
+
+impl Combine {
+    /// In few bytes, if it goes into as many: a kernel has few blocks, which do little at once.
+    pub(super) fn packed(&self) -> Option<PackedCombine> {
+        let byte = |number: u32| u8::try_from(number).ok();
+        let flags = [self.whole, self.packed, self.scaled];
+        Some(PackedCombine {
+            input: self.input,
+            output: self.output,
+            bytes: self.bytes,
+            stride: self.stride,
+            scale: self.scale,
+            share: self.share.try_into().ok()?,
+            first: self.first.try_into().ok()?,
+            blocks: self.blocks.try_into().ok()?,
+            sources: byte(self.sources)?,
+            owners: byte(self.owners)?,
+            takers: byte(self.takers)?,
+            root: byte(self.root)?,
+            protocol: byte(self.protocol)?,
+            ranks: byte(self.ranks)?,
+            number: byte(self.number)?,
+            flags: (0..).zip(flags).map(|(bit, flag)| u8::from(flag != 0) << bit).sum(),
+        })
+    }
+}
+
 /// The most calls of one launch.
-pub(super) const SEVERAL: usize = 31;
+pub(super) const SEVERAL: usize = 64;
 
 /// The parameter of kernels that do several calls, each by blocks of its own.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Several<C> {
     group: Group,
-    begins: [u32; SEVERAL + 1],
+    begins: [u16; SEVERAL],
     calls: [C; SEVERAL],
 }
 
 impl<C: std::marker::Copy + Default> Several<C> {
     /// Of none so far.
     pub(super) fn of(group: Group) -> Several<C> {
-        Several { group, begins: [u32::MAX; SEVERAL + 1], calls: [C::default(); SEVERAL] }
+        Several { group, begins: [u16::MAX; SEVERAL], calls: [C::default(); SEVERAL] }
     }
 
     /// Call number `place`, of at most [`SEVERAL`], begins with block `begin`.
-    pub(super) fn set(&mut self, place: usize, begin: u32, call: C) {
-        (self.begins[place], self.calls[place]) = (begin, call);
+    pub(super) fn set(&mut self, place: usize, begin: u32, call: C) -> Option<()> {
+        (self.begins[place], self.calls[place]) = (begin.try_into().ok()?, call);
+        Some(())
     }
 }
+
+// Every driver takes so much.
+const _: () = assert!(size_of::<Several<PackedCombine>>() <= 4096 && size_of::<Several<Swap>>() <= 4096);
 
 /// Memory of this rank that goes to a peer or comes from one.
 #[derive(Clone, Copy, Debug, Default)]

@@ -47,6 +47,16 @@ macro_rules! names {
     };
 }
 
+/// The kernels for several calls at once of an operator and a type: by lines, by tiles.
+macro_rules! several {
+    ($name:literal) => {
+        [
+            cstr(concat!("unisono_several_lines_", $name, "\0")),
+            cstr(concat!("unisono_several_tiles_", $name, "\0")),
+        ]
+    };
+}
+
 /// The kernels of one operator and type.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Combiners {
@@ -55,7 +65,7 @@ pub(super) struct Combiners {
 }
 
 /// The kernels that exchange through arenas.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pair {
     pub(super) lines: FunctionHandle,
     pub(super) tiles: FunctionHandle,
@@ -75,9 +85,9 @@ pub(super) struct Functions {
     combines: Vec<[Combiners; 2]>,
     relay: Pair,
     swapper: FunctionHandle,
-    /// For several calls at once: sums by lines, by the number of the type; broadcasts; what swaps.
-    several: Vec<Option<FunctionHandle>>,
-    several_relays: FunctionHandle,
+    /// For several calls at once: sums, by the number of the type; broadcasts; what swaps.
+    several: Vec<Option<Pair>>,
+    several_relays: Pair,
     several_swaps: FunctionHandle,
     mover: FunctionHandle,
     mover_of_many: FunctionHandle,
@@ -114,9 +124,11 @@ impl Functions {
         };
         let function = |name: &CStr| loaded(module, name);
         let in_windows = |name: &CStr| loaded(windowed, name);
+        let pair = |[lines, tiles]: [&CStr; 2]| -> Result<Pair> {
+            Ok(Pair { lines: function(lines)?, tiles: function(tiles)? })
+        };
         let combiners = |names: Names| -> Result<Combiners> {
-            let staged = Pair { lines: function(names.lines)?, tiles: function(names.tiles)? };
-            Ok(Combiners { staged, windowed: in_windows(names.windowed)? })
+            Ok(Combiners { staged: pair([names.lines, names.tiles])?, windowed: in_windows(names.windowed)? })
         };
         let mut known = HashMap::new();
         let mut once = |names: Names| match known.entry(names) {
@@ -126,17 +138,14 @@ impl Functions {
         let (mut combines, mut several) = (Vec::new(), Vec::new());
         for dtype in DataType::ALL {
             combines.push([once(sum(dtype))?, once(various(dtype))?]);
-            several.push(sum_of_several(dtype).map(function).transpose()?);
+            several.push(sum_of_several(dtype).map(pair).transpose()?);
         }
         Ok(Functions {
             combines,
             several,
-            several_relays: function(c"unisono_several_Copy_U8")?,
+            several_relays: pair(several!("Copy_U8"))?,
             several_swaps: function(c"unisono_several_swap")?,
-            relay: Pair {
-                lines: function(c"unisono_lines_Copy_U8")?,
-                tiles: function(c"unisono_tiles_Copy_U8")?,
-            },
+            relay: pair([c"unisono_lines_Copy_U8", c"unisono_tiles_Copy_U8"])?,
             swapper: function(c"unisono_swap")?,
             mover: function(c"unisono_move")?,
             mover_of_many: function(c"unisono_move_many")?,
@@ -164,13 +173,18 @@ impl Functions {
         self.relay
     }
 
-    /// The kernel for several calls like this one by lines, if there is one.
-    pub(super) fn several(&self, job: &Job) -> Option<FunctionHandle> {
+    /// The kernels for several calls like this one, which combines, if there are some.
+    pub(super) fn several(&self, job: &Job) -> Option<Pair> {
         match job.kind {
-            Kind::Broadcast => Some(self.several_relays),
+            Kind::Broadcast => Some(self.several_relays()),
             _ if family(job.dtype, &job.operator) != Some(Family::Sum) => None,
             _ => self.several[job.dtype as usize],
         }
+    }
+
+    /// The kernels that pass the bytes of several roots on.
+    pub(super) fn several_relays(&self) -> Pair {
+        self.several_relays
     }
 
     /// The kernel that swaps for several calls.
@@ -229,15 +243,15 @@ fn family(dtype: DataType, operator: &Operator) -> Option<Family> {
     }
 }
 
-/// The kernel for several sums at once: of what groups of calls sum most.
-const fn sum_of_several(dtype: DataType) -> Option<&'static CStr> {
+/// The kernels for several sums at once: of what groups of calls sum most.
+const fn sum_of_several(dtype: DataType) -> Option<[&'static CStr; 2]> {
     match dtype {
-        DataType::F16 => Some(c"unisono_several_Sum_F16"),
-        DataType::F32 => Some(c"unisono_several_Sum_F32"),
-        DataType::F64 => Some(c"unisono_several_Sum_F64"),
-        DataType::Bf16 => Some(c"unisono_several_Sum_Bf16"),
-        DataType::I32 | DataType::U32 => Some(c"unisono_several_Sum_U32"),
-        DataType::I64 | DataType::U64 => Some(c"unisono_several_Sum_U64"),
+        DataType::F16 => Some(several!("Sum_F16")),
+        DataType::F32 => Some(several!("Sum_F32")),
+        DataType::F64 => Some(several!("Sum_F64")),
+        DataType::Bf16 => Some(several!("Sum_Bf16")),
+        DataType::I32 | DataType::U32 => Some(several!("Sum_U32")),
+        DataType::I64 | DataType::U64 => Some(several!("Sum_U64")),
         _ => None,
     }
 }

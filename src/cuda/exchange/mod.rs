@@ -29,7 +29,7 @@ use std::sync::Arc;
 use self::arguments::{Call, Group};
 use self::functions::Functions;
 use self::plan::{Combination, Plan};
-use self::several::{Arguments, Bundler, have_one_shape};
+use self::several::{Arguments, Bundler, Launch, have_one_shape};
 use super::context::Devices;
 use super::driver::{FunctionHandle, Grid};
 use super::kernels;
@@ -179,16 +179,17 @@ impl Exchange {
         Ok(bytes)
     }
 
-    fn bundler(&self) -> Bundler<'_> {
-        Bundler { table: &self.table, group: self.group, functions: &self.functions }
+    fn bundler(&self, windows: bool) -> Bundler<'_> {
+        Bundler { table: &self.table, group: self.group, functions: &self.functions, windows }
     }
 
     /// Which of a group's calls are a launch each, in their order: the same on all ranks that group the same calls. Several are for
-    /// [`Exchange::enqueue_several`], a single one for [`Exchange::enqueue`] or [`Exchange::enqueue_windowed`].
-    pub fn bundles(&self, jobs: &[Job]) -> Result<Vec<Range<usize>>> {
+    /// [`Exchange::enqueue_several`], a single one for [`Exchange::enqueue`] or [`Exchange::enqueue_windowed`]. `windows`: whether the
+    /// group may have some, the same on all ranks.
+    pub fn bundles(&self, jobs: &[Job], windows: bool) -> Result<Vec<Range<usize>>> {
         // Of calls that differ in their addresses alone, one.
         jobs.chunk_by(have_one_shape).try_for_each(|alike| self.check(&alike[0]).map(drop))?;
-        Ok(self.bundler().bundles(jobs))
+        Ok(self.bundler(windows).bundles(jobs))
     }
 
     /// Enqueues several calls that are one launch, to run beside each other.
@@ -196,14 +197,21 @@ impl Exchange {
     /// # Safety
     /// As [`Exchange::enqueue`], for each call.
     pub unsafe fn enqueue_several(&self, jobs: &[Job], stream: &Stream) -> Result<()> {
-        let Some(mut launch) = self.bundler().launch(jobs) else {
-            fail!(Internal, "these {} calls are no single launch", jobs.len())
-        };
-        let arguments = match &mut launch.arguments {
-            Arguments::Combine(calls) => (&raw mut **calls).cast(),
-            Arguments::Swap(calls) => (&raw mut **calls).cast(),
-        };
-        self.launch(launch.function, launch.grid, stream, arguments)
+        // What is for windows has been found before.
+        match self.bundler(false).launch(jobs) {
+            Some(Launch::Kernel { function, grid, mut arguments }) => {
+                let arguments = match &mut arguments {
+                    Arguments::Combine(calls) => (&raw mut **calls).cast(),
+                    Arguments::Swap(calls) => (&raw mut **calls).cast(),
+                };
+                self.launch(function, grid, stream, arguments)
+            }
+            // SAFETY: the points lie within what the caller promised.
+            Some(Launch::Points { points, max_blocks }) => unsafe {
+                self.enqueue_points(&points, max_blocks, stream)
+            },
+            None => fail!(Internal, "these {} calls are no single launch", jobs.len()),
+        }
     }
 
     /// Enqueues the sends and receives of a group, as one kernel unless there are very many. Between two ranks, the i-th

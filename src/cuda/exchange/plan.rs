@@ -76,91 +76,152 @@ impl Plan {
         if bytes == 0 {
             return Plan::Nothing;
         }
-        let bounds = table.bounds(job.kind, size);
+        match job.kind {
+            // One pass over the bytes either way, but warps that move wait for no others.
+            Kind::Broadcast if size == 2 && bytes >= table.tuning(size).broadcast_sends => Plan::Move,
+            Kind::Allgather | Kind::Alltoall => {
+                Swapping::of(table, job, size, bytes).map_or(Plan::Move, Plan::Swap)
+            }
+            _ => match Combining::of(table, job, size, bytes) {
+                Some(call) => Plan::Combine(call.by_lines().unwrap_or_else(|| call.by_tiles())),
+                None => Plan::Move,
+            },
+        }
+    }
+}
+
+/// A call that combines, before its protocol is chosen.
+pub(super) struct Combining<'a> {
+    table: &'a Table,
+    kind: Kind,
+    size: u32,
+    bytes: u64,
+    /// When everything is done in one step, and when it is in two.
+    roles: [Roles; 2],
+    /// The most blocks by lines, and by tiles.
+    blocks: [u32; 2],
+}
+
+/// Who does what: masks of ranks.
+#[derive(Clone, Copy)]
+struct Roles {
+    sources: u32,
+    owners: u32,
+    takers: u32,
+}
+
+impl Combining<'_> {
+    /// One of `bytes`, not 0, if it is of a kind that combines.
+    pub(super) fn of<'a>(table: &'a Table, job: &Job, size: u32, bytes: u64) -> Option<Combining<'a>> {
         let all = (1 << size) - 1;
         let root = 1 << job.root;
-        // Sources, owners and takers when everything is done in one step, and when it is in two.
-        let (one, two) = match job.kind {
-            Kind::Allreduce => ((all, all, 0), (all, all, all)),
-            Kind::Reduce => ((all, root, 0), (all, all, root)),
-            Kind::ReduceScatter => ((all, all, 0), (all, all, 0)),
-            // One pass over the bytes either way, but warps that move wait for no others.
-            Kind::Broadcast if size == 2 && bytes >= table.tuning(size).broadcast_sends => return Plan::Move,
-            Kind::Broadcast => ((root, all & !root, 0), (root, all & !root, all & !root)),
-            Kind::Allgather | Kind::Alltoall => {
-                return Swapping::of(table, job, size, bytes).map_or(Plan::Move, Plan::Swap);
-            }
-            _ => return Plan::Move,
+        let others = all & !root;
+        let roles = match job.kind {
+            Kind::Allreduce => [(all, all, 0), (all, all, all)],
+            Kind::Reduce => [(all, root, 0), (all, all, root)],
+            Kind::ReduceScatter => [(all, all, 0), (all, all, 0)],
+            Kind::Broadcast => [(root, others, 0), (root, others, others)],
+            _ => return None,
         };
-        let scatters = job.kind == Kind::ReduceScatter;
-        let limit = if job.max_blocks == 0 { table.blocks } else { job.max_blocks.min(table.blocks) };
         let tuning = table.tuning(size);
+        let limit = if job.max_blocks == 0 { table.blocks } else { job.max_blocks.min(table.blocks) };
+        let line_blocks = tuning.line_blocks.min(limit);
         // The scalars of a pre-multiplied sum go by lines.
         let scales = job.kind.reduces() && matches!(job.operator, Operator::PreMulSum(_));
-        let tile_blocks =
-            if scales { tuning.tile_blocks.min(tuning.line_blocks) } else { tuning.tile_blocks };
-        let plan = |(sources, owners, takers): (u32, u32, u32), whole: bool, protocol: Protocol| {
-            let pieces = u64::from(owners.count_ones());
-            let stride = match (whole, scatters) {
-                (true, _) => 0,
-                (false, true) => bytes,
-                (false, false) => bytes.div_ceil(pieces).next_multiple_of(GRAIN),
-            };
-            let piece = if whole { bytes } else { stride };
-            let (blocks, share, threads) = match protocol {
-                Protocol::Tiles => {
-                    let wanted = piece.div_ceil(GRAIN).min(u64::from(tile_blocks.min(limit)));
-                    let rounds = piece.div_ceil(wanted * u64::from(tuning.slot));
-                    (wanted, piece.div_ceil(wanted * rounds).next_multiple_of(GRAIN), TILE_THREADS)
-                }
-                Protocol::Narrow | Protocol::Wide => {
-                    let wanted = piece
-                        .div_ceil(tuning.line_share)
-                        .min(u64::from(tuning.line_blocks.min(limit)))
-                        .max(1);
-                    let share = piece.div_ceil(wanted).next_multiple_of(LINE_GRAIN);
-                    (piece.div_ceil(share), share, {
-                        let threads = line_threads(protocol, share);
-                        let mutual = whole || scatters && size <= MUTUAL_RANKS;
-                        if mutual { threads } else { (threads * (size - 1)).min(LINE_THREADS) }
-                    })
-                }
-            };
-            Combination {
-                // At most `limit`, a u32.
-                grid: Grid { blocks: blocks as u32, threads, shared: 0, overlaps: false },
-                protocol,
-                sources,
-                owners,
-                takers,
-                whole,
-                packed: scatters,
-                bytes: if scatters { bytes.saturating_mul(u64::from(size)) } else { bytes },
-                stride,
-                share,
-            }
-        };
-        let fits = |combination: &Combination| match combination.protocol {
-            Protocol::Narrow => combination.share <= NARROW_ROOM,
-            Protocol::Wide => combination.share <= wide_room(tuning.wide),
-            Protocol::Tiles => true,
-        };
+        let tile_blocks = tuning.tile_blocks.min(if scales { line_blocks } else { limit });
+        Some(Combining {
+            table,
+            kind: job.kind,
+            size,
+            bytes,
+            roles: roles.map(|(sources, owners, takers)| Roles { sources, owners, takers }),
+            blocks: [line_blocks, tile_blocks],
+        })
+    }
+
+    fn scatters(&self) -> bool {
+        self.kind == Kind::ReduceScatter
+    }
+
+    /// By the lines that it goes by, if it does and they have room for it.
+    pub(super) fn by_lines(&self) -> Option<Combination> {
+        let (bounds, wide) = (self.table.bounds(self.kind, self.size), self.table.tuning(self.size).wide);
+        let [one, two] = self.roles;
         let choices = [
-            (bounds.narrow, one, !scatters, Protocol::Narrow),
-            (bounds.wide, one, !scatters, Protocol::Wide),
-            (bounds.sharded, two, false, Protocol::Wide),
+            (bounds.narrow, one, !self.scatters(), Protocol::Narrow, NARROW_ROOM),
+            (bounds.wide, one, !self.scatters(), Protocol::Wide, wide_room(wide)),
+            (bounds.sharded, two, false, Protocol::Wide, wide_room(wide)),
         ];
-        for (bound, roles, whole, protocol) in choices {
-            if bytes <= bound {
-                let combination = plan(roles, whole, protocol);
-                if fits(&combination) {
-                    return Plan::Combine(combination);
-                }
-            }
-        }
+        choices.into_iter().find_map(|(bound, roles, whole, protocol, room)| {
+            let combination =
+                (self.bytes <= bound).then(|| self.combination(roles, whole, protocol, self.blocks[0]))?;
+            (combination.share <= room).then_some(combination)
+        })
+    }
+
+    /// What there is to do, beside other calls.
+    pub(super) fn weight(&self) -> u64 {
+        if self.scatters() { self.bytes.saturating_mul(self.size.into()) } else { self.bytes }
+    }
+
+    /// By tiles.
+    pub(super) fn by_tiles(&self) -> Combination {
+        self.by_tiles_of(self.blocks[1])
+    }
+
+    /// By tiles and at most so many blocks, whatever its caller allows.
+    pub(super) fn by_tiles_of(&self, blocks: u32) -> Combination {
         // Between two ranks, two steps move as many bytes as one.
-        let one_step = size == 2 && !scatters;
-        Plan::Combine(plan(if one_step { one } else { two }, one_step, Protocol::Tiles))
+        if self.size == 2 && !self.scatters() {
+            return self.by_tiles_at_once(blocks);
+        }
+        self.combination(self.roles[1], false, Protocol::Tiles, blocks)
+    }
+
+    /// The same, in one step of the whole.
+    pub(super) fn by_tiles_at_once(&self, blocks: u32) -> Combination {
+        self.combination(self.roles[0], true, Protocol::Tiles, blocks)
+    }
+
+    fn combination(&self, roles: Roles, whole: bool, protocol: Protocol, most: u32) -> Combination {
+        let Roles { sources, owners, takers } = roles;
+        let (size, bytes, scatters) = (self.size, self.bytes, self.scatters());
+        let (tuning, most) = (self.table.tuning(size), u64::from(most));
+        let stride = match (whole, scatters) {
+            (true, _) => 0,
+            (false, true) => bytes,
+            (false, false) => bytes.div_ceil(owners.count_ones().into()).next_multiple_of(GRAIN),
+        };
+        let piece = if whole { bytes } else { stride };
+        let (blocks, share, threads) = match protocol {
+            Protocol::Tiles => {
+                let wanted = piece.div_ceil(GRAIN).min(most);
+                let rounds = piece.div_ceil(wanted * u64::from(tuning.slot));
+                (wanted, piece.div_ceil(wanted * rounds).next_multiple_of(GRAIN), TILE_THREADS)
+            }
+            Protocol::Narrow | Protocol::Wide => {
+                let wanted = piece.div_ceil(tuning.line_share).min(most).max(1);
+                let share = piece.div_ceil(wanted).next_multiple_of(LINE_GRAIN);
+                (piece.div_ceil(share), share, {
+                    let threads = line_threads(protocol, share);
+                    let mutual = whole || scatters && size <= MUTUAL_RANKS;
+                    if mutual { threads } else { (threads * (size - 1)).min(LINE_THREADS) }
+                })
+            }
+        };
+        Combination {
+            // At most `most`, a u32.
+            grid: Grid { blocks: blocks as u32, threads, shared: 0, overlaps: false },
+            protocol,
+            sources,
+            owners,
+            takers,
+            whole,
+            packed: scatters,
+            bytes: self.weight(),
+            stride,
+            share,
+        }
     }
 }
 
@@ -204,7 +265,7 @@ impl Combination {
             ranks: job.divisor(size),
             number: job.operator.number().into(),
             first,
-            unused: 0,
+            blocks: self.grid.blocks,
         }
     }
 }

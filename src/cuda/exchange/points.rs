@@ -13,7 +13,7 @@ use crate::error::{Result, fail};
 use crate::signature::Kind;
 
 /// Transfers each way for each peer in one launch: `MANY` of the kernels.
-const MANY: usize = 14;
+pub(super) const MANY: usize = 14;
 /// Threads of a block: `MOVE_THREADS` of the kernels.
 const THREADS: u32 = 256;
 /// Warps of a block that send, and as many that receive: `MOVE_WARPS` of the kernels.

@@ -33,7 +33,7 @@ struct Slot {
     count: AtomicU64,
     /// The root, below how many calls the exchange has had with this one.
     root: AtomicU64,
-    /// The most blocks that the caller allows, in 22 bits; the place in its launch, in 10; the digest of all calls before; the last
+    /// The most blocks that the caller allows, in 18 bits; the place in its launch, in 14; the digest of all calls before; the last
     /// bit: [`WINDOWED`].
     terms: AtomicU64,
 }
@@ -42,24 +42,25 @@ struct Slot {
 const WINDOWED: u64 = 1 << 63;
 
 /// How many blocks a note has room for: more than any kernel has.
-pub const MOST_BLOCKS: u32 = (1 << 22) - 1;
+pub const MOST_BLOCKS: u32 = (1 << BLOCK_BITS) - 1;
+const BLOCK_BITS: u32 = 18;
 
 /// Which call of a launch of several one is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InLaunch {
     /// Calls before it.
     pub before: u8,
-    /// All of the launch, at most 31; 0 where it is alone.
+    /// All of the launch, fewer than 128; 0 where it is alone.
     pub of: u8,
 }
 
 impl InLaunch {
     fn code(self) -> u32 {
-        u32::from(self.before) << 5 | u32::from(self.of)
+        u32::from(self.before) << 7 | u32::from(self.of)
     }
 
     fn decode(code: u32) -> InLaunch {
-        InLaunch { before: (code >> 5 & 31) as u8, of: (code & 31) as u8 }
+        InLaunch { before: (code >> 7 & 127) as u8, of: (code & 127) as u8 }
     }
 }
 
@@ -109,7 +110,7 @@ impl Note {
     fn of(before: u32, call: &Noted) -> Note {
         let Noted { sequence, signature, max_blocks, place, windowed, digest } = call;
         let windowed = if *windowed { WINDOWED } else { 0 };
-        let blocks = (*max_blocks).min(MOST_BLOCKS) | place.code() << 22;
+        let blocks = (*max_blocks).min(MOST_BLOCKS) | place.code() << BLOCK_BITS;
         Note {
             head: u64::from(signature.code()) | u64::from(sequence.wrapping_add(1)) << 32,
             count: signature.count,
@@ -124,7 +125,7 @@ impl Note {
         let signature = Signature::decode(head as u32, root as u32, count).ok()?;
         let sequence = ((head >> 32) as u32).wrapping_sub(1);
         let (windowed, digest) = (terms & WINDOWED != 0, ((terms & !WINDOWED) >> 32) as u32);
-        let (max_blocks, place) = (terms as u32 & MOST_BLOCKS, InLaunch::decode(terms as u32 >> 22));
+        let (max_blocks, place) = (terms as u32 & MOST_BLOCKS, InLaunch::decode(terms as u32 >> BLOCK_BITS));
         Some(Noted { sequence, signature, max_blocks, place, windowed, digest })
     }
 }
@@ -362,8 +363,12 @@ mod tests {
     use crate::reduce::DataType;
     use crate::signature::Kind;
 
-    #[test]
-    fn a_digest_tells_places_in_launches_apart() {
+    /// Places in launches: calls before, and all.
+    fn places() -> impl Iterator<Item = (u8, u8)> {
+        (0..128_u8).flat_map(|of| (0..of.max(1)).map(move |before| (before, of)))
+    }
+
+    fn noted(before: u8, of: u8) -> Noted {
         let signature = Signature {
             kind: Kind::Allreduce,
             dtype: DataType::F32,
@@ -373,13 +378,22 @@ mod tests {
             count: 8,
             device: true,
         };
-        let digest = |before, of| {
-            let place = InLaunch { before, of };
-            Noted { sequence: 7, signature, max_blocks: 0, place, windowed: false, digest: 12345 }
-                .digest_with()
-        };
-        let alike: Vec<_> = (0..31u8)
-            .flat_map(|of| (0..of.max(1)).map(move |before| (before, of)))
+        let place = InLaunch { before, of };
+        Noted { sequence: 7, signature, max_blocks: MOST_BLOCKS, place, windowed: of % 2 == 1, digest: 12345 }
+    }
+
+    #[test]
+    fn a_note_has_all_of_its_call() {
+        for (before, of) in places() {
+            let call = noted(before, of);
+            assert_eq!(Note::of(3, &call).call(), Some(call));
+        }
+    }
+
+    #[test]
+    fn a_digest_tells_places_in_launches_apart() {
+        let digest = |before, of| noted(before, of).digest_with();
+        let alike: Vec<_> = places()
             .filter(|&(before, of)| (before, of) != (0, 0) && digest(before, of) == digest(0, 0))
             .collect();
         assert_eq!(alike, [], "these places have the digest of a call that is alone");

@@ -186,7 +186,8 @@ impl DeviceExchange {
             .iter()
             .map(|Asked { job, .. }| Job { max_blocks: parts.room.blocks(job.max_blocks), ..*job })
             .collect();
-        for bundle in parts.kernels.bundles(&jobs)? {
+        let windows = lock(&parts.windows).have_been();
+        for bundle in parts.kernels.bundles(&jobs, windows)? {
             match &calls[bundle.clone()] {
                 [Asked { signature, job, caller }] => {
                     // SAFETY: the caller's promise.

@@ -86,7 +86,7 @@ pub trait Kernels: fmt::Debug + Send + Sync {
     unsafe fn enqueue(&self, job: &Job, stream: &Stream) -> Result<()>;
 
     /// As [`Exchange::bundles`].
-    fn bundles(&self, jobs: &[Job]) -> Result<Vec<Range<usize>>>;
+    fn bundles(&self, jobs: &[Job], windows: bool) -> Result<Vec<Range<usize>>>;
 
     /// As [`Exchange::enqueue_several`].
     ///
@@ -126,8 +126,8 @@ impl Kernels for Exchange {
         unsafe { Exchange::enqueue(self, job, stream) }
     }
 
-    fn bundles(&self, jobs: &[Job]) -> Result<Vec<Range<usize>>> {
-        Exchange::bundles(self, jobs)
+    fn bundles(&self, jobs: &[Job], windows: bool) -> Result<Vec<Range<usize>>> {
+        Exchange::bundles(self, jobs, windows)
     }
 
     unsafe fn enqueue_several(&self, jobs: &[Job], stream: &Stream) -> Result<()> {

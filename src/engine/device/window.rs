@@ -53,6 +53,11 @@ impl Windows {
         self.live.iter().any(|window| window.holds(address, bytes))
     }
 
+    /// Whether there has been one: the same on all ranks, since they register together, but end theirs each by itself.
+    pub(super) fn have_been(&self) -> bool {
+        self.numbers > 0
+    }
+
     /// Adds one; answers its number.
     pub(super) fn add(&mut self, mut window: Window) -> u64 {
         self.numbers += 1;

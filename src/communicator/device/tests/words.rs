@@ -58,7 +58,7 @@ impl Kernels for Words {
     }
 
     /// Those that follow each other and have as many elements.
-    fn bundles(&self, jobs: &[Job]) -> Result<Vec<Range<usize>>> {
+    fn bundles(&self, jobs: &[Job], _windows: bool) -> Result<Vec<Range<usize>>> {
         let mut bundles = Vec::new();
         for alike in jobs.chunk_by(|before, job| before.count == job.count) {
             let begin = bundles.last().map_or(0, |before: &Range<usize>| before.end);

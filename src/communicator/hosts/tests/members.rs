@@ -144,7 +144,7 @@ impl Kernels for Members {
         })
     }
 
-    fn bundles(&self, jobs: &[Job]) -> Result<Vec<Range<usize>>> {
+    fn bundles(&self, jobs: &[Job], _windows: bool) -> Result<Vec<Range<usize>>> {
         Ok((0..jobs.len()).map(|call| call..call + 1).collect())
     }
 

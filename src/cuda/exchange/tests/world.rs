@@ -121,8 +121,8 @@ impl World {
     }
 
     /// Which of these are a launch each.
-    pub(super) fn bundles(&self, jobs: &[Job]) -> Vec<Range<usize>> {
-        self.ranks[0].exchange.bundles(jobs).expect("launches")
+    pub(super) fn bundles(&self, jobs: &[Job], windows: bool) -> Vec<Range<usize>> {
+        self.ranks[0].exchange.bundles(jobs, windows).expect("launches")
     }
 
     /// Has all ranks call, but those of a mask.
@@ -168,7 +168,7 @@ impl World {
         let mut bundles = Vec::new();
         for (own, rank) in self.ranks.iter().enumerate() {
             let jobs: Vec<Job> = made.iter().map(|called| called.jobs[own]).collect();
-            bundles = rank.exchange.bundles(&jobs).expect("launches");
+            bundles = rank.exchange.bundles(&jobs, false).expect("launches");
             for bundle in &bundles {
                 match &jobs[bundle.clone()] {
                     // SAFETY: as for calls.
