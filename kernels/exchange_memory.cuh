@@ -157,18 +157,27 @@ struct Page {
 // What is waited for; fault.rs has the words.
 enum Phase : u32 { LINE_ROOM, LINES_COME, TILE_ROOM, TILES_COME, RESULT_ROOM, RESULTS_COME, STAGE };
 
-// The first line of an arena, its owner's own: once `latch` is set, kernels leave at once.
+// The first line of an arena, its owner's own: once it is `set`, kernels leave at once. When the host was asked last.
 struct Latch {
-    u64 set, claimed;
+    u64 set, claimed, asked;
 };
+
+// How long after somebody has asked the host another may: nanoseconds.
+constexpr u64 ASK_AGAIN = 50000;
 
 // The peer of a thread that waits only because others do.
 constexpr u32 NOBODY = ~0u;
 
-// Whether the host has aborted. The first thread that finds so and waits for a peer leaves the record.
+// Whether the host has aborted. One of all who wait asks for it, now and then, and tells the others by the latch: its page answers
+// one read after the other, and a thousand warps would hear nothing else for half a millisecond. The first thread that finds so and
+// waits for a peer leaves the record.
 __device__ __noinline__ bool is_aborted(Page *page, Latch *latch, Phase phase, u32 peer, u64 sequence) {
-    if (load_relaxed(&page->abort) == 0) return false;
-    store_relaxed(&latch->set, 1);
+    if (load_relaxed(&latch->set) == 0) {
+        const u64 time = now(), asked = load_relaxed(&latch->asked);
+        if (time - asked < ASK_AGAIN || atomicCAS(&latch->asked, asked, time) != asked) return false;
+        if (load_relaxed(&page->abort) == 0) return false;
+        store_relaxed(&latch->set, 1);
+    }
     if (peer != NOBODY && atomicExch(&latch->claimed, 1ull) == 0) {
         page->phase = phase;
         page->block = blockIdx.x;

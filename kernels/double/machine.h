@@ -85,6 +85,8 @@ struct World {
     Chances chances;
     // How many commits there were.
     u64 clock = 0;
+    // What somebody was told last who asked for the time.
+    u64 time = 1000000;
     std::unordered_map<u64, std::vector<Change>> history;
 
     static constexpr size_t KEPT = 6;
@@ -581,11 +583,19 @@ inline u32 min(u32 a, u32 b) { return a < b ? a : b; }
 
 constexpr u32 POLLS = 64;
 
+// It goes on by asking.
+inline u64 now() { return machine::running->world.time += 20000; }
+
 }  // namespace unisono
 
 // Nobody else sees it but by the same operation.
 inline unsigned long long atomicExch(unsigned long long *at, unsigned long long value) {
     const unsigned long long before = *at;
     *at = value;
+    return before;
+}
+inline unsigned long long atomicCAS(unsigned long long *at, unsigned long long expected, unsigned long long value) {
+    const unsigned long long before = *at;
+    if (before == expected) *at = value;
     return before;
 }
