@@ -109,12 +109,13 @@ enum Ending : int { WELL, ABORTED, STUCK };
 }  // namespace machine
 
 // Plays the streams of all ranks to their end. After `patience` turns all of them are aborted, and when as many have gone by
-// again, it gives up.
+// again, it gives up. `asked`: how often abort words were read.
 extern "C" int unisono_play(const machine::Rank *ranks, machine::u32 size, machine::u64 seed, const machine::Chances *chances,
-                            machine::u64 patience) {
+                            machine::u64 patience, machine::u64 *asked) {
     using namespace machine;
     World world{Dice{seed | 1}, *chances};
     for (u32 i = 0; i < 8; i++) world.dice.next();
+    for (u32 rank = 0; rank < size; rank++) world.aborts.push_back(reinterpret_cast<u64>(ranks[rank].abort));
     std::vector<Stream> streams;
     for (u32 rank = 0; rank < size; rank++) streams.push_back(Stream{ranks[rank]});
     u64 turns = 0, thaw = 0;
@@ -129,6 +130,7 @@ extern "C" int unisono_play(const machine::Rank *ranks, machine::u32 size, machi
             if (&stream == frozen && turns < thaw) continue;
             for (const auto &actor : stream.actors) actors.push_back(actor.get());
         }
+        *asked = world.asked;
         if (over) return aborted ? ABORTED : WELL;
         if (world.dice.says(world.chances.freeze)) {
             frozen = &streams[world.dice.below(streams.size())];

@@ -87,6 +87,9 @@ struct World {
     u64 clock = 0;
     // What somebody was told last who asked for the time.
     u64 time = 1000000;
+    // The ranks' abort words, and how often they were read.
+    std::vector<u64> aborts;
+    u64 asked = 0;
     std::unordered_map<u64, std::vector<Change>> history;
 
     static constexpr size_t KEPT = 6;
@@ -476,6 +479,7 @@ T load(const void *from, bool acquires) {
     block.turn();
     T value;
     const u64 address = reinterpret_cast<u64>(from);
+    for (u64 word : block.world.aborts) block.world.asked += address == word;
     const u64 since = block.load(address, &value, sizeof(T), block.moment(address, sizeof(T)));
     if (acquires && block.world.has(ACQUIRE)) block.self().clock.horizon = std::max(block.self().clock.horizon, since);
     return value;
@@ -584,7 +588,7 @@ inline u32 min(u32 a, u32 b) { return a < b ? a : b; }
 constexpr u32 POLLS = 64;
 
 // It goes on by asking.
-inline u64 now() { return machine::running->world.time += 20000; }
+inline u64 now() { return machine::running->world.time += 5000; }
 
 }  // namespace unisono
 

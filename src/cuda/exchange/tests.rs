@@ -433,3 +433,24 @@ fn kernels_end_when_they_are_told_and_say_whom_they_waited_for() {
         );
     }
 }
+
+/// The host's page is far away and answers one thread after the other: those who all ask hear nothing else.
+#[test]
+fn few_of_those_who_wait_ask_the_host() {
+    const TURNS: u64 = 3_000_000;
+    for case in [
+        Case::new(Kind::Allreduce, 400),
+        Case::new(Kind::Allreduce, 5000),
+        Case { dtype: DataType::I32, operator: Operator::Min, ..Case::new(Kind::Allreduce, 400) },
+        Case { dtype: DataType::U8, ..Case::new(Kind::Allgather, 1500) },
+        Case { dtype: DataType::U8, ..Case::new(Kind::Alltoall, 9000) },
+        Case { way: Way::Windowed, ..Case::new(Kind::Allreduce, 5000) },
+    ] {
+        let (mut dice, mut world) = (Dice(3), World::new(3, table()));
+        world.call_without(case, 1 << 2, &mut dice);
+        assert_eq!(world.play(5, &ADVERSE[1], TURNS), Ending::Aborted, "{case:?}");
+        // Each looks 64 times before it asks anything, and what it asks is when somebody has asked the host: 5 us later each time,
+        // and that is asked every 50.
+        assert!((1..TURNS / 64 / 5).contains(&world.asked()), "{case:?}: {}", world.asked());
+    }
+}

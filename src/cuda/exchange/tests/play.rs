@@ -77,7 +77,7 @@ struct Stream {
     abort: *mut c_void,
 }
 
-type Play = unsafe extern "C" fn(*const Stream, u32, u64, *const Chances, u64) -> Ending;
+type Play = unsafe extern "C" fn(*const Stream, u32, u64, *const Chances, u64, *mut u64) -> Ending;
 
 /// A rank's launches, in their order.
 #[derive(Debug, Default)]
@@ -139,7 +139,8 @@ impl Recorder {
     }
 }
 
-/// Plays what has been recorded for each rank, whose abort word is named beside it; for at most so many turns of a thread.
+/// Plays what has been recorded for each rank, whose abort word is named beside it; for at most so many turns of a thread. How it
+/// ended, and how often abort words were read.
 ///
 /// # Safety
 /// The memory that the launches name is there, also that for copies, and nobody else touches it.
@@ -148,7 +149,7 @@ pub(super) unsafe fn play(
     seed: u64,
     chances: &Chances,
     patience: u64,
-) -> Ending {
+) -> (Ending, u64) {
     let recorded: Vec<Vec<Recorded>> =
         ranks.iter().map(|(recorder, _)| std::mem::take(&mut *recorder.lock())).collect();
     let launch = |one: &Recorded| Launch {
@@ -172,13 +173,15 @@ pub(super) unsafe fn play(
     let address = symbol(c"unisono_play").expect("kernels/double has it");
     // SAFETY: that function has this type.
     let function = unsafe { std::mem::transmute::<usize, Play>(address) };
+    let mut asked = 0;
+    let (first, count) = (streams.as_ptr(), streams.len() as u32);
     // SAFETY: the caller's promise; at most eight ranks.
-    let ending = unsafe { function(streams.as_ptr(), streams.len() as u32, seed, chances, patience) };
+    let ending = unsafe { function(first, count, seed, chances, patience, &raw mut asked) };
     if ending == Ending::Stuck {
         // Its threads are left behind.
         std::mem::forget(recorded);
     }
-    ending
+    (ending, asked)
 }
 
 /// The names that were asked for; a function's handle is the place of its name.

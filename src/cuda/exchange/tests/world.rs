@@ -96,6 +96,7 @@ struct Called {
 pub(super) struct World {
     ranks: Vec<Rank>,
     calls: Vec<Called>,
+    asked: u64,
 }
 
 impl World {
@@ -113,7 +114,7 @@ impl World {
             let stream = Stream::new(&devices, 0, false).expect("a stream");
             Rank { exchange: exchange.expect("an exchange"), stream, fault, recorder, _arena: arena }
         };
-        World { ranks: (0..size).zip(arenas).map(rank).collect(), calls: Vec::new() }
+        World { ranks: (0..size).zip(arenas).map(rank).collect(), calls: Vec::new(), asked: 0 }
     }
 
     pub(super) fn size(&self) -> u32 {
@@ -185,6 +186,11 @@ impl World {
         bundles
     }
 
+    /// How often kernels have asked the host whether to go on.
+    pub(super) fn asked(&self) -> u64 {
+        self.asked
+    }
+
     /// Plays all calls.
     pub(super) fn play(&mut self, seed: u64, chances: &Chances, patience: u64) -> Ending {
         let ranks: Vec<(&Recorder, *mut c_void)> = self
@@ -196,7 +202,9 @@ impl World {
             })
             .collect();
         // SAFETY: all memory lives, and is not touched meanwhile.
-        unsafe { play(&ranks, seed, chances, patience) }
+        let (ending, asked) = unsafe { play(&ranks, seed, chances, patience) };
+        self.asked += asked;
+        ending
     }
 
     /// What differs from what the calls should have done; forgets them.
