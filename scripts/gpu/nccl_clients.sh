@@ -95,11 +95,12 @@ if wanted hosts && ! lacks torch; then
     done
 fi
 
-# How long an eager call takes from PyTorch.
-if wanted latency && ! lacks torch; then
-    client latency 60 bash -c "LD_PRELOAD=$ours torchrun '$here/scripts/gpu/torch_client.py' --expect '$out' latency"
-    client latency-nvidia 60 bash -c "torchrun '$here/scripts/gpu/torch_client.py' latency"
-fi
+# How long an eager call takes from PyTorch, and a group of them.
+for subject in latency coalesced; do
+    wanted $subject && ! lacks torch || continue
+    client $subject 60 bash -c "LD_PRELOAD=$ours torchrun '$here/scripts/gpu/torch_client.py' --expect '$out' $subject"
+    client $subject-nvidia 60 bash -c "torchrun '$here/scripts/gpu/torch_client.py' $subject"
+done
 
 if wanted cupy && ! lacks cupy; then
     client cupy 130 env LD_PRELOAD="$ours" python3 "$here/scripts/gpu/cupy_client.py" "$gpus"

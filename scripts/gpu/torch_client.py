@@ -2,11 +2,11 @@
 
     torchrun --nproc-per-node N torch_client.py [--losses FILE] [--expect PART] [--hosts H] [SUBJECT ...]
 
-Subjects: collectives, types, groups, ddp, fsdp, graphs, abort; and, which are run only if named, latency and uncapturable.
-Each prints a line of rank 0, latency one for each size. --losses writes the losses of the training subjects, to be compared
-with those of another library; --expect is a part of the path of the library that must be in use. With --hosts the ranks take
-themselves for those of so many hosts, equally many on each. Ranks share the GPUs that there are. A subject that takes
-longer than --limit seconds ends the rank; where its threads were is told in a file of STACKS_OUT, a folder, or on stderr.
+Subjects: collectives, types, groups, ddp, fsdp, graphs, abort; and, which are run only if named, latency, coalesced and
+uncapturable. Each prints a line of rank 0, latency and coalesced one for each size. --losses writes the losses of the training
+subjects, to be compared with those of another library; --expect is a part of the path of the library that must be in use. With
+--hosts the ranks take themselves for those of so many hosts, equally many on each. Ranks share the GPUs that there are. A subject
+that takes longer than --limit seconds ends the rank; where its threads were is told in a file of STACKS_OUT, a folder, or on stderr.
 """
 
 import argparse
@@ -312,32 +312,56 @@ def abort(rank, size):
     equal("after the abort", x, sum(values(r, 1000) for r in range(size)))
 
 
+def clock(rank, what, call, calls):
+    """Prints how long a call takes when calls follow each other: by the clock, of the slowest rank."""
+    times = []
+    for _ in range(30):
+        dist.barrier()
+        torch.cuda.synchronize()
+        call()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) / calls * 1e6)
+    # The first ones load and warm up.
+    times = torch.tensor(sorted(times[5:]), device="cuda")
+    dist.all_reduce(times, op=dist.ReduceOp.MAX)
+    median, least = times[len(times) // 2].item(), times[0].item()
+    if rank == 0:
+        print(f"torch latency {what}: {median:.1f} us a call, at least {least:.1f}", flush=True)
+
+
 def latency(rank, size):
-    """How long an eager call takes when calls follow each other: by the clock, of the slowest rank."""
-    calls = 200
+    """How long an eager call takes."""
     for name, call in (("all_reduce", dist.all_reduce), ("broadcast", lambda x: dist.broadcast(x, 0))):
         for count in (2, 1024, 8192, 65536):
             x = torch.zeros(count, device="cuda")
-            times = []
-            for _ in range(30):
-                dist.barrier()
-                torch.cuda.synchronize()
-                call(x)
-                start = time.perf_counter()
-                for _ in range(calls):
-                    call(x)
-                torch.cuda.synchronize()
-                times.append((time.perf_counter() - start) / calls * 1e6)
-            # The first ones load and warm up.
-            times = torch.tensor(sorted(times[5:]), device="cuda")
-            dist.all_reduce(times, op=dist.ReduceOp.MAX)
-            median, least = times[len(times) // 2].item(), times[0].item()
-            if rank == 0:
-                print(f"torch latency {name} of {4 * count} bytes: {median:.1f} us a call, at least {least:.1f}", flush=True)
+            clock(rank, f"{name} of {4 * count} bytes", lambda: call(x), 200)
 
 
-SUBJECTS = {f.__name__: f for f in (collectives, types, groups, ddp, fsdp, graphs, uncapturable, abort, latency)}
-ONLY_IF_NAMED = {"latency", "uncapturable"}
+def coalesced(rank, size):
+    """How long calls take that PyTorch makes one group of."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    for number, count in ((16, 8), (16, 16384), (16, 131072), (64, 131072), (16, 1 << 20)):
+        parts = [torch.zeros(count, device=device) for _ in range(number)]
+        wholes = [torch.zeros(count * size, device=device) for _ in range(number)]
+        for name, call in (
+            ("all_reduce", lambda part, whole: dist.all_reduce(part)),
+            ("all_gather_into_tensor", lambda part, whole: dist.all_gather_into_tensor(whole, part)),
+            ("reduce_scatter_tensor", lambda part, whole: dist.reduce_scatter_tensor(part, whole)),
+        ):
+
+            def group():
+                with dist._coalescing_manager(device=device):
+                    for part, whole in zip(parts, wholes):
+                        call(part, whole)
+
+            clock(rank, f"{number} of {name} together, of {4 * count} bytes", group, 20)
+
+
+SUBJECTS = {f.__name__: f for f in (collectives, types, groups, ddp, fsdp, graphs, uncapturable, abort, latency, coalesced)}
+ONLY_IF_NAMED = {"latency", "coalesced", "uncapturable"}
 
 
 def in_use():
