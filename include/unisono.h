@@ -1105,8 +1105,8 @@ void unisono_algorithm_destroy(struct unisono_algorithm_t *algorithm);
 /// ncclMemAlloc, a window changes nothing.
 ///
 /// The ranks promise: in each call, either all of them have what it shares in windows, or none has; an alltoall is in place on all of
-/// them, or on none; windows are destroyed on all between the same two calls. Otherwise calls fail with UNISONO_MISMATCH. The memory
-/// stays allocated until the window is destroyed and everything that used it is done, graphs too.
+/// them, or on none; windows are created and destroyed on all between the same two calls. Otherwise calls fail with UNISONO_MISMATCH.
+/// The memory stays allocated until the window is destroyed and everything that used it is done, graphs too.
 unisono_status_t unisono_window_create(const struct unisono_context_t *ctx,
                                        void *pointer,
                                        uint64_t bytes,

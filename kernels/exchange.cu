@@ -4,8 +4,8 @@
 // unisono_several_tiles_<operator>_<type> and unisono_several_swap.
 // src/cuda/exchange/plan.rs says which grid suits a call.
 //
-// Every rank of a group launches the same kernel with the same grid; all blocks of all of them run at the same time. The
-// kernels wait for nothing but each other and the host's abort word.
+// Every rank of a group launches the same kernel with the same grid, but for what moves, where each has the blocks that it needs;
+// all blocks of all of them run at the same time. The kernels wait for nothing but each other and the host's abort word.
 
 #include "exchange_move.cuh"
 #include "exchange_mutual.cuh"

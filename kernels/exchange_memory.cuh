@@ -168,12 +168,13 @@ constexpr u64 ASK_AGAIN = 50000;
 // The peer of a thread that waits only because others do.
 constexpr u32 NOBODY = ~0u;
 
-// Whether the host has aborted. One of all who wait asks for it, now and then, and tells the others by the latch: its page answers
-// one read after the other, and a thousand warps would hear nothing else for half a millisecond. The first thread that finds so and
-// waits for a peer leaves the record.
+// Whether the host has aborted. One of all who wait for a peer asks for it, now and then, and tells the others by the latch: its page
+// answers one read after the other, and a thousand warps would hear nothing else for half a millisecond. The first thread that finds
+// so and waits for a peer leaves the record.
 __device__ __noinline__ bool is_aborted(Page *page, Latch *latch, Phase phase, u32 peer, u64 sequence) {
     if (load_relaxed(&latch->set) == 0) {
-        const u64 time = now(), asked = load_relaxed(&latch->asked);
+        if (peer == NOBODY) return false;
+        const u64 asked = load_relaxed(&latch->asked), time = now();
         if (time - asked < ASK_AGAIN || atomicCAS(&latch->asked, asked, time) != asked) return false;
         if (load_relaxed(&page->abort) == 0) return false;
         store_relaxed(&latch->set, 1);

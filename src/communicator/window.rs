@@ -23,8 +23,8 @@ impl Context {
     /// Where GPUs do not exchange, or the memory cannot be mapped (it is not from cudaMalloc, cuMemAlloc or ncclMemAlloc),
     /// a window changes nothing.
     ///
-    /// The ranks promise: in every call, either all of them have what it shares in windows, or none has; and all windows of a call
-    /// are ended by all of them before the next call, or by none. A rank that breaks it gets, and all others get, a
+    /// The ranks promise: in every call, either all of them have what it shares in windows, or none has; and a window is made, and
+    /// ended, on all of them between the same two calls. A rank that breaks it gets, and all others get, a
     /// mismatch. The memory stays allocated until the window is ended and everything that used it is done, graphs too.
     ///
     /// May wait for the device.

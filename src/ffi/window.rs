@@ -29,8 +29,8 @@ pub(super) struct WindowHandle(#[expect(dead_code, reason = "it is ended when dr
 /// ncclMemAlloc, a window changes nothing.
 ///
 /// The ranks promise: in each call, either all of them have what it shares in windows, or none has; an alltoall is in place on all of
-/// them, or on none; windows are destroyed on all between the same two calls. Otherwise calls fail with UNISONO_MISMATCH. The memory
-/// stays allocated until the window is destroyed and everything that used it is done, graphs too.
+/// them, or on none; windows are created and destroyed on all between the same two calls. Otherwise calls fail with UNISONO_MISMATCH.
+/// The memory stays allocated until the window is destroyed and everything that used it is done, graphs too.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_window_create(
     ctx: *const unisono_context_t,

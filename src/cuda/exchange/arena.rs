@@ -8,7 +8,7 @@ use super::table::{Table, Tuning};
 /// The most ranks of an exchange.
 pub const MAX_RANKS: usize = 8;
 
-/// The latch and the claim of the fault record.
+/// The latch, the claim of the fault record, and when the host was asked last.
 const HEADER: u64 = 4096;
 /// The counters of a block: `Control` of `kernels/exchange_arena.cuh`.
 const CONTROL: u64 = 2048;

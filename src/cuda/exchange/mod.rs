@@ -192,7 +192,7 @@ impl Exchange {
         Ok(self.bundler(windows).bundles(jobs))
     }
 
-    /// Enqueues several calls that are one launch, to run beside each other.
+    /// Enqueues several calls that are one launch, to run beside each other, or one after the other.
     ///
     /// # Safety
     /// As [`Exchange::enqueue`], for each call.

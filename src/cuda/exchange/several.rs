@@ -14,7 +14,6 @@ use super::swap::Swapping;
 use super::table::Table;
 use super::windowed::Shared;
 use crate::cuda::driver::{FunctionHandle, Grid};
-use crate::reduce::Operator;
 use crate::signature::Kind;
 
 /// The launch of several.
@@ -71,61 +70,68 @@ struct Run<'a> {
     count: usize,
 }
 
-/// Calls that follow each other and have the same kernels.
-struct Runs<'a>(Vec<Run<'a>>);
+/// The runs of a list of calls.
+fn runs_of(jobs: &[Job]) -> impl Iterator<Item = Run<'_>> + Clone {
+    jobs.chunk_by(have_one_shape).map(|alike| Run { job: &alike[0], count: alike.len() })
+}
 
-impl<'a> Runs<'a> {
-    fn of(jobs: &'a [Job]) -> Runs<'a> {
-        Runs(jobs.chunk_by(have_one_shape).map(|alike| Run { job: &alike[0], count: alike.len() }).collect())
-    }
+/// So many calls of runs, from the first on.
+fn first<'a>(runs: &[Run<'a>], count: usize) -> impl Iterator<Item = Run<'a>> + Clone {
+    runs.iter().scan(count, |left, run| {
+        let count = run.count.min(*left);
+        *left -= count;
+        (count > 0).then_some(Run { job: run.job, count })
+    })
+}
 
-    fn count(&self) -> usize {
-        self.0.iter().map(|run| run.count).sum()
+/// Runs without so many calls, from the first on.
+fn without<'r, 'a>(runs: &'r mut [Run<'a>], mut count: usize) -> &'r mut [Run<'a>] {
+    let mut whole = 0;
+    while whole < runs.len() && runs[whole].count <= count {
+        count -= runs[whole].count;
+        whole += 1;
     }
-
-    /// So many of them, from number `begin` on.
-    fn part(&self, begin: usize, count: usize) -> impl Iterator<Item = Run<'a>> + Clone {
-        let mut before = 0;
-        self.0.iter().filter_map(move |run| {
-            let range = before..before + run.count;
-            before = range.end;
-            let count = range.end.min(begin + count).saturating_sub(range.start.max(begin));
-            (count > 0).then_some(Run { job: run.job, count })
-        })
+    let left = &mut runs[whole..];
+    if let Some(run) = left.first_mut() {
+        run.count -= count;
     }
+    left
 }
 
 impl Bundler<'_> {
     /// Which calls of a list are a launch each, in their order.
     pub(super) fn bundles(&self, jobs: &[Job]) -> Vec<Range<usize>> {
         let mut bundles = Vec::with_capacity(jobs.len() / SEVERAL + 1);
+        // Those that follow each other and have the same kernels.
         let (mut runs, mut family) = (Vec::new(), None);
-        for run in Runs::of(jobs).0 {
+        for run in runs_of(jobs) {
             let other = self.family(run.job);
             if other != family {
-                self.cut(&Runs(std::mem::take(&mut runs)), family, &mut bundles);
+                self.cut(&mut runs, family, &mut bundles);
+                runs.clear();
                 family = other;
             }
             runs.push(run);
         }
-        self.cut(&Runs(runs), family, &mut bundles);
+        self.cut(&mut runs, family, &mut bundles);
         bundles
     }
 
     /// Cuts calls that the same kernels do, or that none does several of, into launches.
-    fn cut(&self, runs: &Runs<'_>, family: Option<Family>, bundles: &mut Vec<Range<usize>>) {
-        let (mut done, mut before) = (0, bundles.last().map_or(0, |last| last.end));
-        let count = runs.count();
-        while done < count {
-            let calls = family.map_or(1, |family| self.most(runs, done, SEVERAL.min(count - done), family));
+    fn cut(&self, runs: &mut [Run<'_>], family: Option<Family>, bundles: &mut Vec<Range<usize>>) {
+        let (mut left, mut before) = (runs, bundles.last().map_or(0, |last| last.end));
+        while !left.is_empty() {
+            let calls = family.map_or(1, |family| self.most(left, family));
             bundles.push(before..before + calls);
-            (done, before) = (done + calls, before + calls);
+            before += calls;
+            left = without(left, calls);
         }
     }
 
-    /// How many calls, from number `begin` on and at most `most`, are one launch.
-    fn most(&self, runs: &Runs<'_>, begin: usize, most: usize, family: Family) -> usize {
-        let by_lines = greatest(most, |count| self.blocks_by_lines(runs.part(begin, count)).is_some());
+    /// How many calls, from the first on, are one launch.
+    fn most(&self, runs: &[Run<'_>], family: Family) -> usize {
+        let most = first(runs, SEVERAL).map(|run| run.count).sum();
+        let by_lines = greatest(most, |count| self.blocks_by_lines(first(runs, count)).is_some());
         if by_lines == most {
             return most;
         }
@@ -133,7 +139,7 @@ impl Bundler<'_> {
             Family::Combine(_) | Family::Gather => {
                 // How many each is then.
                 let times = if family == Family::Gather { self.group.size() as usize } else { 1 };
-                let fits = |count| self.blocks_by_tiles(runs.part(begin, count)) as usize >= count * times;
+                let fits = |count| self.blocks_by_tiles(first(runs, count)) as usize >= count * times;
                 greatest(most.min(SEVERAL / times), fits)
             }
             // What moves does one after the other. Two H100s, sixteen of 256 KiB for each other rank: 39.4 µs, by lines 25.9; of 1 MiB
@@ -148,8 +154,7 @@ impl Bundler<'_> {
     /// The launch of several calls that are one.
     pub(super) fn launch(&self, jobs: &[Job]) -> Option<Launch> {
         let family = self.family(jobs.first().filter(|_| jobs.len() <= SEVERAL)?)?;
-        let runs = Runs::of(jobs);
-        let runs = runs.part(0, jobs.len());
+        let runs = runs_of(jobs);
         if let Some(each) = self.blocks_by_lines(runs.clone()) {
             return self.by_lines(jobs, family, each);
         }
@@ -257,7 +262,7 @@ impl Bundler<'_> {
         let tuning = self.table.tuning(self.group.size());
         let limit = least(runs.clone().map(|run| run.job)).unwrap_or(u32::MAX);
         // The scalars of pre-multiplied sums go by lines.
-        let scales = runs.any(|run| matches!(run.job.operator, Operator::PreMulSum(_)));
+        let scales = runs.any(|run| run.job.scale().is_some());
         let lines = if scales { tuning.line_blocks } else { u32::MAX };
         tuning.tile_blocks.min(self.table.blocks).min(limit).min(lines)
     }
@@ -341,6 +346,7 @@ impl ByLines {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reduce::{DataType, Operator};
     use proptest::prelude::*;
 
     proptest! {
@@ -354,6 +360,30 @@ mod tests {
             let pairs = || weights.iter().zip(&dealt);
             prop_assert!(pairs().all(|(a, m)| pairs().all(|(b, n)| a <= b || m + 1 >= *n)), "{:?}", dealt);
         }
+    }
+
+    #[test]
+    fn runs_are_cut_between_calls() {
+        let job = |count| Job {
+            kind: Kind::Allreduce,
+            input: 0,
+            output: 0,
+            count,
+            dtype: DataType::F32,
+            operator: Operator::Sum,
+            root: 0,
+            max_blocks: 0,
+        };
+        let jobs = [1, 1, 1, 2, 3, 3].map(job);
+        let mut runs: Vec<Run<'_>> = runs_of(&jobs).collect();
+        let told = |runs: &[Run<'_>]| runs.iter().map(|run| (run.job.count, run.count)).collect::<Vec<_>>();
+        assert_eq!(told(&first(&runs, 5).collect::<Vec<_>>()), [(1, 3), (2, 1), (3, 1)]);
+        assert_eq!(told(&first(&runs, 9).collect::<Vec<_>>()), [(1, 3), (2, 1), (3, 2)]);
+        let left = without(&mut runs, 2);
+        assert_eq!(told(left), [(1, 1), (2, 1), (3, 2)]);
+        let left = without(left, 2);
+        assert_eq!(told(left), [(3, 2)]);
+        assert_eq!(told(without(left, 2)), []);
     }
 
     #[test]

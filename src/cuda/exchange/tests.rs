@@ -166,9 +166,11 @@ fn calls_of_a_group_run_beside_each_other() {
         let (kinds, dtype) = (dice.one_of(&ALIKE), dice.one_of(&[DataType::F32, DataType::Bf16]));
         let most = dice.one_of(&[1500, 1500, 16_000]);
         let short = |dice: &mut Dice| {
-            let operator = dice.one_of(&SUMS);
-            let case = Case { dtype, operator, ..any_call(dice, size, kinds, [1, most]) };
-            Case { count: (case.count / 4).max(1), skew: 0, apart: 0, ..case }
+            let case = any_call(dice, size, kinds, [1, most]);
+            let operator = if case.kind.reduces() { dice.one_of(&SUMS) } else { Operator::Sum };
+            let element = dtype.size() as u64;
+            let [skew, apart] = [0, 1].map(|_| dice.one_of(&[0, 0, 16, element, 3 * element]));
+            Case { dtype, operator, count: (case.count / 4).max(1), skew, apart, ..case }
         };
         // Calls that have one kernel follow each other, and something else.
         let mut calls: Vec<Case> = (0..4).map(|_| short(dice)).collect();
@@ -418,19 +420,51 @@ fn kernels_end_when_they_are_told_and_say_whom_they_waited_for() {
         Case { way: Way::Windowed, ..Case::new(Kind::Allreduce, 5000) },
         Case { way: pulled, ..bytes(Kind::Broadcast, 5000) },
     ] {
-        let (mut dice, mut world) = (Dice(3), World::new(3, table()));
-        world.call(case, &mut dice);
-        world.call_without(case, 1 << 2, &mut dice);
-        assert_eq!(world.play(5, &ADVERSE[1], 3_000_000), Ending::Aborted, "{case:?}");
-        let waited: Vec<Option<u32>> =
-            world.records().iter().map(|record| record.map(|record| record.peer)).collect();
-        // A rank may wait for another that waits; nobody for itself.
-        assert!(waited[..2].contains(&Some(2)), "{case:?}: {:?}", world.records());
-        assert!(
-            (0..2).all(|rank| waited[rank as usize].is_some_and(|peer| peer != rank)),
-            "{case:?}: {:?}",
-            world.records()
-        );
+        // A rank may wait for another that waits, and which of its threads tells is chance: of some plays one names who is absent.
+        let named = (5..9).any(|seed| {
+            let (mut dice, mut world) = (Dice(3), World::new(3, table()));
+            world.call(case, &mut dice);
+            world.call_without(case, 1 << 2, &mut dice);
+            assert_eq!(world.play(seed, &ADVERSE[1], 3_000_000), Ending::Aborted, "{case:?}");
+            let waited: Vec<Option<u32>> =
+                world.records().iter().map(|record| record.map(|record| record.peer)).collect();
+            // Nobody for itself.
+            assert!(
+                (0..2).all(|rank| waited[rank as usize].is_some_and(|peer| peer != rank)),
+                "{case:?}: {:?}",
+                world.records()
+            );
+            waited[..2].contains(&Some(2))
+        });
+        assert!(named, "{case:?}: nobody says that rank 2 is absent");
+    }
+}
+
+/// Of a warp that waits for one line of 128 bytes one thread alone knows whom it waits for; it is the one to ask.
+#[test]
+fn a_kernel_of_one_warp_says_whom_it_waited_for() {
+    let mut table = table();
+    for tuning in &mut table.tunings {
+        (tuning.allreduce.narrow, tuning.reduce_scatter.narrow) = (0, 0);
+    }
+    for size in [2, 3, 5, 8] {
+        for (kind, operator, dtype) in [
+            (Kind::Allreduce, Operator::Sum, DataType::F32),
+            (Kind::Allreduce, Operator::Min, DataType::I32),
+            (Kind::ReduceScatter, Operator::Sum, DataType::F32),
+        ] {
+            for seed in 1..5 {
+                let (mut dice, mut world) = (Dice(seed), World::new(size, table));
+                let case = Case { operator, dtype, ..Case::new(kind, 20) };
+                world.call_without(case, 1, &mut dice);
+                assert_eq!(world.play(seed, &ADVERSE[1], 300_000), Ending::Aborted);
+                let records = world.records();
+                assert!(
+                    records[1..].iter().all(Option::is_some),
+                    "{case:?} of {size}, seed {seed}: {records:?}"
+                );
+            }
+        }
     }
 }
 

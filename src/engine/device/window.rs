@@ -53,7 +53,7 @@ impl Windows {
         self.live.iter().any(|window| window.holds(address, bytes))
     }
 
-    /// Whether there has been one: the same on all ranks, since they register together, but end theirs each by itself.
+    /// Whether there has been one: the same on all ranks, which register together, between the same two calls.
     pub(super) fn have_been(&self) -> bool {
         self.numbers > 0
     }
