@@ -81,7 +81,9 @@ fn ranks_that_group_their_calls_differently_are_told() {
         given.err().or(context.failure()).expect("a failure")
     });
     for error in errors {
-        assert!(error.text().contains("as number 1 of 2 that are one group's"), "{error}");
+        // Rank 1 may come when rank 0 has made its first call, which found no difference then, and be met by its second.
+        let told = |number| error.text().contains(&format!("as number {number} of 2 that are one group's"));
+        assert!(told(1) || told(2), "{error}");
     }
 }
 
