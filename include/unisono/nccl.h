@@ -869,9 +869,9 @@ ncclResult_t ncclCommDeregister(ncclComm_t comm, void *handle);
 ncclResult_t pncclCommDeregister(ncclComm_t comm, void *handle);
 
 /// Registers a buffer as a window and writes a handle to `*win`. With NCCL_WIN_COLL_SYMMETRIC every rank of `comm` calls it, between
-/// the same two calls, in a group if one thread has several: it waits for the others. Long calls stage nothing where such windows hold what they share: the
-/// results of ncclAllGather, ncclAlltoAll and ncclBroadcast, what ncclReduceScatter is given, both of ncclAllReduce. With other flags
-/// it changes nothing, like ncclCommRegister. Windows cannot be given to kernels (see ncclDevCommCreate).
+/// the same two calls, in a group if one thread has several: it waits for the others. Long calls stage nothing where such windows hold
+/// what they share: the results of ncclAllGather, ncclAlltoAll and ncclBroadcast, what ncclReduceScatter is given, both of
+/// ncclAllReduce. With other flags it changes nothing, like ncclCommRegister. Windows cannot be given to kernels (see ncclDevCommCreate).
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm,
                                     void *buff,
                                     size_t size,

@@ -187,9 +187,9 @@ pub const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
 pub const NCCL_WIN_STRICT_ORDERING: c_int = 2;
 
 /// Registers a buffer as a window and writes a handle to `*win`. With NCCL_WIN_COLL_SYMMETRIC every rank of `comm` calls it, between
-/// the same two calls, in a group if one thread has several: it waits for the others. Long calls stage nothing where such windows hold what they share: the
-/// results of ncclAllGather, ncclAlltoAll and ncclBroadcast, what ncclReduceScatter is given, both of ncclAllReduce. With other flags
-/// it changes nothing, like ncclCommRegister. Windows cannot be given to kernels (see ncclDevCommCreate).
+/// the same two calls, in a group if one thread has several: it waits for the others. Long calls stage nothing where such windows hold
+/// what they share: the results of ncclAllGather, ncclAlltoAll and ncclBroadcast, what ncclReduceScatter is given, both of
+/// ncclAllReduce. With other flags it changes nothing, like ncclCommRegister. Windows cannot be given to kernels (see ncclDevCommCreate).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommWindowRegister(
     comm: ncclComm_t,
