@@ -151,6 +151,26 @@ fn sends_and_receives_of_a_group_meet_in_their_order() {
     });
 }
 
+/// Long ones lie end to end in the blocks of a pair, short ones take its blocks in turn.
+#[test]
+fn many_transfers_of_a_pair_are_dealt_alike_on_both_sides() {
+    let mut table = table();
+    table.tunings.iter_mut().for_each(|tuning| tuning.parts = 3);
+    check_by(&table, 0, 8, |world, dice| {
+        let [from, to] = [0, 1].map(|side| side * (world.size() - 1));
+        let bytes = |dice: &mut Dice| dice.one_of(&[1, 64, 300, 1801, 3000, 4095, 9000]);
+        let one_way: Vec<_> = (0..10).map(|_| (from, to, bytes(dice))).collect();
+        world.exchange(&one_way, dice);
+        let both: Vec<_> = (0..5)
+            .flat_map(|_| {
+                let n = bytes(dice);
+                [(from, to, n), (to, from, n)]
+            })
+            .collect();
+        world.exchange(&both, dice);
+    });
+}
+
 #[test]
 fn calls_of_a_group_run_beside_each_other() {
     const SUMS: [Operator; 3] = [Operator::Sum, Operator::Average, Operator::PreMulSum(0.0)];
