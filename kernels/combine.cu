@@ -20,8 +20,8 @@ DEVICE void serve(const Courier &call) {
         } else {
             clerk.carry_share(order);
         }
-        clerk.report();
-        if (order.action == LEAVE) return;
+        clerk.report(order);
+        if (order.last) return;
     }
 }
 

@@ -10,7 +10,7 @@ ENTRY(unisono_courier, unisono::Courier, unisono::COURIER_THREADS, 1) {
     for (;;) {
         const Order order = clerk.take();
         clerk.carry_share(order);
-        clerk.report();
-        if (order.action == LEAVE) return;
+        clerk.report(order);
+        if (order.last) return;
     }
 }

@@ -17,8 +17,9 @@
 
 namespace unisono {
 
-// Slips of a desk, and the most blocks that serve it.
+// The most threads of a block.
 constexpr u32 COURIER_THREADS = 1024;
+// Slips of a desk, and the most blocks that serve it.
 constexpr u32 DESKS = 3, SLIPS = 64, DESK_BLOCKS = 16;
 // How many couriers have desks in the device's memory, and how many blocks of a desk all ask the host's.
 constexpr u32 NEARS = 16, FEW_BLOCKS = 4;
@@ -62,6 +63,8 @@ struct Order {
     const u8 *from;
     u64 bytes;
     u32 action;
+    // Whether the courier leaves behind it, as far as is known.
+    bool last;
 };
 
 template <class Unit>
@@ -81,9 +84,19 @@ DEVICE void carry(u8 *to, const u8 *from, u64 units, u32 first, u32 step) {
 }
 
 // One block at its desk. All threads of the block make all calls.
+//
+// Each look at the host's memory takes a microsecond, so a warp looks at as many slips at a time as it has words for, and what it
+// loads is seen together with what the host wrote before it.
 struct Clerk {
+    // How many slips a warp sees.
+    static constexpr u32 VIEW = 32 / FIELDS;
+
     Desk *far, *near;
     u32 block, blocks, number;
+    // Of the first warp: this thread's word of the slips that it has seen, how many of those bear orders, and how many of these have
+    // been taken.
+    u64 seen = 0;
+    u32 found = 0, taken = 0;
 
     DEVICE explicit Clerk(const Courier &call) {
         u32 side = 0;
@@ -97,27 +110,24 @@ struct Clerk {
     }
 
     // The next order, when it is there.
-    DEVICE Order take() const {
+    DEVICE Order take() {
         __shared__ u32 order[FIELDS];
+        __shared__ bool leaves;
         if (threadIdx.x < 32) {
-            const u32 slip = number % SLIPS, word = threadIdx.x % FIELDS;
-            const u64 *field = &(near != nullptr && block != 0 ? near : far)->slip[slip].field[word];
-            u64 found;
-            do {
-                if (near != nullptr && block != 0) nap();
-                found = load_relaxed(field);
-            } while (!all_together(static_cast<u32>(found >> 32) == number));
-            // What the host wrote before the order is seen behind it.
-            load_acquire(field);
-            if (threadIdx.x < FIELDS) order[threadIdx.x] = static_cast<u32>(found);
-            if (near != nullptr && block == 0 && threadIdx.x < FIELDS) {
-                store_release(&near->slip[slip].field[threadIdx.x], found);
-            }
-            if (static_cast<u32>(__shfl_sync(~0u, found, ACTION)) == CARRY_BEHIND && blocks > 1) await_others();
+            if (taken == found) look();
+            const auto field = [&](u32 slip, u32 field) {
+                return static_cast<u32>(__shfl_sync(~0u, seen, (slip * FIELDS + field) % 32));
+            };
+            const u32 mine = field(taken, threadIdx.x % FIELDS), action = field(taken, ACTION);
+            const bool leaves_next = field(taken + 1, ACTION) == LEAVE && taken + 1 < found;
+            taken++;
+            if (threadIdx.x < FIELDS) order[threadIdx.x] = mine;
+            if (threadIdx.x == 0) leaves = leaves_next || action == LEAVE;
+            if (action == CARRY_BEHIND && blocks > 1) await_others();
         }
         __syncthreads();
         const auto wide = [&](Field low) { return order[low] | static_cast<u64>(order[low + 1]) << 32; };
-        return Order{reinterpret_cast<u8 *>(wide(TO)), reinterpret_cast<const u8 *>(wide(FROM)), wide(BYTES), order[ACTION]};
+        return Order{reinterpret_cast<u8 *>(wide(TO)), reinterpret_cast<const u8 *>(wide(FROM)), wide(BYTES), order[ACTION], leaves};
     }
 
     // This thread's share: in the largest units that both addresses allow, and what is left byte by byte.
@@ -135,8 +145,9 @@ struct Clerk {
         carry<u8>(order.to + whole, order.from + whole, order.bytes - whole, first, step);
     }
 
-    // This block has carried out its share.
-    DEVICE void report() {
+    // This block has carried out its share of an order; and leaves, if that is all that is ordered behind it.
+    DEVICE void report(const Order &order) {
+        if (order.last && order.action != LEAVE) number++;
         __syncthreads();
         if (threadIdx.x == 0) {
             store_release(&far->done[block], number);
@@ -146,6 +157,25 @@ struct Clerk {
     }
 
 private:
+    // Waits until the next slip bears its order, and sees those behind it that do. The first block of many passes on what it has
+    // seen: a slip that the host has written again has been taken by all.
+    DEVICE void look() {
+        const bool first = near == nullptr || block == 0;
+        const u32 order = number + threadIdx.x / FIELDS, slip = order % SLIPS, field = threadIdx.x % FIELDS;
+        const u64 *word = &(first ? far : near)->slip[slip].field[field];
+        u32 there;
+        do {
+            if (!first) nap();
+            seen = load_acquire(word);
+            there = __ballot_sync(~0u, static_cast<u32>(seen >> 32) == order);
+        } while ((there & ALL_FIELDS) != ALL_FIELDS);
+        taken = 0;
+        found = 1;
+        while (found < VIEW && (there >> found * FIELDS & ALL_FIELDS) == ALL_FIELDS) found++;
+        if (near != nullptr && first && threadIdx.x / FIELDS < found) store_release(&near->slip[slip].field[field], seen);
+    }
+    static constexpr u32 ALL_FIELDS = (1u << FIELDS) - 1;
+
     // A warp of each block waits until all have carried out the order before this one.
     DEVICE void await_others() const {
         const u32 *done = &(near != nullptr ? near : far)->done[threadIdx.x % blocks];

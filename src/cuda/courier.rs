@@ -75,9 +75,6 @@ pub(super) fn combiner(dtype: DataType, operator: Operator) -> Option<Combiner> 
     kernels::representative(dtype, operator)
 }
 
-/// Threads of a block.
-pub(super) const THREADS: u32 = 1024;
-
 /// What has been ordered at one desk.
 #[derive(Default)]
 struct Book {

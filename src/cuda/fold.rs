@@ -196,7 +196,7 @@ unsafe fn carry(
     stream: &Stream,
     call: &courier::Call,
 ) -> Result<()> {
-    let grid = Grid { blocks: call.grid(), threads: courier::THREADS, shared: 0, overlaps: false };
+    let grid = call.grid();
     let parameter = std::ptr::from_ref(call).cast_mut().cast();
     // SAFETY: the kernel takes a `Call`, and nothing else; it is not written.
     unsafe { driver.launch(function, grid, stream.handle(), &mut [parameter]) }

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::super::context::Devices;
+use super::super::driver::Grid;
 use super::super::kernels::Launch;
 use crate::error::Result;
 
@@ -76,9 +77,11 @@ pub struct Call {
 }
 
 impl Call {
-    /// Blocks of the launch.
-    pub(in crate::cuda) fn grid(&self) -> u32 {
-        self.blocks.iter().sum()
+    /// The launch. Two blocks, one for each way, carry up to 16 KiB at a time: 256 threads have that under way at once, and a
+    /// block of them begins and meets sooner than one of 1024.
+    pub(in crate::cuda) fn grid(&self) -> Grid {
+        let blocks = self.blocks.iter().sum();
+        Grid { blocks, threads: if blocks > 2 { 1024 } else { 256 }, shared: 0, overlaps: false }
     }
 
     /// Where a desk lies.
@@ -150,12 +153,17 @@ impl Stands {
     }
 
     fn take(&mut self) -> Option<Stand> {
-        let (gone, parked) = std::mem::take(&mut self.parked).into_iter().partition(Left::is_over);
-        self.parked = parked;
-        let stands = Vec::into_iter(gone).map(|left: Left| left.stand);
-        // A block that has not served for so long would seem to have carried out what has not been ordered.
-        self.free.extend(stands.filter(|stand| stand.next.iter().all(|&next| next < RETIRED)));
-        self.free.pop()
+        if self.has_any() { self.free.pop() } else { None }
+    }
+
+    /// Whether any stand is free. Those that are parked are looked after only when there is need: one look for many that have left.
+    fn has_any(&mut self) -> bool {
+        if self.free.is_empty() {
+            let gone = self.parked.extract_if(.., |left| left.is_over()).map(|left| left.stand);
+            // A block that has not served for so long would seem to have carried out what has not been ordered.
+            self.free.extend(gone.filter(|stand| stand.next.iter().all(|&next| next < RETIRED)));
+        }
+        !self.free.is_empty()
     }
 }
 
@@ -223,7 +231,7 @@ impl Devices {
     /// Has stands ready, so that calls need not ask the driver for any.
     pub fn prepare_couriers(&self, device: u32) -> Result<()> {
         self.multiprocessors(device)?;
-        if self.stands().free.is_empty() { self.add_stands(device) } else { Ok(()) }
+        if self.stands().has_any() { Ok(()) } else { self.add_stands(device) }
     }
 
     pub(super) fn take_stand(&self, device: u32) -> Result<Stand> {
