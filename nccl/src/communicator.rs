@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use unisono::communicator::{Context, Options, Rendezvous, Work};
+use unisono::communicator::{Completion, Context, Options, Rendezvous, Work};
 use unisono::deadline::Deadline;
 use unisono::rendezvous::hash::HashStore;
 use unisono::rendezvous::tcp_server::ServerHandle;
@@ -275,17 +275,23 @@ impl Communicator {
             return;
         }
         let mut started = self.started();
-        started.retain(|(other, work)| *other != stream || work.is_hosted() && !self.has_ended(work));
+        // Only looks: each call has up to 64 before it.
+        let has_ended = |work: &Work| self.is_ended(work.peek());
+        started.retain(|(other, work)| *other != stream || work.is_hosted() && !has_ended(work));
         started.extend(works.map(|work| (stream, work)));
     }
 
-    /// Whether a work has ended; notes how, if that is not well.
+    /// Whether a work has ended.
     fn has_ended(&self, work: &Work) -> bool {
-        let ended = work.test();
-        if let Some(Err(error)) = &ended {
+        self.is_ended(work.test())
+    }
+
+    /// Whether this is the end of a work; notes how it ended, if that is not well.
+    fn is_ended(&self, result: Option<Result<Completion>>) -> bool {
+        if let Some(Err(error)) = &result {
             let _ = self.lost.set(error.clone());
         }
-        ended.is_some()
+        result.is_some()
     }
 
     /// Whether everything that was started has ended, also what others need of this rank to set up their children.

@@ -1,8 +1,8 @@
-/* What calls of a library with NCCL's ABI cost a processor: calls LIBRARY [OPERATION [CALLS]].
+/* What calls of a library with NCCL's ABI cost a processor: calls LIBRARY [OPERATION [CALLS [GROUPS]]].
  *
  * Two ranks are two threads of this process, on the two GPUs of driver.c. Each group has 1 to 64 calls of one operation (or
  * CALLS, to profile), in place, of 32 bytes to 512 KiB. The figures are processor time of a thread in microseconds for a group,
- * the least of 7 rounds of 2000 calls and more. */
+ * the least of 7 rounds of 2000 calls and more, or of GROUPS groups. */
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -35,7 +35,7 @@ int cuStreamCreateWithPriority(stream_t *, unsigned, int);
 static pthread_barrier_t barrier;
 static comm_t comms[RANKS];
 static const char *only;
-static int only_calls;
+static int only_calls, only_groups;
 
 static void check(int status) {
     if (status == 0) return;
@@ -90,7 +90,7 @@ static void group(const struct operation *operation, int calls, float *memory, s
 }
 
 static double measure(const struct operation *operation, int calls, float *memory, size_t count, int rank, stream_t stream) {
-    int groups = CALLS / calls * (only_calls > 0 ? 100 : 1);
+    int groups = only_groups > 0 ? only_groups : CALLS / calls * (only_calls > 0 ? 100 : 1);
     double least = 1e30;
     for (int round = 0; round < ROUNDS; round++) {
         pthread_barrier_wait(&barrier);
@@ -139,7 +139,7 @@ static void *find(void *library, const char *name) {
 
 int main(int count, char **arguments) {
     if (count < 2) {
-        fprintf(stderr, "usage: %s LIBRARY [OPERATION [CALLS]]\n", arguments[0]);
+        fprintf(stderr, "usage: %s LIBRARY [OPERATION [CALLS [GROUPS]]]\n", arguments[0]);
         return 2;
     }
     void *library = dlopen(arguments[1], RTLD_NOW);
@@ -149,6 +149,7 @@ int main(int count, char **arguments) {
     }
     only = count > 2 ? arguments[2] : NULL;
     only_calls = count > 3 ? atoi(arguments[3]) : 0;
+    only_groups = count > 4 ? atoi(arguments[4]) : 0;
     init_all = find(library, "ncclCommInitAll");
     group_start = find(library, "ncclGroupStart");
     group_end = find(library, "ncclGroupEnd");

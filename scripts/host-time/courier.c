@@ -1,0 +1,109 @@
+/* Couriers over a driver without GPUs: a thread carries bytes as the host orders, as kernels/courier.cuh does, one courier of a stream
+ * after the other. How long that takes is not a GPU's time: what is measured is the host's. */
+
+#include "courier.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { SLIPS = 64, FIELDS = 8, BLOCKS = 16, DESKS = 3, MOST_STREAMS = 64, NAP_NANOSECONDS = 2000 };
+enum { CARRY_BEHIND = 1, LEAVE = 3 };
+
+/* As they lie in pinned memory. */
+struct desk {
+    uint64_t slip[SLIPS][FIELDS];
+    uint32_t done[BLOCKS], here, apart[15];
+};
+
+/* The parameter of the kernel. */
+struct call {
+    struct desk *desks;
+    uint32_t near, next[DESKS], blocks[DESKS];
+};
+
+struct courier {
+    struct call call;
+    intptr_t stream;
+    int come, gone[DESKS];
+    struct courier *next;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct courier *first, **end = &first;
+
+/* Carries out what is ordered at a desk. */
+static void serve(struct courier *courier, int side) {
+    struct desk *desk = &courier->call.desks[side];
+    while (!courier->gone[side]) {
+        uint32_t number = courier->call.next[side], word[FIELDS];
+        uint64_t *slip = desk->slip[number % SLIPS];
+        for (int i = 0; i < FIELDS; i++) {
+            uint64_t found = __atomic_load_n(&slip[i], __ATOMIC_ACQUIRE);
+            if (found >> 32 != number) return;
+            word[i] = (uint32_t)found;
+        }
+        uint64_t to = word[0] | (uint64_t)word[1] << 32, from = word[2] | (uint64_t)word[3] << 32;
+        if (word[6] <= CARRY_BEHIND) memcpy((void *)to, (const void *)from, word[4] | (uint64_t)word[5] << 32);
+        courier->gone[side] = word[6] == LEAVE;
+        for (uint32_t block = 0; block < courier->call.blocks[side]; block++) {
+            __atomic_store_n(&desk->done[block], number, __ATOMIC_RELEASE);
+        }
+        courier->call.next[side]++;
+    }
+}
+
+/* Whether it has left. */
+static int advance(struct courier *courier) {
+    int gone = 1;
+    for (int side = 0; side < DESKS; side++) {
+        if (courier->call.blocks[side] == 0) continue;
+        if (!courier->come) __atomic_store_n(&courier->call.desks[side].here, courier->call.next[side], __ATOMIC_RELEASE);
+        serve(courier, side);
+        gone &= courier->gone[side];
+    }
+    courier->come = 1;
+    return gone;
+}
+
+static void *run(void *nothing) {
+    for (;;) {
+        intptr_t busy[MOST_STREAMS];
+        int streams = 0;
+        pthread_mutex_lock(&lock);
+        for (struct courier **at = &first; *at != NULL;) {
+            struct courier *courier = *at;
+            int waits = streams == MOST_STREAMS;
+            for (int i = 0; i < streams; i++) waits |= busy[i] == courier->stream;
+            if (!waits && advance(courier)) {
+                *at = courier->next;
+                if (*at == NULL) end = at;
+                free(courier);
+                continue;
+            }
+            if (!waits) busy[streams++] = courier->stream;
+            at = &courier->next;
+        }
+        pthread_mutex_unlock(&lock);
+        nanosleep(&(struct timespec){0, NAP_NANOSECONDS}, NULL);
+    }
+    return nothing;
+}
+
+static void start(void) {
+    pthread_t thread;
+    pthread_create(&thread, NULL, run, NULL);
+}
+
+void launch_courier(intptr_t stream, const void *parameter) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    struct courier *courier = calloc(1, sizeof *courier);
+    courier->call = *(const struct call *)parameter;
+    courier->stream = stream;
+    pthread_mutex_lock(&lock);
+    *end = courier;
+    end = &courier->next;
+    pthread_mutex_unlock(&lock);
+    pthread_once(&once, start);
+}
