@@ -20,8 +20,8 @@ use crate::signature::Signature;
 use crate::transport::address::PeerAddress;
 use crate::transport::service::{Identity, Options};
 
-/// Bytes of one rank's record in the table: a length and an encoded address.
-pub(super) const RECORD_BYTES: usize = 320;
+/// Bytes of one rank's record in the table: a length and an encoded address, with the longest name of a host and one listener.
+pub(super) const RECORD_BYTES: usize = 352;
 
 /// The most ranks of a job.
 pub const MAX_RANKS: u32 = 1 << 16;

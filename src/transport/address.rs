@@ -6,9 +6,13 @@ use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use super::wire::{Reader, put_text};
-use crate::error::{Error, Result, Status};
+use crate::error::{Error, Result, Status, fail};
 
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
+
+/// Names the sources that this library was built from. Ranks lay out memory that others use and run kernels that wait for those of
+/// others, which differ from build to build: all ranks need the same.
+const SOURCES: &str = env!("UNISONO_SOURCES");
 
 /// The most TCP listeners that a rank publishes.
 pub const MAX_ADDRESSES: usize = 16;
@@ -36,13 +40,14 @@ pub struct PeerAddress {
 }
 
 impl PeerAddress {
-    /// As bytes, to be published. About 60 of them.
+    /// As bytes, to be published. About 80 of them.
     ///
     /// # Panics
     /// When there are more than [`MAX_ADDRESSES`] addresses.
     pub fn encode(&self) -> Vec<u8> {
         assert!(self.addresses.len() <= MAX_ADDRESSES);
         let mut bytes = vec![VERSION];
+        put_text(&mut bytes, SOURCES);
         bytes.extend_from_slice(&self.rank.to_le_bytes());
         bytes.extend_from_slice(&self.host);
         put_text(&mut bytes, &self.hostname);
@@ -80,7 +85,15 @@ impl PeerAddress {
             );
             Error::new(Status::System, text)
         };
-        parse(&mut Reader::new(bytes)).ok_or_else(refuse)
+        let (sources, address) = parse(&mut Reader::new(bytes)).ok_or_else(refuse)?;
+        if sources != SOURCES {
+            fail!(
+                Mismatch,
+                "{} runs another build of unisono ({sources}) than this rank ({SOURCES}): install one build for all ranks",
+                address.describe()
+            );
+        }
+        Ok(address)
     }
 
     /// `rank 3 (host node7, pid 4711)`, for errors.
@@ -115,10 +128,12 @@ impl PeerAddress {
     }
 }
 
-fn parse(reader: &mut Reader<'_>) -> Option<PeerAddress> {
+/// The sources of who wrote it, and the address.
+fn parse(reader: &mut Reader<'_>) -> Option<(String, PeerAddress)> {
     if reader.u8()? != VERSION {
         return None;
     }
+    let sources = reader.text()?;
     let rank = reader.u32()?;
     let host = reader.array()?;
     let hostname = reader.text()?;
@@ -140,16 +155,8 @@ fn parse(reader: &mut Reader<'_>) -> Option<PeerAddress> {
             _ => return None,
         });
     }
-    reader.is_done().then_some(PeerAddress {
-        rank,
-        host,
-        hostname,
-        pid,
-        local,
-        processors,
-        tcp_threads,
-        addresses,
-    })
+    let address = PeerAddress { rank, host, hostname, pid, local, processors, tcp_threads, addresses };
+    reader.is_done().then_some((sources, address))
 }
 
 #[cfg(test)]
@@ -185,6 +192,17 @@ mod tests {
         };
         assert_eq!(seen("[fe80::2%7]:90"), ["10.0.0.1:2950", "[fe80::1%7]:80"]);
         assert_eq!(seen("10.0.0.2:90"), ["10.0.0.1:2950", "[fe80::1%3]:80"]);
+    }
+
+    #[test]
+    fn a_rank_of_another_build_is_named() {
+        let mut bytes = sample().encode();
+        // Behind the version and the length of the text.
+        bytes[2] = if bytes[2] == b'0' { b'1' } else { b'0' };
+        let error = PeerAddress::decode(&bytes).unwrap_err();
+        assert_eq!(error.status(), Status::Mismatch);
+        assert!(error.text().contains("rank 3 (host node7, pid 4711) runs another build"), "{error}");
+        assert!(error.text().contains(SOURCES), "{error}");
     }
 
     #[test]
