@@ -20,8 +20,8 @@ fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }
 
-/// A hash of everything that ranks share: what they send each other, what lies in memory that several of them use, what kernels
-/// expect of each other. The same wherever the same sources are built.
+/// A hash of this package, which decides all that ranks share: what they send each other, what lies in memory that several of them
+/// use, what kernels expect of each other. The same wherever the same sources are built.
 fn sources() -> u64 {
     let mut files = Vec::new();
     collect(Path::new("src"), "rs", &mut files);
@@ -35,11 +35,14 @@ fn sources() -> u64 {
     hash.0
 }
 
-/// The files below a folder whose names end so.
+/// The files below a folder whose names end so, without those that editors hide there.
 fn collect(folder: &Path, ending: &str, files: &mut Vec<PathBuf>) {
     let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     for entry in entries {
         let path = entry.unwrap_or_else(|error| panic!("{}: {error}", folder.display())).path();
+        if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.')) {
+            continue;
+        }
         if path.is_dir() {
             collect(&path, ending, files);
         } else if path.extension().is_some_and(|found| found == ending) {

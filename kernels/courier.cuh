@@ -150,8 +150,9 @@ struct Clerk {
         if (order.last && order.action != LEAVE) number++;
         __syncthreads();
         if (threadIdx.x == 0) {
-            store_release(&far->done[block], number);
+            // Once the host knows, another courier may use the desks.
             if (near != nullptr) store_release(&near->done[block], number);
+            store_release(&far->done[block], number);
         }
         number++;
     }

@@ -36,7 +36,7 @@ struct Move {
     u64 narrow, wide;
     // What a block should find to do at least.
     u64 line_part, tile_part;
-    // The most blocks for a peer.
+    // The most blocks for one transfer.
     u32 parts;
     u32 copies;
     // Whether each receive goes to the bytes of the send of its turn.
@@ -50,77 +50,18 @@ struct Move {
 
     DEVICE bool goes_by_lines(u64 bytes) const { return bytes <= narrow || bytes <= wide; }
 
-    // A block's part of a transfer.
+    // A block's part of a transfer: the same on both sides.
     struct Part {
         u64 begin, bytes;
     };
-
-    // Deals the transfers of a direction with a peer, or the copies, to blocks, in their order: on both sides alike, since it knows
-    // of nothing but their lengths. Long ones are cut as if they were one, end to end, so that many are moved in pieces as large
-    // as those of one. Short ones go to one block after the other.
-    struct Dealer {
-        const Move &call;
-        const u32 block;
-        // Of the long ones: what a block does at most, and up to where they have been dealt.
-        u64 share = 0, laid = 0;
-        // Which block the next short one begins with.
-        u32 next = 0;
-
-        template <class Item>
-        DEVICE Dealer(const Move &call, u32 block, const Item (&items)[MANY], u32 count) : call(call), block(block) {
-            if (MANY == 1) return;
-            u64 all = 0;
-#pragma unroll 1
-            for (u32 i = 0; i < count; i++) all += call.goes_by_lines(items[i].bytes) ? 0 : whole(items[i].bytes);
-            if (all != 0) share = piece(all, call.tile_part);
-        }
-
-        DEVICE static u64 whole(u64 bytes) { return (bytes + 63) / 64 * 64; }
-        // What each block does of so many bytes, if it is to find `least` to do.
-        DEVICE u64 piece(u64 bytes, u64 least) const {
-            const u64 wanted = (bytes + least - 1) / least, pieces = wanted < call.parts ? wanted : call.parts;
-            return whole((bytes + pieces - 1) / pieces);
-        }
-
-        // This block's part of the next transfer.
-        DEVICE Part deal(u64 bytes) {
-            const bool short_one = call.goes_by_lines(bytes);
-            // A transfer alone, as it is dealt elsewhere.
-            if (MANY == 1) {
-                const u64 each = piece(short_one ? bytes : whole(bytes), short_one ? call.line_part : call.tile_part);
-                return between(each * block, each * (block + 1), bytes);
-            }
-            return short_one ? deal_short(static_cast<u32>(bytes)) : deal_long(bytes);
-        }
-
-        // What costs time are divisions: most blocks have no part in most of these, and find that out without.
-        DEVICE Part deal_short(u32 bytes) {
-            const u32 least = static_cast<u32>(call.line_part);
-            u32 count = 1;
-            if (bytes > least) {
-                count = (bytes + least - 1) / least;
-                if (count > call.parts) count = call.parts;
-            }
-            const u32 place = block + (block < next ? call.parts : 0) - next;
-            next += count;
-            if (next >= call.parts) next -= call.parts;
-            if (place >= count) return Part{0, 0};
-            const u32 each = count == 1 ? bytes : ((bytes + count - 1) / count + 63) / 64 * 64;
-            return between(each * place, each * (place + 1), bytes);
-        }
-
-        // Where this block's share of all begins and ends, seen from the transfer's beginning.
-        DEVICE Part deal_long(u64 bytes) {
-            const u64 begin = share * block, end = begin + share, before = laid;
-            laid += whole(bytes);
-            if (end <= before) return Part{0, 0};
-            return between(begin < before ? 0 : begin - before, end - before, bytes);
-        }
-
-        DEVICE static Part between(u64 begin, u64 end, u64 bytes) {
-            return Part{begin, begin >= bytes ? 0 : (end < bytes ? end : bytes) - begin};
-        }
-    };
+    DEVICE Part part(u64 bytes, u32 block) const {
+        u64 least = goes_by_lines(bytes) ? line_part : tile_part;
+        u64 wanted = (bytes + least - 1) / least;
+        u64 count = wanted < parts ? wanted : parts;
+        u64 share = ((bytes + count - 1) / count + 63) / 64 * 64;
+        u64 begin = share * block;
+        return Part{begin, begin >= bytes ? 0 : bytes - begin < share ? bytes - begin : share};
+    }
 };
 
 // Copies what a thread has of a round: packets 512 bytes apart, ALL or only those whose number is below `limit`.
@@ -173,8 +114,6 @@ struct LineTable {
 
 template <u32 MANY>
 struct Mover {
-    using Dealer = typename Move<MANY>::Dealer;
-
     const Move<MANY> &call;
     LineTable &table;
     Team team;
@@ -212,11 +151,10 @@ struct Mover {
         }
         if (team.sync_or(latched)) return;
         bool well = true;
-        Dealer dealer(call, block, call.send[turn], count);
 #pragma unroll 1
         for (u32 i = 0; i < count; i++) {
             const Transfer &transfer = call.send[turn][i];
-            auto part = dealer.deal(transfer.bytes);
+            auto part = call.part(transfer.bytes, block);
             if (part.bytes == 0) continue;
             const u8 *from = transfer.address + part.begin;
             // A warp that is to leave still comes to the barriers of the others.
@@ -290,11 +228,10 @@ struct Mover {
         if (team.sync_or(latched)) return;
         u32 taken = 0;
         bool well = true;
-        Dealer dealer(call, block, call.receive[turn], count);
 #pragma unroll 1
         for (u32 i = 0; i < count; i++) {
             const Transfer &transfer = call.receive[turn][i];
-            auto part = dealer.deal(transfer.bytes);
+            auto part = call.part(transfer.bytes, block);
             if (part.bytes == 0) continue;
             u8 *to = transfer.address + part.begin;
             if (call.goes_by_lines(transfer.bytes)) {
@@ -342,11 +279,10 @@ struct Mover {
     // Copies within this rank.
     DEVICE void copy() const {
         if (call.group.is_latched()) return;
-        Dealer dealer(call, block, call.copy, call.copies);
 #pragma unroll 1
         for (u32 i = 0; i < call.copies; i++) {
             const OwnCopy &own = call.copy[i];
-            auto part = dealer.deal(own.bytes);
+            auto part = call.part(own.bytes, block);
             const u8 *from = own.from + part.begin;
             u8 *to = own.to + part.begin;
             if (((reinterpret_cast<u64>(from) | reinterpret_cast<u64>(to)) & 15) != 0) {

@@ -1,4 +1,5 @@
-// The kernels of the exchange as functions of the host, and what plays launches of them: src/cuda/exchange/tests runs it.
+// The kernels of the exchange and the courier as functions of the host, and what plays launches of them: src/cuda/exchange/tests and
+// src/cuda/courier/tests run it.
 
 #include "../machine.cuh"
 
@@ -9,6 +10,52 @@
 #undef SEVERAL
 #include "../stages.cu"
 #include "../windowed.cu"
+#include "../courier.cu"
+
+namespace unisono {
+
+// What the host does about an order: `Deed` of src/cuda/courier/tests/kernel.rs.
+struct Deed {
+    // Waits until all blocks of these desks have carried out the orders of these numbers; 0: for nothing.
+    struct {
+        u32 desk, number;
+    } behind[2];
+    // Copies what an earlier order has brought; NULL: nothing.
+    u8 *to;
+    const u8 *from;
+    u64 bytes;
+    // Writes an order on its slip.
+    u32 desk, number;
+    u32 field[FIELDS];
+};
+
+// The host beside couriers, as a kernel of its own.
+struct Host {
+    Desk *desks;
+    const Deed *deeds;
+    u64 count;
+    u32 blocks[DESKS];
+};
+
+}  // namespace unisono
+
+ENTRY(unisono_double_host, unisono::Host, 1, 1) {
+    using namespace unisono;
+    for (u64 i = 0; i < call.count; i++) {
+        const Deed &deed = call.deeds[i];
+        for (const auto &behind : deed.behind) {
+            for (u32 block = 0; behind.number != 0 && block < call.blocks[behind.desk]; block++) {
+                const u32 *done = &call.desks[behind.desk].done[block];
+                while (static_cast<int>(load_acquire(done) - behind.number) < 0) pause();
+            }
+        }
+        for (u64 at = 0; at < deed.bytes; at++) store_plain(deed.to + at, load_byte(deed.from + at));
+        for (u32 field = 0; field < FIELDS; field++) {
+            store_release(&call.desks[deed.desk].slip[deed.number % SLIPS].field[field],
+                          static_cast<u64>(deed.number) << 32 | deed.field[field]);
+        }
+    }
+}
 
 #include <condition_variable>
 #include <mutex>

@@ -217,9 +217,11 @@ struct Thread {
 struct Meeting {
     std::vector<u32> arrived;
     bool any = false, every = true;
+    u64 said[WARP] = {};
     Clock clock;
-    // What the last one said.
+    // What was said last.
     bool was_any = false, was_every = true;
+    u64 was_said[WARP] = {};
 };
 
 struct Block {
@@ -328,10 +330,11 @@ struct Block {
         // The last one has been there all the time.
         std::sort(ready.begin(), ready.end());
         ready.erase(std::unique(ready.begin(), ready.end()), ready.end());
-        const bool any = meeting.any, every = meeting.every;
-        meeting = Meeting{};
-        meeting.was_any = any;
-        meeting.was_every = every;
+        Meeting next;
+        next.was_any = meeting.any;
+        next.was_every = meeting.every;
+        std::copy(std::begin(meeting.said), std::end(meeting.said), next.was_said);
+        meeting = next;
     }
 
     // ---- memory
@@ -498,6 +501,13 @@ inline bool meet(Meeting &meeting, Weakness weakness, u32 count, bool mine) {
 }
 inline Meeting &own_warp() { return running->warps[running->warp()]; }
 inline u32 width_of_warp() { return running->living_of_warp(running->warp()); }
+// What the threads of a warp say when they meet.
+inline const u64 *tell_warp(u64 mine) {
+    Meeting &warp = own_warp();
+    warp.said[running->current % WARP] = mine;
+    meet(warp, WARP_BARRIER, width_of_warp(), false);
+    return warp.was_said;
+}
 
 }  // namespace machine
 
@@ -506,6 +516,17 @@ inline bool __syncthreads_or(bool mine) {
 }
 inline void __syncthreads() { __syncthreads_or(false); }
 inline void __syncwarp() { machine::meet(machine::own_warp(), machine::WARP_BARRIER, machine::width_of_warp(), false); }
+
+inline machine::u32 __ballot_sync(machine::u32, bool mine) {
+    const machine::u64 *said = machine::tell_warp(mine);
+    machine::u32 ballot = 0;
+    for (machine::u32 i = 0; i < machine::WARP; i++) ballot |= static_cast<machine::u32>(said[i]) << i;
+    return ballot;
+}
+template <class T>
+T __shfl_sync(machine::u32, T mine, machine::u32 lane) {
+    return static_cast<T>(machine::tell_warp(mine)[lane]);
+}
 
 namespace unisono {
 
@@ -582,6 +603,7 @@ inline void team_barrier(u32 barrier, u32 threads) { team_barrier_or(barrier, th
 inline void await_stream() {}
 inline void release_stream() {}
 inline void pause() { machine::running->yield(); }
+inline void nap() { pause(); }
 inline u64 max(u64 a, u64 b) { return a < b ? b : a; }
 inline u32 min(u32 a, u32 b) { return a < b ? a : b; }
 

@@ -1,11 +1,13 @@
 //! Makes an endpoint out of a store: publish, find a few neighbours, learn everybody's address over links.
 //!
 //! Each rank writes its own address to the store and reads those of at most log₂ n others; the whole table then goes
-//! round by Bruck's allgather over authenticated links, in ⌈log₂ n⌉ rounds. Nobody opens a full mesh.
+//! round by Bruck's allgather over authenticated links, in ⌈log₂ n⌉ rounds. Nobody opens a full mesh. A rank that cannot join leaves a
+//! notice in the store, for those who wait.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use super::control::Control;
 use super::endpoint::{Endpoint, Through};
 use super::lane::{Destination, Source, Ticket};
 use super::messages::Failure;
@@ -48,7 +50,6 @@ pub struct Meeting<'a> {
 /// Gives the endpoint and the number that tells this job from every other.
 pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
     let Meeting { rank, size, name, store, secret, options, deadline } = meeting;
-    let began = Instant::now();
     let arrival = store.add(&format!("{name}/arrivals"), 1, deadline)?;
     let generation = (arrival - 1) / i64::from(size);
     let prefix = format!("{name}/{generation}");
@@ -60,8 +61,23 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
     };
     let digest = secret.tag(&[b"unisono job", prefix.as_bytes()]);
     let job = u64::from_le_bytes(std::array::from_fn(|i| digest[i]));
+    let notice = Notice { store, key: format!("{prefix}/refused") };
+    let identity = Identity { rank, size, secret, job };
+    let endpoint = Endpoint::new(identity, options)
+        .and_then(|endpoint| join(&endpoint, &prefix, name, &notice, deadline).map(|()| endpoint));
+    Ok((endpoint.map_err(|error| notice.leave(error))?, job))
+}
 
-    let endpoint = Endpoint::new(Identity { rank, size, secret, job }, options)?;
+/// Learns where everybody is, and waits until all know.
+fn join(
+    endpoint: &Endpoint,
+    prefix: &str,
+    name: &str,
+    notice: &Notice<'_>,
+    deadline: Deadline,
+) -> Result<()> {
+    let (began, store) = (Instant::now(), notice.store);
+    let &Identity { rank, size, job, .. } = endpoint.identity().0;
     let own = endpoint.registration().address().clone();
     store.set(&format!("{prefix}/rank/{rank}"), &own.encode(), deadline)?;
     let mut table = vec![0; RECORD_BYTES * size as usize];
@@ -84,14 +100,14 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
         let count = known.min(size - known);
         let to = (rank + size - known) % size;
         let from = (rank + known) % size;
-        find(&endpoint, store, &prefix, to, deadline).map_err(|error| {
+        find(endpoint, prefix, to, notice, deadline).map_err(|error| {
             error.context(format_args!("rank {rank} of {size} waits for rank {to} to join '{name}'"))
         })?;
         let (have, missing) = table.split_at_mut(known as usize * RECORD_BYTES);
         let bytes = count as usize * RECORD_BYTES;
         let key = Key { group: job, tag: 0, sequence: known, slot: 0, class: Class::Internal };
         let (have, missing) = (&have[..bytes], &mut missing[..bytes]);
-        exchange(&endpoint, key, (to, have), (from, missing), deadline)
+        exchange(endpoint, key, (to, have), (from, missing), notice, deadline)
             .map_err(|error| failed(&error, from))?;
         known += count;
     }
@@ -99,7 +115,7 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
     while distance < size {
         let (to, from) = ((rank + size - distance) % size, (rank + distance) % size);
         let key = Key { group: job, tag: 1, sequence: distance, slot: 0, class: Class::Internal };
-        exchange(&endpoint, key, (to, &[0]), (from, &mut [0]), deadline)
+        exchange(endpoint, key, (to, &[0]), (from, &mut [0]), notice, deadline)
             .map_err(|error| failed(&error, from))?;
         distance *= 2;
     }
@@ -112,7 +128,58 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
         endpoint.learn(address);
     }
     endpoint.share_processors();
-    Ok((endpoint, job))
+    Ok(())
+}
+
+/// Where a rank that cannot join says why.
+struct Notice<'a> {
+    store: &'a dyn Store,
+    key: String,
+}
+
+impl Notice<'_> {
+    /// How long a rank waits before it looks first; each time twice as long, up to the last.
+    const FIRST: Duration = Duration::from_secs(1);
+    const LAST: Duration = Duration::from_secs(16);
+
+    /// Why some rank cannot join, if one says so.
+    fn read(&self) -> Option<Error> {
+        let bytes = self.store.try_get(&self.key, Deadline::after(Notice::FIRST)).ok()??;
+        match Control::decode(&bytes) {
+            Some(Control::Failure { error, .. }) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// Tells the others why this rank cannot join, unless it is for what another has told already; why. Who only waited in vain
+    /// knows nothing that the others do not.
+    fn leave(&self, error: Error) -> Error {
+        if error.status() == Status::Timeout {
+            return error;
+        }
+        if let Some(told) = self.read() {
+            return told;
+        }
+        let bytes = Control::Failure { group: 0, error: error.clone() }.encode();
+        let _ = self.store.set(&self.key, &bytes, Deadline::after(Notice::FIRST));
+        error
+    }
+
+    /// Waits by `wait`, which gives up at a deadline with a `Timeout`, and looks now and then.
+    fn watch<T>(&self, deadline: Deadline, mut wait: impl FnMut(Deadline) -> Result<T>) -> Result<T> {
+        let mut pause = Notice::FIRST;
+        loop {
+            let until = Deadline::after(pause);
+            match wait(until.min(deadline)) {
+                Err(error) if error.status() == Status::Timeout && until.precedes(deadline) => {}
+                result => return result,
+            }
+            if let Some(error) = self.read() {
+                return Err(error);
+            }
+            pause = (2 * pause).min(Notice::LAST);
+        }
+    }
 }
 
 fn share_secret(rank: u32, store: &dyn Store, prefix: &str, deadline: Deadline) -> Result<SecretKey> {
@@ -134,11 +201,12 @@ fn share_secret(rank: u32, store: &dyn Store, prefix: &str, deadline: Deadline) 
 }
 
 /// Learns where `peer` is, unless it is known.
-fn find(endpoint: &Endpoint, store: &dyn Store, prefix: &str, peer: u32, deadline: Deadline) -> Result<()> {
+fn find(endpoint: &Endpoint, prefix: &str, peer: u32, notice: &Notice<'_>, deadline: Deadline) -> Result<()> {
     if endpoint.messages().linked(peer) {
         return Ok(());
     }
-    let bytes = store.get(&format!("{prefix}/rank/{peer}"), deadline)?;
+    let (store, key) = (notice.store, format!("{prefix}/rank/{peer}"));
+    let bytes = notice.watch(deadline, |until| store.get(&key, until))?;
     let address = PeerAddress::decode(&bytes)?;
     if address.rank != peer {
         fail!(InvalidUsage, "the {} gives rank {} for rank {peer}", store.describe(), address.rank);
@@ -153,6 +221,7 @@ fn exchange(
     key: Key,
     (to, send): (u32, &[u8]),
     (from, receive): (u32, &mut [u8]),
+    notice: &Notice<'_>,
     deadline: Deadline,
 ) -> Result<()> {
     let signature = Signature {
@@ -173,7 +242,7 @@ fn exchange(
     messages.write_out();
     drop(messages);
     endpoint.settle();
-    let answer = endpoint.wait(deadline, Through::Messages, || {
+    let mut look = || {
         let mut messages = endpoint.messages();
         let mail = messages.look(mailbox);
         match mail.failed.take() {
@@ -187,8 +256,11 @@ fn exchange(
             }
             None => (mail.done.len() == 2).then_some(Ok(())),
         }
+    };
+    let result = notice.watch(deadline, |until| {
+        let answer = endpoint.wait(until, Through::Messages, &mut look);
+        answer.unwrap_or_else(|| Err(Error::new(Status::Timeout, "")))
     });
-    let result = answer.unwrap_or_else(|| Err(Error::new(Status::Timeout, "")));
     let mut messages = endpoint.messages();
     match result {
         Ok(()) => messages.close_mailbox(mailbox),

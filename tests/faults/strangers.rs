@@ -6,10 +6,12 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use crate::support::{PATIENCE, TRANSPORTS, sum};
 use unisono::communicator::Context;
 use unisono::deadline::Deadline;
+use unisono::error::{Result, Status};
 use unisono::rendezvous::hash::HashStore;
 use unisono::rendezvous::secret::SecretKey;
 use unisono::rendezvous::store::Store;
@@ -54,6 +56,58 @@ fn strangers_are_turned_away_and_do_no_harm() {
             }
             over.store(true, Ordering::SeqCst);
         });
+    }
+}
+
+/// Hands on what rank 1 publishes as a library of other sources would publish it.
+struct OtherBuild(HashStore);
+
+impl Store for OtherBuild {
+    fn set(&self, key: &str, value: &[u8], deadline: Deadline) -> Result<()> {
+        let mut value = value.to_vec();
+        if key.ends_with("/rank/1") {
+            // Behind the version and the length: the first letter of the hash.
+            value[2] = if value[2] == b'0' { b'1' } else { b'0' };
+        }
+        self.0.set(key, &value, deadline)
+    }
+
+    fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
+        self.0.get(key, deadline)
+    }
+
+    fn try_get(&self, key: &str, deadline: Deadline) -> Result<Option<Vec<u8>>> {
+        self.0.try_get(key, deadline)
+    }
+
+    fn add(&self, key: &str, amount: i64, deadline: Deadline) -> Result<i64> {
+        self.0.add(key, amount, deadline)
+    }
+
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+}
+
+#[test]
+fn ranks_of_another_build_are_told_long_before_the_deadline() {
+    for transports in TRANSPORTS {
+        let store: Arc<dyn Store> = Arc::new(OtherBuild(HashStore::new()));
+        let began = Instant::now();
+        let errors: Vec<_> = std::thread::scope(|scope| {
+            let rank = |rank| {
+                let options = crate::support::options(rank, 3, store.clone(), transports);
+                scope.spawn(move || Context::create(options).map(drop).expect_err("the builds differ"))
+            };
+            [0, 1, 2].map(rank).into_iter().map(|rank| rank.join().expect("an error")).collect()
+        });
+        let told: Vec<_> = errors.iter().filter(|error| error.status() == Status::Mismatch).collect();
+        assert!(!told.is_empty(), "{transports}: {errors:?}");
+        for error in told {
+            assert!(error.text().contains("rank 1 ("), "{transports}: {error}");
+            assert!(error.text().contains("another build of unisono"), "{transports}: {error}");
+        }
+        assert!(began.elapsed() < PATIENCE / 2, "{transports}: {:?} {errors:?}", began.elapsed());
     }
 }
 

@@ -11,10 +11,13 @@ use crate::error::Result;
 pub(super) const DESKS: usize = 3;
 pub(super) const SLIPS: u32 = 64;
 pub(super) const BLOCKS: usize = 16;
-const FIELDS: usize = 8;
+pub(super) const FIELDS: usize = 8;
 
 /// How many stands there are on a page. Couriers of the first have desks in the memory of their device, too.
 pub(super) const STANDS: usize = 16;
+
+/// So many parked ones are worth a look.
+const SOME: usize = 8;
 
 /// Bytes from stand to stand.
 pub(super) const STRIDE: usize = size_of::<Room>();
@@ -119,7 +122,7 @@ impl Order {
     /// Of the sheet that goes with it.
     pub(super) const COMBINE: Order = Order { action: Action::Combine, ..Order::LEAVE };
 
-    fn fields(self) -> [u32; FIELDS] {
+    pub(super) fn fields(self) -> [u32; FIELDS] {
         let Order { to, from, bytes, action } = self;
         let halves = |word: u64| [word as u32, (word >> 32) as u32];
         let ([a, b], [c, d], [e, f]) = (halves(to), halves(from), halves(bytes));
@@ -152,17 +155,27 @@ impl Stands {
         std::mem::take(&mut self.pages)
     }
 
+    /// The first that is free.
     fn take(&mut self) -> Option<Stand> {
-        if self.has_any() { self.free.pop() } else { None }
+        self.tidy();
+        let first = (0..self.free.len()).min_by_key(|&at| self.free[at].index)?;
+        Some(self.free.swap_remove(first))
     }
 
-    /// Whether any stand is free. Those that are parked are looked after only when there is need: one look for many that have left.
-    fn has_any(&mut self) -> bool {
-        if self.free.is_empty() {
-            let gone = self.parked.extract_if(.., |left| left.is_over()).map(|left| left.stand);
-            // A block that has not served for so long would seem to have carried out what has not been ordered.
-            self.free.extend(gone.filter(|stand| stand.next.iter().all(|&next| next < RETIRED)));
+    /// Looks after those that are parked when none with desks in the device's memory is free, and then only if there are some: one
+    /// look for many that have left.
+    fn tidy(&mut self) {
+        let has_near = self.free.iter().any(|stand| (stand.index as usize) < STANDS);
+        if has_near || self.parked.len() < SOME && !self.free.is_empty() {
+            return;
         }
+        let gone = self.parked.extract_if(.., |left| left.is_over()).map(|left| left.stand);
+        // A block that has not served for so long would seem to have carried out what has not been ordered.
+        self.free.extend(gone.filter(|stand| stand.next.iter().all(|&next| next < RETIRED)));
+    }
+
+    fn has_any(&mut self) -> bool {
+        self.tidy();
         !self.free.is_empty()
     }
 }

@@ -1,5 +1,7 @@
 //! Couriers over the driver double.
 
+mod kernel;
+
 use std::time::Duration;
 
 use super::*;

@@ -18,7 +18,7 @@ mod stages;
 mod swap;
 mod table;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod tuning;
 mod windowed;
 

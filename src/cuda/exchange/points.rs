@@ -78,19 +78,6 @@ impl<const MANY: usize> Move<MANY> {
             Direction::Receive => (&mut self.receive[slot], &mut self.receives[slot]),
         }
     }
-
-    /// Says how the transfers lie, now that all are there; how many blocks have something to do for the same peer.
-    fn complete(&mut self, limits: &Limits) -> u32 {
-        self.in_place = swaps(self).into();
-        let lengths = |transfers: &[Transfer; MANY], count: &u32| {
-            limits.blocks_for(transfers[..*count as usize].iter().map(|transfer| transfer.bytes))
-        };
-        let sent = self.send.iter().zip(&self.sends).map(|(sends, count)| lengths(sends, count));
-        let received =
-            self.receive.iter().zip(&self.receives).map(|(receives, count)| lengths(receives, count));
-        let copied = self.copy[..self.copies as usize].iter().map(|copy| copy.bytes);
-        sent.chain(received).fold(limits.blocks_for(copied), u32::max)
-    }
 }
 
 impl Round {
@@ -186,25 +173,28 @@ pub(super) fn rounds(table: &Table, group: &Group, points: &[Point], max_blocks:
     let mut filled = Counts::default();
     for point in points.iter().filter(|point| point.bytes > 0 && point.peer != rank) {
         let at = filled.next(point.direction, point.peer);
-        let arguments = &mut rounds[at / MANY].arguments;
+        let Round { grid, arguments } = &mut rounds[at / MANY];
         // The kernels begin with the peer after them.
         let slot = (point.peer + size - rank - 1) % size;
         let (transfers, count) = arguments.transfers(point.direction, slot as usize);
         transfers[at % MANY] = Transfer { address: point.address, bytes: point.bytes };
         *count += 1;
+        grid.blocks = grid.blocks.max(limits.parts_of(point.bytes));
     }
     for (at, copy) in copies.into_iter().enumerate() {
-        let (copies, count) = rounds[at / MANY].arguments.copies();
+        let Round { grid, arguments } = &mut rounds[at / MANY];
+        let (copies, count) = arguments.copies();
         copies[at % MANY] = copy;
         *count += 1;
+        grid.blocks = grid.blocks.max(limits.parts_of(copy.bytes));
     }
     for Round { grid, arguments } in &mut rounds {
-        let most = match arguments {
-            Arguments::Few(few) => few.complete(&limits),
-            Arguments::Many(many) => many.complete(&limits),
-        };
         // A class of blocks for each peer, and one for the copies, or fewer.
-        grid.blocks = most.max(1) * limits.classes;
+        grid.blocks *= limits.classes;
+        match arguments {
+            Arguments::Few(few) => few.in_place = swaps(few).into(),
+            Arguments::Many(many) => many.in_place = swaps(many).into(),
+        }
     }
     Ok(rounds)
 }
@@ -272,17 +262,10 @@ impl Limits {
         }
     }
 
-    /// How many blocks the kernels deal transfers of such lengths to: `Dealer` of `kernels/exchange_move.cuh`.
-    fn blocks_for(&self, lengths: impl Iterator<Item = u64>) -> u32 {
-        let (mut short, mut long) = (0u64, 0u64);
-        for bytes in lengths {
-            match bytes <= self.wide.max(self.narrow) {
-                true => short += bytes.div_ceil(self.line_part).min(self.parts.into()),
-                // Whole units of 64 bytes, so no transfer begins within one.
-                false => long = long.saturating_add(bytes.next_multiple_of(64)),
-            }
-        }
-        short.max(long.div_ceil(self.tile_part)).min(self.parts.into()) as u32
+    /// Into how many parts the kernels cut a transfer: `parts_of` of `kernels/exchange_move.cuh`.
+    fn parts_of(&self, bytes: u64) -> u32 {
+        let part = if bytes <= self.wide.max(self.narrow) { self.line_part } else { self.tile_part };
+        bytes.div_ceil(part).min(self.parts.into()) as u32
     }
 
     /// The parameter of a launch that moves nothing yet.
@@ -350,26 +333,6 @@ mod tests {
     }
 
     #[test]
-    fn transfers_of_a_launch_are_dealt_to_as_many_blocks_as_they_have_work_for() {
-        let table = Table::default();
-        let tuning = table.tuning(2);
-        let blocks = |lengths: &[u64], max_blocks| {
-            let points: Vec<Point> = lengths.iter().map(|&bytes| point(Direction::Send, 1, bytes)).collect();
-            let planned = rounds(&table, &group(0, 2), &points, max_blocks).expect("points");
-            planned.iter().map(|round| round.grid.blocks / 2).collect::<Vec<_>>()
-        };
-        let long = tuning.moves.wide.max(tuning.moves.narrow) + 1;
-        let of_long = |count: u64| (count * long.next_multiple_of(64)).div_ceil(tuning.tile_part) as u32;
-        assert_eq!(blocks(&[8; 3], 0), [3]);
-        assert_eq!(blocks(&[8; 14], 0), [14]);
-        assert_eq!(blocks(&[8, tuning.line_part + 1, 8], 0), [4]);
-        assert_eq!(blocks(&[8; 14], 10), [5]);
-        assert_eq!(blocks(&[long], 0), [of_long(1)]);
-        assert_eq!(blocks(&[long, 8, long], 0), [of_long(2)]);
-        assert_eq!(blocks(&[1 << 30; 15], 0), [tuning.parts; 2]);
-    }
-
-    #[test]
     fn what_a_rank_sends_itself_is_copied() {
         let own = [
             point(Direction::Send, 0, 5),
@@ -428,8 +391,7 @@ mod tests {
                 let tuning = *table.tuning(size);
                 let limits = Limits::new(&table, size, max_blocks);
                 for bytes in (1..=limits.wide.max(limits.narrow)).step_by(61) {
-                    let share =
-                        bytes.div_ceil(limits.blocks_for([bytes].into_iter()).into()).next_multiple_of(64);
+                    let share = bytes.div_ceil(limits.parts_of(bytes).into()).next_multiple_of(64);
                     let room = if bytes <= limits.narrow { NARROW_ROOM } else { wide_room(tuning.wide) };
                     assert!(share <= room, "{bytes} of {size} with parts from {line_part} on: {share}");
                 }

@@ -2,7 +2,7 @@
 //! orders over memory that is as weak as a GPU's (`kernels/double`).
 
 mod case;
-mod play;
+pub(in crate::cuda) mod play;
 mod world;
 
 use self::case::{Case, Way};
@@ -146,28 +146,21 @@ fn any_transfers(dice: &mut Dice, size: u32) -> Vec<(u32, u32, usize)> {
 fn sends_and_receives_of_a_group_meet_in_their_order() {
     check(8, |world, dice| {
         for _ in 0..2 {
-            world.exchange(&any_transfers(dice, world.size()), dice);
+            world.exchange(&any_transfers(dice, world.size()), None, dice);
         }
     });
 }
 
-/// Long ones lie end to end in the blocks of a pair, short ones take its blocks in turn.
+/// Which block moves a transfer, and how it is cut, follows from its length alone: ranks need not group the same messages.
 #[test]
-fn many_transfers_of_a_pair_are_dealt_alike_on_both_sides() {
-    let mut table = table();
-    table.tunings.iter_mut().for_each(|tuning| tuning.parts = 3);
-    check_by(&table, 0, 8, |world, dice| {
-        let [from, to] = [0, 1].map(|side| side * (world.size() - 1));
-        let bytes = |dice: &mut Dice| dice.one_of(&[1, 64, 300, 1801, 3000, 4095, 9000]);
-        let one_way: Vec<_> = (0..10).map(|_| (from, to, bytes(dice))).collect();
-        world.exchange(&one_way, dice);
-        let both: Vec<_> = (0..5)
-            .flat_map(|_| {
-                let n = bytes(dice);
-                [(from, to, n), (to, from, n)]
-            })
-            .collect();
-        world.exchange(&both, dice);
+fn messages_of_a_group_meet_those_that_are_launched_alone() {
+    check(8, |world, dice| {
+        let last = world.size() - 1;
+        for alone in [0, last] {
+            let bytes = |dice: &mut Dice| dice.one_of(&[1, 64, 300, 1801, 3000, 4095, 9000]);
+            let messages: Vec<_> = (0..5).map(|_| (0, last, bytes(dice))).collect();
+            world.exchange(&messages, Some(alone), dice);
+        }
     });
 }
 
@@ -212,7 +205,7 @@ fn check_group(plays: u64, shared: &mut usize, calls: impl Fn(&mut Dice, u32) ->
             world.call(any_call(dice, size, &REDUCTIONS, [1, 3000]), dice);
             let bundles = world.group(&calls(dice, size), dice);
             counted.set(counted.get() + bundles.iter().filter(|calls| calls.len() > 1).count());
-            world.exchange(&[(0, 1, 100); 3], dice);
+            world.exchange(&[(0, 1, 100); 3], None, dice);
         }
     });
     *shared += counted.get();
@@ -340,7 +333,7 @@ fn any_calls(world: &mut World, dice: &mut Dice) {
         // What the call has told the peers by the way decides whether there is room for several items in a row.
         if dice.below(2) == 0 {
             let [from, to] = [0, 1].map(|_| dice.below(size.into()) as u32);
-            world.exchange(&[(from, to, 100); 3], dice);
+            world.exchange(&[(from, to, 100); 3], None, dice);
         }
     }
 }
@@ -361,7 +354,7 @@ fn items_in_a_row_wait_for_room_after_any_call() {
             let (mut dice, mut world) = (Dice(seed + 1), World::new(2, table()));
             for _ in 0..3 {
                 world.call(case, &mut dice);
-                world.exchange(&[(0, 1, 100), (0, 1, 100), (1, 0, 100), (1, 0, 100)], &mut dice);
+                world.exchange(&[(0, 1, 100), (0, 1, 100), (1, 0, 100), (1, 0, 100)], None, &mut dice);
             }
             let ending = world.play(seed, &often, PATIENCE);
             assert_eq!(ending, Ending::Well, "{case:?}, seed {seed}: {:?}", world.records());

@@ -6,8 +6,7 @@
 //! cut of all ranks fits, since their lists may differ from rank to rank, go message by message ([`lists`]).
 //!
 //! A call on a stream has a courier there ([`crate::cuda::courier`]), which loads and stores as the host orders and is dismissed
-//! behind the last order. What can be ordered before the stream has come to it is: the courier finds it there. The host asks the
-//! driver for nothing meanwhile ([`carrier`]).
+//! behind the last order. The host asks the driver for nothing meanwhile ([`carrier`]).
 //!
 //! Otherwise loads and stores run on side streams, once the host has seen the *entry*: that the caller's stream has come to the
 //! call. If the caller's stream waits, then for the *exit*, a word that the side stream of the stores releases behind the last of
@@ -380,12 +379,10 @@ impl Staged {
     fn store(&mut self, index: u32) -> Result<bool> {
         let piece = self.job.cut.piece(index);
         let last = index + 1 == self.job.cut.pieces();
-        let on_device = self.job.output.is_on_device();
-        // A courier finds the order when it comes.
-        let found = on_device && self.job.order.errand.is_some();
-        if (self.job.output.shape.bytes > 0 || self.begun) && !found && !self.has_entered()? {
+        if (self.job.output.shape.bytes > 0 || self.begun) && !self.has_entered()? {
             return Ok(false);
         }
+        let on_device = self.job.output.is_on_device();
         if on_device && !self.pin(index)? {
             return Ok(false);
         }
@@ -500,7 +497,7 @@ impl Staged {
             return format!("{stream} has not come to the call");
         }
         if self.exchanged == pieces {
-            return match self.delivered == pieces && !late {
+            return match self.delivered == pieces {
                 true => {
                     format!("the copy of piece {} of {pieces} to GPU {device} has not ended", self.stored + 1)
                 }
@@ -567,12 +564,11 @@ impl Operation for Staged {
     }
 
     fn has_courier(&self) -> bool {
-        // It may have got its last order already: a receive whose message was there.
-        self.job.order.entry.courier().is_some()
+        self.job.order.errand.is_some()
     }
 
     fn asks_driver(&self) -> bool {
-        !self.has_courier()
+        self.job.order.errand.is_none()
     }
 
     fn exits(&self) -> Arc<Exits> {

@@ -297,3 +297,37 @@ fn a_message_that_comes_before_its_stream_is_kept_without_the_driver() {
         assert_eq!(complaints.concat(), Vec::<String>::new(), "{transports}");
     }
 }
+
+#[test]
+fn a_receive_that_is_cancelled_before_its_stream_comes_is_not_written() {
+    let sent = Barrier::new(2);
+    let complaints = ranks(2, "shm", Order::RoundRobin, |rank| {
+        rank.copy_by_kernels();
+        let values = given(0, 1, 10);
+        let memory = rank.memory(&values);
+        if rank.rank == 0 {
+            rank.fill(memory, &values);
+            rank.run(&request(Kind::Send, memory, 0, 10, 1), &rank.call()).expect("it ends well");
+            sent.wait();
+        } else {
+            let gate = rank.gate();
+            let before = rank.double.peek(memory, 40);
+            let work =
+                rank.start(&request(Kind::Receive, 0, memory, 10, 0), &rank.call()).expect("it starts");
+            sent.wait();
+            // The message is there: it is taken as far as it can be.
+            for _ in 0..20 {
+                assert!(work.test().is_none());
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            work.cancel().expect("a receive");
+            work.wait(Deadline::after(PATIENCE)).expect_err("cancelled");
+            gate.release();
+            let complaints = rank.drain();
+            assert_eq!(rank.double.peek(memory, 40), before, "its buffer is the caller's again");
+            return complaints;
+        }
+        rank.drain()
+    });
+    assert_eq!(grave(complaints.concat()), Vec::<String>::new());
+}

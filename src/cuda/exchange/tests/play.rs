@@ -12,23 +12,23 @@ use crate::cuda::driver::{FunctionHandle, Grid};
 /// How adverse a run is, `Chances` of `kernels/double/machine.h`: chances in 256, and what is left out.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct Chances {
+pub(in crate::cuda) struct Chances {
     /// That another thread goes on after an access.
-    pub(super) switch: u32,
+    pub(in crate::cuda) switch: u32,
     /// That a load finds what was there before.
-    pub(super) stale: u32,
+    pub(in crate::cuda) stale: u32,
     /// That something stored is seen by others after a turn.
-    pub(super) commit: u32,
+    pub(in crate::cuda) commit: u32,
     /// That a rank stands still for a while when it would be somebody's turn.
-    pub(super) freeze: u32,
+    pub(in crate::cuda) freeze: u32,
     /// What does not do what it should: a mask of [`Weakness`].
-    pub(super) without: u32,
+    pub(in crate::cuda) without: u32,
 }
 
 /// What a run may leave out, to see that it is missed.
 #[derive(Clone, Copy, Debug)]
 #[repr(u32)]
-pub(super) enum Weakness {
+pub(in crate::cuda) enum Weakness {
     Release = 1,
     Acquire = 2,
     Fence = 4,
@@ -42,7 +42,7 @@ pub(super) enum Weakness {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 #[allow(dead_code)] // The other side makes them.
-pub(super) enum Ending {
+pub(in crate::cuda) enum Ending {
     /// By itself.
     Well = 0,
     /// It went on for too long, and every kernel was aborted.
@@ -81,7 +81,7 @@ type Play = unsafe extern "C" fn(*const Stream, u32, u64, *const Chances, u64, *
 
 /// A rank's launches, in their order.
 #[derive(Debug, Default)]
-pub(super) struct Recorder {
+pub(in crate::cuda) struct Recorder {
     launches: Mutex<Vec<Recorded>>,
 }
 
@@ -132,7 +132,7 @@ impl Recorder {
 
 impl Recorder {
     /// Has the memory at `from` copied to `to` once the last kernel so far has ended on its rank.
-    pub(super) fn copy_result(&self, from: u64, to: &mut [u8]) {
+    pub(in crate::cuda) fn copy_result(&self, from: u64, to: &mut [u8]) {
         let from = std::ptr::with_exposed_provenance(from as usize);
         let result = Output { from, bytes: to.len() as u64, to: to.as_mut_ptr() };
         self.lock().last_mut().expect("a launch").results.push(result);
@@ -144,7 +144,7 @@ impl Recorder {
 ///
 /// # Safety
 /// The memory that the launches name is there, also that for copies, and nobody else touches it.
-pub(super) unsafe fn play(
+pub(in crate::cuda) unsafe fn play(
     ranks: &[(&Recorder, *mut c_void)],
     seed: u64,
     chances: &Chances,

@@ -236,8 +236,9 @@ impl World {
         self.ranks.iter().map(|rank| rank.fault.record()).collect()
     }
 
-    /// Sends and receives that start together: (from, to, bytes) in the order of the call.
-    pub(super) fn exchange(&mut self, transfers: &[(u32, u32, usize)], dice: &mut Dice) {
+    /// Sends and receives that start together, but on a rank that starts them `alone`, one after the other: (from, to, bytes) in the
+    /// order of the call.
+    pub(super) fn exchange(&mut self, transfers: &[(u32, u32, usize)], alone: Option<u32>, dice: &mut Dice) {
         let size = self.ranks.len();
         let case = Case { dtype: DataType::U8, ..Case::new(Kind::Send, 0) };
         for &(from, to, bytes) in transfers {
@@ -270,8 +271,11 @@ impl World {
                     });
                 }
             }
-            // SAFETY: as for calls.
-            unsafe { rank.exchange.enqueue_points(&points, 0, &rank.stream) }.expect("a launch");
+            let together = if alone == Some(own) { 1 } else { points.len().max(1) };
+            for points in points.chunks(together) {
+                // SAFETY: as for calls.
+                unsafe { rank.exchange.enqueue_points(points, 0, &rank.stream) }.expect("a launch");
+            }
             for (called, &(_, to, _)) in made.iter_mut().zip(transfers) {
                 if to != own {
                     continue;

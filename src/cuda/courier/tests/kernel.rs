@@ -1,0 +1,194 @@
+//! The kernel itself, compiled for processors and played in adversarial orders over memory that is as weak as a GPU's, beside a
+//! host that is a kernel, too (`kernels/double`).
+
+use std::ffi::c_void;
+use std::sync::atomic::AtomicU32;
+
+use super::super::desk::{Board, FIELDS, STANDS};
+use super::*;
+use crate::cuda::double::Code;
+use crate::cuda::driver::Grid;
+use crate::cuda::exchange::tests::play::{Chances, Ending, Recorder, Weakness, play};
+
+/// Turns of a thread that no play needs.
+const PATIENCE: u64 = 20_000_000;
+
+const ADVERSE: [Chances; 3] = [
+    Chances { switch: 16, stale: 0, commit: 256, freeze: 2, without: 0 },
+    Chances { switch: 64, stale: 64, commit: 24, freeze: 0, without: 0 },
+    Chances { switch: 8, stale: 128, commit: 2, freeze: 4, without: 0 },
+];
+
+/// An order of a desk.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+struct Numbered {
+    desk: u32,
+    /// 0: none.
+    number: u32,
+}
+
+/// What the host does about an order: `Deed` of `kernels/double/kernels.cpp`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct Deed {
+    behind: [Numbered; 2],
+    copy: [u64; 3],
+    order: Numbered,
+    fields: [u32; FIELDS],
+}
+
+/// The parameter of the host.
+#[repr(C)]
+struct Host {
+    desks: u64,
+    deeds: u64,
+    count: u64,
+    blocks: [u32; DESKS],
+}
+
+/// What the couriers of a stream and the host are told, in the order in which the host gets to it.
+struct Script {
+    desks: Box<[Board; DESKS]>,
+    near: u32,
+    next: [u32; DESKS],
+    blocks: [u32; DESKS],
+    deeds: Vec<Deed>,
+    couriers: Vec<Call>,
+}
+
+impl Script {
+    fn new(blocks: [u32; DESKS]) -> Script {
+        // The desks in the device's memory outlive a play, so numbers go on.
+        static PLAYS: AtomicU32 = AtomicU32::new(0);
+        let plays = PLAYS.fetch_add(1, Ordering::Relaxed);
+        let (near, number) = (plays % STANDS as u32, 1 + 1000 * (plays / STANDS as u32));
+        // SAFETY: whole numbers, for which zeros are values.
+        let desks: Box<[Board; DESKS]> = Box::new(unsafe { std::mem::zeroed() });
+        Script { desks, near, next: [number; DESKS], blocks, deeds: Vec::new(), couriers: Vec::new() }
+    }
+
+    fn address(&self) -> u64 {
+        std::ptr::from_ref(&*self.desks).expose_provenance() as u64
+    }
+
+    /// The next courier, for what is ordered from now on.
+    fn courier(&mut self) {
+        let Script { near, next, blocks, .. } = *self;
+        self.couriers.push(Call { desks: self.address(), near, next, blocks });
+    }
+
+    /// Writes an order when its slip is free and what is `behind` has been carried out, and copies something before.
+    fn order(&mut self, desk: Desk, order: Order, behind: Numbered, copy: [u64; 3]) -> Numbered {
+        let next = &mut self.next[desk as usize];
+        let numbered = Numbered { desk: desk as u32, number: *next };
+        let free = Numbered { number: next.saturating_sub(SLIPS - 1), ..numbered };
+        *next += 1;
+        self.deeds.push(Deed { behind: [free, behind], copy, order: numbered, fields: order.fields() });
+        numbered
+    }
+
+    fn leave(&mut self) {
+        for desk in Desk::ALL {
+            self.order(desk, Order::LEAVE, Numbered::default(), [0; 3]);
+        }
+    }
+
+    fn play(&self, threads: u32, seed: u64, chances: &Chances, results: &mut [(u64, Vec<u8>)]) -> Ending {
+        let [stream, host] = [(); 2].map(|()| Recorder::default());
+        let grid = |blocks, threads| Grid { blocks, threads, shared: 0, overlaps: false };
+        for call in &self.couriers {
+            let parameter = std::ptr::from_ref(call).cast::<c_void>();
+            stream.launch(
+                stream.function(c"unisono_courier"),
+                grid(self.blocks.iter().sum(), threads),
+                parameter,
+            );
+        }
+        for (from, to) in results {
+            stream.copy_result(*from, to);
+        }
+        let parameter = Host {
+            desks: self.address(),
+            deeds: self.deeds.as_ptr().expose_provenance() as u64,
+            count: self.deeds.len() as u64,
+            blocks: self.blocks,
+        };
+        let parameter = std::ptr::from_ref(&parameter).cast::<c_void>();
+        host.launch(host.function(c"unisono_double_host"), grid(1, 1), parameter);
+        let mut aborts = [0u64; 2];
+        let [first, second] = &mut aborts;
+        let ranks = [(&stream, std::ptr::from_mut(first).cast()), (&host, std::ptr::from_mut(second).cast())];
+        // SAFETY: all memory that is named outlives the play.
+        unsafe { play(&ranks, seed, chances, PATIENCE) }.0
+    }
+}
+
+fn address(memory: &[u8]) -> u64 {
+    memory.as_ptr().expose_provenance() as u64
+}
+
+/// Two couriers of a stream carry pieces to the host, which copies each, and from there. At a third desk with blocks enough that most
+/// look at the device's memory each order carries what the one before it has written, other blocks' shares. What is wrong, if anything.
+fn carries(seed: u64, chances: &Chances) -> Option<String> {
+    const PIECE: usize = 200;
+    const PIECES: usize = 40;
+    const STEPS: usize = 6;
+    let given: Vec<u8> = (0..2 * PIECES * PIECE).map(|at| (at * 7 + seed as usize) as u8).collect();
+    let [loaded, sent, stored] = [(); 3].map(|()| vec![0xeeu8; given.len()]);
+    // Each step is 16 bytes shorter than the one before it.
+    let steps: Vec<_> = (0..=2 * STEPS).map(|_| vec![0xeeu8; given.len()]).collect();
+    let nothing = Numbered::default();
+    let mut script = Script::new([1 + (seed % 3) as u32, 2, 6]);
+    let carry = |to, from, bytes: usize, action| Order { to, from, bytes: bytes as u64, action };
+    for courier in 0..2 {
+        script.courier();
+        for piece in 0..PIECES {
+            let at = ((courier * PIECES + piece) * PIECE) as u64;
+            let [given, loaded, sent, stored] =
+                [&given, &loaded, &sent, &stored].map(|memory| address(memory) + at);
+            let order = carry(loaded, given, PIECE, Action::Carry);
+            let load = script.order(Desk::Load, order, nothing, [0; 3]);
+            let order = carry(stored, sent, PIECE, Action::Carry);
+            script.order(Desk::Store, order, load, [sent, loaded, PIECE as u64]);
+        }
+        for step in courier * STEPS..(courier + 1) * STEPS {
+            let from = if step == 0 { address(&given) } else { address(&steps[step]) };
+            let (bytes, to) = (given.len() - 16 * (step + 1), address(&steps[step + 1]));
+            script.order(Desk::Work, carry(to, from + 16, bytes, Action::CarryBehind), nothing, [0; 3]);
+        }
+        script.leave();
+    }
+    let [wanted, shifted] = [&given[..], &given[2 * STEPS * 16..]];
+    let mut results =
+        [(address(&stored), vec![0; wanted.len()]), (address(&steps[2 * STEPS]), vec![0; shifted.len()])];
+    let ending = script.play(64, seed, chances, &mut results);
+    // Where the play has not ended others still use it.
+    if ending != Ending::Well {
+        std::mem::forget((script, given, loaded, sent, stored, steps));
+        return Some(format!("{ending:?}"));
+    }
+    let wrong =
+        |(got, wanted): (&Vec<u8>, &[u8])| got.iter().zip(wanted).position(|(got, wanted)| got != wanted);
+    let wrong = [(&results[0].1, wanted), (&results[1].1, shifted)].map(wrong);
+    (wrong != [None; 2]).then(|| format!("carried by the host and step by step: wrong at {wrong:?}"))
+}
+
+#[test]
+fn kernels_carry_what_the_host_orders() {
+    let often = std::env::var("UNISONO_PLAYS").map_or(1, |often| often.parse().expect("a number"));
+    for seed in 0..12 * often {
+        assert_eq!(carries(seed, &ADVERSE[(seed % 3) as usize]), None, "seed {seed}");
+    }
+}
+
+#[test]
+fn what_kernels_leave_out_is_missed() {
+    for without in [Weakness::Release, Weakness::Acquire, Weakness::BlockBarrier] {
+        let missed = (0..24).any(|seed| {
+            let chances = Chances { without: without as u32, ..ADVERSE[1 + (seed % 2) as usize] };
+            carries(seed, &chances).is_some()
+        });
+        assert!(missed, "{without:?}");
+    }
+}
