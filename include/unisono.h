@@ -94,7 +94,7 @@ typedef enum unisono_status {
     UNISONO_INVALID_ARGUMENT = 1,
     /// The arguments are fine, the moment or the combination is not.
     UNISONO_INVALID_USAGE = 2,
-    /// Ranks called different things where they had to call the same.
+    /// Ranks called different things where they had to call the same, or run different builds of unisono.
     UNISONO_MISMATCH = 3,
     /// The deadline passed.
     UNISONO_TIMEOUT = 4,

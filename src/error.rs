@@ -14,7 +14,7 @@ pub enum Status {
     InvalidArgument = 1,
     /// The arguments are fine, the moment or the combination is not.
     InvalidUsage = 2,
-    /// Ranks called different things where they had to call the same.
+    /// Ranks called different things where they had to call the same, or run different builds of unisono.
     Mismatch = 3,
     /// The deadline passed.
     Timeout = 4,

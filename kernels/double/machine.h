@@ -60,7 +60,9 @@ struct Chances {
     u32 without;
 };
 
-enum Weakness : u32 { RELEASE = 1, ACQUIRE = 2, FENCE = 4, WARP_BARRIER = 8, TEAM_BARRIER = 16, BLOCK_BARRIER = 32, LINE = 64 };
+enum Weakness : u32 { RELEASE = 1, ACQUIRE = 2, FENCE = 4, WARP_BARRIER = 8, TEAM_BARRIER = 16, BLOCK_BARRIER = 32, LINE = 64,
+                      // What never orders anything.
+                      BALLOT = 128 };
 
 struct Dice {
     u64 state;
@@ -94,7 +96,7 @@ struct World {
 
     static constexpr size_t KEPT = 6;
 
-    bool has(Weakness weakness) const { return (chances.without & weakness) == 0; }
+    bool has(Weakness weakness) const { return weakness != BALLOT && (chances.without & weakness) == 0; }
 
     void commit(u64 address, const u8 *data, u32 length) {
         clock++;
@@ -501,11 +503,11 @@ inline bool meet(Meeting &meeting, Weakness weakness, u32 count, bool mine) {
 }
 inline Meeting &own_warp() { return running->warps[running->warp()]; }
 inline u32 width_of_warp() { return running->living_of_warp(running->warp()); }
-// What the threads of a warp say when they meet.
+// What the threads of a warp say when they meet, which orders nothing.
 inline const u64 *tell_warp(u64 mine) {
     Meeting &warp = own_warp();
     warp.said[running->current % WARP] = mine;
-    meet(warp, WARP_BARRIER, width_of_warp(), false);
+    meet(warp, BALLOT, width_of_warp(), false);
     return warp.was_said;
 }
 

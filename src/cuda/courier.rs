@@ -374,7 +374,7 @@ impl Drop for Courier {
         let mut stands = self.devices.stands();
         match self.blocks.get() {
             Some(&blocks) if *self.state.get_mut() == LAUNCHED => {
-                stands.parked.push(Left { stand, blocks, last });
+                stands.parked.push_back(Left { stand, blocks, last });
             }
             _ => stands.free.push(stand),
         }

@@ -4,10 +4,12 @@
 //! round by Bruck's allgather over authenticated links, in ⌈log₂ n⌉ rounds. Nobody opens a full mesh. A rank that cannot join leaves a
 //! notice in the store, for those who wait.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+mod notice;
 
-use super::control::Control;
+use std::sync::Arc;
+use std::time::Instant;
+
+use self::notice::Notice;
 use super::endpoint::{Endpoint, Through};
 use super::lane::{Destination, Source, Ticket};
 use super::messages::Failure;
@@ -53,19 +55,23 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
     let arrival = store.add(&format!("{name}/arrivals"), 1, deadline)?;
     let generation = (arrival - 1) / i64::from(size);
     let prefix = format!("{name}/{generation}");
-    let secret = match secret {
-        Some(secret) => secret,
-        None => share_secret(rank, store, &prefix, deadline).map_err(|error| {
-            error.context(format_args!("rank {rank} of {size} waits for rank 0 to join '{name}'"))
-        })?,
-    };
-    let digest = secret.tag(&[b"unisono job", prefix.as_bytes()]);
-    let job = u64::from_le_bytes(std::array::from_fn(|i| digest[i]));
-    let notice = Notice { store, key: format!("{prefix}/refused") };
-    let identity = Identity { rank, size, secret, job };
-    let endpoint = Endpoint::new(identity, options)
-        .and_then(|endpoint| join(&endpoint, &prefix, name, &notice, deadline).map(|()| endpoint));
-    Ok((endpoint.map_err(|error| notice.leave(error))?, job))
+    let notice = Notice::new(store, &prefix, rank);
+    // Who has failed says so before its links tell that it has gone.
+    let mut endpoint = None;
+    let joined = (|| {
+        let secret = match secret {
+            Some(secret) => secret,
+            None => share_secret(rank, &prefix, &notice, deadline).map_err(|error| {
+                error.context(format_args!("rank {rank} of {size} waits for rank 0 to join '{name}'"))
+            })?,
+        };
+        let digest = secret.tag(&[b"unisono job", prefix.as_bytes()]);
+        let job = u64::from_le_bytes(std::array::from_fn(|i| digest[i]));
+        let endpoint = endpoint.insert(Endpoint::new(Identity { rank, size, secret, job }, options)?);
+        join(endpoint, &prefix, name, &notice, deadline)?;
+        Ok((endpoint.clone(), job))
+    })();
+    joined.map_err(|error| notice.leave(error))
 }
 
 /// Learns where everybody is, and waits until all know.
@@ -76,7 +82,7 @@ fn join(
     notice: &Notice<'_>,
     deadline: Deadline,
 ) -> Result<()> {
-    let (began, store) = (Instant::now(), notice.store);
+    let (began, store) = (Instant::now(), notice.store());
     let &Identity { rank, size, job, .. } = endpoint.identity().0;
     let own = endpoint.registration().address().clone();
     store.set(&format!("{prefix}/rank/{rank}"), &own.encode(), deadline)?;
@@ -131,65 +137,15 @@ fn join(
     Ok(())
 }
 
-/// Where a rank that cannot join says why.
-struct Notice<'a> {
-    store: &'a dyn Store,
-    key: String,
-}
-
-impl Notice<'_> {
-    /// How long a rank waits before it looks first; each time twice as long, up to the last.
-    const FIRST: Duration = Duration::from_secs(1);
-    const LAST: Duration = Duration::from_secs(16);
-
-    /// Why some rank cannot join, if one says so.
-    fn read(&self) -> Option<Error> {
-        let bytes = self.store.try_get(&self.key, Deadline::after(Notice::FIRST)).ok()??;
-        match Control::decode(&bytes) {
-            Some(Control::Failure { error, .. }) => Some(error),
-            _ => None,
-        }
-    }
-
-    /// Tells the others why this rank cannot join, unless it is for what another has told already; why. Who only waited in vain
-    /// knows nothing that the others do not.
-    fn leave(&self, error: Error) -> Error {
-        if error.status() == Status::Timeout {
-            return error;
-        }
-        if let Some(told) = self.read() {
-            return told;
-        }
-        let bytes = Control::Failure { group: 0, error: error.clone() }.encode();
-        let _ = self.store.set(&self.key, &bytes, Deadline::after(Notice::FIRST));
-        error
-    }
-
-    /// Waits by `wait`, which gives up at a deadline with a `Timeout`, and looks now and then.
-    fn watch<T>(&self, deadline: Deadline, mut wait: impl FnMut(Deadline) -> Result<T>) -> Result<T> {
-        let mut pause = Notice::FIRST;
-        loop {
-            let until = Deadline::after(pause);
-            match wait(until.min(deadline)) {
-                Err(error) if error.status() == Status::Timeout && until.precedes(deadline) => {}
-                result => return result,
-            }
-            if let Some(error) = self.read() {
-                return Err(error);
-            }
-            pause = (2 * pause).min(Notice::LAST);
-        }
-    }
-}
-
-fn share_secret(rank: u32, store: &dyn Store, prefix: &str, deadline: Deadline) -> Result<SecretKey> {
+fn share_secret(rank: u32, prefix: &str, notice: &Notice<'_>, deadline: Deadline) -> Result<SecretKey> {
+    let store = notice.store();
     let key = format!("{prefix}/secret");
     if rank == 0 {
         let secret = SecretKey::random()?;
         store.set(&key, secret.expose(), deadline)?;
         return Ok(secret);
     }
-    let bytes = store.get(&key, deadline)?;
+    let bytes = notice.get(&key, deadline)?;
     match <[u8; 32]>::try_from(bytes.as_slice()) {
         Ok(bytes) => Ok(SecretKey::new(bytes)),
         Err(_) => fail!(
@@ -205,11 +161,10 @@ fn find(endpoint: &Endpoint, prefix: &str, peer: u32, notice: &Notice<'_>, deadl
     if endpoint.messages().linked(peer) {
         return Ok(());
     }
-    let (store, key) = (notice.store, format!("{prefix}/rank/{peer}"));
-    let bytes = notice.watch(deadline, |until| store.get(&key, until))?;
+    let bytes = notice.get(&format!("{prefix}/rank/{peer}"), deadline)?;
     let address = PeerAddress::decode(&bytes)?;
     if address.rank != peer {
-        fail!(InvalidUsage, "the {} gives rank {} for rank {peer}", store.describe(), address.rank);
+        fail!(InvalidUsage, "the {} gives rank {} for rank {peer}", notice.store().describe(), address.rank);
     }
     endpoint.learn(address);
     Ok(())
@@ -257,10 +212,8 @@ fn exchange(
             None => (mail.done.len() == 2).then_some(Ok(())),
         }
     };
-    let result = notice.watch(deadline, |until| {
-        let answer = endpoint.wait(until, Through::Messages, &mut look);
-        answer.unwrap_or_else(|| Err(Error::new(Status::Timeout, "")))
-    });
+    let answer = notice.watch(deadline, |until| endpoint.wait(until, Through::Messages, &mut look));
+    let result = answer.unwrap_or_else(|| Err(Error::new(Status::Timeout, "")));
     let mut messages = endpoint.messages();
     match result {
         Ok(()) => messages.close_mailbox(mailbox),

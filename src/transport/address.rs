@@ -89,7 +89,7 @@ impl PeerAddress {
         if sources != SOURCES {
             fail!(
                 Mismatch,
-                "{} runs another build of unisono ({sources}) than this rank ({SOURCES}): install one build for all ranks",
+                "{} runs another build of unisono ({sources}) than who met it ({SOURCES}): install one build for all ranks",
                 address.describe()
             );
         }

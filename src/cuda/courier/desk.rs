@@ -1,5 +1,6 @@
 //! Desks as they lie in pinned memory, and what stands on their slips.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::super::context::Devices;
@@ -15,9 +16,6 @@ pub(super) const FIELDS: usize = 8;
 
 /// How many stands there are on a page. Couriers of the first have desks in the memory of their device, too.
 pub(super) const STANDS: usize = 16;
-
-/// So many parked ones are worth a look.
-const SOME: usize = 8;
 
 /// Bytes from stand to stand.
 pub(super) const STRIDE: usize = size_of::<Room>();
@@ -144,7 +142,7 @@ pub(in crate::cuda) struct Stands {
     pages: Vec<usize>,
     pub(super) free: Vec<Stand>,
     /// Those of couriers that were dismissed but have not been seen to leave.
-    pub(super) parked: Vec<Left>,
+    pub(super) parked: VecDeque<Left>,
 }
 
 impl Stands {
@@ -155,28 +153,35 @@ impl Stands {
         std::mem::take(&mut self.pages)
     }
 
-    /// The first that is free.
+    /// The first that is free: those have desks in the device's memory.
     fn take(&mut self) -> Option<Stand> {
         self.tidy();
         let first = (0..self.free.len()).min_by_key(|&at| self.free[at].index)?;
         Some(self.free.swap_remove(first))
     }
 
-    /// Looks after those that are parked when none with desks in the device's memory is free, and then only if there are some: one
-    /// look for many that have left.
-    fn tidy(&mut self) {
-        let has_near = self.free.iter().any(|stand| (stand.index as usize) < STANDS);
-        if has_near || self.parked.len() < SOME && !self.free.is_empty() {
-            return;
-        }
-        let gone = self.parked.extract_if(.., |left| left.is_over()).map(|left| left.stand);
-        // A block that has not served for so long would seem to have carried out what has not been ordered.
-        self.free.extend(gone.filter(|stand| stand.next.iter().all(|&next| next < RETIRED)));
-    }
-
     fn has_any(&mut self) -> bool {
         self.tidy();
         !self.free.is_empty()
+    }
+
+    /// Frees what has been left. Couriers leave mostly in their order, so the others are looked at only if there is need.
+    fn tidy(&mut self) {
+        while self.parked.front().is_some_and(Left::is_over) {
+            self.parked.pop_front().into_iter().for_each(|left| self.release(left));
+        }
+        if self.free.is_empty() {
+            let (over, parked) = std::mem::take(&mut self.parked).into_iter().partition(Left::is_over);
+            self.parked = parked;
+            VecDeque::into_iter(over).for_each(|left: Left| self.release(left));
+        }
+    }
+
+    fn release(&mut self, left: Left) {
+        // A block that has not served for so long would seem to have carried out what has not been ordered.
+        if left.stand.next.iter().all(|&next| next < RETIRED) {
+            self.free.push(left.stand);
+        }
     }
 }
 

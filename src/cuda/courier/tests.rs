@@ -338,6 +338,9 @@ fn stands_are_used_again_and_never_while_one_is_there() {
     drop(made(2 * most));
     assert_eq!(double.creations(), before);
     double.drain();
+    // Those with desks in the device's memory are taken first.
+    assert!(made(1)[0].stand().index < most as u32);
+    double.drain();
     assert_eq!(double.complaints(), Vec::<String>::new());
 }
 
