@@ -61,7 +61,7 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
     let joined = (|| {
         let secret = match secret {
             Some(secret) => secret,
-            None => share_secret(rank, &prefix, &notice, deadline).map_err(|error| {
+            None => share_secret(rank, store, &prefix, deadline).map_err(|error| {
                 error.context(format_args!("rank {rank} of {size} waits for rank 0 to join '{name}'"))
             })?,
         };
@@ -106,7 +106,7 @@ fn join(
         let count = known.min(size - known);
         let to = (rank + size - known) % size;
         let from = (rank + known) % size;
-        find(endpoint, prefix, to, notice, deadline).map_err(|error| {
+        find(endpoint, store, prefix, to, deadline).map_err(|error| {
             error.context(format_args!("rank {rank} of {size} waits for rank {to} to join '{name}'"))
         })?;
         let (have, missing) = table.split_at_mut(known as usize * RECORD_BYTES);
@@ -137,15 +137,14 @@ fn join(
     Ok(())
 }
 
-fn share_secret(rank: u32, prefix: &str, notice: &Notice<'_>, deadline: Deadline) -> Result<SecretKey> {
-    let store = notice.store();
+fn share_secret(rank: u32, store: &dyn Store, prefix: &str, deadline: Deadline) -> Result<SecretKey> {
     let key = format!("{prefix}/secret");
     if rank == 0 {
         let secret = SecretKey::random()?;
         store.set(&key, secret.expose(), deadline)?;
         return Ok(secret);
     }
-    let bytes = notice.get(&key, deadline)?;
+    let bytes = store.get(&key, deadline)?;
     match <[u8; 32]>::try_from(bytes.as_slice()) {
         Ok(bytes) => Ok(SecretKey::new(bytes)),
         Err(_) => fail!(
@@ -157,14 +156,14 @@ fn share_secret(rank: u32, prefix: &str, notice: &Notice<'_>, deadline: Deadline
 }
 
 /// Learns where `peer` is, unless it is known.
-fn find(endpoint: &Endpoint, prefix: &str, peer: u32, notice: &Notice<'_>, deadline: Deadline) -> Result<()> {
+fn find(endpoint: &Endpoint, store: &dyn Store, prefix: &str, peer: u32, deadline: Deadline) -> Result<()> {
     if endpoint.messages().linked(peer) {
         return Ok(());
     }
-    let bytes = notice.get(&format!("{prefix}/rank/{peer}"), deadline)?;
+    let bytes = store.get(&format!("{prefix}/rank/{peer}"), deadline)?;
     let address = PeerAddress::decode(&bytes)?;
     if address.rank != peer {
-        fail!(InvalidUsage, "the {} gives rank {} for rank {peer}", notice.store().describe(), address.rank);
+        fail!(InvalidUsage, "the {} gives rank {} for rank {peer}", store.describe(), address.rank);
     }
     endpoint.learn(address);
     Ok(())

@@ -2,12 +2,12 @@
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::engine::control::Control;
 use crate::error::{Error, Result, Status};
-use crate::rendezvous::store::{Store, timed_out};
+use crate::rendezvous::store::Store;
 
 /// How long a rank waits before it looks for a notice: at first, ranks one after the other, and at most. Each time twice as long.
 const FIRST: Duration = Duration::from_millis(1500);
@@ -59,7 +59,8 @@ impl<'a> Notice<'a> {
         error
     }
 
-    /// Waits by `wait`, which gives up at a deadline, and looks now and then; `None` at `deadline`.
+    /// Waits by `wait`, which gives up at a deadline, and looks now and then; `None` at `deadline`. Not for waits of the store itself: one
+    /// that a program brings may not tell a wait that is over from a failure.
     pub(super) fn watch<T>(
         &self,
         deadline: Deadline,
@@ -78,15 +79,5 @@ impl<'a> Notice<'a> {
             }
             self.pause.set((2 * self.pause.get()).min(LAST));
         }
-    }
-
-    /// The value of a key, once it is there.
-    pub(super) fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
-        let began = Instant::now();
-        let value = self.watch(deadline, |until| match self.store.get(key, until) {
-            Err(error) if error.status() == Status::Timeout && until.expired() => None,
-            result => Some(result),
-        });
-        value.unwrap_or_else(|| Err(timed_out(self.store, key, began)))
     }
 }
