@@ -106,6 +106,9 @@ struct Clerk {
         far = call.desks + side;
         near = call.near < NEARS && blocks > FEW_BLOCKS ? &near_desks[call.near][side] : nullptr;
         number = call.next[side];
+        // What has been ordered already is seen while what the stream was given before comes to its end.
+        if (threadIdx.x < 32 && asks_host()) see();
+        await_stream();
         if (blockIdx.x == 0 && threadIdx.x == 0) store_relaxed(&far->here, number);
     }
 
@@ -126,6 +129,8 @@ struct Clerk {
             if (action == CARRY_BEHIND && blocks > 1) await_others();
         }
         __syncthreads();
+        // From here on this block waits for nobody, so what the stream was given next takes its place from nobody.
+        if (leaves) release_stream();
         const auto wide = [&](Field low) { return order[low] | static_cast<u64>(order[low + 1]) << 32; };
         return Order{reinterpret_cast<u8 *>(wide(TO)), reinterpret_cast<const u8 *>(wide(FROM)), wide(BYTES), order[ACTION], leaves};
     }
@@ -158,22 +163,27 @@ struct Clerk {
     }
 
 private:
-    // Waits until the next slip bears its order, and sees those behind it that do. The first block of many passes on what it has
-    // seen: a slip that the host has written again has been taken by all.
+    DEVICE bool asks_host() const { return near == nullptr || block == 0; }
+
+    // Waits until the next slip bears its order.
     DEVICE void look() {
-        const bool first = near == nullptr || block == 0;
-        const u32 order = number + threadIdx.x / FIELDS, slip = order % SLIPS, field = threadIdx.x % FIELDS;
-        const u64 *word = &(first ? far : near)->slip[slip].field[field];
-        u32 there;
         do {
-            if (!first) nap();
-            seen = load_acquire(word);
-            there = __ballot_sync(~0u, static_cast<u32>(seen >> 32) == order);
-        } while ((there & ALL_FIELDS) != ALL_FIELDS);
-        taken = 0;
-        found = 1;
+            if (!asks_host()) nap();
+        } while (!see());
+    }
+
+    // Whether the next slip bears its order. Sees those behind it that do, too. The first block of many passes on what it has
+    // seen: a slip that the host has written again has been taken by all.
+    DEVICE bool see() {
+        const u32 order = number + threadIdx.x / FIELDS, slip = order % SLIPS, field = threadIdx.x % FIELDS;
+        seen = load_acquire(&(asks_host() ? far : near)->slip[slip].field[field]);
+        const u32 there = __ballot_sync(~0u, static_cast<u32>(seen >> 32) == order);
+        taken = found = 0;
         while (found < VIEW && (there >> found * FIELDS & ALL_FIELDS) == ALL_FIELDS) found++;
-        if (near != nullptr && first && threadIdx.x / FIELDS < found) store_release(&near->slip[slip].field[field], seen);
+        if (near != nullptr && asks_host() && threadIdx.x / FIELDS < found) {
+            store_release(&near->slip[slip].field[field], seen);
+        }
+        return found > 0;
     }
     static constexpr u32 ALL_FIELDS = (1u << FIELDS) - 1;
 

@@ -110,6 +110,8 @@ struct Launch {
     u32 blocks, threads;
     const Result *results;
     u64 count;
+    // Whether it may begin as soon as all blocks of the one before it allow that.
+    u64 overlaps;
 };
 
 // A rank: what its stream was given, and the abort word of its page.
@@ -120,29 +122,53 @@ struct Rank {
 };
 
 struct Stream {
+    using Blocks = std::vector<std::unique_ptr<Actor>>;
+
     const Rank &rank;
     u64 next = 0;
-    std::vector<std::unique_ptr<Actor>> actors;
+    // Those of the kernel whose turn it is, and of the next one if that has begun.
+    Blocks actors, early;
 
     bool is_over() const { return actors.empty() && next == rank.count; }
     // Ends a kernel whose blocks have ended, and begins the next one.
     void advance(World &world) {
-        for (const auto &actor : actors) {
-            if (!actor->over) return;
+        const auto is_over = [](const std::unique_ptr<Actor> &actor) { return actor->over; };
+        if (std::all_of(actors.begin(), actors.end(), is_over)) {
+            for (const auto &actor : actors) {
+                actor->block.commit_all();
+                actor->thread.join();
+            }
+            if (!actors.empty()) {
+                const Launch &ended = rank.launches[next - 1 - !early.empty()];
+                for (u64 i = 0; i < ended.count; i++) memcpy(ended.results[i].to, ended.results[i].from, ended.results[i].bytes);
+            }
+            actors = std::move(early);
+            early.clear();
+            for (const auto &actor : actors) actor->block.waits = false;
+            if (actors.empty() && next < rank.count) actors = begin(world, false);
         }
-        for (const auto &actor : actors) {
-            actor->block.commit_all();
-            actor->thread.join();
-        }
-        if (!actors.empty()) {
-            const Launch &ended = rank.launches[next - 1];
-            for (u64 i = 0; i < ended.count; i++) memcpy(ended.results[i].to, ended.results[i].from, ended.results[i].bytes);
-        }
-        actors.clear();
-        if (next == rank.count) return;
+        const auto lets = [](const std::unique_ptr<Actor> &actor) { return actor->over || actor->block.released; };
+        const bool may = !actors.empty() && early.empty() && next < rank.count && rank.launches[next].overlaps;
+        if (may && std::all_of(actors.begin(), actors.end(), lets)) early = begin(world, true);
+    }
+    Blocks begin(World &world, bool waits) {
         const Launch &launch = rank.launches[next++];
+        Blocks blocks;
         for (u32 block = 0; block < launch.blocks; block++) {
-            actors.emplace_back(new Actor(world, block, launch.blocks, launch.threads, launch.entry, launch.call));
+            blocks.emplace_back(new Actor(world, block, launch.blocks, launch.threads, launch.entry, launch.call, waits));
+        }
+        return blocks;
+    }
+    template <class What>
+    void each(What what) const {
+        for (const Blocks *blocks : {&actors, &early}) {
+            for (const auto &actor : *blocks) what(*actor);
+        }
+    }
+    // Its threads are left behind.
+    void forget() {
+        for (Blocks *blocks : {&actors, &early}) {
+            for (auto &one : *blocks) one.release();
         }
     }
 };
@@ -175,7 +201,7 @@ extern "C" int unisono_play(const machine::Rank *ranks, machine::u32 size, machi
             stream.advance(world);
             over = over && stream.is_over();
             if (&stream == frozen && turns < thaw) continue;
-            for (const auto &actor : stream.actors) actors.push_back(actor.get());
+            stream.each([&](Actor &actor) { actors.push_back(&actor); });
         }
         *asked = world.asked;
         if (over) return aborted ? ABORTED : WELL;
@@ -199,9 +225,7 @@ extern "C" int unisono_play(const machine::Rank *ranks, machine::u32 size, machi
         if (turns < patience) continue;
         if (aborted) {
             for (Actor *one : actors) one->abandon();
-            for (Stream &stream : streams) {
-                for (auto &one : stream.actors) one.release();
-            }
+            for (Stream &stream : streams) stream.forget();
             return STUCK;
         }
         aborted = true;

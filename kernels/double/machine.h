@@ -62,7 +62,8 @@ struct Chances {
 
 enum Weakness : u32 { RELEASE = 1, ACQUIRE = 2, FENCE = 4, WARP_BARRIER = 8, TEAM_BARRIER = 16, BLOCK_BARRIER = 32, LINE = 64,
                       // What never orders anything.
-                      BALLOT = 128 };
+                      BALLOT = 128,
+                      STREAM = 256 };
 
 struct Dice {
     u64 state;
@@ -244,13 +245,15 @@ struct Block {
     std::vector<u32> ready;
     void (*entry)(const void *);
     const void *call;
+    // Whether the kernel before this one in its stream goes on, and whether this block has let the next one begin.
+    bool waits, released = false;
 
     static constexpr size_t STACK = 48 << 10;
     // More is committed as it comes.
     static constexpr size_t ROOM = 32;
 
-    Block(World &world, u32 index, u32 blocks, u32 count, void (*entry)(const void *), const void *call)
-        : world(world), index(index), blocks(blocks), threads(count), living(count), entry(entry), call(call) {
+    Block(World &world, u32 index, u32 blocks, u32 count, void (*entry)(const void *), const void *call, bool waits)
+        : world(world), index(index), blocks(blocks), threads(count), living(count), entry(entry), call(call), waits(waits) {
         for (u32 i = 0; i < count; i++) {
             threads[i].clock.horizon = world.clock;
             ready.push_back(i);
@@ -602,8 +605,14 @@ inline bool team_barrier_or(u32 barrier, u32 threads, bool mine) {
 }
 inline void team_barrier(u32 barrier, u32 threads) { team_barrier_or(barrier, threads, false); }
 
-inline void await_stream() {}
-inline void release_stream() {}
+inline void await_stream() {
+    machine::Block &block = *machine::running;
+    if (!block.world.has(machine::STREAM)) return;
+    while (block.waits) block.yield();
+    // What came before is there to be seen.
+    block.self().clock.horizon = block.world.clock;
+}
+inline void release_stream() { machine::running->released = true; }
 inline void pause() { machine::running->yield(); }
 inline void nap() { pause(); }
 inline u64 max(u64 a, u64 b) { return a < b ? b : a; }

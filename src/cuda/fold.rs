@@ -11,6 +11,7 @@ use super::by_device::ByDevice;
 use super::context::Devices;
 use super::courier::{self, Combiner, Errand};
 use super::driver::{Driver, FunctionHandle, Grid};
+use super::image::Image;
 use super::kernels::{self, IMAGE, Launch, MAX_OPERANDS};
 use super::local::{self, Fold, Kernels};
 use super::stream::Stream;
@@ -41,6 +42,8 @@ struct Loaded {
     functions: HashMap<&'static CStr, FunctionHandle>,
     /// By what they combine, too.
     couriers: Vec<(Option<Combiner>, FunctionHandle)>,
+    /// Whether they can be launched before their turn, and wait for it.
+    couriers_await: bool,
 }
 
 impl FoldKernels {
@@ -113,15 +116,17 @@ impl Kernels for FoldKernels {
 
     unsafe fn carry(&self, stream: &Stream, call: &courier::Call, combiner: Option<Combiner>) -> Result<()> {
         let device = stream.device();
-        let function = self.loaded.get(stream.devices(), device).and_then(|loaded| {
+        let found = self.loaded.get(stream.devices(), device).and_then(|loaded| {
             let found = loaded.couriers.iter().find(|(other, _)| *other == combiner);
-            found.map(|(_, function)| *function)
+            found.map(|(_, function)| (*function, loaded.couriers_await))
         });
-        let Some(function) = function else {
+        let Some((function, awaits)) = found else {
             fail!(Internal, "couriers were not prepared on device {device}")
         };
-        // SAFETY: the caller's promise.
-        unsafe { carry(stream.devices().driver(), function, stream, call) }
+        // What the legacy stream is given waits for other streams, too, of which the kernel would not know.
+        let overlaps = awaits && !stream.handle().is_legacy();
+        // SAFETY: the caller's promise; the kernel waits for its stream where it may be launched before its turn.
+        unsafe { carry(stream.devices().driver(), function, stream, call, overlaps) }
     }
 }
 
@@ -173,7 +178,7 @@ impl Loaded {
                 // One that has nothing to do.
                 let dismissed = Errand::new(devices, device, 0, combiner)?.courier().clone();
                 // SAFETY: it leaves at once.
-                dismissed.launch_by(|call, _| unsafe { carry(driver, function, &stream, call) })?;
+                dismissed.launch_by(|call, _| unsafe { carry(driver, function, &stream, call, false) })?;
                 couriers.push((combiner, function));
             }
         }
@@ -182,21 +187,22 @@ impl Loaded {
             "reductions on GPU {device} are loaded after {:.1} ms",
             began.elapsed().as_secs_f64() * 1e3
         );
-        Ok(Loaded { blocks, functions, couriers })
+        Ok(Loaded { blocks, functions, couriers, couriers_await: Image::awaits_streams(driver, device)? })
     }
 }
 
 /// Launches a courier.
 ///
 /// # Safety
-/// As [`Kernels::carry`]; the function is a courier, on the current device.
+/// As [`Kernels::carry`]; the function is a courier, on the current device. Whether it may be launched before its turn: it waits for that.
 unsafe fn carry(
     driver: &dyn Driver,
     function: FunctionHandle,
     stream: &Stream,
     call: &courier::Call,
+    overlaps: bool,
 ) -> Result<()> {
-    let grid = call.grid();
+    let grid = Grid { overlaps, ..call.grid() };
     let parameter = std::ptr::from_ref(call).cast_mut().cast();
     // SAFETY: the kernel takes a `Call`, and nothing else; it is not written.
     unsafe { driver.launch(function, grid, stream.handle(), &mut [parameter]) }

@@ -257,6 +257,7 @@ impl Group {
         if !free {
             orders.of(class, tag).queue.push_back(running.clone());
             drop(orders);
+            running.prepare();
             self.endpoint.kick();
             return Ok(running);
         }
@@ -375,22 +376,40 @@ impl Group {
         }
     }
 
-    /// A call has ended: the next one has its turn, and a failure is everybody's.
-    pub fn conclude(&self, turn: &Turn, result: Result<Completion>) -> Result<Completion> {
+    /// A call of this thread has ended: the next one has its turn, and a failure is everybody's.
+    fn conclude(&self, turn: &Turn, result: Result<Completion>) -> Result<Completion> {
+        let result = self.note_end(turn, result);
+        self.pass_on(turn);
+        result
+    }
+
+    /// A call has ended; a failure is everybody's.
+    pub fn note_end(&self, turn: &Turn, result: Result<Completion>) -> Result<Completion> {
         let progress = if result.is_ok() { Progress::Done } else { Progress::Failed };
         self.endpoint.recorder().end(turn.slot, progress);
         let result = result.map_err(|cause| self.blame(turn, cause));
-        if turn.class != Class::PointToPoint {
-            if turn.class == Class::Tagged {
-                self.endpoint.messages().end_call(self.id, turn.tag, turn.sequence);
-            }
-            let next = lock(&self.orders).end(turn.class, turn.tag);
-            if let Some(next) = next {
-                next.activate();
-                self.endpoint.kick();
-            }
+        if turn.class == Class::Tagged {
+            self.endpoint.messages().end_call(self.id, turn.tag, turn.sequence);
         }
         result
+    }
+
+    /// Whether another call waits for the turn of one that has not ended. None of a tag does: what is kept for that goes with
+    /// its last call.
+    pub fn is_followed(&self, turn: &Turn) -> bool {
+        turn.class == Class::Ordered && !lock(&self.orders).of(Class::Ordered, 0).queue.is_empty()
+    }
+
+    /// The call after this one has its turn. Once.
+    pub fn pass_on(&self, turn: &Turn) {
+        if turn.class == Class::PointToPoint {
+            return;
+        }
+        let next = lock(&self.orders).end(turn.class, turn.tag);
+        if let Some(next) = next {
+            next.activate();
+            self.endpoint.kick();
+        }
     }
 
     /// Tags of which something is kept for their next calls, neighbours as one.

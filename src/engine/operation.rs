@@ -31,6 +31,14 @@ pub trait Operation: Send {
     /// The ranks of the group that it waits for, for a person who wants to know why it takes so long.
     fn waits_for(&self, group: &Group) -> Vec<u32>;
 
+    /// Begins what touches no other rank and may come before its turn. Called while it waits for that, if it does.
+    fn prepare(&mut self, _group: &Group) {}
+
+    /// Whether all that is left of it concerns this rank alone: the next call may have its turn.
+    fn has_exchanged(&self) -> bool {
+        false
+    }
+
     /// How its condition comes true.
     fn through(&self) -> Through {
         Through::Messages
@@ -109,6 +117,14 @@ impl Operation for Box<dyn Operation> {
         (**self).waits_for(group)
     }
 
+    fn prepare(&mut self, group: &Group) {
+        (**self).prepare(group);
+    }
+
+    fn has_exchanged(&self) -> bool {
+        (**self).has_exchanged()
+    }
+
     fn through(&self) -> Through {
         (**self).through()
     }
@@ -140,8 +156,10 @@ pub struct Running {
     asks_driver: bool,
     has_courier: bool,
     stage: Mutex<Stage>,
-    /// Whether its turn has come.
+    /// Whether its turn has come,
     active: AtomicBool,
+    /// and has gone to the next call.
+    passed: AtomicBool,
     done: AtomicBool,
     ending: Mutex<Ending>,
     /// What streams wait for, of one on a device.
@@ -183,6 +201,7 @@ impl Running {
             held_up: OnceLock::new(),
             stage: Mutex::new(Stage::Running { operation, compare_at: Deadline::NEVER }),
             active: AtomicBool::new(false),
+            passed: AtomicBool::new(false),
             done: AtomicBool::new(false),
             ending: Mutex::default(),
         })
@@ -200,6 +219,7 @@ impl Running {
             held_up: OnceLock::new(),
             stage: Mutex::new(Stage::Over),
             active: AtomicBool::new(true),
+            passed: AtomicBool::new(true),
             done: AtomicBool::new(true),
             ending: Mutex::new(Ending { result: Some(result), callbacks: Vec::new() }),
         })
@@ -237,6 +257,13 @@ impl Running {
             Ok(Stage::Overdue(inquiry)) => inquiry.until(),
             Ok(Stage::Running { compare_at, .. }) => self.call.deadline.min(*compare_at),
             _ => self.call.deadline,
+        }
+    }
+
+    /// It waits for its turn, and does meanwhile what it can.
+    pub fn prepare(&self) {
+        if let Stage::Running { operation, .. } = &mut *lock(&self.stage) {
+            operation.prepare(&self.group);
         }
     }
 
@@ -292,6 +319,11 @@ impl Running {
                             *compare_at = self.call.compare_again_at();
                             self.group.compare(&self.call, &operation.waits_for(&self.group));
                         }
+                        let passes = operation.has_exchanged();
+                        drop(stage);
+                        if passes && self.group.is_followed(&self.call) {
+                            self.pass_on();
+                        }
                         return false;
                     }
                 }
@@ -301,6 +333,13 @@ impl Running {
         drop(stage);
         self.finish(result, standing);
         true
+    }
+
+    /// The next call has its turn.
+    fn pass_on(&self) {
+        if !self.passed.swap(true, Ordering::AcqRel) {
+            self.group.pass_on(&self.call);
+        }
     }
 
     /// A stream will wait for this word until it has ended.
@@ -355,10 +394,11 @@ impl Running {
 
     /// `standing`: where it stood when it failed.
     fn finish(&self, result: Result<Completion>, standing: Option<String>) {
-        let result = self.group.conclude(&self.call, result).map_err(|error| match standing {
+        let result = self.group.note_end(&self.call, result).map_err(|error| match standing {
             Some(standing) => Error::new(error.status(), format!("{error}; here, {standing}")),
             None => error,
         });
+        self.pass_on();
         // The endpoint's list holds this, and this holds the endpoint: the circle ends here, whoever moved it last.
         self.group.endpoint().disown(self);
         let mut ending = lock(&self.ending);

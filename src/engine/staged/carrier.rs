@@ -48,23 +48,26 @@ impl Carrier {
         }
     }
 
-    /// Begins to copy from one place of the device to another, as if that were a load.
+    /// Begins to copy from one place of the device to another, at the desk for loads or the one for stores.
     ///
     /// # Safety
     /// As [`Carrier::load`].
     pub(super) unsafe fn shift(
         &self,
         order: &StreamOrder,
+        desk: Desk,
         lane: &Lane,
         to: u64,
         from: u64,
         bytes: usize,
     ) -> Result<()> {
-        match &self.way {
+        match (&self.way, desk) {
             // SAFETY: the caller's promise.
-            Way::Courier(_) => unsafe { carry(order, Desk::Load, lane, to, from, bytes) },
+            (Way::Courier(_), _) => unsafe { carry(order, desk, lane, to, from, bytes) },
             // SAFETY: the caller's promise.
-            Way::Bay(bay) => unsafe { order.copy_on_device(&bay.load, to, from, bytes) },
+            (Way::Bay(bay), Desk::Load) => unsafe { order.copy_on_device(&bay.load, to, from, bytes) },
+            // SAFETY: the caller's promise.
+            (Way::Bay(bay), _) => unsafe { order.copy_on_device(&bay.store, to, from, bytes) },
         }
     }
 

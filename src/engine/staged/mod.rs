@@ -367,6 +367,32 @@ impl Staged {
         Ok(())
     }
 
+    /// Where a rank has its result, and where it goes, if both are on its device.
+    fn own_result(&self) -> Option<(u64, u64)> {
+        match (self.job.input.place, self.job.output.place) {
+            (Place::Device(from), Place::Device(to))
+                if self.job.forwards && self.job.output.shape.bytes > 0 =>
+            {
+                Some((from, to))
+            }
+            _ => None,
+        }
+    }
+
+    /// Begins to store a piece of such a result, which waits for no other rank. Not before it is loaded: nothing of a call that is
+    /// given up is written when its stream comes.
+    fn keep(&mut self, index: u32, (from, to): (u64, u64)) -> Result<()> {
+        let (order, carrier, lane) = (&self.job.order, self.carrier(), self.lane(index)?);
+        let shape = &self.job.output.shape;
+        for Strip { at, bytes, .. } in shape.strips(self.job.cut.piece(index), self.job.element) {
+            let (to, from) = (to + at as u64, from + at as u64);
+            // SAFETY: as for loads.
+            unsafe { carrier.shift(order, Desk::Store, lane, to, from, bytes) }?;
+        }
+        carrier.given(Desk::Store, lane)?;
+        if index + 1 == self.job.cut.pieces() { self.let_go() } else { Ok(()) }
+    }
+
     fn is_loaded(&self, index: u32) -> Result<bool> {
         if self.job.input.is_on_device() {
             self.carrier().has_ended(Desk::Load, self.lane(index)?)
@@ -392,6 +418,10 @@ impl Staged {
                 self.released = true;
                 self.job.order.release();
             }
+            return Ok(true);
+        }
+        // That has been.
+        if self.own_result().is_some() {
             return Ok(true);
         }
         let (_, _, from) = self.room(index);
@@ -460,6 +490,9 @@ impl Staged {
                 let next = self.exchanged;
                 if next == self.issued || !self.is_loaded(next)? {
                     return Ok(false);
+                }
+                if let Some(both) = self.own_result() {
+                    self.keep(next, both)?;
                 }
                 let turn = self.turn()?.at_piece(next);
                 let (input, output) = self.sides(next);
@@ -557,6 +590,20 @@ impl Operation for Staged {
 
     fn waits_for(&self, group: &Group) -> Vec<u32> {
         self.current.as_ref().map_or_else(Vec::new, |operation| operation.waits_for(group))
+    }
+
+    /// A courier loads when its stream comes, whoever has the turn by then.
+    fn prepare(&mut self, group: &Group) {
+        if self.carrier.is_none() && self.job.order.errand.is_some() && self.job.input.is_on_device() {
+            self.early = self.set_out(group).and_then(|()| {
+                while self.issue()? {}
+                Ok(())
+            });
+        }
+    }
+
+    fn has_exchanged(&self) -> bool {
+        self.exchanged == self.job.cut.pieces()
     }
 
     fn through(&self) -> Through {

@@ -36,6 +36,7 @@ pub(in crate::cuda) enum Weakness {
     TeamBarrier = 16,
     BlockBarrier = 32,
     Line = 64,
+    Stream = 256,
 }
 
 /// How a play ended.
@@ -59,6 +60,7 @@ struct Launch {
     threads: u32,
     results: *const Output,
     count: u64,
+    overlaps: u64,
 }
 
 /// Memory that is copied once a kernel has ended.
@@ -159,6 +161,7 @@ pub(in crate::cuda) unsafe fn play(
         threads: one.grid.threads,
         results: one.results.as_ptr(),
         count: one.results.len() as u64,
+        overlaps: u64::from(one.grid.overlaps),
     };
     let launches: Vec<Vec<Launch>> = recorded.iter().map(|rank| rank.iter().map(launch).collect()).collect();
     let streams: Vec<Stream> = launches

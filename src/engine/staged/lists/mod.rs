@@ -349,7 +349,14 @@ impl Lists {
         match (self.job.input.place, self.job.output.place) {
             // SAFETY: both lie in the caller's memory, which has been promised, and do not overlap.
             (Place::Device(from), Place::Device(to)) if own => unsafe {
-                carrier.shift(order, lane, to + part.into as u64, from + part.from as u64, part.bytes)
+                carrier.shift(
+                    order,
+                    Desk::Load,
+                    lane,
+                    to + part.into as u64,
+                    from + part.from as u64,
+                    part.bytes,
+                )
             }?,
             (Place::Device(from), _) => {
                 // SAFETY: the part lies in the caller's memory, which has been promised; the slot is free,
