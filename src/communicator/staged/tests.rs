@@ -6,6 +6,7 @@ mod failure;
 mod lists;
 mod loading;
 mod messages;
+mod overlap;
 mod queues;
 mod relay;
 mod streams;

@@ -1,0 +1,149 @@
+//! What goes on beside a call that has not ended, and what waits for nobody.
+
+use super::*;
+
+const COUNT: usize = 70;
+
+/// Whether the device comes to have `values` there.
+fn comes(rank: &Rank, address: u64, values: &[i32]) -> bool {
+    let (due, until) = (bytes(values), Instant::now() + PATIENCE);
+    while rank.double.peek(address, due.len()) != due && Instant::now() < until {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    rank.double.peek(address, due.len()) == due
+}
+
+#[test]
+fn the_stream_of_a_short_broadcasts_root_waits_for_no_other_rank() {
+    for order in [Order::Eager, Order::RoundRobin, Order::Backward] {
+        let went_on = Barrier::new(2);
+        let complaints = ranks(2, "shm", order, |rank| {
+            rank.copy_by_kernels();
+            // Of one piece; to another place, and in place.
+            let values = given(0, 1, 60);
+            let [one, other, marker] = [(); 3].map(|()| rank.memory(&values));
+            if rank.rank == 0 {
+                rank.fill(one, &values);
+            }
+            let from = |address| if rank.rank == 0 { address } else { 0 };
+            let count = values.len() as u64;
+            let calls = [
+                request(Kind::Broadcast, from(one), other, count, 0),
+                request(Kind::Broadcast, from(one), one, count, 0),
+            ];
+            if rank.rank == 1 {
+                went_on.wait();
+            }
+            let works = calls.each_ref().map(|call| rank.start(call, &rank.call()).expect("it starts"));
+            if rank.rank == 0 {
+                rank.fill(marker, &values);
+                assert!(comes(rank, marker, &values), "the stream waits");
+                assert_eq!(rank.double.peek(other, 4 * values.len()), bytes(&values));
+                went_on.wait();
+            }
+            for work in works {
+                work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+            }
+            rank.expect(other, &values, "the first");
+            rank.expect(one, &values, "the second");
+            rank.drain()
+        });
+        assert_eq!(complaints.concat(), Vec::<String>::new(), "{order:?}");
+    }
+}
+
+#[test]
+fn a_call_whose_stream_is_late_holds_up_none_behind_it() {
+    for order in [Order::Eager, Order::RoundRobin] {
+        let complaints = ranks(2, "shm", order, |rank| {
+            rank.copy_by_kernels();
+            let late = [given(0, 1, COUNT), given(0, 2, COUNT)];
+            let [first, second] = [(); 2].map(|()| rank.memory(&late[0]));
+            let broadcast = |address, from| request(Kind::Broadcast, from, address, COUNT as u64, 0);
+            if rank.rank == 0 {
+                for (memory, values) in [first, second].into_iter().zip(&late) {
+                    rank.fill(memory, values);
+                    let work = rank.start(&broadcast(memory, memory), &rank.call()).expect("it starts");
+                    work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+                }
+                return rank.drain();
+            }
+            let other = rank.double.stream(0);
+            let gate = rank.gate();
+            let waits = rank.start(&broadcast(first, 0), &rank.call()).expect("it starts");
+            let call = Call { stream: Some(other), ..Call::default() };
+            let goes = rank.start(&broadcast(second, 0), &call).expect("it starts");
+            goes.wait(Deadline::after(PATIENCE)).expect("it ends well");
+            assert_eq!(rank.double.peek(second, 4 * COUNT), bytes(&late[1]));
+            assert!(waits.test().is_none(), "its stream has not come");
+            gate.release();
+            waits.wait(Deadline::after(PATIENCE)).expect("it ends well");
+            rank.expect(first, &late[0], "the first");
+            rank.drain()
+        });
+        assert_eq!(complaints.concat(), Vec::<String>::new(), "{order:?}");
+    }
+}
+
+#[test]
+fn what_is_only_sent_is_loaded_when_its_stream_comes_whoever_has_the_turn() {
+    for order in [Order::Eager, Order::RoundRobin] {
+        let went_on = Barrier::new(2);
+        let complaints = ranks(2, "shm", order, |rank| {
+            rank.copy_by_kernels();
+            let [summed, sent] = [1, 2].map(|round| given(rank.rank, round, COUNT));
+            let [input, output, part, marker] = [(); 4].map(|()| rank.memory(&summed));
+            let all = rank.memory(&[0; 2 * COUNT]);
+            let other = rank.double.stream(0);
+            if rank.rank == 1 {
+                went_on.wait();
+            }
+            rank.fill(input, &summed);
+            let sum = rank.start(&request(Kind::Allreduce, input, output, COUNT as u64, 0), &rank.call());
+            rank.double.fill(other, 0, part, &bytes(&sent));
+            let to = if rank.rank == 1 { all } else { 0 };
+            let call = Call { stream: Some(other), ..Call::default() };
+            let gather = rank.start(&request(Kind::Gather, part, to, COUNT as u64, 1), &call);
+            if rank.rank == 0 {
+                rank.double.fill(other, 0, part, &bytes(&[-2; COUNT]));
+                rank.double.fill(other, 0, marker, &bytes(&sent));
+                assert!(comes(rank, marker, &sent), "the stream waits for the sum");
+                went_on.wait();
+            }
+            for work in [sum, gather] {
+                work.expect("it starts").wait(Deadline::after(PATIENCE)).expect("it ends well");
+            }
+            rank.expect(output, &expected(Kind::Allreduce, COUNT, 2, rank.rank, 0, 1), "the sum");
+            if rank.rank == 1 {
+                let due = bytes(&expected(Kind::Gather, COUNT, 2, 1, 1, 2));
+                rank.double.expect(other, 0, all, &due, "what was gathered");
+            }
+            rank.drain()
+        });
+        assert_eq!(complaints.concat(), Vec::<String>::new(), "{order:?}");
+    }
+}
+
+#[test]
+fn a_broadcast_that_is_given_up_before_its_stream_comes_is_not_written_at_its_root() {
+    let complaints = ranks(2, "shm", Order::RoundRobin, |rank| {
+        rank.copy_by_kernels();
+        if rank.rank == 1 {
+            return rank.drain();
+        }
+        let values = given(0, 1, COUNT);
+        let [input, output] = [(); 2].map(|()| rank.memory(&values));
+        let gate = rank.gate();
+        rank.fill(input, &values);
+        let before = rank.double.peek(output, 4 * COUNT);
+        let call = Call { timeout: Some(Duration::from_millis(50)), ..rank.call() };
+        let broadcast = request(Kind::Broadcast, input, output, COUNT as u64, 0);
+        let work = rank.start(&broadcast, &call).expect("it starts");
+        work.wait(Deadline::after(PATIENCE)).expect_err("the stream does not come");
+        gate.release();
+        let complaints = rank.drain();
+        assert_eq!(rank.double.peek(output, 4 * COUNT), before, "its memory is the caller's again");
+        complaints
+    });
+    assert_eq!(grave(complaints.concat()), Vec::<String>::new());
+}
