@@ -29,8 +29,9 @@ constexpr u32 ARMFUL = 4;
 // What lies in the words of a slip; above it, in each, the number.
 enum Field : u32 { TO, TO_HIGH, FROM, FROM_HIGH, BYTES, BYTES_HIGH, ACTION, SPARE, FIELDS };
 
-// To carry bytes; the same when all blocks have carried out what was ordered before; to do what a sheet at FROM says; to leave.
-enum Action : u32 { CARRY, CARRY_BEHIND, COMBINE, LEAVE };
+// To carry bytes; the same when all blocks have carried out what was ordered before; to do what a sheet at FROM says; to leave; to
+// write up to eight bytes that stand where FROM does.
+enum Action : u32 { CARRY, CARRY_BEHIND, COMBINE, LEAVE, PLACE };
 
 struct alignas(64) Slip {
     u64 field[FIELDS];
@@ -137,6 +138,13 @@ struct Clerk {
 
     // This thread's share: in the largest units that both addresses allow, and what is left byte by byte.
     DEVICE void carry_share(const Order &order) const {
+        if (order.action == PLACE) {
+            const u64 bytes = reinterpret_cast<u64>(order.from);
+            if (block == 0 && threadIdx.x < order.bytes) {
+                store_plain<u8>(order.to + threadIdx.x, static_cast<u8>(bytes >> 8 * threadIdx.x));
+            }
+            return;
+        }
         const u32 first = block * blockDim.x + threadIdx.x, step = blocks * blockDim.x;
         const u64 addresses = reinterpret_cast<u64>(order.to) | reinterpret_cast<u64>(order.from);
         u64 whole = 0;

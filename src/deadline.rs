@@ -25,6 +25,11 @@ impl Deadline {
         self.0.is_some_and(|at| Instant::now() >= at)
     }
 
+    /// Whether the moment has passed by `now`.
+    pub fn expired_by(self, now: Instant) -> bool {
+        self.0.is_some_and(|at| now >= at)
+    }
+
     /// What is left; zero when expired, `None` when there is no deadline.
     pub fn remaining(self) -> Option<Duration> {
         self.0.map(|at| at.saturating_duration_since(Instant::now()))

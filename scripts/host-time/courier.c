@@ -9,7 +9,7 @@
 #include <time.h>
 
 enum { SLIPS = 64, FIELDS = 8, BLOCKS = 16, DESKS = 3, MOST_STREAMS = 64, NAP_NANOSECONDS = 2000 };
-enum { CARRY_BEHIND = 1, LEAVE = 3 };
+enum { CARRY_BEHIND = 1, LEAVE = 3, PLACE = 4 };
 
 /* As they lie in pinned memory. */
 struct desk {
@@ -46,6 +46,7 @@ static void serve(struct courier *courier, int side) {
         }
         uint64_t to = word[0] | (uint64_t)word[1] << 32, from = word[2] | (uint64_t)word[3] << 32;
         if (word[6] <= CARRY_BEHIND) memcpy((void *)to, (const void *)from, word[4] | (uint64_t)word[5] << 32);
+        if (word[6] == PLACE) memcpy((void *)to, &from, word[4]);
         courier->gone[side] = word[6] == LEAVE;
         for (uint32_t block = 0; block < courier->call.blocks[side]; block++) {
             __atomic_store_n(&desk->done[block], number, __ATOMIC_RELEASE);

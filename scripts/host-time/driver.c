@@ -312,18 +312,31 @@ int cuMemcpyDtoHAsync_v2(void *to, uintptr_t from, size_t bytes, intptr_t stream
 
 unsigned long launches;
 
-int cuLaunchKernelEx(void) {
+static int launch(intptr_t function, intptr_t stream, void **parameters) {
+    for (int i = 0; i < GPUS; i++) {
+        if (function == couriers[i]) launch_courier(stream, parameters[0]);
+    }
     __atomic_fetch_add(&launches, 1, __ATOMIC_RELAXED);
     return SUCCESS;
+}
+
+// CUlaunchConfig.
+struct config {
+    unsigned x, y, z, threads_x, threads_y, threads_z, shared;
+    intptr_t stream;
+    void *attributes;
+    unsigned count;
+};
+
+int cuLaunchKernelEx(const struct config *config, intptr_t function, void **parameters, void **extra) {
+    (void)extra;
+    return launch(function, config->stream, parameters);
 }
 
 int cuLaunchKernel(intptr_t function, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y, unsigned threads_z,
                    unsigned shared, intptr_t stream, void **parameters, void **extra) {
     (void)x, (void)y, (void)z, (void)threads_x, (void)threads_y, (void)threads_z, (void)shared, (void)extra;
-    for (int i = 0; i < GPUS; i++) {
-        if (function == couriers[i]) launch_courier(stream, parameters[0]);
-    }
-    return cuLaunchKernelEx();
+    return launch(function, stream, parameters);
 }
 
 int cuLaunchHostFunc(intptr_t stream, void (*function)(void *), void *user) {

@@ -23,7 +23,7 @@ mod desk;
 pub(super) use desk::reader;
 pub(super) use desk::{Action, Order, Stands};
 use desk::{BLOCKS, DESKS, Left, SLIPS, Stand, Words, reaches};
-pub use desk::{Call, Desk};
+pub use desk::{Call, Desk, PLACED};
 
 use super::context::Devices;
 use super::image::Image;
@@ -227,6 +227,11 @@ impl Courier {
         if self.promises.fetch_sub(1, Ordering::AcqRel) == 1 {
             let _ = self.state.compare_exchange(NEW, REFUSED, Ordering::AcqRel, Ordering::Acquire);
         }
+    }
+
+    /// Whether several order, or have: one may need what another does.
+    pub fn is_shared(&self) -> bool {
+        self.customers.load(Ordering::Relaxed) > 1
     }
 
     /// Whether nobody orders any more.
@@ -466,6 +471,17 @@ impl Errand {
     /// carried out before the courier is gone, if it is.
     pub unsafe fn order(&self, desk: Desk, to: u64, from: u64, bytes: usize) -> u32 {
         self.give(desk, Order { to, from, bytes: bytes as u64, action: Action::Carry }, None)
+    }
+
+    /// Orders up to [`PLACED`] bytes to be written, which are on their way with the order; its number.
+    ///
+    /// # Safety
+    /// As [`Errand::order`], of `to`.
+    pub unsafe fn place(&self, desk: Desk, to: u64, bytes: &[u8]) -> u32 {
+        let mut word = [0; PLACED];
+        word[..bytes.len()].copy_from_slice(bytes);
+        let from = u64::from_le_bytes(word);
+        self.give(desk, Order { to, from, bytes: bytes.len() as u64, action: Action::Place }, None)
     }
 
     /// Orders operands to be combined, at [`Desk::Work`], by the kernel that the courier has for that

@@ -394,6 +394,11 @@ impl Group {
         result
     }
 
+    /// What is left of a call concerns this rank alone: it does not keep others waiting.
+    pub fn note_exchanged(&self, turn: &Turn) {
+        self.endpoint.recorder().end(turn.slot, Progress::Enqueued);
+    }
+
     /// Whether another call waits for the turn of one that has not ended. None of a tag does: what is kept for that goes with
     /// its last call.
     pub fn is_followed(&self, turn: &Turn) -> bool {

@@ -34,7 +34,8 @@ pub trait Operation: Send {
     /// Begins what touches no other rank and may come before its turn. Called while it waits for that, if it does.
     fn prepare(&mut self, _group: &Group) {}
 
-    /// Whether all that is left of it concerns this rank alone: the next call may have its turn.
+    /// Whether all that is left of it concerns this rank alone, and nothing of the next call can come before that where it matters:
+    /// that one may have its turn.
     fn has_exchanged(&self) -> bool {
         false
     }
@@ -250,6 +251,16 @@ impl Running {
         self.call.called.elapsed()
     }
 
+    /// Whether it has its turn, or has had it.
+    pub fn is_active(&self) -> bool {
+        self.active.load(Ordering::Acquire)
+    }
+
+    /// Whether it will not have its turn any more: it would have been given up by `now`.
+    pub fn gives_up(&self, now: Instant) -> bool {
+        self.call.gives_up_at().expired_by(now)
+    }
+
     /// When somebody has to look at it next, if nothing comes for it.
     pub fn deadline(&self) -> Deadline {
         match self.stage.try_lock().as_deref() {
@@ -319,9 +330,14 @@ impl Running {
                             *compare_at = self.call.compare_again_at();
                             self.group.compare(&self.call, &operation.waits_for(&self.group));
                         }
-                        let passes = operation.has_exchanged();
+                        let passes = !self.passed.load(Ordering::Relaxed)
+                            && operation.has_exchanged()
+                            && self.group.is_followed(&self.call);
+                        if passes {
+                            self.group.note_exchanged(&self.call);
+                        }
                         drop(stage);
-                        if passes && self.group.is_followed(&self.call) {
+                        if passes {
                             self.pass_on();
                         }
                         return false;

@@ -109,7 +109,7 @@ impl Recorder {
         Slot(number)
     }
 
-    /// Records the end of a call, if its entry still stands.
+    /// Records the end of a call, or that it waits for nothing but its stream, if its entry still stands.
     pub fn end(&self, slot: Slot, progress: Progress) {
         let words = self.entry(slot.0);
         if words[0].load(Ordering::Relaxed) == slot.0 + 1 {

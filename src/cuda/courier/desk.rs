@@ -103,7 +103,12 @@ pub(in crate::cuda) enum Action {
     Combine,
     /// Leave.
     Leave,
+    /// Write up to [`PLACED`] bytes that stand where `from` does.
+    Place,
 }
+
+/// The most bytes that stand on a slip itself.
+pub const PLACED: usize = 8;
 
 /// What stands on a slip.
 #[derive(Clone, Copy, Debug)]
@@ -304,7 +309,8 @@ pub(in crate::cuda) mod reader {
             0 => Action::Carry,
             1 => Action::CarryBehind,
             2 => Action::Combine,
-            _ => Action::Leave,
+            3 => Action::Leave,
+            _ => Action::Place,
         };
         Some(Order { to: wide(0), from: wide(2), bytes: wide(4), action })
     }

@@ -116,6 +116,7 @@ impl Carrying {
                 Action::Carry | Action::CarryBehind if order.bytes == 0 => Ok(()),
                 Action::Carry | Action::CarryBehind => self.carry(&order, heap),
                 Action::Combine => self.combine(&order, heap),
+                Action::Place => self.place(&order, heap),
             };
             courier::reader::done(board, blocks, number);
             return done;
@@ -140,6 +141,13 @@ impl Carrying {
         }
         let carried = heap.slice(Place { address: order.from, bytes })?.to_vec();
         heap.slice_mut(Place { address: order.to, bytes })?.copy_from_slice(&carried);
+        Ok(())
+    }
+
+    fn place(&self, order: &courier::Order, heap: &mut Heap) -> Result<(), String> {
+        let place = Place { address: order.to, bytes: order.bytes as usize };
+        self.check(place, heap)?;
+        heap.slice_mut(place)?.copy_from_slice(&order.from.to_le_bytes()[..place.bytes]);
         Ok(())
     }
 

@@ -141,6 +141,17 @@ impl Unattended {
     fn all(&self) -> Vec<Arc<Running>> {
         lock(&self.list).clone()
     }
+
+    /// Those that may have something to do: not what waits for the turn of others, but for the next after such as have theirs.
+    fn busy(&self) -> Vec<Arc<Running>> {
+        let now = Instant::now();
+        let mut follows = false;
+        let mut is_busy = |running: &&Arc<Running>| {
+            let active = running.is_active();
+            std::mem::replace(&mut follows, active) || active || running.gives_up(now)
+        };
+        lock(&self.list).iter().filter(|running| is_busy(running)).cloned().collect()
+    }
 }
 
 /// Whether calls that streams do are looked after.
@@ -188,7 +199,7 @@ impl Endpoint {
             return false;
         }
         let mut moved = false;
-        for running in self.unattended.all() {
+        for running in self.unattended.busy() {
             if (on_devices || running.through() != Through::Device) && running.advance() {
                 moved = true;
                 self.disown(&running);

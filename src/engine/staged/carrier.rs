@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::resources::{Bay, Lane, Ringer};
 use super::{StreamOrder, resources};
-use crate::cuda::courier::{Customer, Desk, Errand};
+use crate::cuda::courier::{Customer, Desk, Errand, PLACED};
 use crate::engine::group::Group;
 use crate::error::{Result, fail};
 
@@ -84,6 +84,13 @@ impl Carrier {
         bytes: usize,
     ) -> Result<()> {
         match &self.way {
+            Way::Courier(_) if bytes <= PLACED => {
+                // SAFETY: the caller's promise: these bytes have come.
+                let bytes = unsafe { std::slice::from_raw_parts(from, bytes) };
+                // SAFETY: the caller's promise.
+                lane.note(Desk::Store, unsafe { errand(order)?.place(Desk::Store, to, bytes) });
+                Ok(())
+            }
             // SAFETY: the caller's promise.
             Way::Courier(_) => unsafe { carry(order, Desk::Store, lane, to, pinned(from), bytes) },
             // SAFETY: the caller's promise.
@@ -146,12 +153,16 @@ unsafe fn carry(
     from: u64,
     bytes: usize,
 ) -> Result<()> {
-    let Some(errand) = &order.errand else {
-        fail!(Internal, "a courier was ordered something after it was let go")
-    };
     // SAFETY: the caller's promise.
-    lane.note(desk, unsafe { Errand::order(errand, desk, to, from, bytes) });
+    lane.note(desk, unsafe { errand(order)?.order(desk, to, from, bytes) });
     Ok(())
+}
+
+fn errand(order: &StreamOrder) -> Result<&Errand> {
+    match &order.errand {
+        Some(errand) => Ok(errand),
+        None => fail!(Internal, "a courier was ordered something after it was let go"),
+    }
 }
 
 /// Where a device finds pinned memory.

@@ -459,6 +459,12 @@ impl Staged {
         }
     }
 
+    /// Whether the stream sees to it that calls behind this one find what it stores, whenever they have their turn: their couriers come
+    /// when its own has left. Calls that start together share one.
+    fn keeps_order(&self) -> bool {
+        self.job.order.entry.courier().is_some_and(|courier| !courier.is_shared())
+    }
+
     /// Whether nothing is loaded or stored.
     fn moves_nothing(&self) -> bool {
         self.job.unstaged || self.job.input.shape.bytes == 0 && self.job.output.shape.bytes == 0
@@ -592,18 +598,18 @@ impl Operation for Staged {
         self.current.as_ref().map_or_else(Vec::new, |operation| operation.waits_for(group))
     }
 
-    /// A courier loads when its stream comes, whoever has the turn by then.
+    /// A courier loads when its stream comes, whoever has the turn by then. What it needs no other lane for than those that it has.
     fn prepare(&mut self, group: &Group) {
-        if self.carrier.is_none() && self.job.order.errand.is_some() && self.job.input.is_on_device() {
+        if self.carrier.is_none() && self.keeps_order() && self.job.input.is_on_device() {
             self.early = self.set_out(group).and_then(|()| {
-                while self.issue()? {}
+                while !self.free.is_empty() && self.issue()? {}
                 Ok(())
             });
         }
     }
 
     fn has_exchanged(&self) -> bool {
-        self.exchanged == self.job.cut.pieces()
+        self.exchanged == self.job.cut.pieces() && self.keeps_order()
     }
 
     fn through(&self) -> Through {

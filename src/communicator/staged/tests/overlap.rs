@@ -147,3 +147,42 @@ fn a_broadcast_that_is_given_up_before_its_stream_comes_is_not_written_at_its_ro
     });
     assert_eq!(grave(complaints.concat()), Vec::<String>::new());
 }
+
+/// Whether the second of two calls finds what the first has stored, however they are started.
+fn chain(order: Order, start: impl Fn(&Rank, &[Request; 2]) -> Vec<Work> + Sync) {
+    let complaints = ranks(2, "shm", order, |rank| {
+        rank.copy_by_kernels();
+        let values = given(rank.rank, 1, COUNT);
+        let [a, b, c] = [(); 3].map(|()| rank.memory(&values));
+        rank.fill(a, &values);
+        let calls = [(a, b), (b, c)].map(|(from, to)| request(Kind::Allreduce, from, to, COUNT as u64, 0));
+        for work in start(rank, &calls) {
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        }
+        let sum = expected(Kind::Allreduce, COUNT, 2, rank.rank, 0, 1);
+        rank.expect(b, &sum, "the first");
+        rank.expect(c, &sum.iter().map(|one| 2 * one).collect::<Vec<_>>(), "the second");
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new(), "{order:?}");
+}
+
+#[test]
+fn calls_keep_the_order_of_their_list_and_of_their_calls() {
+    for order in Order::all(2) {
+        chain(order, |rank, calls| {
+            calls.iter().map(|call| rank.start(call, &rank.call()).expect("it starts")).collect()
+        });
+        chain(order, |rank, calls| {
+            let call = rank.call();
+            // SAFETY: the double trusts no address, and keeps memory until it is dropped.
+            let works = unsafe {
+                start_together(&[(&rank.context, &calls[0], &call), (&rank.context, &calls[1], &call)])
+            };
+            works.expect("they start")
+        });
+        chain(order, |rank, calls| {
+            calls.iter().map(|call| rank.start(call, &Call::default()).expect("it starts")).collect()
+        });
+    }
+}

@@ -144,6 +144,8 @@ fn carries(seed: u64, chances: &Chances) -> Option<String> {
     // Each step is 16 bytes shorter than the one before it.
     let steps: Vec<_> = (0..=2 * STEPS).map(|_| vec![0xeeu8; given.len()]).collect();
     let passed_on = vec![0xeeu8; PIECE];
+    let placed = vec![0xeeu8; 2 * PIECES * PLACED];
+    let wanted_of = |at: usize| (at * 5 + 1) as u8;
     let nothing = Numbered::default();
     let mut last_store = 0;
     let mut script = Script::new([1 + (seed % 3) as u32, 2, 6]);
@@ -175,6 +177,12 @@ fn carries(seed: u64, chances: &Chances) -> Option<String> {
             let order = carry(loaded, given, PIECE, Action::Carry);
             let load = script.order(Desk::Load, order, nothing, [0; 3]);
             let order = carry(stored, sent, PIECE, Action::Carry);
+            // All but one of the bytes that there is room for stand on the slip.
+            let place = (courier * PIECES + piece) * PLACED;
+            let bytes = u64::from_le_bytes(std::array::from_fn(|at| wanted_of(place + at)));
+            let to = address(&placed) + place as u64;
+            let written = Order { to, from: bytes, bytes: PLACED as u64 - 1, action: Action::Place };
+            script.order(Desk::Store, written, nothing, [0; 3]);
             if (courier, piece) == (0, PIECES - 1) {
                 last_store = script.deeds.len();
             }
@@ -192,18 +200,22 @@ fn carries(seed: u64, chances: &Chances) -> Option<String> {
         (address(&stored), vec![0; wanted.len()]),
         (address(&steps[2 * STEPS]), vec![0; shifted.len()]),
         (address(&passed_on), vec![0; PIECE]),
+        (address(&placed), vec![0; placed.len()]),
     ];
     let ending = script.play(64, seed, chances, &mut results);
     // Where the play has not ended others still use it.
     if ending != Ending::Well {
-        std::mem::forget((script, given, loaded, sent, stored, steps, passed_on));
+        std::mem::forget((script, given, loaded, sent, stored, steps, passed_on, placed));
         return Some(format!("{ending:?}"));
     }
     let wrong =
         |(got, wanted): (&Vec<u8>, &[u8])| got.iter().zip(wanted).position(|(got, wanted)| got != wanted);
     let last = &given[(PIECES - 1) * PIECE..][..PIECE];
-    let wrong = [(&results[0].1, wanted), (&results[1].1, shifted), (&results[2].1, last)].map(wrong);
-    (wrong != [None; 3])
+    let slips: Vec<u8> =
+        (0..placed.len()).map(|at| if at % PLACED < PLACED - 1 { wanted_of(at) } else { 0xee }).collect();
+    let [carried, stepped, passed, written] = results.each_ref().map(|(_, got)| got);
+    let wrong = [(carried, wanted), (stepped, shifted), (passed, last), (written, &slips)].map(wrong);
+    (wrong != [None; 4])
         .then(|| format!("carried by the host, step by step and on to the next: wrong at {wrong:?}"))
 }
 
