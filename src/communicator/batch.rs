@@ -101,6 +101,8 @@ impl Pending {
             together.places().iter().for_each(|&place| works[place] = Some(work.clone()));
         }
         let mut crowded = Vec::new();
+        // Collectives come first on their stream where messages do not go beside them: so it is on every rank.
+        begun.sort_by_key(|(_, one)| one.is_point_to_point());
         for (place, one) in begun {
             if one.is_crowded() {
                 crowded.push(place);

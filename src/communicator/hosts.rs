@@ -31,6 +31,7 @@ use self::across::{Across, Queue};
 use self::parts::Parts;
 use super::ahead;
 use super::context::Context;
+use super::staged::couriers;
 use super::work::Work;
 use crate::collective::checked::Checked;
 #[cfg(not(test))]
@@ -162,7 +163,15 @@ impl Composed {
         let mut turn = None;
         let (timeout, signature) = (self.caller.timeout, self.checked.signature);
         let (devices, device) = (exchange.devices(), exchange.device());
-        let by_couriers = self.context.copier(devices, device).is_some();
+        let copier = self.context.copier(devices, device);
+        let by_couriers = copier.is_some();
+        if let Some(kernels) = copier {
+            // What runs before it in the order of calls must not come behind it on its stream.
+            for courier in couriers::ahead(series.stream()) {
+                // SAFETY: whoever began those calls has promised their memory and their stream until they have ended.
+                self.context.or_fail(unsafe { courier.launch(series.stream(), &*kernels) })?;
+            }
+        }
         // The series is held: calls have their numbers in the order of their launches.
         let running = group.start(Class::Ordered, 0, signature, timeout, |its| {
             turn = Some(*its);

@@ -1,6 +1,6 @@
 //! Calls that name device memory or a stream: where their buffers are, and how they are handed to the engine.
 
-mod couriers;
+pub(super) mod couriers;
 #[cfg(test)]
 mod tests;
 mod ways;
@@ -30,7 +30,7 @@ use crate::cuda::stream::Stream;
 use crate::cuda::word::Word;
 use crate::deadline::Deadline;
 use crate::engine::callbacks::is_calling_back;
-use crate::engine::device::Loads;
+use crate::engine::device::{self, Loads};
 use crate::engine::group::{Group, Turn};
 use crate::engine::operation::{Operation, Running};
 use crate::engine::point::{self, Message, Pieces};
@@ -258,6 +258,11 @@ impl Begun {
         }
     }
 
+    /// Whether it is a send or a receive.
+    pub(super) fn is_point_to_point(&self) -> bool {
+        self.close.as_ref().is_some_and(|close| close.running.is_point_to_point())
+    }
+
     /// Whether whoever closes it is to wait for it: what its stream is given next may hold up what it waits for.
     pub(super) fn is_crowded(&self) -> bool {
         self.crowded && !is_calling_back()
@@ -445,7 +450,10 @@ impl Context {
         let entry = match (survey.ordered, &copier) {
             (true, Some(_)) => {
                 let bytes = survey.input_bytes.max(survey.output_bytes);
-                let courier = couriers::of(&stream, bytes, way.combiner())?;
+                // Calls that GPUs of each host have a part in wait for collectives before them, not for messages beside them.
+                let apart = matches!(what, What::Message(..))
+                    && matches!(group.devices(), Some(device::Way::Hosts(_)));
+                let courier = couriers::of(&stream, bytes, way.combiner(), apart)?;
                 Entry::of_courier(errand.insert(courier).courier(), group.endpoint())
             }
             (true, None) => Entry::of_caller(&stream, group.endpoint())?,

@@ -208,6 +208,7 @@ pub(crate) fn collectives(seat: &Seat) {
     report("collectives");
     named_algorithms(&rank);
     default_streams(&rank);
+    behind_the_legacy_stream(&rank);
     other_streams(&rank);
     lists(&rank);
     messages(&rank);
@@ -265,6 +266,49 @@ fn default_streams(rank: &Rank) {
         assert!(read(&default, memory.address(), due.len()) == due, "{handle:?}");
     }
     report("default streams");
+}
+
+/// Work on the legacy stream comes before calls on a blocking one, which are launched before what is ahead of them has ended.
+fn behind_the_legacy_stream(rank: &Rank) {
+    const ROUNDS: usize = 40;
+    const COUNT: usize = 1024;
+    const LONG: usize = 8 << 20;
+    let devices = devices();
+    let _entered = devices.enter(rank.device).expect("a context");
+    // SAFETY: the legacy stream always exists.
+    let legacy = unsafe { Stream::borrow(&devices, rank.device, StreamHandle::LEGACY) }.expect("a stream");
+    let blocking = Stream::new(&devices, rank.device, true).expect("a stream");
+    let [input, output] = [(); 2].map(|()| filled(rank.device, &[0; COUNT * 4]));
+    let long = filled(rank.device, &vec![0; LONG]);
+    let [given_rounds, got] = [ROUNDS * COUNT * 4, ROUNDS * COUNT * 4]
+        .map(|len| PinnedBuffer::new(&devices, rank.device, len).expect("pinned memory"));
+    let slow = PinnedBuffer::new(&devices, rank.device, LONG).expect("pinned memory");
+    let call = Call { stream: Some(blocking.handle()), ..Call::default() };
+    let sum = request(Kind::Allreduce, input.address(), output.address(), COUNT, 0);
+    for round in 0..ROUNDS {
+        let values = bytes(&given(rank.rank, round as u32, COUNT));
+        let [from, to] =
+            [&given_rounds, &got].map(|pinned| pinned.address().wrapping_add(round * values.len()));
+        // SAFETY: all of it lives until the streams are waited for; each round has pinned memory of its own.
+        unsafe {
+            from.copy_from_nonoverlapping(values.as_ptr(), values.len());
+            legacy.copy_to_device(long.address(), slow.address(), LONG).expect("a copy");
+            legacy.copy_to_device(input.address(), from, values.len()).expect("a copy");
+            // Two, so that each is behind another, or behind the legacy stream alone.
+            rank.launch(&sum, &call);
+            rank.launch(&sum, &call);
+            blocking.copy_to_host(to, output.address(), values.len()).expect("a copy");
+        }
+    }
+    blocking.synchronize(soon()).expect("the stream ends");
+    for round in 0..ROUNDS {
+        let due = bytes(&expected(Kind::Allreduce, COUNT, rank.size, rank.rank, 0, round as u32));
+        // SAFETY: the copies are complete, and fill it.
+        let got =
+            unsafe { std::slice::from_raw_parts(got.address().wrapping_add(round * due.len()), due.len()) };
+        assert!(got == due, "round {round}");
+    }
+    report("behind the legacy stream");
 }
 
 /// A stream that is held up holds up the call, and nothing else; another waits for the work.

@@ -12,33 +12,55 @@ use crate::engine::group::Group;
 use crate::error::Result;
 use crate::sys::thread_end::ThreadEnd;
 
-/// Couriers and their streams.
-type Couriers = Vec<(Arc<Stream>, Weak<Courier>)>;
+/// A courier that may be new.
+struct New {
+    stream: Arc<Stream>,
+    courier: Weak<Courier>,
+    /// Whether it serves messages alone, beside calls that go by the GPUs.
+    apart: bool,
+}
 
 thread_local! {
-    /// Those of this thread that may be new. Not dropped with it, but behind all that runs there: destructors of the program
-    /// make calls, too, and those of one group wait for each other if they do not share.
-    static NEW: RefCell<ManuallyDrop<Couriers>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
+    /// Those of this thread. Not dropped with it, but behind all that runs there: destructors of the program make calls, too, and
+    /// those of one group wait for each other if they do not share.
+    static NEW: RefCell<ManuallyDrop<Vec<New>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
 static FORGET: ThreadEnd = ThreadEnd::new(|| drop(NEW.with_borrow_mut(|new| take(&mut **new))));
 
+/// Those that are to be launched on `stream`, of messages apart or of others.
+fn new_on(new: &mut Vec<New>, stream: &Stream, apart: bool) -> Vec<Arc<Courier>> {
+    new.retain(|one| one.courier.upgrade().is_some_and(|courier| courier.is_new()));
+    let same = |one: &&New| {
+        one.apart == apart && Arc::ptr_eq(one.stream.devices(), stream.devices()) && one.stream.is(stream)
+    };
+    new.iter().filter(same).filter_map(|one| one.courier.upgrade()).collect()
+}
+
 /// A courier that is to be launched on `stream`, for orders of `bytes` bytes, to be combined by `combiner`; one that others share may
-/// combine by another.
-pub(super) fn of(stream: &Arc<Stream>, bytes: usize, combiner: Option<Combiner>) -> Result<Errand> {
+/// combine by another. `apart`: one that serves messages alone.
+pub(super) fn of(
+    stream: &Arc<Stream>,
+    bytes: usize,
+    combiner: Option<Combiner>,
+    apart: bool,
+) -> Result<Errand> {
     NEW.with_borrow_mut(|new| {
-        new.retain(|(_, courier)| courier.upgrade().is_some_and(|courier| courier.is_new()));
-        let same = |other: &Stream| Arc::ptr_eq(other.devices(), stream.devices()) && other.is(stream);
-        let found = new.iter().filter(|(other, _)| same(other));
-        if let Some(errand) = found.filter_map(|(_, courier)| courier.upgrade()?.join(bytes, combiner)).next()
-        {
+        let found = new_on(new, stream, apart);
+        if let Some(errand) = found.iter().find_map(|courier| courier.join(bytes, combiner)) {
             return Ok(errand);
         }
         let errand = Errand::new(stream.devices(), stream.device(), bytes, combiner)?;
         FORGET.arm();
-        new.push((stream.clone(), Arc::downgrade(errand.courier())));
+        new.push(New { stream: stream.clone(), courier: Arc::downgrade(errand.courier()), apart });
         Ok(errand)
     })
+}
+
+/// Those that collectives on `stream` wait for which have begun and have not been closed: what the stream is given now may have its
+/// turn behind them.
+pub(in crate::communicator) fn ahead(stream: &Stream) -> Vec<Arc<Courier>> {
+    NEW.with_borrow_mut(|new| new_on(new, stream, false))
 }
 
 /// The ranks of this process whose calls couriers serve, and their devices.

@@ -132,6 +132,47 @@ fn messages_go_by_kernels_within_a_host_and_staged_between_hosts() {
 }
 
 #[test]
+fn calls_of_a_group_go_either_way_on_one_stream() {
+    ranks(2, 2, Order::RoundRobin, |rank| {
+        rank.context.cuda().pretend_kernels(Arc::new(DoubleKernels(rank.double.clone())));
+        let (me, call) = (rank.context.rank(), rank.call());
+        let memory = |bytes: &[u8]| {
+            let address = rank.double.memory(rank.device, bytes.len());
+            rank.double.fill(rank.stream, rank.device, address, bytes);
+            address
+        };
+        for round in 0..4u8 {
+            // Staged, composed, staged, and both halves of an exchange between hosts, by no rank at the same place.
+            let mine: Vec<u8> = (0..4).map(|to| 16 * me as u8 + to + round).collect();
+            let [given, again, out] = [memory(&mine), memory(&mine), memory(&[me as u8; 300])];
+            let [all, more, into] = [memory(&[0; 4]), memory(&[0; 4]), memory(&[0; 300])];
+            let (sum, composed) = rank.sum(64);
+            let of =
+                |kind, count, root| What { kind, count, dtype: DataType::U8, operator: Operator::Sum, root };
+            let alltoall =
+                |from, to| of(Kind::Alltoall, 1, 0).request(pointer(from).cast_const(), pointer(to));
+            let send = of(Kind::Send, 300, me ^ 2).request(pointer(out).cast_const(), std::ptr::null_mut());
+            let receive = of(Kind::Receive, 300, me ^ 2).request(std::ptr::null(), pointer(into));
+            let (first, last) = (alltoall(given, all), alltoall(again, more));
+            let mut requests = vec![&first, &composed, &last];
+            requests.insert(me as usize, &receive);
+            requests.insert((me as usize + usize::from(round)) % 5, &send);
+            let calls: Vec<_> = requests.into_iter().map(|request| (&rank.context, request, &call)).collect();
+            // SAFETY: the double trusts no address.
+            for work in unsafe { start_together(&calls) }.expect("all start") {
+                work.wait(Deadline::after(PATIENCE)).expect("all end");
+            }
+            let due: Vec<u8> = (0..4).map(|from| 16 * from + me as u8 + round).collect();
+            for (address, due) in
+                [(all, &due[..]), (more, &due), (into, &[me as u8 ^ 2; 300]), (sum, &[4; 4])]
+            {
+                rank.double.expect(rank.stream, rank.device, address, due, "a call of the group");
+            }
+        }
+    });
+}
+
+#[test]
 fn where_a_host_cannot_all_is_staged() {
     let store = Arc::new(HashStore::new());
     let ways: Vec<_> = std::thread::scope(|scope| {
