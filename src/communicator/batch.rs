@@ -101,8 +101,8 @@ impl Pending {
             together.places().iter().for_each(|&place| works[place] = Some(work.clone()));
         }
         let mut crowded = Vec::new();
-        // Collectives come first on their stream where messages do not go beside them: so it is on every rank.
-        begun.sort_by_key(|(_, one)| one.is_point_to_point());
+        // These come first on their streams: on every rank, whatever the order of its list.
+        begun.sort_by_key(|(_, one)| !one.is_apart());
         for (place, one) in begun {
             if one.is_crowded() {
                 crowded.push(place);
@@ -122,7 +122,8 @@ impl Pending {
 
 /// Starts operations that may run beside each other, also on one stream: all are begun before the stream waits for any.
 /// So a send and the receive that answers it, or both halves of an exchange, can be given to one stream. Collectives of
-/// one context still run in the order of the list. Sends and receives between GPUs are one launch for each context, on the
+/// one context still run in the order of the list, and those on one stream find what those before them have stored; where its ranks are on
+/// several hosts, several on each, they come before the sends and receives of the list. Sends and receives between GPUs are one launch for each context, on the
 /// first of their streams, for which the others wait. Ranks of one group may be in one list: their GPUs agree side by side.
 ///
 /// The works are in the order of the list. When one cannot be begun, those before it run on, their streams wait for them,

@@ -166,10 +166,10 @@ impl Composed {
         let copier = self.context.copier(devices, device);
         let by_couriers = copier.is_some();
         if let Some(kernels) = copier {
-            // What runs before it in the order of calls must not come behind it on its stream.
-            for courier in couriers::ahead(series.stream()) {
-                // SAFETY: whoever began those calls has promised their memory and their stream until they have ended.
-                self.context.or_fail(unsafe { courier.launch(series.stream(), &*kernels) })?;
+            // What runs before it in the order of calls must not come behind it on a stream.
+            for (stream, courier) in couriers::ahead(group.id()) {
+                // SAFETY: whoever began those calls has promised their memory and their streams until they have ended.
+                self.context.or_fail(unsafe { courier.launch(&stream, &*kernels) })?;
             }
         }
         // The series is held: calls have their numbers in the order of their launches.

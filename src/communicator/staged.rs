@@ -30,7 +30,7 @@ use crate::cuda::stream::Stream;
 use crate::cuda::word::Word;
 use crate::deadline::Deadline;
 use crate::engine::callbacks::is_calling_back;
-use crate::engine::device::{self, Loads};
+use crate::engine::device::Loads;
 use crate::engine::group::{Group, Turn};
 use crate::engine::operation::{Operation, Running};
 use crate::engine::point::{self, Message, Pieces};
@@ -258,9 +258,11 @@ impl Begun {
         }
     }
 
-    /// Whether it is a send or a receive.
-    pub(super) fn is_point_to_point(&self) -> bool {
-        self.close.as_ref().is_some_and(|close| close.running.is_point_to_point())
+    /// Whether it has a courier [apart](couriers::apart).
+    pub(super) fn is_apart(&self) -> bool {
+        let is_apart =
+            |running: &Running| couriers::apart(running.group(), !running.is_point_to_point()).is_some();
+        self.close.as_ref().is_some_and(|close| is_apart(&close.running))
     }
 
     /// Whether whoever closes it is to wait for it: what its stream is given next may hold up what it waits for.
@@ -450,9 +452,7 @@ impl Context {
         let entry = match (survey.ordered, &copier) {
             (true, Some(_)) => {
                 let bytes = survey.input_bytes.max(survey.output_bytes);
-                // Calls that GPUs of each host have a part in wait for collectives before them, not for messages beside them.
-                let apart = matches!(what, What::Message(..))
-                    && matches!(group.devices(), Some(device::Way::Hosts(_)));
+                let apart = couriers::apart(group, matches!(what, What::Collective(_)));
                 let courier = couriers::of(&stream, bytes, way.combiner(), apart)?;
                 Entry::of_courier(errand.insert(courier).courier(), group.endpoint())
             }

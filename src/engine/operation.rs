@@ -330,7 +330,7 @@ impl Running {
                             *compare_at = self.call.compare_again_at();
                             self.group.compare(&self.call, &operation.waits_for(&self.group));
                         }
-                        let passes = !self.passed.load(Ordering::Relaxed)
+                        let passes = !self.has_passed()
                             && operation.has_exchanged()
                             && self.group.is_followed(&self.call);
                         if passes {
@@ -349,6 +349,11 @@ impl Running {
         drop(stage);
         self.finish(result, standing);
         true
+    }
+
+    /// Whether its turn has gone to the next call.
+    pub fn has_passed(&self) -> bool {
+        self.passed.load(Ordering::Relaxed)
     }
 
     /// The next call has its turn.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use crate::cuda::courier::{Combiner, Courier, Errand};
 use crate::cuda::stream::Stream;
+use crate::engine::device::Way;
 use crate::engine::endpoint::lock;
 use crate::engine::group::Group;
 use crate::error::Result;
@@ -16,8 +17,15 @@ use crate::sys::thread_end::ThreadEnd;
 struct New {
     stream: Arc<Stream>,
     courier: Weak<Courier>,
-    /// Whether it serves messages alone, beside calls that go by the GPUs.
-    apart: bool,
+    /// The group whose collectives alone it serves; `None`: what is not [`apart`].
+    group: Option<u64>,
+}
+
+/// Whether such a call has a courier apart from what else starts with it, and its group then: where the GPUs of each host have a part in
+/// other collectives, those are given to their streams as they begin, behind what has its turn before them.
+pub(super) fn apart(group: &Group, is_collective: bool) -> Option<u64> {
+    let composes = || matches!(group.devices(), Some(Way::Hosts(_)));
+    (is_collective && composes()).then(|| group.id())
 }
 
 thread_local! {
@@ -28,39 +36,46 @@ thread_local! {
 
 static FORGET: ThreadEnd = ThreadEnd::new(|| drop(NEW.with_borrow_mut(|new| take(&mut **new))));
 
-/// Those that are to be launched on `stream`, of messages apart or of others.
-fn new_on(new: &mut Vec<New>, stream: &Stream, apart: bool) -> Vec<Arc<Courier>> {
+impl New {
+    fn is_on(&self, stream: &Stream) -> bool {
+        Arc::ptr_eq(self.stream.devices(), stream.devices()) && self.stream.is(stream)
+    }
+}
+
+/// Forgets those that are not new any more.
+fn tidy(new: &mut Vec<New>) {
     new.retain(|one| one.courier.upgrade().is_some_and(|courier| courier.is_new()));
-    let same = |one: &&New| {
-        one.apart == apart && Arc::ptr_eq(one.stream.devices(), stream.devices()) && one.stream.is(stream)
-    };
-    new.iter().filter(same).filter_map(|one| one.courier.upgrade()).collect()
 }
 
 /// A courier that is to be launched on `stream`, for orders of `bytes` bytes, to be combined by `combiner`; one that others share may
-/// combine by another. `apart`: one that serves messages alone.
+/// combine by another. `group`: of a call that is [`apart`].
 pub(super) fn of(
     stream: &Arc<Stream>,
     bytes: usize,
     combiner: Option<Combiner>,
-    apart: bool,
+    group: Option<u64>,
 ) -> Result<Errand> {
     NEW.with_borrow_mut(|new| {
-        let found = new_on(new, stream, apart);
-        if let Some(errand) = found.iter().find_map(|courier| courier.join(bytes, combiner)) {
+        tidy(new);
+        let mut found = new.iter().filter(|one| one.group == group && one.is_on(stream));
+        if let Some(errand) = found.find_map(|one| one.courier.upgrade()?.join(bytes, combiner)) {
             return Ok(errand);
         }
         let errand = Errand::new(stream.devices(), stream.device(), bytes, combiner)?;
         FORGET.arm();
-        new.push(New { stream: stream.clone(), courier: Arc::downgrade(errand.courier()), apart });
+        new.push(New { stream: stream.clone(), courier: Arc::downgrade(errand.courier()), group });
         Ok(errand)
     })
 }
 
-/// Those that collectives on `stream` wait for which have begun and have not been closed: what the stream is given now may have its
-/// turn behind them.
-pub(in crate::communicator) fn ahead(stream: &Stream) -> Vec<Arc<Courier>> {
-    NEW.with_borrow_mut(|new| new_on(new, stream, false))
+/// Those of a group's collectives that have begun and have not been closed, with their streams: what is given to a stream now may have
+/// its turn behind them.
+pub(in crate::communicator) fn ahead(group: u64) -> Vec<(Arc<Stream>, Arc<Courier>)> {
+    NEW.with_borrow_mut(|new| {
+        tidy(new);
+        let of_group = new.iter().filter(|one| one.group == Some(group));
+        of_group.filter_map(|one| Some((one.stream.clone(), one.courier.upgrade()?))).collect()
+    })
 }
 
 /// The ranks of this process whose calls couriers serve, and their devices.

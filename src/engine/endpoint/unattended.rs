@@ -200,8 +200,14 @@ impl Endpoint {
         }
         let mut moved = false;
         for running in self.unattended.busy() {
-            if (on_devices || running.through() != Through::Device) && running.advance() {
-                moved = true;
+            if !on_devices && running.through() == Through::Device {
+                continue;
+            }
+            let had_passed = running.has_passed();
+            let ended = running.advance();
+            // Then another has its turn, which may not have been among these.
+            moved |= ended || running.has_passed() != had_passed;
+            if ended {
                 self.disown(&running);
             }
         }

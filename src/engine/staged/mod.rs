@@ -51,7 +51,7 @@ pub use transfer::{Load, store};
 use super::endpoint::Through;
 use super::group::{Group, Turn};
 use super::operation::{Completion, Exits, Operation};
-use crate::cuda::courier::Desk;
+use crate::cuda::courier::{Courier, Desk};
 use crate::cuda::word::Word;
 use crate::error::{Result, fail};
 
@@ -459,10 +459,10 @@ impl Staged {
         }
     }
 
-    /// Whether the stream sees to it that calls behind this one find what it stores, whenever they have their turn: their couriers come
-    /// when its own has left. Calls that start together share one.
-    fn keeps_order(&self) -> bool {
-        self.job.order.entry.courier().is_some_and(|courier| !courier.is_shared())
+    /// The courier, if it serves this call alone. What starts together shares one, and may need what another stores; else the stream sees
+    /// to that, whoever has the turn: the couriers of calls behind this one come when its own has left.
+    fn own_courier(&self) -> Option<&Courier> {
+        self.job.order.entry.courier().filter(|courier| !courier.is_shared())
     }
 
     /// Whether nothing is loaded or stored.
@@ -600,7 +600,7 @@ impl Operation for Staged {
 
     /// A courier loads when its stream comes, whoever has the turn by then. What it needs no other lane for than those that it has.
     fn prepare(&mut self, group: &Group) {
-        if self.carrier.is_none() && self.keeps_order() && self.job.input.is_on_device() {
+        if self.carrier.is_none() && self.own_courier().is_some() && self.job.input.is_on_device() {
             self.early = self.set_out(group).and_then(|()| {
                 while !self.free.is_empty() && self.issue()? {}
                 Ok(())
@@ -609,7 +609,8 @@ impl Operation for Staged {
     }
 
     fn has_exchanged(&self) -> bool {
-        self.exchanged == self.job.cut.pieces() && self.keeps_order()
+        // While it is new, others may join it.
+        self.exchanged == self.job.cut.pieces() && self.own_courier().is_some_and(|courier| !courier.is_new())
     }
 
     fn through(&self) -> Through {

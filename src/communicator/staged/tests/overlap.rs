@@ -186,3 +186,38 @@ fn calls_keep_the_order_of_their_list_and_of_their_calls() {
         });
     }
 }
+
+#[test]
+fn what_joins_a_courier_late_finds_what_was_stored_before() {
+    for order in [Order::Eager, Order::RoundRobin, Order::Backward] {
+        let complaints = ranks(2, "shm", order, |rank| {
+            rank.copy_by_kernels();
+            let values = given(0, 1, 60);
+            let [b, x, c] = [(); 3].map(|()| rank.memory(&values));
+            let other = rank.double.stream(0);
+            let from = |address| if rank.rank == 0 { address } else { 0 };
+            rank.fill(b, &if rank.rank == 0 { values.clone() } else { vec![-7; 60] });
+            rank.double.fill(other, 0, x, &bytes(&values));
+            let broadcast = |address| request(Kind::Broadcast, from(address), address, 60, 0);
+            let beside = Call { stream: Some(other), ..Call::default() };
+            let calls = [
+                (broadcast(b), rank.call()),
+                (broadcast(x), beside),
+                (request(Kind::Allreduce, b, c, 60, 0), rank.call()),
+            ];
+            let begun = calls.each_ref().map(|(request, call)| {
+                // What the others have sent comes meanwhile.
+                std::thread::sleep(Duration::from_millis(3));
+                // SAFETY: the double trusts no address, and keeps memory until it is dropped.
+                unsafe { rank.context.begin(request, call) }.expect("it begins")
+            });
+            for work in Pending::close_all(begun.into()) {
+                work.expect("it starts").wait(Deadline::after(PATIENCE)).expect("it ends well");
+            }
+            rank.expect(b, &values, "the broadcast");
+            rank.expect(c, &values.iter().map(|one| 2 * one).collect::<Vec<_>>(), "the sum of it");
+            rank.drain()
+        });
+        assert_eq!(complaints.concat(), Vec::<String>::new(), "{order:?}");
+    }
+}
