@@ -122,9 +122,10 @@ impl Pending {
 
 /// Starts operations that may run beside each other, also on one stream: all are begun before the stream waits for any.
 /// So a send and the receive that answers it, or both halves of an exchange, can be given to one stream. Collectives of
-/// one context still run in the order of the list, and those on one stream find what those before them have stored; where its ranks are on
-/// several hosts, several on each, they come before the sends and receives of the list. Sends and receives between GPUs are one launch for each context, on the
-/// first of their streams, for which the others wait. Ranks of one group may be in one list: their GPUs agree side by side.
+/// one context still run in the order of the list, and those on one stream find what those before them have stored; where
+/// its ranks are on several hosts, several on each, they come before the sends and receives of the list. Sends and
+/// receives between GPUs are one launch for each context, on the first of their streams, for which the others wait. Ranks
+/// of one group may be in one list: their GPUs agree side by side.
 ///
 /// The works are in the order of the list. When one cannot be begun, those before it run on, their streams wait for them,
 /// and the error is returned.
