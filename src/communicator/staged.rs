@@ -451,9 +451,9 @@ impl Context {
         let (mut errand, mut word) = (None, None);
         let entry = match (survey.ordered, &copier) {
             (true, Some(_)) => {
-                let bytes = survey.input_bytes.max(survey.output_bytes);
+                let duty = way.duty(survey.input_bytes.max(survey.output_bytes));
                 let apart = couriers::apart(group, matches!(what, What::Collective(_)));
-                let courier = couriers::of(&stream, bytes, way.combiner(), apart)?;
+                let courier = couriers::of(&stream, duty, apart)?;
                 Entry::of_courier(errand.insert(courier).courier(), group.endpoint())
             }
             (true, None) => Entry::of_caller(&stream, group.endpoint())?,

@@ -107,7 +107,7 @@ pub struct Courier {
     /// Set until the drop.
     stand: Option<Stand>,
     first: [u32; DESKS],
-    /// What it is to be able to do, until it is launched,
+    /// What it is to do, until it is launched,
     trade: Mutex<Trade>,
     /// and how many blocks serve each desk, from then on: none where nothing is ordered.
     blocks: OnceLock<[u32; DESKS]>,
@@ -123,23 +123,36 @@ pub struct Courier {
     state: AtomicU8,
 }
 
-/// What those who order need.
-struct Trade {
-    /// Bytes of an order.
-    bytes: usize,
-    combiner: Option<Combiner>,
-    /// Whether nothing can be added any more.
-    sealed: bool,
+/// What a courier is to do for those who order.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Duty {
+    /// Bytes that it carries one way, about.
+    pub bytes: usize,
+    /// Whether processors move the pinned memory's bytes over a network meanwhile.
+    pub networked: bool,
+    /// How it combines, if it is to; where several order, one of them says so.
+    pub combiner: Option<Combiner>,
 }
 
-impl Trade {
-    /// Takes on more, if it can.
-    fn take_on(&mut self, bytes: usize, combiner: Option<Combiner>) {
-        if !self.sealed {
-            self.bytes = self.bytes.max(bytes);
-            self.combiner = self.combiner.or(combiner);
+impl Duty {
+    fn and(self, other: Duty) -> Duty {
+        Duty {
+            bytes: self.bytes.max(other.bytes),
+            networked: self.networked || other.networked,
+            combiner: self.combiner.or(other.combiner),
         }
     }
+
+    /// What it can do of that on a device with so many multiprocessors.
+    fn on(self, multiprocessors: u32) -> Duty {
+        Duty { combiner: self.combiner.filter(|_| has_room(multiprocessors)), ..self }
+    }
+}
+
+struct Trade {
+    duty: Duty,
+    /// Whether nothing can be added any more.
+    sealed: bool,
 }
 
 impl Courier {
@@ -175,11 +188,12 @@ impl Courier {
     fn seal(&self) -> ([u32; DESKS], Option<Combiner>) {
         let mut trade = self.trade();
         trade.sealed = true;
-        let carriers = blocks_for(trade.bytes);
+        let duty = trade.duty;
+        let carriers = blocks_for(duty, self.multiprocessors);
         // Blocks wait for each other: all of them have to be there at the same time.
         let room = self.multiprocessors.saturating_sub(2 * carriers);
-        let workers = trade.combiner.map_or(0, |_| workers_for(trade.bytes).min(room));
-        (*self.blocks.get_or_init(|| [carriers, carriers, workers]), trade.combiner)
+        let workers = duty.combiner.map_or(0, |_| workers_for(duty.bytes).min(room));
+        (*self.blocks.get_or_init(|| [carriers, carriers, workers]), duty.combiner)
     }
 
     fn trade(&self) -> MutexGuard<'_, Trade> {
@@ -188,7 +202,7 @@ impl Courier {
 
     /// Whether it combines so.
     pub fn combines_by(&self, combiner: Combiner) -> bool {
-        self.trade().combiner == Some(combiner)
+        self.trade().duty.combiner == Some(combiner)
     }
 
     /// Whether it is still to be launched.
@@ -196,14 +210,17 @@ impl Courier {
         self.state.load(Ordering::Acquire) == NEW
     }
 
-    /// One more who may order, `bytes` bytes at a time, to be combined by `combiner` if no other has been named; `None` if all
-    /// have been dismissed already.
-    pub fn join(self: &Arc<Self>, bytes: usize, combiner: Option<Combiner>) -> Option<Errand> {
+    /// One more who may order, what `duty` says; `None` if all have been dismissed already.
+    pub fn join(self: &Arc<Self>, duty: Duty) -> Option<Errand> {
         let mut users = self.users.load(Ordering::Acquire);
         while users > 0 {
             match self.users.compare_exchange(users, users + 1, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
-                    self.trade().take_on(bytes, combiner.filter(|_| has_room(self.multiprocessors)));
+                    let mut trade = self.trade();
+                    if !trade.sealed {
+                        trade.duty = trade.duty.and(duty.on(self.multiprocessors));
+                    }
+                    drop(trade);
                     return Some(Errand { customer: self.customer() });
                 }
                 Err(found) => users = found,
@@ -421,24 +438,17 @@ pub struct Errand {
 }
 
 impl Errand {
-    /// The first with a courier for orders of `bytes` bytes, most of them, that may be launched on a stream of `device`; it combines
-    /// by `combiner`, if one is named.
-    pub fn new(
-        devices: &Arc<Devices>,
-        device: u32,
-        bytes: usize,
-        combiner: Option<Combiner>,
-    ) -> Result<Errand> {
+    /// The first with a courier that may be launched on a stream of `device`.
+    pub fn new(devices: &Arc<Devices>, device: u32, duty: Duty) -> Result<Errand> {
         let stand = devices.take_stand(device)?;
         let multiprocessors = devices.multiprocessors(device)?;
-        let combiner = combiner.filter(|_| has_room(multiprocessors));
         let first = stand.next;
         let book = |next: u32| Mutex::new(Book { next, seen: next.wrapping_sub(1), ..Book::default() });
         let courier = Courier {
             devices: devices.clone(),
             stand: Some(stand),
             first,
-            trade: Mutex::new(Trade { bytes, combiner, sealed: false }),
+            trade: Mutex::new(Trade { duty: duty.on(multiprocessors), sealed: false }),
             blocks: OnceLock::new(),
             books: first.map(book),
             users: AtomicUsize::new(1),
@@ -524,16 +534,21 @@ fn has_room(multiprocessors: u32) -> bool {
     multiprocessors > 2 * MOST_CARRIERS
 }
 
-/// The most of [`blocks_for`].
+/// The most of [`blocks_for`] on small devices, or without a network.
 const MOST_CARRIERS: u32 = 3;
 
-/// How many blocks carry at each desk, for orders of so many bytes: enough for the bus, and no more. All of them ask the host's
-/// memory for orders, which is slow where many do: with 1, 2, 4 and 8 blocks an allreduce of 8 bytes takes 21, 23, 29 and 49 µs.
-fn blocks_for(bytes: usize) -> u32 {
-    match bytes {
-        0..=0x4000 => 1,
-        0x4001..=0x40_0000 => 2,
-        _ => MOST_CARRIERS,
+/// How many blocks carry at each desk: enough for the bus, and no more. All of few ask the host's memory for orders, which is slow
+/// where many do: with 1, 2, 4 and 8 blocks an allreduce of 8 bytes takes 21, 23, 29 and 49 µs. While processors write and read the
+/// same memory it is slower, and more has to be under way: a broadcast of 16 MiB over TCP takes 745 µs with 3, 760 with 4 and 610 with
+/// 8 or 16, one of 4 MiB 240 with 2 and 182 with 4 (two H100s); within one host 3 are the best.
+fn blocks_for(duty: Duty, multiprocessors: u32) -> u32 {
+    let networked = |wanted: u32| wanted.min(multiprocessors / 16).max(MOST_CARRIERS);
+    match (duty.networked, duty.bytes) {
+        (_, 0..=0x4000) => 1,
+        (_, 0x4001..=0x10_0000) | (false, 0x10_0001..=0x40_0000) => 2,
+        (true, 0x10_0001..=0x80_0000) => networked(4),
+        (true, _) => networked(8),
+        (false, _) => MOST_CARRIERS,
     }
 }
 

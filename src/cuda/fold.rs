@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::by_device::ByDevice;
 use super::context::Devices;
-use super::courier::{self, Combiner, Errand};
+use super::courier::{self, Combiner, Duty, Errand};
 use super::driver::{Driver, FunctionHandle, Grid};
 use super::image::Image;
 use super::kernels::{self, IMAGE, Launch, MAX_OPERANDS};
@@ -176,7 +176,8 @@ impl Loaded {
                 // SAFETY: the module is loaded and stays so.
                 let function = unsafe { driver.function(module, &name) }?;
                 // One that has nothing to do.
-                let dismissed = Errand::new(devices, device, 0, combiner)?.courier().clone();
+                let dismissed =
+                    Errand::new(devices, device, Duty { combiner, ..Duty::default() })?.courier().clone();
                 // SAFETY: it leaves at once.
                 dismissed.launch_by(|call, _| unsafe { carry(driver, function, &stream, call, false) })?;
                 couriers.push((combiner, function));

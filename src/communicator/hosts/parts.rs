@@ -18,7 +18,7 @@ use crate::collective::request::{Counts, Kind, Request};
 use crate::communicator::Call;
 use crate::communicator::plans::Seat;
 use crate::communicator::staged::Launch;
-use crate::cuda::courier::Errand;
+use crate::cuda::courier::{Duty, Errand};
 use crate::cuda::exchange::{self, Direction, Point};
 use crate::cuda::word::Word;
 use crate::engine::device::{Berth, Layout, Series};
@@ -186,7 +186,7 @@ impl<'a> Parts<'a> {
         let (entry, crossing) = match (&self.berth, courier) {
             (_, Some(kernels)) => {
                 let bytes = checked.input_len().max(checked.output_len()) * element;
-                let courier = errand.insert(Errand::new(devices, device, bytes, None)?);
+                let courier = errand.insert(Errand::new(devices, device, Duty { bytes, ..Duty::default() })?);
                 let entry = Entry::of_courier(courier.courier(), group.endpoint());
                 (entry, Crossing::Courier(Launch::new(courier.clone(), kernels)))
             }

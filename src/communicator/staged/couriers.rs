@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::mem::{ManuallyDrop, take};
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::cuda::courier::{Combiner, Courier, Errand};
+use crate::cuda::courier::{Courier, Duty, Errand};
 use crate::cuda::stream::Stream;
 use crate::engine::device::Way;
 use crate::engine::endpoint::lock;
@@ -47,21 +47,16 @@ fn tidy(new: &mut Vec<New>) {
     new.retain(|one| one.courier.upgrade().is_some_and(|courier| courier.is_new()));
 }
 
-/// A courier that is to be launched on `stream`, for orders of `bytes` bytes, to be combined by `combiner`; one that others share may
-/// combine by another. `group`: of a call that is [`apart`].
-pub(super) fn of(
-    stream: &Arc<Stream>,
-    bytes: usize,
-    combiner: Option<Combiner>,
-    group: Option<u64>,
-) -> Result<Errand> {
+/// A courier that is to be launched on `stream` and do what `duty` says; one that others share may combine by another's way. `group`: of
+/// a call that is [`apart`].
+pub(super) fn of(stream: &Arc<Stream>, duty: Duty, group: Option<u64>) -> Result<Errand> {
     NEW.with_borrow_mut(|new| {
         tidy(new);
         let mut found = new.iter().filter(|one| one.group == group && one.is_on(stream));
-        if let Some(errand) = found.find_map(|one| one.courier.upgrade()?.join(bytes, combiner)) {
+        if let Some(errand) = found.find_map(|one| one.courier.upgrade()?.join(duty)) {
             return Ok(errand);
         }
-        let errand = Errand::new(stream.devices(), stream.device(), bytes, combiner)?;
+        let errand = Errand::new(stream.devices(), stream.device(), duty)?;
         FORGET.arm();
         new.push(New { stream: stream.clone(), courier: Arc::downgrade(errand.courier()), group });
         Ok(errand)

@@ -9,7 +9,7 @@ use crate::communicator::Call;
 use crate::communicator::calls::{class_of, exchange_directly};
 use crate::communicator::context::Context;
 use crate::communicator::plans::planned_apart;
-use crate::cuda::courier::Combiner;
+use crate::cuda::courier::Duty;
 use crate::engine::group::Group;
 use crate::engine::staged::Routes;
 use crate::engine::staged::relay::{Combine, Gather, MAX_WIRED, MeetingPlace, Plan, Route};
@@ -29,10 +29,12 @@ pub(super) enum Way {
 }
 
 impl Way {
-    /// What a courier of the call has to be able to do besides carrying.
-    pub(super) fn combiner(&self) -> Option<Combiner> {
-        let Way::Relayed(plan) = self else { return None };
-        plan.combine.as_ref().and_then(|combine| plan.kernels.combiner(combine.dtype, combine.operator))
+    /// What a courier of the call has to do, which moves so many bytes one way.
+    pub(super) fn duty(&self, bytes: usize) -> Duty {
+        let Way::Relayed(plan) = self else { return Duty { bytes, ..Duty::default() } };
+        let combine = plan.combine.as_ref();
+        let combiner = combine.and_then(|combine| plan.kernels.combiner(combine.dtype, combine.operator));
+        Duty { bytes, networked: matches!(plan.place, MeetingPlace::Messages(_)), combiner }
     }
 }
 

@@ -9,6 +9,9 @@ use crate::cuda::double::{Double, DoubleKernels, Order as Turns};
 use crate::cuda::local;
 use crate::reduce::Representation;
 
+/// What is short.
+const SHORT: Duty = Duty { bytes: 8, networked: false, combiner: None };
+
 const ELEMENT: Representation = Representation::Element;
 
 /// A double with so few queues that a courier shares one, and its caller's stream.
@@ -35,7 +38,7 @@ fn carries_all(order: Turns) -> Vec<String> {
     for round in 1..=3 {
         let bytes: Vec<u8> = (0..8 * COUNT).map(|at| (at as u8).wrapping_mul(round)).collect();
         double.fill(stream.handle(), 0, from, &bytes);
-        let errand = Errand::new(&devices, 0, 8, None).expect("a courier");
+        let errand = Errand::new(&devices, 0, SHORT).expect("a courier");
         let courier = errand.courier().clone();
         launch(&courier, &stream, &double).expect("it is launched");
         double.fill(stream.handle(), 0, from, &[0xee; 8]);
@@ -78,7 +81,7 @@ fn idle_streams_are_roused_one_at_a_time() {
     });
     let word = devices.word(0).expect("a word");
     busy.wait_word(&word).expect("it waits");
-    let errands = [(); 2].map(|()| Errand::new(&devices, 0, 8, None).expect("a courier"));
+    let errands = [(); 2].map(|()| Errand::new(&devices, 0, SHORT).expect("a courier"));
     let alone = devices.rousing(&roused).expect("it is asked").expect("it is idle");
     std::thread::scope(|scope| {
         let [first, second] = errands.each_ref().map(Errand::courier);
@@ -102,14 +105,14 @@ fn idle_streams_are_roused_one_at_a_time() {
 fn one_that_is_given_up_carries_no_more_and_leaves() {
     let (double, devices, stream) = given(Turns::RoundRobin);
     let (from, to) = (double.memory(0, 8), double.memory(0, 8));
-    let errand = Errand::new(&devices, 0, 8, None).expect("a courier");
+    let errand = Errand::new(&devices, 0, SHORT).expect("a courier");
     let courier = errand.courier().clone();
     launch(&courier, &stream, &double).expect("it is launched");
     for _ in 0..2 * SLIPS {
         // SAFETY: the double trusts no address.
         unsafe { errand.order(Desk::Store, to, from, 8) };
     }
-    let beside = courier.join(8, None).expect("one more who orders");
+    let beside = courier.join(SHORT).expect("one more who orders");
     let (customer, other) = (errand.customer().clone(), beside.customer().clone());
     drop(errand);
     customer.give_up();
@@ -134,8 +137,8 @@ fn who_gives_up_takes_nothing_from_another() {
         let bytes: Vec<u8> = (0..8 * count).map(|at| at as u8 | 1).collect();
         double.fill(stream.handle(), 0, from, &bytes);
         let before = double.peek(lost + 8 * (count - 1), 8);
-        let stays = Errand::new(&devices, 0, 8, None).expect("a courier");
-        let gives_up = stays.courier().join(8, None).expect("one more who orders");
+        let stays = Errand::new(&devices, 0, SHORT).expect("a courier");
+        let gives_up = stays.courier().join(SHORT).expect("one more who orders");
         let (courier, customer) = (stays.courier().clone(), gives_up.customer().clone());
         launch(&courier, &stream, &double).expect("it is launched");
         double.fill(stream.handle(), 0, from, &[0xee; 8]);
@@ -174,12 +177,21 @@ fn who_gives_up_takes_nothing_from_another() {
 
 #[test]
 fn one_on_a_small_device_has_no_more_blocks_than_run_at_once() {
-    let sums = Some((DataType::F32, Operator::Sum));
-    for (multiprocessors, workers) in [(132, 16), (14, 8), (7, 1), (6, 0)] {
+    let combiner = Some((DataType::F32, Operator::Sum));
+    for (multiprocessors, networked, carriers, workers) in [
+        (132, false, 3, 16),
+        (132, true, 8, 16),
+        (70, true, 4, 16),
+        (14, false, 3, 8),
+        (14, true, 3, 8),
+        (7, true, 3, 1),
+        (6, true, 3, 0),
+    ] {
         let (double, devices, _) = given(Turns::RoundRobin);
         double.shrink(multiprocessors);
-        let errand = Errand::new(&devices, 0, 64 << 20, sums).expect("a courier");
-        assert_eq!(errand.courier().seal().0, [3, 3, workers], "{multiprocessors}");
+        let errand =
+            Errand::new(&devices, 0, Duty { bytes: 64 << 20, networked, combiner }).expect("a courier");
+        assert_eq!(errand.courier().seal().0, [carriers, carriers, workers], "{multiprocessors}");
         assert_eq!(errand.courier().combines_by((DataType::F32, Operator::Sum)), workers > 0);
     }
 }
@@ -187,26 +199,26 @@ fn one_on_a_small_device_has_no_more_blocks_than_run_at_once() {
 #[test]
 fn one_that_nobody_needs_any_more_is_not_launched() {
     let (double, devices, stream) = given(Turns::RoundRobin);
-    let errand = Errand::new(&devices, 0, 8, None).expect("a courier");
+    let errand = Errand::new(&devices, 0, SHORT).expect("a courier");
     let (courier, customer) = (errand.courier().clone(), errand.customer().clone());
     drop(errand);
     customer.give_up();
     launch(&courier, &stream, &double).expect("there is nothing to do");
     assert!(courier.is_gone() && double.is_idle());
-    assert!(courier.join(8, None).is_none(), "nobody orders of it any more");
+    assert!(courier.join(SHORT).is_none(), "nobody orders of it any more");
 }
 
 #[test]
 fn one_that_a_call_does_not_launch_is_left_to_the_others() {
     let (double, devices, stream) = given(Turns::RoundRobin);
-    let errand = Errand::new(&devices, 0, 8, None).expect("a courier");
+    let errand = Errand::new(&devices, 0, SHORT).expect("a courier");
     let courier = errand.courier();
     courier.promise();
     courier.promise();
     courier.withdraw();
     launch(courier, &stream, &double).expect("the other may");
     courier.withdraw();
-    let refused = Errand::new(&devices, 0, 8, None).expect("a courier");
+    let refused = Errand::new(&devices, 0, SHORT).expect("a courier");
     refused.courier().promise();
     refused.courier().withdraw();
     launch(refused.courier(), &stream, &double).expect_err("nobody meant to any more");
@@ -220,8 +232,8 @@ fn one_that_the_driver_refuses_is_refused_to_all_who_order() {
     let mut refused = 0;
     for failing in 0..8 {
         let (double, devices, stream) = given(Turns::RoundRobin);
-        let errand = Errand::new(&devices, 0, 8, None).expect("a courier");
-        let beside = errand.courier().join(8, None).expect("one more who orders");
+        let errand = Errand::new(&devices, 0, SHORT).expect("a courier");
+        let beside = errand.courier().join(SHORT).expect("one more who orders");
         double.fail_call(failing);
         let first = launch(errand.courier(), &stream, &double);
         // Before the launch itself, the other may have it launched.
@@ -235,7 +247,7 @@ fn one_that_the_driver_refuses_is_refused_to_all_who_order() {
         }
         drop((errand, beside));
         // Its stand serves the next.
-        let next = Errand::new(&devices, 0, 8, None).expect("a courier");
+        let next = Errand::new(&devices, 0, SHORT).expect("a courier");
         if !double.is_to_fail() {
             launch(next.courier(), &stream, &double).expect("it is launched");
         }
@@ -252,7 +264,7 @@ fn one_combines_and_carries_the_sum() {
     for order in Turns::all(1) {
         let (double, devices, stream) = given(order);
         let combiner = Some((DataType::F32, Operator::Average));
-        let errand = Errand::new(&devices, 0, 12, combiner).expect("a courier");
+        let errand = Errand::new(&devices, 0, Duty { combiner, ..SHORT }).expect("a courier");
         let courier = errand.courier().clone();
         assert!(courier.combines_by((DataType::F32, Operator::Average)));
         let bytes = |values: [f32; 3]| values.map(f32::to_ne_bytes).concat();
@@ -301,15 +313,15 @@ fn what_is_folded_can_be_combined() {
 fn several_share_what_one_can_combine() {
     let (double, devices, stream) = given(Turns::RoundRobin);
     let (sums, largest) = ((DataType::F32, Operator::Sum), (DataType::F32, Operator::Max));
-    let carries = Errand::new(&devices, 0, 8, None).expect("a courier");
+    let carries = Errand::new(&devices, 0, SHORT).expect("a courier");
     let courier = carries.courier().clone();
     assert!(!courier.combines_by(sums));
-    let beside =
-        [Some(sums), Some(largest), None].map(|combiner| courier.join(8, combiner).expect("one more"));
+    let beside = [Some(sums), Some(largest), None]
+        .map(|combiner| courier.join(Duty { combiner, ..SHORT }).expect("one more"));
     assert!(courier.combines_by(sums) && !courier.combines_by(largest));
     launch(&courier, &stream, &double).expect("it is launched");
     // What comes too late changes nothing.
-    let late = courier.join(1 << 30, Some(largest)).expect("one more");
+    let late = courier.join(Duty { bytes: 1 << 30, combiner: Some(largest), ..SHORT }).expect("one more");
     assert!(courier.combines_by(sums) && !courier.combines_by(largest));
     drop((carries, beside, late));
     double.drain();
@@ -322,7 +334,7 @@ fn stands_are_used_again_and_never_while_one_is_there() {
     let (double, devices, stream) = given(Turns::RoundRobin);
     let made = |count: usize| -> Vec<Arc<Courier>> {
         let errands: Vec<_> =
-            (0..count).map(|_| Errand::new(&devices, 0, 8, None).expect("a courier")).collect();
+            (0..count).map(|_| Errand::new(&devices, 0, SHORT).expect("a courier")).collect();
         let couriers = errands.iter().map(|errand| errand.courier().clone()).collect::<Vec<_>>();
         couriers.iter().for_each(|courier| launch(courier, &stream, &double).expect("it is launched"));
         couriers
@@ -352,7 +364,7 @@ fn who_rouses_a_stream_of_one_device_holds_up_no_other_device() {
         // SAFETY: the double trusts no handles.
         unsafe { Stream::borrow(&devices, device, double.stream(device)) }.expect("a stream")
     });
-    let errand = Errand::new(&devices, 1, 8, None).expect("a courier");
+    let errand = Errand::new(&devices, 1, SHORT).expect("a courier");
     // A thread is in its launch on device 0, behind the lock of that device's context.
     let alone = devices.rousing(&first).expect("it is asked").expect("it is idle");
     let launched = std::thread::scope(|scope| {

@@ -465,6 +465,12 @@ impl Staged {
         self.job.order.entry.courier().filter(|courier| !courier.is_shared())
     }
 
+    /// Whether the couriers of calls behind this one come when what it stores has been stored.
+    fn is_ordered_by_courier(&self) -> bool {
+        // While it is new, others may join it.
+        self.own_courier().is_some_and(|courier| !courier.is_new())
+    }
+
     /// Whether nothing is loaded or stored.
     fn moves_nothing(&self) -> bool {
         self.job.unstaged || self.job.input.shape.bytes == 0 && self.job.output.shape.bytes == 0
@@ -609,8 +615,7 @@ impl Operation for Staged {
     }
 
     fn has_exchanged(&self) -> bool {
-        // While it is new, others may join it.
-        self.exchanged == self.job.cut.pieces() && self.own_courier().is_some_and(|courier| !courier.is_new())
+        self.exchanged == self.job.cut.pieces() && self.is_ordered_by_courier()
     }
 
     fn through(&self) -> Through {

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use super::super::resources::Reserve;
 use super::making::{CAN, Making, NEVER, READY};
+use super::mover::Parcels;
 use super::route::{LANES, Route};
 use super::shared::Shared;
 use super::wired::Wire;
@@ -88,7 +89,7 @@ impl Seat {
         self.pieces.load(Ordering::Relaxed)
     }
 
-    /// A call has ended. Calls of one group run one after the other.
+    /// So many are another call's, behind all others'.
     pub(super) fn add_pieces(&self, pieces: u64) {
         self.pieces.fetch_add(pieces, Ordering::Relaxed);
     }
@@ -111,20 +112,25 @@ impl Lanes {
         }
     }
 
-    /// With how many pieces, over all calls, a member has come so far.
-    pub(super) fn reached(&self, member: usize, mark: Mark) -> u64 {
+    /// Whether a member has come so far with a piece that it may be at, counted over all calls.
+    pub(super) fn has_come(&self, member: usize, mark: Mark, piece: u64) -> bool {
         match self {
-            Lanes::Shared(shared) => shared.direct().reached(member, mark),
-            Lanes::Wired(wire) => wire.reached(member, mark),
+            Lanes::Shared(shared) => shared.direct().reached(member, mark) > piece,
+            Lanes::Wired(wire) => wire.has_come(member, mark, piece),
         }
     }
 
+    /// Whether a member is done with what was in the lane of a piece before it.
+    pub(super) fn has_lane(&self, member: usize, piece: u64) -> bool {
+        piece < LANES || self.has_come(member, Mark::Done, piece - LANES)
+    }
+
     /// This rank has come so far with `pieces` pieces of a call, the first ones; `before` it there were so many of other
-    /// calls.
-    pub(super) fn reach(&self, route: &Route, mark: Mark, before: u64, pieces: u64) {
+    /// calls. What is sent for it is among `parcels` until it has gone.
+    pub(super) fn reach(&self, route: &Route, mark: Mark, before: u64, pieces: u64, parcels: &Parcels) {
         match self {
             Lanes::Shared(shared) => shared.direct().reach(mark, before + pieces),
-            Lanes::Wired(wire) => wire.reach(route, mark, before, pieces),
+            Lanes::Wired(wire) => wire.reach(route, mark, before, pieces, parcels),
         }
     }
 
@@ -133,14 +139,6 @@ impl Lanes {
         match self {
             Lanes::Shared(_) => {}
             Lanes::Wired(wire) => wire.rouse(),
-        }
-    }
-
-    /// Whether what this rank has given needs it no more.
-    pub(super) fn is_flushed(&self) -> bool {
-        match self {
-            Lanes::Shared(_) => true,
-            Lanes::Wired(wire) => wire.is_flushed(),
         }
     }
 

@@ -35,6 +35,7 @@ use std::task::Poll;
 pub use lanes::Seat;
 pub use meeting::{Gather, Place as MeetingPlace};
 use meeting::{Meeting, Met, Word};
+use mover::Parcels;
 use pieces::{Progress, Relayed, Run};
 use route::LANES;
 pub use route::{Limits, Route};
@@ -232,11 +233,12 @@ impl Relay {
                 group.endpoint().stir();
             }
             let last = if plan.route.reduces() { run.progress.taken } else { run.progress.worked };
-            if last == plan.route.pieces() {
+            if last == plan.route.pieces() && !run.exchanged {
+                run.exchanged = true;
                 run.tracks.let_go();
+                group.relay().add_pieces(last);
             }
-            if run.progress.done == plan.route.pieces() && run.lanes.is_flushed() {
-                group.relay().add_pieces(run.progress.done);
+            if run.progress.done == plan.route.pieces() && run.parcels.are_written() {
                 if let Some(run) = running.take() {
                     run.tracks.give_back(&mut staged.job.order);
                 }
@@ -287,6 +289,8 @@ impl Relay {
             tracks: Tracks::take(&mut self.staged.job.order, tracks)?,
             before: group.relay().pieces(),
             progress: Progress::default(),
+            exchanged: false,
+            parcels: Parcels::default(),
         });
         Ok(())
     }
@@ -304,13 +308,12 @@ impl Relay {
     fn is_there(&self, member: usize) -> bool {
         let Some(Run { lanes, before, progress, .. }) = &self.running else { return true };
         let route = &self.plan.route;
-        let has = |mark, piece: u64| lanes.reached(member, mark) > before + piece;
+        let has = |mark, piece: u64| lanes.has_come(member, mark, before + piece);
         let gives = route.contributors().any(|from| from == member);
         let shares = route.sharers().any(|from| from == member);
         (!gives || progress.worked == progress.given || has(Mark::Given, progress.worked))
             && (!shares || progress.taken == progress.folded || has(Mark::Folded, progress.taken))
-            && (progress.begun == route.pieces()
-                || lanes.reached(member, Mark::Done) + LANES > before + progress.begun)
+            && (progress.begun == route.pieces() || lanes.has_lane(member, before + progress.begun))
     }
 }
 
@@ -366,6 +369,16 @@ impl Operation for Relay {
             .filter(|&member| !self.is_there(member))
             .map(|member| member as u32)
             .collect()
+    }
+
+    /// What is left is to see stores end, to say so, and to send what has been given: lanes are used again behind that, whichever
+    /// call uses them.
+    fn has_exchanged(&self) -> bool {
+        match (&self.stage, &self.running) {
+            (Stage::Ordinary, _) => self.staged.has_exchanged(),
+            (Stage::Relay(_), Some(run)) => run.exchanged && self.staged.is_ordered_by_courier(),
+            _ => false,
+        }
     }
 
     fn through(&self) -> Through {

@@ -1,13 +1,14 @@
-//! What moves the bytes between ranks that share no memory: one thread for each stripe.
+//! What moves the bytes between ranks that share no memory: threads, each with a connection of its own to every member.
 //!
-//! They touch nothing but the lanes and their own connections, and say what has come on counters that the call looks at.
-//! They watch out for a moment after the last byte and then sleep.
+//! Who has nothing under way to a member takes the next parcel for it, so none waits for another's. They touch nothing but the lanes
+//! and their own connections, and say what has come on counters that the call looks at. They watch out for a moment after the last
+//! byte and then sleep.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ use crate::sys::epoll::{Epoll, Interest};
 use crate::sys::event::EventFd;
 use crate::sys::fork::Unshared;
 
-/// A stripe's connections, by connection, those of the first stripe twice. None to this rank itself.
+/// A mover's connections, by member. None to this rank itself.
 pub(super) type Sockets = Vec<Option<Arc<Unshared<Socket>>>>;
 
 /// How long a mover with nothing to do looks again before it sleeps.
@@ -33,28 +34,30 @@ const NAP: Duration = Duration::from_millis(500);
 #[cfg(test)]
 const NAP: Duration = Duration::from_secs(20);
 
-/// Bytes that are written or read at a time: both directions of a connection have their turn.
-const TURN: usize = 256 * 1024;
+/// The most bytes of a parcel that is dealt out: both directions of a connection have their turn, and movers end together.
+pub(super) const PARCEL: usize = 256 * 1024;
 
 const READS: Interest = Interest { read: true, write: false, close: false, once: false };
 
 /// The token of a mover's bell.
 const BELL: u64 = u64::MAX;
 
-/// Bytes of a frame's header: mark and length (32 bits), piece and offset (64).
+/// Bytes of a frame's header: mark and length (32 bits), piece (64), offset and whole (32).
 const HEADER: usize = 24;
 
 /// A part of a lane on its way to a member.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame {
-    /// What it completes, with the other stripes.
+    /// What it completes, with others of the same piece.
     pub(super) mark: Mark,
     /// The number of its piece.
     pub(super) piece: u64,
     /// Where it begins in the lane.
-    pub(super) offset: u64,
+    pub(super) offset: u32,
     /// Its bytes.
     pub(super) length: u32,
+    /// Those of all of them.
+    pub(super) whole: u32,
 }
 
 impl Frame {
@@ -63,89 +66,121 @@ impl Frame {
         bytes[..4].copy_from_slice(&(self.mark as u32).to_le_bytes());
         bytes[4..8].copy_from_slice(&self.length.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.piece.to_le_bytes());
-        bytes[16..].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[20..].copy_from_slice(&self.whole.to_le_bytes());
         bytes
     }
 
     /// `None`: no frame. Whether it fits its lane is the reader's to ask.
     fn decode(bytes: &[u8; HEADER]) -> Option<Frame> {
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|index| bytes[at + index]));
-        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
         let mark = Mark::ALL.into_iter().find(|mark| *mark as u32 == word(0))?;
-        Some(Frame { mark, length: word(4), piece: long(8), offset: long(16) })
+        let piece = u64::from(word(8)) | u64::from(word(12)) << 32;
+        Some(Frame { mark, length: word(4), piece, offset: word(16), whole: word(20) })
     }
 }
 
-/// What a stripe is to send. Apart from those of other stripes: each is looked at all the time by another thread.
+/// What is to go to a member. Apart from others: movers look at it all the time.
+#[derive(Default)]
 #[repr(align(128))]
 pub(super) struct Outbox {
-    posted: Mutex<Vec<Parcel>>,
-    /// Set after something was posted: the mover looks at this, and does not keep the lock from who posts.
+    parcels: Mutex<VecDeque<Parcel>>,
+    /// Whether there are any, changed with them: who looks does not keep the lock from who posts.
     any: AtomicBool,
-    bell: EventFd,
+}
+
+/// How a mover that sleeps is told that there is something to do.
+pub(super) struct Bell {
+    event: EventFd,
     parked: AtomicBool,
 }
 
 /// A frame with its bytes, which stay until their piece is done everywhere.
-struct Parcel {
-    connection: usize,
+pub(super) struct Parcel {
     header: [u8; HEADER],
     bytes: *const u8,
     length: usize,
     written: usize,
+    among: Parcels,
+}
+
+/// What a call has sent that the kernel does not have yet. What it has is delivered even if this process ends.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Parcels(Arc<AtomicUsize>);
+
+impl Parcels {
+    pub(super) fn are_written(&self) -> bool {
+        self.0.load(Ordering::Acquire) == 0
+    }
+
+    fn add(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One has been written, or never will be. Whether it was the last.
+    fn remove(&self) -> bool {
+        self.0.fetch_sub(1, Ordering::AcqRel) == 1
+    }
 }
 
 // SAFETY: the bytes are of a lane, which the hub keeps, and which nobody writes while they are on their way.
 unsafe impl Send for Parcel {}
 
 impl Outbox {
-    pub(super) fn new() -> io::Result<Outbox> {
-        let (any, parked) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Outbox { posted: Mutex::default(), any, bell: EventFd::new()?, parked })
+    /// More to send.
+    pub(super) fn post(&self, more: impl Iterator<Item = Parcel>) {
+        let mut parcels = lock(&self.parcels);
+        parcels.extend(more);
+        self.any.store(!parcels.is_empty(), Ordering::SeqCst);
     }
 
-    /// Sends `frame` with the bytes at `bytes` over a connection.
-    ///
-    /// # Safety
-    /// They stay as they are until the member is done with the piece, and mapped as long as the hub.
-    pub(super) unsafe fn post(&self, connection: usize, frame: Frame, bytes: *const u8) {
-        let (header, length) = (frame.encode(), frame.length as usize);
-        lock(&self.posted).push(Parcel { connection, header, bytes, length, written: 0 });
-        self.any.store(true, Ordering::Release);
-        self.rouse();
-    }
-
-    /// Takes what has been posted.
-    fn take(&self) -> Vec<Parcel> {
-        if !self.any.load(Ordering::Relaxed) {
-            return Vec::new();
+    /// The next parcel is the caller's.
+    fn take(&self) -> Option<Parcel> {
+        if !self.any.load(Ordering::SeqCst) {
+            return None;
         }
-        // Before the look: what comes after it sets this again.
-        self.any.store(false, Ordering::SeqCst);
-        std::mem::take(&mut *lock(&self.posted))
+        let mut parcels = lock(&self.parcels);
+        let first = parcels.pop_front();
+        self.any.store(!parcels.is_empty(), Ordering::SeqCst);
+        first
+    }
+}
+
+impl Bell {
+    pub(super) fn new() -> io::Result<Bell> {
+        Ok(Bell { event: EventFd::new()?, parked: AtomicBool::new(false) })
     }
 
     /// Has the mover look, if it sleeps.
     pub(super) fn rouse(&self) {
         fence(Ordering::SeqCst);
         if self.parked.load(Ordering::Relaxed) {
-            self.bell.signal();
+            self.event.signal();
         }
     }
 
     /// Has the mover look whether it is to end.
     pub(super) fn wake(&self) {
-        self.bell.signal();
+        self.event.signal();
     }
 }
 
 impl Parcel {
+    /// `frame` with the bytes at `bytes`, as one of these.
+    ///
+    /// # Safety
+    /// They stay as they are until the member that it is posted for is done with the piece, and mapped as long as the hub.
+    pub(super) unsafe fn new(frame: Frame, bytes: *const u8, among: &Parcels) -> Parcel {
+        among.add();
+        let (header, length) = (frame.encode(), frame.length as usize);
+        Parcel { header, bytes, length, written: 0, among: among.clone() }
+    }
+
     /// Writes what fits. Whether all of it has gone.
     fn write(&mut self, socket: &Socket) -> io::Result<bool> {
         let from = self.written.saturating_sub(HEADER);
-        // SAFETY: the promise of `post`; `from` is at most the length.
-        let rest =
-            unsafe { std::slice::from_raw_parts(self.bytes.add(from), (self.length - from).min(TURN)) };
+        // SAFETY: the promise of `new`; `from` is at most the length.
+        let rest = unsafe { std::slice::from_raw_parts(self.bytes.add(from), self.length - from) };
         let parts = [IoSlice::new(&self.header[self.written.min(HEADER)..]), IoSlice::new(rest)];
         let parts = if self.written < HEADER { &parts[..] } else { &parts[1..] };
         // A closed connection is an error, not the signal that ends a C program.
@@ -157,7 +192,8 @@ impl Parcel {
 /// One connection, and what is under way on it.
 struct Connection<'a> {
     socket: &'a Socket,
-    leaving: VecDeque<Parcel>,
+    outbox: &'a Outbox,
+    leaving: Option<Parcel>,
     arriving: Arriving,
     /// Whether the last write did not fit, and whether the kernel is asked for room.
     blocked: bool,
@@ -165,36 +201,31 @@ struct Connection<'a> {
     ended: bool,
 }
 
-/// Moves what a stripe sends and receives until the hub closes.
-pub(super) fn run(hub: &Hub, stripe: usize, sockets: &Sockets) -> io::Result<()> {
-    let (outbox, epoll) = (hub.outbox(stripe), Epoll::new()?);
-    epoll.watch(outbox.bell.as_fd(), BELL, READS)?;
+/// Moves what goes over a mover's connections until the hub closes.
+pub(super) fn run(hub: &Hub, mover: usize, sockets: &Sockets) -> io::Result<()> {
+    let (bell, epoll) = (hub.bell(mover), Epoll::new()?);
+    epoll.watch(bell.event.as_fd(), BELL, READS)?;
     let mut connections: Vec<Option<Connection<'_>>> = Vec::new();
-    for (index, socket) in sockets.iter().enumerate() {
+    for (member, socket) in sockets.iter().enumerate() {
         let Some(socket) = socket else {
             connections.push(None);
             continue;
         };
-        epoll.watch(socket.as_fd(), index as u64, READS)?;
-        connections.push(Some(Connection::new(socket)));
+        epoll.watch(socket.as_fd(), member as u64, READS)?;
+        connections.push(Some(Connection::new(socket, hub.outbox(mover, member))));
     }
     let mut last = Instant::now();
     while !hub.is_closing() {
         let mut moved = false;
-        for parcel in outbox.take() {
-            moved = true;
-            if let Some(Some(connection)) = connections.get_mut(parcel.connection) {
-                connection.leaving.push_back(parcel);
-            }
-        }
-        for (index, connection) in connections.iter_mut().enumerate() {
+        for (member, connection) in connections.iter_mut().enumerate() {
             let Some(connection) = connection else { continue };
-            match connection.step(hub, stripe, index) {
+            match connection.step(hub, member) {
                 Ok(more) => moved |= more,
                 Err(error) => {
-                    connection.end(hub);
+                    connection.ended = true;
+                    connection.forget(hub);
                     epoll.unwatch(connection.socket.as_fd());
-                    hub.ended(index, &error);
+                    hub.ended(member, &error);
                 }
             }
         }
@@ -203,21 +234,21 @@ pub(super) fn run(hub: &Hub, stripe: usize, sockets: &Sockets) -> io::Result<()>
         } else if last.elapsed() < hub.spin(SPIN) {
             std::thread::yield_now();
         } else {
-            for (index, connection) in connections.iter_mut().enumerate() {
+            for (member, connection) in connections.iter_mut().enumerate() {
                 if let Some(connection) = connection {
-                    connection.watch(&epoll, index as u64)?;
+                    connection.watch(&epoll, member as u64)?;
                 }
             }
-            outbox.parked.store(true, Ordering::Relaxed);
+            bell.parked.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
-            if lock(&outbox.posted).is_empty() && !hub.is_closing() {
+            if !connections.iter().flatten().any(Connection::has_more) && !hub.is_closing() {
                 epoll.wait(Some(NAP), |event| {
                     if event.token == BELL {
-                        outbox.bell.drain();
+                        bell.event.drain();
                     }
                 })?;
             }
-            outbox.parked.store(false, Ordering::Relaxed);
+            bell.parked.store(false, Ordering::Relaxed);
             // What woke it is tried for a while.
             last = Instant::now();
         }
@@ -225,12 +256,12 @@ pub(super) fn run(hub: &Hub, stripe: usize, sockets: &Sockets) -> io::Result<()>
     Ok(())
 }
 
-impl Connection<'_> {
-    fn new(socket: &Socket) -> Connection<'_> {
-        let leaving = VecDeque::new();
+impl<'a> Connection<'a> {
+    fn new(socket: &'a Socket, outbox: &'a Outbox) -> Connection<'a> {
         Connection {
             socket,
-            leaving,
+            outbox,
+            leaving: None,
             arriving: Arriving::default(),
             blocked: false,
             watched: false,
@@ -239,40 +270,46 @@ impl Connection<'_> {
     }
 
     /// Writes and reads a little. Whether anything moved.
-    fn step(&mut self, hub: &Hub, stripe: usize, index: usize) -> io::Result<bool> {
+    fn step(&mut self, hub: &Hub, member: usize) -> io::Result<bool> {
         if self.ended {
             // Nobody waits for what was to go there.
-            hub.wrote(self.leaving.len() as u64);
-            self.leaving.clear();
+            self.forget(hub);
             return Ok(false);
         }
         let mut moved = false;
         self.blocked = false;
-        if let Some(parcel) = self.leaving.front_mut() {
+        self.leaving = self.leaving.take().or_else(|| self.outbox.take());
+        if let Some(parcel) = &mut self.leaving {
             match unless_blocked(parcel.write(self.socket))? {
                 Some(whole) => {
                     moved = true;
-                    if whole {
-                        self.leaving.pop_front();
-                        hub.wrote(1);
+                    if whole && self.leaving.take().is_some_and(|parcel| parcel.among.remove()) {
+                        hub.rouse();
                     }
                 }
                 None => self.blocked = true,
             }
         }
-        match unless_blocked(self.arriving.read(hub, index, self.socket))? {
-            Some(Some(frame)) => hub.arrived(stripe, index, frame),
+        match unless_blocked(self.arriving.read(hub, member, self.socket))? {
+            Some(Some(frame)) => hub.arrived(member, frame)?,
             Some(None) => {}
             None => return Ok(moved),
         }
         Ok(true)
     }
 
-    /// Nothing more goes or comes.
-    fn end(&mut self, hub: &Hub) {
-        self.ended = true;
-        hub.wrote(self.leaving.len() as u64);
-        self.leaving.clear();
+    /// Whether there is something to send that it has not tried to.
+    fn has_more(&self) -> bool {
+        self.leaving.is_none() && self.outbox.any.load(Ordering::SeqCst)
+    }
+
+    /// What is to go there never will.
+    fn forget(&mut self, hub: &Hub) {
+        while let Some(parcel) = self.leaving.take().or_else(|| self.outbox.take()) {
+            if parcel.among.remove() {
+                hub.rouse();
+            }
+        }
     }
 
     /// Has the kernel wake for what is waited for.
@@ -307,7 +344,7 @@ struct Arriving {
 
 impl Arriving {
     /// Reads once. The frame, once it is whole.
-    fn read(&mut self, hub: &Hub, connection: usize, socket: &Socket) -> io::Result<Option<Frame>> {
+    fn read(&mut self, hub: &Hub, member: usize, socket: &Socket) -> io::Result<Option<Frame>> {
         if self.read < HEADER {
             let mut bytes = [MaybeUninit::uninit(); HEADER];
             let count = some(socket.recv(&mut bytes[self.read..])?)?;
@@ -320,7 +357,7 @@ impl Arriving {
                 return Ok(None);
             }
             let frame =
-                Frame::decode(&self.header).and_then(|frame| Some((frame, hub.target(connection, &frame)?)));
+                Frame::decode(&self.header).and_then(|frame| Some((frame, hub.target(member, &frame)?)));
             let Some(frame) = frame else { return Err(io::ErrorKind::InvalidData.into()) };
             self.frame = Some(frame);
         }
@@ -328,10 +365,10 @@ impl Arriving {
         let (frame, target) = self.frame.expect("a header has come");
         let (done, length) = (self.read - HEADER, frame.length as usize);
         if done < length {
-            let most = (length - done).min(TURN);
             // SAFETY: `target` says that the frame lies in the member's lane, which nobody reads before it has come.
-            let rest =
-                unsafe { std::slice::from_raw_parts_mut(target.add(done).cast::<MaybeUninit<u8>>(), most) };
+            let rest = unsafe {
+                std::slice::from_raw_parts_mut(target.add(done).cast::<MaybeUninit<u8>>(), length - done)
+            };
             self.read += some(socket.recv(rest)?)?;
         }
         if self.read < HEADER + length {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::super::resources::Ringer;
 use super::lanes::Lanes;
-use super::route::{LANES, Move, RESULT_AT, Route, Share};
+use super::mover::Parcels;
+use super::route::{Move, RESULT_AT, Route, Share};
 use super::tracks::{Step, Sum, Tracks};
 use super::{Combine, Plan};
 use crate::cuda::local::Operand;
@@ -20,6 +21,11 @@ pub(super) struct Run {
     /// Pieces of all calls before this one.
     pub(super) before: u64,
     pub(super) progress: Progress,
+    /// Whether all has been given to the device, and nothing of other ranks is needed any more. The pieces of the next call begin
+    /// behind this one's then.
+    pub(super) exchanged: bool,
+    /// What is on its way to other ranks.
+    pub(super) parcels: Parcels,
 }
 
 /// Pieces of the call that have come so far. None of them overtakes the one above.
@@ -53,7 +59,10 @@ impl Relayed<'_> {
         let Plan { route, .. } = self.plan;
         let before = run.before;
         let mut stops = None;
-        while run.progress.done < run.progress.taken && run.tracks.is_idle(run.progress.done)? {
+        // In the order of all calls' pieces: the last one of the call before may not have been told yet.
+        let is_told = |piece: u64| piece == 0 || run.lanes.has_come(route.rank(), Mark::Done, piece - 1);
+        let may_tell = is_told(before + run.progress.done);
+        while may_tell && run.progress.done < run.progress.taken && run.tracks.is_idle(run.progress.done)? {
             run.progress.done += 1;
             run.reach(route, Mark::Done, run.progress.done);
         }
@@ -64,7 +73,7 @@ impl Relayed<'_> {
         }
         while run.progress.taken < run.progress.folded {
             let piece = run.progress.taken;
-            let lacks = |member: &usize| run.lanes.reached(*member, Mark::Folded) <= before + piece;
+            let lacks = |member: &usize| !run.lanes.has_come(*member, Mark::Folded, before + piece);
             if let Some(member) = route.sharers().find(lacks) {
                 stops = stops.or(Some(member));
                 break;
@@ -82,7 +91,7 @@ impl Relayed<'_> {
         }
         while run.progress.worked < run.progress.given {
             let piece = run.progress.worked;
-            let lacks = |member: &usize| run.lanes.reached(*member, Mark::Given) <= before + piece;
+            let lacks = |member: &usize| !run.lanes.has_come(*member, Mark::Given, before + piece);
             if let Some(member) = route.contributors().find(lacks) {
                 stops = stops.or(Some(member));
                 break;
@@ -101,7 +110,7 @@ impl Relayed<'_> {
         if piece == route.pieces() || piece == run.progress.done + tracks {
             return Ok(None);
         }
-        let reads = |member: &usize| run.lanes.reached(*member, Mark::Done) + LANES <= before + piece;
+        let reads = |member: &usize| !run.lanes.has_lane(*member, before + piece);
         if let Some(member) = (0..route.size()).find(reads) {
             return Ok(Some(member));
         }
@@ -197,7 +206,7 @@ impl Relayed<'_> {
 impl Run {
     /// This rank has come so far with so many pieces of the call, the first ones.
     fn reach(&self, route: &Route, mark: Mark, pieces: u64) {
-        self.lanes.reach(route, mark, self.before, pieces);
+        self.lanes.reach(route, mark, self.before, pieces, &self.parcels);
     }
 
     fn lane(&self, member: usize, piece: u64) -> *mut u8 {

@@ -1,15 +1,17 @@
 //! Lanes of ranks that do not all share memory: each keeps copies of what it reads of the others', and connections of its own
 //! bring them.
 //!
-//! These are links of a second endpoint, made for this group and nothing else. Each has [`STRIPES`] connections; a part of a
-//! lane is split over them, and a thread moves its bytes both ways (see [`super::mover`]). So
-//! several processors copy, none combines, and the waiting thread only looks at counters.
+//! These are links of a second endpoint, made for this group and nothing else. Each has [`CARRIERS`] connections for data, each of a
+//! thread that moves bytes both ways (see [`super::mover`]); the parts of a lane go over whichever is free. So several processors
+//! copy, none combines, and the waiting thread only looks at counters. One more connection, of a thread of its own, tells when a lane
+//! may be used again ([`Mark::Done`]): behind data that would be late by half of what is written at a time, on both sides.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::mover::{self, Frame, Outbox, Sockets};
+use super::mover::{self, Bell, Frame, Outbox, PARCEL, Parcel, Parcels, Sockets};
 use super::route::{LANE_BYTES, LANES, Route};
 use crate::cuda::context::Devices;
 use crate::cuda::memory::RegisteredBuffer;
@@ -29,9 +31,13 @@ pub const MAX_MEMBERS: u32 = 8;
 
 /// Connections to each member that carry data, each with a thread. With 4 a call of 64 MiB takes half as long again, with 12 as
 /// long.
-const STRIPES: usize = 8;
+const CARRIERS: usize = 8;
 
-/// Parts of stripes begin at multiples of so many bytes.
+/// The connection that takes no part in the data, and its mover.
+const DONE: usize = CARRIERS;
+const CONNECTIONS: usize = CARRIERS + 1;
+
+/// Parcels begin at multiples of so many bytes.
 const GRAIN: usize = 4096;
 
 /// How long links may take to open.
@@ -63,7 +69,7 @@ impl Wire {
         let identity =
             Identity { rank: group.rank(), size: group.size(), job: group.id(), ..identity.clone() };
         let options =
-            Options { shm: false, tcp_streams: Some(STRIPES + 1), segment_bytes: 0, ..options.clone() };
+            Options { shm: false, tcp_streams: Some(CONNECTIONS), segment_bytes: 0, ..options.clone() };
         let hub =
             Hub::new(group).map_err(|cause| Error::system("no descriptors for a group's movers", cause))?;
         let hub = Arc::new(hub);
@@ -100,27 +106,24 @@ impl Wire {
     /// All links are there, or will not be: the movers begin.
     fn start(&self, links: Vec<Option<Result<Link>>>) -> Result<()> {
         let size = self.hub.size;
-        let mut sockets: Vec<Sockets> = (0..STRIPES).map(|_| vec![None; size]).collect();
-        sockets[0].resize(2 * size, None);
+        let mut sockets: Vec<Sockets> = (0..CONNECTIONS).map(|_| vec![None; size]).collect();
         for (member, link) in links.into_iter().enumerate() {
             if member == self.hub.rank {
                 continue;
             }
             let Some(link) = link else { fail!(Internal, "no link to rank {member}") };
             let streams = link?.streams;
-            if streams.len() != STRIPES + 1 {
-                fail!(InvalidUsage, "rank {member} has {} connections, not {}", streams.len(), STRIPES + 1);
+            if streams.len() != CONNECTIONS {
+                fail!(InvalidUsage, "rank {member} has {} connections, not {CONNECTIONS}", streams.len());
             }
-            for (index, stream) in streams.into_iter().enumerate() {
-                // The last is for what takes no part in the data: `Mark::Done`.
-                let (stripe, at) = if index == STRIPES { (0, size + member) } else { (index, member) };
-                sockets[stripe][at] = stream.into_socket().map(Arc::new);
+            for (sockets, stream) in sockets.iter_mut().zip(streams) {
+                sockets[member] = stream.into_socket().map(Arc::new);
             }
         }
-        for (stripe, sockets) in sockets.into_iter().enumerate() {
+        for (mover, sockets) in sockets.into_iter().enumerate() {
             let hub = self.hub.clone();
             let run = move || {
-                if let Err(cause) = mover::run(&hub, stripe, &sockets) {
+                if let Err(cause) = mover::run(&hub, mover, &sockets) {
                     (0..hub.size).for_each(|member| hub.ended(member, &cause));
                 }
             };
@@ -135,49 +138,41 @@ impl Wire {
         self.hub.lane(member, lane)
     }
 
-    /// With how many pieces, over all calls, a member has come so far.
-    pub(super) fn reached(&self, member: usize, mark: Mark) -> u64 {
-        let hub = &*self.hub;
-        let seen =
-            |stripe: usize| hub.seen[stripe * hub.size + member].0[mark as usize].load(Ordering::Acquire);
-        let stripes = if mark == Mark::Done { 1 } else { STRIPES };
-        (0..stripes).map(seen).min().unwrap_or(0)
+    /// Whether a member has come so far with a piece, counted over all calls.
+    pub(super) fn has_come(&self, member: usize, mark: Mark, piece: u64) -> bool {
+        self.hub.coming(member, mark, piece).seen.load(Ordering::Acquire) > piece
     }
 
     /// This rank has come so far: whoever waits for it gets what it reads.
-    pub(super) fn reach(&self, route: &Route, mark: Mark, before: u64, pieces: u64) {
+    pub(super) fn reach(&self, route: &Route, mark: Mark, before: u64, pieces: u64, parcels: &Parcels) {
         let hub = &*self.hub;
         let (index, piece) = (pieces - 1, before + pieces - 1);
-        // Done goes over a connection of its own. A process that ends may still have data on the way, which the kernel
-        // brings to its end, unless it is sent something on the same connection.
-        let (stripes, base) = if mark == Mark::Done { (1, hub.size) } else { (STRIPES, 0) };
-        for stripe in 0..stripes {
-            hub.seen[stripe * hub.size + hub.rank].0[mark as usize].store(before + pieces, Ordering::Release);
-        }
+        let mut any = false;
         for step in 1..hub.size {
             let member = (hub.rank + step) % hub.size;
             let Some((at, bytes)) = route.read_by(member, mark, index) else { continue };
-            let share = bytes.div_ceil(stripes).next_multiple_of(GRAIN);
-            for stripe in 0..stripes {
-                let start = (stripe * share).min(bytes);
-                let length = share.min(bytes - start) as u32;
-                let frame = Frame { mark, piece, offset: (at + start) as u64, length };
+            let most = bytes.div_ceil(CARRIERS).next_multiple_of(GRAIN).clamp(GRAIN, PARCEL);
+            let parcel = |start: usize| {
+                let length = most.min(bytes - start) as u32;
+                let frame = Frame { mark, piece, offset: (at + start) as u32, length, whole: bytes as u32 };
                 let from = hub.lane(hub.rank, piece % LANES).wrapping_add(at + start);
-                hub.posted.fetch_add(1, Ordering::Relaxed);
                 // SAFETY: what a route says lies in the lane, which is written again when all members are done with this piece.
-                unsafe { hub.outboxes[stripe].post(base + member, frame, from) };
-            }
+                unsafe { Parcel::new(frame, from, parcels) }
+            };
+            // What has no bytes tells the member, too.
+            hub.outbox(first_mover(mark), member).post((0..bytes.max(1)).step_by(most).map(parcel));
+            any = true;
+        }
+        // Behind the others' word: who sees this here tells them what comes next, maybe in another thread.
+        hub.coming(hub.rank, mark, piece).seen.store(piece + 1, Ordering::Release);
+        if any {
+            hub.bells[movers(mark)].iter().for_each(Bell::rouse);
         }
     }
 
     /// There will be something to send soon: the movers are awake by then.
     pub(super) fn rouse(&self) {
-        self.hub.outboxes.iter().for_each(Outbox::rouse);
-    }
-
-    /// Whether the kernel has all that was sent: it is delivered even if this process ends.
-    pub(super) fn is_flushed(&self) -> bool {
-        self.hub.written.load(Ordering::Acquire) == self.hub.posted.load(Ordering::Relaxed)
+        self.hub.bells.iter().for_each(Bell::rouse);
     }
 
     /// An error when nothing more comes from a member that is waited for, once there has been time for a better cause.
@@ -200,6 +195,20 @@ impl Drop for Wire {
     }
 }
 
+/// The movers that a mark may go by: done by its own. A process that ends may still have data on the way, which the kernel brings to
+/// its end, unless it is sent something on the same connection.
+fn movers(mark: Mark) -> Range<usize> {
+    match mark {
+        Mark::Given | Mark::Folded => 0..CARRIERS,
+        Mark::Done => DONE..CONNECTIONS,
+    }
+}
+
+/// The first of them.
+fn first_mover(mark: Mark) -> usize {
+    movers(mark).start
+}
+
 /// What the movers of a group share with its calls.
 pub(super) struct Hub {
     rank: usize,
@@ -212,21 +221,26 @@ pub(super) struct Hub {
     linked: Condvar,
     /// The lanes of all members, in their order.
     memory: OnceLock<Aside<RegisteredBuffer>>,
-    /// With how many pieces, over all calls, each member has come so far, by stripe, member and mark.
-    seen: Vec<Seen>,
-    outboxes: Vec<Outbox>,
+    /// What comes of each member, by mark and by lane.
+    coming: Vec<[[Coming; LANES as usize]; Mark::ALL.len()]>,
+    /// By member: what the carriers send, and what tells that lanes may be used again.
+    outboxes: [Vec<Outbox>; 2],
+    /// By mover.
+    bells: Vec<Bell>,
     closing: AtomicBool,
-    /// Parcels so far.
-    posted: AtomicU64,
-    written: AtomicU64,
     /// When and why the first connection to a member has ended.
     ends: Vec<OnceLock<(Instant, String)>>,
 }
 
-/// With how many pieces a member has come so far over one stripe, by mark. Apart from others: each is written by another thread.
+/// What comes of a member for a lane. Apart from others: movers write it.
 #[derive(Default)]
 #[repr(align(64))]
-struct Seen([AtomicU64; 3]);
+struct Coming {
+    /// Bytes of the piece that comes.
+    bytes: AtomicU64,
+    /// One more than the number of the last that has come.
+    seen: AtomicU64,
+}
 
 impl Hub {
     fn new(group: &Group) -> std::io::Result<Hub> {
@@ -239,11 +253,10 @@ impl Hub {
             links: Mutex::new((0..size).map(|_| None).collect()),
             linked: Condvar::new(),
             memory: OnceLock::new(),
-            seen: (0..STRIPES * size).map(|_| Default::default()).collect(),
-            outboxes: (0..STRIPES).map(|_| Outbox::new()).collect::<std::io::Result<_>>()?,
+            coming: (0..size).map(|_| Default::default()).collect(),
+            outboxes: [(); 2].map(|()| (0..size).map(|_| Outbox::default()).collect()),
+            bells: (0..CONNECTIONS).map(|_| Bell::new()).collect::<std::io::Result<_>>()?,
             closing: AtomicBool::new(false),
-            posted: AtomicU64::new(0),
-            written: AtomicU64::new(0),
             ends: (0..size).map(|_| OnceLock::new()).collect(),
         })
     }
@@ -254,8 +267,17 @@ impl Hub {
         memory.wrapping_add(member * BYTES + lane as usize * LANE_BYTES)
     }
 
-    pub(super) fn outbox(&self, stripe: usize) -> &Outbox {
-        &self.outboxes[stripe]
+    /// What a mover is to send to a member.
+    pub(super) fn outbox(&self, mover: usize, member: usize) -> &Outbox {
+        &self.outboxes[usize::from(mover == DONE)][member]
+    }
+
+    pub(super) fn bell(&self, mover: usize) -> &Bell {
+        &self.bells[mover]
+    }
+
+    fn coming(&self, member: usize, mark: Mark, piece: u64) -> &Coming {
+        &self.coming[member][mark as usize][(piece % LANES) as usize]
     }
 
     pub(super) fn is_closing(&self) -> bool {
@@ -268,37 +290,39 @@ impl Hub {
     }
 
     /// Where the bytes of a member's frame go. `None`: it does not fit its lane.
-    pub(super) fn target(&self, connection: usize, frame: &Frame) -> Option<*mut u8> {
-        let offset = usize::try_from(frame.offset).ok()?;
+    pub(super) fn target(&self, member: usize, frame: &Frame) -> Option<*mut u8> {
+        let offset = frame.offset as usize;
         let end = offset.checked_add(frame.length as usize)?;
-        (end <= LANE_BYTES)
-            .then(|| self.lane(connection % self.size, frame.piece % LANES).wrapping_add(offset))
+        (end <= LANE_BYTES).then(|| self.lane(member, frame.piece % LANES).wrapping_add(offset))
     }
 
-    /// A frame is whole.
-    pub(super) fn arrived(&self, stripe: usize, connection: usize, frame: Frame) {
-        let seen = &self.seen[stripe * self.size + connection % self.size].0[frame.mark as usize];
-        seen.store(frame.piece.saturating_add(1), Ordering::Release);
-        self.rouse();
-    }
-
-    /// So many parcels have been written, or never will be.
-    pub(super) fn wrote(&self, parcels: u64) {
-        let written = self.written.fetch_add(parcels, Ordering::AcqRel) + parcels;
-        if parcels > 0 && written == self.posted.load(Ordering::Relaxed) {
+    /// A frame is whole. An error if its piece has more than it says.
+    pub(super) fn arrived(&self, member: usize, frame: Frame) -> std::io::Result<()> {
+        let coming = self.coming(member, frame.mark, frame.piece);
+        let (length, whole) = (u64::from(frame.length), u64::from(frame.whole));
+        let come = coming.bytes.fetch_add(length, Ordering::AcqRel) + length;
+        if come > whole {
+            return Err(std::io::ErrorKind::InvalidData.into());
+        }
+        if come == whole {
+            // The next piece in this lane comes when this one is done.
+            coming.bytes.store(0, Ordering::Relaxed);
+            coming.seen.store(frame.piece.saturating_add(1), Ordering::Release);
             self.rouse();
         }
+        Ok(())
     }
 
     /// A connection has ended.
-    pub(super) fn ended(&self, connection: usize, why: &std::io::Error) {
+    pub(super) fn ended(&self, member: usize, why: &std::io::Error) {
         if !self.is_closing() {
-            let _ = self.ends[connection % self.size].set((Instant::now(), why.to_string()));
+            let _ = self.ends[member].set((Instant::now(), why.to_string()));
             self.rouse();
         }
     }
 
-    fn rouse(&self) {
+    /// Whoever waits for a call looks at it again.
+    pub(super) fn rouse(&self) {
         if let Some(endpoint) = self.endpoint.upgrade() {
             endpoint.rouse();
         }
@@ -306,7 +330,7 @@ impl Hub {
 
     fn close(&self) {
         self.closing.store(true, Ordering::SeqCst);
-        self.outboxes.iter().for_each(Outbox::wake);
+        self.bells.iter().for_each(Bell::wake);
     }
 
     fn linked(&self, peer: u32, link: Result<Link>) {
