@@ -361,7 +361,7 @@ impl Context {
         let job = self.job(call, group, request, options, &way);
         let (job, _) = self.or_fail_in(class, job)?;
         // SAFETY: the caller's promise.
-        let draft = self.or_fail_in(class, unsafe { Draft::new(group, job, way, signature, true) })?;
+        let draft = self.or_fail_in(class, unsafe { Draft::new(job, way, signature, true) })?;
         group.run(class, tag, signature, options.timeout, |turn| draft.begin(group, turn))
     }
 
@@ -391,7 +391,7 @@ impl Context {
         let (job, exit) = self.or_fail_in(class, job)?;
         let first = !ordered || !ahead::waits(&stream);
         // SAFETY: the caller's promise.
-        let draft = self.or_fail_in(class, unsafe { Draft::new(group, job, way, signature, first) })?;
+        let draft = self.or_fail_in(class, unsafe { Draft::new(job, way, signature, first) })?;
         let running = group.start(class, tag, signature, options.timeout, |turn| draft.begin(group, turn))?;
         let work = Work::running(running.clone()).on_devices(&devices);
         let crowded = matches!(exit, Exit::Courier(_)) && couriers::is_crowded(&stream, group);
@@ -569,7 +569,7 @@ impl Draft {
     ///
     /// # Safety
     /// As [`Staged::new`].
-    unsafe fn new(group: &Group, job: Job, way: Way, signature: Signature, first: bool) -> Result<Draft> {
+    unsafe fn new(job: Job, way: Way, signature: Signature, first: bool) -> Result<Draft> {
         if let Way::Listed(routes) = way {
             // SAFETY: the caller's promise.
             return unsafe { Lists::new(job, routes) }.provided().map(Draft::Lists);
@@ -579,7 +579,7 @@ impl Draft {
         match (signature.kind, way) {
             (Kind::Receive | Kind::ReceiveAny, _) => staged.provided(true).map(Draft::Receive),
             (_, Way::Relayed(plan)) => {
-                Relay::new(group, staged, *plan, first).map(|relay| Draft::Relay(Box::new(relay)))
+                Relay::new(staged, *plan, first).map(|relay| Draft::Relay(Box::new(relay)))
             }
             _ => staged.provided(first).map(Draft::Staged),
         }

@@ -128,7 +128,7 @@ pub struct Courier {
 pub struct Duty {
     /// Bytes that it carries one way, about.
     pub bytes: usize,
-    /// Whether processors move the pinned memory's bytes over a network meanwhile.
+    /// Whether it is relayed over connections: processors move the pinned memory's bytes meanwhile.
     pub networked: bool,
     /// How it combines, if it is to; where several order, one of them says so.
     pub combiner: Option<Combiner>,
@@ -531,24 +531,24 @@ impl Drop for Errand {
 
 /// Whether a device has room for blocks that combine beside those that carry.
 fn has_room(multiprocessors: u32) -> bool {
-    multiprocessors > 2 * MOST_CARRIERS
+    multiprocessors > 2 * PLAIN_CARRIERS
 }
 
-/// The most of [`blocks_for`] on small devices, or without a network.
-const MOST_CARRIERS: u32 = 3;
+/// The most of [`blocks_for`] on small devices, or beside no network.
+const PLAIN_CARRIERS: u32 = 3;
 
-/// How many blocks carry at each desk: enough for the bus, and no more. All of few ask the host's memory for orders, which is slow
+/// How many blocks carry at each desk: enough for the bus, and no more. Up to four, each asks the host's memory for orders, which is slow
 /// where many do: with 1, 2, 4 and 8 blocks an allreduce of 8 bytes takes 21, 23, 29 and 49 µs. While processors write and read the
 /// same memory it is slower, and more has to be under way: a broadcast of 16 MiB over TCP takes 745 µs with 3, 760 with 4 and 610 with
 /// 8 or 16, one of 4 MiB 240 with 2 and 182 with 4 (two H100s); within one host 3 are the best.
 fn blocks_for(duty: Duty, multiprocessors: u32) -> u32 {
-    let networked = |wanted: u32| wanted.min(multiprocessors / 16).max(MOST_CARRIERS);
+    let networked = |wanted: u32| wanted.min(multiprocessors / 16).max(PLAIN_CARRIERS);
     match (duty.networked, duty.bytes) {
         (_, 0..=0x4000) => 1,
         (_, 0x4001..=0x10_0000) | (false, 0x10_0001..=0x40_0000) => 2,
         (true, 0x10_0001..=0x80_0000) => networked(4),
         (true, _) => networked(8),
-        (false, _) => MOST_CARRIERS,
+        (false, _) => PLAIN_CARRIERS,
     }
 }
 

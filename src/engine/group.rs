@@ -49,7 +49,7 @@ pub struct Group {
     direct: OnceLock<Arc<Direct>>,
     devices: OnceLock<Way>,
     connecting: Mutex<()>,
-    relay: relay::Seat,
+    relay: Arc<relay::Seat>,
     sends: Arc<Sends>,
 }
 
@@ -65,6 +65,7 @@ impl Group {
     ) -> Arc<Group> {
         debug_assert_eq!(members[rank as usize], endpoint.rank());
         let hosts: Vec<_> = members.iter().map(|&member| endpoint.host(member)).collect();
+        let relay = Arc::new(relay::Seat::new(relay::Crew::all(rank, members.len() as u32)));
         let group = Arc::new(Group {
             id,
             name,
@@ -81,7 +82,7 @@ impl Group {
             direct: OnceLock::new(),
             devices: OnceLock::new(),
             connecting: Mutex::default(),
-            relay: relay::Seat::default(),
+            relay,
         });
         group.endpoint.enrol(&group);
         group
@@ -460,7 +461,7 @@ impl Group {
     }
 
     /// What is kept for calls on device memory that are relayed.
-    pub fn relay(&self) -> &relay::Seat {
+    pub fn relay(&self) -> &Arc<relay::Seat> {
         &self.relay
     }
 

@@ -4,12 +4,53 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
+use crate::cuda::word::Word;
 use crate::engine::device::DeviceExchange;
 use crate::engine::endpoint::{Through, lock};
 use crate::engine::group::{Group, Turn};
 use crate::engine::operation::{Completion, Exits, Operation};
 use crate::engine::staged::Staged;
+use crate::engine::staged::relay::Relay;
 use crate::error::Result;
+
+/// A part of a call.
+pub(super) enum Part {
+    Staged(Staged),
+    /// By the devices, through lanes that the ranks of this place have among themselves.
+    Relayed(Box<Relay>),
+}
+
+impl Part {
+    /// What the stream waits for until it has ended, if it is not a courier.
+    fn exit(&self) -> Option<&Arc<Word>> {
+        match self {
+            Part::Staged(staged) => staged.exit(),
+            Part::Relayed(relay) => relay.exit(),
+        }
+    }
+
+    fn operation(&mut self) -> &mut dyn Operation {
+        match self {
+            Part::Staged(staged) => staged,
+            Part::Relayed(relay) => &mut **relay,
+        }
+    }
+
+    fn as_operation(&self) -> &dyn Operation {
+        match self {
+            Part::Staged(staged) => staged,
+            Part::Relayed(relay) => &**relay,
+        }
+    }
+
+    /// Whether the part behind it may go on: pieces go through the lanes in the order of the parts.
+    fn lets_others(&self) -> bool {
+        match self {
+            Part::Staged(_) => true,
+            Part::Relayed(relay) => relay.has_exchanged(),
+        }
+    }
+}
 
 /// The parts that have been given to the stream and have not been begun.
 #[derive(Default)]
@@ -20,7 +61,7 @@ pub(super) struct Queue {
 
 #[derive(Default)]
 struct Parts {
-    waiting: VecDeque<Staged>,
+    waiting: VecDeque<Part>,
     /// Whether no more will come.
     closed: bool,
     /// Whether the operation was given up.
@@ -29,12 +70,12 @@ struct Parts {
 
 impl Queue {
     /// Adds a part, whose exit the stream may wait for from now on: it will be released in any case.
-    pub(super) fn push(&self, group: &Group, mut part: Staged) {
+    pub(super) fn push(&self, group: &Group, mut part: Part) {
         part.exit().into_iter().for_each(|exit| self.exits.add(exit));
         let mut parts = lock(&self.parts);
         if parts.abandoned {
             drop(parts);
-            part.abandon(group);
+            part.operation().abandon(group);
         } else {
             parts.waiting.push_back(part);
         }
@@ -54,7 +95,7 @@ pub(super) struct Across {
     turn: Turn,
     exchange: Arc<DeviceExchange>,
     queue: Arc<Queue>,
-    active: VecDeque<Staged>,
+    active: VecDeque<Part>,
     asks_driver: bool,
 }
 
@@ -88,9 +129,10 @@ impl Operation for Across {
             let before = self.active.len();
             let mut index = 0;
             while let Some(part) = self.active.get_mut(index) {
-                match part.advance(group) {
+                match part.operation().advance(group) {
                     Poll::Ready(Ok(_)) => drop(self.active.remove(index)),
                     Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                    Poll::Pending if !part.lets_others() => break,
                     Poll::Pending => index += 1,
                 }
             }
@@ -108,12 +150,13 @@ impl Operation for Across {
         let waiting = std::mem::take(&mut parts.waiting);
         drop(parts);
         for mut part in self.active.drain(..).chain(waiting) {
-            part.abandon(group);
+            part.operation().abandon(group);
         }
     }
 
     fn waits_for(&self, group: &Group) -> Vec<u32> {
-        let mut ranks: Vec<u32> = self.active.iter().flat_map(|part| part.waits_for(group)).collect();
+        let mut ranks: Vec<u32> =
+            self.active.iter().flat_map(|part| part.as_operation().waits_for(group)).collect();
         ranks.sort_unstable();
         ranks.dedup();
         // Or its stream has not come so far: then it may be the other ranks of this host that have not called.
@@ -137,7 +180,8 @@ impl Operation for Across {
     }
 
     fn standing(&self) -> Option<String> {
-        let parts: Vec<String> = self.active.iter().filter_map(Operation::standing).collect();
+        let parts: Vec<String> =
+            self.active.iter().filter_map(|part| part.as_operation().standing()).collect();
         (!parts.is_empty()).then(|| parts.join(", and "))
     }
 }

@@ -12,10 +12,11 @@ use self::allgather::Allgather;
 use self::reduce::Reduce;
 use self::reduce_scatter::ReduceScatter;
 use super::Composed;
-use super::across::Queue;
+use super::across::{Part, Queue};
 use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::communicator::Call;
+use crate::communicator::context::Context;
 use crate::communicator::plans::Seat;
 use crate::communicator::staged::Launch;
 use crate::cuda::courier::{Duty, Errand};
@@ -24,7 +25,9 @@ use crate::cuda::word::Word;
 use crate::engine::device::{Berth, Layout, Series};
 use crate::engine::endpoint::Through;
 use crate::engine::executor::Run;
-use crate::engine::group::Turn;
+use crate::engine::group::{Group, Turn};
+use crate::engine::operation::Operation;
+use crate::engine::staged::relay::{Gather, MAX_WIRED, MeetingPlace, Plan, Relay};
 use crate::engine::staged::{Blocks, Cut, Entry, Exchange, Job, Place, Shape, Side, Staged, StreamOrder};
 use crate::error::{Result, fail};
 use crate::reduce::{DataType, Operator};
@@ -183,10 +186,13 @@ impl<'a> Parts<'a> {
             Some(_) => None,
             None => self.call.context.copier(devices, device),
         };
+        let plan = self.plan_relay(&checked, seat);
         let (entry, crossing) = match (&self.berth, courier) {
             (_, Some(kernels)) => {
                 let bytes = checked.input_len().max(checked.output_len()) * element;
-                let courier = errand.insert(Errand::new(devices, device, Duty { bytes, ..Duty::default() })?);
+                let combiner = plan.as_ref().and_then(Plan::combiner);
+                let duty = Duty { bytes, networked: plan.is_some(), combiner };
+                let courier = errand.insert(Errand::new(devices, device, duty)?);
                 let entry = Entry::of_courier(courier.courier(), group.endpoint());
                 (entry, Crossing::Courier(Launch::new(courier.clone(), kernels)))
             }
@@ -206,6 +212,8 @@ impl<'a> Parts<'a> {
             },
             shape: Shape { bytes, blocks: Blocks::Even(blocks) },
         };
+        // The ranks meet by one more message.
+        let greeting = u32::from(plan.is_some());
         let job = Job {
             order: StreamOrder { devices: devices.clone(), device, entry, errand, exit, copier: None },
             input: side(checked.input.addr(), checked.input_len() * element, reads),
@@ -214,14 +222,45 @@ impl<'a> Parts<'a> {
             unstaged: self.berth.is_some(),
             element,
             cut,
-            exchange: self.exchange_pieces(request, seat, count),
+            exchange: self.exchange_pieces(request, seat, count, self.pieces.wrapping_add(greeting)),
         };
         let first = self.pieces == 0;
-        self.pieces = self.pieces.wrapping_add(cut.pieces());
+        self.pieces = self.pieces.wrapping_add(cut.pieces() + greeting);
         // SAFETY: the caller's promise.
-        let part = unsafe { Staged::new(job) }.provided(first)?.at(&self.turn);
+        let part = unsafe { Staged::new(job) };
+        let part = match plan {
+            Some(plan) => Part::Relayed(Box::new(Relay::new(part, plan, first)?.at(&self.turn))),
+            None => Part::Staged(part.provided(first)?.at(&self.turn)),
+        };
         self.queue.push(group, part);
         Ok(crossing)
+    }
+
+    /// How this place's ranks relay a call, if it is one that may be: the same answer on all of them.
+    fn plan_relay(&self, checked: &Checked, seat: Seat) -> Option<Plan> {
+        if self.berth.is_some() || seat.size > MAX_WIRED {
+            return None;
+        }
+        let place = MeetingPlace::Messages(self.gather_words(seat));
+        let context = &self.call.context;
+        context.plan_among(self.call.hosts.relay(), place, checked, checked.signature.count)
+    }
+
+    /// Gathers a few bytes of each of this place's ranks, ahead of the pieces of the next part.
+    fn gather_words(&self, seat: Seat) -> Gather {
+        let (context, piece) = (self.call.context.clone(), self.pieces);
+        Arc::new(move |group, turn, input, output, bytes| {
+            let request = Request {
+                kind: Kind::Allgather,
+                input,
+                output,
+                counts: Counts::Uniform(bytes as u64),
+                dtype: DataType::U8,
+                operator: Operator::Sum,
+                root: 0,
+            };
+            exchange(&context, group, &turn.at_piece(piece), request, seat)
+        })
     }
 
     /// When the host may use the berth: if it sends, when the kernels so far have written; else as soon as those of the call that
@@ -237,16 +276,12 @@ impl<'a> Parts<'a> {
     }
 
     /// Exchanges pieces by messages between the ranks of `seat`, numbered on from those of the parts before.
-    fn exchange_pieces(&self, request: Request, seat: Seat, count: u64) -> Exchange {
-        let (context, before) = (self.call.context.clone(), self.pieces);
+    fn exchange_pieces(&self, request: Request, seat: Seat, count: u64, before: u32) -> Exchange {
+        let context = self.call.context.clone();
         Box::new(move |group, turn, piece, input, output| {
             let counts = Counts::Uniform(if piece.whole { count } else { piece.len });
             let request = Request { input, output, counts, ..request.clone() };
-            let mut checked = Checked::new(&request, seat.rank, seat.size)?;
-            let (plan, _) = context.plans_across().plan(&mut checked, &Call::default(), seat)?;
-            let turn = turn.at_piece(before.wrapping_add(turn.piece));
-            // SAFETY: the engine gives memory of the piece's size, and keeps it until the operation has ended.
-            Ok(Box::new(unsafe { Run::new(group, &turn, plan, checked.input, checked.output) }))
+            exchange(&context, group, &turn.at_piece(before.wrapping_add(turn.piece)), request, seat)
         })
     }
 
@@ -322,6 +357,20 @@ impl<'a> Parts<'a> {
             root: 0,
         }
     }
+}
+
+/// The call `request` by messages between the ranks of `seat`.
+fn exchange(
+    context: &Context,
+    group: &Group,
+    turn: &Turn,
+    request: Request,
+    seat: Seat,
+) -> Result<Box<dyn Operation>> {
+    let mut checked = Checked::new(&request, seat.rank, seat.size)?;
+    let (plan, _) = context.plans_across().plan(&mut checked, &Call::default(), seat)?;
+    // SAFETY: the engine gives memory of the request's size, and keeps it until the operation has ended.
+    Ok(Box::new(unsafe { Run::new(group, turn, plan, checked.input, checked.output) }))
 }
 
 fn send(peer: u32, (address, bytes): (u64, u64)) -> Point {

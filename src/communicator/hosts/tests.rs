@@ -7,16 +7,20 @@ mod members;
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use self::members::{DRIVER, LOADS};
 use super::*;
 use crate::collective::request::Counts;
+use crate::communicator::context::Place;
 use crate::communicator::device::{Candidate, connect};
 use crate::communicator::{Call, Completion, Options, Rendezvous};
 use crate::cuda::context::Devices;
 use crate::cuda::double::{Double, DoubleKernels, Order};
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::exchange::{Chosen, Table};
+use crate::engine::device::Way;
+use crate::engine::staged::relay::Limits;
 use crate::error::Status;
 use crate::reduce::DataType;
 use crate::rendezvous::hash::HashStore;
@@ -90,8 +94,8 @@ fn ranks_by<T: Send>(
 }
 
 /// As [`ranks`]; what streams were given may wait for ever, since nothing ends the kernels of the double.
-fn ranks_that_fail<T: Send>(body: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
-    ranks_of(2, 2, Order::RoundRobin, 1, Carriers::SideStreams, body).0
+fn ranks_that_fail<T: Send>(carriers: Carriers, body: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
+    ranks_of(2, 2, Order::RoundRobin, 1, carriers, body).0
 }
 
 /// What copies between devices and pinned memory.
@@ -99,6 +103,8 @@ fn ranks_that_fail<T: Send>(body: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
 enum Carriers {
     SideStreams,
     Couriers,
+    /// Couriers, and between hosts the devices combine. From the first call of the test on.
+    Relays,
 }
 
 /// Runs `body` on `inside` ranks of each of `hosts` hosts, which has so many processes: a driver double for each, with a device
@@ -141,7 +147,7 @@ fn ranks_of<T: Send>(
                     let device = rank % seats;
                     context.cuda().pretend(&devices, PIECE);
                     context.cuda().pretend_loads(LOADS);
-                    if carriers == Carriers::Couriers {
+                    if carriers != Carriers::SideStreams {
                         context.cuda().pretend_kernels(Arc::new(DoubleKernels(double.clone())));
                     }
                     let agreed = agree(&context, device, &devices);
@@ -149,7 +155,13 @@ fn ranks_of<T: Send>(
                     met.wait();
                     agreed.expect("an agreement");
                     assert_eq!(context.device_way(), Some(Ok(())));
-                    body(&Rank { context, double, devices, device, stream })
+                    let rank = Rank { context, double, devices, device, stream };
+                    if carriers == Carriers::Relays {
+                        rank.relay();
+                        // Nor while others still make their lanes.
+                        met.wait();
+                    }
+                    body(&rank)
                 })
             })
             .collect();
@@ -289,6 +301,28 @@ impl Rank {
     fn run(&self, request: &Request, call: &Call) -> Result<Completion> {
         // SAFETY: the double trusts no address.
         unsafe { self.context.run(request, call) }
+    }
+
+    /// Relays what crosses, in pieces of [`PIECE`] bytes however short a call is; calls until there are lanes.
+    fn relay(&self) {
+        self.context.cuda().pretend_limits(Limits { piece: PIECE, above: 0 });
+        let (kind, dtype, operator, root) = (Kind::Allreduce, DataType::U32, Operator::Min, 0);
+        let what = What { kind, count: 1, dtype, operator, root };
+        let (started, mut all) = (Instant::now(), [0u8; 4]);
+        // The ranks of each place agree among themselves.
+        while all == [0; 4] {
+            assert!(started.elapsed() < PATIENCE, "no lanes");
+            self.run(&self.sum(300).1, &self.call()).expect("a sum");
+            let own = u32::from(self.hosts().relay().relays().is_some()).to_le_bytes();
+            self.run(&what.request(own.as_ptr(), all.as_mut_ptr()), &Call::default()).expect("a minimum");
+        }
+        assert_eq!(self.hosts().relay().relays(), Some(true));
+    }
+
+    fn hosts(&self) -> Arc<Hosts> {
+        let Place::Group(group) = self.context.place() else { panic!("a group") };
+        let Some(Way::Hosts(hosts)) = group.devices() else { panic!("hosts") };
+        hosts.clone()
     }
 
     /// A sum of words, in place.

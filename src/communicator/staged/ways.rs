@@ -12,7 +12,7 @@ use crate::communicator::plans::planned_apart;
 use crate::cuda::courier::Duty;
 use crate::engine::group::Group;
 use crate::engine::staged::Routes;
-use crate::engine::staged::relay::{Combine, Gather, MAX_WIRED, MeetingPlace, Plan, Route};
+use crate::engine::staged::relay::{Combine, Gather, MAX_WIRED, MeetingPlace, Plan, Route, Seat};
 use crate::error::Result;
 use crate::reduce::{DataType, Operator};
 use crate::schedule::Algorithm;
@@ -32,9 +32,8 @@ impl Way {
     /// What a courier of the call has to do, which moves so many bytes one way.
     pub(super) fn duty(&self, bytes: usize) -> Duty {
         let Way::Relayed(plan) = self else { return Duty { bytes, ..Duty::default() } };
-        let combine = plan.combine.as_ref();
-        let combiner = combine.and_then(|combine| plan.kernels.combiner(combine.dtype, combine.operator));
-        Duty { bytes, networked: matches!(plan.place, MeetingPlace::Messages(_)), combiner }
+        let networked = matches!(plan.place, MeetingPlace::Messages(_));
+        Duty { bytes, networked, combiner: plan.combiner() }
     }
 }
 
@@ -101,31 +100,43 @@ impl Context {
         signature: &Signature,
     ) -> Option<Plan> {
         let What::Collective(checked) = &call.what else { return None };
-        if !relays(self.cuda()) {
+        let Counts::Uniform(count) = request.counts else { return None };
+        let automatic = options.tag.is_none() && options.algorithm.unwrap_or(0) == 0;
+        if !automatic || !signature.device {
             return None;
         }
         // A rank that cannot use them says so when the ranks meet.
         self.copier(&call.survey.devices, call.survey.device);
-        let kernels = self.cuda().kernels();
-        let Counts::Uniform(count) = request.counts else { return None };
-        let automatic = options.tag.is_none() && options.algorithm.unwrap_or(0) == 0;
-        let combine = match checked.operator {
-            Some(Operator::Custom(_)) => return None,
-            Some(operator) => Some(Combine { dtype: checked.dtype, operator }),
-            None => None,
-        };
-        if !automatic || !signature.device {
-            return None;
-        }
         let place = match group.direct() {
             Some(direct) => MeetingPlace::Boards(direct.clone()),
             None if group.size() <= MAX_WIRED => MeetingPlace::Messages(self.gather_words(options)),
             None => return None,
         };
-        let (rank, size, in_place) = (group.rank(), group.size(), checked.alias.is_some());
-        let (element, limits) = (checked.dtype.size(), self.cuda().limits());
-        let route = Route::new(signature.kind, rank, size, signature.root, count, element, in_place, limits)?;
-        Some(Plan { place, route, kernels, combine })
+        self.plan_among(group.relay(), place, checked, count)
+    }
+
+    /// How the crew of a seat relays a call of its own, of `count` elements a block, if it is one that may be. The same answer on all of
+    /// them.
+    pub(in crate::communicator) fn plan_among(
+        &self,
+        seat: &Arc<Seat>,
+        place: MeetingPlace,
+        checked: &Checked,
+        count: u64,
+    ) -> Option<Plan> {
+        let cuda = self.cuda();
+        if !relays(cuda) {
+            return None;
+        }
+        let combine = match checked.operator {
+            Some(Operator::Custom(_)) => return None,
+            Some(operator) => Some(Combine { dtype: checked.dtype, operator }),
+            None => None,
+        };
+        let (crew, Signature { kind, root, .. }) = (seat.crew(), checked.signature);
+        let (element, in_place) = (checked.dtype.size(), checked.alias.is_some());
+        let route = Route::new(kind, crew.number, crew.size, root, count, element, in_place, cuda.limits())?;
+        Some(Plan { seat: seat.clone(), place, route, kernels: cuda.kernels(), combine })
     }
 
     /// Gathers a few bytes of every rank in the course of a call.

@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
@@ -79,12 +80,15 @@ pub(crate) trait Code: fmt::Debug + Send + Sync {
 pub(crate) struct Double {
     machine: Mutex<Machine>,
     code: OnceLock<Arc<dyn Code>>,
+    /// Whether couriers store nothing.
+    holds: Arc<AtomicBool>,
 }
 
 impl Double {
     /// `devices` devices that all reach each other.
     pub(crate) fn new(devices: u32, order: Order) -> Arc<Double> {
-        Arc::new(Double { machine: Mutex::new(Machine::new(devices, order)), code: OnceLock::new() })
+        let (machine, holds) = (Mutex::new(Machine::new(devices, order)), Arc::default());
+        Arc::new(Double { machine, code: OnceLock::new(), holds })
     }
 
     /// Has modules load: their functions are of `code`. Launches go there, and to no stream.
@@ -100,6 +104,11 @@ impl Double {
     /// Its devices are linked by something else than NVLink.
     pub(crate) fn split_lines(&self) {
         self.lock().splits_lines = true;
+    }
+
+    /// Couriers store nothing, nor leave, as long as this `holds`.
+    pub(crate) fn hold_stores(&self, holds: bool) {
+        self.holds.store(holds, Ordering::SeqCst);
     }
 
     /// Each device has so many multiprocessors.
@@ -440,7 +449,7 @@ impl Kernels for DoubleKernels {
 
     unsafe fn carry(&self, stream: &Stream, call: &courier::Call, combiner: Option<Combiner>) -> Result<()> {
         self.0.load_folds("cuLaunchKernel for the first time", stream.device());
-        let carrying = Carrying::new(stream.device(), call, combiner);
+        let carrying = Carrying::new(stream.device(), call, combiner, &self.0.holds);
         self.0.push("cuLaunchKernel", stream.handle(), Task::Carry(Arc::new(carrying)))
     }
 }

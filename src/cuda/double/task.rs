@@ -62,13 +62,20 @@ pub(super) struct Carrying {
     /// The next order at each desk, until it leaves that; `None` before it has come.
     next: Mutex<Option<[Option<u32>; 3]>>,
     first: [u32; 3],
+    /// Whether it stores nothing for now.
+    holds: Arc<AtomicBool>,
 }
 
 impl Carrying {
-    pub(super) fn new(device: u32, call: &courier::Call, combiner: Option<Combiner>) -> Carrying {
+    pub(super) fn new(
+        device: u32,
+        call: &courier::Call,
+        combiner: Option<Combiner>,
+        holds: &Arc<AtomicBool>,
+    ) -> Carrying {
         let courier::Call { next: first, blocks, .. } = *call;
         let boards = Desk::ALL.map(|desk| call.board(desk));
-        Carrying { device, boards, blocks, combiner, next: Mutex::default(), first }
+        Carrying { device, boards, blocks, combiner, next: Mutex::default(), first, holds: holds.clone() }
     }
 
     fn next(&self) -> MutexGuard<'_, Option<[Option<u32>; 3]>> {
@@ -88,9 +95,14 @@ impl Carrying {
     /// Whether there is something for it to do.
     pub(super) fn is_ready(&self) -> bool {
         let Some(next) = *self.next() else { return true };
-        next.into_iter().zip(self.boards).any(|(number, board)| {
-            number.is_some_and(|number| courier::reader::order(board, number).is_some())
+        Desk::ALL.into_iter().any(|desk| {
+            let (number, board) = (next[desk as usize], self.boards[desk as usize]);
+            self.serves(desk) && number.is_some_and(|number| courier::reader::order(board, number).is_some())
         })
+    }
+
+    fn serves(&self, desk: Desk) -> bool {
+        !matches!(desk, Desk::Store) || !self.holds.load(Ordering::SeqCst)
     }
 
     /// Does one thing.
@@ -103,7 +115,9 @@ impl Carrying {
             courier::reader::come(self.boards[0], self.first[0]);
             return Ok(());
         };
-        for ((next, board), blocks) in next.iter_mut().zip(self.boards).zip(self.blocks) {
+        for desk in Desk::ALL.into_iter().filter(|desk| self.serves(*desk)) {
+            let at = desk as usize;
+            let (next, board, blocks) = (&mut next[at], self.boards[at], self.blocks[at]);
             let Some((number, order)) =
                 next.and_then(|number| Some((number, courier::reader::order(board, number)?)))
             else {

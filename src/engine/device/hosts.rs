@@ -14,6 +14,7 @@ use crate::cuda::word::Word;
 use crate::deadline::Deadline;
 use crate::engine::endpoint::lock;
 use crate::engine::staged;
+use crate::engine::staged::relay::{Crew, Seat};
 use crate::error::Result;
 use crate::reduce::{DataType, Operator};
 
@@ -105,11 +106,19 @@ pub struct Hosts {
     exchange: Arc<DeviceExchange>,
     layout: Layout,
     means: Means,
+    relay: Arc<Seat>,
 }
 
 impl Hosts {
     pub(super) fn new(exchange: Arc<DeviceExchange>, layout: Layout, means: Means) -> Hosts {
-        Hosts { exchange, layout, means }
+        let Layout { hosts, inside, .. } = layout;
+        let crew = Crew { first: layout.place(), step: inside, size: hosts, number: layout.host() };
+        Hosts { exchange, layout, means, relay: Arc::new(Seat::new(crew)) }
+    }
+
+    /// What the ranks of this place keep for parts that are relayed between hosts.
+    pub fn relay(&self) -> &Arc<Seat> {
+        &self.relay
     }
 
     /// With the GPUs of this host; its members are numbered from 0.

@@ -1,7 +1,5 @@
 //! Calls that go well: composed, by kernels alone, or staged.
 
-use std::time::Instant;
-
 use super::*;
 use crate::communicator::start_together;
 use crate::cuda::queues::MOST;
@@ -10,7 +8,7 @@ use crate::cuda::stream::Stream;
 #[test]
 fn composed_calls_have_the_bits_of_host_memory() {
     let kinds = [Kind::Allreduce, Kind::Reduce, Kind::ReduceScatter, Kind::Broadcast, Kind::Allgather];
-    use Carriers::{Couriers, SideStreams};
+    use Carriers::{Couriers, Relays, SideStreams};
     for (hosts, inside, order, carriers) in [
         (2, 2, Order::RoundRobin, SideStreams),
         (2, 2, Order::Random(7), SideStreams),
@@ -18,14 +16,62 @@ fn composed_calls_have_the_bits_of_host_memory() {
         (2, 2, Order::RoundRobin, Couriers),
         (2, 2, Order::Random(8), Couriers),
         (3, 2, Order::Backward, Couriers),
+        (2, 2, Order::RoundRobin, Relays),
+        (2, 2, Order::Random(9), Relays),
+        (3, 2, Order::Backward, Relays),
     ] {
         ranks_by(hosts, inside, order, carriers, |rank| {
+            let before = rank.hosts().relay().pieces();
             for (seed, kind) in (1..).zip(kinds) {
                 for count in COUNTS {
                     let (dtype, operator) = (DataType::F32, Operator::Sum);
                     let root = (seed + count) as u32 % rank.context.size();
                     rank.exercise(What { kind, count, dtype, operator, root }, seed);
                 }
+            }
+            let relayed = rank.hosts().relay().pieces() - before;
+            // Four calls of each, the longest in 4 to 16 pieces.
+            assert!(if carriers == Relays { relayed > 100 } else { relayed == 0 }, "{relayed} pieces");
+        });
+    }
+}
+
+#[test]
+fn several_calls_under_way_are_relayed_in_their_order() {
+    let kinds = [Kind::Allreduce, Kind::ReduceScatter, Kind::Broadcast, Kind::Allgather, Kind::Reduce];
+    for order in [Order::Eager, Order::RoundRobin, Order::Random(3), Order::Backward] {
+        ranks_by(2, 2, order, Carriers::Relays, |rank| {
+            let size = u64::from(rank.context.size());
+            let mut works = Vec::new();
+            let mut due = Vec::new();
+            for round in 0..20 {
+                let kind = kinds[round % kinds.len()];
+                // What each rank gives is its number and the round.
+                let value = |from: u64| 100 * (from as u32 + 1) + round as u32;
+                let count = COUNTS[round % COUNTS.len()];
+                let root = round as u32 % rank.context.size();
+                let what = What { kind, count, dtype: DataType::U32, operator: Operator::Sum, root };
+                let (reads, writes) = what.lengths(rank.context.size(), rank.context.rank() == root);
+                let [from, to] = [reads, writes].map(|bytes| rank.double.memory(rank.device, bytes.max(1)));
+                let given: Vec<u8> = value(rank.context.rank().into()).to_le_bytes().repeat(reads / 4);
+                rank.double.fill(rank.stream, rank.device, from, &given);
+                let request = what.request(pointer(from).cast_const(), pointer(to));
+                works.push(rank.start(&request, &rank.call()).expect("it starts"));
+                let sum: u32 = (0..size).map(value).sum();
+                let result: Vec<u8> = match kind {
+                    Kind::Broadcast => value(root.into()).to_le_bytes().repeat(writes / 4),
+                    Kind::Allgather => {
+                        (0..size).flat_map(|from| value(from).to_le_bytes().repeat(count as usize)).collect()
+                    }
+                    _ => sum.to_le_bytes().repeat(writes / 4),
+                };
+                due.push((to, result, what));
+            }
+            for work in works {
+                work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+            }
+            for (to, result, what) in due {
+                assert!(result.is_empty() || rank.double.peek(to, result.len()) == result, "{what:?}");
             }
         });
     }
@@ -42,19 +88,22 @@ fn every_type_and_operator_is_rounded_once() {
         Operator::PreMulSum(0.7),
         Operator::BitXor,
     ];
-    ranks(2, 2, Order::RoundRobin, |rank| {
-        for dtype in DataType::ALL {
-            for operator in operators {
-                if operator == Operator::BitXor && dtype.is_float() {
-                    continue;
-                }
-                for (kind, count) in [(Kind::Allreduce, 301), (Kind::Reduce, 37), (Kind::ReduceScatter, 150)]
-                {
-                    rank.exercise(What { kind, count, dtype, operator, root: 3 }, count);
+    for carriers in [Carriers::SideStreams, Carriers::Relays] {
+        ranks_by(2, 2, Order::RoundRobin, carriers, |rank| {
+            for dtype in DataType::ALL {
+                for operator in operators {
+                    if operator == Operator::BitXor && dtype.is_float() {
+                        continue;
+                    }
+                    for (kind, count) in
+                        [(Kind::Allreduce, 301), (Kind::Reduce, 37), (Kind::ReduceScatter, 150)]
+                    {
+                        rank.exercise(What { kind, count, dtype, operator, root: 3 }, count);
+                    }
                 }
             }
-        }
-    });
+        });
+    }
 }
 
 /// Whether a call on a stream that comes late to it returns before that.

@@ -1,14 +1,15 @@
 //! Calls that fail: what each rank is told.
 
-use std::time::Instant;
-
 use super::*;
 use crate::error::Error;
 
+/// By whom what crosses is combined.
+const WAYS: [Carriers; 2] = [Carriers::SideStreams, Carriers::Relays];
+
 /// What each rank's call comes to.
-fn errors(body: impl Fn(&Rank) -> Result<Completion> + Sync) -> Vec<Error> {
+fn errors(carriers: Carriers, body: impl Fn(&Rank) -> Result<Completion> + Sync) -> Vec<Error> {
     let started = Instant::now();
-    let errors = ranks_that_fail(|rank| {
+    let errors = ranks_that_fail(carriers, |rank| {
         let error = body(rank).expect_err("this cannot go well");
         let later = rank.run(&rank.sum(1).1, &rank.call()).unwrap_err();
         assert!(later.text().contains("has failed before"), "{later}");
@@ -21,9 +22,9 @@ fn errors(body: impl Fn(&Rank) -> Result<Completion> + Sync) -> Vec<Error> {
 #[test]
 fn calls_that_differ_name_both_ranks_by_their_numbers() {
     // Within a host, between hosts, and another operation altogether, which is staged.
-    for odd in [1, 2] {
+    for (carriers, odd) in WAYS.into_iter().flat_map(|carriers| [(carriers, 1), (carriers, 2)]) {
         for other in [false, true] {
-            let found = errors(|rank| {
+            let found = errors(carriers, |rank| {
                 let mine = rank.context.rank() / odd % 2 == 1;
                 let (_, mut request) = rank.sum(if mine && !other { 128 } else { 64 });
                 if mine && other {
@@ -38,8 +39,8 @@ fn calls_that_differ_name_both_ranks_by_their_numbers() {
                 assert_eq!(error.status(), Status::Mismatch, "{error}");
                 let text = error.text();
                 let theirs = if other { "called alltoall(4 ×" } else { "called allreduce(128 ×" };
-                for part in ["call #0 of 'default' differs", "called allreduce(64 ×", theirs] {
-                    assert!(text.contains(part), "odd {odd}, other {other}: {error}");
+                for part in ["of 'default' differs", "called allreduce(64 ×", theirs] {
+                    assert!(text.contains(part), "{carriers:?}, odd {odd}, other {other}: {error}");
                 }
             }
         }
@@ -48,8 +49,8 @@ fn calls_that_differ_name_both_ranks_by_their_numbers() {
 
 #[test]
 fn a_rank_that_does_not_call_is_named() {
-    for absent in [1, 2] {
-        let found = ranks_that_fail(|rank| {
+    for (carriers, absent) in WAYS.into_iter().flat_map(|carriers| [(carriers, 1), (carriers, 2)]) {
+        let found = ranks_that_fail(carriers, |rank| {
             if rank.context.rank() == absent {
                 let until = Instant::now() + PATIENCE;
                 while rank.context.failure().is_none() && Instant::now() < until {
@@ -76,17 +77,19 @@ fn a_rank_that_does_not_call_is_named() {
 
 #[test]
 fn an_abort_ends_all_of_it() {
-    let started = Instant::now();
-    ranks_that_fail(|rank| {
-        if rank.context.rank() == 3 {
-            std::thread::sleep(Duration::from_millis(50));
-            rank.context.abort();
-            return;
-        }
-        let (_, request) = rank.sum(1000);
-        let error = rank.run(&request, &rank.call()).expect_err("aborted");
-        assert_eq!(error.status(), Status::Aborted, "{error}");
-        assert!(error.text().contains("rank 3"), "{error}");
-    });
-    assert!(started.elapsed() < PATIENCE / 2);
+    for carriers in WAYS {
+        let started = Instant::now();
+        ranks_that_fail(carriers, |rank| {
+            if rank.context.rank() == 3 {
+                std::thread::sleep(Duration::from_millis(50));
+                rank.context.abort();
+                return;
+            }
+            let (_, request) = rank.sum(1000);
+            let error = rank.run(&request, &rank.call()).expect_err("aborted");
+            assert_eq!(error.status(), Status::Aborted, "{error}");
+            assert!(error.text().contains("rank 3"), "{error}");
+        });
+        assert!(started.elapsed() < PATIENCE / 2);
+    }
 }

@@ -1,7 +1,6 @@
 //! Driver calls that wait for the device, while the device waits for a call.
 
 use std::sync::atomic::AtomicUsize;
-use std::time::Instant;
 
 use super::*;
 use crate::cuda::double::Waiting;

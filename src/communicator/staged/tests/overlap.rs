@@ -221,3 +221,69 @@ fn what_joins_a_courier_late_finds_what_was_stored_before() {
         assert_eq!(complaints.concat(), Vec::<String>::new(), "{order:?}");
     }
 }
+
+/// The first call's stores at rank 0 wait until rank 0 has given what the others obtain from the second, on another stream.
+fn gives_while_stores_wait(size: u32, way: &str, order: Order) {
+    // Two calls have all four lanes.
+    const COUNT: usize = 100;
+    let [warm, obtained, looked] = [(); 3].map(|()| Barrier::new(size as usize));
+    let complaints = ranks(size, way, order, |rank| {
+        rank.relay();
+        rank.warm_up();
+        let other = rank.double.stream(0);
+        let values = [1, 0].map(|root| given(root, root, COUNT));
+        let memory = values.each_ref().map(|values| rank.memory(values));
+        for (stream, root) in [(rank.stream, 1), (other, 0)] {
+            let (place, at) = (memory[1 - root], 1 - root);
+            let old = if rank.rank == root as u32 { values[at].clone() } else { vec![-7; COUNT] };
+            rank.double.fill(stream, 0, place, &bytes(&old));
+        }
+        // Couriers of earlier calls leave.
+        let mut complaints = rank.drain();
+        rank.double.hold_stores(rank.rank == 0);
+        warm.wait();
+        let broadcast = |address, root: u32| {
+            let from = if rank.rank == root { address } else { 0 };
+            request(Kind::Broadcast, from, address, COUNT as u64, root)
+        };
+        let beside = Call { stream: Some(other), ..Call::default() };
+        let first = rank.start(&broadcast(memory[0], 1), &rank.call()).expect("it starts");
+        let second = rank.start(&broadcast(memory[1], 0), &beside).expect("it starts");
+        let mut works: Vec<Work> = Vec::new();
+        for (kind, round) in COLLECTIVES.into_iter().zip(2..) {
+            works.push(exercise(rank, kind, 300, round % 2 == 0, round).expect("it starts"));
+        }
+        if rank.rank > 0 {
+            for work in [&first, &second] {
+                work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+            }
+            assert_eq!(rank.double.peek(memory[1], 4 * COUNT), bytes(&values[1]), "of rank 0");
+        }
+        obtained.wait();
+        if rank.rank == 0 {
+            assert!(first.test().is_none(), "its stores have not ended");
+            assert!(second.test().is_none(), "it ends behind that, so that lanes are told in order");
+            assert_eq!(rank.double.peek(memory[0], 4 * COUNT), bytes(&[-7; COUNT]));
+        }
+        looked.wait();
+        rank.double.hold_stores(false);
+        works.extend([first, second]);
+        for work in works {
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        }
+        rank.expect(memory[0], &values[0], "the first");
+        rank.double.expect(other, 0, memory[1], &bytes(&values[1]), "the second");
+        complaints.extend(rank.drain());
+        complaints
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new(), "{size}, {way}, {order:?}");
+}
+
+#[test]
+fn a_relayed_call_meets_and_gives_while_the_stores_of_the_one_before_have_not_ended() {
+    for way in ["shm", "tcp"] {
+        for (size, order) in [(2, Order::Eager), (2, Order::RoundRobin), (3, Order::Backward)] {
+            gives_while_stores_wait(size, way, order);
+        }
+    }
+}

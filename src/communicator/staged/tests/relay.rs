@@ -97,6 +97,35 @@ impl Rank {
     }
 }
 
+/// Pieces that connections carry in many parcels, more than there are movers, and whose socket is full at times.
+#[test]
+fn long_pieces_are_right_in_whatever_order_their_parts_come() {
+    const LONG: Limits = Limits { piece: 1 << 20, above: 0 };
+    for (size, order) in [(2, Order::Eager), (3, Order::RoundRobin)] {
+        let complaints = ranks(size, "tcp", order, |rank| {
+            rank.context.cuda().pretend_limits(LONG);
+            rank.copy_by_kernels();
+            rank.warm_up();
+            let pieces = rank.relayed();
+            let mut works = Vec::new();
+            for (round, kind) in
+                (0..6).zip([Kind::Allreduce, Kind::Broadcast, Kind::Alltoall].into_iter().cycle())
+            {
+                let count = (1 << 20) / 4 * if kind == Kind::Alltoall { 1 } else { 4 } + 37;
+                works.push(exercise(rank, kind, count, false, round).expect("it starts"));
+            }
+            for work in works {
+                work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+            }
+            // More than there are lanes.
+            let relayed = rank.relayed() - pieces;
+            assert!((24..200).contains(&relayed), "{relayed} pieces");
+            rank.drain()
+        });
+        assert_eq!(complaints.concat(), Vec::<String>::new(), "{size}, {order:?}");
+    }
+}
+
 fn every_collective_is_right(way: &str) {
     for (size, order) in [
         (2, Order::Eager),

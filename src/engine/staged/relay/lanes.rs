@@ -1,5 +1,6 @@
 //! Lanes: where the members' pieces lie for this rank, and how far everybody has come with them.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
@@ -14,9 +15,35 @@ use crate::engine::endpoint::lock;
 use crate::engine::group::Group;
 use crate::error::Result;
 
-/// What a group keeps for calls that are relayed.
-#[derive(Default)]
+/// The ranks of a group that relay calls among each other: all, or such as are equally far apart. They have numbers of their own, in the
+/// same order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Crew {
+    /// The rank of the group that is number 0,
+    pub first: u32,
+    /// and how far on each next one is.
+    pub step: u32,
+    /// How many there are.
+    pub size: u32,
+    /// This rank's number.
+    pub number: u32,
+}
+
+impl Crew {
+    /// All ranks of a group.
+    pub fn all(rank: u32, size: u32) -> Crew {
+        Crew { first: 0, step: 1, size, number: rank }
+    }
+
+    /// The rank of the group that has this number.
+    pub(super) fn rank(&self, number: usize) -> u32 {
+        self.first + number as u32 * self.step
+    }
+}
+
+/// What a crew keeps for calls that are relayed.
 pub struct Seat {
+    crew: Crew,
     /// Once the members have agreed: their lanes, or that they have none.
     lanes: OnceLock<Option<Arc<Lanes>>>,
     /// Until then.
@@ -27,6 +54,22 @@ pub struct Seat {
 }
 
 impl Seat {
+    /// That of one of a crew.
+    pub fn new(crew: Crew) -> Seat {
+        Seat {
+            crew,
+            lanes: OnceLock::new(),
+            making: Mutex::default(),
+            reserve: Arc::default(),
+            pieces: AtomicU64::new(0),
+        }
+    }
+
+    /// Who relays.
+    pub fn crew(&self) -> Crew {
+        self.crew
+    }
+
     pub(super) fn lanes(&self) -> Option<&Option<Arc<Lanes>>> {
         self.lanes.get()
     }
@@ -92,6 +135,12 @@ impl Seat {
     /// So many are another call's, behind all others'.
     pub(super) fn add_pieces(&self, pieces: u64) {
         self.pieces.fetch_add(pieces, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for Seat {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Seat").field("crew", &self.crew).finish_non_exhaustive()
     }
 }
 

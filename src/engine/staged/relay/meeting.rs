@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use super::super::StreamOrder;
+use super::lanes::Seat;
 use super::making::{CAN, Making, say_no};
 use super::wired::Wire;
 use crate::engine::bootstrap::{RECORD_BYTES, read_record, record};
@@ -52,6 +53,7 @@ pub(super) enum Met {
 
 /// One call's meeting under way.
 pub(super) struct Meeting {
+    seat: Arc<Seat>,
     place: Place,
     word: Word,
     stage: Stage,
@@ -73,12 +75,12 @@ enum Stage {
 const GREETING: u32 = u32::MAX;
 
 impl Meeting {
-    pub(super) fn new(place: Place, word: Word) -> Meeting {
+    pub(super) fn new(seat: Arc<Seat>, place: Place, word: Word) -> Meeting {
         let stage = match place {
             Place::Boards(_) => Stage::Enter(0),
             Place::Messages(_) => Stage::Begin,
         };
-        Meeting { place, word, stage }
+        Meeting { seat, place, word, stage }
     }
 
     /// Goes on as far as it can.
@@ -109,8 +111,8 @@ impl Meeting {
     }
 
     /// What this rank says of the call, and of its lanes.
-    fn says(&self, group: &Group) -> u64 {
-        group.relay().says() | if self.word.can { CAN } else { 0 }
+    fn says(&self) -> u64 {
+        self.seat.says() | if self.word.can { CAN } else { 0 }
     }
 
     fn at_boards(
@@ -129,7 +131,7 @@ impl Meeting {
                         self.stage = Stage::Enter(call);
                         return Ok(Met::Awaits(member));
                     }
-                    let words = [scale.to_bits(), self.says(group)];
+                    let words = [scale.to_bits(), self.says()];
                     direct.enter(call, &turn.signature, words, bytes);
                     self.stage = Stage::Arrive(call);
                 }
@@ -145,7 +147,7 @@ impl Meeting {
                     let words: Vec<_> = (0..direct.size()).map(|member| direct.words(member, call)).collect();
                     let scales = words.iter().map(|&[scale, _]| f64::from_bits(scale)).collect();
                     let said: Vec<u64> = words.iter().map(|&[_, said]| said).collect();
-                    let seat = group.relay();
+                    let seat = &self.seat;
                     if seat.hear(group, &said) {
                         return Ok(Met::Relays(scales));
                     }
@@ -166,7 +168,7 @@ impl Meeting {
         turn: &Turn,
         order: &StreamOrder,
     ) -> Result<Met> {
-        let seat = group.relay();
+        let seat = self.seat.clone();
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
                 Stage::Begin => {
@@ -174,9 +176,9 @@ impl Meeting {
                         return Ok(Met::Parts);
                     }
                     let first = seat.lanes().is_none() && matches!(*seat.making(), Making::Unbegun);
-                    let wire = first.then(|| Wire::listen(group));
+                    let wire = first.then(|| Wire::listen(group, seat.crew()));
                     let mut own = Vec::from(self.word.scale.to_bits().to_le_bytes());
-                    own.extend_from_slice(&self.says(group).to_le_bytes());
+                    own.extend_from_slice(&self.says().to_le_bytes());
                     let wire = wire.transpose().and_then(|wire| {
                         let mut address = [0; RECORD_BYTES];
                         if let Some(wire) = &wire {
@@ -190,8 +192,9 @@ impl Meeting {
                         None
                     });
                     own.resize(WORD_BYTES + if first { RECORD_BYTES } else { 0 }, 0);
-                    self.stage =
-                        Stage::Greet(Gathering::begin(gather, group, turn.at_piece(GREETING), own)?, wire);
+                    let turn = turn.at_piece(GREETING);
+                    let gathering = Gathering::begin(gather, group, turn, own, seat.crew().size)?;
+                    self.stage = Stage::Greet(gathering, wire);
                 }
                 Stage::Greet(mut gathering, wire) => {
                     match gathering.operation.advance(group) {
@@ -232,7 +235,7 @@ impl Meeting {
 /// A scalar, and what the rank says.
 const WORD_BYTES: usize = 16;
 
-/// Bytes of all ranks on their way to all.
+/// Bytes of all of a crew on their way to all.
 struct Gathering {
     operation: Box<dyn Operation>,
     own: Box<[u8]>,
@@ -240,9 +243,9 @@ struct Gathering {
 }
 
 impl Gathering {
-    fn begin(gather: &Gather, group: &Group, turn: Turn, own: Vec<u8>) -> Result<Gathering> {
+    fn begin(gather: &Gather, group: &Group, turn: Turn, own: Vec<u8>, size: u32) -> Result<Gathering> {
         let mut own = own.into_boxed_slice();
-        let mut all = vec![0; own.len() * group.size() as usize].into_boxed_slice();
+        let mut all = vec![0; own.len() * size as usize].into_boxed_slice();
         let operation = gather(group, &turn, own.as_mut_ptr(), all.as_mut_ptr(), own.len())?;
         Ok(Gathering { operation, own, all })
     }

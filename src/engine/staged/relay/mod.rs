@@ -12,6 +12,9 @@
 //! sleep counts as given just now: naps are short then. A lane is used again when everybody is done with the piece that it
 //! held, so a rank that has ended a call need not wait until the others have read what it gave.
 //!
+//! When all of a call has been given to its courier and no other rank is needed, the next one has its turn: it meets, and gives, while
+//! this one stores and its parcels go. So two may be under way; a lane is free when its last piece is done here, too.
+//!
 //! The ranks compare their calls before anything is written but their own lanes ([`meeting`]). There each also says whether it can
 //! relay the call; if one cannot, and as long as not all have their lanes, which are made beside the first calls ([`making`]),
 //! all go the ordinary way ([`Staged`]).
@@ -32,7 +35,7 @@ mod wired;
 use std::sync::Arc;
 use std::task::Poll;
 
-pub use lanes::Seat;
+pub use lanes::{Crew, Seat};
 pub use meeting::{Gather, Place as MeetingPlace};
 use meeting::{Meeting, Met, Word};
 use mover::Parcels;
@@ -45,8 +48,9 @@ pub use wired::MAX_MEMBERS as MAX_WIRED;
 
 use super::resources::Ringer;
 use super::{COPY, Job, Place, Side, Staged, StreamOrder};
-use crate::cuda::courier;
+use crate::cuda::courier::{self, Combiner};
 use crate::cuda::local::Kernels;
+use crate::cuda::word;
 use crate::engine::direct::{Mark, Watch};
 use crate::engine::endpoint::Through;
 use crate::engine::group::{Group, Turn};
@@ -65,6 +69,8 @@ pub struct Combine {
 
 /// What a call needs to be relayed.
 pub struct Plan {
+    /// What the ranks that relay it keep. Their calls run one after the other, each from when the one before has exchanged.
+    pub seat: Arc<Seat>,
     /// Where the ranks meet.
     pub place: MeetingPlace,
     /// What each rank does.
@@ -103,6 +109,12 @@ impl Plan {
             && self.route.size() <= courier::MAX_OPERANDS
             && aligned(&job.input)
             && aligned(&job.output)
+    }
+
+    /// What a courier has to be able to do besides carrying.
+    pub fn combiner(&self) -> Option<Combiner> {
+        let Combine { dtype, operator } = self.combine.as_ref()?;
+        self.kernels.combiner(*dtype, *operator)
     }
 
     /// This rank's scalar.
@@ -151,21 +163,26 @@ enum Waits {
 impl Relay {
     /// A call, which is exchanged as `plan` says, or as `staged`. Whether it is the `first` that its stream waits for. May wait for
     /// the driver, as [`Staged::provided`].
-    pub fn new(group: &Group, mut staged: Staged, plan: Plan, first: bool) -> Result<Relay> {
-        staged.rely_on(group.relay().reserve())?;
+    pub fn new(mut staged: Staged, plan: Plan, first: bool) -> Result<Relay> {
+        staged.rely_on(plan.seat.reserve())?;
         let job = &staged.job;
         let on_device = |side: &Side| side.shape.bytes == 0 || matches!(side.place, Place::Device(_));
         let can = on_device(&job.input)
             && on_device(&job.output)
             && plan.courier_combines(job)
             && plan.can_run(&job.order);
-        if first && !(can && group.relay().agreed().is_some()) {
+        if first && !(can && plan.seat.agreed().is_some()) {
             staged.provide(true)?;
         }
         let job = &staged.job;
         let word = Word { scale: plan.scale(), can, bytes: job.input.shape.bytes as u64 };
-        let stage = Stage::Meet(Meeting::new(plan.place.clone(), word));
+        let stage = Stage::Meet(Meeting::new(plan.seat.clone(), plan.place.clone(), word));
         Ok(Relay { staged, plan, stage, watch: Watch::default(), running: None, can })
+    }
+
+    /// What a stream waits for until it has ended.
+    pub fn exit(&self) -> Option<&Arc<word::Word>> {
+        self.staged.exit()
     }
 
     /// It is the call of `turn`.
@@ -236,7 +253,7 @@ impl Relay {
             if last == plan.route.pieces() && !run.exchanged {
                 run.exchanged = true;
                 run.tracks.let_go();
-                group.relay().add_pieces(last);
+                plan.seat.add_pieces(last);
             }
             if run.progress.done == plan.route.pieces() && run.parcels.are_written() {
                 if let Some(run) = running.take() {
@@ -260,8 +277,12 @@ impl Relay {
     /// Begins to give before the ranks have met: what is in a lane is nobody's business before that. It costs as long as they
     /// take to meet.
     fn give_early(&mut self, group: &Group) -> Result<()> {
+        if group.failure().is_some() {
+            // Others may still read what a call has given that was given up, and so has no pieces among those so far.
+            return Ok(());
+        }
         if self.running.is_none() {
-            let ready = self.can && group.relay().agreed().is_some();
+            let ready = self.can && self.plan.seat.agreed().is_some();
             if !ready || !self.staged.has_entered()? {
                 return Ok(());
             }
@@ -280,14 +301,14 @@ impl Relay {
     /// Takes what the call runs in.
     fn set_out(&mut self, group: &Group) -> Result<()> {
         // PROOF: the stage says that there are lanes, or whoever begins early has looked.
-        let lanes = group.relay().agreed().expect("lanes").clone();
+        let lanes = self.plan.seat.agreed().expect("lanes").clone();
         let tracks = self.plan.route.pieces().min(LANES);
         lanes.rouse();
         self.running = Some(Run {
             lanes,
             ringer: Ringer::new(group.endpoint()),
             tracks: Tracks::take(&mut self.staged.job.order, tracks)?,
-            before: group.relay().pieces(),
+            before: self.plan.seat.pieces(),
             progress: Progress::default(),
             exchanged: false,
             parcels: Parcels::default(),
@@ -366,8 +387,8 @@ impl Operation for Relay {
             Stage::Relay(_) => {}
         }
         (0..self.plan.route.size())
-            .filter(|&member| !self.is_there(member))
-            .map(|member| member as u32)
+            .filter(|&member| member != self.plan.route.rank() && !self.is_there(member))
+            .map(|member| self.plan.seat.crew().rank(member))
             .collect()
     }
 
@@ -407,9 +428,10 @@ impl Operation for Relay {
             (Stage::Relay(_), Some(run)) => {
                 let Progress { begun, given, worked, folded, taken, done } = run.progress;
                 let pieces = self.plan.route.pieces();
+                let unwritten = if run.parcels.are_written() { "" } else { ", and parcels are not written" };
                 format!(
                     "of {pieces} pieces GPU {device} was told to give {begun}, to work on {worked}, to take {taken}, and has given {given}, \
-                     worked on {folded}, taken {done}"
+                     worked on {folded}, taken {done}{unwritten}"
                 )
             }
         };

@@ -1,12 +1,13 @@
 //! What moves the bytes between ranks that share no memory: threads, each with a connection of its own to every member.
 //!
-//! Who has nothing under way to a member takes the next parcel for it, so none waits for another's. They touch nothing but the lanes
-//! and their own connections, and say what has come on counters that the call looks at. They watch out for a moment after the last
+//! Who has nothing under way to a member takes the next parcel for it, so a slow one holds up no more than its own. They touch nothing but
+//! the lanes and their own connections, and say what has come on counters that the call looks at. They watch out for a moment after the last
 //! byte and then sleep.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
@@ -117,9 +118,15 @@ impl Parcels {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One has been written, or never will be. Whether it was the last.
-    fn remove(&self) -> bool {
-        self.0.fetch_sub(1, Ordering::AcqRel) == 1
+    fn remove(&self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// It has been written, or never will be.
+impl Drop for Parcel {
+    fn drop(&mut self) {
+        self.among.remove();
     }
 }
 
@@ -223,6 +230,8 @@ pub(super) fn run(hub: &Hub, mover: usize, sockets: &Sockets) -> io::Result<()> 
                 Ok(more) => moved |= more,
                 Err(error) => {
                     connection.ended = true;
+                    // Others' parcels may be lost with it: the member is told, whatever this side's end has come of.
+                    let _ = connection.socket.shutdown(Shutdown::Both);
                     connection.forget(hub);
                     epoll.unwatch(connection.socket.as_fd());
                     hub.ended(member, &error);
@@ -283,8 +292,12 @@ impl<'a> Connection<'a> {
             match unless_blocked(parcel.write(self.socket))? {
                 Some(whole) => {
                     moved = true;
-                    if whole && self.leaving.take().is_some_and(|parcel| parcel.among.remove()) {
-                        hub.rouse();
+                    if whole {
+                        let among = parcel.among.clone();
+                        self.leaving = None;
+                        if among.are_written() {
+                            hub.rouse();
+                        }
                     }
                 }
                 None => self.blocked = true,
@@ -305,10 +318,8 @@ impl<'a> Connection<'a> {
 
     /// What is to go there never will.
     fn forget(&mut self, hub: &Hub) {
-        while let Some(parcel) = self.leaving.take().or_else(|| self.outbox.take()) {
-            if parcel.among.remove() {
-                hub.rouse();
-            }
+        while self.leaving.take().or_else(|| self.outbox.take()).is_some() {
+            hub.rouse();
         }
     }
 

@@ -112,7 +112,7 @@ impl Relayed<'_> {
         }
         let reads = |member: &usize| !run.lanes.has_lane(*member, before + piece);
         if let Some(member) = (0..route.size()).find(reads) {
-            return Ok(Some(member));
+            return Ok((member != route.rank()).then_some(member));
         }
         self.give(run, piece)?;
         run.progress.begun += 1;

@@ -1,7 +1,7 @@
 //! Lanes of ranks that do not all share memory: each keeps copies of what it reads of the others', and connections of its own
 //! bring them.
 //!
-//! These are links of a second endpoint, made for this group and nothing else. Each has [`CARRIERS`] connections for data, each of a
+//! These are links of a second endpoint, made for this crew and nothing else. Each has [`CARRIERS`] connections for data, each of a
 //! thread that moves bytes both ways (see [`super::mover`]); the parts of a lane go over whichever is free. So several processors
 //! copy, none combines, and the waiting thread only looks at counters. One more connection, of a thread of its own, tells when a lane
 //! may be used again ([`Mark::Done`]): behind data that would be late by half of what is written at a time, on both sides.
@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use super::lanes::Crew;
 use super::mover::{self, Bell, Frame, Outbox, PARCEL, Parcel, Parcels, Sockets};
 use super::route::{LANE_BYTES, LANES, Route};
 use crate::cuda::context::Devices;
@@ -52,7 +53,7 @@ const DOUBT: Duration = Duration::from_millis(250);
 /// Bytes of a member's lanes.
 const BYTES: usize = LANES as usize * LANE_BYTES;
 
-/// The connections of a group, and the lanes behind them.
+/// The connections of a crew, and the lanes behind them.
 pub(super) struct Wire {
     hub: Arc<Hub>,
     /// Says goodbye when it ends.
@@ -61,17 +62,18 @@ pub(super) struct Wire {
 
 impl Wire {
     /// Listens for the other members.
-    pub(super) fn listen(group: &Group) -> Result<Wire> {
+    pub(super) fn listen(group: &Group, crew: Crew) -> Result<Wire> {
         let (identity, options) = group.endpoint().identity();
         if !options.tcp {
             fail!(Unsupported, "TCP is off");
         }
-        let identity =
-            Identity { rank: group.rank(), size: group.size(), job: group.id(), ..identity.clone() };
+        // Other crews of the group have other jobs.
+        let job = group.id().wrapping_add(u64::from(crew.first));
+        let identity = Identity { rank: crew.number, size: crew.size, job, ..identity.clone() };
         let options =
             Options { shm: false, tcp_streams: Some(CONNECTIONS), segment_bytes: 0, ..options.clone() };
-        let hub =
-            Hub::new(group).map_err(|cause| Error::system("no descriptors for a group's movers", cause))?;
+        let hub = Hub::new(group, crew)
+            .map_err(|cause| Error::system("no descriptors for a group's movers", cause))?;
         let hub = Arc::new(hub);
         let port = Arc::downgrade(&hub) as Weak<dyn Port>;
         let registration = Registration::new(identity, options, port)?;
@@ -160,7 +162,7 @@ impl Wire {
                 unsafe { Parcel::new(frame, from, parcels) }
             };
             // What has no bytes tells the member, too.
-            hub.outbox(first_mover(mark), member).post((0..bytes.max(1)).step_by(most).map(parcel));
+            hub.outbox(movers(mark).start, member).post((0..bytes.max(1)).step_by(most).map(parcel));
             any = true;
         }
         // Behind the others' word: who sees this here tells them what comes next, maybe in another thread.
@@ -179,7 +181,7 @@ impl Wire {
     pub(super) fn check(&self, group: &Group, member: usize) -> Result<()> {
         match self.hub.ends[member].get() {
             Some((at, why)) if at.elapsed() > DOUBT => {
-                let who = group.describe_rank(member as u32);
+                let who = group.describe_rank(self.hub.crew.rank(member));
                 fail!(PeerFailed, "{who} has left, or a connection to it broke: {why}")
             }
             _ => Ok(()),
@@ -204,13 +206,10 @@ fn movers(mark: Mark) -> Range<usize> {
     }
 }
 
-/// The first of them.
-fn first_mover(mark: Mark) -> usize {
-    movers(mark).start
-}
-
 /// What the movers of a group share with its calls.
 pub(super) struct Hub {
+    crew: Crew,
+    /// This rank's number in it, and how many there are.
     rank: usize,
     size: usize,
     endpoint: Weak<Endpoint>,
@@ -243,9 +242,10 @@ struct Coming {
 }
 
 impl Hub {
-    fn new(group: &Group) -> std::io::Result<Hub> {
-        let (rank, size) = (group.rank() as usize, group.size() as usize);
+    fn new(group: &Group, crew: Crew) -> std::io::Result<Hub> {
+        let (rank, size) = (crew.number as usize, crew.size as usize);
         Ok(Hub {
+            crew,
             rank,
             size,
             endpoint: Arc::downgrade(group.endpoint()),
