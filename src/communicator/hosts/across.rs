@@ -15,7 +15,7 @@ use crate::error::Result;
 
 /// A part of a call.
 pub(super) enum Part {
-    Staged(Staged),
+    Staged(Box<Staged>),
     /// By the devices, through lanes that the ranks of this place have among themselves.
     Relayed(Box<Relay>),
 }
@@ -31,14 +31,14 @@ impl Part {
 
     fn operation(&mut self) -> &mut dyn Operation {
         match self {
-            Part::Staged(staged) => staged,
+            Part::Staged(staged) => &mut **staged,
             Part::Relayed(relay) => &mut **relay,
         }
     }
 
     fn as_operation(&self) -> &dyn Operation {
         match self {
-            Part::Staged(staged) => staged,
+            Part::Staged(staged) => &**staged,
             Part::Relayed(relay) => &**relay,
         }
     }

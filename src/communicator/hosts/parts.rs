@@ -230,7 +230,7 @@ impl<'a> Parts<'a> {
         let part = unsafe { Staged::new(job) };
         let part = match plan {
             Some(plan) => Part::Relayed(Box::new(Relay::new(part, plan, first)?.at(&self.turn))),
-            None => Part::Staged(part.provided(first)?.at(&self.turn)),
+            None => Part::Staged(Box::new(part.provided(first)?.at(&self.turn))),
         };
         self.queue.push(group, part);
         Ok(crossing)
