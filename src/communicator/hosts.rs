@@ -1,5 +1,6 @@
 //! Calls on device memory between ranks on several hosts: composed of what the GPUs of each host exchange by kernels, and
-//! of what the hosts exchange by way of pinned memory and messages.
+//! of what the hosts exchange by way of pinned memory: by messages, or if it is long by lanes that the ranks of a place have among
+//! themselves.
 //!
 //! The ranks of a host, `inside` of them, share the work: each deals with the ranks of its own *place* on the other hosts, so
 //! that every byte crosses once and all ranks send and receive at the same time.
@@ -12,8 +13,8 @@
 //! | allgather | | allgather of this place's blocks | blocks to all |
 //! | broadcast | on the root's host: broadcast | broadcast of this place's shard | elsewhere: shards to all |
 //!
-//! It is one call to everybody: one number, one signature, one deadline; what the hosts exchange are its pieces, between ranks
-//! of the group. The kernels and the exits of the staged parts are on the caller's stream. Long calls are cut into chunks that fit one
+//! It is one call to everybody: one number, one signature, one deadline; the messages of the hosts are its pieces, between ranks
+//! of the group. The kernels and what waits for the parts between them are on the caller's stream. Long calls are cut into chunks that fit one
 //! half of the group's workspace: what comes before a chunk is given to the stream ahead of the wait for the one before.
 //!
 //! Reductions keep the canonical order where a host's ranks are an inner node of its tree, so where they are a power of two. What a

@@ -547,7 +547,8 @@ fn blocks_for(duty: Duty, multiprocessors: u32) -> u32 {
         (_, 0..=0x4000) => 1,
         (_, 0x4001..=0x10_0000) | (false, 0x10_0001..=0x40_0000) => 2,
         (true, 0x10_0001..=0x80_0000) => networked(4),
-        (true, _) => networked(8),
+        // Others combine beside them, and 8 were no faster there.
+        (true, _) => networked(if duty.combiner.is_some() { 4 } else { 8 }),
         (false, _) => PLAIN_CARRIERS,
     }
 }

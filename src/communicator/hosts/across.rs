@@ -1,4 +1,5 @@
-//! What the hosts do among themselves in one composed call: its staged parts as one operation.
+//! What the hosts do among themselves in one composed call: its parts as one operation. The next call has its turn when all of them have
+//! ended, stores too, so the pieces of a crew's lanes are counted by one call at a time.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -43,11 +44,12 @@ impl Part {
         }
     }
 
-    /// Whether the part behind it may go on: pieces go through the lanes in the order of the parts.
+    /// Whether the part behind it may go on: pieces go through the lanes in the order of the parts. One on side streams has them until it
+    /// has ended.
     fn lets_others(&self) -> bool {
         match self {
             Part::Staged(_) => true,
-            Part::Relayed(relay) => relay.has_exchanged(),
+            Part::Relayed(relay) => relay.leaves_lanes(),
         }
     }
 }

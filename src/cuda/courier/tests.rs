@@ -177,15 +177,16 @@ fn who_gives_up_takes_nothing_from_another() {
 
 #[test]
 fn one_on_a_small_device_has_no_more_blocks_than_run_at_once() {
-    let combiner = Some((DataType::F32, Operator::Sum));
-    for (multiprocessors, networked, carriers, workers) in [
-        (132, false, 3, 16),
-        (132, true, 8, 16),
-        (70, true, 4, 16),
-        (14, false, 3, 8),
-        (14, true, 3, 8),
-        (7, true, 3, 1),
-        (6, true, 3, 0),
+    let sums = Some((DataType::F32, Operator::Sum));
+    for (multiprocessors, networked, combiner, carriers, workers) in [
+        (132, false, sums, 3, 16),
+        (132, true, sums, 4, 16),
+        (132, true, None, 8, 0),
+        (70, true, None, 4, 0),
+        (14, false, sums, 3, 8),
+        (14, true, sums, 3, 8),
+        (7, true, sums, 3, 1),
+        (6, true, sums, 3, 0),
     ] {
         let (double, devices, _) = given(Turns::RoundRobin);
         double.shrink(multiprocessors);

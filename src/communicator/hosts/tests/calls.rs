@@ -41,7 +41,7 @@ fn several_calls_under_way_are_relayed_in_their_order() {
     let kinds = [Kind::Allreduce, Kind::ReduceScatter, Kind::Broadcast, Kind::Allgather, Kind::Reduce];
     for order in [Order::Eager, Order::RoundRobin, Order::Random(3), Order::Backward] {
         ranks_by(2, 2, order, Carriers::Relays, |rank| {
-            let size = u64::from(rank.context.size());
+            let (size, before) = (u64::from(rank.context.size()), rank.hosts().relay().pieces());
             let mut works = Vec::new();
             let mut due = Vec::new();
             for round in 0..20 {
@@ -70,6 +70,8 @@ fn several_calls_under_way_are_relayed_in_their_order() {
             for work in works {
                 work.wait(Deadline::after(PATIENCE)).expect("it ends well");
             }
+            let relayed = rank.hosts().relay().pieces() - before;
+            assert!(relayed > 20, "{relayed} pieces");
             for (to, result, what) in due {
                 assert!(result.is_empty() || rank.double.peek(to, result.len()) == result, "{what:?}");
             }

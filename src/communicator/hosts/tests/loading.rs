@@ -12,54 +12,58 @@ const STUCK: Duration = Duration::from_secs(30);
 /// host need.
 #[test]
 fn kernels_may_be_loaded_while_a_stream_waits_for_a_composed_call() {
-    let (_, doubles) = ranks_of(2, 2, Order::RoundRobin, 2, Carriers::Couriers, |rank| {
-        rank.double.hold_lock(Waiting::All, STUCK);
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !stop.load(Ordering::Relaxed) {
-                    rank.double.launch_first(rank.device);
-                    std::thread::sleep(Duration::from_micros(100));
+    for carriers in [Carriers::Couriers, Carriers::Relays] {
+        let (_, doubles) = ranks_of(2, 2, Order::RoundRobin, 2, carriers, |rank| {
+            rank.double.hold_lock(Waiting::All, STUCK);
+            let stop = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        rank.double.launch_first(rank.device);
+                        std::thread::sleep(Duration::from_micros(100));
+                    }
+                });
+                for (seed, kind) in (1..).zip([
+                    Kind::Allreduce,
+                    Kind::Broadcast,
+                    Kind::ReduceScatter,
+                    Kind::Reduce,
+                    Kind::Allgather,
+                ]) {
+                    for count in COUNTS {
+                        let (dtype, operator, root) = (DataType::Bf16, Operator::Sum, (seed % 4) as u32);
+                        rank.exercise(What { kind, count, dtype, operator, root }, seed);
+                    }
                 }
+                stop.store(true, Ordering::Relaxed);
             });
-            for (seed, kind) in (1..).zip([
-                Kind::Allreduce,
-                Kind::Broadcast,
-                Kind::ReduceScatter,
-                Kind::Reduce,
-                Kind::Allgather,
-            ]) {
-                for count in COUNTS {
-                    let (dtype, operator, root) = (DataType::Bf16, Operator::Sum, (seed % 4) as u32);
-                    rank.exercise(What { kind, count, dtype, operator, root }, seed);
-                }
-            }
-            stop.store(true, Ordering::Relaxed);
         });
-    });
-    for double in doubles {
-        double.drain();
-        assert_eq!(double.complaints(), Vec::<String>::new());
+        for double in doubles {
+            double.drain();
+            assert_eq!(double.complaints(), Vec::<String>::new());
+        }
     }
 }
 
 /// A stream that waits for the call waits for its end: what ends it makes no stream, for which the driver may wait for that one.
 #[test]
 fn a_failure_makes_no_stream_while_streams_wait() {
-    let (_, doubles) = ranks_of(2, 2, Order::RoundRobin, 1, Carriers::Couriers, |rank| {
-        rank.double.hold_lock(Waiting::Seen, Duration::from_secs(2));
-        if rank.context.rank() == 3 {
-            std::thread::sleep(Duration::from_millis(50));
-            rank.context.abort();
-            return;
+    for carriers in [Carriers::Couriers, Carriers::Relays] {
+        let (_, doubles) = ranks_of(2, 2, Order::RoundRobin, 1, carriers, |rank| {
+            rank.double.hold_lock(Waiting::Seen, Duration::from_secs(2));
+            if rank.context.rank() == 3 {
+                std::thread::sleep(Duration::from_millis(50));
+                rank.context.abort();
+                return;
+            }
+            let (_, request) = rank.sum(1000);
+            let error = rank.run(&request, &rank.call()).expect_err("aborted");
+            assert_eq!(error.status(), Status::Aborted, "{error}");
+        });
+        for double in doubles {
+            let complaints = double.complaints().concat();
+            assert!(!complaints.contains("cuStreamCreate"), "{complaints}");
         }
-        let (_, request) = rank.sum(1000);
-        let error = rank.run(&request, &rank.call()).expect_err("aborted");
-        assert_eq!(error.status(), Status::Aborted, "{error}");
-    });
-    for double in doubles {
-        let complaints = double.complaints().concat();
-        assert!(!complaints.contains("cuStreamCreate"), "{complaints}");
     }
 }
 

@@ -114,7 +114,9 @@ impl Seat {
     fn settle(&self, group: &Group, lanes: Option<Arc<Lanes>>) {
         let how = match lanes.as_deref() {
             Some(Lanes::Shared(_)) => "relays calls on device memory: true",
+            Some(Lanes::Wired(_)) if self.crew.step > 1 => "relays between hosts: true",
             Some(Lanes::Wired(_)) => "relays calls on device memory: true, over connections",
+            None if self.crew.step > 1 => "relays between hosts: false",
             None => "relays calls on device memory: false",
         };
         log::debug!("'{}' {how}", group.name());

@@ -185,6 +185,11 @@ impl Relay {
         self.staged.exit()
     }
 
+    /// Whether no more of it comes to the lanes: the next call of the crew may go on, if the caller sees to the order on the stream.
+    pub fn leaves_lanes(&self) -> bool {
+        matches!(self.stage, Stage::Ordinary) || self.has_exchanged()
+    }
+
     /// It is the call of `turn`.
     pub fn at(self, turn: &Turn) -> Relay {
         Relay { staged: self.staged.at(turn), ..self }

@@ -109,6 +109,9 @@ impl Tracks {
             let tracks = (0..pieces).map(|_| Track::take(devices, *device)).collect::<Result<_>>()?;
             return Ok(Tracks::Streams(tracks));
         };
+        // Lanes of calls that were given up, if that is known without the driver. Dropped without the lock.
+        let done = lock(&POOL).unpark(|tail| matches!(tail, Tail::Courier(_)));
+        drop(done);
         let (customer, pieces) = (errand.customer().clone(), vec![NOTHING; pieces as usize]);
         Ok(Tracks::Courier(Ordered { errand: Some(errand), customer, pieces }))
     }
@@ -319,7 +322,7 @@ impl Track {
     /// A track on a device.
     pub(super) fn take(devices: &Arc<Devices>, device: u32) -> Result<Track> {
         let mut pool = lock(&POOL);
-        let done = pool.unpark();
+        let done = pool.unpark(|_| true);
         let fits = |step: &Event| step.device() == device && Arc::ptr_eq(step.devices(), devices);
         let kept = pool.steps.iter().position(fits).map(|index| pool.steps.swap_remove(index));
         pool.turn = pool.turn.wrapping_add(1);
@@ -378,13 +381,14 @@ fn park(tail: Tail, tracks: Vec<Track>, lanes: Arc<Lanes>) {
 }
 
 impl Pool {
-    /// Looks whether the steps of calls that were given up have ended. The lanes that they used, to be dropped without
-    /// the lock.
-    fn unpark(&mut self) -> Vec<Arc<Lanes>> {
+    /// Looks whether the steps of calls that were given up have ended, where `asks` says so of what comes after them. The lanes that they
+    /// used, to be dropped without the lock.
+    fn unpark(&mut self, asks: impl Fn(&Tail) -> bool) -> Vec<Arc<Lanes>> {
         let mut done = Vec::new();
         let mut index = 0;
         while index < self.parked.len() {
-            match self.parked[index].tail.has_ended() {
+            let tail = &self.parked[index].tail;
+            match if asks(tail) { tail.has_ended() } else { Ok(false) } {
                 Ok(true) => {
                     let Parked { tracks, lanes, .. } = self.parked.swap_remove(index);
                     self.steps.extend(tracks.into_iter().map(|track| track.step));

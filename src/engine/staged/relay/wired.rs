@@ -27,7 +27,7 @@ use crate::transport::Link;
 use crate::transport::address::PeerAddress;
 use crate::transport::service::{Attendance, Identity, Options, Port, Registration};
 
-/// The most ranks of a group that is wired: each has pinned memory for all.
+/// The most ranks of a crew that is wired: each has pinned memory for all.
 pub const MAX_MEMBERS: u32 = 8;
 
 /// Connections to each member that carry data, each with a thread. With 4 a call of 64 MiB takes half as long again, with 12 as
@@ -67,8 +67,8 @@ impl Wire {
         if !options.tcp {
             fail!(Unsupported, "TCP is off");
         }
-        // Other crews of the group have other jobs.
-        let job = group.id().wrapping_add(u64::from(crew.first));
+        // Other crews of the group have other jobs, and the whole of it, whose step is 1.
+        let job = group.id().wrapping_add(u64::from(crew.first) + (u64::from(crew.step) << 32));
         let identity = Identity { rank: crew.number, size: crew.size, job, ..identity.clone() };
         let options =
             Options { shm: false, tcp_streams: Some(CONNECTIONS), segment_bytes: 0, ..options.clone() };
@@ -113,10 +113,11 @@ impl Wire {
             if member == self.hub.rank {
                 continue;
             }
-            let Some(link) = link else { fail!(Internal, "no link to rank {member}") };
+            let Some(link) = link else { fail!(Internal, "no link to rank {}", self.hub.crew.rank(member)) };
             let streams = link?.streams;
             if streams.len() != CONNECTIONS {
-                fail!(InvalidUsage, "rank {member} has {} connections, not {CONNECTIONS}", streams.len());
+                let who = self.hub.crew.rank(member);
+                fail!(InvalidUsage, "rank {who} has {} connections, not {CONNECTIONS}", streams.len());
             }
             for (sockets, stream) in sockets.iter_mut().zip(streams) {
                 sockets[member] = stream.into_socket().map(Arc::new);
@@ -206,7 +207,7 @@ fn movers(mark: Mark) -> Range<usize> {
     }
 }
 
-/// What the movers of a group share with its calls.
+/// What the movers of a crew share with its calls.
 pub(super) struct Hub {
     crew: Crew,
     /// This rank's number in it, and how many there are.
