@@ -539,8 +539,8 @@ const PLAIN_CARRIERS: u32 = 3;
 
 /// How many blocks carry at each desk: enough for the bus, and no more. Up to four, each asks the host's memory for orders, which is slow
 /// where many do: with 1, 2, 4 and 8 blocks an allreduce of 8 bytes takes 21, 23, 29 and 49 µs. While processors write and read the
-/// same memory it is slower, and more has to be under way: a broadcast of 16 MiB over TCP takes 745 µs with 3, 760 with 4 and 610 with
-/// 8 or 16, one of 4 MiB 240 with 2 and 182 with 4 (two H100s); within one host 3 are the best.
+/// same memory it is slower, and more has to be under way: a broadcast of 16 MiB over TCP takes 735 µs with 3, 770 with 4, 612 with 8
+/// and 632 with 16, one of 4 MiB 256 with 2 and 185 with 4 (two H100s); within one host 3 are the best.
 fn blocks_for(duty: Duty, multiprocessors: u32) -> u32 {
     let networked = |wanted: u32| wanted.min(multiprocessors / 16).max(PLAIN_CARRIERS);
     match (duty.networked, duty.bytes) {
