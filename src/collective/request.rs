@@ -52,6 +52,14 @@ pub struct Request {
     pub root: u32,
 }
 
+impl Request {
+    /// So many bytes of every rank, from `input` to all, at `output`.
+    pub fn gathering(input: *const u8, output: *mut u8, bytes: usize) -> Request {
+        let (kind, counts) = (Kind::Allgather, Counts::Uniform(bytes as u64));
+        Request { kind, input, output, counts, dtype: DataType::U8, operator: Operator::Sum, root: 0 }
+    }
+}
+
 // SAFETY: a request only names memory; whoever runs it promised that the memory may be used from the library's threads
 // until the operation completes.
 unsafe impl Send for Request {}

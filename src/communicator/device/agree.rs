@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::collective::request::{Counts, Kind, Request};
+use crate::collective::request::Request;
 use crate::communicator::Completion;
 use crate::communicator::context::{Context, Place};
 use crate::cuda::context::Devices;
@@ -18,7 +18,6 @@ use crate::engine::group::{Group, Turn};
 use crate::engine::operation::{Operation, Running};
 use crate::engine::wire::Class;
 use crate::error::{Error, Result};
-use crate::reduce::{DataType, Operator};
 use crate::signature::Signature;
 
 /// How long a thread that connects many groups stays with one of them before it looks at the others.
@@ -213,15 +212,7 @@ impl Context {
     ) -> Result<Gathering> {
         let mine: Box<[u8]> = message.to_vec().into();
         let mut all = vec![0; MESSAGE_BYTES * group.size() as usize];
-        let request = Request {
-            kind: Kind::Allgather,
-            input: mine.as_ptr(),
-            output: all.as_mut_ptr(),
-            counts: Counts::Uniform(MESSAGE_BYTES as u64),
-            dtype: DataType::U8,
-            operator: Operator::Sum,
-            root: 0,
-        };
+        let request = Request::gathering(mine.as_ptr(), all.as_mut_ptr(), MESSAGE_BYTES);
         let plan = self.internal_plan(group, &request)?;
         let into = Arc::new(Mutex::new(Vec::new()));
         let gathered = into.clone();

@@ -250,16 +250,8 @@ impl<'a> Parts<'a> {
     fn gather_words(&self, seat: Seat) -> Gather {
         let (context, piece) = (self.call.context.clone(), self.pieces);
         Arc::new(move |group, turn, input, output, bytes| {
-            let request = Request {
-                kind: Kind::Allgather,
-                input,
-                output,
-                counts: Counts::Uniform(bytes as u64),
-                dtype: DataType::U8,
-                operator: Operator::Sum,
-                root: 0,
-            };
-            exchange(&context, group, &turn.at_piece(piece), request, seat)
+            let request = Request::gathering(input, output, bytes);
+            by_messages(&context, group, &turn.at_piece(piece), request, seat)
         })
     }
 
@@ -281,7 +273,8 @@ impl<'a> Parts<'a> {
         Box::new(move |group, turn, piece, input, output| {
             let counts = Counts::Uniform(if piece.whole { count } else { piece.len });
             let request = Request { input, output, counts, ..request.clone() };
-            exchange(&context, group, &turn.at_piece(before.wrapping_add(turn.piece)), request, seat)
+            let turn = turn.at_piece(before.wrapping_add(turn.piece));
+            by_messages(&context, group, &turn, request, seat)
         })
     }
 
@@ -360,7 +353,7 @@ impl<'a> Parts<'a> {
 }
 
 /// The call `request` by messages between the ranks of `seat`.
-fn exchange(
+fn by_messages(
     context: &Context,
     group: &Group,
     turn: &Turn,

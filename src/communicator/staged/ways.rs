@@ -14,7 +14,7 @@ use crate::engine::group::Group;
 use crate::engine::staged::Routes;
 use crate::engine::staged::relay::{Combine, Gather, MAX_WIRED, MeetingPlace, Plan, Route, Seat};
 use crate::error::Result;
-use crate::reduce::{DataType, Operator};
+use crate::reduce::Operator;
 use crate::schedule::Algorithm;
 use crate::signature::Signature;
 
@@ -143,15 +143,7 @@ impl Context {
     fn gather_words(&self, options: &Call) -> Gather {
         let (context, options) = (self.clone(), options.clone());
         Arc::new(move |group, turn, input, output, bytes| {
-            let request = Request {
-                kind: Kind::Allgather,
-                input,
-                output,
-                counts: Counts::Uniform(bytes as u64),
-                dtype: DataType::U8,
-                operator: Operator::Sum,
-                root: 0,
-            };
+            let request = Request::gathering(input, output, bytes);
             let mut checked = Checked::new(&request, group.rank(), group.size())?;
             // SAFETY: the meeting keeps both until the operation has ended.
             unsafe {
