@@ -45,10 +45,12 @@ impl<'a> Notice<'a> {
     }
 
     /// Why this rank cannot join; the others are told, if nobody has told anything. That another rank has left, or has not come in
-    /// time, may follow from what somebody knows better.
+    /// time, may follow from what somebody knows better; who has only waited in vain knows no better than this rank, so both tell.
     pub(super) fn leave(&self, error: Error) -> Error {
-        let told = self.read();
-        match (error.status(), told) {
+        match (error.status(), self.read()) {
+            (Status::PeerFailed | Status::Timeout, Some(told)) if told.status() == Status::Timeout => {
+                return Error::new(told.status(), format!("{error}; told before: {told}"));
+            }
             (Status::PeerFailed | Status::Timeout, Some(told)) => return told,
             (Status::PeerFailed, None) | (_, Some(_)) => {}
             (_, None) => {
@@ -78,6 +80,44 @@ impl<'a> Notice<'a> {
                 return Some(Err(error));
             }
             self.pause.set((2 * self.pause.get()).min(LAST));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rendezvous::hash::HashStore;
+
+    /// What two ranks say that fail one after the other, as `first` and as `second`.
+    fn left(first: (Status, &str), second: (Status, &str)) -> [Error; 2] {
+        let store = HashStore::new();
+        [(0, first), (1, second)]
+            .map(|(rank, (status, text))| Notice::new(&store, "job/0", rank).leave(Error::new(status, text)))
+    }
+
+    #[test]
+    fn who_knows_the_cause_tells_it_for_those_who_wait() {
+        let cause = (Status::System, "no descriptors");
+        for consequence in [(Status::Timeout, "rank 0 has not come"), (Status::PeerFailed, "rank 0 has left")]
+        {
+            let [first, second] = left(cause, consequence);
+            assert_eq!((first.status(), first.text()), cause);
+            assert_eq!(second, first);
+            // Known too late for the other, and still this rank's own.
+            let [_, second] = left(consequence, cause);
+            assert_eq!((second.status(), second.text()), cause);
+        }
+    }
+
+    #[test]
+    fn who_has_waited_in_vain_does_not_hide_why_another_rank_cannot_join() {
+        let waited = (Status::Timeout, "rank 1 has not come");
+        for own in [(Status::Timeout, "too many open files"), (Status::PeerFailed, "too many open files")] {
+            let [first, second] = left(waited, own);
+            assert_eq!((first.status(), first.text()), waited);
+            assert_eq!(second.status(), Status::Timeout);
+            assert!(second.text().contains(own.1) && second.text().contains(waited.1), "{second}");
         }
     }
 }
