@@ -1,7 +1,8 @@
 //! Starts calls: the only module that gives anything to unisono's contexts.
 //!
 //! On devices a call is enqueued and this returns. In host memory it returns when the call is complete. Calls of one
-//! group are all begun before any stream is made to wait, or any is waited for: they may depend on each other. What
+//! group are all begun before any stream is made to wait, or any is waited for: they may depend on each other. For the streams of
+//! one communicator a group is one operation: it begins when all have come to it, and they go on when it is done. What
 //! `communicator::start_together` does for one device is done here for several, whose default streams have one name.
 
 mod calls;
@@ -154,6 +155,7 @@ pub(crate) fn launch_one(mut launch: Launch) -> Result<()> {
 
 /// Starts the calls of a group. All that can be started are, also when one cannot; the first error is returned.
 pub(crate) fn launch_all(mut calls: Calls) -> Result<()> {
+    let joined = calls.joined()?;
     let copies = take_messages_to_itself(&mut calls.others)?;
     if let Some(only) = calls.only_other() {
         return launch_one(only);
@@ -165,6 +167,7 @@ pub(crate) fn launch_all(mut calls: Calls) -> Result<()> {
     let mut note = |error: Error| {
         first.get_or_insert(error);
     };
+    joined.iter().filter_map(|streams| streams.meet().err()).for_each(&mut note);
     // The calls of one place are closed with it current, all that are together at once.
     let mut begun: Vec<Begun<'_>> = Vec::new();
     for launch in &launches {
@@ -221,6 +224,7 @@ pub(crate) fn launch_all(mut calls: Calls) -> Result<()> {
             Place::Host(_) => same.filter_map(|work| work.wait(Deadline::NEVER).err()).for_each(&mut note),
         }
     }
+    joined.iter().filter_map(|streams| streams.meet().err()).for_each(&mut note);
     first.map_or(Ok(()), Err)
 }
 

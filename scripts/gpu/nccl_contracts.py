@@ -151,6 +151,43 @@ def streams(nccl):
     world.destroy()
 
 
+def joined(nccl):
+    """A group on several streams of one communicator is one operation, as if it were on each of them."""
+    world = World(nccl)
+    others = [torch.cuda.Stream(rank.device) for rank in world.ranks]
+    # Lengths that no kernel does together.
+    x = [rank.full(1000, 1) for rank in world.ranks]
+    y = [rank.full(3_000_000, 1) for rank in world.ranks]
+    z = [torch.zeros_like(tensor) for tensor in y]
+    torch.cuda.synchronize()
+
+    def call(index, rank):
+        rank.all_reduce(nccl, x[index])
+        # Its input is still being written on the other stream.
+        rank.all_reduce(nccl, y[index], z[index], stream=others[index])
+
+    for _ in range(3):
+        for rank, small, large in zip(world.ranks, x, y):
+            small.fill_(1)
+            large.fill_(1)
+            torch.cuda.synchronize(rank.device)
+            with torch.cuda.stream(rank.stream):
+                torch.cuda._sleep(50_000_000)
+                small.fill_(2)
+                large.fill_(3)
+        world.group(call)
+        seen = []
+        for rank, other, small, large in zip(world.ranks, others, x, z):
+            with torch.cuda.stream(other):
+                seen.append((small.clone(), 2 * world.size))
+            with torch.cuda.stream(rank.stream):
+                seen.append((large.clone(), 3 * world.size))
+        for rank in world.ranks:
+            torch.cuda.synchronize(rank.device)
+        assert all((tensor == value).all() for tensor, value in seen)
+    world.destroy()
+
+
 def operators(nccl):
     """A factor in device memory; its operator destroyed before the group that uses it ends."""
     world = World(nccl)
@@ -429,7 +466,7 @@ def main():
         os.environ["UNISONO_NCCL_TIMEOUT"] = "4"
         return processes(lose, 3, 2, path, 3, unique_ids(nccl, 2), signal.SIGSTOP)
 
-    contracts = {f.__name__: (lambda f=f: f(nccl)) for f in (device, outermost, streams, operators, nonblocking, children,
+    contracts = {f.__name__: (lambda f=f: f(nccl)) for f in (device, outermost, streams, joined, operators, nonblocking, children,
                                                              in_place, abort, mismatch)}
     contracts |= {f.__name__: f for f in (mixed, killed, stopped)}
     if torch.cuda.device_count() < 2:

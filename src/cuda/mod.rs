@@ -15,6 +15,7 @@ pub mod event;
 pub mod exchange;
 pub mod fold;
 pub mod image;
+pub mod joined;
 pub mod kernels;
 pub mod libcuda;
 pub mod local;

@@ -7,6 +7,7 @@ use super::context::Devices;
 use super::double::{Double, Order};
 use super::driver::{CaptureMode, Memory, StreamHandle};
 use super::event::Event;
+use super::joined;
 use super::memory::{DeviceBuffer, PinnedBuffer};
 use super::stream::Stream;
 use crate::deadline::Deadline;
@@ -142,4 +143,76 @@ fn words_that_streams_release_late_are_used_again() {
     let distinct: std::collections::HashSet<u64> = addresses.into_iter().collect();
     assert!(distinct.len() <= 256, "a page of words serves: {}", distinct.len());
     assert_eq!(double.complaints(), Vec::<String>::new());
+}
+
+const STREAMS: usize = 3;
+
+/// Streams that write their numbers, do `then`, and copy what all have written: what each has found.
+fn found(order: Order, then: impl FnOnce(&Stream, &[Stream], u64)) -> Vec<Vec<u32>> {
+    let (double, devices) = open(order);
+    let streams = [(); STREAMS].map(|()| Stream::new(&devices, 0, false).expect("a stream"));
+    let words = DeviceBuffer::new(&devices, 0, 4 * (STREAMS + 1)).expect("memory");
+    let copies = [(); STREAMS].map(|()| PinnedBuffer::new(&devices, 0, 4 * (STREAMS + 1)).expect("memory"));
+    double.fill(streams[0].handle(), 0, words.address(), &[0; 4 * (STREAMS + 1)]);
+    streams[0].synchronize(Deadline::NEVER).expect("it is done");
+    for (number, stream) in streams.iter().enumerate() {
+        // SAFETY: the memory outlives the streams' work, which is waited for below.
+        unsafe { stream.write_value(words.address() + 4 * number as u64, 1 + number as u32) }
+            .expect("it is given");
+    }
+    then(&streams[0], &streams[1..], words.address() + 4 * STREAMS as u64);
+    for (stream, copy) in streams.iter().zip(&copies) {
+        // SAFETY: as above.
+        unsafe { stream.copy_to_host(copy.address(), words.address(), 4 * (STREAMS + 1)) }
+            .expect("it is given");
+    }
+    streams.iter().for_each(|stream| stream.synchronize(Deadline::NEVER).expect("it is done"));
+    assert_eq!(double.complaints(), Vec::<String>::new());
+    let read = |copy: &PinnedBuffer| {
+        // SAFETY: the stream has written it.
+        unsafe { std::slice::from_raw_parts(copy.address().cast::<u32>(), STREAMS + 1) }.to_vec()
+    };
+    copies.iter().map(read).collect()
+}
+
+#[test]
+fn streams_that_meet_wait_for_all_that_each_was_given() {
+    let mut apart = 0;
+    for order in Order::all(STREAMS) {
+        let met = found(order, |first, others, _| joined::meet(first, others).expect("they meet"));
+        assert_eq!(met, [[1, 2, 3, 0]; STREAMS], "{order:?}");
+        apart += u32::from(found(order, |_, _, _| ()) != [[1, 2, 3, 0]; STREAMS]);
+    }
+    assert!(apart > 0, "they find out when they do not");
+}
+
+#[test]
+fn what_is_given_between_streams_comes_after_all_of_them_and_before_what_follows() {
+    for order in Order::all(STREAMS) {
+        let met = found(order, |first, others, last| {
+            // SAFETY: the memory lives as long as the streams.
+            joined::between(first, others, || unsafe { first.write_value(last, 4) }).expect("it is given");
+        });
+        assert_eq!(met, [[1, 2, 3, 4]; STREAMS], "{order:?}");
+    }
+}
+
+#[test]
+fn streams_of_several_captures_are_no_one_stream() {
+    let (double, devices) = open(Order::RoundRobin);
+    let streams = [(); 2].map(|()| Stream::new(&devices, 0, false).expect("a stream"));
+    let in_one = |first: usize| joined::in_one_capture(&streams[first], &streams[1 - first..=1 - first]);
+    in_one(0).expect("neither is captured");
+    double.begin_capture(streams[0].handle(), 0);
+    for first in [0, 1] {
+        assert_eq!(in_one(first).expect_err("one is captured").status(), Status::InvalidUsage);
+    }
+    // What waits for a capture is in it.
+    let event = Event::new(&devices, 0).expect("an event");
+    event.record(&streams[0]).expect("it is recorded");
+    streams[1].wait(&event).expect("it joins");
+    in_one(0).expect("both are captured");
+    event.record(&streams[1]).expect("it is recorded");
+    streams[0].wait(&event).expect("it comes back");
+    double.end_capture(streams[0].handle(), 0).expect("a graph");
 }

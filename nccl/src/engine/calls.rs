@@ -6,18 +6,30 @@ use std::sync::Arc;
 use unisono::collective::request::{Counts, Kind};
 use unisono::communicator::{Added, Context, Launches};
 use unisono::cuda::driver::StreamHandle;
+use unisono::cuda::joined;
+use unisono::cuda::stream::Stream;
 use unisono::reduce::DataType;
 
 use super::{Launch, read_factor};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
-use crate::place::Place;
+use crate::place::{Place, devices};
 
 /// Calls of a group.
 pub(crate) struct Calls {
     gathered: Vec<Gathered>,
     pub(super) others: Vec<Launch>,
+    /// The streams of each communicator on a device.
+    streams: Vec<Streams>,
     count: usize,
+}
+
+/// The streams that a communicator is called on.
+struct Streams {
+    communicator: Arc<Communicator>,
+    device: u32,
+    first: usize,
+    others: Vec<usize>,
 }
 
 /// Calls of one communicator that its GPUs do alone.
@@ -37,11 +49,13 @@ struct Factor {
 }
 
 impl Calls {
-    pub(crate) const NONE: Calls = Calls { gathered: Vec::new(), others: Vec::new(), count: 0 };
+    pub(crate) const NONE: Calls =
+        Calls { gathered: Vec::new(), others: Vec::new(), streams: Vec::new(), count: 0 };
 
     /// Keeps a call. What is wrong with it is told here, where the caller can see which call it was.
     pub(crate) fn add(&mut self, launch: Launch) -> Result<()> {
         let context = launch.working_group()?;
+        self.note_stream(&launch);
         if self.gather(&launch, context)? == Added::Not {
             launch.check_in(context)?;
             self.others.push(launch);
@@ -65,6 +79,37 @@ impl Calls {
             (&**communicator, request.kind, count.saturating_mul(request.dtype.size() as u64))
         });
         gathered.chain(others)
+    }
+
+    fn note_stream(&mut self, launch: &Launch) {
+        let Launch { communicator, stream, .. } = launch;
+        let Place::Device(device) = communicator.place else { return };
+        let is_its = |streams: &Streams| Arc::ptr_eq(&streams.communicator, communicator);
+        match self.streams.iter_mut().rfind(|streams| is_its(streams)) {
+            Some(Streams { first, others, .. }) => {
+                if first != stream && !others.contains(stream) {
+                    others.push(*stream);
+                }
+            }
+            None => {
+                let (communicator, first) = (communicator.clone(), *stream);
+                self.streams.push(Streams { communicator, device, first, others: Vec::new() });
+            }
+        }
+    }
+
+    /// The streams of each communicator that is called on several: a group is one operation, for each of them. Not those of
+    /// sends and receives alone that GPUs do: they are one launch.
+    pub(super) fn joined(&self) -> Result<Vec<Joined>> {
+        let is_apart = |streams: &&Streams| {
+            let is_its = |communicator: &Arc<Communicator>| Arc::ptr_eq(communicator, &streams.communicator);
+            let is_gathered =
+                |gathered: &Gathered| is_its(&gathered.communicator) && gathered.launches.has_collectives();
+            !streams.others.is_empty()
+                && (self.others.iter().any(|launch| is_its(&launch.communicator))
+                    || self.gathered.iter().any(is_gathered))
+        };
+        self.streams.iter().filter(is_apart).map(Joined::new).collect()
     }
 
     fn gather(&mut self, launch: &Launch, context: &Context) -> Result<Added> {
@@ -126,5 +171,31 @@ impl Calls {
     pub(super) fn only_other(&mut self) -> Option<Launch> {
         let is_alone = self.count == 1 && self.others.len() == 1;
         if is_alone { self.others.pop() } else { None }
+    }
+}
+
+/// Streams that a group makes one.
+pub(super) struct Joined {
+    first: Stream,
+    others: Vec<Stream>,
+}
+
+impl Joined {
+    /// Refuses streams of several captures.
+    fn new(streams: &Streams) -> Result<Joined> {
+        let devices = devices()?;
+        let borrow = |stream: usize| {
+            // SAFETY: the client's streams live.
+            unsafe { Stream::borrow(&devices, streams.device, StreamHandle(stream)) }
+        };
+        let others = streams.others.iter().map(|&stream| borrow(stream)).collect::<Result<Vec<Stream>>>()?;
+        let joined = Joined { first: borrow(streams.first)?, others };
+        joined::in_one_capture(&joined.first, &joined.others)?;
+        Ok(joined)
+    }
+
+    /// Has each wait for what all of them were given before.
+    pub(super) fn meet(&self) -> Result<()> {
+        joined::meet(&self.first, &self.others)
     }
 }

@@ -150,6 +150,11 @@ impl Launches {
         self.collectives.calls.is_empty() && self.messages.calls.is_empty()
     }
 
+    /// Whether collectives were added.
+    pub fn has_collectives(&self) -> bool {
+        !self.collectives.calls.is_empty()
+    }
+
     /// What was added: kinds, and bytes of what they count.
     pub fn sizes(&self) -> impl Iterator<Item = (Kind, u64)> {
         let collective = |Asked { job, .. }: &Asked| (job.kind, job.count * job.dtype.size() as u64);

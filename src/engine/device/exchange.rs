@@ -3,10 +3,13 @@
 //! Its members are the ranks of one host: all of the group, or consecutive ones. They are numbered from 0 here and by the
 //! kernels; errors speak of the group's ranks.
 
+mod series;
+
 use std::sync::atomic::{Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+pub use self::series::Series;
 use super::board::InLaunch;
 use super::compare::{Calls, Terms};
 use super::overdue::Overdue;
@@ -17,6 +20,7 @@ use crate::cuda::context::Devices;
 use crate::cuda::driver::{Capture, StreamHandle};
 use crate::cuda::event::Event;
 use crate::cuda::exchange::{Job, MAX_RANKS, Point, Pull, Seen};
+use crate::cuda::joined;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::endpoint::lock;
@@ -215,7 +219,7 @@ impl DeviceExchange {
             }
         }
         // SAFETY: the caller's promise.
-        unsafe { self.in_one_capture(caller, &beside) }?;
+        let beside = unsafe { self.beside(caller, &beside) }?;
         let compare = |last: &Turn, known: &mut Calls| {
             let calls = calls.iter().enumerate().map(|(place, Asked { signature, job, .. })| {
                 // A launch has few.
@@ -226,7 +230,7 @@ impl DeviceExchange {
         };
         let launch = |stream: &Stream| {
             // SAFETY: the caller's promise.
-            unsafe { self.between(caller, &beside, stream, || parts.kernels.enqueue_several(jobs, stream)) }
+            joined::between(stream, &beside, || unsafe { parts.kernels.enqueue_several(jobs, stream) })
         };
         self.give(group, Class::Ordered, &signatures, Members::NONE, caller, compare, launch)
     }
@@ -316,16 +320,14 @@ impl DeviceExchange {
         beside: &[Option<StreamHandle>],
     ) -> Result<Enqueued> {
         // SAFETY: the caller's promise.
-        unsafe { self.in_one_capture(caller, beside) }?;
+        let beside = unsafe { self.beside(caller, beside) }?;
         let peers = points.iter().map(|point| point.peer).collect();
         let launch = |stream: &Stream| {
             let blocks = self.parts().room.blocks(0);
-            // SAFETY: the caller's promise.
-            unsafe {
-                self.between(caller, beside, stream, || {
-                    self.parts().kernels.enqueue_points(points, blocks, stream)
-                })
-            }
+            joined::between(stream, &beside, || {
+                // SAFETY: the caller's promise.
+                unsafe { self.parts().kernels.enqueue_points(points, blocks, stream) }
+            })
         };
         let compare = |_: &Turn, calls: &mut Calls| calls.compare_points(self.parts(), group, points);
         self.give(group, Class::PointToPoint, signatures, peers, caller, compare, launch)
@@ -346,74 +348,24 @@ impl DeviceExchange {
         capture.map_err(|error| self.foreign(caller, error))
     }
 
-    /// Refuses streams of one launch of which some are captured and others are not, or by another graph: one that waits for what is
-    /// captured joins the capture, and its launch would be in a graph that nobody may ever replay.
+    /// The streams beside a call's own in one launch; all are in one capture, or in none.
     ///
     /// # Safety
     /// The streams live.
-    unsafe fn in_one_capture(&self, caller: Caller, others: &[Option<StreamHandle>]) -> Result<()> {
+    unsafe fn beside(&self, caller: Caller, others: &[Option<StreamHandle>]) -> Result<Vec<Stream>> {
         if others.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
-        let _entered = self.devices().enter(self.device())?;
-        // SAFETY: the caller's promise.
-        let first = unsafe { self.capture(caller) }?;
-        for &stream in others {
-            // SAFETY: as above.
-            if unsafe { self.capture(Caller { stream, ..caller }) }? != first {
-                fail!(
-                    InvalidUsage,
-                    "calls that start together are on streams of which one is captured and another is not, or by another graph"
-                );
-            }
-        }
-        Ok(())
-    }
-
-    /// Launches something on `stream` behind what others were given, which wait for it in turn.
-    ///
-    /// # Safety
-    /// The streams live.
-    unsafe fn between(
-        &self,
-        caller: Caller,
-        others: &[Option<StreamHandle>],
-        stream: &Stream,
-        launch: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
-        // SAFETY: the caller's promise.
-        let joined = unsafe { self.join(caller, others, stream) }?;
-        launch()?;
-        if joined.is_empty() {
-            return Ok(());
-        }
-        let done = Event::new(self.devices(), self.device())?;
-        done.record(stream)?;
-        joined.iter().try_for_each(|other| other.wait(&done))
-    }
-
-    /// Has `stream` wait for what others were given; those others.
-    ///
-    /// # Safety
-    /// The streams live.
-    unsafe fn join(
-        &self,
-        caller: Caller,
-        others: &[Option<StreamHandle>],
-        stream: &Stream,
-    ) -> Result<Vec<Stream>> {
-        let joined = others.iter().map(|&other| {
-            let handle = other.unwrap_or(self.parts().stream.handle());
+        let borrow = |stream: Option<StreamHandle>| {
+            let handle = stream.unwrap_or(self.parts().stream.handle());
             // SAFETY: the caller's promise.
-            let other_stream = unsafe { Stream::borrow(self.devices(), self.device(), handle) };
-            let other_stream =
-                other_stream.map_err(|error| self.foreign(Caller { stream: other, ..caller }, error))?;
-            let given = Event::new(self.devices(), self.device())?;
-            given.record(&other_stream)?;
-            stream.wait(&given)?;
-            Ok(other_stream)
-        });
-        joined.collect()
+            let borrowed = unsafe { Stream::borrow(self.devices(), self.device(), handle) };
+            borrowed.map_err(|error| self.foreign(Caller { stream, ..caller }, error))
+        };
+        let (first, others) = (borrow(caller.stream)?, others.iter().map(|&other| borrow(other)));
+        let others = others.collect::<Result<Vec<Stream>>>()?;
+        joined::in_one_capture(&first, &others)?;
+        Ok(others)
     }
 
     #[expect(clippy::too_many_arguments, reason = "few callers, above")]
@@ -558,27 +510,6 @@ impl DeviceExchange {
         self.parts().last.devices()
     }
 
-    /// Begins a call that takes several launches. No other call of this exchange comes between them.
-    ///
-    /// # Safety
-    /// The caller's stream lives until the series is dropped.
-    pub unsafe fn series(self: &Arc<Self>, caller: Caller) -> Result<Series<'_>> {
-        let parts = self.parts();
-        let devices = parts.last.devices();
-        let handle = caller.stream.unwrap_or(parts.stream.handle());
-        // SAFETY: the caller's promise.
-        let stream = unsafe { Stream::borrow(devices, self.device(), handle) };
-        let stream = stream.map_err(|error| self.foreign(caller, error))?;
-        stream.refuse_capture("call->stream", "a call between hosts cannot be captured")?;
-        let lane = lock(&self.lane);
-        let id = {
-            let _entered = devices.enter(self.device())?;
-            // SAFETY: as above.
-            unsafe { devices.driver().stream_id(handle) }?
-        };
-        Ok(Series { exchange: self, lane, stream, id })
-    }
-
     /// As [`DeviceExchange::abort`], also for kernels that would find all that they wait for: what streams come to from now
     /// on leaves the caller's memory alone. Waits until that is so, a few milliseconds at most: the driver may be waiting for what
     /// whoever calls this is to end, and is asked by another thread.
@@ -627,62 +558,6 @@ impl DeviceExchange {
     /// Looks after them when the driver does not say whether they are done. Makes no driver call.
     pub fn oversee(&self, group: &Group) {
         self.watch.oversee(self, group);
-    }
-}
-
-/// The launches of one call. The exchange is this call's until it is dropped.
-#[derive(Debug)]
-pub struct Series<'a> {
-    exchange: &'a Arc<DeviceExchange>,
-    lane: MutexGuard<'a, Lane>,
-    stream: Stream,
-    id: u64,
-}
-
-impl Series<'_> {
-    /// The stream that the call is on.
-    pub fn stream(&self) -> &Stream {
-        &self.stream
-    }
-
-    /// Notes the call, compares it with those of the other members, and has the stream wait for what ran before.
-    pub fn begin(&mut self, group: &Group, turn: &Turn) -> Result<()> {
-        self.lane.calls.compare(self.exchange.parts(), group, turn, Terms::default())?;
-        if self.lane.ran_on.is_some_and(|before| before != self.id) {
-            self.stream.wait(&self.exchange.parts().last)?;
-        }
-        Ok(())
-    }
-
-    /// A part of the call that is a collective of the members.
-    ///
-    /// # Safety
-    /// As [`crate::cuda::exchange::Exchange::enqueue`].
-    pub unsafe fn enqueue(&self, job: &Job) -> Result<()> {
-        let parts = self.exchange.parts();
-        let job = Job { max_blocks: parts.room.blocks(job.max_blocks), ..*job };
-        // SAFETY: the caller's promise.
-        unsafe { parts.kernels.enqueue(&job, &self.stream) }
-    }
-
-    /// A part of the call that consists of sends and receives between members.
-    ///
-    /// # Safety
-    /// As [`crate::cuda::exchange::Exchange::enqueue_points`].
-    pub unsafe fn enqueue_points(&self, points: &[Point]) -> Result<()> {
-        let parts = self.exchange.parts();
-        // SAFETY: the caller's promise.
-        unsafe { parts.kernels.enqueue_points(points, parts.room.blocks(0), &self.stream) }
-    }
-
-    /// All parts have been given. `turn` says until when they are to be done.
-    pub fn end(mut self, group: &Group, turn: Turn) -> Result<Enqueued> {
-        self.lane.ran_on = Some(self.id);
-        self.exchange.watch.observe(self.exchange.parts(), &self.stream, turn, Members::NONE)?;
-        // As in `give`.
-        fence(Ordering::SeqCst);
-        group.endpoint().watch_devices();
-        Ok(Enqueued { turn, peers: Members::NONE, stream: self.stream.handle(), captured: false })
     }
 }
 

@@ -1,0 +1,91 @@
+//! Calls that take several launches.
+
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, MutexGuard};
+
+use super::{Caller, DeviceExchange, Enqueued, Lane, Members};
+use crate::cuda::exchange::{Job, Point};
+use crate::cuda::stream::Stream;
+use crate::engine::device::compare::Terms;
+use crate::engine::endpoint::lock;
+use crate::engine::group::{Group, Turn};
+use crate::error::Result;
+
+/// The launches of one call. The exchange is this call's until it is dropped.
+#[derive(Debug)]
+pub struct Series<'a> {
+    exchange: &'a Arc<DeviceExchange>,
+    lane: MutexGuard<'a, Lane>,
+    stream: Stream,
+    id: u64,
+}
+
+impl DeviceExchange {
+    /// Begins a call that takes several launches. No other call of this exchange comes between them.
+    ///
+    /// # Safety
+    /// The caller's stream lives until the series is dropped.
+    pub unsafe fn series(self: &Arc<Self>, caller: Caller) -> Result<Series<'_>> {
+        let parts = self.parts();
+        let devices = parts.last.devices();
+        let handle = caller.stream.unwrap_or(parts.stream.handle());
+        // SAFETY: the caller's promise.
+        let stream = unsafe { Stream::borrow(devices, self.device(), handle) };
+        let stream = stream.map_err(|error| self.foreign(caller, error))?;
+        stream.refuse_capture("call->stream", "a call between hosts cannot be captured")?;
+        let lane = lock(&self.lane);
+        let id = {
+            let _entered = devices.enter(self.device())?;
+            // SAFETY: as above.
+            unsafe { devices.driver().stream_id(handle) }?
+        };
+        Ok(Series { exchange: self, lane, stream, id })
+    }
+}
+
+impl Series<'_> {
+    /// The stream that the call is on.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Notes the call, compares it with those of the other members, and has the stream wait for what ran before.
+    pub fn begin(&mut self, group: &Group, turn: &Turn) -> Result<()> {
+        self.lane.calls.compare(self.exchange.parts(), group, turn, Terms::default())?;
+        if self.lane.ran_on.is_some_and(|before| before != self.id) {
+            self.stream.wait(&self.exchange.parts().last)?;
+        }
+        Ok(())
+    }
+
+    /// A part of the call that is a collective of the members.
+    ///
+    /// # Safety
+    /// As [`crate::cuda::exchange::Exchange::enqueue`].
+    pub unsafe fn enqueue(&self, job: &Job) -> Result<()> {
+        let parts = self.exchange.parts();
+        let job = Job { max_blocks: parts.room.blocks(job.max_blocks), ..*job };
+        // SAFETY: the caller's promise.
+        unsafe { parts.kernels.enqueue(&job, &self.stream) }
+    }
+
+    /// A part of the call that consists of sends and receives between members.
+    ///
+    /// # Safety
+    /// As [`crate::cuda::exchange::Exchange::enqueue_points`].
+    pub unsafe fn enqueue_points(&self, points: &[Point]) -> Result<()> {
+        let parts = self.exchange.parts();
+        // SAFETY: the caller's promise.
+        unsafe { parts.kernels.enqueue_points(points, parts.room.blocks(0), &self.stream) }
+    }
+
+    /// All parts have been given. `turn` says until when they are to be done.
+    pub fn end(mut self, group: &Group, turn: Turn) -> Result<Enqueued> {
+        self.lane.ran_on = Some(self.id);
+        self.exchange.watch.observe(self.exchange.parts(), &self.stream, turn, Members::NONE)?;
+        // As in `give`.
+        fence(Ordering::SeqCst);
+        group.endpoint().watch_devices();
+        Ok(Enqueued { turn, peers: Members::NONE, stream: self.stream.handle(), captured: false })
+    }
+}
