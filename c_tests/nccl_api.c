@@ -49,13 +49,32 @@ static void without_a_gpu_creation_says_so(void) {
     CHECK(waitpid(pid, &status, 0) == pid && status == 0);
 }
 
-/* By NCCL's variable every rank would make the same id, without a word between them. */
-static void an_id_that_is_not_given_on_says_so(void) {
+static void a_place_that_is_none_says_so(void) {
     pid_t pid = fork();
     if (pid == 0) {
         ncclUniqueId id;
-        setenv("NCCL_COMM_ID", "127.0.0.1:5000", 1);
-        CHECK_FAILS(ncclInvalidUsage, "unset NCCL_COMM_ID", ncclGetUniqueId(&id));
+        setenv("NCCL_COMM_ID", "10.0.0.1", 1);
+        CHECK_FAILS(ncclInvalidArgument, "NCCL_COMM_ID: \"10.0.0.1\" is no place", ncclGetUniqueId(&id));
+        exit(0);
+    }
+    int status = 1;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+}
+
+/* What the environment does not say is in a file. */
+static void settings_are_read_from_a_file(void) {
+    pid_t pid = fork();
+    if (pid == 0) {
+        char path[] = "/tmp/nccl-conf-XXXXXX";
+        ncclUniqueId id;
+        int file = mkstemp(path);
+        const char text[] = "# a place\nNCCL_COMM_ID=nowhere\n";
+        CHECK(write(file, text, sizeof text - 1) == sizeof text - 1 && close(file) == 0);
+        setenv("NCCL_CONF_FILE", path, 1);
+        CHECK_FAILS(ncclInvalidArgument, "\"nowhere\" is no place", ncclGetUniqueId(&id));
+        setenv("NCCL_COMM_ID", "", 1);
+        CHECK_OK(ncclGetUniqueId(&id));
+        unlink(path);
         exit(0);
     }
     int status = 1;
@@ -139,7 +158,10 @@ static void configs_of_all_sizes(void) {
     CHECK_FAILS(ncclInvalidArgument, "minCTAs is 8", ncclCommInitRankConfig(&comm, 1, id, 0, &wrong));
     wrong.minCTAs = INT_MIN;
     wrong.netName = "IB";
-    CHECK_FAILS(ncclInvalidUsage, "\"IB\"", ncclCommInitRankConfig(&comm, 1, id, 0, &wrong));
+    // A network that a program was written for is none that it needs.
+    CHECK_OK(ncclCommInitRankConfig(&comm, 1, id, 0, &wrong));
+    CHECK_OK(ncclCommDestroy(comm));
+    CHECK_OK(ncclGetUniqueId(&id));
     wrong.netName = "Socket";
     wrong.commName = "stage 1";
     CHECK_OK(ncclCommInitRankConfig(&comm, 1, id, 0, &wrong));
@@ -303,9 +325,9 @@ static void memory_and_registrations(void) {
     memset(memory, 1, 1000);
     CHECK_OK(ncclCommRegister(comm, memory, 1000, &handle));
     CHECK(handle != NULL);
-    CHECK_FAILS(ncclInvalidArgument, "another communicator", ncclCommDeregister(other, handle));
+    CHECK_FAILS(ncclInvalidUsage, "another communicator", ncclCommDeregister(other, handle));
     CHECK_OK(ncclCommDeregister(comm, handle));
-    CHECK_FAILS(ncclInvalidArgument, "never registered", ncclCommDeregister(comm, handle));
+    CHECK_FAILS(ncclInvalidUsage, "never registered", ncclCommDeregister(comm, handle));
     CHECK_FAILS(ncclInvalidArgument, "buff is NULL", ncclCommRegister(comm, NULL, 1, &handle));
     CHECK_FAILS(ncclInvalidArgument, "size is 0", ncclCommRegister(comm, memory, 0, &handle));
     CHECK_OK(ncclCommWindowRegister(comm, memory, 1000, &window, NCCL_WIN_COLL_SYMMETRIC));
@@ -313,7 +335,17 @@ static void memory_and_registrations(void) {
     CHECK(pointer == memory);
     CHECK_FAILS(ncclInvalidArgument, "winFlags is 0x8", ncclCommWindowRegister(comm, memory, 1000, &window, 8));
     CHECK_OK(ncclCommWindowDeregister(comm, window));
-    CHECK_FAILS(ncclInvalidArgument, "never registered", ncclCommWindowDeregister(comm, window));
+    CHECK_FAILS(ncclInvalidUsage, "never registered", ncclCommWindowDeregister(comm, window));
+    /* What is no memory is no window. */
+    ncclWindow_t none = NULL;
+    CHECK_OK(ncclCommWindowRegister(comm, NULL, 1000, &none, NCCL_WIN_COLL_SYMMETRIC));
+    CHECK_OK(ncclCommWindowRegister(comm, memory, 0, &none, NCCL_WIN_COLL_SYMMETRIC));
+    CHECK(none == NULL);
+    CHECK_OK(ncclGroupStart());
+    CHECK_OK(ncclCommWindowRegister(comm, memory, 1000, &window, NCCL_WIN_COLL_SYMMETRIC));
+    CHECK_OK(ncclGroupEnd());
+    CHECK(window != NULL);
+    CHECK_OK(ncclCommWindowDeregister(comm, window));
     CHECK_FAILS(ncclInvalidArgument, "no window", ncclWinGetUserPtr(comm, window, &pointer));
     CHECK_OK(ncclMemFree(memory));
     CHECK_FAILS(ncclInvalidArgument, "not from ncclMemAlloc", ncclMemFree(memory));
@@ -394,17 +426,25 @@ static void the_ends_of_a_communicator(void) {
     CHECK_FAILS(ncclInvalidArgument, "revokeFlags is 1", ncclCommRevoke(comm, 1));
     CHECK_OK(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
     CHECK_FAILS(ncclInvalidUsage, "was revoked", ncclBcast(&x, 1, ncclFloat, 0, comm, NULL));
-    CHECK_FAILS(ncclInvalidUsage, "was revoked", ncclCommFinalize(comm));
+    CHECK_FAILS(ncclInvalidArgument, "was revoked", ncclCommFinalize(comm));
+    CHECK_FAILS(ncclInvalidArgument, "was revoked", ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
     CHECK_OK(ncclCommGetAsyncError(comm, &state));
     CHECK(state == ncclSuccess);
     CHECK_OK(ncclCommDestroy(comm));
 
     CHECK_OK(ncclCommFinalize(NULL));
+    CHECK_OK(ncclCommRevoke(NULL, NCCL_REVOKE_DEFAULT));
     comm = alone();
+    /* A group waits at its end; what is wrong in it is what it answers. */
+    CHECK_OK(ncclGroupStart());
     CHECK_OK(ncclCommFinalize(comm));
+    CHECK_OK(ncclGroupEnd());
     CHECK_FAILS(ncclInvalidUsage, "was finalized", ncclBcast(&x, 1, ncclFloat, 0, comm, NULL));
     CHECK_FAILS(ncclInvalidArgument, "was finalized before", ncclCommFinalize(comm));
-    CHECK_FAILS(ncclInvalidUsage, "was finalized", ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
+    CHECK_OK(ncclGroupStart());
+    CHECK_FAILS(ncclInvalidArgument, "was finalized before", ncclCommFinalize(comm));
+    CHECK_FAILS(ncclInvalidArgument, "was finalized before", ncclGroupEnd());
+    CHECK_FAILS(ncclInvalidArgument, "was finalized", ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
     CHECK_FAILS(ncclInvalidUsage, "was finalized", ncclBcast(&x, 1, ncclFloat, 0, comm, NULL));
     CHECK_OK(ncclCommDestroy(comm));
 }
@@ -422,7 +462,8 @@ int main(void) {
     /* First: no thread exists yet. */
     setenv("UNISONO_NCCL_HOST", "1", 1);
     without_a_gpu_creation_says_so();
-    an_id_that_is_not_given_on_says_so();
+    a_place_that_is_none_says_so();
+    settings_are_read_from_a_file();
     versions_and_texts();
     wrong_handles_are_found_out();
     arguments_of_creation();

@@ -1,9 +1,11 @@
 /*
  * libnccl.so.2 between processes, on host memory.
- *   nccl_ranks [collectives|groups|nonblocking|faults]
+ *   nccl_ranks [collectives|groups|places|nonblocking|faults]
  */
 
+#include <netinet/in.h>
 #include <pthread.h>
+#include <sys/socket.h>
 
 #include "nccl_harness.h"
 
@@ -207,7 +209,7 @@ static void nonblocking(int rank, int size, ncclUniqueId id) {
         ncclResult_t state = ncclSuccess;
         CHECK_OK(ncclCommGetAsyncError(comm, &state));
         CHECK(state == ncclInProgress);
-        CHECK_FAILS(ncclInvalidUsage, "still being created", ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
+        CHECK_FAILS(ncclInvalidArgument, "still being created", ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
     }
     CHECK(settled(comm) == ncclSuccess);
     ncclResult_t called = ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL);
@@ -226,6 +228,27 @@ static void nonblocking(int rank, int size, ncclUniqueId id) {
     CHECK(finalized == ncclSuccess || finalized == ncclInProgress);
     CHECK(settled(child) == ncclSuccess);
     CHECK_OK(ncclCommDestroy(child));
+    /* What asks the parent alone finds the child ready. */
+    if (rank == 0) sleep_ms(50);
+    ended = ncclCommSplit(comm, 0, -rank, &child, NULL);
+    CHECK(ended == ncclInProgress || ended == ncclSuccess);
+    CHECK(settled(comm) == ncclSuccess);
+    int number = -1;
+    CHECK_OK(ncclCommUserRank(child, &number));
+    CHECK(number == size - 1 - rank);
+    CHECK_OK(ncclCommDestroy(child));
+    /* It is the parent that says whether making a child waits. */
+    ncclUniqueId other;
+    if (rank == 0) CHECK_OK(ncclGetUniqueId(&other));
+    called = ncclBroadcast(&other, &other, sizeof other, ncclChar, 0, comm, NULL);
+    CHECK(called == ncclSuccess || called == ncclInProgress);
+    CHECK(settled(comm) == ncclSuccess);
+    CHECK_OK(ncclCommDestroy(comm));
+    comm = meet(rank, size, other);
+    CHECK_OK(ncclCommSplit(comm, 0, rank, &child, &config));
+    CHECK_OK(ncclCommUserRank(child, &number));
+    CHECK(number == rank);
+    CHECK_OK(ncclCommDestroy(child));
     CHECK_OK(ncclCommDestroy(comm));
     /* One that is aborted before the others have come ends at once. */
     if (rank == 0) {
@@ -235,6 +258,40 @@ static void nonblocking(int rank, int size, ncclUniqueId id) {
         double start = seconds_now();
         CHECK_OK(ncclCommAbort(comm));
         CHECK(seconds_now() - start < 1);
+    }
+}
+
+/* ---- a place that all know */
+
+/* A port that is free. */
+static int free_port(void) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(listener >= 0 && bind(listener, (struct sockaddr *)&address, length) == 0);
+    CHECK(getsockname(listener, (struct sockaddr *)&address, &length) == 0);
+    close(listener);
+    return ntohs(address.sin_port);
+}
+
+/* Every rank makes the id itself; rank 0 comes last, and the second communicator is made while the first is there on some. */
+static void places(int rank, int size, ncclUniqueId id) {
+    ncclComm_t comm = meet(rank, size, id);
+    int port = rank == 0 ? free_port() : 0;
+    CHECK_OK(ncclBroadcast(&port, &port, 1, ncclInt, 0, comm, NULL));
+    CHECK_OK(ncclCommDestroy(comm));
+    char place[64];
+    snprintf(place, sizeof place, "127.0.0.1:%d", port);
+    setenv("NCCL_COMM_ID", place, 1);
+    for (int round = 0; round < 3; round++) {
+        ncclUniqueId own;
+        float x = 1, y = 0;
+        if (rank == 0) sleep_ms(50);
+        CHECK_OK(ncclGetUniqueId(&own));
+        comm = meet(rank, size, own);
+        CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
+        CHECK(y == (float)size);
+        CHECK_OK(ncclCommDestroy(comm));
     }
 }
 
@@ -347,6 +404,14 @@ static void revocations(int rank, int size, ncclUniqueId id) {
     float x = 1, y = 0;
     let_others_finish();
     CHECK_OK(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
+    /* All have, before one goes on. */
+    let_others_finish();
+    CHECK_OK(ncclCommSplit(comm, 0, -rank, &rest, NULL));
+    x = (float)rank;
+    CHECK_OK(ncclBroadcast(&x, &y, 1, ncclFloat, 0, rest, NULL));
+    CHECK(y == (float)(size - 1));
+    CHECK_OK(ncclCommDestroy(rest));
+    x = 1;
     int excluded[] = {0};
     if (rank != 0) {
         CHECK_OK(ncclCommShrink(comm, excluded, 1, &rest, NULL, NCCL_SHRINK_DEFAULT));
@@ -385,6 +450,7 @@ int main(int argc, char **argv) {
         if (WANTED("collectives")) nccl_ranks(size, 100, collectives);
         if (WANTED("groups")) nccl_ranks(size, 60, groups);
     }
+    if (WANTED("places")) nccl_ranks(3, 60, places);
     if (WANTED("nonblocking")) nccl_ranks(2, 60, nonblocking);
     if (WANTED("faults")) {
         nccl_ranks(3, 60, aborts);

@@ -317,11 +317,12 @@ const char *pncclGetLastError(ncclComm_t comm);
 void ncclResetDebugInit(void);
 void pncclResetDebugInit(void);
 
-/// Makes a unique id and writes it to `*uniqueId`. One rank calls it and gives the 128 bytes to the others, also where NCCL_COMM_ID
-/// would have spared that: with it set, ncclInvalidUsage.
+/// Makes a unique id and writes it to `*uniqueId`. One rank calls it and gives the 128 bytes to the others.
 ///
 /// This process serves the meeting until its communicator of that id is destroyed, or it ends. It listens on the
-/// interface that UNISONO_INTERFACE or NCCL_SOCKET_IFNAME names, or on one that the library chooses.
+/// interface that UNISONO_INTERFACE or NCCL_SOCKET_IFNAME names, or on one that the library chooses. With NCCL_COMM_ID set to a place
+/// of rank 0's host (10.0.0.1:5000) every rank makes the same id, and rank 0 serves the meeting there as it joins, until its process
+/// ends; then the ranks of one communicator at a time can meet.
 ncclResult_t ncclGetUniqueId(struct ncclUniqueId *uniqueId);
 ncclResult_t pncclGetUniqueId(struct ncclUniqueId *uniqueId);
 
@@ -422,14 +423,14 @@ ncclResult_t pncclCommGrow(ncclComm_t _comm,
 ncclResult_t ncclCommGetUniqueId(ncclComm_t _comm, struct ncclUniqueId *_uniqueId);
 ncclResult_t pncclCommGetUniqueId(ncclComm_t _comm, struct ncclUniqueId *_uniqueId);
 
-/// Waits until everything that was started on the communicator here is complete. It can only be destroyed then. One that
-/// does not block answers ncclInProgress; ncclCommGetAsyncError tells when it is done. A second time is ncclInvalidArgument.
-/// NULL is fine.
+/// Waits until everything that was started on the communicator here is complete; in a group, at its end. It can only be destroyed
+/// then. One that does not block answers ncclInProgress; ncclCommGetAsyncError tells when it is done. A second time, or when it was
+/// revoked, is ncclInvalidArgument. NULL is fine.
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t pncclCommFinalize(ncclComm_t comm);
 
 /// Ends the handle, once what was enqueued is complete: this process may end next, and others may need what it has yet to
-/// give. After half a minute it waits no longer; what was enqueued runs on, and keeps what it needs. NULL is fine.
+/// give. As long as they are well it waits for them, however late they come; ncclCommAbort does not wait. NULL is fine.
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t pncclCommDestroy(ncclComm_t comm);
 
@@ -438,8 +439,9 @@ ncclResult_t pncclCommDestroy(ncclComm_t comm);
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 ncclResult_t pncclCommAbort(ncclComm_t comm);
 
-/// Ends everything that runs on the communicator, as ncclCommAbort does, but keeps the handle: it can be shrunk, destroyed or
-/// aborted. `revokeFlags` is NCCL_REVOKE_DEFAULT.
+/// Ends everything that runs on the communicator, as ncclCommAbort does, but keeps the handle: it can be split and shrunk, if all
+/// ranks have revoked it that take part, destroyed or aborted. Also while it is being created, which ends that. `revokeFlags` is
+/// NCCL_REVOKE_DEFAULT. A second time, or when it was finalized, is ncclInvalidArgument. NULL is fine.
 ncclResult_t ncclCommRevoke(ncclComm_t comm,
                             int revokeFlags);
 ncclResult_t pncclCommRevoke(ncclComm_t comm,
@@ -492,7 +494,7 @@ ncclResult_t pncclGroupStart(void);
 
 /// Ends a group. The outermost end starts everything that was called since. If one of these calls has failed, it starts
 /// nothing and answers with the first one's error. What fails only as it is started does not keep the rest from starting;
-/// the answer is then an error of communicators that were to be made, of windows or of other calls, in this order. It
+/// the answer is then an error of communicators that were to be made, of windows, of other calls or of finalizing, in this order. It
 /// returns once all is enqueued on the streams; communicators that are made in the group have met when it returns or, if
 /// they do not block, answer ncclInProgress.
 ncclResult_t ncclGroupEnd(void);
@@ -871,7 +873,8 @@ ncclResult_t pncclCommDeregister(ncclComm_t comm, void *handle);
 /// Registers a buffer as a window and writes a handle to `*win`. With NCCL_WIN_COLL_SYMMETRIC every rank of `comm` calls it, between
 /// the same two calls, in a group if one thread has several: it waits for the others. Long calls stage nothing where such windows hold
 /// what they share: the results of ncclAllGather, ncclAlltoAll and ncclBroadcast, what ncclReduceScatter is given, both of
-/// ncclAllReduce. With other flags it changes nothing, like ncclCommRegister. Windows cannot be given to kernels (see ncclDevCommCreate).
+/// ncclAllReduce. In a group the handle is there at its end, NULL if the window could not be shared. A NULL `buff`, or no bytes, is
+/// no window: `*win` stays as it is. With other flags it changes nothing, like ncclCommRegister. Windows cannot be given to kernels (see ncclDevCommCreate).
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm,
                                     void *buff,
                                     size_t size,

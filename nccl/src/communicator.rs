@@ -1,6 +1,7 @@
 //! Communicators: what a handle stands for, from the moment it is given out.
 
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -71,6 +72,8 @@ pub(crate) struct Communicator {
     phase: Mutex<Phase>,
     /// Of what all ranks set up over it.
     order: Arc<Order>,
+    /// How many children are being made of it.
+    making: AtomicUsize,
     /// What was started on each stream last, and what the host has a part in.
     started: Mutex<Vec<(usize, Work)>>,
     /// The first failure among that: a message's is not the group's.
@@ -98,7 +101,7 @@ pub(crate) enum Phase {
     Open,
     /// What was started is waited for; then it can be destroyed.
     Finalized,
-    /// Nothing runs any more, but it can be shrunk.
+    /// Nothing runs any more, but it can be split and shrunk.
     Revoked,
 }
 
@@ -106,7 +109,11 @@ impl Phase {
     /// Refuses what needs everything of a communicator.
     pub(crate) fn check_open(self, context: &Context) -> Result<()> {
         if self == Phase::Revoked {
-            fail!(InvalidUsage, "'{}' was revoked: it can only be shrunk or destroyed now", context.name());
+            fail!(
+                InvalidUsage,
+                "'{}' was revoked: it can only be split, shrunk or destroyed now",
+                context.name()
+            );
         }
         self.check_unfinished(context)
     }
@@ -120,9 +127,12 @@ impl Phase {
     }
 }
 
-/// How long the ranks of a new communicator wait for each other, if UNISONO_NCCL_TIMEOUT does not say.
-const MEETING: Duration = Duration::from_secs(600);
-/// Seconds that an operation may take, and that ranks wait for each other. Without it an operation takes as long as it
+/// How long the ranks of a new communicator wait for each other, if nothing says. NCCL's wait for as long as it takes, and programs rely
+/// on that: one rank prepares data while the others are already there.
+const MEETING: Duration = Duration::from_secs(2 * 60 * 60);
+/// Seconds that ranks wait for each other.
+const MEETING_VARIABLE: &str = "UNISONO_NCCL_MEETING_TIMEOUT";
+/// Seconds that an operation may take, and that ranks wait for each other if [`MEETING_VARIABLE`] does not say. Without it an operation takes as long as it
 /// takes, as NCCL's do: ranks of a training wait while another one writes a checkpoint. Death is noticed without it.
 const TIMEOUT_VARIABLE: &str = "UNISONO_NCCL_TIMEOUT";
 
@@ -136,6 +146,7 @@ impl Communicator {
             met: OnceLock::new(),
             phase: Mutex::new(Phase::Open),
             order: Arc::default(),
+            making: AtomicUsize::new(0),
             started: Mutex::default(),
             lost: OnceLock::new(),
             alone: OnceLock::new(),
@@ -204,7 +215,7 @@ impl Communicator {
             Some(Ok(context)) => Ok(context),
             Some(Err(error)) => Err(error.context("the communicator could not be created")),
             None => fail!(
-                InvalidUsage,
+                InvalidArgument,
                 "the communicator is still being created: poll ncclCommGetAsyncError until it answers no more ncclInProgress"
             ),
         }
@@ -220,6 +231,11 @@ impl Communicator {
     /// The order of what all ranks set up over it.
     pub(crate) fn order(&self) -> &Arc<Order> {
         &self.order
+    }
+
+    /// Whether something is being set up over it, or children are being made of it.
+    pub(crate) fn is_setting_up(&self) -> bool {
+        self.making.load(Ordering::Acquire) > 0 || !self.order.is_idle()
     }
 
     /// Its phase, to look at or to change.
@@ -333,9 +349,33 @@ impl Communicator {
     }
 }
 
+/// A child that is being made of a communicator, until this is dropped.
+pub(crate) struct Making(Arc<Communicator>);
+
+impl Making {
+    pub(crate) fn of(parent: &Arc<Communicator>) -> Making {
+        parent.making.fetch_add(1, Ordering::Relaxed);
+        Making(parent.clone())
+    }
+
+    /// It has been made, or has not. Where the parent does not block, its client asks the parent.
+    pub(crate) fn end(self, failure: Option<&Error>) {
+        if let Some(error) = failure.filter(|_| !self.0.config.blocking) {
+            let _ = self.0.lost.set(error.clone());
+        }
+    }
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        self.0.making.fetch_sub(1, Ordering::Release);
+    }
+}
+
 /// How long ranks that meet wait for each other.
 pub(crate) fn meeting_timeout() -> Duration {
-    given_timeout().unwrap_or(MEETING)
+    static GIVEN: OnceLock<Option<Duration>> = OnceLock::new();
+    GIVEN.get_or_init(|| seconds(MEETING_VARIABLE)).or_else(given_timeout).unwrap_or(MEETING)
 }
 
 /// How long an operation may take.

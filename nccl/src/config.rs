@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::abi::{MAGIC, UNSET, ncclConfig_t};
 use crate::error::{Result, fail, text};
+use crate::settings;
 
 /// How a communicator is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,10 +64,21 @@ const UNSET_CONFIG: ncclConfig_t = ncclConfig_t {
 };
 
 impl Config {
+    /// Of which nothing is said.
+    const UNSET: Config = Config { blocking: true, max_ctas: None, name: None };
+
     /// What a communicator without a config is.
     pub(crate) fn unset() -> Config {
-        // Nothing in it can be refused, but for what the environment says of blocking.
-        Config { blocking: blocking_by_default(), max_ctas: None, name: None }
+        Config::UNSET.overridden(&Overrides::read())
+    }
+
+    /// What the user says goes before what the program says.
+    fn overridden(self, by: &Overrides) -> Config {
+        Config {
+            blocking: by.blocking.unwrap_or(self.blocking),
+            max_ctas: by.max_ctas.or(self.max_ctas),
+            ..self
+        }
     }
 
     /// What the client asks for. Without a config it is as `parent`; what a config leaves unset is as if there were no parent.
@@ -76,7 +88,7 @@ impl Config {
     pub(crate) unsafe fn parse(config: *const ncclConfig_t, parent: &Config) -> Result<Config> {
         if config.is_null() {
             // A child has a name of its own.
-            return Ok(Config { name: None, ..parent.clone() });
+            return Ok(Config { name: None, ..parent.clone() }.overridden(&Overrides::read()));
         }
         // SAFETY: this function's contract.
         let given = unsafe { copied(config) }?;
@@ -103,17 +115,38 @@ impl Config {
         if let Some(network) = unsafe { text(given.netName) }
             && !network.eq_ignore_ascii_case("socket")
         {
-            fail!(
-                InvalidUsage,
-                "config->netName is \"{network}\", but between hosts there is TCP alone: leave it NULL, or give \"Socket\""
+            log::warn!(
+                "config->netName is \"{network}\", but between hosts there is TCP alone: that is used"
             );
         }
-        Ok(Config {
-            blocking: flag("blocking", given.blocking)?.unwrap_or_else(blocking_by_default),
+        let config = Config {
+            blocking: flag("blocking", given.blocking)?.unwrap_or(Config::UNSET.blocking),
             max_ctas: max.map(c_int::unsigned_abs),
             // SAFETY: this function's contract.
             name: unsafe { text(given.commName) }.filter(|name| !name.is_empty()),
-        })
+        };
+        Ok(config.overridden(&Overrides::read()))
+    }
+}
+
+/// What NCCL's settings say of communicators, whatever their configs say.
+#[derive(Debug, Default)]
+struct Overrides {
+    blocking: Option<bool>,
+    max_ctas: Option<u32>,
+}
+
+impl Overrides {
+    fn read() -> Overrides {
+        let positive = |number: i64| u32::try_from(number).ok().filter(|&number| number > 0);
+        Overrides {
+            blocking: settings::number("NCCL_COMM_BLOCKING").and_then(|number| match number {
+                0 => Some(false),
+                1 => Some(true),
+                _ => None,
+            }),
+            max_ctas: settings::number("NCCL_MAX_CTAS").and_then(positive),
+        }
     }
 }
 
@@ -172,11 +205,6 @@ fn in_range(name: &str, value: c_int, least: c_int, most: c_int) -> Result<Optio
         }
         _ => fail!(InvalidArgument, "config->{name} is {value}; it is {least} to {most}, or left unset"),
     }
-}
-
-/// What NCCL_COMM_BLOCKING says.
-fn blocking_by_default() -> bool {
-    !std::env::var("NCCL_COMM_BLOCKING").is_ok_and(|value| value.trim() == "0")
 }
 
 /// A duration in seconds from the environment.
@@ -247,7 +275,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         type Fill = fn(&mut ncclConfig_t);
-        let wrong: [(Fill, &str); 8] = [
+        let wrong: [(Fill, &str); 7] = [
             (|config| config.magic = 0, "NCCL_CONFIG_INITIALIZER"),
             (|config| config.size = 3, "config->size is 3"),
             (|config| config.size = 1 << 40, "config->size is"),
@@ -255,12 +283,20 @@ mod tests {
             (|config| config.cgaClusterSize = 9, "cgaClusterSize is 9; it is 0 to 8"),
             (|config| config.maxCTAs = 0, "maxCTAs is 0"),
             (|config| (config.minCTAs, config.maxCTAs) = (8, 4), "minCTAs is 8"),
-            (|config| config.netName = c"IB".as_ptr(), "\"IB\""),
         ];
         for (fill, part) in wrong {
             let error = parse(&client(80, 22809, fill)).unwrap_err();
             assert!(error.text().contains(part), "{error}");
         }
+    }
+
+    #[test]
+    fn what_the_user_says_goes_before_what_the_program_says() {
+        let user = Overrides { blocking: Some(true), max_ctas: Some(4) };
+        let program = Config { blocking: false, max_ctas: Some(16), name: Some("stage".into()) };
+        let both = Config { blocking: true, max_ctas: Some(4), ..program.clone() };
+        assert_eq!(program.clone().overridden(&user), both);
+        assert_eq!(program.clone().overridden(&Overrides::default()), program);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::error::{Result, fail, guard, out};
 use crate::group::{self, in_group};
 use crate::place::{Place, device_count};
 use crate::setup::{Joining, Ranks};
-use crate::unique_id;
+use crate::{settings, unique_id};
 
 /// The colour of a rank that joins no child in ncclCommSplit.
 #[allow(unreachable_pub, reason = "for the header")]
@@ -149,7 +149,7 @@ pub unsafe extern "C" fn ncclCommSplit(
 ) -> ncclResult_t {
     in_group(|| {
         let parent = communicator::find(comm)?;
-        parent.open_group()?;
+        parent.phase().check_unfinished(parent.group()?)?;
         // SAFETY: the contract of the header: NULL or writable.
         unsafe { out(newcomm, "newcomm") }?;
         let color = match u32::try_from(color) {
@@ -209,6 +209,10 @@ pub unsafe extern "C" fn ncclCommShrink(
         let phase = *parent.phase();
         phase.check_unfinished(context)?;
         if shrinkFlags == NCCL_SHRINK_ABORT {
+            if context.failure().is_none() {
+                // What it has after this is no failure.
+                *parent.phase() = Phase::Revoked;
+            }
             parent.abort();
         } else if let (Phase::Open, Some(error)) = (phase, context.failure()) {
             return Err(error.context(format!(
@@ -275,6 +279,9 @@ unsafe fn from_ids(
     let ids = ids.iter().map(unique_id::bytes).collect::<Result<Vec<_>>>()?;
     let [meeting, ..] = ids[..] else { fail!(InvalidArgument, "there is no unique id") };
     let here = Place::here()?;
+    if rank == 0 {
+        unique_id::serve_place(&meeting)?;
+    }
     let servers = ids.iter().filter_map(unique_id::claim).collect();
     let communicator = Communicator::new(here, config, servers);
     let options = options(rank, size, Rendezvous::Id(meeting));
@@ -303,11 +310,11 @@ fn options(rank: u32, size: u32, rendezvous: Rendezvous) -> Options {
     }
 }
 
-/// What tells this host from others, as the environment has it for NCCL: `None` leaves it to the library, which has its own
+/// What tells this host from others, as NCCL's settings have it: `None` leaves it to the library, which has its own
 /// variable.
 fn host() -> Option<String> {
     let ours = std::env::var_os("UNISONO_HOST").is_some();
-    std::env::var("NCCL_HOSTID").ok().filter(|name| !ours && !name.is_empty())
+    settings::get("NCCL_HOSTID").filter(|name| !ours && !name.is_empty())
 }
 
 /// The ranks that are left, of which this is one.

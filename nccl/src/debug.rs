@@ -8,6 +8,7 @@ use std::io::Write;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use unisono::sys::global::Global;
 
+use crate::settings;
 use crate::version::VERSION;
 
 static LOGGER: Logger = Logger;
@@ -66,12 +67,12 @@ pub extern "C" fn ncclResetDebugInitInternal() {
 }
 
 fn read_environment() {
-    let variable = |name| std::env::var(name).ok();
-    let wish = Wish::parse(variable("NCCL_DEBUG").as_deref(), variable("UNISONO_LOG").as_deref());
+    let unisono_log = std::env::var("UNISONO_LOG").ok();
+    let wish = Wish::parse(settings::get("NCCL_DEBUG").as_deref(), unisono_log.as_deref());
     let mut sink = SINK.write();
     *sink = Sink::Stdout;
     if wish.version
-        && let Some(path) = variable("NCCL_DEBUG_FILE").filter(|path| !path.is_empty())
+        && let Some(path) = settings::get("NCCL_DEBUG_FILE").filter(|path| !path.is_empty())
     {
         let path = file_name(&path, &host(), std::process::id());
         match OpenOptions::new().create(true).append(true).open(&path) {

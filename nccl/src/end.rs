@@ -1,49 +1,64 @@
 //! How communicators end.
 
 use std::ffi::c_int;
-use std::time::Duration;
+use std::sync::Arc;
 
 use unisono::deadline::Deadline;
 
 use crate::abi::{ncclComm_t, ncclResult_t};
-use crate::communicator::{self, Phase};
-use crate::error::{IN_PROGRESS, SUCCESS, fail, guard};
-
-/// How long a communicator that is destroyed waits for what was enqueued on it.
-const FAREWELL: Duration = Duration::from_secs(30);
+use crate::communicator::{self, Communicator, Phase};
+use crate::error::{IN_PROGRESS, Result, SUCCESS, fail, guard};
+use crate::group::{self, in_group};
 
 /// ncclCommRevoke: the only flag there is.
 #[allow(unreachable_pub, reason = "for the header")]
 pub const NCCL_REVOKE_DEFAULT: c_int = 0;
 
-/// Waits until everything that was started on the communicator here is complete. It can only be destroyed then. One that
-/// does not block answers ncclInProgress; ncclCommGetAsyncError tells when it is done. A second time is ncclInvalidArgument.
-/// NULL is fine.
+/// Waits until everything that was started on the communicator here is complete; in a group, at its end. It can only be destroyed
+/// then. One that does not block answers ncclInProgress; ncclCommGetAsyncError tells when it is done. A second time, or when it was
+/// revoked, is ncclInvalidArgument. NULL is fine.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
-    guard(|| {
+    in_group(|| {
         if comm.is_null() {
             return Ok(SUCCESS);
         }
         let communicator = communicator::find(comm)?;
         let context = communicator.group()?;
         let mut phase = communicator.phase();
-        if *phase == Phase::Finalized {
-            fail!(InvalidArgument, "'{}' was finalized before: it can only be destroyed now", context.name());
-        }
-        phase.check_open(context)?;
-        *phase = Phase::Finalized;
-        drop(phase);
-        if communicator.config.blocking {
-            communicator.drain(Deadline::NEVER)?;
-            return Ok(SUCCESS);
-        }
-        Ok(if communicator.idle() { SUCCESS } else { IN_PROGRESS })
+        let ended = match *phase {
+            Phase::Open => {
+                *phase = Phase::Finalized;
+                drop(phase);
+                return group::finalize(communicator);
+            }
+            Phase::Finalized => "finalized",
+            Phase::Revoked => "revoked",
+        };
+        fail!(InvalidArgument, "'{}' was {ended} before: it can only be destroyed now", context.name());
     })
 }
 
+/// Waits for what was started on communicators that are finalized, but not where they do not block.
+pub(crate) fn finish(finalized: impl IntoIterator<Item = Arc<Communicator>>) -> Result<ncclResult_t> {
+    let mut all = Ok(SUCCESS);
+    for communicator in finalized {
+        let one = match communicator.config.blocking {
+            true => communicator.drain(Deadline::NEVER).map(|()| SUCCESS),
+            false if communicator.idle() => Ok(SUCCESS),
+            false => Ok(IN_PROGRESS),
+        };
+        all = match (all, one) {
+            (Err(first), _) => Err(first),
+            (Ok(SUCCESS), one) => one,
+            (Ok(other), one) => one.map(|_| other),
+        };
+    }
+    all
+}
+
 /// Ends the handle, once what was enqueued is complete: this process may end next, and others may need what it has yet to
-/// give. After half a minute it waits no longer; what was enqueued runs on, and keeps what it needs. NULL is fine.
+/// give. As long as they are well it waits for them, however late they come; ncclCommAbort does not wait. NULL is fine.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
     guard(|| {
@@ -55,7 +70,7 @@ pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
             // It still meets the others, in the background; whoever does that holds the rest.
             communicator.abort();
         }
-        if let Err(error) = communicator.drain(Deadline::after(FAREWELL)) {
+        if let Err(error) = communicator.drain(Deadline::NEVER) {
             // It is destroyed all the same; whoever wants to know asks ncclCommGetAsyncError before.
             log::warn!("{error}");
         }
@@ -77,19 +92,27 @@ pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
     })
 }
 
-/// Ends everything that runs on the communicator, as ncclCommAbort does, but keeps the handle: it can be shrunk, destroyed or
-/// aborted. `revokeFlags` is NCCL_REVOKE_DEFAULT.
+/// Ends everything that runs on the communicator, as ncclCommAbort does, but keeps the handle: it can be split and shrunk, if all
+/// ranks have revoked it that take part, destroyed or aborted. Also while it is being created, which ends that. `revokeFlags` is
+/// NCCL_REVOKE_DEFAULT. A second time, or when it was finalized, is ncclInvalidArgument. NULL is fine.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) -> ncclResult_t {
     guard(|| {
+        if comm.is_null() {
+            return Ok(SUCCESS);
+        }
         let communicator = communicator::find(comm)?;
-        let context = communicator.group()?;
         if revokeFlags != NCCL_REVOKE_DEFAULT {
             fail!(InvalidArgument, "revokeFlags is {revokeFlags}; it is NCCL_REVOKE_DEFAULT (0)");
         }
         let mut phase = communicator.phase();
-        phase.check_unfinished(context)?;
-        *phase = Phase::Revoked;
+        match *phase {
+            Phase::Open => *phase = Phase::Revoked,
+            Phase::Finalized => {
+                fail!(InvalidArgument, "the communicator was finalized: it can only be destroyed now")
+            }
+            Phase::Revoked => fail!(InvalidArgument, "the communicator was revoked before"),
+        }
         drop(phase);
         communicator.abort();
         Ok(SUCCESS)

@@ -161,13 +161,15 @@ pub(crate) fn launch_all(mut calls: Calls) -> Result<()> {
         return launch_one(only);
     }
     calls.others.retain(|launch| !launch.is_empty());
-    calls.resolve()?;
-    let launches = std::mem::take(&mut calls.others);
     let mut first = None;
     let mut note = |error: Error| {
         first.get_or_insert(error);
     };
     joined.iter().filter_map(|streams| streams.meet().err()).for_each(&mut note);
+    // A factor may come from another of these streams.
+    calls.resolve()?;
+    calls.order();
+    let launches = std::mem::take(&mut calls.others);
     // The calls of one place are closed with it current, all that are together at once.
     let mut begun: Vec<Begun<'_>> = Vec::new();
     for launch in &launches {

@@ -2,10 +2,13 @@
 
 use std::cell::RefCell;
 use std::mem::{ManuallyDrop, replace};
+use std::sync::Arc;
 
 use unisono::sys::thread_end::ThreadEnd;
 
 use crate::abi::{SIM_MAGIC, ncclResult_t, ncclSimInfo_t};
+use crate::communicator::Communicator;
+use crate::end;
 use crate::engine::{self, Calls, Launch};
 use crate::error::{Error, Result, SUCCESS, Status, fail, guard, guard_or, result};
 use crate::estimate;
@@ -18,11 +21,18 @@ struct Group {
     joinings: Vec<Joining>,
     sharings: Vec<Sharing>,
     calls: Calls,
+    finalized: Vec<Arc<Communicator>>,
 }
 
 impl Group {
-    const NONE: Group =
-        Group { depth: 0, error: None, joinings: Vec::new(), sharings: Vec::new(), calls: Calls::NONE };
+    const NONE: Group = Group {
+        depth: 0,
+        error: None,
+        joinings: Vec::new(),
+        sharings: Vec::new(),
+        calls: Calls::NONE,
+        finalized: Vec::new(),
+    };
 }
 
 /// The group of a thread.
@@ -65,7 +75,7 @@ pub extern "C" fn ncclGroupStart() -> ncclResult_t {
 
 /// Ends a group. The outermost end starts everything that was called since. If one of these calls has failed, it starts
 /// nothing and answers with the first one's error. What fails only as it is started does not keep the rest from starting;
-/// the answer is then an error of communicators that were to be made, of windows or of other calls, in this order. It
+/// the answer is then an error of communicators that were to be made, of windows, of other calls or of finalizing, in this order. It
 /// returns once all is enqueued on the streams; communicators that are made in the group have met when it returns or, if
 /// they do not block, answer ncclInProgress.
 #[unsafe(no_mangle)]
@@ -151,6 +161,17 @@ pub(crate) fn share(sharing: Sharing) -> Result<()> {
     sharing.map_or(Ok(()), |sharing| setup::share(vec![sharing]))
 }
 
+/// Finalizes a communicator, now or at the end of the group.
+pub(crate) fn finalize(communicator: Arc<Communicator>) -> Result<ncclResult_t> {
+    let mut communicator = Some(communicator);
+    KEPT.with_borrow_mut(|kept| {
+        if kept.group.depth > 0 {
+            kept.group.finalized.extend(communicator.take());
+        }
+    });
+    end::finish(communicator)
+}
+
 /// Makes a communicator meet, now or at the end of the group.
 pub(crate) fn join(joining: Joining) -> Result<ncclResult_t> {
     join_all(vec![joining])
@@ -175,10 +196,12 @@ impl Group {
         let met = setup::meet(self.joinings);
         let shared = setup::share(self.sharings);
         let launched = engine::launch_all(self.calls);
+        let finalized = end::finish(self.finalized);
         let met = met?;
         shared?;
         launched?;
-        Ok(met)
+        let finalized = finalized?;
+        Ok(if met == SUCCESS { finalized } else { met })
     }
 
     /// Its thread has ended: nobody will start it.
@@ -200,14 +223,12 @@ impl Group {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::thread;
 
     use unisono::collective::request::{Counts, Kind, Request};
     use unisono::reduce::{DataType, Operator};
 
     use super::*;
-    use crate::communicator::Communicator;
     use crate::config::Config;
     use crate::place::Place;
     use crate::setup::Ranks;

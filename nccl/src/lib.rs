@@ -38,6 +38,7 @@ pub mod place;
 pub mod point_to_point;
 pub mod query;
 pub mod second_names;
+mod settings;
 pub mod setup;
 pub mod unique_id;
 pub mod version;

@@ -140,8 +140,8 @@ impl Registration {
                 table.take(handle);
                 Ok(())
             }
-            Some(_) => fail!(InvalidArgument, "{name} was registered with another communicator"),
-            None => fail!(InvalidArgument, "{name} was never registered, or was deregistered before"),
+            Some(_) => fail!(InvalidUsage, "{name} was registered with another communicator"),
+            None => fail!(InvalidUsage, "{name} was never registered, or was deregistered before"),
         }
     }
 }
@@ -189,7 +189,8 @@ pub const NCCL_WIN_STRICT_ORDERING: c_int = 2;
 /// Registers a buffer as a window and writes a handle to `*win`. With NCCL_WIN_COLL_SYMMETRIC every rank of `comm` calls it, between
 /// the same two calls, in a group if one thread has several: it waits for the others. Long calls stage nothing where such windows hold
 /// what they share: the results of ncclAllGather, ncclAlltoAll and ncclBroadcast, what ncclReduceScatter is given, both of
-/// ncclAllReduce. With other flags it changes nothing, like ncclCommRegister. Windows cannot be given to kernels (see ncclDevCommCreate).
+/// ncclAllReduce. In a group the handle is there at its end, NULL if the window could not be shared. A NULL `buff`, or no bytes, is
+/// no window: `*win` stays as it is. With other flags it changes nothing, like ncclCommRegister. Windows cannot be given to kernels (see ncclDevCommCreate).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommWindowRegister(
     comm: ncclComm_t,
@@ -208,16 +209,39 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
                  NCCL_WIN_STRICT_ORDERING (2), or both"
             );
         }
-        let registration = Registration::new(comm, buff, size)?;
-        if winFlags & NCCL_WIN_COLL_SYMMETRIC != 0 {
-            let (communicator, registration) = (communicator::find(comm)?, registration.clone());
-            let inner = communicator.clone();
-            let share = Box::new(move || registration.share(&inner, size));
-            group::share(Sharing { communicator, share })?;
+        if buff.is_null() || size == 0 {
+            communicator::find(comm)?.open_group()?;
+            return Ok(SUCCESS);
         }
-        place.write(WINDOWS.insert(registration));
+        let registration = Registration::new(comm, buff, size)?;
+        if winFlags & NCCL_WIN_COLL_SYMMETRIC == 0 {
+            place.write(WINDOWS.insert(registration));
+            return Ok(SUCCESS);
+        }
+        let communicator = communicator::find(comm)?;
+        place.write(std::ptr::null_mut());
+        let (inner, handle) = (communicator.clone(), Handle(win));
+        let share = Box::new(move || {
+            registration.share(&inner, size)?;
+            handle.write(WINDOWS.insert(registration));
+            Ok(())
+        });
+        group::share(Sharing { communicator, share })?;
         Ok(SUCCESS)
     })
+}
+
+/// Where a client wants the handle of a window, while its group ends.
+struct Handle(*mut ncclWindow_t);
+
+// SAFETY: the client's thread waits in the group's end for the one that writes there.
+unsafe impl Send for Handle {}
+
+impl Handle {
+    fn write(self, window: ncclWindow_t) {
+        // SAFETY: the contract of the header: writable until the group ends.
+        unsafe { self.0.write(window) };
+    }
 }
 
 /// Ends a window, on every rank between the same two calls. Waits for no other rank. A NULL `win` is fine.

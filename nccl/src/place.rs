@@ -1,11 +1,12 @@
 //! Where a communicator's buffers are: on the device that was current when it was made or, if the process says so, in
 //! host memory.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Once, OnceLock};
 
-use unisono::cuda::context::Devices;
+use unisono::cuda::context::{self, Devices};
 
 use crate::error::{Result, fail};
+use crate::settings;
 
 /// Set to 1, it makes every communicator of the process work on host memory: for programs that are written for NCCL, on
 /// machines without GPUs. Calls take NULL for a stream, and complete before they return.
@@ -57,6 +58,12 @@ pub(crate) fn device_count() -> Result<Option<u32>> {
 
 /// This machine's devices.
 pub(crate) fn devices() -> Result<Arc<Devices>> {
+    static APART: Once = Once::new();
+    APART.call_once(|| {
+        if settings::number("NCCL_P2P_DISABLE").is_some_and(|number| number != 0) {
+            context::keep_apart("NCCL_P2P_DISABLE=1");
+        }
+    });
     Devices::open().map_err(|error| {
         let cause = error.text().strip_prefix("device memory was given, but ").unwrap_or(error.text());
         let cause = cause.trim_end_matches('.');

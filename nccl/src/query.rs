@@ -18,16 +18,19 @@ pub unsafe extern "C" fn ncclCommGetAsyncError(
         let communicator = communicator::find(comm)?;
         // SAFETY: the contract of the header: NULL or writable.
         let place = unsafe { out(asyncError, "asyncError") }?;
-        let finalizing = *communicator.phase() == Phase::Finalized;
+        let phase = *communicator.phase();
         // What one that blocks sets up is waited for by another thread.
-        let splitting = !communicator.config.blocking && !communicator.order().is_idle();
+        let splitting = !communicator.config.blocking && communicator.is_setting_up();
+        let finalizing = phase == Phase::Finalized && !communicator.idle();
         place.write(match (communicator.met(), communicator.failure()) {
+            // It was stopped on purpose.
+            (None, _) if phase == Phase::Revoked => SUCCESS,
             (None, _) => IN_PROGRESS,
             (_, Some(failure)) => {
                 tell(&failure);
                 result(failure.status())
             }
-            _ if splitting || finalizing && !communicator.idle() => IN_PROGRESS,
+            _ if splitting || finalizing => IN_PROGRESS,
             _ => SUCCESS,
         });
         Ok(SUCCESS)

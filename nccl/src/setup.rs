@@ -9,7 +9,7 @@ use unisono::communicator::{Child, Context, Options};
 use unisono::sys::process;
 
 use crate::abi::{ncclComm_t, ncclResult_t};
-use crate::communicator::{COMMUNICATORS, Communicator};
+use crate::communicator::{COMMUNICATORS, Communicator, Making, Phase};
 use crate::error::{Error, IN_PROGRESS, Result, SUCCESS, Status, caught};
 use crate::order::Turn;
 
@@ -33,23 +33,33 @@ pub(crate) enum Ranks {
 }
 
 impl Ranks {
-    /// A turn of the communicator that they are of.
-    fn turn(&self) -> Option<Turn> {
+    /// The communicator that they are of.
+    fn parent(&self) -> Option<&Arc<Communicator>> {
         match self {
             Ranks::Of(_) => None,
-            Ranks::Alike(parent, ..) | Ranks::Remaining(parent, _) => Some(parent.order().take()),
+            Ranks::Alike(parent, ..) | Ranks::Remaining(parent, _) => Some(parent),
         }
     }
 
-    /// Has them meet; `turn` is what [`Ranks::turn`] gave, `label` what the client calls them. `None`: this rank is not one
-    /// of them.
+    /// Has them meet; `turn` is one of their parent's, `label` what the client calls them. `None`: this rank is not one of them.
     fn meet(self, turn: Option<Turn>, label: Option<String>) -> Result<Option<Context>> {
         if let Some(turn) = &turn {
             turn.wait();
         }
         let mut child = match self {
             Ranks::Of(options) => return Context::create_labelled(*options, label).map(Some),
-            Ranks::Alike(parent, color, key) => parent.group()?.begin_split(color, key)?,
+            Ranks::Alike(parent, color, key) => {
+                let phase = *parent.phase();
+                let parent = parent.group()?;
+                if phase == Phase::Revoked {
+                    // Nothing can be exchanged over it any more.
+                    let all: Vec<u32> = (0..parent.size()).collect();
+                    let all = parent.begin_regroup("revoked", &all)?.labelled(parent.name().to_owned());
+                    all.meet()?.begin_split(color, key)?
+                } else {
+                    parent.begin_split(color, key)?
+                }
+            }
             Ranks::Remaining(parent, ranks) => {
                 let parent = parent.group()?;
                 let child = parent.begin_regroup("shrunk", &ranks)?;
@@ -103,19 +113,29 @@ fn take_back(handle: ncclComm_t, place: *mut ncclComm_t) {
     unsafe { place.write(std::ptr::null_mut()) };
 }
 
-/// Has communicators meet. Those that block have met when this returns; the client has no handle of one that failed.
+/// Has communicators meet. Those that block, or whose parents do, have met when this returns; the client has no handle of one that failed.
 pub(crate) fn meet(joinings: Vec<Joining>) -> Result<ncclResult_t> {
     let mut begun = Vec::with_capacity(joinings.len());
     for Joining { communicator, handle, place, ranks } in joinings {
-        let (turn, inner) = (ranks.turn(), communicator.clone());
-        let meet = move || inner.meet(|| ranks.meet(turn, inner.config.name.clone()));
+        let parent = ranks.parent().cloned();
+        let (turn, making) =
+            parent.as_ref().map(|parent| (parent.order().take(), Making::of(parent))).unzip();
+        // It is the parent that the client calls.
+        let blocks = parent.map_or(communicator.config.blocking, |parent| parent.config.blocking);
+        let inner = communicator.clone();
+        let meet = move || {
+            inner.meet(|| ranks.meet(turn, inner.config.name.clone()));
+            if let Some(making) = making {
+                making.end(inner.met().and_then(|met| met.as_ref().err()));
+            }
+        };
         let spawned = process::spawn("unisono-meet", meet);
-        begun.push((communicator, handle, place, spawned));
+        begun.push((communicator, handle, place, blocks, spawned));
     }
     let mut result = Ok(SUCCESS);
-    for (communicator, handle, place, spawned) in begun {
+    for (communicator, handle, place, blocks, spawned) in begun {
         let ended = match spawned {
-            Ok(thread) if communicator.config.blocking => {
+            Ok(thread) if blocks => {
                 let ended = communicator.wait();
                 if communicator.met().is_some() {
                     // It lets go of the communicator, which may be destroyed next. Panics are caught within.

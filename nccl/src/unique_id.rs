@@ -6,28 +6,28 @@ use std::sync::{Arc, Weak};
 use unisono::rendezvous::id::{ID_BYTES, UniqueId};
 use unisono::rendezvous::interface::Interface;
 use unisono::rendezvous::tcp_server::ServerHandle;
+use unisono::sys::fork;
 use unisono::sys::global::Global;
 use unisono::sys::interfaces::{self, InterfaceAddress};
 
 use crate::abi::{ncclResult_t, ncclUniqueId};
-use crate::error::{Result, SUCCESS, fail, guard, out};
+use crate::error::{Result, SUCCESS, guard, out};
+use crate::settings;
 
-/// Makes a unique id and writes it to `*uniqueId`. One rank calls it and gives the 128 bytes to the others, also where NCCL_COMM_ID
-/// would have spared that: with it set, ncclInvalidUsage.
+/// Makes a unique id and writes it to `*uniqueId`. One rank calls it and gives the 128 bytes to the others.
 ///
 /// This process serves the meeting until its communicator of that id is destroyed, or it ends. It listens on the
-/// interface that UNISONO_INTERFACE or NCCL_SOCKET_IFNAME names, or on one that the library chooses.
+/// interface that UNISONO_INTERFACE or NCCL_SOCKET_IFNAME names, or on one that the library chooses. With NCCL_COMM_ID set to a place
+/// of rank 0's host (10.0.0.1:5000) every rank makes the same id, and rank 0 serves the meeting there as it joins, until its process
+/// ends; then the ranks of one communicator at a time can meet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclResult_t {
     guard(|| {
         // SAFETY: the contract of the header: NULL or writable.
         let place = unsafe { out(uniqueId, "uniqueId") }?;
-        if let Ok(address) = std::env::var("NCCL_COMM_ID") {
-            fail!(
-                InvalidUsage,
-                "NCCL_COMM_ID is \"{address}\", by which every rank would make the same id: with this library one rank makes \
-                 it and gives it to the others. If the program does that, unset NCCL_COMM_ID"
-            );
+        if let Some(id) = of_place()? {
+            place.write(ncclUniqueId { internal: id.to_bytes().map(|byte| byte as c_char) });
+            return Ok(SUCCESS);
         }
         let (id, server) = UniqueId::create(interface().as_deref())?;
         let bytes = id.to_bytes();
@@ -40,13 +40,41 @@ pub unsafe extern "C" fn ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclRes
     })
 }
 
+/// The id of the place that NCCL_COMM_ID names.
+fn of_place() -> Result<Option<UniqueId>> {
+    let place = settings::get("NCCL_COMM_ID").filter(|place| !place.is_empty());
+    place
+        .map(|place| UniqueId::of_place(place.trim()).map_err(|error| error.context("NCCL_COMM_ID")))
+        .transpose()
+}
+
+/// Serves an id of the place that NCCL_COMM_ID names, for rank 0; other ids have a server.
+pub(crate) fn serve_place(bytes: &[u8; ID_BYTES]) -> Result<()> {
+    let Some(id) = of_place()?.filter(|id| id.to_bytes() == *bytes) else { return Ok(()) };
+    let mut places = PLACES.write();
+    // A child that was forked has none of its parent's servers.
+    if !places.iter().any(|place| (place.bytes, place.fork) == (*bytes, fork::generation())) {
+        places.push(ServedPlace { bytes: *bytes, fork: fork::generation(), _server: id.serve()? });
+    }
+    Ok(())
+}
+
+/// The places that this process serves: others may already be meeting there for the next communicator when one is destroyed.
+static PLACES: Global<Vec<ServedPlace>> = Global::new(Vec::new());
+
+struct ServedPlace {
+    bytes: [u8; ID_BYTES],
+    fork: u32,
+    _server: ServerHandle,
+}
+
 /// The interface that the environment names: UNISONO_INTERFACE or, as NCCL's users do it, NCCL_SOCKET_IFNAME. `None`: the
 /// library chooses.
 pub(crate) fn interface() -> Option<String> {
     if let Ok(wanted) = std::env::var("UNISONO_INTERFACE") {
         return Some(wanted);
     }
-    let named = std::env::var("NCCL_SOCKET_IFNAME").ok()?;
+    let named = settings::get("NCCL_SOCKET_IFNAME")?;
     let up: Vec<InterfaceAddress> =
         interfaces::list().unwrap_or_default().into_iter().filter(|interface| interface.up).collect();
     let default = Interface::choose(None).map(|interface| interface.name).unwrap_or_default();

@@ -110,6 +110,14 @@ impl Context {
         }
     }
 
+    /// The same on all ranks of the group, and no other group's; 0 for a group of one.
+    pub fn id(&self) -> u64 {
+        match &self.0.place {
+            Place::Solo => 0,
+            Place::Group(group) => group.id(),
+        }
+    }
+
     /// How many ranks the group has.
     pub fn size(&self) -> u32 {
         match &self.0.place {

@@ -35,7 +35,7 @@ impl Devices {
     /// environment no device reaches another, for machines where that is broken.
     pub fn open() -> Result<Arc<Devices>> {
         static DEVICES: OnceCell<Arc<Devices>> = OnceCell::new();
-        let apart = || matches!(may_reach(), Ok(false));
+        let apart = || matches!(apart_by(), Ok(Some(_)));
         DEVICES.get_or_try_init(|| Devices::of(Libcuda::open()?, apart())).cloned()
     }
 
@@ -249,11 +249,22 @@ impl Drop for Relaxed<'_> {
     }
 }
 
-/// Whether the environment allows devices to reach each other.
-pub fn may_reach() -> Result<bool> {
+/// What keeps devices apart where UNISONO_P2P does not say, as its user knows it.
+static APART_BY: OnceCell<&str> = OnceCell::new();
+
+/// Keeps devices from reaching each other, as UNISONO_P2P=0 does, unless that is set: for a setting of another library's, in the words
+/// of its user. Before [`Devices::open`].
+pub fn keep_apart(setting: &'static str) {
+    // Whoever was first has had its way.
+    let _ = APART_BY.set(setting);
+}
+
+/// The setting that keeps devices from reaching each other, if one does.
+pub fn apart_by() -> Result<Option<&'static str>> {
     match std::env::var("UNISONO_P2P").as_deref() {
-        Err(_) | Ok("1" | "") => Ok(true),
-        Ok("0") => Ok(false),
+        Err(_) | Ok("") => Ok(APART_BY.get().copied()),
+        Ok("1") => Ok(None),
+        Ok("0") => Ok(Some("UNISONO_P2P=0")),
         Ok(text) => fail!(InvalidArgument, "UNISONO_P2P={text}: use 0 or 1"),
     }
 }

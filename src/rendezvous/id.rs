@@ -14,7 +14,7 @@
 
 use std::fmt;
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
@@ -69,6 +69,30 @@ impl UniqueId {
             host: host_fingerprint(),
         };
         Ok((id, server))
+    }
+
+    /// The id that everybody makes who knows the place of the store, `name` of a host and its port: alike, without a word between
+    /// them. Its secret is none: who can reach the port can join. One of them serves it ([`UniqueId::serve`]).
+    pub fn of_place(name: &str) -> Result<UniqueId> {
+        let found = name.to_socket_addrs().map(Iterator::collect::<Vec<_>>).unwrap_or_default();
+        let Some(port) = found.first().map(SocketAddr::port).filter(|port| *port != 0) else {
+            fail!(
+                InvalidArgument,
+                "\"{name}\" is no place of a store: it is an IPv4 address and a port (10.0.0.1:5000), an IPv6 address \
+                 ([fd00::1]:5000) or the name of a host"
+            );
+        };
+        let hash = |what: &str| Sha256::new().chain_update(what).chain_update(name).finalize();
+        let mut instance = [0; 16];
+        instance.copy_from_slice(&hash("unisono instance of ")[..16]);
+        let secret = SecretKey::new(hash("unisono secret of ").into());
+        let addresses = found.iter().map(SocketAddr::ip).take(ADDRESSES).collect();
+        Ok(UniqueId { instance, secret, addresses, port, host: [0; 4] })
+    }
+
+    /// Serves the store of an id of a place, which is this host's.
+    pub fn serve(&self) -> Result<ServerHandle> {
+        ServerHandle::start_everywhere_as(self.instance, self.port, &self.secret)
     }
 
     /// The id that these bytes are.
@@ -264,6 +288,23 @@ mod tests {
             assert_eq!(error.status(), Status::InvalidArgument, "byte {index}");
         }
         assert!(UniqueId::parse(&[0; 128]).unwrap_err().text().contains("not a unique id"));
+    }
+
+    #[test]
+    fn who_knows_the_place_makes_the_same_id_and_meets_there() {
+        let (_place, address) = reserved();
+        let made = || UniqueId::of_place(&address.to_string()).unwrap();
+        assert_eq!(made(), UniqueId::parse(&made().to_bytes()).unwrap());
+        let _server = made().serve().unwrap();
+        let [a, b] = [(); 2].map(|()| made().connect(soon()).unwrap());
+        a.set("k", b"v", soon()).unwrap();
+        assert_eq!(b.get("k", soon()).unwrap(), b"v");
+        let other = UniqueId::of_place("127.0.0.1:1").unwrap();
+        assert!(other.secret() != made().secret() && other.instance != made().instance);
+        for name in ["", "10.0.0.1", "10.0.0.1:", "10.0.0.1:0", "10.0.0.1:70000", "[::1]", "no such host:1"] {
+            let error = UniqueId::of_place(name).unwrap_err();
+            assert!(error.status() == Status::InvalidArgument && error.text().contains(name), "{error}");
+        }
     }
 
     #[test]

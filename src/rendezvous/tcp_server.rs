@@ -72,12 +72,16 @@ impl ServerHandle {
 
     /// Serves on all addresses of this host, IPv4 and, where the host has it, IPv6.
     pub fn start_everywhere(port: u16, secret: Option<&SecretKey>) -> Result<ServerHandle> {
-        let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
-        ServerHandle::start(both, secret).or_else(|first| {
-            // The kernel may lack IPv6. If the cause is another, such as a port in use, IPv4 fails the same way, and
-            // the first error is the one to tell.
-            ServerHandle::start(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)), secret).map_err(|_| first)
-        })
+        everywhere(port, |address| ServerHandle::start(address, secret))
+    }
+
+    /// The same, as the `instance` that clients expect.
+    pub(super) fn start_everywhere_as(
+        instance: [u8; 16],
+        port: u16,
+        secret: &SecretKey,
+    ) -> Result<ServerHandle> {
+        everywhere(port, |address| ServerHandle::start_as(instance, address, Some(secret), Limits::default()))
     }
 
     /// Serves within `limits`.
@@ -86,11 +90,21 @@ impl ServerHandle {
         secret: Option<&SecretKey>,
         limits: Limits,
     ) -> Result<ServerHandle> {
+        let mut instance = [0; 16];
+        random::fill(&mut instance)?;
+        ServerHandle::start_as(instance, address, secret, limits)
+    }
+
+    /// Serves as the `instance` that clients expect.
+    fn start_as(
+        instance: [u8; 16],
+        address: SocketAddr,
+        secret: Option<&SecretKey>,
+        limits: Limits,
+    ) -> Result<ServerHandle> {
         let refused = |cause| Error::system(format!("cannot serve a tcp store on {address}"), cause);
         let listener = Unshared::new(listen(address).map_err(refused)?);
         let bound = listener.local_addr().map_err(refused)?;
-        let mut instance = [0; 16];
-        random::fill(&mut instance)?;
         let stop = EventFd::new().map_err(refused)?;
         let key = secret.map(wire::store_key);
         let server = Server::new(listener, &stop, key, instance, limits).map_err(refused)?;
@@ -123,6 +137,15 @@ impl ServerHandle {
     pub(super) fn instance(&self) -> [u8; 16] {
         self.instance
     }
+}
+
+/// What starts on all addresses of this host.
+fn everywhere(port: u16, start: impl Fn(SocketAddr) -> Result<ServerHandle>) -> Result<ServerHandle> {
+    start((Ipv6Addr::UNSPECIFIED, port).into()).or_else(|first| {
+        // The kernel may lack IPv6. If the cause is another, such as a port in use, IPv4 fails the same way, and the first error is
+        // the one to tell.
+        start((Ipv4Addr::UNSPECIFIED, port).into()).map_err(|_| first)
+    })
 }
 
 impl Drop for ServerHandle {

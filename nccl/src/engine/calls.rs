@@ -149,6 +149,14 @@ impl Calls {
         self.others.iter_mut().try_for_each(Launch::resolve)
     }
 
+    /// Puts the communicators into an order that all ranks have alike, and keeps that of each one's calls: whichever was called first
+    /// here, on one stream they do not wait for each other in a circle.
+    pub(super) fn order(&mut self) {
+        let id = |communicator: &Communicator| communicator.group().map_or(0, Context::id);
+        self.gathered.sort_by_key(|gathered| id(&gathered.communicator));
+        self.others.sort_by_key(|launch| id(&launch.communicator));
+    }
+
     /// Gives what was gathered to its streams, of all communicators the collectives first; `note` is told what fails.
     pub(super) fn give_gathered(&mut self, mut note: impl FnMut(Error)) {
         let mut gathered = std::mem::take(&mut self.gathered);

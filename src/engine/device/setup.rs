@@ -18,7 +18,7 @@ use super::offer::{Message, Offer};
 use super::probe::{PROBE_BYTES, Probe};
 use super::retired::{Parts, Room};
 use super::{Kernels, Loads, Way};
-use crate::cuda::context::{Devices, may_reach};
+use crate::cuda::context::{Devices, apart_by};
 use crate::cuda::driver::Priority;
 use crate::cuda::event::Event;
 use crate::cuda::exchange::{self, Chosen, Fault};
@@ -387,9 +387,9 @@ impl Room {
 
 /// Whether the environment allows it.
 fn wanted() -> Result<()> {
-    match may_reach()? {
-        true => Ok(()),
-        false => fail!(Unsupported, "UNISONO_P2P=0 switches it off"),
+    match apart_by()? {
+        None => Ok(()),
+        Some(setting) => fail!(Unsupported, "{setting} switches it off"),
     }
 }
 
