@@ -19,6 +19,7 @@ use crate::handle::{Found, Table};
 use crate::operator::Operators;
 use crate::order::Order;
 use crate::place::Place;
+use crate::settings;
 
 /// All communicators of this process that have a handle.
 pub(crate) static COMMUNICATORS: Table<Communicator> = Table::new();
@@ -173,6 +174,9 @@ impl Communicator {
             let Some(context) = meet()? else { return Ok(None) };
             context.limit_blocks(self.config.max_ctas.unwrap_or(0));
             engine::connect(&context, self.place)?;
+            if let Some(mixes) = settings::number("NCCL_GRAPH_MIXING_SUPPORT") {
+                context.mix_graphs(mixes != 0);
+            }
             let (rank, size, name) = (context.rank(), context.size(), context.name());
             log::info!("rank {rank} of {size} in '{name}' on {:?}", self.place);
             Ok(Some(context))

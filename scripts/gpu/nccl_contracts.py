@@ -188,6 +188,60 @@ def joined(nccl):
     world.destroy()
 
 
+def circle(nccl):
+    """Ranks that call two communicators in one group on one stream, in different orders, do not wait for each other in a circle."""
+    worlds = [World(nccl), World(nccl)]
+    x = [[rank.full(1000, number + 1) for rank in world.ranks] for number, world in enumerate(worlds)]
+    nccl.GroupStart()
+    for index, first in enumerate(worlds[0].ranks):
+        for number in (0, 1) if index % 2 == 0 else (1, 0):
+            worlds[number].ranks[index].all_reduce(nccl, x[number][index], stream=first.stream)
+    nccl.GroupEnd()
+    worlds[0].synchronize()
+    for number, world in enumerate(worlds):
+        assert all((tensor == (number + 1) * world.size).all() for tensor in x[number]), x
+        world.destroy()
+
+
+def replays(nccl):
+    """Graphs are replayed while calls run on other streams, where the environment asks for that; the communicator waits for them."""
+    os.environ["NCCL_GRAPH_MIXING_SUPPORT"] = "1"
+    world = World(nccl)
+    others = [torch.cuda.Stream(rank.device) for rank in world.ranks]
+    x, y = ([rank.full(count, 0) for rank in world.ranks] for count in (1000, 1_000_000))
+    graphs = []
+    for rank, tensor in zip(world.ranks, x):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(rank.device), torch.cuda.graph(graph, stream=rank.stream):
+            for _ in range(3):
+                tensor.fill_(1)
+                rank.all_reduce(nccl, tensor)
+        graphs.append(graph)
+
+    def replay():
+        for rank, graph in zip(world.ranks, graphs):
+            with torch.cuda.stream(rank.stream):
+                graph.replay()
+
+    for number in range(30):
+        if number % 3 > 0:
+            replay()
+        for rank, other, tensor in zip(world.ranks, others, y):
+            with torch.cuda.stream(other):
+                tensor.fill_(2)
+                rank.all_reduce(nccl, tensor, stream=other)
+        if number % 3 < 2:
+            replay()
+    for rank in world.ranks:
+        torch.cuda.synchronize(rank.device)
+    assert all((tensor == world.size).all() for tensor in x), x
+    assert all((tensor == 2 * world.size).all() for tensor in y), y
+    replay()
+    graphs.clear()
+    world.destroy()
+    del os.environ["NCCL_GRAPH_MIXING_SUPPORT"]
+
+
 def operators(nccl):
     """A factor in device memory; its operator destroyed before the group that uses it ends."""
     world = World(nccl)
@@ -466,8 +520,8 @@ def main():
         os.environ["UNISONO_NCCL_TIMEOUT"] = "4"
         return processes(lose, 3, 2, path, 3, unique_ids(nccl, 2), signal.SIGSTOP)
 
-    contracts = {f.__name__: (lambda f=f: f(nccl)) for f in (device, outermost, streams, joined, operators, nonblocking, children,
-                                                             in_place, abort, mismatch)}
+    contracts = {f.__name__: (lambda f=f: f(nccl)) for f in (device, outermost, streams, joined, circle, replays, operators,
+                                                             nonblocking, children, in_place, abort, mismatch)}
     contracts |= {f.__name__: f for f in (mixed, killed, stopped)}
     if torch.cuda.device_count() < 2:
         sys.exit("needs two GPUs")

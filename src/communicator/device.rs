@@ -59,8 +59,18 @@ impl Context {
         })
     }
 
+    /// Whether graphs that are captured from here on are ordered with other calls and other graphs of this context as they are
+    /// launched, whatever their streams; all ranks launch them in one order. If not, they must not run beside each other. Without
+    /// this it is as `UNISONO_GRAPH_MIXING` says. Where GPUs do not exchange nothing is captured.
+    pub fn mix_graphs(&self, mixes: bool) {
+        let Place::Group(group) = self.place() else { return };
+        if let Some(exchange) = group.devices().and_then(Way::exchange) {
+            exchange.mix_graphs(mixes);
+        }
+    }
+
     /// Whether the GPU has done all that its streams were given by [`Context::launch`] and other calls, and that GPUs
-    /// exchange. Calls in graphs do not count. Never waits.
+    /// exchange. Calls in graphs count where those are mixed with others ([`Context::mix_graphs`]). Never waits.
     pub fn is_settled(&self) -> Result<bool> {
         let Place::Group(group) = self.place() else { return Ok(true) };
         group.devices().and_then(Way::exchange).map_or(Ok(true), |exchange| exchange.is_idle())

@@ -120,6 +120,10 @@ pub enum Capture {
     Invalidated,
 }
 
+/// A node of a graph that is being captured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GraphNode(pub usize);
+
 /// What driver calls a thread may make while streams are captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureMode {
@@ -264,6 +268,13 @@ pub trait StreamCalls {
     unsafe fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<()>;
     /// What the stream is given after this waits for what the event means now.
     unsafe fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
+    /// In a capture: what the stream is given after this waits, in each replay, for what the event means as the graph is launched.
+    unsafe fn wait_event_at_launch(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
+    /// In a capture: from each launch of the graph on, the event means what the stream has been given so far in it. Nothing waits for
+    /// the node, which is valid until the capture ends.
+    unsafe fn record_event_at_launch(&self, stream: StreamHandle, event: EventHandle) -> Result<GraphNode>;
+    /// In the same capture: what the stream has been given so far comes before the node, too.
+    unsafe fn come_before(&self, stream: StreamHandle, node: GraphNode) -> Result<()>;
     /// Whether what the event means is complete.
     unsafe fn query_event(&self, event: EventHandle) -> Result<bool>;
     /// Waits on the host until what the event means is complete.

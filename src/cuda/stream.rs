@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::context::Devices;
-use super::driver::{Capture, HostFunction, Priority, StreamHandle};
+use super::driver::{Capture, GraphNode, HostFunction, Priority, StreamHandle};
 use super::event::Event;
 use super::word::Word;
 use crate::deadline::Deadline;
@@ -123,6 +123,28 @@ impl Stream {
         let _entered = self.devices.enter(self.device)?;
         // SAFETY: both live.
         unsafe { self.devices.driver().wait_event(self.handle, event.handle()) }
+    }
+
+    /// While it is captured: what it is given after this waits, in each replay, for what `event` means as the graph is launched.
+    pub fn wait_at_launch(&self, event: &Event) -> Result<()> {
+        let _entered = self.devices.enter(self.device)?;
+        // SAFETY: both live.
+        unsafe { self.devices.driver().wait_event_at_launch(self.handle, event.handle()) }
+    }
+
+    /// While it is captured: from each launch of the graph on, `event` means what the stream has been given so far in it. The node that
+    /// does so is valid until the capture ends.
+    pub fn record_at_launch(&self, event: &Event) -> Result<GraphNode> {
+        let _entered = self.devices.enter(self.device)?;
+        // SAFETY: both live.
+        unsafe { self.devices.driver().record_event_at_launch(self.handle, event.handle()) }
+    }
+
+    /// While it is captured: what it has been given so far comes before a node of the same capture.
+    pub fn come_before(&self, node: GraphNode) -> Result<()> {
+        let _entered = self.devices.enter(self.device)?;
+        // SAFETY: it lives.
+        unsafe { self.devices.driver().come_before(self.handle, node) }
     }
 
     /// Whether it has done everything that it has been given. Not while it is captured.

@@ -31,14 +31,22 @@ const PATIENCE: Duration = Duration::from_secs(60);
 type Seat = (Arc<Double>, Arc<Devices>, u32);
 
 fn process(devices: u32) -> (Arc<Double>, Arc<Devices>) {
-    let double = Double::new(devices, Order::RoundRobin);
+    process_in(Order::RoundRobin, devices)
+}
+
+fn process_in(order: Order, devices: u32) -> (Arc<Double>, Arc<Devices>) {
+    let double = Double::new(devices, order);
     let devices = Devices::over(double.clone()).unwrap();
     (double, devices)
 }
 
 /// Each rank a process with one device.
 fn processes(size: u32) -> Vec<Seat> {
-    (0..size).map(|_| process(1)).map(|(double, devices)| (double, devices, 0)).collect()
+    processes_in(Order::RoundRobin, size)
+}
+
+fn processes_in(order: Order, size: u32) -> Vec<Seat> {
+    (0..size).map(|_| process_in(order, 1)).map(|(double, devices)| (double, devices, 0)).collect()
 }
 
 /// Has the devices of ranks agree before any call.
@@ -442,6 +450,39 @@ fn a_capture_holds_the_kernels_alone_and_mixes_with_other_calls() {
         assert_eq!(word(double, output), 6);
         assert_eq!(double.complaints(), Vec::<String>::new());
     });
+}
+
+/// The double's kernels have their numbers from when they are captured or called: one that ran early would take its number back from a
+/// peer, and hang.
+#[test]
+fn graphs_that_are_mixed_with_other_calls_run_in_the_order_of_their_launches() {
+    for order in Order::all(3) {
+        ranks(&processes_in(order, 2), words, |context, (double, _, device)| {
+            context.mix_graphs(true);
+            let output = double.memory(*device, 4);
+            let (stream, other) = (double.stream(*device), double.stream(*device));
+            let call = |stream| {
+                // SAFETY: the double trusts no addresses.
+                unsafe { sum(context, 1, output, Some(stream), PATIENCE).enqueue() }.expect("it is given");
+            };
+            let graph = |stream, calls: u32| {
+                double.begin_capture(stream, *device);
+                (0..calls).for_each(|_| call(stream));
+                double.end_capture(stream, *device).expect("a graph")
+            };
+            call(other);
+            let [long, short] = [3, 1].map(|calls| graph(stream, calls));
+            double.launch_graph(&long, stream, *device);
+            double.launch_graph(&short, other, *device);
+            call(stream);
+            let last = graph(stream, 2);
+            double.launch_graph(&last, other, *device);
+            // What was replayed is waited for, too.
+            context.settle(Deadline::after(PATIENCE)).expect("all have called");
+            assert_eq!(word(double, output), 8, "{order:?}");
+            assert_eq!(double.complaints(), Vec::<String>::new());
+        });
+    }
 }
 
 #[test]

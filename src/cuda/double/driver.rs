@@ -297,6 +297,24 @@ impl StreamCalls for Double {
         Ok(())
     }
 
+    unsafe fn wait_event_at_launch(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        let mut machine = self.begin("cuStreamWaitEvent")?;
+        let queue = machine.queue_here("cuStreamWaitEvent", stream)?;
+        machine.wait_at_launch(queue, event)
+    }
+
+    unsafe fn record_event_at_launch(&self, stream: StreamHandle, event: EventHandle) -> Result<GraphNode> {
+        let mut machine = self.begin("cuGraphAddEventRecordNode")?;
+        let queue = machine.queue_here("cuGraphAddEventRecordNode", stream)?;
+        machine.record_at_launch(queue, event)
+    }
+
+    unsafe fn come_before(&self, stream: StreamHandle, node: GraphNode) -> Result<()> {
+        let mut machine = self.begin("cuGraphAddDependencies")?;
+        let queue = machine.queue_here("cuGraphAddDependencies", stream)?;
+        machine.come_before(queue, node)
+    }
+
     unsafe fn query_event(&self, event: EventHandle) -> Result<bool> {
         let (task, next) = {
             let mut machine = self.begin_unsafe("cuEventQuery")?;

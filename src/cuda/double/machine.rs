@@ -58,16 +58,32 @@ pub(super) enum Recorded {
     Nodes(u64, Vec<usize>),
 }
 
+/// What a graph has.
+#[derive(Clone, Debug)]
+enum Node {
+    Task(Task),
+    /// Waits for what an event means as the graph is launched.
+    Wait(EventHandle),
+    /// What an event means from each launch on.
+    Record(EventHandle),
+}
+
 /// A capture that is under way.
 pub(super) struct Capturing {
     origin: Queue,
-    nodes: Vec<(Task, Vec<usize>)>,
+    nodes: Vec<(Node, Vec<usize>)>,
     /// The last nodes of every stream in it.
     ends: HashMap<Queue, Vec<usize>>,
     invalid: bool,
 }
 
 impl Capturing {
+    fn push(&mut self, queue: Queue, node: Node) {
+        let number = self.nodes.len();
+        let after = self.ends.insert(queue, vec![number]).unwrap_or_default();
+        self.nodes.push((node, after));
+    }
+
     pub(super) fn invalidate(&mut self) {
         self.invalid = true;
     }
@@ -79,9 +95,9 @@ impl From<Queue> for Capturing {
     }
 }
 
-/// A captured graph: tasks, each with the earlier ones that it comes after.
+/// A captured graph: nodes, each with those that it comes after. Those are earlier, but for what records an event.
 #[derive(Debug)]
-pub(crate) struct Graph(Vec<(Task, Vec<usize>)>);
+pub(crate) struct Graph(Vec<(Node, Vec<usize>)>);
 
 pub(super) struct Machine {
     /// Which process this is.
@@ -304,9 +320,7 @@ impl Machine {
         if let Some(capture) = self.capture_of(queue)
             && let Some(capture) = self.captures.get_mut(&capture)
         {
-            let node = capture.nodes.len();
-            let after = capture.ends.insert(queue, vec![node]).unwrap_or_default();
-            capture.nodes.push((task, after));
+            capture.push(queue, Node::Task(task));
             return Ok(());
         }
         if let Queue::Legacy(_) = queue
@@ -397,6 +411,37 @@ impl Machine {
         Ok(())
     }
 
+    /// The capture that a queue is in.
+    fn capturing(&mut self, call: &str, queue: Queue) -> Result<&mut Capturing> {
+        let capture = self.capture_of(queue).and_then(|id| self.captures.get_mut(&id));
+        capture.ok_or_else(|| refuse(call, "CUDA_ERROR_ILLEGAL_STATE"))
+    }
+
+    pub(super) fn wait_at_launch(&mut self, queue: Queue, event: EventHandle) -> Result<()> {
+        self.capturing("cuStreamWaitEvent", queue)?.push(queue, Node::Wait(event));
+        Ok(())
+    }
+
+    pub(super) fn record_at_launch(&mut self, queue: Queue, event: EventHandle) -> Result<GraphNode> {
+        let capture = self.capturing("cuGraphAddEventRecordNode", queue)?;
+        let after = capture.ends.get(&queue).cloned().unwrap_or_default();
+        capture.nodes.push((Node::Record(event), after));
+        Ok(GraphNode(capture.nodes.len() - 1))
+    }
+
+    pub(super) fn come_before(&mut self, queue: Queue, node: GraphNode) -> Result<()> {
+        let call = "cuGraphAddDependencies";
+        let capture = self.capturing(call, queue)?;
+        let before = capture.ends.get(&queue).cloned().unwrap_or_default();
+        match capture.nodes.get_mut(node.0) {
+            Some((Node::Record(_), after)) if before.iter().all(|node| !after.contains(node)) => {
+                after.extend(before);
+                Ok(())
+            }
+            _ => Err(refuse(call, "CUDA_ERROR_INVALID_VALUE")),
+        }
+    }
+
     /// The last task of a queue, if it has not run.
     pub(super) fn last_task(&self, queue: Queue) -> Option<u64> {
         self.last.get(&queue).copied().filter(|task| self.pending.contains_key(task))
@@ -456,7 +501,9 @@ impl Machine {
                 open.extend(&capture.nodes[node].1);
             }
         }
-        if joined.contains(&false) {
+        let is_left =
+            |(joined, (node, _)): (&bool, &(Node, Vec<usize>))| !joined && !matches!(node, Node::Record(_));
+        if joined.iter().zip(&capture.nodes).any(is_left) {
             return refuse("CUDA_ERROR_STREAM_CAPTURE_UNJOINED");
         }
         Ok(Graph(capture.nodes))
@@ -464,12 +511,31 @@ impl Machine {
 
     pub(super) fn launch(&mut self, graph: &Graph, queue: Queue) {
         let begin = self.enqueue(queue, Task::Mark, Vec::new());
-        let mut ids: Vec<u64> = Vec::with_capacity(graph.0.len());
-        for (task, after) in &graph.0 {
+        let mut ids = vec![begin; graph.0.len()];
+        // What records comes last: what it waits for may have been captured after it.
+        let is_record = |number: &usize| matches!(graph.0[*number].0, Node::Record(_));
+        let (records, others): (Vec<usize>, Vec<usize>) = (0..graph.0.len()).partition(is_record);
+        for number in others.into_iter().chain(records) {
+            let (node, after) = &graph.0[number];
             let mut after: Vec<u64> = after.iter().map(|&node| ids[node]).collect();
             after.push(begin);
-            let node = Queue::Node(self.next_number());
-            ids.push(self.enqueue(node, task.clone(), after));
+            let task = match node {
+                Node::Task(task) => task.clone(),
+                Node::Record(_) => Task::Mark,
+                Node::Wait(event) => {
+                    if let Some((_, Recorded::Task(task))) = self.events.get(event) {
+                        after.push(*task);
+                    }
+                    Task::Mark
+                }
+            };
+            let queue = Queue::Node(self.next_number());
+            ids[number] = self.enqueue(queue, task, after);
+            if let Node::Record(event) = node
+                && let Some(state) = self.events.get_mut(event)
+            {
+                state.1 = Recorded::Task(ids[number]);
+            }
         }
         self.enqueue(queue, Task::Mark, ids);
     }

@@ -6,9 +6,38 @@ use cudarc::driver::sys;
 
 use super::{Libcuda, raw};
 use crate::cuda::driver::{
-    Capture, CaptureMode, ContextHandle, DeviceCalls, EventHandle, Priority, StreamCalls, StreamHandle,
+    Capture, CaptureMode, ContextHandle, DeviceCalls, EventHandle, GraphNode, Priority, StreamCalls,
+    StreamHandle,
 };
 use crate::error::{Result, fail};
+
+impl Libcuda {
+    /// The graph that a stream is captured into, and what the stream was given last there.
+    ///
+    /// # Safety
+    /// The stream lives.
+    unsafe fn captured(&self, stream: StreamHandle) -> Result<(sys::CUgraph, Vec<sys::CUgraphNode>)> {
+        let (mut status, mut id, mut graph) = (0 as c_uint, 0u64, std::ptr::null_mut());
+        let (mut last, mut count) = (std::ptr::null(), 0);
+        // SAFETY: the caller's promise; fills the outputs.
+        let result = unsafe {
+            (self.calls.cuStreamGetCaptureInfo_v2)(
+                raw(stream.0),
+                &raw mut status,
+                &raw mut id,
+                &raw mut graph,
+                &raw mut last,
+                &raw mut count,
+            )
+        };
+        self.check("cuStreamGetCaptureInfo", result)?;
+        if status != 1 || last.is_null() {
+            fail!(Cuda, "the stream is not being captured, or its capture has failed");
+        }
+        // SAFETY: as many nodes, until the stream is given something.
+        Ok((graph, unsafe { std::slice::from_raw_parts(last, count) }.to_vec()))
+    }
+}
 
 impl StreamCalls for Libcuda {
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
@@ -134,6 +163,41 @@ impl StreamCalls for Libcuda {
         // SAFETY: the caller's promise.
         let result = unsafe { (self.calls.cuStreamWaitEvent)(raw(stream.0), raw(event.0), 0) };
         self.check("cuStreamWaitEvent", result)
+    }
+
+    unsafe fn wait_event_at_launch(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_EXTERNAL as c_uint;
+        // SAFETY: the caller's promise.
+        let result = unsafe { (self.calls.cuStreamWaitEvent)(raw(stream.0), raw(event.0), flags) };
+        self.check("cuStreamWaitEvent", result)
+    }
+
+    unsafe fn record_event_at_launch(&self, stream: StreamHandle, event: EventHandle) -> Result<GraphNode> {
+        // SAFETY: the caller's promise.
+        let (graph, last) = unsafe { self.captured(stream) }?;
+        let mut node = std::ptr::null_mut();
+        // SAFETY: fills `node`; the graph and its nodes are of the capture, which is under way.
+        let result = unsafe {
+            (self.calls.cuGraphAddEventRecordNode)(
+                &raw mut node,
+                graph,
+                last.as_ptr(),
+                last.len(),
+                raw(event.0),
+            )
+        };
+        self.check("cuGraphAddEventRecordNode", result)?;
+        Ok(GraphNode(node.expose_provenance()))
+    }
+
+    unsafe fn come_before(&self, stream: StreamHandle, node: GraphNode) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let (graph, last) = unsafe { self.captured(stream) }?;
+        let nodes = vec![raw(node.0); last.len()];
+        // SAFETY: as many of both; all are of the capture, which is under way.
+        let result =
+            unsafe { (self.calls.cuGraphAddDependencies)(graph, last.as_ptr(), nodes.as_ptr(), last.len()) };
+        self.check("cuGraphAddDependencies", result)
     }
 
     unsafe fn query_event(&self, event: EventHandle) -> Result<bool> {

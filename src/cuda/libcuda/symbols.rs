@@ -78,6 +78,14 @@ calls! {
         *mut *const sys::CUgraphNode,
         *mut usize,
     );
+    cuGraphAddEventRecordNode(
+        *mut sys::CUgraphNode,
+        sys::CUgraph,
+        *const sys::CUgraphNode,
+        usize,
+        sys::CUevent,
+    );
+    cuGraphAddDependencies(sys::CUgraph, *const sys::CUgraphNode, *const sys::CUgraphNode, usize);
     cuStreamBeginCapture_v2(sys::CUstream, c_uint);
     cuStreamEndCapture(sys::CUstream, *mut sys::CUgraph);
     cuStreamWaitEvent(sys::CUstream, sys::CUevent, c_uint);

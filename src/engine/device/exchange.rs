@@ -3,12 +3,14 @@
 //! Its members are the ranks of one host: all of the group, or consecutive ones. They are numbered from 0 here and by the
 //! kernels; errors speak of the group's ranks.
 
+mod graphs;
 mod series;
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+use self::graphs::{Captured, mixes_by_default};
 pub use self::series::Series;
 use super::board::InLaunch;
 use super::compare::{Calls, Terms};
@@ -35,11 +37,13 @@ use crate::sys::process;
 ///
 /// Calls run in the order in which they are made, one after the other: on one stream by the stream's order, on different
 /// streams by events. Calls in a capture are ordered among themselves; how a graph is ordered with other calls is up to
-/// whoever replays it.
+/// whoever replays it, unless they are mixed ([`DeviceExchange::mix_graphs`]).
 pub struct DeviceExchange {
     /// None once it is being dropped.
     parts: Option<Parts>,
     lane: Mutex<Lane>,
+    /// Whether graphs are ordered with other calls.
+    mixes: AtomicBool,
     /// Calls that were not captured, until they are seen to be done.
     watch: Watch,
 }
@@ -57,8 +61,7 @@ struct Lane {
     stream: Option<(u64, Stream)>,
     /// The stream that ran the last call that was not captured.
     ran_on: Option<u64>,
-    /// The last capture with calls, and the stream of its last one.
-    captured: Option<(u64, u64)>,
+    captured: Captured,
     calls: Calls,
 }
 
@@ -122,7 +125,8 @@ impl Enqueued {
 
 impl DeviceExchange {
     pub(super) fn new(parts: Parts) -> DeviceExchange {
-        DeviceExchange { parts: Some(parts), lane: Mutex::default(), watch: Watch::default() }
+        let mixes = AtomicBool::new(mixes_by_default());
+        DeviceExchange { parts: Some(parts), lane: Mutex::default(), mixes, watch: Watch::default() }
     }
 
     pub(super) fn parts(&self) -> &Parts {
@@ -410,19 +414,14 @@ impl DeviceExchange {
         let turn = group.number(class, signatures, caller.timeout)?;
         let given = compare(&turn, calls).and_then(|()| match capture {
             Some(capture) => {
-                if captured.is_some_and(|(before, on)| before == capture && on != id) {
-                    stream.wait(&parts.within)?;
-                }
-                launch(stream)?;
-                // Adds nothing to the graph.
-                parts.within.record(stream)?;
-                *captured = Some((capture, id));
-                Ok(())
+                let mixes = self.mixes.load(Ordering::Relaxed);
+                captured.give(parts, (stream, id), capture, mixes, launch)
             }
             None => {
                 if ran_on.is_some_and(|before| before != id) {
                     stream.wait(&parts.last)?;
                 }
+                captured.precede(parts, stream)?;
                 launch(stream)?;
                 *ran_on = Some(id);
                 self.watch.observe(parts, stream, turn, peers)
@@ -481,9 +480,15 @@ impl DeviceExchange {
         Ok((event, failure))
     }
 
-    /// Whether the GPU has done all calls that were not captured.
+    /// From here on a graph that is captured is ordered with other calls and other graphs of this exchange as they are launched,
+    /// whatever their streams; all ranks launch them in one order. Else they must not run beside each other.
+    pub fn mix_graphs(&self, mixes: bool) {
+        self.mixes.store(mixes, Ordering::Relaxed);
+    }
+
+    /// Whether the GPU has done all calls that were not captured, and all replays of graphs that are mixed with them.
     pub fn is_idle(&self) -> Result<bool> {
-        self.parts().last.query()
+        self.parts().is_idle()
     }
 
     /// The ranks of the group that have not come to call number `sequence`.

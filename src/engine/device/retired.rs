@@ -12,6 +12,7 @@ use crate::cuda::event::Event;
 use crate::cuda::exchange::Fault;
 use crate::cuda::slab::{Arena, Kept, Opened};
 use crate::cuda::stream::Stream;
+use crate::error::Result;
 use crate::sys;
 
 /// What the ranks have agreed on for their kernels: the least that any of them has.
@@ -46,12 +47,14 @@ impl Room {
 /// The parts of an exchange that outlive it.
 #[derive(Debug)]
 pub(super) struct Parts {
-    /// Complete when this rank's last kernel has left, as far as it was not a graph's: those are their owner's to wait for.
+    /// Complete when this rank's last kernel has left, as far as it was not a graph's.
     pub(super) last: Event,
     /// For one call at a time among those.
     pub(super) mark: Event,
     /// Within a capture: its last kernel.
     pub(super) within: Event,
+    /// Complete when this rank has done the replays of graphs that are mixed with other calls.
+    pub(super) replayed: Event,
     /// For calls that name no stream.
     pub(super) stream: Stream,
     /// For what must not wait for callers' streams, where calls go between hosts. Made beforehand: the driver may wait for
@@ -76,10 +79,17 @@ pub(super) struct Parts {
     pub(super) fork: u32,
 }
 
+impl Parts {
+    /// Whether no kernel of this rank runs, or will run. Graphs that are not mixed with other calls are their owner's to wait for.
+    pub(super) fn is_idle(&self) -> Result<bool> {
+        Ok(self.last.query()? && self.replayed.query()?)
+    }
+}
+
 impl Kept for Parts {
     fn is_over(&self) -> bool {
         if !self.said_goodbye.load(Ordering::Relaxed) {
-            match self.last.query() {
+            match self.is_idle() {
                 Ok(false) => return false,
                 Ok(true) => {}
                 // The device is lost to this process, with everything that ran on it.

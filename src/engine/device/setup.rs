@@ -102,6 +102,7 @@ struct Made {
     last: Event,
     mark: Event,
     within: Event,
+    replayed: Event,
     stream: Stream,
     /// Where there are several hosts.
     urgent: Option<Stream>,
@@ -261,11 +262,20 @@ impl Setup {
             ),
         };
         let stream = Stream::new(devices, *device, true)?;
-        Ok(Made { kernels, last: event()?, mark: event()?, within: event()?, stream, urgent, tools })
+        Ok(Made {
+            kernels,
+            last: event()?,
+            mark: event()?,
+            within: event()?,
+            replayed: event()?,
+            stream,
+            urgent,
+            tools,
+        })
     }
 
     fn way(&self, own: Own, mapped: Mapped, made: Made) -> Result<Way> {
-        let Made { kernels, last, mark, within, stream, urgent, tools } = made;
+        let Made { kernels, last, mark, within, replayed, stream, urgent, tools } = made;
         let rank = self.layout.place() as usize;
         let Some(boards) = Boards::new(rank, own.board, mapped.peers, &mapped.boards) else {
             fail!(Internal, "a member's board lies outside of its segment")
@@ -277,6 +287,7 @@ impl Setup {
             last,
             mark,
             within,
+            replayed,
             stream,
             urgent,
             kernels,

@@ -1,0 +1,76 @@
+//! Calls in captures, and how the graphs that they become are ordered with other calls.
+//!
+//! Calls of one capture come after one another. Where graphs are *mixed* with other calls, each replay also comes after what was called
+//! or replayed before it was launched, and what is called or launched later comes after it, whatever the streams: the graph begins by
+//! waiting for two events as they are then, and at its end it records one, in a node that nothing else in the graph waits for.
+
+use super::Parts;
+use crate::cuda::driver::GraphNode;
+use crate::cuda::stream::Stream;
+use crate::error::Result;
+
+/// Whether graphs are mixed with other calls, where nobody says: not, as long as what it costs a replay has not been measured.
+pub(super) fn mixes_by_default() -> bool {
+    std::env::var("UNISONO_GRAPH_MIXING").is_ok_and(|value| value.trim() == "1")
+}
+
+/// The calls of an exchange that were captured.
+#[derive(Debug, Default)]
+pub(super) struct Captured {
+    last: Option<Last>,
+    /// Whether some are mixed with other calls.
+    mixed: bool,
+}
+
+/// The last one.
+#[derive(Clone, Copy, Debug)]
+struct Last {
+    capture: u64,
+    stream: u64,
+    /// Where the graph records that it is done.
+    record: Option<GraphNode>,
+}
+
+impl Captured {
+    /// Gives a call to `stream`, of the number `id`, which is in `capture`.
+    pub(super) fn give(
+        &mut self,
+        parts: &Parts,
+        (stream, id): (&Stream, u64),
+        capture: u64,
+        mixes: bool,
+        launch: impl FnOnce(&Stream) -> Result<()>,
+    ) -> Result<()> {
+        let before = self.last.filter(|last| last.capture == capture);
+        match before {
+            Some(before) if before.stream != id => stream.wait(&parts.within)?,
+            Some(_) => {}
+            None if mixes => {
+                stream.wait_at_launch(&parts.last)?;
+                stream.wait_at_launch(&parts.replayed)?;
+            }
+            None => {}
+        }
+        launch(stream)?;
+        // Adds nothing to the graph.
+        parts.within.record(stream)?;
+        let record = match before {
+            None if mixes => Some(stream.record_at_launch(&parts.replayed)?),
+            None => None,
+            Some(Last { record, .. }) => {
+                if let Some(node) = record {
+                    stream.come_before(node)?;
+                }
+                record
+            }
+        };
+        self.last = Some(Last { capture, stream: id, record });
+        self.mixed |= record.is_some();
+        Ok(())
+    }
+
+    /// Has `stream` wait for the replays that were launched.
+    pub(super) fn precede(&self, parts: &Parts, stream: &Stream) -> Result<()> {
+        if self.mixed { stream.wait(&parts.replayed) } else { Ok(()) }
+    }
+}
