@@ -394,6 +394,15 @@ impl Run {
     }
 }
 
+/// Its messages would still be read from memory and written to it that is its caller's again, or nobody's: whoever drops one that has
+/// neither ended nor been abandoned is wrong.
+#[cfg(debug_assertions)]
+impl Drop for Run {
+    fn drop(&mut self) {
+        assert!(self.mailbox.is_none() || std::thread::panicking(), "a run is dropped that is under way");
+    }
+}
+
 /// Bytes of a part of local work, of which several threads do several.
 const PART: usize = 256 * 1024;
 

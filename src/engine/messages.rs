@@ -275,8 +275,13 @@ impl Messages {
     #[cfg(test)]
     pub fn entries(&self) -> usize {
         let calls = self.calls.entries() + self.pairs.entries() + self.courses.entries();
-        let mailboxes = self.mailboxes.len() - self.free.len();
-        calls + mailboxes + self.receiving.len() + self.sending.len() + self.pulled.len()
+        calls + self.operations() + self.receiving.len() + self.sending.len() + self.pulled.len()
+    }
+
+    /// Operations that messages are under way for.
+    #[cfg(test)]
+    pub fn operations(&self) -> usize {
+        self.mailboxes.len() - self.free.len()
     }
 
     /// Frames that wait to be written to a peer.

@@ -20,6 +20,7 @@ use crate::cuda::double::{Double, DoubleKernels, Order};
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::exchange::{Chosen, Table};
 use crate::engine::device::Way;
+use crate::engine::endpoint::Through;
 use crate::engine::staged::relay::Limits;
 use crate::error::Status;
 use crate::reduce::DataType;
@@ -322,9 +323,29 @@ impl Rank {
         assert_eq!(self.hosts().relay().relays(), Some(true));
     }
 
-    fn hosts(&self) -> Arc<Hosts> {
+    /// Waits until no messages are under way: whoever moves a call may end it a moment after its caller knows.
+    fn has_ended_all(&self) -> bool {
+        let started = Instant::now();
+        while self.group().endpoint().messages().operations() > 0 && started.elapsed() < PATIENCE / 4 {
+            std::thread::yield_now();
+        }
+        self.group().endpoint().messages().operations() == 0
+    }
+
+    /// Looks whether a message has come that nobody has asked for.
+    fn has_unexpected(&self) -> bool {
+        let endpoint = self.group().endpoint();
+        endpoint.progress(0, Through::Messages);
+        endpoint.messages().unexpected_bytes() > 0
+    }
+
+    fn group(&self) -> &Arc<Group> {
         let Place::Group(group) = self.context.place() else { panic!("a group") };
-        let Some(Way::Hosts(hosts)) = group.devices() else { panic!("hosts") };
+        group
+    }
+
+    fn hosts(&self) -> Arc<Hosts> {
+        let Some(Way::Hosts(hosts)) = self.group().devices() else { panic!("hosts") };
         hosts.clone()
     }
 

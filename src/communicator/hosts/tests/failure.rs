@@ -13,6 +13,7 @@ fn errors(carriers: Carriers, body: impl Fn(&Rank) -> Result<Completion> + Sync)
         let error = body(rank).expect_err("this cannot go well");
         let later = rank.run(&rank.sum(1).1, &rank.call()).unwrap_err();
         assert!(later.text().contains("has failed before"), "{later}");
+        assert!(rank.has_ended_all(), "messages are under way");
         error
     });
     assert!(started.elapsed() < PATIENCE / 2, "nobody waits for the deadline");
@@ -48,6 +49,32 @@ fn calls_that_differ_name_both_ranks_by_their_numbers() {
             }
         }
     }
+}
+
+/// As between the ranks of one group: host 1 calls something else, and host 2 calls when host 0 has given its call up.
+#[test]
+fn hosts_that_meet_in_vain_leave_no_messages_to_what_they_met_in() {
+    let given_up = Barrier::new(4);
+    let (left, _) = ranks_of(3, 2, Order::RoundRobin, 1, Carriers::Relays, |rank| {
+        let host = rank.context.rank() / 2;
+        let (_, request) = rank.sum(if host == 1 { 128 } else { 64 });
+        if host == 2 {
+            given_up.wait();
+        }
+        let start = Instant::now();
+        // Or the other rank of this host was faster, and has failed.
+        while host == 0 && !rank.has_unexpected() && rank.context.failure().is_none() {
+            assert!(start.elapsed() < PATIENCE, "nothing from host 1");
+            std::thread::yield_now();
+        }
+        let result = rank.run(&request, &rank.call());
+        let ended = rank.has_ended_all();
+        if host == 0 {
+            given_up.wait();
+        }
+        (result.err().map(|error| error.status()), ended)
+    });
+    assert_eq!(left, [(Some(Status::Mismatch), true); 6], "how it ended, and whether nothing is under way");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::*;
 use crate::communicator::context::Place;
 use crate::cuda::double::DoubleKernels;
 use crate::cuda::fold::FoldKernels;
+use crate::engine::endpoint::Through;
 use crate::engine::group::Group;
 use crate::engine::staged::relay::Limits;
 
@@ -683,4 +684,31 @@ fn calls_that_differ_are_told_before_anything_is_written(way: &str) {
         assert_eq!(error.status(), Status::Mismatch, "{error}");
         assert!(error.text().contains("allreduce(700 × int32, sum)"), "{error}");
     }
+}
+
+/// Rank 1 calls something else, and rank 2 calls when rank 0 has given its call up: what it says then is of nobody.
+#[test]
+fn ranks_that_meet_in_vain_leave_no_messages_to_what_they_met_in() {
+    let (met, given_up) = (Barrier::new(3), Barrier::new(2));
+    let left = relaying(3, "tcp", Order::RoundRobin, |rank| {
+        met.wait();
+        let (memory, endpoint) = (rank.memory(&[0; 700]), rank.group().endpoint());
+        if rank.rank == 2 {
+            given_up.wait();
+        }
+        let start = Instant::now();
+        while rank.rank == 0 && endpoint.messages().unexpected_bytes() == 0 && start.elapsed() < PATIENCE {
+            endpoint.progress(0, Through::Messages);
+        }
+        let count = if rank.rank == 1 { 699 } else { 700 };
+        let work = rank.start(&request(Kind::Allreduce, memory, memory, count, 0), &rank.call());
+        let result = work.and_then(|work| work.wait(Deadline::after(PATIENCE)));
+        let operations = endpoint.messages().operations();
+        if rank.rank == 0 {
+            given_up.wait();
+        }
+        let status = result.err().map(|error| error.status());
+        (status, operations, grave(rank.drain()))
+    });
+    assert_eq!(left, vec![(Some(Status::Mismatch), 0, vec![]); 3], "how it ended, and what is under way");
 }

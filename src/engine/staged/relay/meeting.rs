@@ -169,66 +169,69 @@ impl Meeting {
         order: &StreamOrder,
     ) -> Result<Met> {
         let seat = self.seat.clone();
-        loop {
-            match std::mem::replace(&mut self.stage, Stage::Over) {
-                Stage::Begin => {
-                    if let Some(None) = seat.lanes() {
-                        return Ok(Met::Parts);
-                    }
-                    let first = seat.lanes().is_none() && matches!(*seat.making(), Making::Unbegun);
-                    let wire = first.then(|| Wire::listen(group, seat.crew()));
-                    let mut own = Vec::from(self.word.scale.to_bits().to_le_bytes());
-                    own.extend_from_slice(&self.says().to_le_bytes());
-                    let wire = wire.transpose().and_then(|wire| {
-                        let mut address = [0; RECORD_BYTES];
-                        if let Some(wire) = &wire {
-                            record(wire.own_address(), &mut address)?;
-                            own.extend_from_slice(&address);
-                        }
-                        Ok(wire)
-                    });
-                    let wire = wire.unwrap_or_else(|error| {
-                        say_no(group.name(), &error);
-                        None
-                    });
-                    own.resize(WORD_BYTES + if first { RECORD_BYTES } else { 0 }, 0);
-                    let turn = turn.at_piece(GREETING);
-                    let gathering = Gathering::begin(gather, group, turn, own, seat.crew().size)?;
-                    self.stage = Stage::Greet(gathering, wire);
+        if let Stage::Begin = self.stage {
+            if let Some(None) = seat.lanes() {
+                self.stage = Stage::Over;
+                return Ok(Met::Parts);
+            }
+            self.greet(gather, group, turn)?;
+        }
+        // In its place until all has come: whoever gives the call up finds it there, and has nothing more written to its memory.
+        let Stage::Greet(gathering, _) = &mut self.stage else { return Ok(Met::Parts) };
+        match gathering.operation.advance(group) {
+            Poll::Pending => return Ok(Met::Pending),
+            Poll::Ready(result) => drop(result?),
+        }
+        let Stage::Greet(gathering, wire) = std::mem::replace(&mut self.stage, Stage::Over) else {
+            return Ok(Met::Parts);
+        };
+        let long = |bytes: &[u8]| u64::from_le_bytes(std::array::from_fn(|index| bytes[index]));
+        let words: Vec<&[u8]> = gathering.all.chunks_exact(gathering.own.len()).collect();
+        let scales: Vec<f64> = words.iter().map(|word| f64::from_bits(long(word))).collect();
+        let said: Vec<u64> = words.iter().map(|word| long(&word[8..])).collect();
+        if seat.hear(group, &said) {
+            return Ok(Met::Relays(scales));
+        }
+        let first = gathering.own.len() > WORD_BYTES;
+        if first && seat.lanes().is_none() && said.iter().all(|said| said & CAN != 0) {
+            // A rank that could not listen has said nothing of an address.
+            let addresses: Option<Vec<PeerAddress>> =
+                words.iter().map(|word| read_record(&word[WORD_BYTES..]).ok()).collect();
+            let mut making = seat.making();
+            match (addresses, wire) {
+                (Some(addresses), Some(wire)) => {
+                    making.connect(group, wire, addresses, (&order.devices, order.device));
                 }
-                Stage::Greet(mut gathering, wire) => {
-                    match gathering.operation.advance(group) {
-                        Poll::Pending => {
-                            self.stage = Stage::Greet(gathering, wire);
-                            return Ok(Met::Pending);
-                        }
-                        Poll::Ready(result) => drop(result?),
-                    }
-                    let long = |bytes: &[u8]| u64::from_le_bytes(std::array::from_fn(|index| bytes[index]));
-                    let words: Vec<&[u8]> = gathering.all.chunks_exact(gathering.own.len()).collect();
-                    let scales: Vec<f64> = words.iter().map(|word| f64::from_bits(long(word))).collect();
-                    let said: Vec<u64> = words.iter().map(|word| long(&word[8..])).collect();
-                    if seat.hear(group, &said) {
-                        return Ok(Met::Relays(scales));
-                    }
-                    let first = gathering.own.len() > WORD_BYTES;
-                    if first && seat.lanes().is_none() && said.iter().all(|said| said & CAN != 0) {
-                        // A rank that could not listen has said nothing of an address.
-                        let addresses: Option<Vec<PeerAddress>> =
-                            words.iter().map(|word| read_record(&word[WORD_BYTES..]).ok()).collect();
-                        let mut making = seat.making();
-                        match (addresses, wire) {
-                            (Some(addresses), Some(wire)) => {
-                                making.connect(group, wire, addresses, (&order.devices, order.device));
-                            }
-                            _ => *making = Making::Never,
-                        }
-                    }
-                    return Ok(Met::Parts);
-                }
-                _ => return Ok(Met::Parts),
+                _ => *making = Making::Never,
             }
         }
+        Ok(Met::Parts)
+    }
+
+    /// Begins to tell the others what this rank says, and where it listens, if no lanes are being made.
+    fn greet(&mut self, gather: &Gather, group: &Group, turn: &Turn) -> Result<()> {
+        let seat = &self.seat;
+        let first = seat.lanes().is_none() && matches!(*seat.making(), Making::Unbegun);
+        let wire = first.then(|| Wire::listen(group, seat.crew()));
+        let mut own = Vec::from(self.word.scale.to_bits().to_le_bytes());
+        own.extend_from_slice(&self.says().to_le_bytes());
+        let wire = wire.transpose().and_then(|wire| {
+            let mut address = [0; RECORD_BYTES];
+            if let Some(wire) = &wire {
+                record(wire.own_address(), &mut address)?;
+                own.extend_from_slice(&address);
+            }
+            Ok(wire)
+        });
+        let wire = wire.unwrap_or_else(|error| {
+            say_no(group.name(), &error);
+            None
+        });
+        own.resize(WORD_BYTES + if first { RECORD_BYTES } else { 0 }, 0);
+        let turn = turn.at_piece(GREETING);
+        let gathering = Gathering::begin(gather, group, turn, own, seat.crew().size)?;
+        self.stage = Stage::Greet(gathering, wire);
+        Ok(())
     }
 }
 
