@@ -66,6 +66,7 @@ pub struct Endpoint {
     lost_any: AtomicBool,
     crowded: AtomicBool,
     all_haul: AtomicBool,
+    all_relay: AtomicBool,
     sleepers: Sleepers,
     /// When this was made, and how many nanoseconds later a device was last given something.
     born: Instant,
@@ -109,6 +110,7 @@ impl Endpoint {
             lost_any: AtomicBool::new(false),
             crowded: AtomicBool::new(false),
             all_haul: AtomicBool::new(false),
+            all_relay: AtomicBool::new(false),
             sleepers: Sleepers::default(),
             born: Instant::now(),
             stirred: AtomicU64::new(0),
@@ -239,7 +241,7 @@ impl Endpoint {
     }
 
     /// Finds out what processors there are for each rank, once all addresses are known: whether waiters make way, and how many
-    /// threads move long messages.
+    /// threads move long messages. And whether all ranks relay.
     pub fn share_processors(&self) {
         let addresses = lock(&self.addresses);
         let mut neighbours: HashMap<[u8; 16], usize> = HashMap::new();
@@ -250,6 +252,7 @@ impl Endpoint {
         };
         let least = addresses.values().map(threads).min().unwrap_or(1);
         self.all_haul.store(least > 1, Ordering::Relaxed);
+        self.all_relay.store(addresses.values().all(|address| address.relays), Ordering::Relaxed);
         let Some(own) = addresses.get(&self.rank()) else { return };
         self.crowded.store(neighbours[&own.host] > usize::from(own.processors), Ordering::Relaxed);
         let threads = threads(own);
@@ -258,6 +261,11 @@ impl Endpoint {
             self.hauling.set_helpers(threads - 1);
             self.messages().leave_loads();
         }
+    }
+
+    /// Whether calls on device memory may be relayed on each rank of the job.
+    pub fn all_relay(&self) -> bool {
+        self.all_relay.load(Ordering::Relaxed)
     }
 
     /// Whether each rank of the job has several threads for long messages.

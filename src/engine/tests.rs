@@ -34,9 +34,14 @@ fn pair(shm: bool) -> [Arc<Group>; 2] {
 }
 
 fn pair_with(options: &Options) -> [Arc<Group>; 2] {
+    pair_of([options, options])
+}
+
+/// Each rank with its own.
+fn pair_of(options: [&Options; 2]) -> [Arc<Group>; 2] {
     let store = HashStore::new();
-    let join = |rank| {
-        let options = options.clone();
+    let join = |rank: u32| {
+        let options = options[rank as usize].clone();
         let (size, secret) = (2, None);
         let deadline = Deadline::after(Duration::from_secs(20));
         let meeting = Meeting { rank, size, name: "pair", store: &store, secret, options, deadline };
@@ -47,6 +52,15 @@ fn pair_with(options: &Options) -> [Arc<Group>; 2] {
         let ranks = [0, 1].map(|rank| scope.spawn(move || join(rank)));
         ranks.map(|rank| rank.join().expect("no rank panics"))
     })
+}
+
+#[test]
+fn calls_are_relayed_where_all_ranks_say_that_they_may_be() {
+    let [on, off] = [true, false].map(|relays| Options { relays, ..Options::default() });
+    for (options, due) in [([&on, &on], true), ([&on, &off], false), ([&off, &off], false)] {
+        let relay = pair_of(options).map(|group| group.endpoint().all_relay());
+        assert_eq!(relay, [due; 2], "{options:?}");
+    }
 }
 
 const BARRIER: Signature = Signature {

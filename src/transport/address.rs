@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use super::wire::{Reader, put_text};
 use crate::error::{Error, Result, Status, fail};
 
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 
 /// Names the sources that this library was built from. Ranks lay out memory that others use and run kernels that wait for those of
 /// others, which differ from build to build: all ranks need the same.
@@ -35,6 +35,8 @@ pub struct PeerAddress {
     pub processors: u16,
     /// Its threads for long messages over TCP; 0: what its share of the host's processors allows.
     pub tcp_threads: u8,
+    /// Whether its calls on device memory may be relayed.
+    pub relays: bool,
     /// Its TCP listeners, at most [`MAX_ADDRESSES`].
     pub addresses: Vec<SocketAddr>,
 }
@@ -55,6 +57,7 @@ impl PeerAddress {
         bytes.extend_from_slice(&self.local);
         bytes.extend_from_slice(&self.processors.to_le_bytes());
         bytes.push(self.tcp_threads);
+        bytes.push(u8::from(self.relays));
         bytes.push(self.addresses.len() as u8);
         for address in &self.addresses {
             match address.ip() {
@@ -140,6 +143,11 @@ fn parse(reader: &mut Reader<'_>) -> Option<(String, PeerAddress)> {
     let pid = reader.u32()?;
     let local = reader.array()?;
     let (processors, tcp_threads) = (reader.u16()?, reader.u8()?);
+    let relays = match reader.u8()? {
+        0 => false,
+        1 => true,
+        _ => return None,
+    };
     let count = usize::from(reader.u8()?);
     if count > MAX_ADDRESSES {
         return None;
@@ -155,7 +163,8 @@ fn parse(reader: &mut Reader<'_>) -> Option<(String, PeerAddress)> {
             _ => return None,
         });
     }
-    let address = PeerAddress { rank, host, hostname, pid, local, processors, tcp_threads, addresses };
+    let address =
+        PeerAddress { rank, host, hostname, pid, local, processors, tcp_threads, relays, addresses };
     reader.is_done().then_some((sources, address))
 }
 
@@ -173,6 +182,7 @@ mod tests {
             local: [0xab; 16],
             processors: 300,
             tcp_threads: 4,
+            relays: true,
             addresses: vec!["10.0.0.1:2950".parse().unwrap(), "[fe80::1%3]:80".parse().unwrap()],
         }
     }

@@ -47,6 +47,8 @@ pub struct Options {
     /// Threads that move long messages over TCP, the waiting one among them; `None`: this rank's share of the processors, up to
     /// 8.
     pub tcp_threads: Option<usize>,
+    /// Whether calls on device memory may be relayed; they are where all ranks say so.
+    pub relays: bool,
     /// The addresses to listen on, at any port if it is 0, and to publish; empty: loopback only.
     pub addresses: Vec<SocketAddr>,
     /// Stands for the host's identity instead of its boot id.
@@ -70,6 +72,7 @@ impl Default for Options {
             pull: true,
             tcp_streams: None,
             tcp_threads: None,
+            relays: true,
             addresses: Vec::new(),
             host: None,
             ring_bytes: 256 << 10,
@@ -108,6 +111,7 @@ impl Options {
         };
         options.tcp_streams = count("UNISONO_TCP_STREAMS")?;
         options.tcp_threads = count("UNISONO_TCP_THREADS")?;
+        options.relays = lookup("UNISONO_RELAY").is_none_or(|value| value != "0");
         options.host = lookup("UNISONO_HOST").filter(|text| !text.is_empty());
         Ok(options)
     }

@@ -242,8 +242,8 @@ impl<'a> Parts<'a> {
             return None;
         }
         let place = MeetingPlace::Messages(self.gather_words(seat));
-        let context = &self.call.context;
-        context.plan_among(self.call.hosts.relay(), place, checked, checked.signature.count)
+        let Composed { context, group, hosts, .. } = &self.call;
+        context.plan_among(group, hosts.relay(), place, checked, checked.signature.count)
     }
 
     /// Gathers a few bytes of each of this place's ranks, ahead of the pieces of the next part.

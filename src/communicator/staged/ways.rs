@@ -37,18 +37,9 @@ impl Way {
     }
 }
 
-/// Whether calls may be relayed: unless UNISONO_RELAY is 0, on all ranks alike.
-#[cfg(not(test))]
-fn relays(_: &Cuda) -> bool {
-    static UNWANTED: std::sync::LazyLock<bool> =
-        std::sync::LazyLock::new(|| std::env::var("UNISONO_RELAY").is_ok_and(|value| value == "0"));
-    !*UNWANTED
-}
-
-/// Tests do not ask: they name kernels, or relay nothing.
-#[cfg(test)]
-fn relays(cuda: &Cuda) -> bool {
-    cuda.kernels.get().is_some()
+/// Tests name kernels, or relay nothing.
+fn relays(cuda: &Cuda, group: &Group) -> bool {
+    group.endpoint().all_relay() && (!cfg!(test) || cuda.kernels.get().is_some())
 }
 
 impl Context {
@@ -112,20 +103,21 @@ impl Context {
             None if group.size() <= MAX_WIRED => MeetingPlace::Messages(self.gather_words(options)),
             None => return None,
         };
-        self.plan_among(group.relay(), place, checked, count)
+        self.plan_among(group, group.relay(), place, checked, count)
     }
 
     /// How the crew of a seat relays a call of its own, of `count` elements a block, if it is one that may be. The same answer on all of
     /// them.
     pub(in crate::communicator) fn plan_among(
         &self,
+        group: &Group,
         seat: &Arc<Seat>,
         place: MeetingPlace,
         checked: &Checked,
         count: u64,
     ) -> Option<Plan> {
         let cuda = self.cuda();
-        if !relays(cuda) {
+        if !relays(cuda, group) {
             return None;
         }
         let combine = match checked.operator {

@@ -121,6 +121,7 @@ impl Endpoint {
             processors: u16::try_from(process::usable_cpus()).unwrap_or(u16::MAX),
             // Checked: at most 64.
             tcp_threads: options.tcp_threads.map_or(0, |threads| threads as u8),
+            relays: options.relays,
             addresses: Vec::new(),
         };
         let listeners = Listener::all(&options, &mut address)?;

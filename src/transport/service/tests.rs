@@ -521,6 +521,7 @@ fn options_come_from_the_environment_and_bad_ones_are_named() {
     assert_eq!(parse("UNISONO_TCP_STREAMS", "64").unwrap().tcp_streams, Some(64));
     assert_eq!(parse("UNISONO_TCP_THREADS", "3").unwrap().tcp_threads, Some(3));
     assert_eq!(parse("UNISONO_HOST", "a").unwrap().host.as_deref(), Some("a"));
+    assert_eq!(["0", "1"].map(|value| parse("UNISONO_RELAY", value).unwrap().relays), [false, true]);
     for (name, value) in [
         ("UNISONO_TRANSPORT", ""),
         ("UNISONO_TRANSPORT", "shm,infiniband"),
