@@ -712,3 +712,28 @@ fn ranks_that_meet_in_vain_leave_no_messages_to_what_they_met_in() {
     });
     assert_eq!(left, vec![(Some(Status::Mismatch), 0, vec![]); 3], "how it ended, and what is under way");
 }
+
+#[test]
+fn a_call_that_waits_for_its_parcels_alone_names_whom_they_are_for() {
+    let told = Barrier::new(2);
+    relaying(2, "tcp", Order::RoundRobin, |rank| {
+        let is_root = rank.rank == 0;
+        // No more pieces than lanes: the root needs nothing of rank 1.
+        let memory = rank.memory(&[0; 200]);
+        rank.group().relay().hold_movers(is_root);
+        let broadcast = request(Kind::Broadcast, if is_root { memory } else { 0 }, memory, 200, 0);
+        let timeout = if is_root { Duration::from_millis(300) } else { PATIENCE };
+        let work = rank.start(&broadcast, &Call { timeout: Some(timeout), ..rank.call() });
+        let result = work.and_then(|work| work.wait(Deadline::after(PATIENCE)));
+        told.wait();
+        rank.group().relay().hold_movers(false);
+        let error = result.expect_err("nothing moves");
+        if is_root {
+            assert_eq!(error.status(), Status::Timeout, "{error}");
+            for part in ["nothing from rank 1 ", "parcels to rank 1 are not written"] {
+                assert!(error.text().contains(part), "{error}");
+            }
+        }
+        assert_eq!(grave(rank.drain()), Vec::<String>::new());
+    });
+}

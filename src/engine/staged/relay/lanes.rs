@@ -134,6 +134,14 @@ impl Seat {
         self.pieces.load(Ordering::Relaxed)
     }
 
+    /// Has the movers do nothing, or go on.
+    #[cfg(test)]
+    pub fn hold_movers(&self, held: bool) {
+        if let Some(Lanes::Wired(wire)) = self.agreed().map(|lanes| &**lanes) {
+            wire.hold(held);
+        }
+    }
+
     /// So many are another call's, behind all others'.
     pub(super) fn add_pieces(&self, pieces: u64) {
         self.pieces.fetch_add(pieces, Ordering::Relaxed);

@@ -268,7 +268,7 @@ impl Relay {
                 return Ok(Waits::Ended);
             }
             if run.progress == earlier {
-                if let Some(member) = stops {
+                if let Some(member) = stops.or_else(|| run.parcels.unwritten().next()) {
                     run.lanes.check(group, watch, member)?;
                 }
                 if group.endpoint().is_parking() {
@@ -316,7 +316,7 @@ impl Relay {
             before: self.plan.seat.pieces(),
             progress: Progress::default(),
             exchanged: false,
-            parcels: Parcels::default(),
+            parcels: Parcels::new(self.plan.route.size()),
         });
         Ok(())
     }
@@ -391,10 +391,13 @@ impl Operation for Relay {
             Stage::Part => return Vec::new(),
             Stage::Relay(_) => {}
         }
-        (0..self.plan.route.size())
-            .filter(|&member| member != self.plan.route.rank() && !self.is_there(member))
-            .map(|member| self.plan.seat.crew().rank(member))
-            .collect()
+        let (rank, crew) = (self.plan.route.rank(), self.plan.seat.crew());
+        let others = (0..self.plan.route.size()).filter(|&member| member != rank);
+        let mut members: Vec<usize> = others.filter(|&member| !self.is_there(member)).collect();
+        if let (true, Some(run)) = (members.is_empty(), &self.running) {
+            members.extend(run.parcels.unwritten());
+        }
+        members.into_iter().map(|member| crew.rank(member)).collect()
     }
 
     /// What is left is to see stores end, to say so, and to send what has been given: lanes are used again behind that, whichever
@@ -433,7 +436,13 @@ impl Operation for Relay {
             (Stage::Relay(_), Some(run)) => {
                 let Progress { begun, given, worked, folded, taken, done } = run.progress;
                 let pieces = self.plan.route.pieces();
-                let unwritten = if run.parcels.are_written() { "" } else { ", and parcels are not written" };
+                let crew = self.plan.seat.crew();
+                let unwritten: Vec<String> =
+                    run.parcels.unwritten().map(|member| crew.rank(member).to_string()).collect();
+                let unwritten = match unwritten.is_empty() {
+                    true => String::new(),
+                    false => format!(", and parcels to rank {} are not written", unwritten.join(", ")),
+                };
                 format!(
                     "of {pieces} pieces GPU {device} was told to give {begun}, to work on {worked}, to take {taken}, and has given {given}, \
                      worked on {folded}, taken {done}{unwritten}"

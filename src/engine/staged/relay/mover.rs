@@ -102,31 +102,55 @@ pub(super) struct Parcel {
     bytes: *const u8,
     length: usize,
     written: usize,
+    member: usize,
     among: Parcels,
 }
 
 /// What a call has sent that the kernel does not have yet. What it has is delivered even if this process ends.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Parcels(Arc<AtomicUsize>);
+#[derive(Clone, Debug)]
+pub(super) struct Parcels(Arc<Unwritten>);
+
+/// Parcels that the kernel does not have yet.
+#[derive(Debug)]
+struct Unwritten {
+    /// All of them: whoever writes the last one sees that it is the last.
+    all: AtomicUsize,
+    /// By member.
+    to: Box<[AtomicUsize]>,
+}
 
 impl Parcels {
+    /// None yet, of a call of so many members.
+    pub(super) fn new(members: usize) -> Parcels {
+        let to = (0..members).map(|_| AtomicUsize::new(0)).collect();
+        Parcels(Arc::new(Unwritten { all: AtomicUsize::new(0), to }))
+    }
+
     pub(super) fn are_written(&self) -> bool {
-        self.0.load(Ordering::Acquire) == 0
+        self.0.all.load(Ordering::Acquire) == 0
     }
 
-    fn add(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+    /// The members whose parcels are not.
+    pub(super) fn unwritten(&self) -> impl Iterator<Item = usize> + '_ {
+        let to = self.0.to.iter().enumerate();
+        to.filter(|(_, count)| count.load(Ordering::Relaxed) > 0).map(|(member, _)| member)
     }
 
-    fn remove(&self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+    fn add(&self, member: usize) {
+        self.0.to[member].fetch_add(1, Ordering::Relaxed);
+        self.0.all.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn remove(&self, member: usize) {
+        self.0.to[member].fetch_sub(1, Ordering::Relaxed);
+        self.0.all.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 /// It has been written, or never will be.
 impl Drop for Parcel {
     fn drop(&mut self) {
-        self.among.remove();
+        self.among.remove(self.member);
     }
 }
 
@@ -173,14 +197,14 @@ impl Bell {
 }
 
 impl Parcel {
-    /// `frame` with the bytes at `bytes`, as one of these.
+    /// `frame` with the bytes at `bytes`, for a member, as one of these.
     ///
     /// # Safety
-    /// They stay as they are until the member that it is posted for is done with the piece, and mapped as long as the hub.
-    pub(super) unsafe fn new(frame: Frame, bytes: *const u8, among: &Parcels) -> Parcel {
-        among.add();
+    /// They stay as they are until the member is done with the piece, and mapped as long as the hub.
+    pub(super) unsafe fn new(frame: Frame, bytes: *const u8, member: usize, among: &Parcels) -> Parcel {
+        among.add(member);
         let (header, length) = (frame.encode(), frame.length as usize);
-        Parcel { header, bytes, length, written: 0, among: among.clone() }
+        Parcel { header, bytes, length, written: 0, member, among: among.clone() }
     }
 
     /// Writes what fits. Whether all of it has gone.
@@ -223,6 +247,11 @@ pub(super) fn run(hub: &Hub, mover: usize, sockets: &Sockets) -> io::Result<()> 
     }
     let mut last = Instant::now();
     while !hub.is_closing() {
+        #[cfg(test)]
+        if hub.is_held() {
+            std::thread::yield_now();
+            continue;
+        }
         let mut moved = false;
         for (member, connection) in connections.iter_mut().enumerate() {
             let Some(connection) = connection else { continue };

@@ -160,7 +160,7 @@ impl Wire {
                 let frame = Frame { mark, piece, offset: (at + start) as u32, length, whole: bytes as u32 };
                 let from = hub.lane(hub.rank, piece % LANES).wrapping_add(at + start);
                 // SAFETY: what a route says lies in the lane, which is written again when all members are done with this piece.
-                unsafe { Parcel::new(frame, from, parcels) }
+                unsafe { Parcel::new(frame, from, member, parcels) }
             };
             // What has no bytes tells the member, too.
             hub.outbox(movers(mark).start, member).post((0..bytes.max(1)).step_by(most).map(parcel));
@@ -171,6 +171,12 @@ impl Wire {
         if any {
             hub.bells[movers(mark)].iter().for_each(Bell::rouse);
         }
+    }
+
+    /// Has the movers do nothing, or go on.
+    #[cfg(test)]
+    pub(super) fn hold(&self, held: bool) {
+        self.hub.held.store(held, Ordering::Relaxed);
     }
 
     /// There will be something to send soon: the movers are awake by then.
@@ -228,6 +234,8 @@ pub(super) struct Hub {
     /// By mover.
     bells: Vec<Bell>,
     closing: AtomicBool,
+    #[cfg(test)]
+    held: AtomicBool,
     /// When and why the first connection to a member has ended.
     ends: Vec<OnceLock<(Instant, String)>>,
 }
@@ -258,6 +266,8 @@ impl Hub {
             outboxes: [(); 2].map(|()| (0..size).map(|_| Outbox::default()).collect()),
             bells: (0..CONNECTIONS).map(|_| Bell::new()).collect::<std::io::Result<_>>()?,
             closing: AtomicBool::new(false),
+            #[cfg(test)]
+            held: AtomicBool::new(false),
             ends: (0..size).map(|_| OnceLock::new()).collect(),
         })
     }
@@ -283,6 +293,12 @@ impl Hub {
 
     pub(super) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Relaxed)
+    }
+
+    /// Whether movers are to do nothing.
+    #[cfg(test)]
+    pub(super) fn is_held(&self) -> bool {
+        self.held.load(Ordering::Relaxed)
     }
 
     /// How long to look before sleeping: not at all where ranks share processors.
