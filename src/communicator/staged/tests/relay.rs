@@ -737,3 +737,27 @@ fn a_call_that_waits_for_its_parcels_alone_names_whom_they_are_for() {
         assert_eq!(grave(rank.drain()), Vec::<String>::new());
     });
 }
+
+/// Lanes stay pinned while a device may use them, for a call that was given up; what moves pieces between the ranks does not stay.
+#[test]
+fn connections_end_with_their_group_whatever_was_given_up() {
+    let met = Barrier::new(2);
+    let movers = relaying(2, "tcp", Order::RoundRobin, |rank| {
+        if rank.rank == 0 {
+            let memory = rank.memory(&[0; 700]);
+            let call = Call { timeout: Some(Duration::from_millis(100)), ..rank.call() };
+            let sum = request(Kind::Allreduce, memory, memory, 700, 0);
+            let work = rank.start(&sum, &call).expect("it starts");
+            work.wait(Deadline::after(PATIENCE)).expect_err("rank 1 does not follow");
+        }
+        // Nobody leaves before.
+        met.wait();
+        assert_eq!(grave(rank.drain()), Vec::<String>::new());
+        rank.group().relay().movers().expect("movers")
+    });
+    let start = Instant::now();
+    while movers.iter().any(|movers| movers.strong_count() > 0) {
+        assert!(start.elapsed() < PATIENCE, "movers are left");
+        std::thread::yield_now();
+    }
+}

@@ -134,7 +134,16 @@ impl Seat {
         self.pieces.load(Ordering::Relaxed)
     }
 
-    /// Has the movers do nothing, or go on.
+    /// What moves pieces between ranks that share no memory, if there is that.
+    #[cfg(test)]
+    pub fn movers(&self) -> Option<std::sync::Weak<dyn Send + Sync>> {
+        match &**self.agreed()? {
+            Lanes::Wired(wire) => Some(wire.movers()),
+            Lanes::Shared(_) => None,
+        }
+    }
+
+    /// Has that do nothing, or go on.
     #[cfg(test)]
     pub fn hold_movers(&self, held: bool) {
         if let Some(Lanes::Wired(wire)) = self.agreed().map(|lanes| &**lanes) {
@@ -154,6 +163,9 @@ impl fmt::Debug for Seat {
     }
 }
 
+/// What has lanes pinned, as long as a device may use them.
+pub(super) type Pinned = Arc<dyn Send + Sync>;
+
 /// Everybody's lanes.
 pub(super) enum Lanes {
     /// In memory that all members have mapped and pinned.
@@ -168,6 +180,15 @@ impl Lanes {
         match self {
             Lanes::Shared(shared) => shared.address(member, piece % LANES),
             Lanes::Wired(wire) => wire.address(member, piece % LANES),
+        }
+    }
+
+    /// What steps that are under way on a device still need when the call is given up, maybe longer than there is the group: nothing
+    /// goes between the ranks for them.
+    pub(super) fn pinned(self: &Arc<Self>) -> Pinned {
+        match &**self {
+            Lanes::Shared(_) => self.clone(),
+            Lanes::Wired(wire) => wire.pinned(),
         }
     }
 

@@ -325,7 +325,7 @@ impl Relay {
     fn leave(&mut self) {
         self.staged.waive();
         match self.running.take() {
-            Some(Run { tracks, lanes, .. }) => tracks.leave(&self.staged.job.order, lanes),
+            Some(Run { tracks, lanes, .. }) => tracks.leave(&self.staged.job.order, lanes.pinned()),
             None => self.staged.job.order.give_up(),
         }
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use super::super::resources::Ringer;
 use super::super::{COPIES, StreamOrder, copies};
 use super::Combine;
-use super::lanes::Lanes;
+use super::lanes::Pinned;
 use super::route::LANES;
 use crate::cuda::context::Devices;
 use crate::cuda::courier::{Courier, Customer, Desk, Errand};
@@ -83,7 +83,7 @@ pub(super) struct Sum<'a> {
 struct Parked {
     tail: Tail,
     tracks: Vec<Track>,
-    lanes: Arc<Lanes>,
+    lanes: Pinned,
 }
 
 /// What comes after all steps.
@@ -252,7 +252,7 @@ impl Tracks {
     }
 
     /// Takes them back, and lets go of the lanes, when the steps under way have ended. The caller's stream goes on behind those.
-    pub(super) fn leave(self, order: &StreamOrder, lanes: Arc<Lanes>) {
+    pub(super) fn leave(self, order: &StreamOrder, lanes: Pinned) {
         match self {
             Tracks::Courier(Ordered { errand, customer, .. }) => {
                 drop(errand);
@@ -264,7 +264,7 @@ impl Tracks {
     }
 }
 
-fn leave(order: &StreamOrder, mut tracks: Vec<Track>, lanes: Arc<Lanes>) {
+fn leave(order: &StreamOrder, mut tracks: Vec<Track>, lanes: Pinned) {
     let StreamOrder { devices, device, exit, .. } = order;
     let Some(last) = tracks.pop() else { return };
     let behind = || -> Result<Event> {
@@ -376,14 +376,14 @@ impl Track {
 }
 
 /// Takes back tracks, and lets go of the lanes, once `tail` has ended.
-fn park(tail: Tail, tracks: Vec<Track>, lanes: Arc<Lanes>) {
+fn park(tail: Tail, tracks: Vec<Track>, lanes: Pinned) {
     lock(&POOL).parked.push(Parked { tail, tracks, lanes });
 }
 
 impl Pool {
     /// Looks whether the steps of calls that were given up have ended, where `asks` says so of what comes after them. The lanes that they
     /// used, to be dropped without the lock.
-    fn unpark(&mut self, asks: impl Fn(&Tail) -> bool) -> Vec<Arc<Lanes>> {
+    fn unpark(&mut self, asks: impl Fn(&Tail) -> bool) -> Vec<Pinned> {
         let mut done = Vec::new();
         let mut index = 0;
         while index < self.parked.len() {

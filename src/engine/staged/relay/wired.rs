@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::lanes::Crew;
+use super::lanes::{Crew, Pinned};
 use super::mover::{self, Bell, Frame, Outbox, PARCEL, Parcel, Parcels, Sockets};
 use super::route::{LANE_BYTES, LANES, Route};
 use crate::cuda::context::Devices;
@@ -101,7 +101,7 @@ impl Wire {
             }
         }
         let memory = RegisteredBuffer::new(devices, device, self.hub.size * BYTES)?;
-        let _ = self.hub.memory.set(Aside::new(memory, "pinned memory is not given back"));
+        let _ = self.hub.memory.set(Arc::new(Aside::new(memory, "pinned memory is not given back")));
         self.start(self.hub.await_links(is_wanted)?)
     }
 
@@ -134,6 +134,12 @@ impl Wire {
                 .map_err(|cause| Error::system("no thread to move a group's pieces", cause))?;
         }
         Ok(())
+    }
+
+    /// The memory of all lanes, without what moves anything there.
+    pub(super) fn pinned(&self) -> Pinned {
+        // PROOF: as for a lane.
+        self.hub.memory.get().expect("pinned").clone()
     }
 
     /// The lane of `member` with this number.
@@ -171,6 +177,13 @@ impl Wire {
         if any {
             hub.bells[movers(mark)].iter().for_each(Bell::rouse);
         }
+    }
+
+    /// What moves things.
+    #[cfg(test)]
+    pub(super) fn movers(&self) -> Weak<dyn Send + Sync> {
+        let hub: Arc<dyn Send + Sync> = self.hub.clone();
+        Arc::downgrade(&hub)
     }
 
     /// Has the movers do nothing, or go on.
@@ -226,7 +239,7 @@ pub(super) struct Hub {
     /// Whether there is one more.
     linked: Condvar,
     /// The lanes of all members, in their order.
-    memory: OnceLock<Aside<RegisteredBuffer>>,
+    memory: OnceLock<Arc<Aside<RegisteredBuffer>>>,
     /// What comes of each member, by mark and by lane.
     coming: Vec<[[Coming; LANES as usize]; Mark::ALL.len()]>,
     /// By member: what the carriers send, and what tells that lanes may be used again.
