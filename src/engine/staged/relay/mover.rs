@@ -62,7 +62,7 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    fn encode(&self) -> [u8; HEADER] {
+    pub(super) fn encode(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         bytes[..4].copy_from_slice(&(self.mark as u32).to_le_bytes());
         bytes[4..8].copy_from_slice(&self.length.to_le_bytes());
@@ -175,6 +175,11 @@ impl Outbox {
         self.any.store(!parcels.is_empty(), Ordering::SeqCst);
         first
     }
+
+    /// What is in it will not be sent.
+    pub(super) fn clear(&self) {
+        while self.take().is_some() {}
+    }
 }
 
 impl Bell {
@@ -226,6 +231,8 @@ struct Connection<'a> {
     outbox: &'a Outbox,
     leaving: Option<Parcel>,
     arriving: Arriving,
+    /// Why nothing more can be written. What the member has sent before it went is still read.
+    gone: Option<io::Error>,
     /// Whether the last write did not fit, and whether the kernel is asked for room.
     blocked: bool,
     watched: bool,
@@ -263,7 +270,7 @@ pub(super) fn run(hub: &Hub, mover: usize, sockets: &Sockets) -> io::Result<()> 
                     let _ = connection.socket.shutdown(Shutdown::Both);
                     connection.forget(hub);
                     epoll.unwatch(connection.socket.as_fd());
-                    hub.ended(member, &error);
+                    hub.ended(mover, member, &error);
                 }
             }
         }
@@ -301,6 +308,7 @@ impl<'a> Connection<'a> {
             outbox,
             leaving: None,
             arriving: Arriving::default(),
+            gone: None,
             blocked: false,
             watched: false,
             ended: false,
@@ -314,28 +322,50 @@ impl<'a> Connection<'a> {
             self.forget(hub);
             return Ok(false);
         }
-        let mut moved = false;
-        self.blocked = false;
-        self.leaving = self.leaving.take().or_else(|| self.outbox.take());
-        if let Some(parcel) = &mut self.leaving {
-            match unless_blocked(parcel.write(self.socket))? {
-                Some(whole) => {
-                    moved = true;
-                    if whole {
-                        let among = parcel.among.clone();
-                        self.leaving = None;
-                        if among.are_written() {
-                            hub.rouse();
-                        }
-                    }
-                }
-                None => self.blocked = true,
-            }
+        if hub.is_cut(member) {
+            return Err(io::ErrorKind::ConnectionAborted.into());
         }
-        match unless_blocked(self.arriving.read(hub, member, self.socket))? {
+        let moved = self.write(hub)?;
+        let read = match self.arriving.read(hub, member, self.socket) {
+            Err(error) if !is_for_now(&error) => Err(self.gone.take().unwrap_or(error)),
+            answer => unless_blocked(answer),
+        };
+        match read? {
             Some(Some(frame)) => hub.arrived(member, frame)?,
             Some(None) => {}
             None => return Ok(moved),
+        }
+        Ok(true)
+    }
+
+    /// Writes a little. Whether anything moved.
+    fn write(&mut self, hub: &Hub) -> io::Result<bool> {
+        self.blocked = false;
+        if self.gone.is_some() {
+            self.forget(hub);
+            return Ok(false);
+        }
+        self.leaving = self.leaving.take().or_else(|| self.outbox.take());
+        let Some(parcel) = &mut self.leaving else { return Ok(false) };
+        let whole = match unless_blocked(parcel.write(self.socket)) {
+            Ok(Some(whole)) => whole,
+            Ok(None) => {
+                self.blocked = true;
+                return Ok(false);
+            }
+            Err(error) if is_gone(&error) => {
+                self.forget(hub);
+                self.gone = Some(error);
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        };
+        if whole {
+            let among = parcel.among.clone();
+            self.leaving = None;
+            if among.are_written() {
+                hub.rouse();
+            }
         }
         Ok(true)
     }
@@ -366,11 +396,18 @@ impl<'a> Connection<'a> {
 fn unless_blocked<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
-        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-            Ok(None)
-        }
+        Err(error) if is_for_now(&error) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+fn is_for_now(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+/// Whether the other side has closed the connection without having read all that was written to it.
+pub(super) fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
 }
 
 /// A frame that is coming in.

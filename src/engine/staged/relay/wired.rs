@@ -6,8 +6,9 @@
 //! copy, none combines, and the waiting thread only looks at counters. One more connection, of a thread of its own, tells when a lane
 //! may be used again ([`Mark::Done`]): behind data that would be late by half of what is written at a time, on both sides.
 
+use std::io::ErrorKind;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -47,7 +48,7 @@ const OPENING: Duration = Duration::from_secs(60);
 /// How often whoever waits for links asks whether they are still wanted.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long after the end of a connection the death of its process, or the failure of the group, is the better cause.
+/// How long after the end of a member's connections the death of its process, or the failure of the group, is the better cause.
 const DOUBT: Duration = Duration::from_millis(250);
 
 /// Bytes of a member's lanes.
@@ -72,7 +73,8 @@ impl Wire {
         let identity = Identity { rank: crew.number, size: crew.size, job, ..identity.clone() };
         let options =
             Options { shm: false, tcp_streams: Some(CONNECTIONS), segment_bytes: 0, ..options.clone() };
-        let hub = Hub::new(group, crew)
+        let endpoint = group.endpoint();
+        let hub = Hub::new(crew, Arc::downgrade(endpoint), endpoint.is_crowded())
             .map_err(|cause| Error::system("no descriptors for a group's movers", cause))?;
         let hub = Arc::new(hub);
         let port = Arc::downgrade(&hub) as Weak<dyn Port>;
@@ -125,12 +127,7 @@ impl Wire {
         }
         for (mover, sockets) in sockets.into_iter().enumerate() {
             let hub = self.hub.clone();
-            let run = move || {
-                if let Err(cause) = mover::run(&hub, mover, &sockets) {
-                    (0..hub.size).for_each(|member| hub.ended(member, &cause));
-                }
-            };
-            sys::process::spawn("unisono-mover", run)
+            sys::process::spawn("unisono-mover", move || serve(&hub, mover, sockets))
                 .map_err(|cause| Error::system("no thread to move a group's pieces", cause))?;
         }
         Ok(())
@@ -169,7 +166,7 @@ impl Wire {
                 unsafe { Parcel::new(frame, from, member, parcels) }
             };
             // What has no bytes tells the member, too.
-            hub.outbox(movers(mark).start, member).post((0..bytes.max(1)).step_by(most).map(parcel));
+            hub.post(movers(mark).start, member, (0..bytes.max(1)).step_by(most).map(parcel));
             any = true;
         }
         // Behind the others' word: who sees this here tells them what comes next, maybe in another thread.
@@ -199,13 +196,23 @@ impl Wire {
 
     /// An error when nothing more comes from a member that is waited for, once there has been time for a better cause.
     pub(super) fn check(&self, group: &Group, member: usize) -> Result<()> {
-        match self.hub.ends[member].get() {
-            Some((at, why)) if at.elapsed() > DOUBT => {
+        match self.hub.end(member) {
+            Some(why) => {
                 let who = group.describe_rank(self.hub.crew.rank(member));
                 fail!(PeerFailed, "{who} has left, or a connection to it broke: {why}")
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
+    }
+}
+
+/// What the thread of a mover does.
+fn serve(hub: &Hub, mover: usize, sockets: Sockets) {
+    let served = mover::run(hub, mover, &sockets);
+    // The others see its connections end.
+    drop(sockets);
+    if let Err(cause) = served {
+        hub.gave_up(mover, &cause);
     }
 }
 
@@ -249,8 +256,22 @@ pub(super) struct Hub {
     closing: AtomicBool,
     #[cfg(test)]
     held: AtomicBool,
-    /// When and why the first connection to a member has ended.
-    ends: Vec<OnceLock<(Instant, String)>>,
+    /// By member.
+    ends: Vec<End>,
+}
+
+/// How the connections to a member end.
+struct End {
+    /// Those that have not.
+    open: AtomicUsize,
+    /// When and why nothing more comes over any.
+    cut: OnceLock<(Instant, String)>,
+}
+
+impl Default for End {
+    fn default() -> End {
+        End { open: AtomicUsize::new(CONNECTIONS), cut: OnceLock::new() }
+    }
 }
 
 /// What comes of a member for a lane. Apart from others: movers write it.
@@ -264,14 +285,14 @@ struct Coming {
 }
 
 impl Hub {
-    fn new(group: &Group, crew: Crew) -> std::io::Result<Hub> {
+    fn new(crew: Crew, endpoint: Weak<Endpoint>, crowded: bool) -> std::io::Result<Hub> {
         let (rank, size) = (crew.number as usize, crew.size as usize);
         Ok(Hub {
             crew,
             rank,
             size,
-            endpoint: Arc::downgrade(group.endpoint()),
-            crowded: group.endpoint().is_crowded(),
+            endpoint,
+            crowded,
             links: Mutex::new((0..size).map(|_| None).collect()),
             linked: Condvar::new(),
             memory: OnceLock::new(),
@@ -281,7 +302,7 @@ impl Hub {
             closing: AtomicBool::new(false),
             #[cfg(test)]
             held: AtomicBool::new(false),
-            ends: (0..size).map(|_| OnceLock::new()).collect(),
+            ends: (0..size).map(|_| End::default()).collect(),
         })
     }
 
@@ -294,6 +315,16 @@ impl Hub {
     /// What a mover is to send to a member.
     pub(super) fn outbox(&self, mover: usize, member: usize) -> &Outbox {
         &self.outboxes[usize::from(mover == DONE)][member]
+    }
+
+    /// More for a member, by this mover and those that share its outbox.
+    fn post(&self, mover: usize, member: usize, parcels: impl Iterator<Item = Parcel>) {
+        let outbox = self.outbox(mover, member);
+        outbox.post(parcels);
+        // Who cuts it off clears its outboxes behind that: one of the two finds these.
+        if self.is_cut(member) {
+            outbox.clear();
+        }
     }
 
     pub(super) fn bell(&self, mover: usize) -> &Bell {
@@ -332,7 +363,7 @@ impl Hub {
         let (length, whole) = (u64::from(frame.length), u64::from(frame.whole));
         let come = coming.bytes.fetch_add(length, Ordering::AcqRel) + length;
         if come > whole {
-            return Err(std::io::ErrorKind::InvalidData.into());
+            return Err(ErrorKind::InvalidData.into());
         }
         if come == whole {
             // The next piece in this lane comes when this one is done.
@@ -343,12 +374,47 @@ impl Hub {
         Ok(())
     }
 
-    /// A connection has ended.
-    pub(super) fn ended(&self, member: usize, why: &std::io::Error) {
-        if !self.is_closing() {
-            let _ = self.ends[member].set((Instant::now(), why.to_string()));
-            self.rouse();
+    /// A connection has ended. A member that leaves ends all of them, and what it has sent still comes over those that have not: it is
+    /// cut off with the last. It is at once when one breaks, since parcels may be lost with that.
+    pub(super) fn ended(&self, mover: usize, member: usize, why: &std::io::Error) {
+        let left = why.kind() == ErrorKind::UnexpectedEof
+            // The marks that this rank had for it are of no use to it any more.
+            || mover == DONE && mover::is_gone(why);
+        let last = self.ends[member].open.fetch_sub(1, Ordering::AcqRel) == 1;
+        if last || !left {
+            self.cut(member, why);
         }
+    }
+
+    /// A mover has ended, since the kernel refused it something.
+    fn gave_up(&self, mover: usize, why: &std::io::Error) {
+        for member in (0..self.size).filter(|member| *member != self.rank) {
+            self.cut(member, why);
+            // Maybe nobody else looks there.
+            self.outbox(mover, member).clear();
+        }
+        self.rouse();
+    }
+
+    /// Nothing more comes from a member: all connections to it end.
+    fn cut(&self, member: usize, why: &std::io::Error) {
+        if self.is_closing() {
+            return;
+        }
+        if self.ends[member].cut.set((Instant::now(), why.to_string())).is_ok() {
+            self.bells.iter().for_each(Bell::wake);
+        }
+        self.rouse();
+    }
+
+    pub(super) fn is_cut(&self, member: usize) -> bool {
+        self.ends[member].cut.get().is_some()
+    }
+
+    /// Why nothing more comes from a member, once there has been time for a better cause.
+    fn end(&self, member: usize) -> Option<&str> {
+        let (at, why) = self.ends[member].cut.get()?;
+        (at.elapsed() > DOUBT).then_some(why)
     }
 
     /// Whoever waits for a call looks at it again.
@@ -405,3 +471,6 @@ impl Port for Hub {
         Attendance::Idle
     }
 }
+
+#[cfg(test)]
+mod tests;

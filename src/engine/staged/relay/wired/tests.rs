@@ -1,0 +1,163 @@
+//! The movers of one rank of two. The test has the other ends of their connections.
+
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::thread::JoinHandle;
+
+use socket2::Socket;
+
+use super::*;
+use crate::cuda::double::{Double, Order};
+use crate::sys::epoll::{Epoll, Interest};
+use crate::sys::fork::Unshared;
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The rank at the other ends.
+const OTHER: usize = 1;
+
+/// A hub without a group, and the connections to the other rank.
+fn hub() -> (Arc<Hub>, Vec<Socket>, Vec<TcpStream>) {
+    let hub = Hub::new(Crew::all(0, 2), Weak::new(), false).expect("descriptors");
+    let devices = Devices::over(Double::new(1, Order::Eager)).expect("a driver");
+    let memory = RegisteredBuffer::new(&devices, 0, 2 * BYTES).expect("memory");
+    let _ = hub.memory.set(Arc::new(Aside::new(memory, "the test's memory")));
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let pair = |_| {
+        let there = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+        let (here, _) = listener.accept().expect("a connection");
+        here.set_nonblocking(true).expect("a socket");
+        (Socket::from(here), there)
+    };
+    let (here, there) = (0..CONNECTIONS).map(pair).unzip();
+    (Arc::new(hub), here, there)
+}
+
+/// Starts one mover for each connection.
+fn begin(hub: &Arc<Hub>, here: Vec<Socket>) -> Movers {
+    let movers = here.into_iter().enumerate().map(|(mover, socket)| {
+        let (hub, sockets) = (hub.clone(), vec![None, Some(Arc::new(Unshared::new(socket)))]);
+        std::thread::spawn(move || serve(&hub, mover, sockets))
+    });
+    Movers(hub.clone(), movers.collect())
+}
+
+/// They end with the test, however it ends.
+struct Movers(Arc<Hub>, Vec<JoinHandle<()>>);
+
+impl Drop for Movers {
+    fn drop(&mut self) {
+        self.0.close();
+        self.1.drain(..).for_each(|mover| mover.join().expect("a mover ends well"));
+    }
+}
+
+/// The first or the second half of a piece, which the other rank has given.
+fn half(piece: u64, second: bool) -> Vec<u8> {
+    let offset = if second { 8 } else { 0 };
+    let frame = Frame { mark: Mark::Given, piece, offset, length: 8, whole: 16 };
+    [&frame.encode()[..], &[piece as u8; 8]].concat()
+}
+
+/// What says that a rank is done with a piece.
+fn done(piece: u64) -> Frame {
+    Frame { mark: Mark::Done, piece, offset: 0, length: 0, whole: 0 }
+}
+
+fn post(hub: &Hub, mover: usize, frame: Frame, parcels: &Parcels) {
+    // SAFETY: it has no bytes.
+    let parcel = unsafe { Parcel::new(frame, hub.lane(0, 0), OTHER, parcels) };
+    hub.post(mover, OTHER, std::iter::once(parcel));
+    hub.bells.iter().for_each(Bell::rouse);
+}
+
+fn has_come(hub: &Hub, mark: Mark, piece: u64) -> bool {
+    hub.coming(OTHER, mark, piece).seen.load(Ordering::Acquire) > piece
+}
+
+fn wait_until(what: &str, mut there: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !there() {
+        assert!(Instant::now() < until, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_may_have_bytes_on_their_way_for_as_long_as_they_take() {
+    use std::io::Write;
+    let (hub, here, mut there) = hub();
+    let _movers = begin(&hub, here);
+    there[0].write_all(&half(0, false)).expect("it is written");
+    // The one that carries little ends first, and one more.
+    there.pop();
+    there.pop();
+    wait_until("two ends", || hub.ends[OTHER].open.load(Ordering::Acquire) == CONNECTIONS - 2);
+    std::thread::sleep(2 * DOUBT);
+    assert_eq!(hub.end(OTHER), None);
+    there[1].write_all(&half(0, true)).expect("it is written");
+    wait_until("the piece", || has_come(&hub, Mark::Given, 0));
+    assert_eq!(hub.end(OTHER), None);
+    drop(there);
+    wait_until("the end", || hub.end(OTHER).is_some());
+}
+
+#[test]
+fn a_connection_that_breaks_takes_the_others_with_it() {
+    use std::io::{Read, Write};
+    let (hub, here, mut there) = hub();
+    let _movers = begin(&hub, here);
+    // No frame has so many bytes.
+    let wrong = Frame { length: u32::MAX, ..done(0) };
+    there[3].write_all(&wrong.encode()).expect("it is written");
+    for connection in &mut there {
+        connection.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        assert_eq!(connection.read(&mut [0]).expect("its end"), 0);
+    }
+    wait_until("the end", || hub.end(OTHER).is_some());
+}
+
+#[test]
+fn what_a_rank_has_told_before_it_left_counts_whatever_is_written_to_it_then() {
+    use std::io::Write;
+    let (hub, mut here, mut there) = hub();
+    let mut other = there.pop().expect("a connection");
+    for piece in 0..3 {
+        other.write_all(&done(piece).encode()).expect("it is written");
+    }
+    // It ends without having read what has been told to it: its system says so at once.
+    here[DONE].write_all(&done(0).encode()).expect("it is written");
+    let refused = Epoll::new().expect("a descriptor");
+    let nothing = Interest { read: false, write: false, close: false, once: false };
+    refused.watch(here[DONE].as_fd(), 0, nothing).expect("it is watched");
+    drop(other);
+    let mut told = false;
+    refused.wait(Some(PATIENCE), |event| told = event.closed).expect("an answer");
+    assert!(told, "it is not told");
+    let parcels = Parcels::new(2);
+    post(&hub, DONE, done(1), &parcels);
+    let _movers = begin(&hub, here);
+    wait_until("the last mark", || has_come(&hub, Mark::Done, 2));
+    wait_until("nobody waits for what was to go there", || parcels.are_written());
+    // The others are as they were.
+    wait_until("an end", || hub.ends[OTHER].open.load(Ordering::Acquire) == CONNECTIONS - 1);
+    assert!(!hub.is_cut(OTHER));
+}
+
+#[test]
+fn what_a_mover_leaves_behind_keeps_no_call_waiting() {
+    let (hub, mut here, there) = hub();
+    // The kernel watches no files.
+    let file = std::fs::File::open("/proc/self/exe").expect("a file");
+    here[DONE] = Socket::from(std::os::fd::OwnedFd::from(file));
+    let parcels = Parcels::new(2);
+    post(&hub, DONE, done(0), &parcels);
+    assert_eq!(parcels.unwritten().collect::<Vec<_>>(), [OTHER]);
+    let _movers = begin(&hub, here);
+    wait_until("what was posted before", || parcels.are_written());
+    post(&hub, DONE, done(1), &parcels);
+    wait_until("what is posted behind that", || parcels.are_written());
+    wait_until("the end", || hub.end(OTHER).is_some());
+    drop(there);
+}
