@@ -263,18 +263,20 @@ static void nonblocking(int rank, int size, ncclUniqueId id) {
 
 /* ---- a place that all know */
 
-/* A port that is free. */
+/* A port that is free, and none that the system gives out by itself. */
 static int free_port(void) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t length = sizeof address;
-    int listener = socket(AF_INET, SOCK_STREAM, 0);
-    CHECK(listener >= 0 && bind(listener, (struct sockaddr *)&address, length) == 0);
-    CHECK(getsockname(listener, (struct sockaddr *)&address, &length) == 0);
+    int listener = socket(AF_INET, SOCK_STREAM, 0), port = 10000 + getpid() % 20000;
+    CHECK(listener >= 0);
+    do {
+        address.sin_port = htons((uint16_t)++port);
+    } while (bind(listener, (struct sockaddr *)&address, sizeof address) != 0 && port < 32000);
     close(listener);
-    return ntohs(address.sin_port);
+    return port;
 }
 
-/* Every rank makes the id itself; rank 0 comes last, and the second communicator is made while the first is there on some. */
+/* Every rank makes the id itself; rank 0 comes last, and the second communicator is made while the first is there on some. A smaller one
+ * between them. */
 static void places(int rank, int size, ncclUniqueId id) {
     ncclComm_t comm = meet(rank, size, id);
     int port = rank == 0 ? free_port() : 0;
@@ -292,6 +294,13 @@ static void places(int rank, int size, ncclUniqueId id) {
         CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
         CHECK(y == (float)size);
         CHECK_OK(ncclCommDestroy(comm));
+        if (rank < size - 1) {
+            CHECK_OK(ncclGetUniqueId(&own));
+            comm = meet(rank, size - 1, own);
+            CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
+            CHECK(y == (float)(size - 1));
+            CHECK_OK(ncclCommDestroy(comm));
+        }
     }
 }
 
@@ -400,8 +409,9 @@ static void deaths(int rank, int size, ncclUniqueId id) {
 
 /* Stopped on purpose, by every rank, then shrunk. */
 static void revocations(int rank, int size, ncclUniqueId id) {
-    ncclComm_t comm = meet(rank, size, id), rest = NULL;
+    ncclComm_t comm = meet(rank, size, id), other = NULL, rest = NULL;
     float x = 1, y = 0;
+    CHECK_OK(ncclCommSplit(comm, 0, rank, &other, NULL));
     let_others_finish();
     CHECK_OK(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
     /* All have, before one goes on. */
@@ -418,7 +428,16 @@ static void revocations(int rank, int size, ncclUniqueId id) {
         CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, rest, NULL));
         CHECK(y == (float)(size - 1));
         CHECK_OK(ncclCommDestroy(rest));
+        /* What is stopped to be shrunk has not failed, and ends as any other. */
+        ncclResult_t state = ncclInternalError;
+        CHECK_OK(ncclCommShrink(other, excluded, 1, &rest, NULL, NCCL_SHRINK_ABORT));
+        CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, rest, NULL));
+        CHECK_OK(ncclCommDestroy(rest));
+        CHECK_OK(ncclCommGetAsyncError(other, &state));
+        CHECK(state == ncclSuccess);
+        CHECK_OK(ncclCommFinalize(other));
     }
+    CHECK_OK(ncclCommDestroy(other));
     CHECK_OK(ncclCommDestroy(comm));
 }
 

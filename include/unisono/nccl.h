@@ -391,7 +391,7 @@ ncclResult_t pncclCommSplit(ncclComm_t comm,
 
 /// Makes a child of a communicator without the `excludeRanksCount` ranks of `excludeRanksList`, which do not call it: the
 /// others all do. Their order is kept. `shrinkFlags` is NCCL_SHRINK_DEFAULT or, when a rank has failed,
-/// NCCL_SHRINK_ABORT, which ends what runs on the parent first. A NULL `config` is the parent's.
+/// NCCL_SHRINK_ABORT, which ends what runs on the parent first; that it ended so is no failure of it. A NULL `config` is the parent's.
 ncclResult_t ncclCommShrink(ncclComm_t comm,
                             int *excludeRanksList,
                             int excludeRanksCount,
@@ -430,7 +430,8 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t pncclCommFinalize(ncclComm_t comm);
 
 /// Ends the handle, once what was enqueued is complete: this process may end next, and others may need what it has yet to
-/// give. As long as they are well it waits for them, however late they come; ncclCommAbort does not wait. NULL is fine.
+/// give. As long as they are well it waits for them, however late they come, or until another thread calls ncclCommAbort. NULL is
+/// fine.
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t pncclCommDestroy(ncclComm_t comm);
 

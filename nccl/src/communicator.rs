@@ -1,7 +1,7 @@
 //! Communicators: what a handle stands for, from the moment it is given out.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -73,8 +73,12 @@ pub(crate) struct Communicator {
     phase: Mutex<Phase>,
     /// Of what all ranks set up over it.
     order: Arc<Order>,
-    /// How many children are being made of it.
-    making: AtomicUsize,
+    /// The children that are being made of it.
+    making: Mutex<Vec<Arc<Communicator>>>,
+    /// The first failure to make one: see [`Making`].
+    unmade: OnceLock<Error>,
+    /// Whether it was stopped on purpose: that it was aborted is no failure.
+    stopped: AtomicBool,
     /// What was started on each stream last, and what the host has a part in.
     started: Mutex<Vec<(usize, Work)>>,
     /// The first failure among that: a message's is not the group's.
@@ -147,7 +151,9 @@ impl Communicator {
             met: OnceLock::new(),
             phase: Mutex::new(Phase::Open),
             order: Arc::default(),
-            making: AtomicUsize::new(0),
+            making: Mutex::default(),
+            unmade: OnceLock::new(),
+            stopped: AtomicBool::new(false),
             started: Mutex::default(),
             lost: OnceLock::new(),
             alone: OnceLock::new(),
@@ -237,9 +243,24 @@ impl Communicator {
         &self.order
     }
 
-    /// Whether something is being set up over it, or children are being made of it.
+    /// Whether something is being set up over it, or children are being made of it that nobody has aborted.
     pub(crate) fn is_setting_up(&self) -> bool {
-        self.making.load(Ordering::Acquire) > 0 || !self.order.is_idle()
+        self.making().iter().any(|child| !child.meeting().aborted) || !self.order.is_idle()
+    }
+
+    fn making(&self) -> MutexGuard<'_, Vec<Arc<Communicator>>> {
+        self.making.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends everything that runs, on purpose: as [`Communicator::abort`], but it has not failed.
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.abort();
+    }
+
+    /// Whether it was stopped on purpose.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
     }
 
     /// Its phase, to look at or to change.
@@ -247,16 +268,17 @@ impl Communicator {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first failure, if there was one. A revoked communicator has none: it was stopped on purpose.
+    /// The first failure, if there was one; of what was stopped on purpose only those of its children.
     pub(crate) fn failure(&self) -> Option<Error> {
-        match self.met.get()? {
+        let own = match self.met.get()? {
             Err(error) => Some(error.clone()),
-            Ok(_) if *self.phase() == Phase::Revoked => None,
+            Ok(_) if self.is_stopped() => None,
             Ok(context) => context.failure().or_else(|| {
                 self.started().retain(|(_, work)| !self.has_ended(work));
                 self.lost.get().cloned()
             }),
-        }
+        };
+        own.or_else(|| self.unmade.get().cloned())
     }
 
     /// A group of this rank alone.
@@ -354,25 +376,28 @@ impl Communicator {
 }
 
 /// A child that is being made of a communicator, until this is dropped.
-pub(crate) struct Making(Arc<Communicator>);
+pub(crate) struct Making {
+    parent: Arc<Communicator>,
+    child: Arc<Communicator>,
+}
 
 impl Making {
-    pub(crate) fn of(parent: &Arc<Communicator>) -> Making {
-        parent.making.fetch_add(1, Ordering::Relaxed);
-        Making(parent.clone())
+    pub(crate) fn of(parent: &Arc<Communicator>, child: &Arc<Communicator>) -> Making {
+        parent.making().push(child.clone());
+        Making { parent: parent.clone(), child: child.clone() }
     }
 
     /// It has been made, or has not. Where the parent does not block, its client asks the parent.
     pub(crate) fn end(self, failure: Option<&Error>) {
-        if let Some(error) = failure.filter(|_| !self.0.config.blocking) {
-            let _ = self.0.lost.set(error.clone());
+        if let Some(error) = failure.filter(|_| !self.parent.config.blocking) {
+            let _ = self.parent.unmade.set(error.clone());
         }
     }
 }
 
 impl Drop for Making {
     fn drop(&mut self) {
-        self.0.making.fetch_sub(1, Ordering::Release);
+        self.parent.making().retain(|child| !Arc::ptr_eq(child, &self.child));
     }
 }
 

@@ -149,7 +149,9 @@ pub unsafe extern "C" fn ncclCommSplit(
 ) -> ncclResult_t {
     in_group(|| {
         let parent = communicator::find(comm)?;
-        parent.phase().check_unfinished(parent.group()?)?;
+        let phase = *parent.phase();
+        phase.check_unfinished(parent.group()?)?;
+        let revoked = phase == Phase::Revoked;
         // SAFETY: the contract of the header: NULL or writable.
         unsafe { out(newcomm, "newcomm") }?;
         let color = match u32::try_from(color) {
@@ -160,7 +162,10 @@ pub unsafe extern "C" fn ncclCommSplit(
         // SAFETY: the contract of the header: NULL or a config.
         let config = unsafe { Config::parse(config, &parent.config) }?;
         let child = Communicator::new(parent.place, config, parent.servers());
-        let ranks = Ranks::Alike(parent, color, key.into());
+        let ranks = match revoked {
+            true => Ranks::AlikeAnew(parent, color, key.into()),
+            false => Ranks::Alike(parent, color, key.into()),
+        };
         // SAFETY: checked above.
         group::join(unsafe { Joining::new(child, newcomm, ranks) })
     })
@@ -168,7 +173,7 @@ pub unsafe extern "C" fn ncclCommSplit(
 
 /// Makes a child of a communicator without the `excludeRanksCount` ranks of `excludeRanksList`, which do not call it: the
 /// others all do. Their order is kept. `shrinkFlags` is NCCL_SHRINK_DEFAULT or, when a rank has failed,
-/// NCCL_SHRINK_ABORT, which ends what runs on the parent first. A NULL `config` is the parent's.
+/// NCCL_SHRINK_ABORT, which ends what runs on the parent first; that it ended so is no failure of it. A NULL `config` is the parent's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommShrink(
     comm: ncclComm_t,
@@ -209,11 +214,7 @@ pub unsafe extern "C" fn ncclCommShrink(
         let phase = *parent.phase();
         phase.check_unfinished(context)?;
         if shrinkFlags == NCCL_SHRINK_ABORT {
-            if context.failure().is_none() {
-                // What it has after this is no failure.
-                *parent.phase() = Phase::Revoked;
-            }
-            parent.abort();
+            parent.stop();
         } else if let (Phase::Open, Some(error)) = (phase, context.failure()) {
             return Err(error.context(format!(
                 "'{}' has failed, and shrinks with NCCL_SHRINK_ABORT only",
@@ -284,7 +285,11 @@ unsafe fn from_ids(
     }
     let servers = ids.iter().filter_map(unique_id::claim).collect();
     let communicator = Communicator::new(here, config, servers);
-    let options = options(rank, size, Rendezvous::Id(meeting));
+    let mut options = options(rank, size, Rendezvous::Id(meeting));
+    if unique_id::is_of_place(&meeting)? {
+        // Other communicators meet there, too.
+        options.name = format!("world of {size}");
+    }
     // SAFETY: this function's contract; not NULL.
     group::join(unsafe { Joining::new(communicator, place, Ranks::Of(Box::new(options))) })
 }

@@ -44,7 +44,10 @@ pub(crate) fn finish(finalized: impl IntoIterator<Item = Arc<Communicator>>) -> 
     let mut all = Ok(SUCCESS);
     for communicator in finalized {
         let one = match communicator.config.blocking {
-            true => communicator.drain(Deadline::NEVER).map(|()| SUCCESS),
+            true => match communicator.drain(Deadline::NEVER) {
+                Err(error) if !communicator.is_stopped() => Err(error),
+                _ => Ok(SUCCESS),
+            },
             false if communicator.idle() => Ok(SUCCESS),
             false => Ok(IN_PROGRESS),
         };
@@ -58,22 +61,28 @@ pub(crate) fn finish(finalized: impl IntoIterator<Item = Arc<Communicator>>) -> 
 }
 
 /// Ends the handle, once what was enqueued is complete: this process may end next, and others may need what it has yet to
-/// give. As long as they are well it waits for them, however late they come; ncclCommAbort does not wait. NULL is fine.
+/// give. As long as they are well it waits for them, however late they come, or until another thread calls ncclCommAbort. NULL is
+/// fine.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
     guard(|| {
         if comm.is_null() {
             return Ok(SUCCESS);
         }
-        let Some(communicator) = communicator::take(comm)? else { return Ok(SUCCESS) };
+        let Ok(communicator) = communicator::find(comm) else {
+            // No communicator, or the parent's of this forked process.
+            return communicator::take(comm).map(|_| SUCCESS);
+        };
         if communicator.met().is_none() {
             // It still meets the others, in the background; whoever does that holds the rest.
             communicator.abort();
         }
+        // With its handle: another thread may abort it meanwhile, and has ended it then.
         if let Err(error) = communicator.drain(Deadline::NEVER) {
             // It is destroyed all the same; whoever wants to know asks ncclCommGetAsyncError before.
             log::warn!("{error}");
         }
+        let _ = communicator::take(comm);
         Ok(SUCCESS)
     })
 }
@@ -114,7 +123,7 @@ pub extern "C" fn ncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) -> ncclRe
             Phase::Revoked => fail!(InvalidArgument, "the communicator was revoked before"),
         }
         drop(phase);
-        communicator.abort();
+        communicator.stop();
         Ok(SUCCESS)
     })
 }

@@ -9,7 +9,7 @@ use unisono::communicator::{Child, Context, Options};
 use unisono::sys::process;
 
 use crate::abi::{ncclComm_t, ncclResult_t};
-use crate::communicator::{COMMUNICATORS, Communicator, Making, Phase};
+use crate::communicator::{COMMUNICATORS, Communicator, Making};
 use crate::error::{Error, IN_PROGRESS, Result, SUCCESS, Status, caught};
 use crate::order::Turn;
 
@@ -28,6 +28,8 @@ pub(crate) enum Ranks {
     Of(Box<Options>),
     /// Those of this communicator that give the same colour, in the order of their keys.
     Alike(Arc<Communicator>, Option<u32>, i64),
+    /// The same, where nothing can be exchanged over it any more.
+    AlikeAnew(Arc<Communicator>, Option<u32>, i64),
     /// These of this communicator.
     Remaining(Arc<Communicator>, Vec<u32>),
 }
@@ -37,28 +39,26 @@ impl Ranks {
     fn parent(&self) -> Option<&Arc<Communicator>> {
         match self {
             Ranks::Of(_) => None,
-            Ranks::Alike(parent, ..) | Ranks::Remaining(parent, _) => Some(parent),
+            Ranks::Alike(parent, ..) | Ranks::AlikeAnew(parent, ..) | Ranks::Remaining(parent, _) => {
+                Some(parent)
+            }
         }
     }
 
     /// Has them meet; `turn` is one of their parent's, `label` what the client calls them. `None`: this rank is not one of them.
-    fn meet(self, turn: Option<Turn>, label: Option<String>) -> Result<Option<Context>> {
+    fn meet(self, mut turn: Option<Turn>, label: Option<String>) -> Result<Option<Context>> {
         if let Some(turn) = &turn {
             turn.wait();
         }
         let mut child = match self {
             Ranks::Of(options) => return Context::create_labelled(*options, label).map(Some),
-            Ranks::Alike(parent, color, key) => {
-                let phase = *parent.phase();
+            Ranks::Alike(parent, color, key) => parent.group()?.begin_split(color, key)?,
+            Ranks::AlikeAnew(parent, color, key) => {
                 let parent = parent.group()?;
-                if phase == Phase::Revoked {
-                    // Nothing can be exchanged over it any more.
-                    let all: Vec<u32> = (0..parent.size()).collect();
-                    let all = parent.begin_regroup("revoked", &all)?.labelled(parent.name().to_owned());
-                    all.meet()?.begin_split(color, key)?
-                } else {
-                    parent.begin_split(color, key)?
-                }
+                let all: Vec<u32> = (0..parent.size()).collect();
+                let all = parent.begin_regroup("revoked", &all)?.labelled(parent.name().to_owned());
+                drop(turn.take());
+                all.meet()?.begin_split(color, key)?
             }
             Ranks::Remaining(parent, ranks) => {
                 let parent = parent.group()?;
@@ -87,7 +87,7 @@ impl Joining {
     ) -> Joining {
         let handle = match ranks {
             // It takes part in the splitting, and in nothing after that.
-            Ranks::Alike(_, None, _) => std::ptr::null_mut(),
+            Ranks::Alike(_, None, _) | Ranks::AlikeAnew(_, None, _) => std::ptr::null_mut(),
             _ => COMMUNICATORS.insert(communicator.clone()),
         };
         // SAFETY: this function's contract.
@@ -119,7 +119,7 @@ pub(crate) fn meet(joinings: Vec<Joining>) -> Result<ncclResult_t> {
     for Joining { communicator, handle, place, ranks } in joinings {
         let parent = ranks.parent().cloned();
         let (turn, making) =
-            parent.as_ref().map(|parent| (parent.order().take(), Making::of(parent))).unzip();
+            parent.as_ref().map(|parent| (parent.order().take(), Making::of(parent, &communicator))).unzip();
         // It is the parent that the client calls.
         let blocks = parent.map_or(communicator.config.blocking, |parent| parent.config.blocking);
         let inner = communicator.clone();

@@ -50,13 +50,22 @@ fn of_place() -> Result<Option<UniqueId>> {
 
 /// Serves an id of the place that NCCL_COMM_ID names, for rank 0; other ids have a server.
 pub(crate) fn serve_place(bytes: &[u8; ID_BYTES]) -> Result<()> {
-    let Some(id) = of_place()?.filter(|id| id.to_bytes() == *bytes) else { return Ok(()) };
+    if !is_of_place(bytes)? {
+        return Ok(());
+    }
+    let id = UniqueId::parse(bytes)?;
     let mut places = PLACES.write();
     // A child that was forked has none of its parent's servers.
     if !places.iter().any(|place| (place.bytes, place.fork) == (*bytes, fork::generation())) {
         places.push(ServedPlace { bytes: *bytes, fork: fork::generation(), _server: id.serve()? });
     }
     Ok(())
+}
+
+/// Whether an id is one of the place that NCCL_COMM_ID names, wherever its name was looked up.
+pub(crate) fn is_of_place(bytes: &[u8; ID_BYTES]) -> Result<bool> {
+    let Some(place) = of_place()? else { return Ok(false) };
+    Ok(UniqueId::parse(bytes)?.secret() == place.secret())
 }
 
 /// The places that this process serves: others may already be meeting there for the next communicator when one is destroyed.

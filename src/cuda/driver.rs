@@ -273,7 +273,7 @@ pub trait StreamCalls {
     /// In a capture: from each launch of the graph on, the event means what the stream has been given so far in it. Nothing waits for
     /// the node, which is valid until the capture ends.
     unsafe fn record_event_at_launch(&self, stream: StreamHandle, event: EventHandle) -> Result<GraphNode>;
-    /// In the same capture: what the stream has been given so far comes before the node, too.
+    /// In the same capture: what the stream has been given so far comes before the node, too, if it does not yet.
     unsafe fn come_before(&self, stream: StreamHandle, node: GraphNode) -> Result<()>;
     /// Whether what the event means is complete.
     unsafe fn query_event(&self, event: EventHandle) -> Result<bool>;

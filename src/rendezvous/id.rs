@@ -90,9 +90,9 @@ impl UniqueId {
         Ok(UniqueId { instance, secret, addresses, port, host: [0; 4] })
     }
 
-    /// Serves the store of an id of a place, which is this host's.
+    /// Serves the store of an id of a place, which is this host's: there alone, if it has one of the addresses.
     pub fn serve(&self) -> Result<ServerHandle> {
-        ServerHandle::start_everywhere_as(self.instance, self.port, &self.secret)
+        ServerHandle::start_as(self.instance, &self.candidates(false), &self.secret)
     }
 
     /// The id that these bytes are.

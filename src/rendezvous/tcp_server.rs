@@ -20,7 +20,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use super::secret::SecretKey;
 use super::tcp_wire as wire;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail};
 use crate::sys::event::EventFd;
 use crate::sys::fork::Unshared;
 use crate::sys::{process, random};
@@ -72,16 +72,26 @@ impl ServerHandle {
 
     /// Serves on all addresses of this host, IPv4 and, where the host has it, IPv6.
     pub fn start_everywhere(port: u16, secret: Option<&SecretKey>) -> Result<ServerHandle> {
-        everywhere(port, |address| ServerHandle::start(address, secret))
+        let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+        ServerHandle::start(both, secret).or_else(|first| {
+            // The kernel may lack IPv6. If the cause is another, such as a port in use, IPv4 fails the same way, and
+            // the first error is the one to tell.
+            ServerHandle::start(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)), secret).map_err(|_| first)
+        })
     }
 
-    /// The same, as the `instance` that clients expect.
-    pub(super) fn start_everywhere_as(
+    /// Serves as the `instance` that clients expect, on the first of these addresses that is one of this host's.
+    pub(super) fn start_as(
         instance: [u8; 16],
-        port: u16,
+        addresses: &[SocketAddr],
         secret: &SecretKey,
     ) -> Result<ServerHandle> {
-        everywhere(port, |address| ServerHandle::start_as(instance, address, Some(secret), Limits::default()))
+        let start = |&address: &SocketAddr| {
+            ServerHandle::start_instance(instance, address, Some(secret), Limits::default())
+        };
+        let mut started = addresses.iter().map(start);
+        let first = started.next().unwrap_or_else(|| fail!(InvalidArgument, "a store has no address"));
+        first.or_else(|error| started.find_map(Result::ok).ok_or(error))
     }
 
     /// Serves within `limits`.
@@ -92,11 +102,10 @@ impl ServerHandle {
     ) -> Result<ServerHandle> {
         let mut instance = [0; 16];
         random::fill(&mut instance)?;
-        ServerHandle::start_as(instance, address, secret, limits)
+        ServerHandle::start_instance(instance, address, secret, limits)
     }
 
-    /// Serves as the `instance` that clients expect.
-    fn start_as(
+    fn start_instance(
         instance: [u8; 16],
         address: SocketAddr,
         secret: Option<&SecretKey>,
@@ -137,15 +146,6 @@ impl ServerHandle {
     pub(super) fn instance(&self) -> [u8; 16] {
         self.instance
     }
-}
-
-/// What starts on all addresses of this host.
-fn everywhere(port: u16, start: impl Fn(SocketAddr) -> Result<ServerHandle>) -> Result<ServerHandle> {
-    start((Ipv6Addr::UNSPECIFIED, port).into()).or_else(|first| {
-        // The kernel may lack IPv6. If the cause is another, such as a port in use, IPv4 fails the same way, and the first error is
-        // the one to tell.
-        start((Ipv4Addr::UNSPECIFIED, port).into()).map_err(|_| first)
-    })
 }
 
 impl Drop for ServerHandle {

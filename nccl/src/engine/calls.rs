@@ -55,8 +55,11 @@ impl Calls {
     /// Keeps a call. What is wrong with it is told here, where the caller can see which call it was.
     pub(crate) fn add(&mut self, launch: Launch) -> Result<()> {
         let context = launch.working_group()?;
-        self.note_stream(&launch);
-        if self.gather(&launch, context)? == Added::Not {
+        let added = self.gather(&launch, context)?;
+        if added != Added::Empty && !launch.is_empty() {
+            self.note_stream(&launch);
+        }
+        if added == Added::Not {
             launch.check_in(context)?;
             self.others.push(launch);
         }

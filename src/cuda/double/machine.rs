@@ -434,7 +434,7 @@ impl Machine {
         let capture = self.capturing(call, queue)?;
         let before = capture.ends.get(&queue).cloned().unwrap_or_default();
         match capture.nodes.get_mut(node.0) {
-            Some((Node::Record(_), after)) if before.iter().all(|node| !after.contains(node)) => {
+            Some((Node::Record(_), after)) => {
                 after.extend(before);
                 Ok(())
             }

@@ -197,6 +197,10 @@ impl StreamCalls for Libcuda {
         // SAFETY: as many of both; all are of the capture, which is under way.
         let result =
             unsafe { (self.calls.cuGraphAddDependencies)(graph, last.as_ptr(), nodes.as_ptr(), last.len()) };
+        if result == sys::CUresult::CUDA_ERROR_INVALID_VALUE as c_int {
+            // It does already: the stream was given nothing since.
+            return Ok(());
+        }
         self.check("cuGraphAddDependencies", result)
     }
 

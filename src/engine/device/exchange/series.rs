@@ -55,7 +55,7 @@ impl Series<'_> {
         if self.lane.ran_on.is_some_and(|before| before != self.id) {
             self.stream.wait(&self.exchange.parts().last)?;
         }
-        Ok(())
+        self.lane.captured.precede(self.exchange.parts(), &self.stream)
     }
 
     /// A part of the call that is a collective of the members.
