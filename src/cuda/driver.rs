@@ -124,6 +124,15 @@ pub enum Capture {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GraphNode(pub usize);
 
+/// A node of a graph that is being captured which records an event, and nothing waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GraphRecord {
+    /// It.
+    pub node: GraphNode,
+    /// Those that it comes right behind.
+    pub behind: Vec<GraphNode>,
+}
+
 /// What driver calls a thread may make while streams are captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureMode {
@@ -272,9 +281,10 @@ pub trait StreamCalls {
     unsafe fn wait_event_at_launch(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
     /// In a capture: from each launch of the graph on, the event means what the stream has been given so far in it. Nothing waits for
     /// the node, which is valid until the capture ends.
-    unsafe fn record_event_at_launch(&self, stream: StreamHandle, event: EventHandle) -> Result<GraphNode>;
-    /// In the same capture: what the stream has been given so far comes before the node, too, if it does not yet.
-    unsafe fn come_before(&self, stream: StreamHandle, node: GraphNode) -> Result<()>;
+    unsafe fn record_event_at_launch(&self, stream: StreamHandle, event: EventHandle) -> Result<GraphRecord>;
+    /// In the same capture: the record comes right behind what the stream has been given so far, and no longer behind what it came
+    /// right behind until now, which that has to come behind.
+    unsafe fn put_off(&self, stream: StreamHandle, record: &mut GraphRecord) -> Result<()>;
     /// Whether what the event means is complete.
     unsafe fn query_event(&self, event: EventHandle) -> Result<bool>;
     /// Waits on the host until what the event means is complete.

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::context::Devices;
-use super::driver::{Capture, GraphNode, HostFunction, Priority, StreamHandle};
+use super::driver::{Capture, GraphRecord, HostFunction, Priority, StreamHandle};
 use super::event::Event;
 use super::word::Word;
 use crate::deadline::Deadline;
@@ -134,17 +134,18 @@ impl Stream {
 
     /// While it is captured: from each launch of the graph on, `event` means what the stream has been given so far in it. The node that
     /// does so is valid until the capture ends.
-    pub fn record_at_launch(&self, event: &Event) -> Result<GraphNode> {
+    pub fn record_at_launch(&self, event: &Event) -> Result<GraphRecord> {
         let _entered = self.devices.enter(self.device)?;
         // SAFETY: both live.
         unsafe { self.devices.driver().record_event_at_launch(self.handle, event.handle()) }
     }
 
-    /// While it is captured: what it has been given so far comes before a node of the same capture.
-    pub fn come_before(&self, node: GraphNode) -> Result<()> {
+    /// While it is captured: a record of the same capture comes right behind what this stream has been given so far, which has to come
+    /// behind what it came right behind until now.
+    pub fn put_off(&self, record: &mut GraphRecord) -> Result<()> {
         let _entered = self.devices.enter(self.device)?;
         // SAFETY: it lives.
-        unsafe { self.devices.driver().come_before(self.handle, node) }
+        unsafe { self.devices.driver().put_off(self.handle, record) }
     }
 
     /// Whether it has done everything that it has been given. Not while it is captured.

@@ -303,16 +303,16 @@ impl StreamCalls for Double {
         machine.wait_at_launch(queue, event)
     }
 
-    unsafe fn record_event_at_launch(&self, stream: StreamHandle, event: EventHandle) -> Result<GraphNode> {
+    unsafe fn record_event_at_launch(&self, stream: StreamHandle, event: EventHandle) -> Result<GraphRecord> {
         let mut machine = self.begin("cuGraphAddEventRecordNode")?;
         let queue = machine.queue_here("cuGraphAddEventRecordNode", stream)?;
         machine.record_at_launch(queue, event)
     }
 
-    unsafe fn come_before(&self, stream: StreamHandle, node: GraphNode) -> Result<()> {
+    unsafe fn put_off(&self, stream: StreamHandle, record: &mut GraphRecord) -> Result<()> {
         let mut machine = self.begin("cuGraphAddDependencies")?;
         let queue = machine.queue_here("cuGraphAddDependencies", stream)?;
-        machine.come_before(queue, node)
+        machine.put_off(queue, record)
     }
 
     unsafe fn query_event(&self, event: EventHandle) -> Result<bool> {

@@ -422,20 +422,22 @@ impl Machine {
         Ok(())
     }
 
-    pub(super) fn record_at_launch(&mut self, queue: Queue, event: EventHandle) -> Result<GraphNode> {
+    pub(super) fn record_at_launch(&mut self, queue: Queue, event: EventHandle) -> Result<GraphRecord> {
         let capture = self.capturing("cuGraphAddEventRecordNode", queue)?;
         let after = capture.ends.get(&queue).cloned().unwrap_or_default();
+        let behind = after.iter().map(|&node| GraphNode(node)).collect();
         capture.nodes.push((Node::Record(event), after));
-        Ok(GraphNode(capture.nodes.len() - 1))
+        Ok(GraphRecord { node: GraphNode(capture.nodes.len() - 1), behind })
     }
 
-    pub(super) fn come_before(&mut self, queue: Queue, node: GraphNode) -> Result<()> {
+    pub(super) fn put_off(&mut self, queue: Queue, record: &mut GraphRecord) -> Result<()> {
         let call = "cuGraphAddDependencies";
         let capture = self.capturing(call, queue)?;
         let before = capture.ends.get(&queue).cloned().unwrap_or_default();
-        match capture.nodes.get_mut(node.0) {
+        record.behind = before.iter().map(|&node| GraphNode(node)).collect();
+        match capture.nodes.get_mut(record.node.0) {
             Some((Node::Record(_), after)) => {
-                after.extend(before);
+                *after = before;
                 Ok(())
             }
             _ => Err(refuse(call, "CUDA_ERROR_INVALID_VALUE")),

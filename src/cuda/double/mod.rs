@@ -30,8 +30,8 @@ use task::{Carrying, Task};
 use super::context::Devices;
 use super::courier::{self, Combiner};
 use super::driver::{
-    Capture, CaptureMode, ContextHandle, Driver, EventHandle, FunctionHandle, GraphNode, Grid, HostFunction,
-    Location, Memory, MemoryHandle, ModuleHandle, Priority, StreamHandle,
+    Capture, CaptureMode, ContextHandle, Driver, EventHandle, FunctionHandle, GraphNode, GraphRecord, Grid,
+    HostFunction, Location, Memory, MemoryHandle, ModuleHandle, Priority, StreamHandle,
 };
 use super::local::{Fold, Kernels};
 use super::stream::Stream;

@@ -6,8 +6,8 @@ use cudarc::driver::sys;
 
 use super::{Libcuda, raw};
 use crate::cuda::driver::{
-    Capture, CaptureMode, ContextHandle, DeviceCalls, EventHandle, GraphNode, Priority, StreamCalls,
-    StreamHandle,
+    Capture, CaptureMode, ContextHandle, DeviceCalls, EventHandle, GraphNode, GraphRecord, Priority,
+    StreamCalls, StreamHandle,
 };
 use crate::error::{Result, fail};
 
@@ -37,6 +37,10 @@ impl Libcuda {
         // SAFETY: as many nodes, until the stream is given something.
         Ok((graph, unsafe { std::slice::from_raw_parts(last, count) }.to_vec()))
     }
+}
+
+fn numbers(nodes: &[sys::CUgraphNode]) -> Vec<GraphNode> {
+    nodes.iter().map(|node| GraphNode(node.expose_provenance())).collect()
 }
 
 impl StreamCalls for Libcuda {
@@ -172,7 +176,7 @@ impl StreamCalls for Libcuda {
         self.check("cuStreamWaitEvent", result)
     }
 
-    unsafe fn record_event_at_launch(&self, stream: StreamHandle, event: EventHandle) -> Result<GraphNode> {
+    unsafe fn record_event_at_launch(&self, stream: StreamHandle, event: EventHandle) -> Result<GraphRecord> {
         // SAFETY: the caller's promise.
         let (graph, last) = unsafe { self.captured(stream) }?;
         let mut node = std::ptr::null_mut();
@@ -187,21 +191,29 @@ impl StreamCalls for Libcuda {
             )
         };
         self.check("cuGraphAddEventRecordNode", result)?;
-        Ok(GraphNode(node.expose_provenance()))
+        Ok(GraphRecord { node: GraphNode(node.expose_provenance()), behind: numbers(&last) })
     }
 
-    unsafe fn come_before(&self, stream: StreamHandle, node: GraphNode) -> Result<()> {
+    unsafe fn put_off(&self, stream: StreamHandle, record: &mut GraphRecord) -> Result<()> {
         // SAFETY: the caller's promise.
         let (graph, last) = unsafe { self.captured(stream) }?;
-        let nodes = vec![raw(node.0); last.len()];
+        let behind = numbers(&last);
+        if behind == record.behind {
+            // The stream was given nothing since.
+            return Ok(());
+        }
+        let before: Vec<sys::CUgraphNode> = record.behind.iter().map(|node| raw(node.0)).collect();
+        let nodes = vec![raw(record.node.0); last.len().max(before.len())];
         // SAFETY: as many of both; all are of the capture, which is under way.
         let result =
             unsafe { (self.calls.cuGraphAddDependencies)(graph, last.as_ptr(), nodes.as_ptr(), last.len()) };
-        if result == sys::CUresult::CUDA_ERROR_INVALID_VALUE as c_int {
-            // It does already: the stream was given nothing since.
-            return Ok(());
-        }
-        self.check("cuGraphAddDependencies", result)
+        self.check("cuGraphAddDependencies", result)?;
+        // SAFETY: likewise; these edges are those that were added last.
+        let result = unsafe {
+            (self.calls.cuGraphRemoveDependencies)(graph, before.as_ptr(), nodes.as_ptr(), before.len())
+        };
+        record.behind = behind;
+        self.check("cuGraphRemoveDependencies", result)
     }
 
     unsafe fn query_event(&self, event: EventHandle) -> Result<bool> {

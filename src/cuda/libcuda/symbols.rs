@@ -86,6 +86,7 @@ calls! {
         sys::CUevent,
     );
     cuGraphAddDependencies(sys::CUgraph, *const sys::CUgraphNode, *const sys::CUgraphNode, usize);
+    cuGraphRemoveDependencies(sys::CUgraph, *const sys::CUgraphNode, *const sys::CUgraphNode, usize);
     cuStreamBeginCapture_v2(sys::CUstream, c_uint);
     cuStreamEndCapture(sys::CUstream, *mut sys::CUgraph);
     cuStreamWaitEvent(sys::CUstream, sys::CUevent, c_uint);

@@ -5,7 +5,7 @@
 //! waiting for two events as they are then, and at its end it records one, in a node that nothing else in the graph waits for.
 
 use super::Parts;
-use crate::cuda::driver::GraphNode;
+use crate::cuda::driver::GraphRecord;
 use crate::cuda::stream::Stream;
 use crate::error::Result;
 
@@ -23,12 +23,12 @@ pub(super) struct Captured {
 }
 
 /// The last one.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Last {
     capture: u64,
     stream: u64,
     /// Where the graph records that it is done.
-    record: Option<GraphNode>,
+    record: Option<GraphRecord>,
 }
 
 impl Captured {
@@ -41,8 +41,8 @@ impl Captured {
         mixes: bool,
         launch: impl FnOnce(&Stream) -> Result<()>,
     ) -> Result<()> {
-        let before = self.last.filter(|last| last.capture == capture);
-        match before {
+        let before = self.last.as_mut().filter(|last| last.capture == capture);
+        match &before {
             Some(before) if before.stream != id => stream.wait(&parts.within)?,
             Some(_) => {}
             None if mixes => {
@@ -54,18 +54,18 @@ impl Captured {
         launch(stream)?;
         // Adds nothing to the graph.
         parts.within.record(stream)?;
-        let record = match before {
-            None if mixes => Some(stream.record_at_launch(&parts.replayed)?),
-            None => None,
-            Some(Last { record, .. }) => {
-                if let Some(node) = record {
-                    stream.come_before(node)?;
-                }
-                record
+        match before {
+            // This call comes behind the one before. With an edge from each of them the graph is no chain, and takes longer.
+            Some(before) => {
+                before.record.as_mut().map_or(Ok(()), |record| stream.put_off(record))?;
+                before.stream = id;
             }
-        };
-        self.last = Some(Last { capture, stream: id, record });
-        self.mixed |= record.is_some();
+            None => {
+                let record = mixes.then(|| stream.record_at_launch(&parts.replayed)).transpose()?;
+                self.mixed |= mixes;
+                self.last = Some(Last { capture, stream: id, record });
+            }
+        }
         Ok(())
     }
 
