@@ -103,7 +103,8 @@ pub(super) struct Parcel {
     length: usize,
     written: usize,
     member: usize,
-    among: Parcels,
+    /// Nobody waits for it if there are none.
+    among: Option<Parcels>,
 }
 
 /// What a call has sent that the kernel does not have yet. What it has is delivered even if this process ends.
@@ -150,7 +151,9 @@ impl Parcels {
 /// It has been written, or never will be.
 impl Drop for Parcel {
     fn drop(&mut self) {
-        self.among.remove(self.member);
+        if let Some(among) = &self.among {
+            among.remove(self.member);
+        }
     }
 }
 
@@ -187,12 +190,19 @@ impl Bell {
         Ok(Bell { event: EventFd::new()?, parked: AtomicBool::new(false) })
     }
 
-    /// Has the mover look, if it sleeps.
-    pub(super) fn rouse(&self) {
-        fence(Ordering::SeqCst);
-        if self.parked.load(Ordering::Relaxed) {
+    /// Has the mover look, if it sleeps and nobody has had it look yet. Whether that was so. The caller has a fence behind what there is
+    /// to see.
+    pub(super) fn rouse(&self) -> bool {
+        let rouses = self.parked.load(Ordering::Relaxed) && self.parked.swap(false, Ordering::Relaxed);
+        if rouses {
             self.event.signal();
         }
+        rouses
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_parked(&self) -> bool {
+        self.parked.load(Ordering::Relaxed)
     }
 
     /// Has the mover look whether it is to end.
@@ -202,14 +212,21 @@ impl Bell {
 }
 
 impl Parcel {
-    /// `frame` with the bytes at `bytes`, for a member, as one of these.
+    /// `frame` with the bytes at `bytes`, for a member, as one of these if it is waited for.
     ///
     /// # Safety
     /// They stay as they are until the member is done with the piece, and mapped as long as the hub.
-    pub(super) unsafe fn new(frame: Frame, bytes: *const u8, member: usize, among: &Parcels) -> Parcel {
-        among.add(member);
+    pub(super) unsafe fn new(
+        frame: Frame,
+        bytes: *const u8,
+        member: usize,
+        among: Option<&Parcels>,
+    ) -> Parcel {
+        if let Some(among) = among {
+            among.add(member);
+        }
         let (header, length) = (frame.encode(), frame.length as usize);
-        Parcel { header, bytes, length, written: 0, member, among: among.clone() }
+        Parcel { header, bytes, length, written: 0, member, among: among.cloned() }
     }
 
     /// Writes what fits. Whether all of it has gone.
@@ -252,7 +269,7 @@ pub(super) fn run(hub: &Hub, mover: usize, sockets: &Sockets) -> io::Result<()> 
         epoll.watch(socket.as_fd(), member as u64, READS)?;
         connections.push(Some(Connection::new(socket, hub.outbox(mover, member))));
     }
-    let mut last = Instant::now();
+    let (mut last, mut announced) = (Instant::now(), 0);
     while !hub.is_closing() {
         #[cfg(test)]
         if hub.is_held() {
@@ -274,8 +291,9 @@ pub(super) fn run(hub: &Hub, mover: usize, sockets: &Sockets) -> io::Result<()> 
                 }
             }
         }
-        if moved {
-            last = Instant::now();
+        let told = hub.announced();
+        if moved || told != announced {
+            (last, announced) = (Instant::now(), told);
         } else if last.elapsed() < hub.spin(SPIN) {
             std::thread::yield_now();
         } else {
@@ -287,11 +305,16 @@ pub(super) fn run(hub: &Hub, mover: usize, sockets: &Sockets) -> io::Result<()> 
             bell.parked.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             if !connections.iter().flatten().any(Connection::has_more) && !hub.is_closing() {
+                let mut rung = false;
                 epoll.wait(Some(NAP), |event| {
                     if event.token == BELL {
                         bell.event.drain();
+                        rung = true;
                     }
                 })?;
+                if rung {
+                    hub.pass_on(mover);
+                }
             }
             bell.parked.store(false, Ordering::Relaxed);
             // What woke it is tried for a while.
@@ -363,7 +386,7 @@ impl<'a> Connection<'a> {
         if whole {
             let among = parcel.among.clone();
             self.leaving = None;
-            if among.are_written() {
+            if among.is_some_and(|among| among.are_written()) {
                 hub.rouse();
             }
         }

@@ -28,7 +28,8 @@ const SMALLEST: usize = 512 * 1024;
 /// seven and eight runs: 692 and 815 µs, on a stream 977 and 1095. What is combined takes as long or longer so.
 const SMALL_MOVED: usize = 1024 * 1024;
 
-/// The longest allreduce of two ranks that each combines whole. Above, the folds of shares are the shorter ones.
+/// The longest allreduce of two ranks that each combines whole. Above, the folds of shares are the shorter ones. (A reduce has only the
+/// root's.)
 const MOST_WHOLE: usize = 8 * 1024 * 1024;
 
 /// How long pieces are, and which calls are relayed at all.
@@ -173,22 +174,29 @@ impl Route {
         let (all, root) = match self.kind {
             Kind::Broadcast | Kind::Scatter => (false, !is_root),
             Kind::Gather => (is_root, false),
+            Kind::Reduce => (self.combines(), false),
             _ => (true, false),
         };
         self.others().filter(move |_| all).chain(root.then_some(self.root))
     }
 
-    /// Whether each rank combines all, and nobody gives a share of the result to others: between two, as many bytes travel as
-    /// by shares, in half the steps.
-    fn each_whole(&self) -> bool {
-        self.kind == Kind::Allreduce && self.size == 2 && self.count * self.element <= MOST_WHOLE
+    /// Whether who needs the result combines all of it, and nobody gives a share of it to others: between two, no more bytes travel
+    /// so, in half the steps.
+    fn is_whole(&self) -> bool {
+        let bytes = self.count * self.element;
+        self.size == 2 && (self.kind == Kind::Reduce || self.kind == Kind::Allreduce && bytes <= MOST_WHOLE)
+    }
+
+    /// Whether this rank combines anything.
+    fn combines(&self) -> bool {
+        self.kind.reduces() && (self.rank == self.root || self.kind != Kind::Reduce || !self.is_whole())
     }
 
     /// Those whose shares of the result this rank reads.
     pub(super) fn sharers(&self) -> impl Iterator<Item = usize> + use<> {
         let all = match self.kind {
-            Kind::Allreduce => !self.each_whole(),
-            Kind::Reduce => self.rank == self.root,
+            Kind::Allreduce => !self.is_whole(),
+            Kind::Reduce => !self.is_whole() && self.rank == self.root,
             _ => false,
         };
         self.others().filter(move |_| all)
@@ -201,12 +209,14 @@ impl Route {
         let (is_root, to_root) = (self.rank == self.root, reader == self.root);
         let (first, count) = match (mark, self.kind) {
             (Mark::Done, _) => (0, 0),
-            (Mark::Folded, Kind::Allreduce) if !self.each_whole() => (0, self.shard(len, self.rank).1),
+            (Mark::Folded, _) if self.is_whole() => return None,
+            (Mark::Folded, Kind::Allreduce) => (0, self.shard(len, self.rank).1),
             (Mark::Folded, Kind::Reduce) if to_root => (0, self.shard(len, self.rank).1),
             (Mark::Folded, _) => return None,
             (Mark::Given, Kind::Broadcast | Kind::Scatter) if !is_root => return None,
             (Mark::Given, Kind::Gather) if !to_root => return None,
-            (Mark::Given, Kind::Allreduce | Kind::Reduce) if !self.each_whole() => self.shard(len, reader),
+            (Mark::Given, Kind::Reduce) if self.is_whole() && !to_root => return None,
+            (Mark::Given, Kind::Allreduce | Kind::Reduce) if !self.is_whole() => self.shard(len, reader),
             (Mark::Given, Kind::Scatter | Kind::ReduceScatter | Kind::Alltoall) => (reader * len, len),
             (Mark::Given, _) => (0, len),
         };
@@ -219,7 +229,8 @@ impl Route {
         let (start, len) = self.span(index);
         let is_root = self.rank == self.root;
         let mut moves = match self.kind {
-            _ if self.each_whole() => vec![self.moved(start, 0, len)],
+            Kind::Reduce if self.is_whole() && is_root => Vec::new(),
+            Kind::Allreduce | Kind::Reduce if self.is_whole() => vec![self.moved(start, 0, len)],
             Kind::Allreduce | Kind::Reduce => {
                 let (own, share) = self.shard(len, self.rank);
                 let rest = own + share;
@@ -262,7 +273,10 @@ impl Route {
             let lane = bytes(self.rank * len);
             return Some(Share { own, lane, output: Some(bytes(start)), shared: false, count: len });
         }
-        if self.each_whole() {
+        if !self.combines() {
+            return None;
+        }
+        if self.is_whole() {
             let own = bytes(start);
             return Some(Share { own, lane: 0, output: Some(own), shared: false, count: len });
         }
@@ -286,7 +300,7 @@ impl Route {
         let mut moves: Vec<(usize, Move)> = match self.kind {
             Kind::Reduce | Kind::Gather if !is_root => Vec::new(),
             Kind::Broadcast | Kind::Scatter if is_root => Vec::new(),
-            _ if self.each_whole() => Vec::new(),
+            _ if self.is_whole() => Vec::new(),
             Kind::Allreduce | Kind::Reduce => {
                 let share = |member| {
                     let (first, count) = self.shard(len, member);
