@@ -204,8 +204,7 @@ def circle(nccl):
 
 
 def replays(nccl):
-    """Graphs are replayed while calls run on other streams, where the environment asks for that; the communicator waits for them."""
-    os.environ["NCCL_GRAPH_MIXING_SUPPORT"] = "1"
+    """Graphs are replayed while calls run on other streams; the communicator waits for them."""
     world = World(nccl)
     others = [torch.cuda.Stream(rank.device) for rank in world.ranks]
     x, y = ([rank.full(count, 0) for rank in world.ranks] for count in (1000, 1_000_000))
@@ -239,7 +238,6 @@ def replays(nccl):
     replay()
     graphs.clear()
     world.destroy()
-    del os.environ["NCCL_GRAPH_MIXING_SUPPORT"]
 
 
 def operators(nccl):

@@ -61,7 +61,7 @@ impl Context {
 
     /// Whether graphs that are captured from here on are ordered with other calls and other graphs of this context as they are
     /// launched, whatever their streams; all ranks launch them in one order. If not, they must not run beside each other. Without
-    /// this it is as `UNISONO_GRAPH_MIXING` says. Where GPUs do not exchange nothing is captured.
+    /// this they are, unless `UNISONO_GRAPH_MIXING` is 0. Where GPUs do not exchange nothing is captured.
     pub fn mix_graphs(&self, mixes: bool) {
         let Place::Group(group) = self.place() else { return };
         if let Some(exchange) = group.devices().and_then(Way::exchange) {

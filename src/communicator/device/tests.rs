@@ -458,7 +458,6 @@ fn a_capture_holds_the_kernels_alone_and_mixes_with_other_calls() {
 fn graphs_that_are_mixed_with_other_calls_run_in_the_order_of_their_launches() {
     for order in Order::all(3) {
         ranks(&processes_in(order, 2), words, |context, (double, _, device)| {
-            context.mix_graphs(true);
             let output = double.memory(*device, 4);
             let (stream, other) = (double.stream(*device), double.stream(*device));
             let call = |stream| {

@@ -36,8 +36,8 @@ use crate::sys::process;
 /// One rank's end of the exchange between its group's GPUs. All methods from any thread.
 ///
 /// Calls run in the order in which they are made, one after the other: on one stream by the stream's order, on different
-/// streams by events. Calls in a capture are ordered among themselves; how a graph is ordered with other calls is up to
-/// whoever replays it, unless they are mixed ([`DeviceExchange::mix_graphs`]).
+/// streams by events. Calls in a capture are ordered among themselves, and a graph with other calls as it is launched, unless
+/// that is up to whoever replays it ([`DeviceExchange::mix_graphs`]).
 pub struct DeviceExchange {
     /// None once it is being dropped.
     parts: Option<Parts>,
@@ -480,8 +480,8 @@ impl DeviceExchange {
         Ok((event, failure))
     }
 
-    /// From here on a graph that is captured is ordered with other calls and other graphs of this exchange as they are launched,
-    /// whatever their streams; all ranks launch them in one order. Else they must not run beside each other.
+    /// Whether a graph that is captured from here on is ordered with other calls and other graphs of this exchange as they are
+    /// launched, whatever their streams; all ranks launch them in one order. Else they must not run beside each other.
     pub fn mix_graphs(&self, mixes: bool) {
         self.mixes.store(mixes, Ordering::Relaxed);
     }

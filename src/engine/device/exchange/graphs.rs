@@ -9,9 +9,9 @@ use crate::cuda::driver::GraphRecord;
 use crate::cuda::stream::Stream;
 use crate::error::Result;
 
-/// Whether graphs are mixed with other calls, where nobody says: not, as long as what it costs a replay has not been measured.
+/// Whether graphs are mixed with other calls, where nobody says.
 pub(super) fn mixes_by_default() -> bool {
-    std::env::var("UNISONO_GRAPH_MIXING").is_ok_and(|value| value.trim() == "1")
+    !std::env::var("UNISONO_GRAPH_MIXING").is_ok_and(|value| value.trim() == "0")
 }
 
 /// The calls of an exchange that were captured.
