@@ -12,7 +12,7 @@ mod unattended;
 mod waiting;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -65,8 +65,7 @@ pub struct Endpoint {
     /// Whether any peer has left or is lost.
     lost_any: AtomicBool,
     crowded: AtomicBool,
-    /// For each rank, at least.
-    processors: AtomicUsize,
+    all_haul: AtomicBool,
     all_relay: AtomicBool,
     sleepers: Sleepers,
     /// When this was made, and how many nanoseconds later a device was last given something.
@@ -110,7 +109,7 @@ impl Endpoint {
             hauling: Hauling::new(),
             lost_any: AtomicBool::new(false),
             crowded: AtomicBool::new(false),
-            processors: AtomicUsize::new(1),
+            all_haul: AtomicBool::new(false),
             all_relay: AtomicBool::new(false),
             sleepers: Sleepers::default(),
             born: Instant::now(),
@@ -252,7 +251,7 @@ impl Endpoint {
             threads => threads,
         };
         let least = addresses.values().map(threads).min().unwrap_or(1);
-        self.processors.store(least, Ordering::Relaxed);
+        self.all_haul.store(least > 1, Ordering::Relaxed);
         self.all_relay.store(addresses.values().all(|address| address.relays), Ordering::Relaxed);
         let Some(own) = addresses.get(&self.rank()) else { return };
         self.crowded.store(neighbours[&own.host] > usize::from(own.processors), Ordering::Relaxed);
@@ -271,13 +270,7 @@ impl Endpoint {
 
     /// Whether each rank of the job has several threads for long messages.
     pub fn all_haul(&self) -> bool {
-        self.processors() > 1
-    }
-
-    /// The least processors that there are for a rank of the job, or threads for long messages where a rank was told of those. All
-    /// ranks take it for the same.
-    pub fn processors(&self) -> usize {
-        self.processors.load(Ordering::Relaxed)
+        self.all_haul.load(Ordering::Relaxed)
     }
 
     /// Refuses to work in the child of a fork: the links belong to the parent.

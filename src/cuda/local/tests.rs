@@ -489,6 +489,34 @@ fn a_captured_broadcast_replays() {
 }
 
 #[test]
+fn a_captured_reduction_replays() {
+    for (algorithm, pairs) in REDUCTIONS {
+        for order in Order::all(4) {
+            let scene = Scene { pairs, ..Scene::spread(4, order) };
+            let (dtype, sum) = (DataType::F32, Operator::Sum);
+            let kernels = Arc::new(DoubleKernels(scene.double.clone()));
+            let mut reduce = LocalReduce::new(scene.pointers(), 1, dtype, sum, algorithm, kernels).unwrap();
+            scene.double.begin_capture(scene.streams[0], 0);
+            fork_or_join(&scene, true);
+            reduce.run().unwrap();
+            fork_or_join(&scene, false);
+            let graph = scene.double.end_capture(scene.streams[0], 0).unwrap();
+            for round in 0..3 {
+                let inputs: Vec<Vec<u8>> = (0..4).map(|index| numbers(dtype, index + round * 50)).collect();
+                for (index, input) in inputs.iter().enumerate() {
+                    scene.double.fill(scene.streams[0], 0, scene.spans[index].address, input);
+                }
+                scene.double.launch_graph(&graph, scene.streams[0], 0);
+                let result = reference(dtype, sum, &inputs);
+                scene.double.expect(scene.streams[0], 0, scene.spans[1].address, &result, "replay");
+            }
+            scene.double.drain();
+            assert_eq!(scene.double.complaints(), Vec::<String>::new(), "{algorithm:?}, {pairs}");
+        }
+    }
+}
+
+#[test]
 fn streams_outside_the_capture_are_refused() {
     let scene = Scene::spread(3, Order::Eager);
     let mut broadcast = LocalBroadcast::new(scene.pointers(), 0, BroadcastAlgorithm::Tree).unwrap();

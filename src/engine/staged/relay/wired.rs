@@ -1,8 +1,8 @@
 //! Lanes of ranks that do not all share memory: each keeps copies of what it reads of the others', and connections of its own
 //! bring them.
 //!
-//! These are links of a second endpoint, made for this crew and nothing else. Each has [`FEW`] or [`MANY`] connections for data, each of
-//! a thread that moves bytes both ways (see [`super::mover`]); the parts of a lane go over whichever is free. So several processors
+//! These are links of a second endpoint, made for this crew and nothing else. Each has [`CARRIERS`] connections for data, each of a
+//! thread that moves bytes both ways (see [`super::mover`]); the parts of a lane go over whichever is free. So several processors
 //! copy, none combines, and the waiting thread only looks at counters. One more connection, of a thread of its own, tells when a lane
 //! may be used again ([`Mark::Done`]): behind data that would be late by half of what is written at a time, on both sides.
 
@@ -31,12 +31,13 @@ use crate::transport::service::{Attendance, Identity, Options, Port, Registratio
 /// The most ranks of a crew that is wired: each has pinned memory for all.
 pub const MAX_MEMBERS: u32 = 8;
 
-/// Connections to each member that carry data, each with a thread. With 4 a call of 64 MiB takes half as long again.
-const FEW: usize = 8;
+/// Connections to each member that carry data, each with a thread. With 4 a call of 64 MiB takes half as long again. With 12 two ranks of 32
+/// processors are faster by a tenth to a quarter, but four ranks of 64 take up to seven times as long.
+const CARRIERS: usize = 8;
 
-/// Where every rank has many processors. With 12 an allreduce takes a fifth to a third less, with 16, two ranks having 32, as long.
-const MANY: usize = 12;
-const MANY_PROCESSORS: usize = 16;
+/// The connection that takes no part in the data, and its mover.
+const DONE: usize = CARRIERS;
+const CONNECTIONS: usize = CARRIERS + 1;
 
 /// Sleeping movers that are woken at a time: each takes the caller some 3 us, so those that wake go on with the others.
 const WOKEN: usize = 2;
@@ -73,12 +74,10 @@ impl Wire {
         // Other crews of the group have other jobs, and the whole of it, whose step is 1.
         let job = group.id().wrapping_add(u64::from(crew.first) + (u64::from(crew.step) << 32));
         let identity = Identity { rank: crew.number, size: crew.size, job, ..identity.clone() };
-        let endpoint = group.endpoint();
-        // The same number on all ranks.
-        let carriers = if endpoint.processors() < MANY_PROCESSORS { FEW } else { MANY };
         let options =
-            Options { shm: false, tcp_streams: Some(carriers + 1), segment_bytes: 0, ..options.clone() };
-        let hub = Hub::new(crew, Arc::downgrade(endpoint), carriers, endpoint.is_crowded())
+            Options { shm: false, tcp_streams: Some(CONNECTIONS), segment_bytes: 0, ..options.clone() };
+        let endpoint = group.endpoint();
+        let hub = Hub::new(crew, Arc::downgrade(endpoint), endpoint.is_crowded())
             .map_err(|cause| Error::system("no descriptors for a group's movers", cause))?;
         let hub = Arc::new(hub);
         let port = Arc::downgrade(&hub) as Weak<dyn Port>;
@@ -113,17 +112,17 @@ impl Wire {
 
     /// All links are there, or will not be: the movers begin.
     fn start(&self, links: Vec<Option<Result<Link>>>) -> Result<()> {
-        let (size, connections) = (self.hub.size, self.hub.bells.len());
-        let mut sockets: Vec<Sockets> = (0..connections).map(|_| vec![None; size]).collect();
+        let size = self.hub.size;
+        let mut sockets: Vec<Sockets> = (0..CONNECTIONS).map(|_| vec![None; size]).collect();
         for (member, link) in links.into_iter().enumerate() {
             if member == self.hub.rank {
                 continue;
             }
             let Some(link) = link else { fail!(Internal, "no link to rank {}", self.hub.crew.rank(member)) };
             let streams = link?.streams;
-            if streams.len() != connections {
+            if streams.len() != CONNECTIONS {
                 let who = self.hub.crew.rank(member);
-                fail!(InvalidUsage, "rank {who} has {} connections, not {connections}", streams.len());
+                fail!(InvalidUsage, "rank {who} has {} connections, not {CONNECTIONS}", streams.len());
             }
             for (sockets, stream) in sockets.iter_mut().zip(streams) {
                 sockets[member] = stream.into_socket().map(Arc::new);
@@ -163,7 +162,7 @@ impl Wire {
         for step in 1..hub.size {
             let member = (hub.rank + step) % hub.size;
             let Some((at, bytes)) = route.read_by(member, mark, index) else { continue };
-            let most = bytes.div_ceil(hub.carriers).next_multiple_of(GRAIN).clamp(GRAIN, PARCEL);
+            let most = bytes.div_ceil(CARRIERS).next_multiple_of(GRAIN).clamp(GRAIN, PARCEL);
             let parcel = |start: usize| {
                 let length = most.min(bytes - start) as u32;
                 let frame = Frame { mark, piece, offset: (at + start) as u32, length, whole: bytes as u32 };
@@ -172,13 +171,13 @@ impl Wire {
                 unsafe { Parcel::new(frame, from, member, among) }
             };
             // What has no bytes tells the member, too.
-            hub.post(hub.movers(mark).start, member, (0..bytes.max(1)).step_by(most).map(parcel));
+            hub.post(movers(mark).start, member, (0..bytes.max(1)).step_by(most).map(parcel));
             any = true;
         }
         // Behind the others' word: who sees this here tells them what comes next, maybe in another thread.
         hub.coming(hub.rank, mark, piece).seen.store(piece + 1, Ordering::Release);
         if any {
-            hub.ring(hub.movers(mark));
+            hub.ring(movers(mark));
         }
     }
 
@@ -198,7 +197,7 @@ impl Wire {
     /// There will be something to send soon: the movers are awake by then.
     pub(super) fn rouse(&self) {
         self.hub.announced.fetch_add(1, Ordering::Relaxed);
-        self.hub.ring(0..self.hub.bells.len());
+        self.hub.ring(0..CONNECTIONS);
     }
 
     /// An error when nothing more comes from a member that is waited for, once there has been time for a better cause.
@@ -231,6 +230,15 @@ impl Drop for Wire {
     }
 }
 
+/// The movers that a mark may go by: done by its own. A process that ends may still have data on the way, which the kernel brings to
+/// its end, unless it is sent something on the same connection.
+fn movers(mark: Mark) -> Range<usize> {
+    match mark {
+        Mark::Given | Mark::Folded => 0..CARRIERS,
+        Mark::Done => DONE..CONNECTIONS,
+    }
+}
+
 /// What the movers of a crew share with its calls.
 pub(super) struct Hub {
     crew: Crew,
@@ -238,8 +246,6 @@ pub(super) struct Hub {
     rank: usize,
     size: usize,
     endpoint: Weak<Endpoint>,
-    /// How many connections to each member carry data. One more takes no part in that.
-    carriers: usize,
     crowded: bool,
     /// By member, until the movers begin.
     links: Mutex<Vec<Option<Result<Link>>>>,
@@ -270,6 +276,12 @@ struct End {
     cut: OnceLock<(Instant, String)>,
 }
 
+impl Default for End {
+    fn default() -> End {
+        End { open: AtomicUsize::new(CONNECTIONS), cut: OnceLock::new() }
+    }
+}
+
 /// What comes of a member for a lane. Apart from others: movers write it.
 #[derive(Default)]
 #[repr(align(64))]
@@ -281,27 +293,25 @@ struct Coming {
 }
 
 impl Hub {
-    fn new(crew: Crew, endpoint: Weak<Endpoint>, carriers: usize, crowded: bool) -> std::io::Result<Hub> {
-        let (rank, size, connections) = (crew.number as usize, crew.size as usize, carriers + 1);
-        let end = || End { open: AtomicUsize::new(connections), cut: OnceLock::new() };
+    fn new(crew: Crew, endpoint: Weak<Endpoint>, crowded: bool) -> std::io::Result<Hub> {
+        let (rank, size) = (crew.number as usize, crew.size as usize);
         Ok(Hub {
             crew,
             rank,
             size,
             endpoint,
-            carriers,
             crowded,
             links: Mutex::new((0..size).map(|_| None).collect()),
             linked: Condvar::new(),
             memory: OnceLock::new(),
             coming: (0..size).map(|_| Default::default()).collect(),
             outboxes: [(); 2].map(|()| (0..size).map(|_| Outbox::default()).collect()),
-            bells: (0..connections).map(|_| Bell::new()).collect::<std::io::Result<_>>()?,
+            bells: (0..CONNECTIONS).map(|_| Bell::new()).collect::<std::io::Result<_>>()?,
             announced: AtomicU64::new(0),
             closing: AtomicBool::new(false),
             #[cfg(test)]
             held: AtomicBool::new(false),
-            ends: (0..size).map(|_| end()).collect(),
+            ends: (0..size).map(|_| End::default()).collect(),
         })
     }
 
@@ -311,23 +321,9 @@ impl Hub {
         memory.wrapping_add(member * BYTES + lane as usize * LANE_BYTES)
     }
 
-    /// Whether a mover has the connection that takes no part in the data.
-    fn tells_done(&self, mover: usize) -> bool {
-        mover == self.carriers
-    }
-
-    /// The movers that a mark may go by: done by its own. A process that ends may still have data on the way, which the kernel brings
-    /// to its end, unless it is sent something on the same connection.
-    fn movers(&self, mark: Mark) -> Range<usize> {
-        match mark {
-            Mark::Given | Mark::Folded => 0..self.carriers,
-            Mark::Done => self.carriers..self.bells.len(),
-        }
-    }
-
     /// What a mover is to send to a member.
     pub(super) fn outbox(&self, mover: usize, member: usize) -> &Outbox {
-        &self.outboxes[usize::from(self.tells_done(mover))][member]
+        &self.outboxes[usize::from(mover == DONE)][member]
     }
 
     /// Has those of these movers look that sleep, some of them by way of others.
@@ -338,8 +334,8 @@ impl Hub {
 
     /// A mover has been woken by its bell: others may be asleep.
     pub(super) fn pass_on(&self, mover: usize) {
-        if !self.tells_done(mover) {
-            self.ring(0..self.bells.len());
+        if mover != DONE {
+            self.ring(0..CONNECTIONS);
         }
     }
 
@@ -410,7 +406,7 @@ impl Hub {
     pub(super) fn ended(&self, mover: usize, member: usize, why: &std::io::Error) {
         let left = why.kind() == ErrorKind::UnexpectedEof
             // The marks that this rank had for it are of no use to it any more.
-            || self.tells_done(mover) && mover::is_gone(why);
+            || mover == DONE && mover::is_gone(why);
         let last = self.ends[member].open.fetch_sub(1, Ordering::AcqRel) == 1;
         if last || !left {
             self.cut(member, why);

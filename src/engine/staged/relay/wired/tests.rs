@@ -17,12 +17,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// The rank at the other ends.
 const OTHER: usize = 1;
 
-/// The mover that takes no part in the data.
-const DONE: usize = MANY;
-
 /// A hub without a group, and the connections to the other rank.
 fn hub() -> (Arc<Hub>, Vec<Socket>, Vec<TcpStream>) {
-    let hub = Hub::new(Crew::all(0, 2), Weak::new(), MANY, false).expect("descriptors");
+    let hub = Hub::new(Crew::all(0, 2), Weak::new(), false).expect("descriptors");
     let devices = Devices::over(Double::new(1, Order::Eager)).expect("a driver");
     let memory = RegisteredBuffer::new(&devices, 0, 2 * BYTES).expect("memory");
     let _ = hub.memory.set(Arc::new(Aside::new(memory, "the test's memory")));
@@ -33,7 +30,7 @@ fn hub() -> (Arc<Hub>, Vec<Socket>, Vec<TcpStream>) {
         here.set_nonblocking(true).expect("a socket");
         (Socket::from(here), there)
     };
-    let (here, there) = (0..hub.bells.len()).map(pair).unzip();
+    let (here, there) = (0..CONNECTIONS).map(pair).unzip();
     (Arc::new(hub), here, there)
 }
 
@@ -72,7 +69,7 @@ fn post(hub: &Hub, mover: usize, frame: Frame, parcels: &Parcels) {
     // SAFETY: it has no bytes.
     let parcel = unsafe { Parcel::new(frame, hub.lane(0, 0), OTHER, Some(parcels)) };
     hub.post(mover, OTHER, std::iter::once(parcel));
-    hub.ring(0..hub.bells.len());
+    hub.ring(0..CONNECTIONS);
 }
 
 fn has_come(hub: &Hub, mark: Mark, piece: u64) -> bool {
@@ -96,7 +93,7 @@ fn a_rank_that_leaves_may_have_bytes_on_their_way_for_as_long_as_they_take() {
     // The one that carries little ends first, and one more.
     there.pop();
     there.pop();
-    wait_until("two ends", || hub.ends[OTHER].open.load(Ordering::Acquire) == MANY - 1);
+    wait_until("two ends", || hub.ends[OTHER].open.load(Ordering::Acquire) == CONNECTIONS - 2);
     std::thread::sleep(2 * DOUBT);
     assert_eq!(hub.end(OTHER), None);
     there[1].write_all(&half(0, true)).expect("it is written");
@@ -144,7 +141,7 @@ fn what_a_rank_has_told_before_it_left_counts_whatever_is_written_to_it_then() {
     wait_until("the last mark", || has_come(&hub, Mark::Done, 2));
     wait_until("nobody waits for what was to go there", || parcels.are_written());
     // The others are as they were.
-    wait_until("an end", || hub.ends[OTHER].open.load(Ordering::Acquire) == MANY);
+    wait_until("an end", || hub.ends[OTHER].open.load(Ordering::Acquire) == CONNECTIONS - 1);
     assert!(!hub.is_cut(OTHER));
 }
 
@@ -170,9 +167,9 @@ fn movers_that_sleep_wake_each_other() {
     let (hub, here, _there) = hub();
     let _movers = begin(&hub, here);
     let asleep = |hub: &Hub| hub.bells.iter().filter(|bell| bell.is_parked()).count();
-    wait_until("sleep", || asleep(&hub) == MANY + 1);
+    wait_until("sleep", || asleep(&hub) == CONNECTIONS);
     // Those who wake stay so.
     hub.held.store(true, Ordering::Relaxed);
-    hub.ring(0..hub.bells.len());
+    hub.ring(0..CONNECTIONS);
     wait_until("all of them", || asleep(&hub) == 0);
 }
