@@ -121,7 +121,7 @@ pub enum Capture {
 }
 
 /// A node of a graph that is being captured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GraphNode(pub usize);
 
 /// A node of a graph that is being captured which records an event, and nothing waits for.
@@ -131,6 +131,21 @@ pub struct GraphRecord {
     pub node: GraphNode,
     /// Those that it comes right behind.
     pub behind: Vec<GraphNode>,
+}
+
+impl GraphRecord {
+    /// From now on it comes right behind `last`. Behind which of these it did not come yet, and behind which of others it no longer comes.
+    pub fn move_behind(&mut self, last: Vec<GraphNode>) -> (Vec<GraphNode>, Vec<GraphNode>) {
+        let lacks = |nodes: &[GraphNode], node: &GraphNode| !nodes.contains(node);
+        let mut added: Vec<GraphNode> =
+            last.iter().copied().filter(|node| lacks(&self.behind, node)).collect();
+        added.sort_unstable();
+        added.dedup();
+        let removed = self.behind.iter().copied().filter(|node| lacks(&last, node)).collect();
+        self.behind.retain(|node| last.contains(node));
+        self.behind.extend(&added);
+        (added, removed)
+    }
 }
 
 /// What driver calls a thread may make while streams are captured.

@@ -13,6 +13,7 @@ use super::*;
 use crate::communicator::{Options, Rendezvous};
 use crate::cuda::double::{Double, Order, Waiting};
 use crate::cuda::driver::StreamHandle;
+use crate::cuda::event::Event;
 use crate::cuda::exchange::Fault;
 use crate::cuda::local::Kernels as Folds;
 use crate::cuda::slab::SLAB_BYTES;
@@ -482,6 +483,70 @@ fn graphs_that_are_mixed_with_other_calls_run_in_the_order_of_their_launches() {
             assert_eq!(double.complaints(), Vec::<String>::new());
         });
     }
+}
+
+/// Has `to` go on behind what `from` has been given: both are in its capture then.
+fn follow(devices: &Arc<Devices>, device: u32, from: StreamHandle, to: StreamHandle) {
+    // SAFETY: the double trusts no handles.
+    let [from, to] = [from, to].map(|handle| unsafe { Stream::borrow(devices, device, handle) }.unwrap());
+    let event = Event::new(devices, device).unwrap();
+    event.record(&from).unwrap();
+    to.wait(&event).unwrap();
+}
+
+#[test]
+fn streams_of_one_capture_take_turns_and_may_call_nothing() {
+    for order in Order::all(2) {
+        ranks(&processes_in(order, 2), words, |context, (double, devices, device)| {
+            let output = double.memory(*device, 4);
+            let (stream, other) = (double.stream(*device), double.stream(*device));
+            let call = |stream, count| {
+                // SAFETY: the double trusts no addresses.
+                unsafe { sum(context, count, output, Some(stream), PATIENCE).enqueue() }
+                    .expect("it is given");
+            };
+            double.begin_capture(stream, *device);
+            call(stream, 1);
+            follow(devices, *device, stream, other);
+            for stream in [other, stream, other] {
+                call(stream, 0);
+                call(stream, 1);
+                call(stream, 0);
+            }
+            follow(devices, *device, other, stream);
+            call(stream, 0);
+            let graph = double.end_capture(stream, *device).expect("a graph");
+            call(other, 1);
+            double.launch_graph(&graph, stream, *device);
+            call(other, 1);
+            context.settle(Deadline::after(PATIENCE)).expect("all have called");
+            assert_eq!(double.complaints(), Vec::<String>::new());
+        });
+    }
+}
+
+#[test]
+fn captures_that_alternate_keep_to_their_streams() {
+    ranks(&processes(2), words, |context, (double, devices, device)| {
+        let output = double.memory(*device, 4);
+        let [first, second, beside] = [(); 3].map(|()| double.stream(*device));
+        let call = |stream| {
+            // SAFETY: the double trusts no addresses.
+            unsafe { sum(context, 1, output, Some(stream), PATIENCE).enqueue() }
+        };
+        [first, second].into_iter().for_each(|stream| double.begin_capture(stream, *device));
+        for stream in [first, second, first, second] {
+            call(stream).expect("it is captured");
+        }
+        follow(devices, *device, first, beside);
+        let error = call(beside).expect_err("another stream");
+        assert_eq!(error.status(), Status::InvalidUsage, "{error}");
+        follow(devices, *device, beside, first);
+        // The double's kernels have their numbers from the captures, which alternate: neither graph can run by itself.
+        for stream in [first, second] {
+            double.end_capture(stream, *device).expect("a graph");
+        }
+    });
 }
 
 #[test]

@@ -84,6 +84,14 @@ impl Capturing {
         self.nodes.push((node, after));
     }
 
+    /// The last nodes of a queue, each once.
+    fn last(&self, queue: Queue) -> Vec<usize> {
+        let mut last = self.ends.get(&queue).cloned().unwrap_or_default();
+        last.sort_unstable();
+        last.dedup();
+        last
+    }
+
     pub(super) fn invalidate(&mut self) {
         self.invalid = true;
     }
@@ -424,24 +432,33 @@ impl Machine {
 
     pub(super) fn record_at_launch(&mut self, queue: Queue, event: EventHandle) -> Result<GraphRecord> {
         let capture = self.capturing("cuGraphAddEventRecordNode", queue)?;
-        let after = capture.ends.get(&queue).cloned().unwrap_or_default();
+        let after = capture.last(queue);
         let behind = after.iter().map(|&node| GraphNode(node)).collect();
         capture.nodes.push((Node::Record(event), after));
         Ok(GraphRecord { node: GraphNode(capture.nodes.len() - 1), behind })
     }
 
+    /// Refuses edges that are there already, and that are not, as the driver does.
     pub(super) fn put_off(&mut self, queue: Queue, record: &mut GraphRecord) -> Result<()> {
-        let call = "cuGraphAddDependencies";
-        let capture = self.capturing(call, queue)?;
-        let before = capture.ends.get(&queue).cloned().unwrap_or_default();
-        record.behind = before.iter().map(|&node| GraphNode(node)).collect();
-        match capture.nodes.get_mut(record.node.0) {
-            Some((Node::Record(_), after)) => {
-                *after = before;
-                Ok(())
+        let capture = self.capturing("cuStreamGetCaptureInfo", queue)?;
+        let last = capture.last(queue).into_iter().map(GraphNode).collect();
+        let (added, removed) = record.move_behind(last);
+        let Some((Node::Record(_), after)) = capture.nodes.get_mut(record.node.0) else {
+            return Err(refuse("cuGraphAddDependencies", "CUDA_ERROR_INVALID_VALUE"));
+        };
+        for GraphNode(node) in added {
+            if after.contains(&node) {
+                return Err(refuse("cuGraphAddDependencies", "CUDA_ERROR_INVALID_VALUE"));
             }
-            _ => Err(refuse(call, "CUDA_ERROR_INVALID_VALUE")),
+            after.push(node);
         }
+        for GraphNode(node) in removed {
+            let Some(at) = after.iter().position(|&before| before == node) else {
+                return Err(refuse("cuGraphRemoveDependencies", "CUDA_ERROR_INVALID_VALUE"));
+            };
+            after.remove(at);
+        }
+        Ok(())
     }
 
     /// The last task of a queue, if it has not run.

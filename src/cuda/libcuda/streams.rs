@@ -197,22 +197,17 @@ impl StreamCalls for Libcuda {
     unsafe fn put_off(&self, stream: StreamHandle, record: &mut GraphRecord) -> Result<()> {
         // SAFETY: the caller's promise.
         let (graph, last) = unsafe { self.captured(stream) }?;
-        let behind = numbers(&last);
-        if behind == record.behind {
-            // The stream was given nothing since.
-            return Ok(());
-        }
-        let before: Vec<sys::CUgraphNode> = record.behind.iter().map(|node| raw(node.0)).collect();
-        let nodes = vec![raw(record.node.0); last.len().max(before.len())];
+        let (added, removed) = record.move_behind(numbers(&last));
+        let raw_nodes = |nodes: &[GraphNode]| nodes.iter().map(|node| raw(node.0)).collect::<Vec<_>>();
+        let (from, to) = (raw_nodes(&added), vec![raw(record.node.0); added.len()]);
         // SAFETY: as many of both; all are of the capture, which is under way.
         let result =
-            unsafe { (self.calls.cuGraphAddDependencies)(graph, last.as_ptr(), nodes.as_ptr(), last.len()) };
+            unsafe { (self.calls.cuGraphAddDependencies)(graph, from.as_ptr(), to.as_ptr(), from.len()) };
         self.check("cuGraphAddDependencies", result)?;
-        // SAFETY: likewise; these edges are those that were added last.
-        let result = unsafe {
-            (self.calls.cuGraphRemoveDependencies)(graph, before.as_ptr(), nodes.as_ptr(), before.len())
-        };
-        record.behind = behind;
+        let (from, to) = (raw_nodes(&removed), vec![raw(record.node.0); removed.len()]);
+        // SAFETY: likewise; these edges have been added.
+        let result =
+            unsafe { (self.calls.cuGraphRemoveDependencies)(graph, from.as_ptr(), to.as_ptr(), from.len()) };
         self.check("cuGraphRemoveDependencies", result)
     }
 

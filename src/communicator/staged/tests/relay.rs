@@ -6,7 +6,7 @@ use crate::cuda::double::DoubleKernels;
 use crate::cuda::fold::FoldKernels;
 use crate::engine::endpoint::Through;
 use crate::engine::group::Group;
-use crate::engine::staged::relay::Limits;
+use crate::engine::staged::relay::{Held, Limits};
 
 /// Pieces of 64 elements of 4 bytes, however short the call is.
 const LIMITS: Limits = Limits { piece: PIECE, above: 0 };
@@ -720,13 +720,13 @@ fn a_call_that_waits_for_its_parcels_alone_names_whom_they_are_for() {
         let is_root = rank.rank == 0;
         // No more pieces than lanes: the root needs nothing of rank 1.
         let memory = rank.memory(&[0; 200]);
-        rank.group().relay().hold_movers(is_root);
+        rank.group().relay().hold_movers(if is_root { Held::All } else { Held::None });
         let broadcast = request(Kind::Broadcast, if is_root { memory } else { 0 }, memory, 200, 0);
         let timeout = if is_root { Duration::from_millis(300) } else { PATIENCE };
         let work = rank.start(&broadcast, &Call { timeout: Some(timeout), ..rank.call() });
         let result = work.and_then(|work| work.wait(Deadline::after(PATIENCE)));
         told.wait();
-        rank.group().relay().hold_movers(false);
+        rank.group().relay().hold_movers(Held::None);
         let error = result.expect_err("nothing moves");
         if is_root {
             assert_eq!(error.status(), Status::Timeout, "{error}");
@@ -760,4 +760,32 @@ fn connections_end_with_their_group_whatever_was_given_up() {
         assert!(start.elapsed() < PATIENCE, "movers are left");
         std::thread::yield_now();
     }
+}
+
+/// What lets the others use this rank's lanes may be late, but has gone when a call ends that needs it.
+#[test]
+fn a_call_ends_when_the_others_can_end_it_whatever_becomes_of_this_rank() {
+    relaying(2, "tcp", Order::RoundRobin, |rank| {
+        let is_root = rank.rank == 0;
+        let memory = rank.memory(&[7; 200]);
+        let broadcast = || request(Kind::Broadcast, if is_root { memory } else { 0 }, memory, 200, 0);
+        if is_root {
+            let start = Instant::now();
+            while !rank.group().relay().has_told_all() {
+                assert!(start.elapsed() < PATIENCE, "what was called before is not told of");
+                std::thread::yield_now();
+            }
+            rank.group().relay().hold_movers(Held::Marks);
+        }
+        let start = || rank.start(&broadcast(), &rank.call()).expect("it starts");
+        start().wait(Deadline::after(PATIENCE)).expect("only the next call needs the marks");
+        let work = start();
+        if is_root {
+            let early = work.wait(Deadline::after(Duration::from_millis(200)));
+            assert_eq!(early.expect_err("rank 1 has no lanes for it yet").status(), Status::Timeout);
+            rank.group().relay().hold_movers(Held::None);
+        }
+        work.wait(Deadline::after(PATIENCE)).expect("it ends");
+        assert_eq!(grave(rank.drain()), Vec::<String>::new());
+    });
 }

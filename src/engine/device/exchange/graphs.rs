@@ -4,25 +4,31 @@
 //! or replayed before it was launched, and what is called or launched later comes after it, whatever the streams: the graph begins by
 //! waiting for two events as they are then, and at its end it records one, in a node that nothing else in the graph waits for.
 
+use std::collections::VecDeque;
+
 use super::Parts;
 use crate::cuda::driver::GraphRecord;
 use crate::cuda::stream::Stream;
-use crate::error::Result;
+use crate::error::{Result, fail};
 
 /// Whether graphs are mixed with other calls, where nobody says.
 pub(super) fn mixes_by_default() -> bool {
     !std::env::var("UNISONO_GRAPH_MIXING").is_ok_and(|value| value.trim() == "0")
 }
 
+/// Captures that may be under way at the same time.
+const OPEN: usize = 8;
+
 /// The calls of an exchange that were captured.
 #[derive(Debug, Default)]
 pub(super) struct Captured {
-    last: Option<Last>,
+    /// The last one of each capture that may still be under way, the latest behind.
+    last: VecDeque<Last>,
     /// Whether some are mixed with other calls.
     mixed: bool,
 }
 
-/// The last one.
+/// The last call of a capture.
 #[derive(Debug)]
 struct Last {
     capture: u64,
@@ -41,10 +47,15 @@ impl Captured {
         mixes: bool,
         launch: impl FnOnce(&Stream) -> Result<()>,
     ) -> Result<()> {
-        let before = self.last.as_mut().filter(|last| last.capture == capture);
-        match &before {
-            Some(before) if before.stream != id => stream.wait(&parts.within)?,
-            Some(_) => {}
+        let place = self.last.iter().position(|last| last.capture == capture);
+        match place.map(|place| (&self.last[place], place + 1 == self.last.len())) {
+            Some((before, _)) if before.stream == id => {}
+            // The event means the last call that was captured.
+            Some((_, true)) => stream.wait(&parts.within)?,
+            Some((_, false)) => fail!(
+                InvalidUsage,
+                "calls of one communicator alternate between this capture and another: they stay on one stream in each"
+            ),
             None if mixes => {
                 stream.wait_at_launch(&parts.last)?;
                 stream.wait_at_launch(&parts.replayed)?;
@@ -54,18 +65,22 @@ impl Captured {
         launch(stream)?;
         // Adds nothing to the graph.
         parts.within.record(stream)?;
-        match before {
+        let last = match place.and_then(|place| self.last.remove(place)) {
             // This call comes behind the one before. With an edge from each of them the graph is no chain, and takes longer.
-            Some(before) => {
+            Some(mut before) => {
                 before.record.as_mut().map_or(Ok(()), |record| stream.put_off(record))?;
-                before.stream = id;
+                Last { stream: id, ..before }
             }
             None => {
                 let record = mixes.then(|| stream.record_at_launch(&parts.replayed)).transpose()?;
                 self.mixed |= mixes;
-                self.last = Some(Last { capture, stream: id, record });
+                Last { capture, stream: id, record }
             }
+        };
+        if self.last.len() == OPEN {
+            self.last.pop_front();
         }
+        self.last.push_back(last);
         Ok(())
     }
 

@@ -143,9 +143,15 @@ impl Seat {
         }
     }
 
-    /// Has that do nothing, or go on.
+    /// Whether the others know of all pieces so far that this rank is done with them.
     #[cfg(test)]
-    pub fn hold_movers(&self, held: bool) {
+    pub fn has_told_all(&self) -> bool {
+        self.agreed().is_some_and(|lanes| lanes.untold(self.pieces()).is_empty())
+    }
+
+    /// Has some of that do nothing, or go on.
+    #[cfg(test)]
+    pub fn hold_movers(&self, held: super::wired::Held) {
         if let Some(Lanes::Wired(wire)) = self.agreed().map(|lanes| &**lanes) {
             wire.hold(held);
         }
@@ -211,6 +217,15 @@ impl Lanes {
         match self {
             Lanes::Shared(shared) => shared.direct().reach(mark, before + pieces),
             Lanes::Wired(wire) => wire.reach(route, mark, before, pieces, parcels),
+        }
+    }
+
+    /// The members that have not been told that this rank is done with so many pieces of all calls, if it is. What they have been told
+    /// reaches them even if this process ends.
+    pub(super) fn untold(&self, pieces: u64) -> Vec<usize> {
+        match self {
+            Lanes::Shared(_) => Vec::new(),
+            Lanes::Wired(wire) => wire.untold(pieces).collect(),
         }
     }
 

@@ -44,6 +44,8 @@ use route::LANES;
 pub use route::{Limits, Route};
 use tracks::Tracks;
 pub(super) use tracks::prepare;
+#[cfg(test)]
+pub use wired::Held;
 pub use wired::MAX_MEMBERS as MAX_WIRED;
 
 use super::resources::Ringer;
@@ -260,7 +262,8 @@ impl Relay {
                 run.tracks.let_go();
                 plan.seat.add_pieces(last);
             }
-            if run.progress.done == plan.route.pieces() && run.parcels.are_written() {
+            let is_done = run.progress.done == plan.route.pieces();
+            if is_done && run.parcels.are_written() && run.unwritten(&plan.route).is_empty() {
                 if let Some(run) = running.take() {
                     run.tracks.give_back(&mut staged.job.order);
                 }
@@ -268,7 +271,7 @@ impl Relay {
                 return Ok(Waits::Ended);
             }
             if run.progress == earlier {
-                if let Some(member) = stops.or_else(|| run.parcels.unwritten().next()) {
+                if let Some(member) = stops.or_else(|| run.unwritten(&plan.route).first().copied()) {
                     run.lanes.check(group, watch, member)?;
                 }
                 if group.endpoint().is_parking() {
@@ -395,7 +398,7 @@ impl Operation for Relay {
         let others = (0..self.plan.route.size()).filter(|&member| member != rank);
         let mut members: Vec<usize> = others.filter(|&member| !self.is_there(member)).collect();
         if let (true, Some(run)) = (members.is_empty(), &self.running) {
-            members.extend(run.parcels.unwritten());
+            members.extend(run.unwritten(&self.plan.route));
         }
         members.into_iter().map(|member| crew.rank(member)).collect()
     }
@@ -437,8 +440,11 @@ impl Operation for Relay {
                 let Progress { begun, given, worked, folded, taken, done } = run.progress;
                 let pieces = self.plan.route.pieces();
                 let crew = self.plan.seat.crew();
-                let unwritten: Vec<String> =
-                    run.parcels.unwritten().map(|member| crew.rank(member).to_string()).collect();
+                let unwritten: Vec<String> = run
+                    .unwritten(&self.plan.route)
+                    .iter()
+                    .map(|member| crew.rank(*member).to_string())
+                    .collect();
                 let unwritten = match unwritten.is_empty() {
                     true => String::new(),
                     false => format!(", and parcels to rank {} are not written", unwritten.join(", ")),

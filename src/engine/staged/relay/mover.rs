@@ -9,7 +9,7 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ const SPIN: Duration = Duration::from_micros(100);
 const NAP: Duration = Duration::from_millis(500);
 /// Tests do without: a wake-up that is lost shows.
 #[cfg(test)]
-const NAP: Duration = Duration::from_secs(20);
+const NAP: Duration = Duration::from_secs(90);
 
 /// The most bytes of a parcel that is dealt out: both directions of a connection have their turn, and movers end together.
 pub(super) const PARCEL: usize = 256 * 1024;
@@ -94,6 +94,9 @@ pub(super) struct Outbox {
 pub(super) struct Bell {
     event: EventFd,
     parked: AtomicBool,
+    /// How often it has woken.
+    #[cfg(test)]
+    woken: AtomicUsize,
 }
 
 /// A frame with its bytes, which stay until their piece is done everywhere.
@@ -103,9 +106,20 @@ pub(super) struct Parcel {
     length: usize,
     written: usize,
     member: usize,
-    /// Nobody waits for it if there are none.
-    among: Option<Parcels>,
+    account: Account,
 }
+
+/// Who is told that a parcel has gone.
+pub(super) enum Account {
+    /// A call, which has so many fewer.
+    Call(Parcels),
+    /// All calls: the member has been told of so many pieces.
+    Told(Told, u64),
+}
+
+/// By member, of how many pieces of all calls it has been told that this rank is done with them, as far as the kernel has that, or it
+/// never will. That is told in the order of the pieces.
+pub(super) type Told = Arc<[AtomicU64]>;
 
 /// What a call has sent that the kernel does not have yet. What it has is delivered even if this process ends.
 #[derive(Clone, Debug)]
@@ -151,8 +165,9 @@ impl Parcels {
 /// It has been written, or never will be.
 impl Drop for Parcel {
     fn drop(&mut self) {
-        if let Some(among) = &self.among {
-            among.remove(self.member);
+        match &self.account {
+            Account::Call(parcels) => parcels.remove(self.member),
+            Account::Told(told, pieces) => drop(told[self.member].fetch_max(*pieces, Ordering::AcqRel)),
         }
     }
 }
@@ -187,17 +202,33 @@ impl Outbox {
 
 impl Bell {
     pub(super) fn new() -> io::Result<Bell> {
-        Ok(Bell { event: EventFd::new()?, parked: AtomicBool::new(false) })
+        Ok(Bell {
+            event: EventFd::new()?,
+            parked: AtomicBool::new(false),
+            #[cfg(test)]
+            woken: AtomicUsize::new(0),
+        })
     }
 
-    /// Has the mover look, if it sleeps and nobody has had it look yet. Whether that was so. The caller has a fence behind what there is
-    /// to see.
-    pub(super) fn rouse(&self) -> bool {
-        let rouses = self.parked.load(Ordering::Relaxed) && self.parked.swap(false, Ordering::Relaxed);
-        if rouses {
+    /// Has the mover look, if it sleeps. As for [`Bell::claim`], the caller has a fence behind what there is to see.
+    pub(super) fn rouse(&self) {
+        if self.parked.load(Ordering::Relaxed) {
             self.event.signal();
         }
-        rouses
+    }
+
+    /// Has the mover look, if it sleeps and nobody else does. Whether that was so.
+    pub(super) fn claim(&self) -> bool {
+        let claimed = self.parked.load(Ordering::Relaxed) && self.parked.swap(false, Ordering::Relaxed);
+        if claimed {
+            self.event.signal();
+        }
+        claimed
+    }
+
+    #[cfg(test)]
+    pub(super) fn woken(&self) -> usize {
+        self.woken.load(Ordering::Relaxed)
     }
 
     #[cfg(test)]
@@ -212,21 +243,16 @@ impl Bell {
 }
 
 impl Parcel {
-    /// `frame` with the bytes at `bytes`, for a member, as one of these if it is waited for.
+    /// `frame` with the bytes at `bytes`, for a member. `account` is told when it has gone.
     ///
     /// # Safety
     /// They stay as they are until the member is done with the piece, and mapped as long as the hub.
-    pub(super) unsafe fn new(
-        frame: Frame,
-        bytes: *const u8,
-        member: usize,
-        among: Option<&Parcels>,
-    ) -> Parcel {
-        if let Some(among) = among {
-            among.add(member);
+    pub(super) unsafe fn new(frame: Frame, bytes: *const u8, member: usize, account: Account) -> Parcel {
+        if let Account::Call(parcels) = &account {
+            parcels.add(member);
         }
         let (header, length) = (frame.encode(), frame.length as usize);
-        Parcel { header, bytes, length, written: 0, member, among: among.cloned() }
+        Parcel { header, bytes, length, written: 0, member, account }
     }
 
     /// Writes what fits. Whether all of it has gone.
@@ -269,10 +295,10 @@ pub(super) fn run(hub: &Hub, mover: usize, sockets: &Sockets) -> io::Result<()> 
         epoll.watch(socket.as_fd(), member as u64, READS)?;
         connections.push(Some(Connection::new(socket, hub.outbox(mover, member))));
     }
-    let (mut last, mut announced) = (Instant::now(), 0);
+    let (mut last, mut announced, mut passed) = (Instant::now(), 0, 0);
     while !hub.is_closing() {
         #[cfg(test)]
-        if hub.is_held() {
+        if hub.is_held(mover) {
             std::thread::yield_now();
             continue;
         }
@@ -304,19 +330,20 @@ pub(super) fn run(hub: &Hub, mover: usize, sockets: &Sockets) -> io::Result<()> 
             }
             bell.parked.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
-            if !connections.iter().flatten().any(Connection::has_more) && !hub.is_closing() {
-                let mut rung = false;
+            let has_more = connections.iter().flatten().any(Connection::has_more);
+            if !has_more && hub.announced() == announced && !hub.is_closing() {
                 epoll.wait(Some(NAP), |event| {
                     if event.token == BELL {
                         bell.event.drain();
-                        rung = true;
                     }
                 })?;
-                if rung {
-                    hub.pass_on(mover);
-                }
+                #[cfg(test)]
+                bell.woken.fetch_add(1, Ordering::Relaxed);
             }
-            bell.parked.store(false, Ordering::Relaxed);
+            if !bell.parked.swap(false, Ordering::Relaxed) {
+                // Whoever had it look counts on it.
+                passed = hub.pass_on(passed);
+            }
             // What woke it is tried for a while.
             last = Instant::now();
         }
@@ -384,9 +411,12 @@ impl<'a> Connection<'a> {
             Err(error) => return Err(error),
         };
         if whole {
-            let among = parcel.among.clone();
+            let parcels = match &parcel.account {
+                Account::Call(parcels) => Some(parcels.clone()),
+                Account::Told(..) => None,
+            };
             self.leaving = None;
-            if among.is_some_and(|among| among.are_written()) {
+            if parcels.is_none_or(|parcels| parcels.are_written()) {
                 hub.rouse();
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::super::resources::Ringer;
 use super::lanes::Lanes;
 use super::mover::Parcels;
-use super::route::{Move, RESULT_AT, Route, Share};
+use super::route::{LANES, Move, RESULT_AT, Route, Share};
 use super::tracks::{Step, Sum, Tracks};
 use super::{Combine, Plan};
 use crate::cuda::local::Operand;
@@ -204,6 +204,19 @@ impl Relayed<'_> {
 }
 
 impl Run {
+    /// The members to which something is still to be written before the call may end, here and in the process, once the rest is done:
+    /// what it has sent, and that lanes are free which others need for a call that they may be in. For its last pieces that is the
+    /// next call's to wait for.
+    pub(super) fn unwritten(&self, route: &Route) -> Vec<usize> {
+        let mut members: Vec<usize> = self.parcels.unwritten().collect();
+        if self.progress.done == route.pieces() {
+            members.extend(self.lanes.untold(self.before + route.pieces().saturating_sub(LANES)));
+            members.sort_unstable();
+            members.dedup();
+        }
+        members
+    }
+
     /// This rank has come so far with so many pieces of the call, the first ones.
     fn reach(&self, route: &Route, mark: Mark, pieces: u64) {
         self.lanes.reach(route, mark, self.before, pieces, &self.parcels);

@@ -8,12 +8,14 @@
 
 use std::io::ErrorKind;
 use std::ops::Range;
+#[cfg(test)]
+use std::sync::atomic::AtomicU8;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::lanes::{Crew, Pinned};
-use super::mover::{self, Bell, Frame, Outbox, PARCEL, Parcel, Parcels, Sockets};
+use super::mover::{self, Account, Bell, Frame, Outbox, PARCEL, Parcel, Parcels, Sockets, Told};
 use super::route::{LANE_BYTES, LANES, Route};
 use crate::cuda::context::Devices;
 use crate::cuda::memory::RegisteredBuffer;
@@ -156,8 +158,10 @@ impl Wire {
     pub(super) fn reach(&self, route: &Route, mark: Mark, before: u64, pieces: u64, parcels: &Parcels) {
         let hub = &*self.hub;
         let (index, piece) = (pieces - 1, before + pieces - 1);
-        // The last marks of a call are for the next one: nobody needs to see them written.
-        let among = (mark != Mark::Done || index + LANES < route.pieces()).then_some(parcels);
+        let account = || match mark {
+            Mark::Done => Account::Told(hub.told.clone(), piece + 1),
+            Mark::Given | Mark::Folded => Account::Call(parcels.clone()),
+        };
         let mut any = false;
         for step in 1..hub.size {
             let member = (hub.rank + step) % hub.size;
@@ -168,7 +172,7 @@ impl Wire {
                 let frame = Frame { mark, piece, offset: (at + start) as u32, length, whole: bytes as u32 };
                 let from = hub.lane(hub.rank, piece % LANES).wrapping_add(at + start);
                 // SAFETY: what a route says lies in the lane, which is written again when all members are done with this piece.
-                unsafe { Parcel::new(frame, from, member, among) }
+                unsafe { Parcel::new(frame, from, member, account()) }
             };
             // What has no bytes tells the member, too.
             hub.post(movers(mark).start, member, (0..bytes.max(1)).step_by(most).map(parcel));
@@ -177,7 +181,7 @@ impl Wire {
         // Behind the others' word: who sees this here tells them what comes next, maybe in another thread.
         hub.coming(hub.rank, mark, piece).seen.store(piece + 1, Ordering::Release);
         if any {
-            hub.ring(movers(mark));
+            hub.ring(mark);
         }
     }
 
@@ -188,16 +192,23 @@ impl Wire {
         Arc::downgrade(&hub)
     }
 
-    /// Has the movers do nothing, or go on.
+    /// Has movers do nothing, or go on.
     #[cfg(test)]
-    pub(super) fn hold(&self, held: bool) {
-        self.hub.held.store(held, Ordering::Relaxed);
+    pub(super) fn hold(&self, held: Held) {
+        self.hub.held.store(held as u8, Ordering::Relaxed);
     }
 
     /// There will be something to send soon: the movers are awake by then.
     pub(super) fn rouse(&self) {
         self.hub.announced.fetch_add(1, Ordering::Relaxed);
-        self.hub.ring(0..CONNECTIONS);
+        self.hub.ring(Mark::Given);
+        self.hub.ring(Mark::Done);
+    }
+
+    /// The members that have not been told that this rank is done with so many pieces of all calls, if it is.
+    pub(super) fn untold(&self, pieces: u64) -> impl Iterator<Item = usize> + '_ {
+        let (hub, others) = (&*self.hub, (0..self.hub.size).filter(|member| *member != self.hub.rank));
+        others.filter(move |member| hub.told[*member].load(Ordering::Acquire) < pieces)
     }
 
     /// An error when nothing more comes from a member that is waited for, once there has been time for a better cause.
@@ -261,11 +272,27 @@ pub(super) struct Hub {
     bells: Vec<Bell>,
     /// How often movers were told that there will be something to send.
     announced: AtomicU64,
+    /// How often carriers were rung for: each that wakes rings others once for each time.
+    rung: AtomicU64,
+    told: Told,
     closing: AtomicBool,
+    /// One of [`Held`].
     #[cfg(test)]
-    held: AtomicBool,
+    held: AtomicU8,
     /// By member.
     ends: Vec<End>,
+}
+
+/// Movers that are to do nothing.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug)]
+pub enum Held {
+    /// None of them.
+    None,
+    /// The one that tells that lanes are free.
+    Marks,
+    /// All of them.
+    All,
 }
 
 /// How the connections to a member end.
@@ -308,9 +335,11 @@ impl Hub {
             outboxes: [(); 2].map(|()| (0..size).map(|_| Outbox::default()).collect()),
             bells: (0..CONNECTIONS).map(|_| Bell::new()).collect::<std::io::Result<_>>()?,
             announced: AtomicU64::new(0),
+            rung: AtomicU64::new(0),
+            told: (0..size).map(|_| AtomicU64::new(0)).collect(),
             closing: AtomicBool::new(false),
             #[cfg(test)]
-            held: AtomicBool::new(false),
+            held: AtomicU8::new(Held::None as u8),
             ends: (0..size).map(|_| End::default()).collect(),
         })
     }
@@ -326,17 +355,33 @@ impl Hub {
         &self.outboxes[usize::from(mover == DONE)][member]
     }
 
-    /// Has those of these movers look that sleep, some of them by way of others.
-    fn ring(&self, movers: Range<usize>) {
-        fence(Ordering::SeqCst);
-        self.bells[movers].iter().filter(|bell| bell.rouse()).take(WOKEN).for_each(drop);
+    /// Has the movers look that a mark may go by, if they sleep: carriers some by way of others.
+    fn ring(&self, mark: Mark) {
+        match mark {
+            Mark::Given | Mark::Folded => {
+                self.rung.fetch_add(1, Ordering::Relaxed);
+                self.ring_carriers();
+            }
+            Mark::Done => {
+                fence(Ordering::SeqCst);
+                self.bells[DONE].rouse();
+            }
+        }
     }
 
-    /// A mover has been woken by its bell: others may be asleep.
-    pub(super) fn pass_on(&self, mover: usize) {
-        if mover != DONE {
-            self.ring(0..CONNECTIONS);
+    fn ring_carriers(&self) {
+        fence(Ordering::SeqCst);
+        self.bells[..CARRIERS].iter().filter(|bell| bell.claim()).take(WOKEN).for_each(drop);
+    }
+
+    /// A carrier has been claimed, and has `passed` on that carriers were rung for so many times: others may be asleep. Answers how many
+    /// times it is now.
+    pub(super) fn pass_on(&self, passed: u64) -> u64 {
+        let rung = self.rung.load(Ordering::Relaxed);
+        if rung != passed {
+            self.ring_carriers();
         }
+        rung
     }
 
     /// Changes when there will be something to send soon.
@@ -366,10 +411,11 @@ impl Hub {
         self.closing.load(Ordering::Relaxed)
     }
 
-    /// Whether movers are to do nothing.
+    /// Whether a mover is to do nothing.
     #[cfg(test)]
-    pub(super) fn is_held(&self) -> bool {
-        self.held.load(Ordering::Relaxed)
+    pub(super) fn is_held(&self, mover: usize) -> bool {
+        let held = self.held.load(Ordering::Relaxed);
+        held == Held::All as u8 || held == Held::Marks as u8 && mover == DONE
     }
 
     /// How long to look before sleeping: not at all where ranks share processors.

@@ -65,11 +65,17 @@ fn done(piece: u64) -> Frame {
     Frame { mark: Mark::Done, piece, offset: 0, length: 0, whole: 0 }
 }
 
-fn post(hub: &Hub, mover: usize, frame: Frame, parcels: &Parcels) {
+/// The other rank is to be told that this one is done with a piece.
+fn tell_done(hub: &Hub, piece: u64) {
+    let account = Account::Told(hub.told.clone(), piece + 1);
     // SAFETY: it has no bytes.
-    let parcel = unsafe { Parcel::new(frame, hub.lane(0, 0), OTHER, Some(parcels)) };
-    hub.post(mover, OTHER, std::iter::once(parcel));
-    hub.ring(0..CONNECTIONS);
+    let parcel = unsafe { Parcel::new(done(piece), hub.lane(0, 0), OTHER, account) };
+    hub.post(DONE, OTHER, std::iter::once(parcel));
+    hub.ring(Mark::Done);
+}
+
+fn is_told(hub: &Hub, piece: u64) -> bool {
+    hub.told[OTHER].load(Ordering::Acquire) > piece
 }
 
 fn has_come(hub: &Hub, mark: Mark, piece: u64) -> bool {
@@ -135,11 +141,10 @@ fn what_a_rank_has_told_before_it_left_counts_whatever_is_written_to_it_then() {
     let mut told = false;
     refused.wait(Some(PATIENCE), |event| told = event.closed).expect("an answer");
     assert!(told, "it is not told");
-    let parcels = Parcels::new(2);
-    post(&hub, DONE, done(1), &parcels);
+    tell_done(&hub, 1);
     let _movers = begin(&hub, here);
     wait_until("the last mark", || has_come(&hub, Mark::Done, 2));
-    wait_until("nobody waits for what was to go there", || parcels.are_written());
+    wait_until("nobody waits for what was to go there", || is_told(&hub, 1));
     // The others are as they were.
     wait_until("an end", || hub.ends[OTHER].open.load(Ordering::Acquire) == CONNECTIONS - 1);
     assert!(!hub.is_cut(OTHER));
@@ -151,25 +156,45 @@ fn what_a_mover_leaves_behind_keeps_no_call_waiting() {
     // The kernel watches no files.
     let file = std::fs::File::open("/proc/self/exe").expect("a file");
     here[DONE] = Socket::from(std::os::fd::OwnedFd::from(file));
-    let parcels = Parcels::new(2);
-    post(&hub, DONE, done(0), &parcels);
-    assert_eq!(parcels.unwritten().collect::<Vec<_>>(), [OTHER]);
+    tell_done(&hub, 0);
+    assert!(!is_told(&hub, 0));
     let _movers = begin(&hub, here);
-    wait_until("what was posted before", || parcels.are_written());
-    post(&hub, DONE, done(1), &parcels);
-    wait_until("what is posted behind that", || parcels.are_written());
+    wait_until("what was posted before", || is_told(&hub, 0));
+    tell_done(&hub, 1);
+    wait_until("what is posted behind that", || is_told(&hub, 1));
     wait_until("the end", || hub.end(OTHER).is_some());
     drop(there);
+}
+
+fn asleep(hub: &Hub) -> usize {
+    hub.bells[..CARRIERS].iter().filter(|bell| bell.is_parked()).count()
 }
 
 #[test]
 fn movers_that_sleep_wake_each_other() {
     let (hub, here, _there) = hub();
     let _movers = begin(&hub, here);
-    let asleep = |hub: &Hub| hub.bells.iter().filter(|bell| bell.is_parked()).count();
-    wait_until("sleep", || asleep(&hub) == CONNECTIONS);
+    wait_until("sleep", || asleep(&hub) == CARRIERS);
     // Those who wake stay so.
-    hub.held.store(true, Ordering::Relaxed);
-    hub.ring(0..CONNECTIONS);
+    hub.held.store(Held::All as u8, Ordering::Relaxed);
+    hub.ring(Mark::Given);
     wait_until("all of them", || asleep(&hub) == 0);
+}
+
+#[test]
+fn movers_that_find_nothing_to_do_leave_each_other_asleep() {
+    let (mut hub, here, _there) = hub();
+    // They sleep again at once.
+    Arc::get_mut(&mut hub).expect("nobody else has it").crowded = true;
+    let _movers = begin(&hub, here);
+    wait_until("sleep", || asleep(&hub) == CARRIERS);
+    let woken = || hub.bells.iter().map(Bell::woken).sum::<usize>();
+    let before = woken();
+    for round in 1..=10 {
+        hub.ring(Mark::Given);
+        std::thread::sleep(Duration::from_millis(20));
+        wait_until("sleep", || asleep(&hub) == CARRIERS);
+        let most = round * WOKEN * (CARRIERS + 1);
+        assert!(woken() - before <= most, "{} times, not {most}", woken() - before);
+    }
 }
