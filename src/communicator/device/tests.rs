@@ -495,7 +495,7 @@ fn follow(devices: &Arc<Devices>, device: u32, from: StreamHandle, to: StreamHan
 }
 
 #[test]
-fn streams_of_one_capture_take_turns_and_may_call_nothing() {
+fn streams_of_one_capture_take_turns() {
     for order in Order::all(2) {
         ranks(&processes_in(order, 2), words, |context, (double, devices, device)| {
             let output = double.memory(*device, 4);

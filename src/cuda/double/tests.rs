@@ -192,6 +192,42 @@ fn captured_streams_are_joined_and_apart() {
 }
 
 /// Stream 0 waits for a word that this thread has stream 1 write, while another thread is in `call`.
+/// The driver refuses edges that are there already, and that are not there.
+#[test]
+fn a_record_in_a_graph_comes_behind_the_last_of_a_stream_alone_whatever_that_joins() {
+    let (double, devices, streams, memory) = two(Order::RoundRobin);
+    let [stream, other] = &streams;
+    let event = Event::new(&devices, 0).unwrap();
+    let fill = |stream: &Stream| double.fill(stream.handle(), 0, memory, &[7]);
+    double.begin_capture(stream.handle(), 0);
+    fill(stream);
+    let mut record = stream.record_at_launch(&event).unwrap();
+    let first = record.behind.clone();
+    // Nothing since.
+    stream.put_off(&mut record).unwrap();
+    assert_eq!(record.behind, first);
+    // Nothing but what another stream was given.
+    order_by_event(&devices, &streams);
+    fill(other);
+    let join = || {
+        let event = Event::new(&devices, 0).unwrap();
+        event.record(other).unwrap();
+        stream.wait(&event).unwrap();
+    };
+    join();
+    stream.put_off(&mut record).unwrap();
+    assert!(record.behind.len() == 2 && record.behind.contains(&first[0]), "{record:?}");
+    other.put_off(&mut record).unwrap();
+    stream.put_off(&mut record).unwrap();
+    fill(stream);
+    stream.put_off(&mut record).unwrap();
+    assert!(record.behind.len() == 1 && !record.behind.contains(&first[0]), "{record:?}");
+    let graph = double.end_capture(stream.handle(), 0).unwrap();
+    double.launch_graph(&graph, stream.handle(), 0);
+    double.drain();
+    assert_eq!(double.complaints(), Vec::<String>::new());
+}
+
 fn waits_with_the_lock(calls: Waiting, call: impl Fn(&Arc<Double>, &Arc<Devices>) + Sync) -> String {
     let (double, devices, streams, memory) = two(Order::RoundRobin);
     double.hold_lock(calls, Duration::from_secs(2));

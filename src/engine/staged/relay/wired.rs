@@ -289,7 +289,7 @@ pub(super) struct Hub {
 pub enum Held {
     /// None of them.
     None,
-    /// The one that tells that lanes are free.
+    /// None, but nobody is told that lanes are free.
     Marks,
     /// All of them.
     All,
@@ -411,11 +411,17 @@ impl Hub {
         self.closing.load(Ordering::Relaxed)
     }
 
-    /// Whether a mover is to do nothing.
+    /// Whether movers are to do nothing.
     #[cfg(test)]
-    pub(super) fn is_held(&self, mover: usize) -> bool {
-        let held = self.held.load(Ordering::Relaxed);
-        held == Held::All as u8 || held == Held::Marks as u8 && mover == DONE
+    pub(super) fn is_held(&self) -> bool {
+        self.held.load(Ordering::Relaxed) == Held::All as u8
+    }
+
+    /// Whether nothing is to be sent from an outbox.
+    #[cfg(test)]
+    pub(super) fn holds_back(&self, outbox: &Outbox) -> bool {
+        let is_marks = || self.outboxes[1].iter().any(|marks| std::ptr::eq(marks, outbox));
+        self.held.load(Ordering::Relaxed) == Held::Marks as u8 && is_marks()
     }
 
     /// How long to look before sleeping: not at all where ranks share processors.
