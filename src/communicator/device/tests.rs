@@ -527,6 +527,7 @@ fn streams_of_one_capture_take_turns() {
 
 #[test]
 fn captures_that_alternate_keep_to_their_streams() {
+    let called = std::sync::Barrier::new(2);
     ranks(&processes(2), words, |context, (double, devices, device)| {
         let output = double.memory(*device, 4);
         let [first, second, beside] = [(); 3].map(|()| double.stream(*device));
@@ -538,6 +539,8 @@ fn captures_that_alternate_keep_to_their_streams() {
         for stream in [first, second, first, second] {
             call(stream).expect("it is captured");
         }
+        // Each hears of the other's failure.
+        called.wait();
         follow(devices, *device, first, beside);
         let error = call(beside).expect_err("another stream");
         assert_eq!(error.status(), Status::InvalidUsage, "{error}");
