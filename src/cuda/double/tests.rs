@@ -191,7 +191,6 @@ fn captured_streams_are_joined_and_apart() {
     assert!(double.end_capture(handle, 0).is_err());
 }
 
-/// Stream 0 waits for a word that this thread has stream 1 write, while another thread is in `call`.
 /// The driver refuses edges that are there already, and that are not there.
 #[test]
 fn a_record_in_a_graph_comes_behind_the_last_of_a_stream_alone_whatever_that_joins() {
@@ -228,6 +227,7 @@ fn a_record_in_a_graph_comes_behind_the_last_of_a_stream_alone_whatever_that_joi
     assert_eq!(double.complaints(), Vec::<String>::new());
 }
 
+/// Stream 0 waits for a word that this thread has stream 1 write, while another thread is in `call`.
 fn waits_with_the_lock(calls: Waiting, call: impl Fn(&Arc<Double>, &Arc<Devices>) + Sync) -> String {
     let (double, devices, streams, memory) = two(Order::RoundRobin);
     double.hold_lock(calls, Duration::from_secs(2));

@@ -199,16 +199,25 @@ impl StreamCalls for Libcuda {
         let (graph, last) = unsafe { self.captured(stream) }?;
         let (added, removed) = record.move_behind(numbers(&last));
         let raw_nodes = |nodes: &[GraphNode]| nodes.iter().map(|node| raw(node.0)).collect::<Vec<_>>();
-        let (from, to) = (raw_nodes(&added), vec![raw(record.node.0); added.len()]);
-        // SAFETY: as many of both; all are of the capture, which is under way.
-        let result =
-            unsafe { (self.calls.cuGraphAddDependencies)(graph, from.as_ptr(), to.as_ptr(), from.len()) };
-        self.check("cuGraphAddDependencies", result)?;
-        let (from, to) = (raw_nodes(&removed), vec![raw(record.node.0); removed.len()]);
-        // SAFETY: likewise; these edges have been added.
-        let result =
-            unsafe { (self.calls.cuGraphRemoveDependencies)(graph, from.as_ptr(), to.as_ptr(), from.len()) };
-        self.check("cuGraphRemoveDependencies", result)
+        if !added.is_empty() {
+            let (from, to) = (raw_nodes(&added), vec![raw(record.node.0); added.len()]);
+            // SAFETY: as many of both; all are of the capture, which is under way.
+            let result =
+                unsafe { (self.calls.cuGraphAddDependencies)(graph, from.as_ptr(), to.as_ptr(), from.len()) };
+            self.check("cuGraphAddDependencies", result)?;
+        }
+        if !removed.is_empty() {
+            let (from, to) = (raw_nodes(&removed), vec![raw(record.node.0); removed.len()]);
+            // SAFETY: likewise; these edges have been added.
+            let result = unsafe {
+                (self.calls.cuGraphRemoveDependencies)(graph, from.as_ptr(), to.as_ptr(), from.len())
+            };
+            if result != sys::CUresult::CUDA_SUCCESS as c_int {
+                // As in graphs that allocate or free. An edge too many does no harm.
+                record.behind.extend(removed);
+            }
+        }
+        Ok(())
     }
 
     unsafe fn query_event(&self, event: EventHandle) -> Result<bool> {

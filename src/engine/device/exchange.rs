@@ -411,6 +411,7 @@ impl DeviceExchange {
         let Lane { stream: Some((_, stream)), ran_on, captured, calls } = &mut *lane else {
             fail!(Internal, "a stream that was put there is not there")
         };
+        capture.map_or(Ok(()), |capture| captured.admit(id, capture))?;
         let turn = group.number(class, signatures, caller.timeout)?;
         let given = compare(&turn, calls).and_then(|()| match capture {
             Some(capture) => {

@@ -762,30 +762,35 @@ fn connections_end_with_their_group_whatever_was_given_up() {
     }
 }
 
-/// What lets the others use this rank's lanes may be late, but has gone when a call ends that needs it.
+/// What lets the others use this rank's lanes may be late, but has gone when a call ends that needs it: the second of four pieces each,
+/// the fifth of one.
 #[test]
 fn a_call_ends_when_the_others_can_end_it_whatever_becomes_of_this_rank() {
-    relaying(2, "tcp", Order::RoundRobin, |rank| {
-        let is_root = rank.rank == 0;
-        let memory = rank.memory(&[7; 200]);
-        let broadcast = || request(Kind::Broadcast, if is_root { memory } else { 0 }, memory, 200, 0);
-        if is_root {
-            let start = Instant::now();
-            while !rank.group().relay().has_told_all() {
-                assert!(start.elapsed() < PATIENCE, "what was called before is not told of");
-                std::thread::yield_now();
+    for (bytes, calls) in [(200, 1), (16, 4)] {
+        relaying(2, "tcp", Order::RoundRobin, |rank| {
+            let is_root = rank.rank == 0;
+            let memory = rank.memory(&vec![7; bytes as usize]);
+            let broadcast = || request(Kind::Broadcast, if is_root { memory } else { 0 }, memory, bytes, 0);
+            if is_root {
+                let start = Instant::now();
+                while !rank.group().relay().has_told_all() {
+                    assert!(start.elapsed() < PATIENCE, "what was called before is not told of");
+                    std::thread::yield_now();
+                }
+                rank.group().relay().hold_movers(Held::Marks);
             }
-            rank.group().relay().hold_movers(Held::Marks);
-        }
-        let start = || rank.start(&broadcast(), &rank.call()).expect("it starts");
-        start().wait(Deadline::after(PATIENCE)).expect("only the next call needs the marks");
-        let work = start();
-        if is_root {
-            let early = work.wait(Deadline::after(Duration::from_millis(200)));
-            assert_eq!(early.expect_err("rank 1 has no lanes for it yet").status(), Status::Timeout);
-            rank.group().relay().hold_movers(Held::None);
-        }
-        work.wait(Deadline::after(PATIENCE)).expect("it ends");
-        assert_eq!(grave(rank.drain()), Vec::<String>::new());
-    });
+            let start = || rank.start(&broadcast(), &rank.call()).expect("it starts");
+            for _ in 0..calls {
+                start().wait(Deadline::after(PATIENCE)).expect("only later calls need the marks");
+            }
+            let work = start();
+            if is_root {
+                let early = work.wait(Deadline::after(Duration::from_millis(200)));
+                assert_eq!(early.expect_err("rank 1 has no lanes for it yet").status(), Status::Timeout);
+                rank.group().relay().hold_movers(Held::None);
+            }
+            work.wait(Deadline::after(PATIENCE)).expect("it ends");
+            assert_eq!(grave(rank.drain()), Vec::<String>::new());
+        });
+    }
 }

@@ -16,13 +16,13 @@ pub(super) fn mixes_by_default() -> bool {
     !std::env::var("UNISONO_GRAPH_MIXING").is_ok_and(|value| value.trim() == "0")
 }
 
-/// Captures that may be under way at the same time.
-const OPEN: usize = 8;
+/// Captures that are known, the latest ones. What is called in an older one counts as its first call.
+const OPEN: usize = 32;
 
 /// The calls of an exchange that were captured.
 #[derive(Debug, Default)]
 pub(super) struct Captured {
-    /// The last one of each capture that may still be under way, the latest behind.
+    /// The last one of each capture, the latest behind: that may still be under way.
     last: VecDeque<Last>,
     /// Whether some are mixed with other calls.
     mixed: bool,
@@ -48,14 +48,10 @@ impl Captured {
         launch: impl FnOnce(&Stream) -> Result<()>,
     ) -> Result<()> {
         let place = self.last.iter().position(|last| last.capture == capture);
-        match place.map(|place| (&self.last[place], place + 1 == self.last.len())) {
-            Some((before, _)) if before.stream == id => {}
-            // The event means the last call that was captured.
-            Some((_, true)) => stream.wait(&parts.within)?,
-            Some((_, false)) => fail!(
-                InvalidUsage,
-                "calls of one communicator alternate between this capture and another: they stay on one stream in each"
-            ),
+        match place {
+            Some(place) if self.last[place].stream == id => {}
+            // It means the last call that was captured, which is of this capture, or the call was not admitted.
+            Some(_) => stream.wait(&parts.within)?,
             None if mixes => {
                 stream.wait_at_launch(&parts.last)?;
                 stream.wait_at_launch(&parts.replayed)?;
@@ -65,23 +61,38 @@ impl Captured {
         launch(stream)?;
         // Adds nothing to the graph.
         parts.within.record(stream)?;
-        let last = match place.and_then(|place| self.last.remove(place)) {
-            // This call comes behind the one before. With an edge from each of them the graph is no chain, and takes longer.
-            Some(mut before) => {
-                before.record.as_mut().map_or(Ok(()), |record| stream.put_off(record))?;
-                Last { stream: id, ..before }
-            }
+        match place.and_then(|place| self.last.remove(place)) {
+            Some(last) => self.last.push_back(Last { stream: id, ..last }),
             None => {
-                let record = mixes.then(|| stream.record_at_launch(&parts.replayed)).transpose()?;
-                self.mixed |= mixes;
-                Last { capture, stream: id, record }
+                if self.last.len() == OPEN {
+                    self.last.pop_front();
+                }
+                self.last.push_back(Last { capture, stream: id, record: None });
             }
-        };
-        if self.last.len() == OPEN {
-            self.last.pop_front();
         }
-        self.last.push_back(last);
+        let Some(Last { record, .. }) = self.last.back_mut() else { return Ok(()) };
+        match record {
+            // This call comes behind the one before. With an edge from each of them the graph is no chain, and takes longer.
+            Some(record) => stream.put_off(record)?,
+            None if place.is_none() && mixes => {
+                *record = Some(stream.record_at_launch(&parts.replayed)?);
+                self.mixed = true;
+            }
+            None => {}
+        }
         Ok(())
+    }
+
+    /// Refuses a call on the stream `id`, in `capture`, that has no way to come behind the one before it in the capture.
+    pub(super) fn admit(&self, id: u64, capture: u64) -> Result<()> {
+        let before = self.last.iter().position(|last| last.capture == capture);
+        match before.map(|place| (&self.last[place], place + 1 == self.last.len())) {
+            Some((before, false)) if before.stream != id => fail!(
+                InvalidUsage,
+                "calls of one communicator alternate between this capture and another: they stay on one stream in each"
+            ),
+            _ => Ok(()),
+        }
     }
 
     /// Has `stream` wait for the replays that were launched.

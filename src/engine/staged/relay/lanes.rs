@@ -221,7 +221,7 @@ impl Lanes {
     }
 
     /// The members that have not been told that this rank is done with so many pieces of all calls, if it is. What they have been told
-    /// reaches them even if this process ends.
+    /// reaches them even if this process ends, unless the network loses it just then.
     pub(super) fn untold(&self, pieces: u64) -> Vec<usize> {
         match self {
             Lanes::Shared(_) => Vec::new(),

@@ -340,9 +340,9 @@ pub(super) fn run(hub: &Hub, mover: usize, sockets: &Sockets) -> io::Result<()> 
                 #[cfg(test)]
                 bell.woken.fetch_add(1, Ordering::Relaxed);
             }
-            if !bell.parked.swap(false, Ordering::Relaxed) {
-                // Whoever had it look counts on it.
-                passed = hub.pass_on(passed);
+            // Whoever claims it has rung before.
+            if !bell.parked.swap(false, Ordering::Acquire) {
+                passed = hub.pass_on(mover, passed);
             }
             // What woke it is tried for a while.
             last = Instant::now();

@@ -205,12 +205,12 @@ impl Relayed<'_> {
 
 impl Run {
     /// The members to which something is still to be written before the call may end, here and in the process, once the rest is done:
-    /// what it has sent, and that lanes are free which others need for a call that they may be in. For its last pieces that is the
-    /// next call's to wait for.
+    /// what it has sent, and that lanes are free which others need to end the call. For the last pieces, one a lane, that is for later
+    /// calls to wait for.
     pub(super) fn unwritten(&self, route: &Route) -> Vec<usize> {
         let mut members: Vec<usize> = self.parcels.unwritten().collect();
         if self.progress.done == route.pieces() {
-            members.extend(self.lanes.untold(self.before + route.pieces().saturating_sub(LANES)));
+            members.extend(self.lanes.untold((self.before + route.pieces()).saturating_sub(LANES)));
             members.sort_unstable();
             members.dedup();
         }

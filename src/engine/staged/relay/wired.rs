@@ -360,7 +360,7 @@ impl Hub {
         match mark {
             Mark::Given | Mark::Folded => {
                 self.rung.fetch_add(1, Ordering::Relaxed);
-                self.ring_carriers();
+                self.ring_carriers(0);
             }
             Mark::Done => {
                 fence(Ordering::SeqCst);
@@ -369,17 +369,19 @@ impl Hub {
         }
     }
 
-    fn ring_carriers(&self) {
+    /// Some of those from number `first` on.
+    fn ring_carriers(&self, first: usize) {
         fence(Ordering::SeqCst);
-        self.bells[..CARRIERS].iter().filter(|bell| bell.claim()).take(WOKEN).for_each(drop);
+        self.bells[first..CARRIERS].iter().filter(|bell| bell.claim()).take(WOKEN).for_each(drop);
     }
 
-    /// A carrier has been claimed, and has `passed` on that carriers were rung for so many times: others may be asleep. Answers how many
-    /// times it is now.
-    pub(super) fn pass_on(&self, passed: u64) -> u64 {
+    /// A carrier has been claimed, and has `passed` on that carriers were rung for so many times: those behind it may be asleep. Answers
+    /// how many times it is now.
+    pub(super) fn pass_on(&self, mover: usize, passed: u64) -> u64 {
         let rung = self.rung.load(Ordering::Relaxed);
         if rung != passed {
-            self.ring_carriers();
+            // Not those before it, which may have looked and sleep again.
+            self.ring_carriers(mover + 1);
         }
         rung
     }
