@@ -240,6 +240,40 @@ def replays(nccl):
     world.destroy()
 
 
+def allocating(nccl):
+    """A graph may allocate and free memory between calls: from such a graph CUDA takes no edges away."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    runtime = ctypes.CDLL(next(line.split()[-1] for line in maps if "libcudart" in line))
+
+    def cuda(name, *arguments):
+        status = getattr(runtime, name)(*arguments)
+        assert status == 0, f"{name}: {status}"
+
+    world = World(nccl)
+    x = [rank.full(1000, 1) for rank in world.ranks]
+    graphs = []
+    for rank, tensor in zip(world.ranks, x):
+        graph, between, bytes_ = torch.cuda.CUDAGraph(), ctypes.c_void_p(), ctypes.c_size_t(4 * tensor.numel())
+        with torch.cuda.device(rank.device), torch.cuda.graph(graph, stream=rank.stream):
+            stream = ctypes.c_void_p(rank.stream.cuda_stream)
+            tensor.fill_(1)
+            rank.all_reduce(nccl, tensor)
+            cuda("cudaMallocAsync", ctypes.byref(between), bytes_, stream)
+            nccl.AllReduce(tensor.data_ptr(), between, tensor.numel(), FLOAT32, SUM, rank.comm, stream)
+            nccl.AllReduce(between, tensor.data_ptr(), tensor.numel(), FLOAT32, SUM, rank.comm, stream)
+            cuda("cudaFreeAsync", between, stream)
+            rank.all_reduce(nccl, tensor)
+        graphs.append(graph)
+    for _ in range(5):
+        for rank, graph in zip(world.ranks, graphs):
+            with torch.cuda.stream(rank.stream):
+                graph.replay()
+        world.synchronize()
+        assert all((tensor == world.size**4).all() for tensor in x), x
+    graphs.clear()
+    world.destroy()
+
+
 def operators(nccl):
     """A factor in device memory; its operator destroyed before the group that uses it ends."""
     world = World(nccl)
@@ -518,8 +552,8 @@ def main():
         os.environ["UNISONO_NCCL_TIMEOUT"] = "4"
         return processes(lose, 3, 2, path, 3, unique_ids(nccl, 2), signal.SIGSTOP)
 
-    contracts = {f.__name__: (lambda f=f: f(nccl)) for f in (device, outermost, streams, joined, circle, replays, operators,
-                                                             nonblocking, children, in_place, abort, mismatch)}
+    contracts = {f.__name__: (lambda f=f: f(nccl)) for f in (device, outermost, streams, joined, circle, replays, allocating,
+                                                             operators, nonblocking, children, in_place, abort, mismatch)}
     contracts |= {f.__name__: f for f in (mixed, killed, stopped)}
     if torch.cuda.device_count() < 2:
         sys.exit("needs two GPUs")

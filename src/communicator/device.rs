@@ -222,11 +222,13 @@ impl Context {
         // A call of nothing has no memory: its stream tells what the others will take it for.
         let nothing = request.counts == Counts::Uniform(0);
         on_device |= nothing && call.stream.is_some() && matches!(group.devices(), Some(Way::Exchange(_)));
-        if !on_device {
+        // SAFETY: whoever made the call promised a stream that lives until the operation is complete.
+        if !on_device && unsafe { cuda.capturing(call.stream) }?.is_none() {
             return Ok(None);
         }
         let (what, spans) = self.parse(request, call)?;
-        let located = Located::new(spans, cuda, known)?;
+        // SAFETY: as above.
+        let located = unsafe { Located::new(spans, cuda, known)?.in_graph(cuda, call.stream) }?;
         // A pointer that this rank does not use says nothing.
         if !nothing && !call.on_device && !located.is_on_device() {
             return Ok(None);

@@ -22,7 +22,7 @@ use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::courier::Errand;
-use crate::cuda::driver::Location;
+use crate::cuda::driver::{Capture, Location, StreamHandle};
 use crate::cuda::fold::FoldKernels;
 use crate::cuda::libcuda::Libcuda;
 use crate::cuda::local::Kernels;
@@ -69,6 +69,19 @@ impl Cuda {
             Some(devices) => devices.locate(address),
             None => Libcuda::locate_if_loaded(address),
         }
+    }
+
+    /// The device of a stream, if it is one that is being captured.
+    ///
+    /// # Safety
+    /// The stream lives.
+    pub(super) unsafe fn capturing(&self, stream: Option<StreamHandle>) -> Result<Option<u32>> {
+        let Some(stream) = stream.filter(|stream| !stream.is_legacy()) else { return Ok(None) };
+        let devices = self.devices()?;
+        let device = devices.device_of_stream(stream)?;
+        // SAFETY: the caller's promise.
+        let capture = unsafe { Stream::borrow(devices, device, stream) }?.capture()?;
+        Ok(matches!(capture, Capture::Active(_)).then_some(device))
     }
 
     /// Whether such a call is on host memory because this process has no driver: what most calls are on machines without

@@ -8,7 +8,7 @@ use super::staged::Cuda;
 use crate::collective::checked::{Buffers, Checked};
 use crate::collective::request::Kind;
 use crate::cuda::context::Devices;
-use crate::cuda::driver::{Capture, Location, Memory};
+use crate::cuda::driver::{Capture, Location, Memory, StreamHandle};
 use crate::cuda::stream::Stream;
 use crate::engine::point::Message;
 use crate::engine::staged::Place;
@@ -134,6 +134,26 @@ impl Located {
         Ok(Located { spans: [(spans.input, input), (spans.output, output)] })
     }
 
+    /// Memory that CUDA does not know, of a call whose stream is being captured, is taken for what the graph itself will have
+    /// there: where one allocates it has addresses before there is memory behind them.
+    ///
+    /// # Safety
+    /// The stream lives.
+    pub(super) unsafe fn in_graph(mut self, cuda: &Cuda, stream: Option<StreamHandle>) -> Result<Located> {
+        let mut nowhere = self
+            .spans
+            .iter_mut()
+            .filter(|(span, location)| location.is_none() && span.bytes > 0 && span.is_nowhere());
+        if let Some((span, location)) = nowhere.next()
+            // SAFETY: the caller's promise.
+            && let Some(device) = unsafe { cuda.capturing(stream) }?
+        {
+            *location = Some(span.ahead(device));
+            nowhere.for_each(|(span, location)| *location = Some(span.ahead(device)));
+        }
+        Ok(self)
+    }
+
     /// What is known of some of it.
     pub(super) fn any(&self) -> Option<Location> {
         self.spans.iter().find_map(|(_, location)| *location)
@@ -210,21 +230,29 @@ impl Span {
         Ok(())
     }
 
+    /// What it is where a graph will have it: memory of this device.
+    fn ahead(&self, device: u32) -> Location {
+        let (base, bytes) = (self.start(), self.bytes as u64);
+        Location { memory: Memory::Device, device, base, bytes, buffer: 0, mapped: false }
+    }
+
     /// Host memory that a call names beside a device or a stream must be there: freed device memory looks like it.
     fn readable(&self) -> Result<()> {
-        let mut byte = [0u8];
-        match sys::memory::read_process(std::process::id(), self.start(), &mut byte) {
-            Err(cause) if matches!(cause.raw_os_error(), Some(libc::EFAULT)) => {
-                fail!(
-                    InvalidArgument,
-                    "{} ({:#x}) is neither memory that CUDA knows nor memory of this process: has it been freed?",
-                    self.name,
-                    self.start()
-                )
-            }
-            // The kernel may forbid the question.
-            _ => Ok(()),
+        if self.is_nowhere() {
+            fail!(
+                InvalidArgument,
+                "{} ({:#x}) is neither memory that CUDA knows nor memory of this process: has it been freed?",
+                self.name,
+                self.start()
+            );
         }
+        Ok(())
+    }
+
+    /// Whether this process has no memory there, as far as the kernel tells: it may forbid the question.
+    fn is_nowhere(&self) -> bool {
+        let read = sys::memory::read_process(std::process::id(), self.start(), &mut [0u8]);
+        read.is_err_and(|cause| cause.raw_os_error() == Some(libc::EFAULT))
     }
 }
 
@@ -279,7 +307,8 @@ impl Context {
         if cuda.has_no_part_in(call) {
             return Ok(None);
         }
-        let located = Located::new(spans, cuda, None)?;
+        // SAFETY: whoever made the call promised a stream that lives until the operation is complete.
+        let located = unsafe { Located::new(spans, cuda, None)?.in_graph(cuda, call.stream) }?;
         let on_device = call.on_device || located.is_on_device();
         let unknown = || located.spans.iter().filter(|(span, location)| location.is_none() && span.bytes > 0);
         if !on_device && call.stream.is_none() {

@@ -10,7 +10,7 @@ use crate::collective::request::{Kind, Request};
 use crate::communicator::Call;
 use crate::communicator::context::{Context, Place};
 use crate::communicator::survey::{Located, Spans};
-use crate::cuda::driver::Location;
+use crate::cuda::driver::{Location, StreamHandle};
 use crate::cuda::exchange::Point;
 use crate::engine::device::{Asked, Caller, DeviceExchange, Way};
 use crate::engine::group::Group;
@@ -80,19 +80,24 @@ impl<C> Calls<C> {
         self.calls.len() - 1
     }
 
-    /// Those whose memory `exchange` reaches, each with the argument that names it, which `name` notes; and what is wrong with the
+    /// Those whose memory `exchange` reaches, each with the argument that names it noted in its `caller`; and what is wrong with the
     /// first of the others.
-    fn located(
+    ///
+    /// # Safety
+    /// Their streams live.
+    unsafe fn located(
         self,
         context: &Context,
         exchange: &DeviceExchange,
-        name: impl Fn(&mut C, &'static str),
+        caller: impl Fn(&mut C) -> &mut Caller,
     ) -> (Vec<C>, Result<()>) {
         let Calls { mut calls, spans } = self;
         let (mut known, mut first, mut refused) = (None, Ok(()), Vec::new());
         for (place, (call, spans)) in calls.iter_mut().zip(spans).enumerate() {
-            match locate(context, exchange, spans, &mut known) {
-                Ok(found) => name(call, found),
+            let caller = caller(call);
+            // SAFETY: the caller's promise.
+            match unsafe { locate(context, exchange, spans, caller.stream, &mut known) } {
+                Ok(name) => caller.memory = name,
                 Err(error) => {
                     first = first.and(Err(error));
                     refused.push(place);
@@ -170,8 +175,9 @@ impl Launches {
     pub unsafe fn give_collectives(&mut self, context: &Context) -> Result<()> {
         self.check_context(context)?;
         let collectives = mem::replace(&mut self.collectives, Calls::NONE);
+        // SAFETY: the caller's promise.
         let (calls, located) =
-            collectives.located(context, &self.exchange, |call, name| call.caller.memory = name);
+            unsafe { collectives.located(context, &self.exchange, |call| &mut call.caller) };
         // SAFETY: the caller's promise.
         let given = unsafe { self.exchange.enqueue_several(&self.group, &calls) };
         located.and(given)
@@ -185,8 +191,9 @@ impl Launches {
     pub unsafe fn give_messages(&mut self, context: &Context) -> Result<()> {
         self.check_context(context)?;
         let messages = mem::replace(&mut self.messages, Calls::NONE);
+        // SAFETY: the caller's promise.
         let (messages, located) =
-            messages.located(context, &self.exchange, |message, name| message.caller.memory = name);
+            unsafe { messages.located(context, &self.exchange, |message| &mut message.caller) };
         let Some(first) = messages.first() else { return located };
         let (group, exchange) = (self.group.clone(), self.exchange.clone());
         let mut together = Together::of(group, exchange, first.caller, messages.len());
@@ -206,10 +213,14 @@ impl Launches {
 }
 
 /// The argument that names the memory, which the exchange reaches. `known` is what CUDA has said of memory before.
-fn locate(
+///
+/// # Safety
+/// The stream lives.
+unsafe fn locate(
     context: &Context,
     exchange: &DeviceExchange,
     spans: Spans,
+    stream: Option<StreamHandle>,
     known: &mut Option<Location>,
 ) -> Result<&'static str> {
     if let Some(location) = known
@@ -220,6 +231,8 @@ fn locate(
     }
     let located = Located::new(spans, context.cuda(), *known)?;
     *known = located.any().or(*known);
+    // SAFETY: the caller's promise.
+    let located = unsafe { located.in_graph(context.cuda(), stream) }?;
     let (device, name) = located.reachable(context.cuda())?;
     context.check_device(exchange, device, name)?;
     Ok(name)

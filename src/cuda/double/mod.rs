@@ -261,6 +261,11 @@ impl Double {
         self.lock().heap.map_pieces(device, bytes, pieces)
     }
 
+    /// Makes memory known that the caller has mapped.
+    pub(crate) fn map(&self, device: u32, address: u64, bytes: usize) {
+        self.lock().heap.map(device, Place { address, bytes });
+    }
+
     /// Frees memory of the caller's.
     pub(crate) fn free(&self, address: u64) {
         self.lock().free(address).expect("the test has allocated it");

@@ -3,7 +3,7 @@
 use super::*;
 
 /// A sum of so many words on a stream, in place.
-fn request(count: u64, address: u64) -> Request {
+pub(super) fn request(count: u64, address: u64) -> Request {
     let memory = std::ptr::with_exposed_provenance_mut(address as usize);
     Request {
         kind: Kind::Allreduce,
@@ -31,7 +31,7 @@ fn gather(context: &Context, (_, devices, _): &Seat, calls: &[(u64, u64, Option<
 }
 
 /// Gives sums to their streams together.
-fn give(context: &Context, seat: &Seat, calls: &[(u64, u64, Option<StreamHandle>)]) -> Result<()> {
+pub(super) fn give(context: &Context, seat: &Seat, calls: &[(u64, u64, Option<StreamHandle>)]) -> Result<()> {
     // SAFETY: the double trusts no addresses.
     unsafe { gather(context, seat, calls).give_collectives(context) }
 }

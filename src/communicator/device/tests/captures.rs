@@ -1,0 +1,194 @@
+//! Calls on streams that are being captured, and graphs of them.
+
+use super::*;
+
+#[test]
+fn a_capture_holds_the_kernels_alone_and_mixes_with_other_calls() {
+    let seats = processes(2);
+    ranks(&seats, words, |context, (double, _, device)| {
+        let output = double.memory(*device, 4);
+        let (stream, other) = (double.stream(*device), double.stream(*device));
+        let call = |stream| sum(context, 1, output, Some(stream), PATIENCE);
+        run(&call(stream)).expect("a sum");
+        run(&call(other)).expect("a sum");
+        let (created, synchronized) = (double.creations(), double.synchronizations());
+        double.begin_capture(stream, *device);
+        for _ in 0..3 {
+            // SAFETY: the double trusts no addresses.
+            let enqueued = unsafe { call(stream).enqueue() }.expect("captured");
+            assert!(enqueued.is_captured());
+            assert!(call(stream).work(enqueued).unwrap().test().is_some());
+        }
+        let graph = double.end_capture(stream, *device).expect("a graph");
+        assert_eq!((double.creations(), double.synchronizations()), (created, synchronized));
+        assert!(word(double, output) == 2, "nothing has run");
+        // The double's kernels have their numbers from the capture: it is replayed once.
+        double.launch_graph(&graph, stream, *device);
+        run(&call(stream)).expect("a sum");
+        assert_eq!(word(double, output), 6);
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    });
+}
+
+/// The double's kernels have their numbers from when they are captured or called: one that ran early would take its number back from a
+/// peer, and hang.
+#[test]
+fn graphs_that_are_mixed_with_other_calls_run_in_the_order_of_their_launches() {
+    for order in Order::all(3) {
+        ranks(&processes_in(order, 2), words, |context, (double, _, device)| {
+            let output = double.memory(*device, 4);
+            let (stream, other) = (double.stream(*device), double.stream(*device));
+            let call = |stream| {
+                // SAFETY: the double trusts no addresses.
+                unsafe { sum(context, 1, output, Some(stream), PATIENCE).enqueue() }.expect("it is given");
+            };
+            let graph = |stream, calls: u32| {
+                double.begin_capture(stream, *device);
+                (0..calls).for_each(|_| call(stream));
+                double.end_capture(stream, *device).expect("a graph")
+            };
+            call(other);
+            let [long, short] = [3, 1].map(|calls| graph(stream, calls));
+            double.launch_graph(&long, stream, *device);
+            double.launch_graph(&short, other, *device);
+            call(stream);
+            let last = graph(stream, 2);
+            double.launch_graph(&last, other, *device);
+            // What was replayed is waited for, too.
+            context.settle(Deadline::after(PATIENCE)).expect("all have called");
+            assert_eq!(word(double, output), 8, "{order:?}");
+            assert_eq!(double.complaints(), Vec::<String>::new());
+        });
+    }
+}
+
+/// Has `to` go on behind what `from` has been given: both are in its capture then.
+fn follow(devices: &Arc<Devices>, device: u32, from: StreamHandle, to: StreamHandle) {
+    // SAFETY: the double trusts no handles.
+    let [from, to] = [from, to].map(|handle| unsafe { Stream::borrow(devices, device, handle) }.unwrap());
+    let event = Event::new(devices, device).unwrap();
+    event.record(&from).unwrap();
+    to.wait(&event).unwrap();
+}
+
+#[test]
+fn streams_of_one_capture_take_turns() {
+    for order in Order::all(2) {
+        ranks(&processes_in(order, 2), words, |context, (double, devices, device)| {
+            let output = double.memory(*device, 4);
+            let (stream, other) = (double.stream(*device), double.stream(*device));
+            let call = |stream, count| {
+                // SAFETY: the double trusts no addresses.
+                unsafe { sum(context, count, output, Some(stream), PATIENCE).enqueue() }
+                    .expect("it is given");
+            };
+            double.begin_capture(stream, *device);
+            call(stream, 1);
+            follow(devices, *device, stream, other);
+            for stream in [other, stream, other] {
+                call(stream, 0);
+                call(stream, 1);
+                call(stream, 0);
+            }
+            follow(devices, *device, other, stream);
+            call(stream, 0);
+            let graph = double.end_capture(stream, *device).expect("a graph");
+            call(other, 1);
+            double.launch_graph(&graph, stream, *device);
+            call(other, 1);
+            context.settle(Deadline::after(PATIENCE)).expect("all have called");
+            assert_eq!(double.complaints(), Vec::<String>::new());
+        });
+    }
+}
+
+#[test]
+fn captures_that_alternate_keep_to_their_streams() {
+    ranks(&processes(2), words, |context, (double, devices, device)| {
+        let output = double.memory(*device, 4);
+        let [first, second, beside] = [(); 3].map(|()| double.stream(*device));
+        let call = |stream| {
+            // SAFETY: the double trusts no addresses.
+            unsafe { sum(context, 1, output, Some(stream), PATIENCE).enqueue() }
+        };
+        [first, second].into_iter().for_each(|stream| double.begin_capture(stream, *device));
+        for stream in [first, second, first, second] {
+            call(stream).expect("it is captured");
+        }
+        follow(devices, *device, first, beside);
+        let error = call(beside).expect_err("another stream");
+        assert_eq!(error.status(), Status::InvalidUsage, "{error}");
+        assert!(error.text().contains("alternate between this capture and another"), "{error}");
+        // It is as if it had not been called.
+        follow(devices, *device, beside, first);
+        call(first).expect("it is captured");
+        // The double's kernels have their numbers from the captures, which alternate: neither graph can run by itself.
+        for stream in [first, second] {
+            double.end_capture(stream, *device).expect("a graph");
+        }
+    });
+}
+
+/// Memory that a graph will have: addresses of this process, behind which nothing is before that.
+struct Promised {
+    address: u64,
+    bytes: usize,
+}
+
+impl Promised {
+    fn new(bytes: usize) -> Promised {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs no memory in use.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0) };
+        assert_ne!(start, libc::MAP_FAILED);
+        Promised { address: start.expose_provenance() as u64, bytes }
+    }
+
+    /// Has it there, as when the graph is launched.
+    fn keep(&self, double: &Double, device: u32) {
+        let start = std::ptr::with_exposed_provenance_mut(self.address as usize);
+        // SAFETY: it is the mapping of `new`.
+        let result = unsafe { libc::mprotect(start, self.bytes, libc::PROT_READ | libc::PROT_WRITE) };
+        assert_eq!(result, 0);
+        double.map(device, self.address, self.bytes);
+    }
+}
+
+impl Drop for Promised {
+    fn drop(&mut self) {
+        let start = std::ptr::with_exposed_provenance_mut(self.address as usize);
+        // SAFETY: it is the mapping of `new`, and nobody uses it any more.
+        unsafe { libc::munmap(start, self.bytes) };
+    }
+}
+
+/// One that allocates has the addresses before there is memory. CUDA knows nothing of those until the graph is launched.
+#[test]
+fn memory_that_a_graph_allocates_is_its_devices() {
+    ranks(&processes(2), words, |context, seat| {
+        let (double, _, device) = seat;
+        let stream = double.stream(*device);
+        let memory = Promised::new(4096);
+        let call =
+            |on_device| Call { stream: Some(stream), on_device, timeout: Some(PATIENCE), ..Call::default() };
+        // SAFETY: the double trusts no addresses.
+        let run = |call: &Call| unsafe { context.run(&groups::request(1, memory.address), call) }.map(drop);
+        context.cuda().pretend(&seat.1, 0);
+        context.cuda().pretend_loads(only(words));
+        double.begin_capture(stream, *device);
+        for on_device in [true, false] {
+            run(&call(on_device)).expect("it is captured");
+        }
+        groups::give(context, seat, &[(1, memory.address, Some(stream))]).expect("it is captured");
+        let graph = double.end_capture(stream, *device).expect("a graph");
+        // Elsewhere it is nothing.
+        let error = run(&call(true)).expect_err("no memory");
+        assert_eq!(error.status(), Status::InvalidArgument, "{error}");
+        assert!(error.text().contains("is neither memory that CUDA knows"), "{error}");
+        memory.keep(double, *device);
+        double.launch_graph(&graph, stream, *device);
+        context.settle(Deadline::after(PATIENCE)).expect("all have called");
+        assert_eq!(word(double, memory.address), 3);
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    });
+}
