@@ -32,6 +32,18 @@ DEVICE void combine_lines(const Combine &call) {
     CombineLines<T, Op>(call, ports, combiner_of<T, Op>(call, ports)).run(agent);
 }
 
+// Which thread is the first behind each team. A team that has nothing to do on this rank leaves its threads to the others.
+struct Ends {
+    u32 of[3];
+};
+
+DEVICE Ends ends_of(const Combine &call) {
+    const bool pushes = call.pushes(), combines = call.is_owner(), takes = call.is_taker();
+    const u32 push = !pushes ? 0 : combines ? PUSH_THREADS : takes ? TILE_THREADS / 2 : TILE_THREADS;
+    const u32 take = !takes ? 0 : pushes && combines ? TAKE_THREADS : TILE_THREADS / 2;
+    return Ends{{push, TILE_THREADS - take, TILE_THREADS}};
+}
+
 template <class T, class Op>
 DEVICE void combine_tiles(const Combine &call) {
     __shared__ LinePorts ports;
@@ -47,13 +59,12 @@ DEVICE void combine_tiles(const Combine &call) {
         if (!agent.exchange_scales(ports, to, from, call.scale)) return;
         agent.save();
     }
-    // Where there are no results to take, the second team has the third's threads too.
-    const u32 ends[] = {PUSH_THREADS, call.takers == 0 ? TILE_THREADS : TILE_THREADS - TAKE_THREADS, TILE_THREADS};
-    const u32 role = (threadIdx.x >= ends[0]) + (threadIdx.x >= ends[1]), begin = role == 0 ? 0 : ends[role - 1];
-    const Team team{1 + role, threadIdx.x - begin, ends[role] - begin};
+    const Ends ends = ends_of(call);
+    const u32 role = (threadIdx.x >= ends.of[0]) + (threadIdx.x >= ends.of[1]), begin = role == 0 ? 0 : ends.of[role - 1];
+    const Team team{1 + role, threadIdx.x - begin, ends.of[role] - begin};
     CombineTiles<T, Op> tiles{call, states[role], combiner_of<T, Op>(call, ports), team, pushed};
     if (role == 0) {
-        if (call.is_source()) tiles.scatter();
+        if (call.pushes()) tiles.scatter();
     } else if (role == 1) {
         if (call.is_owner()) tiles.combine();
     } else {

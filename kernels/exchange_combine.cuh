@@ -70,6 +70,8 @@ struct Combine : Combination {
     DEVICE bool is_source() const { return sources & me(); }
     DEVICE bool is_owner() const { return owners & me(); }
     DEVICE bool is_taker() const { return takers & me(); }
+    // Whether this rank's input goes to others.
+    DEVICE bool pushes() const { return is_source() && (owners & ~me()) != 0; }
     // Whether this rank, an owner, wants its own result.
     DEVICE bool keeps() const { return takers == 0 || is_taker(); }
     // Whether this rank, the source of a broadcast, has another place to put what it sends.

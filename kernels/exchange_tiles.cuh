@@ -1,7 +1,7 @@
 // Combining by tiles: three teams of each block, each with a loop of its own. The first pushes pieces of the input to
 // their owners, the second combines what has come and pushes the results, the third takes results. Counters join them
-// across ranks; inside a block they share next to nothing, and hide each other's waits. Where there are no results to take,
-// the second team has the third's threads too.
+// across ranks; inside a block they share next to nothing, and hide each other's waits. Where a rank has nothing to do for
+// a team, the others have its threads.
 #pragma once
 
 #include "exchange_combine.cuh"
@@ -9,6 +9,7 @@
 namespace unisono {
 
 constexpr u32 TILE_THREADS = 256;
+// Of the first and the third team, where all three have something to do.
 constexpr u32 PUSH_THREADS = 96, TAKE_THREADS = 64;
 
 // What a team keeps in shared memory: its table, and the ends of its queues, each with its agent alone.
@@ -109,7 +110,7 @@ struct CombineTiles {
         for (Parts parts(call, rank); parts.bytes() != 0; parts.advance(), round++) {
             bool well = true;
             // Where pieces are the whole and the call is in place, the result goes where the push reads.
-            if (call.whole && call.is_source() && hears) {
+            if (call.whole && call.pushes() && hears) {
                 well = call.group.waiter().wait(TILE_ROOM, peer, in.received, [&] { return pushed > round; });
             }
             if (hears) {

@@ -19,8 +19,9 @@ use crate::sys::aside::Aside;
 use crate::sys::heap::Heap;
 use crate::sys::{process, random};
 
-/// Bytes of a slab, unless one arena is larger.
-pub const SLAB_BYTES: usize = 88 << 20;
+/// Bytes of a slab, unless one arena is larger: those of exchanges with the default table are, and have a slab to themselves, so
+/// that a communicator takes what it needs and no more.
+pub const SLAB_BYTES: usize = 32 << 20;
 
 /// Arenas begin at multiples of this many bytes.
 const ALIGNMENT: usize = 4096;
@@ -296,7 +297,7 @@ mod tests {
         assert!(double.peek(second.address(), 10 << 20).iter().all(|&byte| byte == 0));
         assert!(first.address().abs_diff(second.address()) >= 10 << 20);
         // No room for a third of this size; then one that is larger than a slab.
-        let third = arena(70 << 20);
+        let third = arena(20 << 20);
         assert_eq!(double.allocated(0), 2 * SLAB_BYTES);
         let large = arena(SLAB_BYTES + 1);
         assert_eq!(double.allocated(0), 3 * SLAB_BYTES + (2 << 20));

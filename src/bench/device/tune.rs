@@ -43,7 +43,7 @@ struct Step {
     ranks: u32,
 }
 
-const STEPS: [Step; 9] = [
+const STEPS: [Step; 10] = [
     Step {
         name: "slot",
         set: |tuning, value| tuning.slot = value as u32,
@@ -124,6 +124,15 @@ const STEPS: [Step; 9] = [
         sizes: &[8 * MIB, 16 * MIB, 64 * MIB],
         tiles: false,
         ranks: 2,
+    },
+    Step {
+        name: "reduce_spares",
+        set: |tuning, value| tuning.reduce_spares = value,
+        values: &[MIB, 8 * MIB, 32 * MIB, UNBOUNDED],
+        kinds: &[Kind::Reduce],
+        sizes: &[2 * MIB, 16 * MIB, 64 * MIB],
+        tiles: false,
+        ranks: 8,
     },
 ];
 

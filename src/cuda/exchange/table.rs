@@ -54,6 +54,8 @@ pub struct Tuning {
     pub move_slot: u32,
     /// From how many bytes on a broadcast between two ranks is a send from one to the other. Not for more ranks.
     pub broadcast_sends: u64,
+    /// From how many bytes on the root of a reduction in two steps combines no piece itself. Not for two ranks.
+    pub reduce_spares: u64,
     /// Of allreduce.
     pub allreduce: Bounds,
     /// Of reduce.
@@ -167,6 +169,9 @@ impl Default for Table {
             // Two H100s, sent and by tiles that are combined: 8 MiB 28.4 and 28.1 µs, 16 MiB 50.7 and 51.9, 128 MiB 373 and
             // 379, 1 GiB 2926 and 2984.
             broadcast_sends: 16 * 1024 * KIB,
+            // Four H100s, without a piece for the root and with one: 16 MiB 88 and 79 µs, 32 MiB 148 and 150, 64 MiB 262 and 293,
+            // 1 GiB 3614 and 4573.
+            reduce_spares: 32 * 1024 * KIB,
             allreduce: Bounds { narrow: 32 * KIB, wide: 2048 * KIB, sharded: 0 },
             reduce: Bounds { narrow: 4 * KIB, wide: 1024 * KIB, sharded: 0 },
             reduce_scatter: Bounds { narrow: 16 * KIB, wide: 1024 * KIB, sharded: 0 },
@@ -193,14 +198,17 @@ impl Default for Table {
         };
         let four = Tuning {
             slot: 16 << 10,
-            wide: 16 << 10,
+            // Four H100s, by lines and by tiles: an allreduce of 4 MiB 32.9 and 33.8 µs, of 6 MiB 48.4 and 44.5; an allgather of 4 MiB in all 15.5
+            // and 17.7, of 6 MiB 21.7 and 22.4, of 8 MiB 28.4 and 27.0; a reduce_scatter of 4 MiB in all 16.3 and 18.0; a broadcast of 3 MiB
+            // 14.3 and 15.9, of 4 MiB 21.3 and 19.5; a reduction of 3 MiB to one rank 20.2 and 27.1, of 8 MiB 51.3 and 51.7.
+            wide: 28 << 10,
             parts: 32,
             move_slot: 16 << 10,
-            allreduce: Bounds { narrow: 16 * KIB, wide: 256 * KIB, sharded: 3072 * KIB },
-            reduce: Bounds { narrow: 4 * KIB, wide: 128 * KIB, sharded: 3072 * KIB },
-            reduce_scatter: Bounds { narrow: 8 * KIB, wide: 512 * KIB, sharded: 0 },
-            broadcast: Bounds { narrow: 4 * KIB, wide: 128 * KIB, sharded: 2048 * KIB },
-            swaps: Bounds { narrow: KIB, wide: 768 * KIB, sharded: 0 },
+            allreduce: Bounds { narrow: 24 * KIB, wide: 384 * KIB, sharded: 4352 * KIB },
+            reduce: Bounds { narrow: 128 * KIB, wide: 768 * KIB, sharded: 6144 * KIB },
+            reduce_scatter: Bounds { narrow: 96 * KIB, wide: 1600 * KIB, sharded: 0 },
+            broadcast: Bounds { narrow: 48 * KIB, wide: 384 * KIB, sharded: 3456 * KIB },
+            swaps: Bounds { narrow: 8 * KIB, wide: 1600 * KIB, sharded: 0 },
             moves: Bounds { narrow: 4 * KIB, wide: 448 * KIB, sharded: 0 },
             ..two
         };

@@ -35,6 +35,7 @@ fn table() -> Table {
             tile_part: 1024,
             move_slot: 4096,
             broadcast_sends: 6000,
+            reduce_spares: 3000,
             allreduce: bounds,
             reduce: bounds,
             reduce_scatter: bounds,
