@@ -303,7 +303,7 @@ impl DeviceExchange {
         let parts = self.parts();
         lock(&parts.windows).end(number);
         // What still runs may use it: then it goes with the next one, or with the exchange.
-        if parts.last.query().unwrap_or(false) {
+        if parts.is_idle().unwrap_or(false) {
             let over = lock(&parts.windows).sweep();
             drop(over);
         }
@@ -411,7 +411,10 @@ impl DeviceExchange {
         let Lane { stream: Some((_, stream)), ran_on, captured, calls } = &mut *lane else {
             fail!(Internal, "a stream that was put there is not there")
         };
-        capture.map_or(Ok(()), |capture| captured.admit(id, capture))?;
+        if let Some(capture) = capture {
+            captured.admit(id, capture)?;
+            parts.boards.capture();
+        }
         let turn = group.number(class, signatures, caller.timeout)?;
         let given = compare(&turn, calls).and_then(|()| match capture {
             Some(capture) => {
@@ -430,7 +433,11 @@ impl DeviceExchange {
         });
         drop(lane);
         if let Err(error) = given {
-            return Err(group.blame(&turn, error));
+            return Err(match capture {
+                // It concerns nobody else: no kernel runs.
+                Some(_) => group.failure().unwrap_or(error).context(group.describe(&turn)),
+                None => group.blame(&turn, error),
+            });
         }
         if capture.is_none() {
             // Against `Endpoint::attend`: either it sees the call, or this sees that it is not looking.
@@ -490,6 +497,14 @@ impl DeviceExchange {
     /// Whether the GPU has done all calls that were not captured, and all replays of graphs that are mixed with them.
     pub fn is_idle(&self) -> Result<bool> {
         self.parts().is_idle()
+    }
+
+    /// Those of some ranks of which numbers say what they have called: see [`Boards::is_in_step`].
+    pub(super) fn in_step(&self, ranks: &[u32]) -> Vec<u32> {
+        let Parts { boards, first, .. } = self.parts();
+        let is_in_step =
+            |rank: &u32| rank.checked_sub(*first).is_none_or(|member| boards.is_in_step(member as usize));
+        ranks.iter().copied().filter(is_in_step).collect()
     }
 
     /// The ranks of the group that have not come to call number `sequence`.
