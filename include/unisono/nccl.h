@@ -423,15 +423,15 @@ ncclResult_t pncclCommGrow(ncclComm_t _comm,
 ncclResult_t ncclCommGetUniqueId(ncclComm_t _comm, struct ncclUniqueId *_uniqueId);
 ncclResult_t pncclCommGetUniqueId(ncclComm_t _comm, struct ncclUniqueId *_uniqueId);
 
-/// Waits until everything that was started on the communicator here is complete; in a group, at its end. It can only be destroyed
-/// then. One that does not block answers ncclInProgress; ncclCommGetAsyncError tells when it is done. A second time, or when it was
+/// Waits until everything that was started on the communicator here is complete; in a group, at its end, also for what was called
+/// before in the group. From this call on it can only be destroyed. One that does not block answers ncclInProgress; ncclCommGetAsyncError tells when it is done. A second time, or when it was
 /// revoked, is ncclInvalidArgument. NULL is fine.
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t pncclCommFinalize(ncclComm_t comm);
 
 /// Ends the handle, once what was enqueued is complete: this process may end next, and others may need what it has yet to
-/// give. As long as they are well it waits for them, however late they come, or until another thread calls ncclCommAbort. NULL is
-/// fine.
+/// give. As long as they are well it waits for them, however late they come, or until another thread calls ncclCommAbort. What was
+/// called before in a group is started and waited for at the group's end, when nobody can abort it any more. NULL is fine.
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t pncclCommDestroy(ncclComm_t comm);
 

@@ -113,6 +113,12 @@ pub(crate) enum Phase {
 impl Phase {
     /// Refuses what needs everything of a communicator.
     pub(crate) fn check_open(self, context: &Context) -> Result<()> {
+        self.check_unrevoked(context)?;
+        self.check_unfinished(context)
+    }
+
+    /// Refuses what can still be done when a communicator was finalized, but not when it was revoked.
+    fn check_unrevoked(self, context: &Context) -> Result<()> {
         if self == Phase::Revoked {
             fail!(
                 InvalidUsage,
@@ -120,7 +126,7 @@ impl Phase {
                 context.name()
             );
         }
-        self.check_unfinished(context)
+        Ok(())
     }
 
     /// Refuses what can still be done when a communicator was revoked, but not when it was finalized.
@@ -235,6 +241,13 @@ impl Communicator {
     pub(crate) fn open_group(&self) -> Result<&Context> {
         let context = self.group()?;
         self.phase().check_open(context)?;
+        Ok(context)
+    }
+
+    /// The group, for a call that was made while it was open: its thread's group may have finalized it behind the call.
+    pub(crate) fn called_group(&self) -> Result<&Context> {
+        let context = self.group()?;
+        self.phase().check_unrevoked(context)?;
         Ok(context)
     }
 

@@ -14,8 +14,8 @@ use crate::group::{self, in_group};
 #[allow(unreachable_pub, reason = "for the header")]
 pub const NCCL_REVOKE_DEFAULT: c_int = 0;
 
-/// Waits until everything that was started on the communicator here is complete; in a group, at its end. It can only be destroyed
-/// then. One that does not block answers ncclInProgress; ncclCommGetAsyncError tells when it is done. A second time, or when it was
+/// Waits until everything that was started on the communicator here is complete; in a group, at its end, also for what was called
+/// before in the group. From this call on it can only be destroyed. One that does not block answers ncclInProgress; ncclCommGetAsyncError tells when it is done. A second time, or when it was
 /// revoked, is ncclInvalidArgument. NULL is fine.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
@@ -61,8 +61,8 @@ pub(crate) fn finish(finalized: impl IntoIterator<Item = Arc<Communicator>>) -> 
 }
 
 /// Ends the handle, once what was enqueued is complete: this process may end next, and others may need what it has yet to
-/// give. As long as they are well it waits for them, however late they come, or until another thread calls ncclCommAbort. NULL is
-/// fine.
+/// give. As long as they are well it waits for them, however late they come, or until another thread calls ncclCommAbort. What was
+/// called before in a group is started and waited for at the group's end, when nobody can abort it any more. NULL is fine.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
     guard(|| {
@@ -78,13 +78,19 @@ pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
             communicator.abort();
         }
         // With its handle: another thread may abort it meanwhile, and has ended it then.
-        if let Err(error) = communicator.drain(Deadline::NEVER) {
-            // It is destroyed all the same; whoever wants to know asks ncclCommGetAsyncError before.
-            log::warn!("{error}");
-        }
+        drain_destroyed(&communicator);
         let _ = communicator::take(comm);
+        group::destroy(communicator);
         Ok(SUCCESS)
     })
+}
+
+/// Waits for what was started on a communicator that is destroyed.
+pub(crate) fn drain_destroyed(communicator: &Communicator) {
+    if let Err(error) = communicator.drain(Deadline::NEVER) {
+        // It is destroyed all the same; whoever wants to know asks ncclCommGetAsyncError before.
+        log::warn!("{error}");
+    }
 }
 
 /// Ends the handle and everything that runs on the communicator: here at once, on the other ranks within a second. From any

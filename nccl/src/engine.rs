@@ -102,7 +102,7 @@ impl Launch {
 
     /// Begins it as one of several that are closed together.
     fn begin(&self) -> Result<Option<Pending>> {
-        let context = self.communicator.open_group()?;
+        let context = self.communicator.called_group()?;
         let current = Current::of(self)?;
         let _entered = current.as_ref().map(Current::enter).transpose()?;
         // SAFETY: the client's promise: the buffers are valid until the call is complete, and the stream lives.
@@ -122,7 +122,7 @@ impl Launch {
 /// Starts a call that is in no group.
 pub(crate) fn launch_one(mut launch: Launch) -> Result<()> {
     let communicator = launch.communicator.clone();
-    let context = communicator.open_group()?;
+    let context = communicator.called_group()?;
     if launch.is_to_itself(context) {
         launch.check()?;
         fail!(

@@ -22,6 +22,8 @@ struct Group {
     sharings: Vec<Sharing>,
     calls: Calls,
     finalized: Vec<Arc<Communicator>>,
+    /// Without a handle; of those that the group has called before.
+    destroyed: Vec<Arc<Communicator>>,
 }
 
 impl Group {
@@ -32,6 +34,7 @@ impl Group {
         sharings: Vec::new(),
         calls: Calls::NONE,
         finalized: Vec::new(),
+        destroyed: Vec::new(),
     };
 }
 
@@ -172,6 +175,15 @@ pub(crate) fn finalize(communicator: Arc<Communicator>) -> Result<ncclResult_t> 
     end::finish(communicator)
 }
 
+/// A communicator was destroyed: what the group has called before is waited for at its end.
+pub(crate) fn destroy(communicator: Arc<Communicator>) {
+    KEPT.with_borrow_mut(|kept| {
+        if kept.group.depth > 0 {
+            kept.group.destroyed.push(communicator);
+        }
+    });
+}
+
 /// Makes a communicator meet, now or at the end of the group.
 pub(crate) fn join(joining: Joining) -> Result<ncclResult_t> {
     join_all(vec![joining])
@@ -201,6 +213,7 @@ impl Group {
         launched?;
         // Not behind a failure: calls of other ranks of this thread may wait for one that was not started.
         let finalized = end::finish(self.finalized)?;
+        self.destroyed.iter().for_each(|communicator| end::drain_destroyed(communicator));
         Ok(if met == SUCCESS { finalized } else { met })
     }
 
@@ -229,6 +242,9 @@ mod tests {
     use unisono::reduce::{DataType, Operator};
 
     use super::*;
+    use crate::abi::ncclComm_t;
+    use crate::collective::ncclAllReduce;
+    use crate::communicator::{COMMUNICATORS, Phase};
     use crate::config::Config;
     use crate::place::Place;
     use crate::setup::Ranks;
@@ -295,9 +311,71 @@ mod tests {
         assert_eq!(Arc::strong_count(&parent), 1);
     }
 
+    /// What comes of two allreduces, and of what ends the communicator behind them, in one group.
+    fn group_that_ends_with(end: extern "C" fn(ncclComm_t) -> ncclResult_t) -> ([ncclResult_t; 5], [u8; 4]) {
+        let communicator = communicator();
+        let handle = COMMUNICATORS.insert(communicator.clone());
+        let (from, mut to) = ([7u8, 8, 9, 10], [0u8; 4]);
+        // SAFETY: live memory.
+        let call = |place: &mut [u8]| unsafe {
+            let (from, to) = (from.as_ptr().cast(), place.as_mut_ptr().cast());
+            ncclAllReduce(from, to, place.len(), 1, 0, handle, std::ptr::null_mut())
+        };
+        let started = ncclGroupStart();
+        let (first, second) = to.split_at_mut(2);
+        let called = [call(first), call(second)];
+        let ended = end(handle);
+        let group = ncclGroupEnd();
+        COMMUNICATORS.take(handle);
+        // It was kept for the group only.
+        assert_eq!(Arc::strong_count(&communicator), 1);
+        ([started, called[0], called[1], ended, group], to)
+    }
+
+    #[test]
+    fn calls_of_a_group_that_finalizes_their_communicator_behind_them_are_made() {
+        assert_eq!(group_that_ends_with(end::ncclCommFinalize), ([SUCCESS; 5], [7, 8, 7, 8]));
+    }
+
+    #[test]
+    fn calls_of_a_group_that_destroys_their_communicator_behind_them_are_made() {
+        assert_eq!(group_that_ends_with(end::ncclCommDestroy), ([SUCCESS; 5], [7, 8, 7, 8]));
+    }
+
+    #[test]
+    fn a_call_alone_in_a_group_that_finalizes_its_communicator_is_made() {
+        let communicator = communicator();
+        let handle = COMMUNICATORS.insert(communicator);
+        let (from, mut to) = ([7u8], [0u8]);
+        let (input, output, stream) = (from.as_ptr().cast(), to.as_mut_ptr().cast(), std::ptr::null_mut());
+        assert_eq!(ncclGroupStart(), SUCCESS);
+        // SAFETY: live memory.
+        let called = unsafe { ncclAllReduce(input, output, 1, 1, 0, handle, stream) };
+        assert_eq!([called, end::ncclCommFinalize(handle), ncclGroupEnd()], [SUCCESS; 3]);
+        // SAFETY: as above.
+        let late = unsafe { ncclAllReduce(input, output, 1, 1, 0, handle, stream) };
+        COMMUNICATORS.take(handle);
+        assert_eq!((late, to), (result(Status::InvalidUsage), from));
+    }
+
+    #[test]
+    fn a_group_starts_nothing_on_a_communicator_that_was_revoked_since_it_was_called() {
+        let communicator = communicator();
+        let handle = COMMUNICATORS.insert(communicator);
+        let (from, mut to) = ([7u8; 2], [0u8; 2]);
+        let (input, output, stream) = (from.as_ptr().cast(), to.as_mut_ptr().cast(), std::ptr::null_mut());
+        assert_eq!(ncclGroupStart(), SUCCESS);
+        // SAFETY: live memory.
+        let called = [0, 1].map(|_| unsafe { ncclAllReduce(input, output, 2, 1, 0, handle, stream) });
+        let revoked = end::ncclCommRevoke(handle, end::NCCL_REVOKE_DEFAULT);
+        let ended = ncclGroupEnd();
+        COMMUNICATORS.take(handle);
+        assert_eq!((called, revoked, to), ([SUCCESS; 2], SUCCESS, [0; 2]));
+        assert_eq!(ended, result(Status::InvalidUsage));
+    }
+
     #[test]
     fn messages_of_a_finalized_communicator_are_refused_as_they_are_called() {
-        use crate::communicator::{COMMUNICATORS, Phase};
         let communicator = communicator();
         let handle = COMMUNICATORS.insert(communicator.clone());
         *communicator.phase() = Phase::Finalized;

@@ -120,7 +120,7 @@ impl Registration {
     /// Has all ranks map it.
     fn share(&self, communicator: &Communicator, size: usize) -> Result<()> {
         if let Place::Device(_) = communicator.place {
-            let window = communicator.open_group()?.register_window(self.address as u64, size as u64)?;
+            let window = communicator.called_group()?.register_window(self.address as u64, size as u64)?;
             // It is shared once.
             let _ = self.window.set(window);
         }

@@ -165,13 +165,13 @@ impl Calls {
         let mut gathered = std::mem::take(&mut self.gathered);
         gathered.retain(|Gathered { launches, .. }| !launches.is_empty());
         for Gathered { communicator, launches, .. } in &mut gathered {
-            let context = communicator.open_group();
+            let context = communicator.called_group();
             // SAFETY: the client's promise: the buffers are valid until the calls are complete, and the streams live.
             let given = context.and_then(|context| unsafe { launches.give_collectives(context) });
             given.unwrap_or_else(&mut note);
         }
         for Gathered { communicator, launches, .. } in &mut gathered {
-            let context = communicator.open_group();
+            let context = communicator.called_group();
             // SAFETY: as above.
             let given = context.and_then(|context| unsafe { launches.give_messages(context) });
             given.unwrap_or_else(&mut note);
