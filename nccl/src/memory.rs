@@ -110,21 +110,30 @@ impl Registration {
         if size == 0 {
             fail!(InvalidArgument, "size is 0: there is nothing to register");
         }
-        if buff.addr().checked_add(size).is_none() {
-            fail!(InvalidArgument, "size is {size}: the buffer ends beyond the address space");
-        }
         let (communicator, address) = (comm.addr(), buff.expose_provenance());
         Ok(Arc::new(Registration { communicator, address, window: OnceLock::new() }))
     }
 
-    /// Has all ranks map it.
-    fn share(&self, communicator: &Communicator, size: usize) -> Result<()> {
-        if let Place::Device(_) = communicator.place {
-            let window = communicator.called_group()?.register_window(self.address as u64, size as u64)?;
-            // It is shared once.
-            let _ = self.window.set(window);
+    /// Refuses a buffer of so many bytes that no address space has.
+    fn check_end(&self, size: usize) -> Result<()> {
+        if self.address.checked_add(size).is_none() {
+            fail!(InvalidArgument, "size is {size}: the buffer ends beyond the address space");
         }
         Ok(())
+    }
+
+    /// Has all ranks map it. What cannot be is refused here: the others are waiting to hear of it.
+    fn share(&self, communicator: &Communicator, size: usize) -> Result<()> {
+        match communicator.place {
+            Place::Host(_) => self.check_end(size),
+            Place::Device(_) => {
+                let window =
+                    communicator.called_group()?.register_window(self.address as u64, size as u64)?;
+                // It is shared once.
+                let _ = self.window.set(window);
+                Ok(())
+            }
+        }
     }
 
     /// Takes one of `comm` back.
@@ -159,7 +168,9 @@ pub unsafe extern "C" fn ncclCommRegister(
     guard(|| {
         // SAFETY: the contract of the header: NULL or writable.
         let place = unsafe { out(handle, "handle") }?;
-        place.write(REGISTRATIONS.insert(Registration::new(comm, buff, size)?));
+        let registration = Registration::new(comm, buff, size)?;
+        registration.check_end(size)?;
+        place.write(REGISTRATIONS.insert(registration));
         Ok(SUCCESS)
     })
 }
@@ -189,7 +200,8 @@ pub const NCCL_WIN_STRICT_ORDERING: c_int = 2;
 /// Registers a buffer as a window and writes a handle to `*win`. With NCCL_WIN_COLL_SYMMETRIC every rank of `comm` calls it, between
 /// the same two calls, in a group if one thread has several: it waits for the others. Long calls stage nothing where such windows hold
 /// what they share: the results of ncclAllGather, ncclAlltoAll and ncclBroadcast, what ncclReduceScatter is given, both of
-/// ncclAllReduce. In a group the handle is there at its end, NULL if the window could not be shared. A NULL `buff`, or no bytes, is
+/// ncclAllReduce. In a group the handle is there at its end, NULL if the window could not be shared. Where a rank gives what is no
+/// memory of its GPU, all get ncclInvalidArgument, and ncclGetLastError names the rank. A NULL `buff`, or no bytes, is
 /// no window: `*win` stays as it is. With other flags it changes nothing, like ncclCommRegister. Windows cannot be given to kernels (see ncclDevCommCreate).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommWindowRegister(
@@ -215,6 +227,7 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
         }
         let registration = Registration::new(comm, buff, size)?;
         if winFlags & NCCL_WIN_COLL_SYMMETRIC == 0 {
+            registration.check_end(size)?;
             place.write(WINDOWS.insert(registration));
             return Ok(SUCCESS);
         }

@@ -3,11 +3,11 @@
 use std::sync::{Arc, Weak};
 
 use super::context::{Context, Place};
-use super::device::connect_devices;
+use super::device::{Candidate, choose, connect};
 use crate::cuda::driver::Memory;
 use crate::engine::device::{DeviceExchange, Registration, Way};
 use crate::engine::endpoint::lock;
-use crate::error::{Result, fail};
+use crate::error::{Error, Result, Status, fail};
 
 /// A rank's part of a window: ended when dropped. Dropping waits for no other rank.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ impl Context {
     /// windows hold what they share and they gain by it: the outputs of allgather, all-to-all and broadcast, the inputs of
     /// reduce_scatter, both of allreduce; for how many bytes is in the table ([`crate::cuda::exchange::WindowBounds`]).
     /// Where GPUs do not exchange, or the memory cannot be mapped (it is not from cudaMalloc, cuMemAlloc or ncclMemAlloc),
-    /// a window changes nothing.
+    /// a window changes nothing. Where a rank gives what is no device memory of its GPU, all get an error that names it, at once.
     ///
     /// The ranks promise: in every call, either all of them have what it shares in windows, or none has; and a window is made, and
     /// ended, on all of them between the same two calls. A rank that breaks it gets, and all others get, a
@@ -29,6 +29,19 @@ impl Context {
     ///
     /// May wait for the device.
     pub fn register_window(&self, address: u64, bytes: u64) -> Result<Window> {
+        let found = self.device_of_window(address, bytes);
+        let Place::Group(group) = self.place() else { return found.map(|_| Window { served: None }) };
+        if group.devices().is_none() {
+            self.connect_for_window(&found)?;
+        }
+        let Some(Way::Exchange(exchange)) = group.devices() else {
+            return found.map(|_| Window { served: None });
+        };
+        self.register_at(exchange, found.map(|_| (address, bytes)))
+    }
+
+    /// The device whose memory this is.
+    fn device_of_window(&self, address: u64, bytes: u64) -> Result<u32> {
         if address == 0 || bytes == 0 {
             fail!(InvalidArgument, "a window has memory: {bytes} bytes from {address:#x} on are none");
         }
@@ -38,23 +51,34 @@ impl Context {
         let Some(device) = self.cuda().locate(address)?.filter(|found| found.memory == Memory::Device) else {
             fail!(InvalidArgument, "{address:#x} is no device memory: windows are")
         };
-        let Place::Group(group) = self.place() else { return Ok(Window { served: None }) };
-        if group.devices().is_none() {
-            connect_devices(&[(self, device.device)])?;
-        }
-        let Some(Way::Exchange(exchange)) = group.devices() else { return Ok(Window { served: None }) };
-        self.register_at(exchange, address, bytes)
+        Ok(device.device)
     }
 
-    /// [`Context::register_window`] where the GPUs exchange.
+    /// Has the GPUs agree, which the ranks have not done before. One whose window is refused takes part, and says so.
+    fn connect_for_window(&self, found: &Result<u32>) -> Result<()> {
+        let (device, refused) = match found {
+            Ok(device) => (*device, None),
+            Err(error) => (0, Some(error)),
+        };
+        let devices = || match refused {
+            None => self.cuda().devices().cloned(),
+            // Nothing else is an error everywhere: else the ranks would agree to do without their GPUs.
+            Some(error) => Err(Error::new(Status::InvalidArgument, error.text())),
+        };
+        let candidate = Candidate { context: self, device, first: None };
+        let connected = connect(&[candidate], devices, choose, self.cuda().loads());
+        // This rank's caller hears of its own first.
+        connected.map_err(|error| refused.cloned().unwrap_or(error))
+    }
+
+    /// [`Context::register_window`] where the GPUs exchange; `memory` may have been refused.
     pub(super) fn register_at(
         &self,
         exchange: &Arc<DeviceExchange>,
-        address: u64,
-        bytes: u64,
+        memory: Result<(u64, u64)>,
     ) -> Result<Window> {
-        let Place::Group(group) = self.place() else { return Ok(Window { served: None }) };
-        let mut registration = Registration::begin(exchange, self.rank(), address, bytes)?;
+        let Place::Group(group) = self.place() else { return memory.map(|_| Window { served: None }) };
+        let mut registration = Registration::begin(exchange, self.rank(), memory);
         // Its two rounds are not to be mixed with those of another thread's window.
         let _turn = lock(group.connecting());
         let offers = self.gather_all(group, &registration.message())?;

@@ -3,7 +3,8 @@
 //! Registering one is collective, in two rounds of fixed-size messages. First each rank tells where its memory lies, and each
 //! maps that of the others. Then each tells where it has mapped them: so every rank knows its own memory as each other one
 //! reaches it, and can tell their kernels. A rank that cannot go on says why and still takes part, so all come to the same
-//! answer: the window serves, or it does not.
+//! answer: the window serves, or it does not. One whose caller gave it what is no window's memory says that in the first round,
+//! which is the last one then: an error on every rank.
 
 use std::sync::Arc;
 
@@ -93,7 +94,8 @@ impl Window {
 pub struct Registration {
     exchange: Arc<DeviceExchange>,
     rank: usize,
-    own: Own,
+    /// Or why it is refused.
+    own: Result<Own>,
     said: Message,
     /// The others' memory as this rank reaches it.
     mapped: [u64; MAX_RANKS],
@@ -105,29 +107,14 @@ struct Own {
     address: u64,
     bytes: u64,
     buffer: u64,
+    /// Where its allocation begins.
+    base: u64,
 }
 
-/// One rank's word.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Message {
-    /// Here it lies: in its process, and for other processes.
-    Offer { address: u64, place: Place },
-    /// There I have mapped yours, by rank.
-    Mapped([u64; MAX_RANKS]),
-    /// I cannot, for this reason.
-    Refusal(String),
-}
-
-impl Registration {
-    /// Begins on one rank, whose memory is `bytes` from `address` on. Refuses what is not memory of the exchange's GPU.
-    pub fn begin(
-        exchange: &Arc<DeviceExchange>,
-        rank: u32,
-        address: u64,
-        bytes: u64,
-    ) -> Result<Registration> {
-        let devices = exchange.devices();
-        let (device, located) = (exchange.device(), devices.locate(address)?);
+impl Own {
+    /// Refuses what is not memory of the exchange's GPU.
+    fn find(exchange: &DeviceExchange, address: u64, bytes: u64) -> Result<Own> {
+        let (device, located) = (exchange.device(), exchange.devices().locate(address)?);
         let Some(Location { memory: Memory::Device, device: found, base, bytes: all, buffer, .. }) = located
         else {
             fail!(
@@ -145,20 +132,48 @@ impl Registration {
                 "the window has {bytes} bytes, but its memory has {room} left in its allocation"
             );
         }
-        let offer = || -> Result<Message> {
-            if !devices.driver().is_shareable(address)? {
-                fail!(Unsupported, "it was not allocated by cudaMalloc, cuMemAlloc or ncclMemAlloc");
-            }
-            let _entered = devices.enter(device)?;
-            // SAFETY: the first byte of a live allocation: the caller owns it.
-            let handle = unsafe { devices.driver().export_memory(base) }?;
-            let (process, slab) = (slab::identity(devices), NO_SLAB | buffer);
-            Ok(Message::Offer { address, place: Place { process, slab, handle, offset: address - base } })
+        Ok(Own { address, bytes, buffer, base })
+    }
+
+    /// For the other ranks.
+    fn offer(&self, exchange: &DeviceExchange) -> Result<Message> {
+        let Own { address, buffer, base, .. } = *self;
+        let devices = exchange.devices();
+        if !devices.driver().is_shareable(address)? {
+            fail!(Unsupported, "it was not allocated by cudaMalloc, cuMemAlloc or ncclMemAlloc");
+        }
+        let _entered = devices.enter(exchange.device())?;
+        // SAFETY: the first byte of a live allocation: the caller owns it.
+        let handle = unsafe { devices.driver().export_memory(base) }?;
+        let (process, slab) = (slab::identity(devices), NO_SLAB | buffer);
+        Ok(Message::Offer { address, place: Place { process, slab, handle, offset: address - base } })
+    }
+}
+
+/// One rank's word.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Message {
+    /// Here it lies: in its process, and for other processes.
+    Offer { address: u64, place: Place },
+    /// There I have mapped yours, by rank.
+    Mapped([u64; MAX_RANKS]),
+    /// I cannot, for this reason.
+    Refusal(String),
+    /// What I was told to do makes no sense, for this reason.
+    Wrong(String),
+}
+
+impl Registration {
+    /// Begins on one rank, whose `memory` is so many bytes from an address on, or was refused before. What is not memory of the
+    /// exchange's GPU is refused here. Either way the rank takes part, and all hear of it.
+    pub fn begin(exchange: &Arc<DeviceExchange>, rank: u32, memory: Result<(u64, u64)>) -> Registration {
+        let own = memory.and_then(|(address, bytes)| Own::find(exchange, address, bytes));
+        let said = match &own {
+            Ok(own) => own.offer(exchange).unwrap_or_else(|error| Message::refusal(&error)),
+            Err(error) => Message::Wrong(error.text().to_owned()),
         };
-        let said = offer().unwrap_or_else(|error| Message::refusal(&error));
-        let own = Own { address, bytes, buffer };
         let (exchange, mapped) = (exchange.clone(), [0; MAX_RANKS]);
-        Ok(Registration { exchange, rank: rank as usize, own, said, mapped, opened: Vec::new() })
+        Registration { exchange, rank: rank as usize, own, said, mapped, opened: Vec::new() }
     }
 
     /// What the other ranks are to hear now.
@@ -166,9 +181,17 @@ impl Registration {
         self.said.encode()
     }
 
-    /// Maps what the others have offered. May wait for the GPU.
+    /// Maps what the others have offered. May wait for the GPU. If a rank's memory is refused, that is an error on all, and
+    /// nothing is gathered again.
     pub fn map(&mut self, gathered: &[u8]) -> Result<()> {
         let messages = parse(gathered)?;
+        for (rank, message) in messages.iter().enumerate() {
+            if let Message::Wrong(why) = message {
+                // This rank's caller hears of its own first.
+                self.own.as_ref().map_err(Error::clone)?;
+                fail!(InvalidArgument, "the window of rank {rank} is refused there: {why}");
+            }
+        }
         if messages.iter().any(|message| matches!(message, Message::Refusal(_))) {
             // All know; the next round is for nothing, but all take part in it.
             return Ok(());
@@ -211,13 +234,13 @@ impl Registration {
                 Message::Refusal(why) => return Ok(Err(format!("rank {rank}: {why}"))),
                 Message::Mapped(mapped) => seen[rank] = mapped[self.rank],
                 // A rank that has heard a refusal says again what it has said; so does the one that has refused.
-                Message::Offer { .. } => unmapped = Some(rank),
+                Message::Offer { .. } | Message::Wrong(_) => unmapped = Some(rank),
             }
         }
         if let Some(rank) = unmapped {
             fail!(Internal, "rank {rank} has not mapped what it was offered, and nobody has refused")
         }
-        let Own { address, bytes, buffer } = self.own;
+        let Own { address, bytes, buffer, .. } = self.own?;
         let window = Window { number: 0, address, bytes, buffer, seen, _opened: self.opened };
         Ok(Ok(self.exchange.add_window(window)))
     }
@@ -235,6 +258,7 @@ fn parse(gathered: &[u8]) -> Result<Vec<Message>> {
 const OFFER: u8 = 1;
 const MAPPED: u8 = 2;
 const REFUSAL: u8 = 3;
+const WRONG: u8 = 4;
 
 impl Message {
     fn refusal(error: &Error) -> Message {
@@ -256,8 +280,8 @@ impl Message {
                 bytes.push(MAPPED);
                 mapped.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
             }
-            Message::Refusal(why) => {
-                bytes.push(REFUSAL);
+            Message::Refusal(why) | Message::Wrong(why) => {
+                bytes.push(if matches!(self, Message::Wrong(_)) { WRONG } else { REFUSAL });
                 let most = why.len().min(MESSAGE_BYTES - 2);
                 let end = (0..=most).rev().find(|&end| why.is_char_boundary(end)).unwrap_or(0);
                 // PROOF: at most 254.
@@ -287,9 +311,10 @@ impl Message {
                 Some(Message::Offer { address, place })
             }
             MAPPED => words(rest).map(Message::Mapped),
-            REFUSAL => {
+            REFUSAL | WRONG => {
                 let (&len, text) = rest.split_first()?;
-                Some(Message::Refusal(String::from_utf8_lossy(text.get(..usize::from(len))?).into_owned()))
+                let why = String::from_utf8_lossy(text.get(..usize::from(len))?).into_owned();
+                Some(if kind == WRONG { Message::Wrong(why) } else { Message::Refusal(why) })
             }
             _ => None,
         }
@@ -317,6 +342,7 @@ mod tests {
             Message::Offer { address: 7, place },
             Message::Mapped([1, 2, 3, 4, 5, 6, 7, u64::MAX]),
             Message::Refusal("no such memory".into()),
+            Message::Wrong("no memory at all".into()),
         ] {
             assert_eq!(Message::decode(&message.encode()), Ok(message));
         }

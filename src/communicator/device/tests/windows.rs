@@ -15,7 +15,7 @@ fn allgather(context: &Context, count: u64, input: u64, output: u64) -> OnDevice
 
 /// Registers `bytes` from `address` on with all ranks.
 fn window(context: &Context, address: u64, bytes: u64) -> Result<Window> {
-    context.register_at(&exchange(context).1, address, bytes)
+    context.register_at(&exchange(context).1, Ok((address, bytes)))
 }
 
 const MIB: u64 = 1 << 20;
@@ -124,6 +124,70 @@ fn windows_serve_all_ranks_or_none() {
             assert_eq!(error.status(), Status::InvalidArgument, "{error}");
         }
     });
+}
+
+/// What comes of a window on each rank, where only that of rank 1 is refused, for this reason.
+#[track_caller]
+fn check_refusal(results: Vec<Result<Window>>, why: &str) {
+    for (rank, result) in results.into_iter().enumerate() {
+        let error = result.expect_err("it is refused on all ranks");
+        assert_eq!(error.status(), Status::InvalidArgument, "{error}");
+        assert!(error.text().contains(why), "{error}");
+        let names_it = error.text().contains("rank 1 ");
+        assert_eq!(names_it, rank != 1, "{error}");
+    }
+}
+
+#[test]
+fn a_window_that_one_rank_refuses_is_an_error_on_all_at_once() {
+    let begun = Instant::now();
+    let seats = processes(3);
+    /// What rank 1 gives, and why it is refused; of its memory.
+    type Refusal = fn(u64) -> (u64, u64, &'static str);
+    let refusals: [Refusal; 5] = [
+        |_| (0, 1, "1 bytes from 0x0 on are none"),
+        |memory| (memory, 0, "0 bytes from"),
+        |memory| (memory, u64::MAX, "end beyond the address space"),
+        |_| (4096, 1, "0x1000 is no device memory"),
+        |memory| (memory, MIB + 1, "its memory has 1048576 left"),
+    ];
+    for refusal in refusals {
+        let results = ranks(&seats, words, |context, (double, devices, device)| {
+            context.cuda().pretend(devices, 1 << 12);
+            let memory = double.memory(*device, MIB as usize);
+            let given = if context.rank() == 1 { refusal(memory) } else { (memory, MIB, "") };
+            let result = context.register_window(given.0, given.1);
+            // The group goes on.
+            assert!(context.register_window(memory, MIB).expect("a window").serves());
+            (result, given.2)
+        });
+        let why = results[1].1;
+        check_refusal(results.into_iter().map(|(result, _)| result).collect(), why);
+    }
+    assert!(begun.elapsed() < PATIENCE, "nobody has waited for a rank that did not come");
+}
+
+#[test]
+fn a_refused_window_is_an_error_on_all_ranks_whose_gpus_have_agreed_on_nothing() {
+    let (store, seats) = (Arc::new(HashStore::new()), processes(2));
+    let results = std::thread::scope(|scope| {
+        let spawn = |(rank, (double, devices, device)): (usize, &Seat)| {
+            let (store, double, devices, device) = (store.clone(), double.clone(), devices.clone(), *device);
+            scope.spawn(move || {
+                let context = Context::create(options(rank as u32, 2, &store, "")).expect("ranks meet");
+                context.cuda().pretend(&devices, 1 << 12);
+                context.cuda().pretend_loads(only(words));
+                let memory = double.memory(device, MIB as usize);
+                let result = context.register_window(if rank == 1 { 4096 } else { memory }, MIB);
+                assert_eq!(context.device_way(), None, "nothing is agreed on");
+                assert!(context.register_window(memory, MIB).expect("a window").serves());
+                result
+            })
+        };
+        let threads: Vec<_> = seats.iter().enumerate().map(spawn).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
+    });
+    check_refusal(results, "0x1000 is no device memory");
 }
 
 #[test]
