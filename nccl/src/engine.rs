@@ -15,7 +15,6 @@ use unisono::communicator::{Call, Context, Pending, Work};
 use unisono::cuda::context::{Devices, Entered};
 use unisono::cuda::driver::StreamHandle;
 use unisono::cuda::event::Event;
-use unisono::cuda::memory::PinnedBuffer;
 use unisono::cuda::queues;
 use unisono::cuda::stream::Stream;
 use unisono::deadline::Deadline;
@@ -234,7 +233,13 @@ pub(crate) fn launch_all(mut calls: Calls) -> Result<()> {
 /// thread for each rank.
 pub(crate) fn connect(context: &Context, place: Place) -> Result<()> {
     match place {
-        Place::Device(device) => context.connect_device(device),
+        Place::Device(device) => {
+            // Before any call, which may wait for the other ranks on the device. Whoever needs it would try again.
+            if let Err(error) = devices().and_then(|devices| devices.prepare_scalars(device)) {
+                log::warn!("{error}");
+            }
+            context.connect_device(device)
+        }
         Place::Host(_) => Ok(()),
     }
 }
@@ -387,7 +392,6 @@ fn read_factor(address: u64, dtype: DataType, place: Place, stream: StreamHandle
     };
     let devices = devices()?;
     let bytes = dtype.size();
-    let pinned = PinnedBuffer::new(&devices, device, bytes)?;
     let _entered = devices.enter(device)?;
     // SAFETY: the client's stream lives.
     let stream = unsafe { Stream::borrow(&devices, device, stream) }?;
@@ -395,11 +399,7 @@ fn read_factor(address: u64, dtype: DataType, place: Place, stream: StreamHandle
         "stream",
         "a PreMulSum whose factor is in device memory reads it on the host, which a graph cannot: give it as ncclScalarHostImmediate",
     )?;
-    // SAFETY: the client promised one element there; the buffer has room for it, and lives until the stream has come to
-    // the end of the copy, which is waited for.
-    unsafe { stream.copy_to_host(pinned.address(), address, bytes) }?;
-    stream.synchronize(Deadline::NEVER)?;
-    // SAFETY: the copy is complete.
-    let element = unsafe { std::slice::from_raw_parts(pinned.address(), bytes) };
-    operator::factor(element, dtype)
+    // SAFETY: the client promised one element there, until the call is complete.
+    let element = unsafe { stream.read_scalar(address, bytes) }?;
+    operator::factor(&element[..bytes], dtype)
 }

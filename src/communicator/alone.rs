@@ -13,12 +13,13 @@ use super::work::Work;
 use crate::collective::checked::Checked;
 use crate::collective::request::Request;
 use crate::cuda::event::Event;
+use crate::cuda::local::{Fold, Kernels, Operand};
 use crate::cuda::memory::RegisteredBuffer;
 use crate::deadline::Deadline;
 use crate::engine::executor::Run;
 use crate::engine::staged::Place;
 use crate::error::{Result, fail};
-use crate::reduce::{Operator, Reducer};
+use crate::reduce::{Operator, Reducer, Representation};
 
 impl Context {
     /// A group of one: the result is the input. On the stream, which may be in capture; without one it is there on return.
@@ -37,18 +38,26 @@ impl Context {
             Reducer::new(checked.dtype, operator, 1)?;
         }
         let bytes = survey.output_bytes;
-        let is_scaled = matches!(request.operator, Operator::PreMulSum(_)) && checked.operator.is_some();
-        if survey.captured && bytes > 0 && (is_scaled || !survey.on_device) {
+        let factor = match request.operator {
+            Operator::PreMulSum(factor) if checked.operator.is_some() => Some(factor),
+            _ => None,
+        };
+        let scaler = match factor {
+            Some(factor) if bytes > 0 => self.scaler(survey, checked, factor),
+            _ => None,
+        };
+        if survey.captured && bytes > 0 && (factor.is_some() && scaler.is_none() || !survey.on_device) {
             // A graph may run it any number of times, and the host once.
             let why = "what the processors do for a group of one, scaling and copies of host memory, cannot be captured";
             survey.stream.refuse_capture("call->stream", why)?;
         }
         // SAFETY: the caller's promise; input and output have the same length in a group of one.
         unsafe {
-            match bytes {
-                0 => {}
-                _ if is_scaled => scale(survey, checked, request)?,
-                _ => copy(survey, bytes)?,
+            match (factor, &scaler) {
+                _ if bytes == 0 => {}
+                (None, _) => copy(survey, bytes)?,
+                (Some(_), Some(scaler)) => scaler.give(survey, checked)?,
+                (Some(_), None) => scale(survey, checked, request)?,
             }
         }
         if survey.captured {
@@ -63,6 +72,50 @@ impl Context {
             work.wait(Deadline::NEVER)?;
         }
         Ok(work)
+    }
+
+    /// What scales the call's input on its device; `None`: the host does. Loads kernels the first time.
+    fn scaler(&self, survey: &Survey, checked: &Checked, factor: f64) -> Option<Scaler> {
+        let (Place::Device(from), Place::Device(to)) = survey.places() else { return None };
+        if !(from | to).is_multiple_of(checked.dtype.size() as u64) {
+            return None;
+        }
+        let kernels = self.copier(&survey.devices, survey.device)?;
+        let operator = Operator::PreMulSum(factor);
+        let prepared = kernels.prepare(&survey.devices, survey.device, checked.dtype, operator);
+        prepared.is_ok().then_some(Scaler { kernels, factor, from, to })
+    }
+}
+
+/// What scales device memory, and where that is.
+struct Scaler {
+    kernels: Arc<dyn Kernels>,
+    factor: f64,
+    from: u64,
+    to: u64,
+}
+
+impl Scaler {
+    /// Gives it to the call's stream.
+    ///
+    /// # Safety
+    /// As [`copy`].
+    unsafe fn give(&self, survey: &Survey, checked: &Checked) -> Result<()> {
+        let Scaler { kernels, factor, from, to } = self;
+        let representation = Representation::Element;
+        let _entered = survey.devices.enter(survey.device)?;
+        let fold = Fold {
+            stream: &survey.stream,
+            dtype: checked.dtype,
+            operator: Operator::PreMulSum(*factor),
+            ranks: 1,
+            operands: &[Operand { address: *from, representation, scale: *factor }],
+            out: *to,
+            representation,
+            count: checked.output_len(),
+        };
+        // SAFETY: the caller's promise; both are memory of the stream's device, aligned to elements and as long as the call says.
+        unsafe { kernels.fold(&survey.devices, &fold) }
     }
 }
 
@@ -109,7 +162,7 @@ unsafe extern "C" fn host_copy(job: *mut c_void) {
     }
 }
 
-/// The sum of one scaled input: by the host, which waits for the stream.
+/// The sum of one scaled input, where no kernel reaches it: by the host, which waits for the stream.
 ///
 /// # Safety
 /// As [`copy`].

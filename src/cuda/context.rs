@@ -9,6 +9,7 @@ use once_cell::sync::OnceCell;
 use super::courier::Stands;
 use super::driver::{CaptureMode, ContextHandle, Driver, Location, StreamHandle};
 use super::libcuda::Libcuda;
+use super::scalar::Slots;
 use super::slab::Slabs;
 use super::word::Words;
 use crate::error::{Result, fail};
@@ -26,6 +27,7 @@ pub struct Devices {
     slabs: Slabs,
     words: Mutex<Words>,
     stands: Mutex<Stands>,
+    slots: Mutex<Slots>,
     /// Whoever has an idle stream of a device do something that waits for somebody else: see [`Devices::rousing`].
     rousing: Box<[Mutex<()>]>,
 }
@@ -55,6 +57,7 @@ impl Devices {
             slabs: Slabs::new()?,
             words: Mutex::default(),
             stands: Mutex::default(),
+            slots: Mutex::default(),
             rousing: (0..count).map(|_| Mutex::default()).collect(),
         }))
     }
@@ -150,7 +153,7 @@ impl Devices {
         unsafe { self.driver.stream_device(stream) }
     }
 
-    /// Pinned memory of zeros for words and stands, which free it with these devices: where it begins. `device` is any that will
+    /// Pinned memory of zeros for words, stands and slots, which free it with these devices: where it begins. `device` is any that will
     /// use it.
     pub(super) fn pinned_page(&self, device: u32, bytes: usize) -> Result<usize> {
         let page = {
@@ -171,6 +174,10 @@ impl Devices {
         self.stands.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(super) fn slots(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// What CUDA knows of an address; `None` for memory that it has not heard of.
     pub fn locate(&self, address: u64) -> Result<Option<Location>> {
         self.driver.locate(address)
@@ -181,6 +188,7 @@ impl Drop for Devices {
     fn drop(&mut self) {
         let mut pages = self.words.get_mut().unwrap_or_else(PoisonError::into_inner).pages();
         pages.extend(self.stands.get_mut().unwrap_or_else(PoisonError::into_inner).pages());
+        pages.extend(self.slots.get_mut().unwrap_or_else(PoisonError::into_inner).pages());
         if !pages.is_empty() {
             let freed = self.relax().and_then(|_relaxed| {
                 let _entered = self.enter(0)?;

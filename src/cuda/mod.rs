@@ -22,6 +22,7 @@ pub mod local;
 pub mod memory;
 mod names;
 pub mod queues;
+pub mod scalar;
 pub mod slab;
 pub mod stream;
 pub mod word;

@@ -127,6 +127,45 @@ fn a_second_call_creates_nothing() {
 }
 
 #[test]
+fn a_group_of_one_scales_on_the_stream() {
+    for order in [Order::Eager, Order::RoundRobin, Order::Backward] {
+        ranks(1, "shm", order, |rank| {
+            rank.copy_by_kernels();
+            let floats = |value: f32| [f32::to_bits(value) as i32; 4];
+            let (input, output) = (rank.memory(&[0; 4]), rank.memory(&[0; 4]));
+            let scaled = |output: u64, factor: f64| Request {
+                dtype: DataType::F32,
+                operator: Operator::PreMulSum(factor),
+                ..request(Kind::Allreduce, input, output, 4, 0)
+            };
+            // The call does not wait for its stream.
+            let gate = rank.gate();
+            rank.fill(input, &floats(1.5));
+            let work = rank.start(&scaled(output, 2.0), &rank.call()).expect("it starts");
+            let in_place = rank.start(&scaled(input, 4.0), &rank.call()).expect("it starts");
+            assert_eq!(rank.double.registered(), 0, "no memory of the host's is needed");
+            rank.expect(output, &floats(3.0), "scaled");
+            rank.expect(input, &floats(6.0), "scaled in place");
+            gate.release();
+            for work in [work, in_place] {
+                work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+            }
+            // As often as its graph runs.
+            rank.double.begin_capture(rank.stream, 0);
+            let work = rank.start(&scaled(output, 0.5), &rank.call()).expect("it is captured");
+            work.wait(Deadline::after(PATIENCE)).expect("it is in the graph");
+            let graph = rank.double.end_capture(rank.stream, 0).expect("a graph");
+            for value in [2.0, 3.0] {
+                rank.fill(input, &floats(value));
+                rank.double.launch_graph(&graph, rank.stream, 0);
+                rank.expect(output, &floats(value / 2.0), "replayed");
+            }
+            assert_eq!(rank.drain(), Vec::<String>::new(), "{order:?}");
+        });
+    }
+}
+
+#[test]
 fn a_group_of_one_copies_on_the_stream() {
     for order in [Order::Eager, Order::RoundRobin, Order::Backward] {
         ranks(1, "shm", order, |rank| {
@@ -145,7 +184,8 @@ fn a_group_of_one_copies_on_the_stream() {
             let nothing = Request { counts: Counts::Uniform(0), ..sum.clone() };
             rank.run(&nothing, &rank.call()).expect("it is captured, too");
             let scaled = Request { operator: Operator::PreMulSum(2.0), ..sum.clone() };
-            let error = rank.run(&scaled, &rank.call()).expect_err("the processors scale");
+            let error =
+                rank.run(&scaled, &rank.call()).expect_err("the processors scale where there are no kernels");
             assert_eq!(error.status(), Status::InvalidUsage, "{error}");
             assert!(error.text().starts_with("call->stream is being captured: "), "{error}");
             let graph = rank.double.end_capture(rank.stream, 0).expect("a graph");
