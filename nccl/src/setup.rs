@@ -3,7 +3,9 @@
 //! All that one group has does so side by side, in a thread each: the ranks of a communicator may all be here, and wait for each
 //! other. What is made of one communicator has its turns there: see [`crate::order`].
 
+use std::io;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use unisono::communicator::{Child, Context, Options};
 use unisono::sys::process;
@@ -115,8 +117,18 @@ fn take_back(handle: ncclComm_t, place: *mut ncclComm_t) {
 
 /// Has communicators meet. Those that block, or whose parents do, have met when this returns; the client has no handle of one that failed.
 pub(crate) fn meet(joinings: Vec<Joining>) -> Result<ncclResult_t> {
+    meet_by(joinings, |meet| process::spawn("unisono-meet", meet))
+}
+
+/// The same, with threads that `spawn` starts. If it cannot, the others that have begun may wait for the one that has not: then
+/// none is made, and nobody waits.
+fn meet_by(
+    joinings: Vec<Joining>,
+    spawn: impl Fn(Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>,
+) -> Result<ncclResult_t> {
     let mut begun = Vec::with_capacity(joinings.len());
-    for Joining { communicator, handle, place, ranks } in joinings {
+    let mut joinings = joinings.into_iter();
+    while let Some(Joining { communicator, handle, place, ranks }) = joinings.next() {
         let parent = ranks.parent().cloned();
         let (turn, making) =
             parent.as_ref().map(|parent| (parent.order().take(), Making::of(parent, &communicator))).unzip();
@@ -129,26 +141,34 @@ pub(crate) fn meet(joinings: Vec<Joining>) -> Result<ncclResult_t> {
                 making.end(inner.met().and_then(|met| met.as_ref().err()));
             }
         };
-        let spawned = process::spawn("unisono-meet", meet);
-        begun.push((communicator, handle, place, blocks, spawned));
+        match spawn(Box::new(meet)) {
+            Ok(thread) => begun.push((communicator, handle, place, blocks, thread)),
+            Err(cause) => {
+                let error = Error::system("a thread to meet the other ranks cannot be started", cause);
+                for (communicator, handle, place, ..) in begun {
+                    communicator.abort();
+                    take_back(handle, place);
+                }
+                let rest = joinings.map(|other| (other.communicator, other.handle, other.place));
+                for (communicator, handle, place) in [(communicator, handle, place)].into_iter().chain(rest) {
+                    communicator.meet(|| Err(error.clone()));
+                    take_back(handle, place);
+                }
+                return Err(error);
+            }
+        }
     }
     let mut result = Ok(SUCCESS);
-    for (communicator, handle, place, blocks, spawned) in begun {
-        let ended = match spawned {
-            Ok(thread) if blocks => {
-                let ended = communicator.wait();
-                if communicator.met().is_some() {
-                    // It lets go of the communicator, which may be destroyed next. Panics are caught within.
-                    let _ = thread.join();
-                }
-                ended
-            }
-            Ok(_) => {
-                result = result.map(|_| IN_PROGRESS);
-                continue;
-            }
-            Err(cause) => Err(Error::system("a thread to meet the other ranks cannot be started", cause)),
-        };
+    for (communicator, handle, place, blocks, thread) in begun {
+        if !blocks {
+            result = result.map(|_| IN_PROGRESS);
+            continue;
+        }
+        let ended = communicator.wait();
+        if communicator.met().is_some() {
+            // It lets go of the communicator, which may be destroyed next. Panics are caught within.
+            let _ = thread.join();
+        }
         if let Err(error) = ended {
             take_back(handle, place);
             result = result.and(Err(error));
@@ -188,9 +208,53 @@ pub(crate) fn share(sharings: Vec<Sharing>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::time::{Duration, Instant};
+
+    use unisono::communicator::Rendezvous;
+    use unisono::rendezvous::hash::HashStore;
+
     use super::*;
     use crate::config::Config;
     use crate::place::Place;
+
+    #[test]
+    fn a_group_that_has_no_thread_for_one_of_its_ranks_fails_at_once() {
+        let store = Arc::new(HashStore::new());
+        let communicators = [0, 1, 2].map(|_| Communicator::new(Place::Host(0), Config::unset(), Vec::new()));
+        let mut places = [std::ptr::dangling_mut(); 3];
+        let joinings = communicators.iter().zip(&mut places).enumerate();
+        let joinings = joinings.map(|(rank, (communicator, place))| {
+            let options = Options {
+                rank: rank as u32,
+                size: 3,
+                rendezvous: Rendezvous::Store(store.clone()),
+                name: String::new(),
+                timeout: Duration::from_secs(60),
+                interface: None,
+                transports: None,
+                host: None,
+            };
+            // SAFETY: it lives as long as what is called here.
+            unsafe { Joining::new(communicator.clone(), place, Ranks::Of(Box::new(options))) }
+        });
+        let (start, count) = (Instant::now(), Cell::new(0));
+        let error = meet_by(joinings.collect(), |meet| {
+            count.set(count.get() + 1);
+            if count.get() == 2 {
+                Err(io::ErrorKind::WouldBlock.into())
+            } else {
+                process::spawn("meets", meet)
+            }
+        })
+        .unwrap_err();
+        assert!(start.elapsed() < Duration::from_secs(30), "it has waited for a rank that never comes");
+        assert_eq!(error.status(), Status::System, "{error}");
+        assert!(error.text().contains("a thread to meet the other ranks"), "{error}");
+        assert_eq!((places, count.get()), ([std::ptr::null_mut(); 3], 2));
+        let ends = communicators.map(|communicator| communicator.wait().unwrap_err().status());
+        assert_eq!(ends, [Status::Aborted, Status::System, Status::System]);
+    }
 
     /// The calling thread's blocked signals, as bits.
     fn blocked_signals() -> u64 {
