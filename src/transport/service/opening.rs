@@ -4,9 +4,11 @@
 //! On each: connect, handshake, its setup; over TCP also the data connections. The other side gathers all that and
 //! answers with its own setup: with that it counts the link as open, and the first side does when the answer arrives.
 //!
-//! Both sides may open at once. Then each has an outgoing and an incoming attempt, and exactly one must win: the one
-//! that the lower rank began. A rank therefore does not answer a higher rank while it has an attempt of its own; if that
-//! fails it answers after all. Handlers only note what happened; [`Endpoint::settle`] draws the conclusions.
+//! Both sides may open at once. Then each has an outgoing and an incoming attempt, and exactly one must win. A rank
+//! answers a lower one in any case, and a higher one unless it has said its own setup: from then on that one may count
+//! this side's attempt as open, and until then it cannot. So a way that leads nowhere does not keep a rank from answering,
+//! and one whose setup is said keeps it from that until it fails. Handlers only note what happened;
+//! [`Endpoint::settle`] draws the conclusions.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -88,6 +90,8 @@ struct Trial {
     until: Option<Instant>,
     attempt: u64,
     control: u64,
+    /// The peer has been told how this side would have the link: it may count it as open.
+    said: bool,
     ring: Option<RingMemory>,
     /// The data connections that are not ready yet.
     lane_tokens: Vec<u64>,
@@ -214,8 +218,10 @@ impl Endpoint {
         if trial.is_some_and(|trial| trial.is_complete(streams)) {
             return self.finish_outgoing(core, peer);
         }
+        let own = opening.outgoing.as_ref().and_then(|outgoing| outgoing.trial.as_ref());
+        let said = own.is_some_and(|trial| trial.said);
         if let Some(incoming) = &opening.incoming {
-            if incoming.is_complete() && (opening.outgoing.is_none() || peer < rank) {
+            if incoming.is_complete() && (!said || peer < rank) {
                 return self.finish_incoming(core, peer);
             }
             if incoming.until <= Instant::now() {
@@ -241,7 +247,8 @@ impl Endpoint {
             Some(Outgoing { trial: Some(trial), .. }) => {
                 if trial.until.is_some_and(|until| until <= Instant::now()) {
                     self.give_up_trial(core, peer, &format!("no answer for {TRIAL_TIMEOUT:?}"));
-                    self.try_next(core, peer);
+                    // The peer's attempt may have waited for that.
+                    self.settle_peer(core, peer);
                 }
             }
             Some(Outgoing { pause: Some(until), .. }) if *until > Instant::now() => {}
@@ -339,7 +346,17 @@ impl Endpoint {
         if let Some(until) = until {
             core.alarm(until, self.shared.id, Alarm::Peer { peer });
         }
-        Ok(Trial { candidate, until, attempt, control, ring: None, lane_tokens, lanes, theirs: None })
+        Ok(Trial {
+            candidate,
+            until,
+            attempt,
+            control,
+            said: false,
+            ring: None,
+            lane_tokens,
+            lanes,
+            theirs: None,
+        })
     }
 
     /// Has a socket that is connecting watched.
@@ -404,10 +421,11 @@ impl Endpoint {
     /// Tells the peer how this side would have the link, and opens its data connections.
     fn send_first_setup(&mut self, core: &mut Core, token: u64, conn: &mut Conn, hello: Hello) -> Result<()> {
         let peer = hello.target;
-        let Some(candidate) = self.trial(peer, token).map(|trial| trial.candidate) else {
+        let Some(trial) = self.trial(peer, token) else {
             fail!(Internal, "the attempt that this connection is for is over")
         };
-        match candidate {
+        trial.said = true;
+        match trial.candidate {
             Candidate::Local => {
                 let ring = self.allocate_ring()?;
                 let (setup, fds) = self.shm_setup(&ring)?;

@@ -144,6 +144,47 @@ fn why_a_peer_that_left_may_have_done_so_is_told() {
     assert!(told.contains("rank 1") && told.contains("descriptors"), "{told}");
 }
 
+/// A rank 0 that opens its link to a rank 1, which it believes to be at these addresses; and that rank 1.
+fn misled(addresses: Vec<SocketAddr>) -> [Node; 2] {
+    let [node, peer] = pair(over(LinkKind::Tcp));
+    node.open(&PeerAddress { addresses, ..peer.registration.address().clone() });
+    [node, peer]
+}
+
+#[test]
+fn a_rank_that_cannot_reach_a_higher_one_is_reached_by_it() {
+    // Listens and says nothing.
+    let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let [node, peer] = misled(vec![mute.local_addr().unwrap()]);
+    let (_unanswered, _) = mute.accept().unwrap();
+    peer.open(node.registration.address());
+    let (to_peer, to_node) = (node.link(1), peer.link(0));
+    thread::scope(|scope| {
+        scope.spawn(|| exchange(to_peer, 0, 1));
+        exchange(to_node, 1, 0);
+    });
+    node.silence();
+    peer.silence();
+}
+
+#[test]
+fn what_a_higher_rank_opens_is_answered_once_an_own_attempt_has_failed() {
+    let [greeter, mute] = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let [node, peer] = misled([&greeter, &mute].map(|listener| listener.local_addr().unwrap()).into());
+    let (mut half, _) = greeter.accept().unwrap();
+    half.set_read_timeout(Some(LONG)).unwrap();
+    let last = respond(&mut half);
+    half.write_all(&last).unwrap();
+    // From here on, who is there may count the link as open.
+    assert_eq!(hear(&mut half).0, SETUP);
+    let began = Instant::now();
+    peer.open(node.registration.address());
+    peer.silence();
+    let _links = (node.link(1), peer.link(0));
+    // At once, and not only when the last address or the peer's attempt has been given up too.
+    assert!(began.elapsed() < LONG * 2 / 3, "{:?}", began.elapsed());
+}
+
 #[test]
 fn what_a_peer_says_before_all_connections_are_ready_waits_for_them() {
     let node = Node::new(0, 2, 1, Options { tcp_streams: Some(2), ..over(LinkKind::Tcp) });
