@@ -265,9 +265,10 @@ impl Messages {
 
     /// What a member could send that is none of ours.
     #[cfg(test)]
-    pub fn forge(&mut self, peer: u32, frame: &Frame, from: super::lane::Source) {
+    pub fn forge(&mut self, peer: u32, lane: usize, frame: &Frame, from: super::lane::Source) {
         let ticket = super::lane::Ticket { mailbox: self.mailbox(), step: 0 };
-        self.peers[peer as usize].lanes[0].lock().push_piece(frame, from, ticket);
+        let Some(lane) = self.peers[peer as usize].lanes.get(lane) else { return };
+        lane.lock().push_piece(frame, from, ticket);
         self.flush(peer);
     }
 

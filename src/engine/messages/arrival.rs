@@ -13,6 +13,12 @@ impl Messages {
     /// A frame has come; if a payload follows, says where it goes.
     pub(super) fn arrive(&mut self, peer: u32, lane: usize, frame: Frame) -> Result<()> {
         match frame.kind {
+            // It would count as sent while pieces of it still go out, out of the caller's memory.
+            FrameKind::Ready | FrameKind::Done | FrameKind::Refuse | FrameKind::Decline
+                if self.streams(peer, &frame.key) =>
+            {
+                return Err(Error::new(Status::Internal, "a message that is being sent was answered again"));
+            }
             FrameKind::Ready => self.peer_is_ready(peer, frame),
             FrameKind::Done => {
                 if let Some(Sending::Posted { ticket, .. }) = self.sending.remove(&(peer, frame.key)) {
@@ -48,6 +54,12 @@ impl Messages {
         Ok(())
     }
 
+    /// Whether pieces of a message are on their way to `peer`, which has said that it is ready. It says no more of it: who
+    /// pulls a message or refuses it has not said so, and who gives up says nothing.
+    fn streams(&self, peer: u32, key: &Key) -> bool {
+        matches!(self.sending.get(&(peer, *key)), Some(Sending::Posted { pieces: 1.., .. }))
+    }
+
     /// A message has come, or the announcement of one.
     pub(super) fn message(&mut self, peer: u32, lane: usize, frame: Frame) -> Result<()> {
         let key = (peer, frame.key);
@@ -77,6 +89,10 @@ impl Messages {
             self.offer(peer, &frame);
         }
         match self.receiving.get_mut(&key) {
+            // Bytes of it may be on their way into the caller's memory: the entry has to stay until they are here.
+            Some(Receiving::Posted(posted)) if posted.has_begun() => {
+                return Err(Error::new(Status::Internal, "a message came twice"));
+            }
             Some(Receiving::Posted(posted)) => {
                 if let Some(mismatch) = posted.check(peer, frame.key, frame.signature, frame.total) {
                     let Some(Receiving::Posted(posted)) = self.receiving.remove(&key) else { return Ok(()) };

@@ -141,11 +141,89 @@ fn more_bytes_than_were_announced_break_the_link() {
     let source = |len| Source { address: bytes.as_ptr(), len };
     {
         let mut messages = groups[0].endpoint().messages();
-        messages.forge(1, &request, source(0));
-        messages.forge(1, &data, source(length as usize));
-        messages.forge(1, &data, source(length as usize));
+        messages.forge(1, 0, &request, source(0));
+        messages.forge(1, 0, &data, source(length as usize));
+        messages.forge(1, 0, &data, source(length as usize));
     }
     let result = receive.wait(Deadline::after(Duration::from_secs(20))).expect("in time");
     let error = result.expect_err("it is refused");
     assert!(error.text().contains("98304 bytes came of a message that has 65536"), "{error}");
+}
+
+/// Two ranks with two data connections that no other threads move.
+fn over_two_streams() -> [Arc<Group>; 2] {
+    let options = Options { shm: false, tcp_streams: Some(2), tcp_threads: Some(1), ..Options::default() };
+    linked(pair_with(&options))
+}
+
+#[test]
+fn a_second_announcement_of_what_is_coming_in_breaks_the_link() {
+    let groups = over_two_streams();
+    // More than the kernel keeps for who does not read.
+    let bytes = vec![1; 64 << 20];
+    let mut into = vec![0u8; bytes.len()];
+    let receive = receive(&groups[1], 4, &mut into);
+    let key = Key { group: groups[0].id(), tag: 4, sequence: 0, slot: 0, class: Class::PointToPoint };
+    let total = bytes.len() as u64;
+    let signature = Signature { kind: Kind::Send, count: total, ..BARRIER };
+    let request = Frame { kind: FrameKind::Request, key, signature, total, offset: 0, length: 0 };
+    let data = Frame { kind: FrameKind::Data, length: bytes.len() as u32, ..request };
+    let source = |len| Source { address: bytes.as_ptr(), len };
+    let deadline = Deadline::after(Duration::from_secs(20));
+    {
+        // Nothing more is written there meanwhile.
+        let mut messages = groups[0].endpoint().messages();
+        messages.forge(1, 0, &request, source(0));
+        messages.forge(1, 1, &data, source(bytes.len()));
+        let first = into.as_ptr();
+        // SAFETY: the memory is there; who writes to it is the engine, and any value will do.
+        while unsafe { first.read_volatile() } == 0 {
+            groups[1].endpoint().messages().serve(0, 1);
+            assert!(!deadline.expired(), "nothing comes");
+        }
+        messages.forge(1, 0, &Frame { total: total - 1, ..request }, source(0));
+        for _ in 0..100 {
+            groups[1].endpoint().messages().serve(0, 0);
+        }
+    }
+    let error = receive.wait(deadline).expect("in time").expect_err("it is refused");
+    into.fill(7);
+    for _ in 0..500 {
+        for group in &groups {
+            group.endpoint().messages().serve(1 - group.rank(), 1);
+        }
+    }
+    let written = std::hint::black_box(&into).iter().filter(|&&byte| byte != 7).count();
+    assert_eq!(written, 0, "bytes that came after the end");
+    assert!(error.text().contains("a message came twice"), "{error}");
+}
+
+#[test]
+fn an_answer_to_what_is_being_streamed_breaks_the_link() {
+    for kind in [FrameKind::Done, FrameKind::Refuse, FrameKind::Decline, FrameKind::Ready] {
+        let groups = over_two_streams();
+        // More than the kernel keeps for who does not read.
+        let bytes = vec![1; 64 << 20];
+        let sent = send(&groups[0], 4, &bytes);
+        let key = Key { group: groups[0].id(), tag: 4, sequence: 0, slot: 0, class: Class::PointToPoint };
+        let total = bytes.len() as u64;
+        let signature = Signature { kind: Kind::Receive, count: total, ..BARRIER };
+        let ready = Frame { kind: FrameKind::Ready, key, signature, total, offset: 0, length: 0 };
+        let nothing = Source { address: bytes.as_ptr(), len: 0 };
+        {
+            // Nothing is read there meanwhile.
+            let mut messages = groups[1].endpoint().messages();
+            messages.forge(0, 0, &ready, nothing);
+            messages.forge(0, 0, &Frame { kind, ..ready }, nothing);
+            let deadline = Deadline::after(Duration::from_secs(20));
+            while groups[0].endpoint().messages().backlog(1) == 0 {
+                groups[0].endpoint().messages().serve(1, 0);
+                assert!(!deadline.expired(), "it is not streamed");
+            }
+            groups[0].endpoint().messages().serve(1, 0);
+        }
+        let result = sent.wait(Deadline::after(Duration::from_secs(20))).expect("in time");
+        let error = result.expect_err("it is refused");
+        assert!(error.text().contains("answered again"), "{kind:?}: {error}");
+    }
 }
