@@ -59,7 +59,8 @@ impl Seat {
 impl Plans {
     /// The plan for a call; notes in its signature the algorithm that the caller named.
     pub fn plan(&self, checked: &mut Checked, call: &Call, seat: Seat) -> Result<Planned> {
-        checked.signature.algorithm = call.algorithm.unwrap_or(0) as u8;
+        // Before the look for a kept plan: the signature has the last byte of the number only.
+        checked.signature.algorithm = named(call)?.map_or(0, |algorithm| algorithm as u8);
         let operator = checked.operator.map(|operator| operator.number());
         let key = (checked.signature, checked.alias, checked.dtype, operator);
         // The caller's function is not part of the signature, nor are lists of counts.
@@ -78,6 +79,14 @@ impl Plans {
             plans.insert(key, planned.clone());
         }
         Ok(planned)
+    }
+}
+
+/// The algorithm that a call names, if it names one.
+fn named(call: &Call) -> Result<Option<Algorithm>> {
+    match call.algorithm.unwrap_or(0) {
+        0 => Ok(None),
+        number => Algorithm::from_number(number).map(Some),
     }
 }
 
@@ -114,10 +123,7 @@ fn plan_with(checked: &Checked, call: &Call, seat: Seat, apart: bool) -> Result<
     if apart {
         shape.alias = None;
     }
-    let algorithm = match call.algorithm.unwrap_or(0) {
-        0 => select::automatic(checked, &shape),
-        number => Algorithm::from_number(number)?,
-    };
+    let algorithm = named(call)?.unwrap_or_else(|| select::automatic(checked, &shape));
     let schedule = plan(algorithm, &checked.collective, &shape)?;
     // Other algorithms pass several blocks on together.
     let direct = matches!(algorithm, Algorithm::Linear | Algorithm::Pairwise);
@@ -126,4 +132,39 @@ fn plan_with(checked: &Checked, call: &Call, seat: Seat, apart: bool) -> Result<
     let schedule = schedule.renumbered(|rank| first + rank * step);
     let plan = Plan::new(schedule, checked.dtype, checked.operator, size)?.compare_blocks(blocks);
     Ok((plan, algorithm))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::request::{Counts, Kind, Request};
+
+    #[test]
+    fn an_unknown_algorithm_is_refused_whatever_was_planned_before() {
+        static MEMORY: [u8; 64] = [0; 64];
+        let input = MEMORY.as_ptr();
+        let request = Request {
+            kind: Kind::Allreduce,
+            input,
+            output: input.wrapping_add(32).cast_mut(),
+            counts: Counts::Uniform(4),
+            dtype: DataType::F32,
+            operator: Operator::Sum,
+            root: 0,
+        };
+        let plans = Plans::default();
+        let plan = |number| {
+            let mut checked = Checked::new(&request, 0, 2)?;
+            let call = Call { algorithm: Some(number), ..Call::default() };
+            plans.plan(&mut checked, &call, Seat::new(0, 2, 2))
+        };
+        let ring = Algorithm::Ring as i32;
+        for known in [0, ring] {
+            plan(known).expect("it is known");
+        }
+        for unknown in [256, ring + 256, ring - 256] {
+            let error = plan(unknown).err().expect("it is unknown");
+            assert!(error.text().contains(&format!("algorithm {unknown} is unknown")), "{error}");
+        }
+    }
 }
