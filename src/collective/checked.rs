@@ -145,9 +145,19 @@ impl Buffers {
         if request.output.is_null() && output_bytes > 0 {
             fail!(InvalidArgument, "recvbuf is NULL, but {output_bytes} bytes are written to it");
         }
+        check_end("sendbuf", input, input_bytes)?;
+        check_end("recvbuf", request.output, output_bytes)?;
         let alias = alias(input, input_bytes, request.output, output_bytes, element, in_place)?;
         Ok((Buffers { input, input_bytes, output: request.output, output_bytes }, alias))
     }
+}
+
+/// Refuses a buffer that goes past the end of the address space.
+fn check_end(name: &str, start: *const u8, bytes: usize) -> Result<()> {
+    if start.addr().checked_add(bytes).is_none() {
+        fail!(InvalidArgument, "{bytes} bytes of {name}, from {start:p} on, end past the address space");
+    }
+    Ok(())
 }
 
 /// Refuses a root that is no rank.
@@ -304,7 +314,7 @@ fn digest(counts: &[u64]) -> u64 {
     mixed | COUNT_IS_DIGEST
 }
 
-/// Whether the call is in place. Buffers that overlap in any other way are refused.
+/// Whether the call is in place. Buffers that overlap in any other way are refused. Both end inside the address space.
 fn alias(
     input: *const u8,
     input_bytes: usize,
@@ -371,6 +381,20 @@ mod tests {
         call = request(Kind::Allreduce, Counts::Uniform(4));
         call.output = call.input.wrapping_add(8).cast_mut();
         assert!(refusal(&call).contains("overlap"));
+    }
+
+    #[test]
+    fn what_ends_past_the_address_space_is_refused() {
+        let end = std::ptr::without_provenance_mut::<u8>(usize::MAX - 7);
+        let mut call = request(Kind::Allreduce, Counts::Uniform(4));
+        call.output = end;
+        assert!(refusal(&call).contains("16 bytes of recvbuf"), "{}", refusal(&call));
+        call = request(Kind::Allreduce, Counts::Uniform(4));
+        call.input = end;
+        assert!(refusal(&call).contains("16 bytes of sendbuf"), "{}", refusal(&call));
+        call = request(Kind::Allreduce, Counts::Uniform(1));
+        call.output = end;
+        assert_eq!(refusal(&call), "");
     }
 
     #[test]
