@@ -200,8 +200,8 @@ pub const NCCL_WIN_STRICT_ORDERING: c_int = 2;
 /// Registers a buffer as a window and writes a handle to `*win`. With NCCL_WIN_COLL_SYMMETRIC every rank of `comm` calls it, between
 /// the same two calls, in a group if one thread has several: it waits for the others. Long calls stage nothing where such windows hold
 /// what they share: the results of ncclAllGather, ncclAlltoAll and ncclBroadcast, what ncclReduceScatter is given, both of
-/// ncclAllReduce. In a group the handle is there at its end, NULL if the window could not be shared. Where a rank gives what is no
-/// memory of its GPU, all get ncclInvalidArgument, and ncclGetLastError names the rank. A NULL `buff`, or no bytes, is
+/// ncclAllReduce. In a group the handle is there at its end, NULL if the window could not be shared. Where GPUs exchange
+/// and a rank gives what is no memory of its GPU, all get ncclInvalidArgument, and ncclGetLastError names the rank. A NULL `buff`, or no bytes, is
 /// no window: `*win` stays as it is. With other flags it changes nothing, like ncclCommRegister. Windows cannot be given to kernels (see ncclDevCommCreate).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommWindowRegister(

@@ -21,7 +21,7 @@ impl Context {
     /// windows hold what they share and they gain by it: the outputs of allgather, all-to-all and broadcast, the inputs of
     /// reduce_scatter, both of allreduce; for how many bytes is in the table ([`crate::cuda::exchange::WindowBounds`]).
     /// Where GPUs do not exchange, or the memory cannot be mapped (it is not from cudaMalloc, cuMemAlloc or ncclMemAlloc),
-    /// a window changes nothing. Where a rank gives what is no device memory of its GPU, all get an error that names it, at once.
+    /// a window changes nothing. Where GPUs exchange and a rank gives what is no memory of its GPU, all get an error that names it, at once.
     ///
     /// The ranks promise: in every call, either all of them have what it shares in windows, or none has; and a window is made, and
     /// ended, on all of them between the same two calls. A rank that breaks it gets, and all others get, a

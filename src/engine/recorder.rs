@@ -192,6 +192,7 @@ fn decode(words: &[AtomicU64; WORDS], expected: u64) -> Option<Entry> {
             0 => Class::Ordered,
             1 => Class::Tagged,
             2 => Class::PointToPoint,
+            4 => Class::Captured,
             _ => Class::Internal,
         },
         progress: match word(6) & 0xff {

@@ -24,6 +24,8 @@ pub enum Class {
     PointToPoint = 2,
     /// The engine's own: bootstrap, creation of groups.
     Internal = 3,
+    /// Calls in graphs, as they are captured: they are no transfers, and other ranks need not have them.
+    Captured = 4,
 }
 
 /// Names one transfer between two ranks. With the peer's rank, unique for as long as the transfer exists.

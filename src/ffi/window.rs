@@ -26,11 +26,12 @@ pub(super) struct WindowHandle(#[expect(dead_code, reason = "it is ended when dr
 ///
 /// Long calls share memory where windows hold it, and stage nothing: the receive buffers of allgather, alltoall and broadcast, the send
 /// buffers of reduce_scatter, both of allreduce. Where GPUs do not reach each other, or the memory is not from cudaMalloc, cuMemAlloc or
-/// ncclMemAlloc, a window changes nothing. Where a rank gives what is no device memory of its GPU, all get
+/// ncclMemAlloc, a window changes nothing. Where GPUs exchange and a rank gives what is no memory of its GPU, all get
 /// UNISONO_INVALID_ARGUMENT, with a text that names it.
 ///
 /// The ranks promise: in each call, either all of them have what it shares in windows, or none has; an alltoall is in place on all of
-/// them, or on none; windows are created and destroyed on all between the same two calls. Otherwise calls fail with UNISONO_MISMATCH.
+/// them, or on none; windows are created and destroyed on all between the same two calls. Otherwise calls fail with UNISONO_MISMATCH, but for
+/// captured ones: those are not compared, and what they do is undefined.
 /// The memory stays allocated until the window is destroyed and everything that used it is done, graphs too.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_window_create(

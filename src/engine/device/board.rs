@@ -6,7 +6,7 @@
 //! difference, before its kernel runs. Numbers differ when a rank has called something else in between.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::cuda::exchange::{Direction, MAX_RANKS};
 use crate::signature::Signature;
@@ -139,8 +139,6 @@ fn mix(digest: u64, word: u64) -> u64 {
 struct Board {
     /// The number of the last call noted, plus one.
     called: AtomicU32,
-    /// 1 once a call was captured: from then on numbers need not say which kernels meet.
-    captured: AtomicU8,
     /// Set by each other member when it needs this member's arena no more.
     goodbyes: [AtomicU8; MAX_MEMBERS],
     notes: [Slot; NOTES],
@@ -194,8 +192,6 @@ pub struct Boards {
     rank: usize,
     own: Region,
     boards: Vec<*const Board>,
-    /// Whether a difference was passed over.
-    doubted: AtomicBool,
     /// Every member's memory but this rank's: keeps their boards mapped.
     peers: Vec<Option<Arc<PeerMemory>>>,
 }
@@ -226,7 +222,7 @@ impl Boards {
             }
             boards.push(board.as_ptr().cast_const().cast());
         }
-        Some(Boards { rank, own, boards, doubted: AtomicBool::new(false), peers })
+        Some(Boards { rank, own, boards, peers })
     }
 
     /// How many members there are.
@@ -238,31 +234,6 @@ impl Boards {
         // SAFETY: BOARD_BYTES of mapped, aligned, zero-initialised shared memory that lives as long as `self`; a board
         // consists of atomics.
         unsafe { &*self.boards[member] }
-    }
-
-    /// This rank captures calls. They are noted as they are captured: one that the others do not capture, or that is replayed where
-    /// others call, puts all later numbers out of step, and is no mistake.
-    pub fn capture(&self) {
-        self.board(self.rank).captured.store(1, Ordering::Relaxed);
-    }
-
-    /// Whether numbers say which calls of this rank and of `member` meet.
-    pub fn is_in_step(&self, member: usize) -> bool {
-        let captures = |rank: usize| self.board(rank).captured.load(Ordering::Relaxed) != 0;
-        !captures(self.rank) && !captures(member)
-    }
-
-    /// Whether a difference to `member`, whose note was read before, is a mismatch.
-    fn counts(&self, member: usize) -> bool {
-        let counts = self.is_in_step(member);
-        if !counts && !self.doubted.swap(true, Ordering::Relaxed) {
-            log::warn!(
-                "ranks {} and {member} of those that share this host's GPUs have called differently since one of them captured calls: \
-                 that is well where one replays or drops a graph and the other does not, and else a mistake that is not told",
-                self.rank
-            );
-        }
-        counts
     }
 
     /// Notes this rank's call of the exchange after `before` others, for the others to see.
@@ -293,7 +264,7 @@ impl Boards {
                 return None;
             }
             let theirs = self.noted(member, before)?;
-            if theirs == *ours || !self.counts(member) { None } else { Some((member, theirs.call()?)) }
+            if theirs == *ours { None } else { Some((member, theirs.call()?)) }
         })
     }
 
@@ -342,7 +313,7 @@ impl Boards {
             return None;
         }
         let theirs = NotedPoint { bytes, collectives: head as u32, digest };
-        (theirs != *point && self.counts(peer)).then_some(theirs)
+        (theirs != *point).then_some(theirs)
     }
 
     /// Whether `member` has come to call number `sequence`, or further.

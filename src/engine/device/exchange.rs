@@ -165,7 +165,8 @@ impl DeviceExchange {
         let job = &Job { max_blocks: parts.room.blocks(asked), ..*job };
         let seen = self.in_windows(job)?;
         let launch = |stream: &Stream| match seen {
-            // SAFETY: the caller's promise; all ranks have theirs in windows, or the call fails before it is launched.
+            // SAFETY: the caller's promise; all ranks have theirs in windows, or the call fails before it is launched. Of a captured one
+            // that is the caller's promise, too.
             Some(seen) => unsafe { parts.kernels.enqueue_windowed(job, &seen, stream) },
             // SAFETY: the caller's promise.
             None => unsafe { parts.kernels.enqueue(job, stream) },
@@ -413,38 +414,32 @@ impl DeviceExchange {
         };
         if let Some(capture) = capture {
             captured.admit(id, capture)?;
-            parts.boards.capture();
+            // It is no call yet, and may never be one, or many: others need not capture it, and it is compared with nothing.
+            let turn = group.number(Class::Captured, signatures, caller.timeout)?;
+            let mixes = self.mixes.load(Ordering::Relaxed);
+            let given = captured.give(parts, (stream, id), capture, mixes, launch);
+            // No kernel runs, so that it fails concerns nobody else.
+            given.map_err(|error| group.failure().unwrap_or(error).context(group.describe(&turn)))?;
+            return Ok(Enqueued { turn, peers, stream: handle, captured: true });
         }
         let turn = group.number(class, signatures, caller.timeout)?;
-        let given = compare(&turn, calls).and_then(|()| match capture {
-            Some(capture) => {
-                let mixes = self.mixes.load(Ordering::Relaxed);
-                captured.give(parts, (stream, id), capture, mixes, launch)
+        let given = compare(&turn, calls).and_then(|()| {
+            if ran_on.is_some_and(|before| before != id) {
+                stream.wait(&parts.last)?;
             }
-            None => {
-                if ran_on.is_some_and(|before| before != id) {
-                    stream.wait(&parts.last)?;
-                }
-                captured.precede(parts, stream)?;
-                launch(stream)?;
-                *ran_on = Some(id);
-                self.watch.observe(parts, stream, turn, peers)
-            }
+            captured.precede(parts, stream)?;
+            launch(stream)?;
+            *ran_on = Some(id);
+            self.watch.observe(parts, stream, turn, peers)
         });
         drop(lane);
         if let Err(error) = given {
-            return Err(match capture {
-                // It concerns nobody else: no kernel runs.
-                Some(_) => group.failure().unwrap_or(error).context(group.describe(&turn)),
-                None => group.blame(&turn, error),
-            });
+            return Err(group.blame(&turn, error));
         }
-        if capture.is_none() {
-            // Against `Endpoint::attend`: either it sees the call, or this sees that it is not looking.
-            fence(Ordering::SeqCst);
-            group.endpoint().watch_devices();
-        }
-        Ok(Enqueued { turn, peers, stream: handle, captured: capture.is_some() })
+        // Against `Endpoint::attend`: either it sees the call, or this sees that it is not looking.
+        fence(Ordering::SeqCst);
+        group.endpoint().watch_devices();
+        Ok(Enqueued { turn, peers, stream: handle, captured: false })
     }
 
     /// Why the caller's stream cannot be used: it may be one of another device.
@@ -497,14 +492,6 @@ impl DeviceExchange {
     /// Whether the GPU has done all calls that were not captured, and all replays of graphs that are mixed with them.
     pub fn is_idle(&self) -> Result<bool> {
         self.parts().is_idle()
-    }
-
-    /// Those of some ranks of which numbers say what they have called: see [`Boards::is_in_step`].
-    pub(super) fn in_step(&self, ranks: &[u32]) -> Vec<u32> {
-        let Parts { boards, first, .. } = self.parts();
-        let is_in_step =
-            |rank: &u32| rank.checked_sub(*first).is_none_or(|member| boards.is_in_step(member as usize));
-        ranks.iter().copied().filter(is_in_step).collect()
     }
 
     /// The ranks of the group that have not come to call number `sequence`.

@@ -55,7 +55,7 @@ impl Overdue {
             self.inquiry = Some(group.ask(&self.turn, missing, None));
         } else if !self.compared && self.turn.compare_at(self.turn.called).expired() {
             self.compared = true;
-            group.compare(&self.turn, &exchange.in_step(&self.missing(exchange)));
+            group.compare(&self.turn, &self.missing(exchange));
         }
         None
     }

@@ -86,6 +86,7 @@ impl Group {
             Class::Tagged => format!("{name} #{number} with tag {} of {place}", Tag(turn.tag)),
             Class::PointToPoint => format!("{name} with tag {} in {place}", Tag(turn.tag)),
             Class::Internal => format!("setting up {place}"),
+            Class::Captured => format!("{name}, captured as #{number} of {place}"),
         }
     }
 

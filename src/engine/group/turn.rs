@@ -90,6 +90,7 @@ pub(super) struct Orders {
     /// Sends and receives, whatever their tags: these order them in another way.
     points: Order,
     internal: Order,
+    captured: Order,
     /// Of tags that have calls now,
     tagged: HashMap<u64, Order>,
     /// and of the others.
@@ -112,6 +113,7 @@ impl Orders {
             Class::Ordered => &mut self.ordered,
             Class::PointToPoint => &mut self.points,
             Class::Internal => &mut self.internal,
+            Class::Captured => &mut self.captured,
             Class::Tagged => self
                 .tagged
                 .entry(tag)

@@ -19,6 +19,10 @@ impl Messages {
             {
                 return Err(Error::new(Status::Internal, "a message that is being sent was answered again"));
             }
+            // It would be written to while it is read, or after that.
+            FrameKind::Eager | FrameKind::Request | FrameKind::Data if self.is_pulled(peer, &frame.key) => {
+                return Err(Error::new(Status::Internal, "a message came that is being read already"));
+            }
             FrameKind::Ready => self.peer_is_ready(peer, frame),
             FrameKind::Done => {
                 if let Some(Sending::Posted { ticket, .. }) = self.sending.remove(&(peer, frame.key)) {
@@ -58,6 +62,10 @@ impl Messages {
     /// pulls a message or refuses it has not said so, and who gives up says nothing.
     fn streams(&self, peer: u32, key: &Key) -> bool {
         matches!(self.sending.get(&(peer, *key)), Some(Sending::Posted { pieces: 1.., .. }))
+    }
+
+    fn is_pulled(&self, peer: u32, key: &Key) -> bool {
+        self.pulled.iter().any(|pulled| pulled.peer == peer && pulled.frame.key == *key)
     }
 
     /// A message has come, or the announcement of one.

@@ -193,10 +193,17 @@ fn memory_that_a_graph_allocates_is_its_devices() {
     });
 }
 
-/// The ends of two calls on each rank, of so many words, where rank 0 has captured a call before and given it up.
-fn ends_behind_a_capture(counts: &[u64]) -> Vec<Result<()>> {
-    let seats = processes(counts.len() as u32);
-    ranks(&seats, words, |context, (double, _, device)| {
+/// A call of all ranks by way of the host.
+fn barrier(context: &Context) {
+    let request = Request { kind: Kind::Barrier, ..groups::request(0, 0) };
+    // SAFETY: it has no memory.
+    unsafe { context.run(&request, &Call::default()) }.expect("all come");
+}
+
+/// What one rank captures and gives up is no call: others need not have it, whatever they call next.
+#[test]
+fn a_graph_that_one_rank_gives_up_concerns_no_other() {
+    ranks(&processes(2), words, |context, (double, _, device)| {
         let output = double.memory(*device, 16);
         let [captured, stream] = [(); 2].map(|()| double.stream(*device));
         let call = |count, stream| {
@@ -208,17 +215,42 @@ fn ends_behind_a_capture(counts: &[u64]) -> Vec<Result<()>> {
             call(1, captured).expect("it is captured");
             drop(double.end_capture(captured, *device).expect("a graph"));
         }
-        let count = counts[context.rank() as usize];
-        call(count, stream).and_then(|()| call(count, stream))
-    })
+        // By the device, and by the host.
+        for _ in 0..2 {
+            call(2, stream).expect("ranks call alike");
+            barrier(context);
+        }
+    });
 }
 
-/// What one rank captures and gives up, or replays where others call, is no mismatch: kernels meet as they run.
+/// Nothing runs, so a driver that refuses fails the call alone.
 #[test]
-fn a_graph_that_one_rank_has_alone_concerns_no_other() {
-    assert_eq!(ends_behind_a_capture(&[2, 2]), [Ok(()), Ok(())]);
-    // Those that capture nothing are compared as before.
-    let ends = ends_behind_a_capture(&[2, 2, 3]);
-    let is_mismatch = |end: &Result<()>| end.as_ref().is_err_and(|error| error.status() == Status::Mismatch);
-    assert!(ends[1..].iter().any(is_mismatch), "{ends:?}");
+fn a_call_that_cannot_be_captured_fails_no_other() {
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        let output = double.memory(*device, 16);
+        let call = |stream| {
+            // SAFETY: the double trusts no addresses.
+            unsafe { sum(context, 1, output, Some(stream), PATIENCE).enqueue() }.map(drop)
+        };
+        let mut refused = 0;
+        if context.rank() == 0 {
+            // Each driver call of one fails once.
+            for index in 0.. {
+                let captured = double.stream(*device);
+                double.begin_capture(captured, *device);
+                double.fail_call(index);
+                let end = call(captured);
+                double.fail_call(usize::MAX);
+                drop(double.end_capture(captured, *device));
+                if end.is_ok() {
+                    break;
+                }
+                refused += 1;
+            }
+            assert!(refused > 3, "{refused} driver calls");
+        }
+        barrier(context);
+        call(double.stream(*device)).expect("the group is well");
+        barrier(context);
+    });
 }
