@@ -4,7 +4,7 @@
 //! other. What is made of one communicator has its turns there: see [`crate::order`].
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use unisono::communicator::{Child, Context, Options};
@@ -185,30 +185,57 @@ pub(crate) struct Sharing {
 
 /// Shares windows.
 pub(crate) fn share(sharings: Vec<Sharing>) -> Result<()> {
-    if sharings.is_empty() {
-        return Ok(());
-    }
+    share_by(sharings, |share| process::spawn("unisono-share", share))
+}
+
+/// The same, with threads that `spawn` starts. If it cannot, none begins: the others would wait for the one that has no thread.
+fn share_by(
+    sharings: Vec<Sharing>,
+    spawn: impl Fn(Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>,
+) -> Result<()> {
     let turns: Vec<Turn> = sharings.iter().map(|sharing| sharing.communicator.order().take()).collect();
-    std::thread::scope(|scope| {
-        let share = |(turn, sharing): (Turn, Sharing)| {
-            process::spawn_in(scope, "unisono-share", move || {
+    let mut threads = Vec::with_capacity(sharings.len());
+    for (turn, sharing) in turns.into_iter().zip(sharings) {
+        let (begin, begins) = mpsc::channel::<()>();
+        let (end, ends) = mpsc::channel();
+        let share = move || {
+            if begins.recv().is_ok() {
                 turn.wait();
-                caught(sharing.share)
-            })
+                // Who began it waits for that.
+                let _ = end.send(caught(sharing.share));
+            }
         };
-        let threads: Vec<_> = turns.into_iter().zip(sharings).map(share).collect();
-        let panicked = || Err(Error::new(Status::Internal, "a thread ended before it had shared a window"));
-        let ends = threads.into_iter().map(|thread| match thread {
-            Ok(thread) => thread.join().unwrap_or_else(|_| panicked()),
-            Err(cause) => Err(Error::system("cannot start a thread that shares a window", cause)),
+        match spawn(Box::new(share)) {
+            Ok(thread) => threads.push((begin, ends, thread)),
+            Err(cause) => {
+                for (begin, _, thread) in threads {
+                    drop(begin);
+                    // It has done nothing.
+                    let _ = thread.join();
+                }
+                return Err(Error::system("cannot start a thread that shares a window", cause));
+            }
+        }
+    }
+    for (begin, ..) in &threads {
+        // It waits for that.
+        let _ = begin.send(());
+    }
+    let all = threads.into_iter().map(|(_, ends, thread)| {
+        let end = ends.recv().unwrap_or_else(|_| {
+            Err(Error::new(Status::Internal, "a thread ended before it had shared a window"))
         });
-        ends.fold(Ok(()), Result::and)
-    })
+        // Panics are caught within.
+        let _ = thread.join();
+        end
+    });
+    all.fold(Ok(()), Result::and)
 }
 
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::{Duration, Instant};
 
     use unisono::communicator::Rendezvous;
@@ -254,6 +281,32 @@ mod tests {
         assert_eq!((places, count.get()), ([std::ptr::null_mut(); 3], 2));
         let ends = communicators.map(|communicator| communicator.wait().unwrap_err().status());
         assert_eq!(ends, [Status::Aborted, Status::System, Status::System]);
+    }
+
+    #[test]
+    fn a_group_that_has_no_thread_for_one_of_its_windows_shares_none() {
+        let begun = Arc::new(AtomicU32::new(0));
+        let sharings = [0, 1, 2].map(|_| {
+            let begun = begun.clone();
+            let communicator = Communicator::new(Place::Host(0), Config::unset(), Vec::new());
+            let share = move || {
+                begun.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            };
+            Sharing { communicator, share: Box::new(share) }
+        });
+        let count = Cell::new(0);
+        let error = share_by(sharings.into(), |share| {
+            count.set(count.get() + 1);
+            if count.get() == 3 {
+                Err(io::ErrorKind::WouldBlock.into())
+            } else {
+                process::spawn("shares", share)
+            }
+        })
+        .unwrap_err();
+        assert_eq!(error.status(), Status::System, "{error}");
+        assert_eq!((begun.load(Ordering::Relaxed), count.get()), (0, 3));
     }
 
     /// The calling thread's blocked signals, as bits.

@@ -117,17 +117,6 @@ pub fn is_own_thread() -> bool {
     OURS.try_with(Cell::get).unwrap_or(false)
 }
 
-/// As [`spawn`], a thread of `scope`.
-pub fn spawn_in<'scope, T: Send + 'scope>(
-    scope: &'scope thread::Scope<'scope, '_>,
-    name: &str,
-    body: impl FnOnce() -> T + Send + 'scope,
-) -> io::Result<thread::ScopedJoinHandle<'scope, T>> {
-    // As there.
-    let _blocked = BlockedSignals::new();
-    thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, body)
-}
-
 /// From here on this thread sleeps as long as it says, to about a microsecond: the kernel adds up to 50 otherwise.
 pub fn sleep_on_time() {
     // SAFETY: it concerns this thread's timers alone. Where it is refused, sleeps stay long.

@@ -163,6 +163,15 @@ impl Heap {
         Ok(())
     }
 
+    /// How often memory of other processes is mapped here.
+    pub(super) fn mapped(&self) -> usize {
+        let times = |allocation: &Allocation| match allocation.origin {
+            Origin::Mapped(times) => times,
+            _ => 0,
+        };
+        self.allocations.values().map(times).sum()
+    }
+
     /// Bytes of device memory that are allocated and not freed.
     pub(super) fn allocated(&self, device: u32) -> usize {
         let own = |found: &&Allocation| !matches!(found.origin, Origin::Mapped(_) | Origin::Freed);

@@ -261,6 +261,11 @@ impl Double {
         self.lock().heap.map_pieces(device, bytes, pieces)
     }
 
+    /// How often memory of other processes is mapped here.
+    pub(crate) fn mapped_memory(&self) -> usize {
+        self.lock().heap.mapped()
+    }
+
     /// Makes memory known that the caller has mapped.
     pub(crate) fn map(&self, device: u32, address: u64, bytes: usize) {
         self.lock().heap.map(device, Place { address, bytes });

@@ -227,3 +227,37 @@ fn an_answer_to_what_is_being_streamed_breaks_the_link() {
         assert!(error.text().contains("answered again"), "{kind:?}: {error}");
     }
 }
+
+#[test]
+fn a_second_message_for_one_that_is_being_read_breaks_the_link() {
+    let groups = linked(pair_with(&Options::default()));
+    let bytes = vec![1; 64 << 20];
+    let mut into = vec![0u8; bytes.len()];
+    let receive = receive(&groups[1], 4, &mut into);
+    let key = Key { group: groups[0].id(), tag: 4, sequence: 0, slot: 0, class: Class::PointToPoint };
+    let (total, offset) = (bytes.len() as u64, bytes.as_ptr().expose_provenance() as u64);
+    let signature = Signature { kind: Kind::Send, count: total, ..BARRIER };
+    let request = Frame { kind: FrameKind::Request, key, signature, total, offset, length: 0 };
+    let source = |len| Source { address: bytes.as_ptr(), len };
+    let deadline = Deadline::after(Duration::from_secs(20));
+    {
+        // Nobody else reads meanwhile.
+        let mut reader = groups[1].endpoint().messages();
+        groups[0].endpoint().messages().forge(1, 0, &request, source(0));
+        let first = into.as_ptr();
+        // SAFETY: the memory is there; who writes to it is the engine, and any value will do.
+        while unsafe { first.read_volatile() } == 0 {
+            reader.serve(0, 0);
+            assert!(!deadline.expired(), "nothing is read");
+        }
+        let again = Frame { kind: FrameKind::Eager, total: 16, offset: 0, length: 16, ..request };
+        groups[0].endpoint().messages().forge(1, 0, &again, source(16));
+        reader.serve(0, 0);
+    }
+    // What is read by then may well come to its end.
+    let _ = receive.wait(deadline).expect("in time");
+    let mut other = [0u8; 16];
+    let error = super::receive(&groups[1], 5, &mut other).wait(deadline).expect("in time");
+    let error = error.expect_err("the link is broken");
+    assert!(error.text().contains("a message came that is being read already"), "{error}");
+}

@@ -194,7 +194,7 @@ fn memory_that_a_graph_allocates_is_its_devices() {
 }
 
 /// A call of all ranks by way of the host.
-fn barrier(context: &Context) {
+pub(super) fn barrier(context: &Context) {
     let request = Request { kind: Kind::Barrier, ..groups::request(0, 0) };
     // SAFETY: it has no memory.
     unsafe { context.run(&request, &Call::default()) }.expect("all come");

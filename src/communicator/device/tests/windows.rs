@@ -50,6 +50,35 @@ fn outputs_in_windows_are_written_by_the_other_ranks() {
 }
 
 #[test]
+fn a_window_that_ends_under_a_replay_stays_mapped() {
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        let memory = double.memory(*device, 5 * MIB as usize);
+        let served = window(context, memory, 4 * MIB).expect("a window");
+        let stream = double.stream(*device);
+        let mut call = allgather(context, MIB, memory, memory);
+        call.caller.stream = Some(stream);
+        double.begin_capture(stream, *device);
+        // SAFETY: the double trusts no addresses.
+        unsafe { call.enqueue() }.expect("it is captured");
+        let graph = double.end_capture(stream, *device).expect("a graph");
+        let launch = || double.launch_graph(&graph, stream, *device);
+        if context.rank() == 0 {
+            launch();
+            let mapped = double.mapped_memory();
+            drop(served);
+            // The other rank has launched nothing yet, so it cannot be done.
+            assert_eq!(double.mapped_memory(), mapped);
+            captures::barrier(context);
+        } else {
+            captures::barrier(context);
+            launch();
+        }
+        context.settle(Deadline::after(PATIENCE)).expect("both have launched");
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    });
+}
+
+#[test]
 fn a_reduction_in_windows_has_all_that_it_shares_there() {
     ranks(&processes(2), words, |context, (double, _, device)| {
         let memory = double.memory(*device, 40 * MIB as usize);
