@@ -74,7 +74,7 @@ pub struct Tuning {
     pub windows_to: WindowBounds,
 }
 
-/// All choices. The default is measured on two and four H200s; what groups of five to eight have is extrapolated.
+/// All choices. The default is measured on two H200s and four H100s; what groups of five to eight have is extrapolated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Table {
     /// The most blocks of a kernel that exchanges, whatever the tunings say: never more than run side by side, since they
