@@ -1,6 +1,7 @@
 //! What lies where in an arena.
 #![forbid(unsafe_code)]
 
+use super::plan::BY_ALL;
 use super::points::MOVE_WARPS;
 use super::stages::SIGNAL_BYTES;
 use super::table::{Table, Tuning};
@@ -59,7 +60,7 @@ impl Layout {
         // Between two ranks nothing takes a second step.
         let moves = results + if size > 2 { tiles } else { 0 };
         let scratch = moves + channels(moving) * slots(depth, move_slot);
-        let signals = scratch + u64::from(tile_blocks) * SCRATCH;
+        let signals = scratch + (u64::from(tile_blocks) * SCRATCH).max(BY_ALL);
         Layout { lines, inputs, results, moves, scratch, signals, bytes: signals + SIGNAL_BYTES }
     }
 }

@@ -55,6 +55,11 @@ impl Group {
     pub(super) fn size(&self) -> u32 {
         self.size
     }
+
+    /// Where this rank may put what nobody wants: a few hundred KiB at least.
+    pub(super) fn own_scratch(&self) -> u64 {
+        self.arena[self.rank as usize] + self.scratch
+    }
 }
 
 /// The parameter of the kernels that do one call: the call, and its group.

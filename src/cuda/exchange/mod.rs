@@ -278,8 +278,7 @@ impl Exchange {
             _ => self.functions.combine(job.dtype, &job.operator)?.staged,
         };
         let function = if combination.goes_by_tiles() { pair.tiles } else { pair.lines };
-        let mut arguments =
-            Call { call: combination.arguments(self.group.size(), job, 0), group: self.group };
+        let mut arguments = Call { call: combination.arguments(&self.group, job, 0), group: self.group };
         self.launch(function, combination.grid, stream, (&raw mut arguments).cast())
     }
 

@@ -193,7 +193,7 @@ impl Bundler<'_> {
                 let first = grid.blocks;
                 match (&call, &mut arguments) {
                     (ByLines::Combine(combination), Arguments::Combine(all)) => {
-                        let call = combination.arguments(self.group.size(), job, first);
+                        let call = combination.arguments(&self.group, job, first);
                         all.set(place, first, call.packed()?)?;
                     }
                     (ByLines::Swap(swapping), Arguments::Swap(all)) => {
@@ -230,7 +230,11 @@ impl Bundler<'_> {
         let mut arguments = Box::new(Several::of(self.group));
         for (place, ((job, call), blocks)) in jobs.iter().zip(calls).zip(all).enumerate() {
             let combination = if at_once { call.by_tiles_at_once(blocks) } else { call.by_tiles_of(blocks) };
-            arguments.set(place, grid.blocks, combination.arguments(size, job, grid.blocks).packed()?)?;
+            arguments.set(
+                place,
+                grid.blocks,
+                combination.arguments(&self.group, job, grid.blocks).packed()?,
+            )?;
             grid.threads = combination.grid.threads;
             grid.blocks += combination.grid.blocks;
         }
