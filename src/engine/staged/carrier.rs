@@ -113,7 +113,10 @@ impl Carrier {
     /// Whether that has ended.
     pub(super) fn has_ended(&self, desk: Desk, lane: &Lane) -> Result<bool> {
         match (&self.way, desk) {
-            (Way::Courier(customer), _) => Ok(customer.courier().has_done(desk, lane.ordered(desk))),
+            // Of a piece in which this rank has no bytes nothing is ordered.
+            (Way::Courier(customer), _) => {
+                Ok(lane.ordered(desk).is_none_or(|number| customer.courier().has_done(desk, number)))
+            }
             (Way::Bay(_), Desk::Load) => lane.loaded.query(),
             (Way::Bay(_), Desk::Store | Desk::Work) => lane.stored.query(),
         }

@@ -44,8 +44,8 @@ pub(super) struct Lane {
     pub(super) loaded: Event,
     /// The last store out of it.
     pub(super) stored: Event,
-    /// The last orders of a courier for it, by the desk.
-    ordered: [Cell<u32>; Desk::ALL.len()],
+    /// The last orders of its call's courier for it, by the desk, if there are any.
+    ordered: [Cell<Option<u32>>; Desk::ALL.len()],
     /// The reserve that it comes back to.
     home: Weak<Mutex<Home>>,
 }
@@ -56,14 +56,19 @@ impl Lane {
         self.memory.address()
     }
 
-    /// The last order of a courier for it.
-    pub(super) fn ordered(&self, desk: Desk) -> u32 {
+    /// The last order of its call's courier for it.
+    pub(super) fn ordered(&self, desk: Desk) -> Option<u32> {
         self.ordered[desk as usize].get()
     }
 
     /// A courier has got an order for it.
     pub(super) fn note(&self, desk: Desk, number: u32) {
-        self.ordered[desk as usize].set(number);
+        self.ordered[desk as usize].set(Some(number));
+    }
+
+    /// The next call has another courier, whose orders have other numbers.
+    fn forget_orders(&self) {
+        self.ordered.iter().for_each(|ordered| ordered.set(None));
     }
 }
 
@@ -446,6 +451,7 @@ impl Pool {
     fn keep(&mut self, lanes: Vec<Lane>) {
         let mut surplus = Vec::new();
         for lane in lanes {
+            lane.forget_orders();
             let Some(lane) = lane.homed() else { continue };
             if lane.devices.has_many_queues() {
                 self.lanes.push(lane);

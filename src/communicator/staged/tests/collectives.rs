@@ -54,6 +54,29 @@ fn lists_that_all_ranks_know_come_in_pieces_too() {
     }
 }
 
+#[test]
+fn a_rank_with_no_bytes_in_a_piece_waits_for_no_orders_of_calls_before() {
+    let complaints = ranks(2, "shm", Order::RoundRobin, |rank| {
+        rank.copy_by_kernels();
+        // Each of these has a courier of its own, and only the first has few orders: its desks are the next call's.
+        let gate = rank.gate();
+        let works: Vec<_> = (0..12)
+            .map(|round| exercise(rank, Kind::Allreduce, if round == 0 { 1 } else { 2000 }, false, round))
+            .collect();
+        gate.release();
+        for work in works {
+            work.expect("it starts").wait(Deadline::after(PATIENCE)).expect("it ends well");
+        }
+        assert_eq!(rank.drain(), Vec::<String>::new());
+        for kind in [Kind::Allgather, Kind::ReduceScatter] {
+            let work = exercise_list(rank, kind, &[5, 500], 12).expect("it starts");
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        }
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
 /// Two calls of one kind, one after the other, on a stream that comes to them late. Without the `missing`-th entry that
 /// rank `who` records (or, if `value`, its `missing`-th wait for a value). What went wrong, and how many entries are
 /// recorded and values waited for by a rank.
