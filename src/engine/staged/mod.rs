@@ -572,6 +572,16 @@ impl Staged {
     }
 }
 
+impl Drop for Staged {
+    /// Of one that has not begun, since its group refused it or something was lacking, others use the pinned memory: freeing it may
+    /// wait for streams.
+    fn drop(&mut self) {
+        if self.carrier.is_none() && !self.free.is_empty() {
+            resources::give_back(std::mem::take(&mut self.free));
+        }
+    }
+}
+
 impl Operation for Staged {
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
         let early = std::mem::replace(&mut self.early, Ok(()));

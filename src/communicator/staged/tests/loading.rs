@@ -243,3 +243,32 @@ fn a_stream_for_which_the_driver_waits_goes_on_when_another_rank_fails() {
         assert!(error.text().contains("rank 1 aborted"), "{error}");
     }
 }
+
+#[test]
+fn a_call_that_is_refused_waits_for_no_stream() {
+    let met = Barrier::new(2);
+    let complaints = ranks(2, "tcp", Order::RoundRobin, |rank| {
+        rank.copy_by_kernels();
+        let first = exercise(rank, Kind::Allreduce, 201, false, 0).expect("it starts");
+        first.wait(deadline()).expect("it ends well");
+        assert_eq!(rank.drain(), Vec::<String>::new());
+        met.wait();
+        // The program's stream waits for something that has nothing to do with the group, or comes behind the refused calls.
+        rank.double.hold_lock(Waiting::Seen, Duration::from_secs(3));
+        let gate = rank.gate();
+        rank.context.abort();
+        let memory = rank.memory(&[0; 2000]);
+        let stream = Some(rank.double.stream(0));
+        let refused = |request: &Request| {
+            let refused = rank.start(request, &Call { stream, ..Call::default() });
+            assert!(refused.is_err(), "the group has failed");
+        };
+        refused(&request(Kind::Allreduce, memory, memory, 2000, 0));
+        // Message by message.
+        let counts = Counts::Blocks(vec![500; 2]);
+        refused(&Request { counts, ..request(Kind::Gather, memory, memory + 4000, 0, rank.rank) });
+        gate.release();
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}

@@ -475,6 +475,15 @@ impl Lists {
     }
 }
 
+impl Drop for Lists {
+    /// As [`Staged`](super::Staged)'s.
+    fn drop(&mut self) {
+        if self.carrier.is_none() && !self.lines.is_empty() {
+            resources::give_back(self.take_lanes());
+        }
+    }
+}
+
 impl Operation for Lists {
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
         match self.step(group) {
