@@ -179,9 +179,7 @@ impl Prepared {
                 }
                 let result = work.map_or(Ok(Completion::default()), |work| work.wait(Deadline::NEVER));
                 // Also after a failure: what is enqueued touches the pointers.
-                let waited =
-                    several.wait(Deadline::after(self.call.timeout.unwrap_or(self.context.timeout())));
-                result.and(waited)
+                result.and(self.wait_for_streams(several))
             }
         }
     }
@@ -212,13 +210,23 @@ impl Prepared {
         // SAFETY: `new`'s promise; `several` owns what the request names besides.
         let begin = || unsafe { self.context.begin(&self.request, &self.call) };
         let enqueued = several.enqueue(begin, Pending::close);
-        if let Err(error) = &enqueued
-            && error.status() == Status::Cuda
-        {
-            // The others wait for this rank, which will not come.
-            self.context.fail(error.context(format_args!("rank {}", self.context.rank())));
+        if let Err(error) = &enqueued {
+            if error.status() == Status::Cuda {
+                // The others wait for this rank, which will not come.
+                self.context.fail(error.context(format_args!("rank {}", self.context.rank())));
+            }
+            if several.synchronous()
+                && let Err(error) = self.wait_for_streams(several)
+            {
+                log::warn!("what a run that failed was given may still touch its pointers: {error}");
+            }
         }
         enqueued
+    }
+
+    /// Waits until the streams of `several`, which are the library's, have done what they were given.
+    fn wait_for_streams(&self, several: &Several) -> Result<()> {
+        several.wait(Deadline::after(self.call.timeout.unwrap_or(self.context.timeout())))
     }
 
     fn enqueue_one(&self, apart: Option<&Apart>) -> Result<Work> {

@@ -152,6 +152,46 @@ fn a_run_over_several_pointers_is_complete_when_the_host_is_done_too() {
     assert_eq!(complaints.concat(), Vec::<String>::new());
 }
 
+#[test]
+fn a_run_without_streams_that_fails_has_done_with_its_pointers() {
+    let met = Barrier::new(2);
+    let complaints = ranks(2, "shm", Order::RoundRobin, |rank| {
+        let memory = [0, 1].map(|device| rank.double.memory(device, 400));
+        let options = AlgorithmOptions {
+            kind: Kind::Broadcast,
+            algorithm: Algorithm::OneToAll as i32,
+            buffers: memory.map(pointer).into(),
+            streams: Vec::new(),
+            count: 100,
+            dtype: DataType::I32,
+            operator: Operator::Sum,
+            root: rank.rank,
+            // Of the other device: what is local comes before the call between the ranks.
+            root_buffer: 1,
+            call: Call::default(),
+        };
+        // SAFETY: the double trusts no address, and keeps memory until it is dropped.
+        let broadcast = unsafe { Prepared::new(&rank.context, options) }.expect("an algorithm");
+        // What is local comes after what the default stream was given before.
+        let gate = rank.devices.word(1).expect("a word");
+        // SAFETY: a default stream lives as long as its device.
+        let default = unsafe { Stream::borrow(&rank.devices, 1, StreamHandle::LEGACY) };
+        default.expect("a stream").wait_word(&gate).expect("it waits");
+        met.wait();
+        rank.context.abort();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                gate.release();
+            });
+            broadcast.run().expect_err("the group has failed");
+            memory.into_iter().for_each(|memory| rank.double.free(memory));
+        });
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
 /// Makes calls when its thread ends.
 struct Late {
     rank: Rank,
