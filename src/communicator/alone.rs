@@ -169,9 +169,23 @@ unsafe extern "C" fn host_copy(job: *mut c_void) {
 unsafe fn scale(survey: &Survey, checked: &Checked, request: &Request) -> Result<()> {
     let bytes = survey.input_bytes;
     let memory = RegisteredBuffer::new(&survey.devices, survey.device, bytes)?;
-    let address = memory.address();
-    let stream = &survey.stream;
     // SAFETY: the caller's promise, and the buffer holds `bytes` bytes.
+    let scaled = unsafe { scale_in(memory.address(), survey, checked, request) };
+    if scaled.is_err() {
+        // A copy may be under way, and nothing tells when it ends.
+        log::warn!("a call that failed leaves its pinned memory behind");
+        std::mem::forget(memory);
+    }
+    scaled
+}
+
+/// [`scale`], by way of pinned memory at `address`.
+///
+/// # Safety
+/// As [`copy`]; the memory is as long as the input, and stays until the stream is done with it.
+unsafe fn scale_in(address: *mut u8, survey: &Survey, checked: &Checked, request: &Request) -> Result<()> {
+    let (bytes, stream) = (survey.input_bytes, &survey.stream);
+    // SAFETY: this function's contract.
     unsafe {
         if let Place::Device(from) = survey.input {
             stream.copy_to_host(address, from, bytes)?;

@@ -189,6 +189,32 @@ fn a_group_of_one_scales_on_the_stream() {
 }
 
 #[test]
+fn a_group_of_one_that_scales_by_the_host_lets_nothing_go_that_its_stream_uses() {
+    for failing in 0..40 {
+        let complaints = ranks(1, "shm", Order::RoundRobin, |rank| {
+            let [input, output] = [2.0, 0.0].map(|value| rank.memory(&[f32::to_bits(value) as i32; 4]));
+            let scaled = Request {
+                dtype: DataType::F32,
+                operator: Operator::PreMulSum(2.0),
+                ..request(Kind::Allreduce, input, output, 4, 0)
+            };
+            let gate = rank.gate();
+            rank.double.fail_call(failing);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(5));
+                    gate.release();
+                });
+                // Whether it fails depends on the call.
+                let _ = rank.start(&scaled, &rank.call());
+            });
+            rank.drain()
+        });
+        assert_eq!(complaints.concat(), Vec::<String>::new(), "call {failing}");
+    }
+}
+
+#[test]
 fn a_group_of_one_copies_on_the_stream() {
     for order in [Order::Eager, Order::RoundRobin, Order::Backward] {
         ranks(1, "shm", order, |rank| {
