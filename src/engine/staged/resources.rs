@@ -437,7 +437,8 @@ pub(super) fn leave(order: &StreamOrder, bay: &Bay, lanes: Vec<Lane>, released: 
             // The device does nothing any more that could be waited for.
             log::warn!("a call that failed leaves its pinned memory behind: {error}");
             if let Some(exit) = exit {
-                exit.release();
+                // A side stream may have been given that, too.
+                exit.force();
             }
             std::mem::forget(lanes);
         }
@@ -549,5 +550,40 @@ mod tests {
         let made = double.creations();
         give_back([KEPT_BYTES + 1; 2].map(lane).into());
         assert_eq!(double.creations(), made);
+    }
+
+    #[test]
+    fn a_word_whose_release_a_stream_has_yet_to_come_to_is_not_used_again_whatever_fails() {
+        for failing in 0..40 {
+            let double = Double::new(1, Order::RoundRobin);
+            let devices = Devices::over(double.clone()).expect("a driver");
+            let bay = Bay::take(&devices, 0).expect("side streams");
+            let [exit, gate] = [(); 2].map(|()| Arc::new(devices.word(0).expect("a word")));
+            // The copies of the call are under way.
+            bay.store.wait_word(&gate).expect("it waits");
+            let entry = Entry { mark: None };
+            let order = StreamOrder {
+                devices: devices.clone(),
+                device: 0,
+                entry,
+                errand: None,
+                exit: Some(exit),
+                copier: None,
+            };
+            double.fail_call(failing);
+            leave(&order, &bay, Vec::new(), false);
+            let failed = !double.is_to_fail();
+            drop(order);
+            // As many as there are, if need be.
+            let next: Vec<Word> = (0..300).map_while(|_| devices.word(0).ok()).collect();
+            next.iter().for_each(Word::release);
+            gate.release();
+            double.drain();
+            assert_eq!(next.iter().filter(|word| !word.is_released()).count(), 0, "call {failing}");
+            if !failed {
+                return;
+            }
+        }
+        panic!("there are more calls");
     }
 }

@@ -290,7 +290,8 @@ fn leave(order: &StreamOrder, mut tracks: Vec<Track>, lanes: Pinned) {
             // The device does nothing any more that could be waited for.
             log::warn!("a call that failed leaves its streams behind: {error}");
             if let Some(exit) = exit {
-                exit.release();
+                // A side stream may have been given that, too.
+                exit.force();
             }
             std::mem::forget((tracks, lanes));
         }
