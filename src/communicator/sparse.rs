@@ -202,7 +202,8 @@ impl Sparse {
                     staged::store(&stream, &parts, team)
                 }
                 None => {
-                    let stream = Stream::new(&devices, device, true)?;
+                    // Making one may wait for other streams.
+                    let stream = staged::front(&devices, device)?;
                     staged::store(&stream, &parts, team)?;
                     stream.synchronize(Deadline::after(DEFAULT_TIMEOUT))
                 }

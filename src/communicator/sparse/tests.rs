@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{Input, RawTensor, Sparse};
 use crate::communicator::{Call, Context, Options, Rendezvous, Work};
 use crate::cuda::context::Devices;
-use crate::cuda::double::{Double, Order};
+use crate::cuda::double::{Double, Order, Waiting};
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::event::Event;
 use crate::cuda::stream::Stream;
@@ -406,5 +406,28 @@ fn a_driver_that_fails_one_rank_fails_all() {
             };
             assert_eq!(error.status(), Status::Cuda, "{error}");
         }
+    });
+}
+
+#[test]
+fn a_copy_of_a_result_makes_no_stream_while_a_stream_waits() {
+    ranks(1, "shm", Order::RoundRobin, |_, this| {
+        let at = this.room(0, &list(0));
+        this.fill(at, &list(0));
+        let (_, result) = this.start(&tensor(at.0, at.1, 20), &Call::default()).expect("it starts");
+        let room = this.room(0, &sum(1));
+        let gate = this.devices.word(0).expect("a word");
+        // SAFETY: it is a stream of the double.
+        let stream = unsafe { Stream::borrow(&this.devices, 0, this.stream) };
+        stream.expect("a stream").wait_word(&gate).expect("it waits");
+        this.double.hold_lock(Waiting::Seen, Duration::from_secs(3));
+        let pointer = |address: u64| std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
+        // SAFETY: the double keeps its memory.
+        unsafe { result.copy(pointer(room.0).cast(), pointer(room.1), None) }.expect("a copy");
+        let (numbers, values) = bytes(&sum(1));
+        assert_eq!(this.double.peek(room.0, numbers.len()), numbers);
+        assert_eq!(this.double.peek(room.1, values.len()), values);
+        assert_eq!(this.double.complaints(), Vec::<String>::new());
+        gate.release();
     });
 }
