@@ -274,8 +274,8 @@ impl Bay {
     /// Side streams of a device.
     pub(super) fn take(devices: &Arc<Devices>, device: u32) -> Result<Arc<Bay>> {
         prepare(devices, device)?;
+        unpark(|_| true);
         let mut pool = lock(&POOL);
-        pool.unpark();
         pool.turn = pool.turn.wrapping_add(1);
         let (turn, bays) = (pool.turn, &pool.bays);
         let fits = |bay: &&Arc<Bay>| bay.device == device && Arc::ptr_eq(&bay.devices, devices);
@@ -289,17 +289,23 @@ impl Bay {
 impl Lane {
     /// A lane of at least `bytes` bytes.
     pub(super) fn take(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<Lane> {
-        match Lane::take_kept(devices, device, bytes) {
+        unpark(|_| true);
+        match Lane::kept(devices, device, bytes) {
             Some(lane) => Ok(lane),
             None => Lane::new(devices, device, rounded(bytes)),
         }
     }
 
-    /// As [`Lane::take`], if there is one that nobody uses: asks no driver where couriers carry.
+    /// As [`Lane::take`], if there is one of which it is known without the driver that nobody uses it.
     pub(super) fn take_kept(devices: &Arc<Devices>, device: u32, bytes: usize) -> Option<Lane> {
+        unpark(|behind| matches!(behind, Behind::Courier(_)));
+        Lane::kept(devices, device, bytes)
+    }
+
+    /// One that nobody uses, as far as is known.
+    fn kept(devices: &Arc<Devices>, device: u32, bytes: usize) -> Option<Lane> {
         let bytes = rounded(bytes);
         let mut pool = lock(&POOL);
-        pool.unpark();
         let fits = |lane: &Lane| {
             lane.memory.bytes() == bytes && lane.device == device && Arc::ptr_eq(&lane.devices, devices)
         };
@@ -477,21 +483,31 @@ impl Pool {
             drop(Aside::new(surplus, "pinned memory is not given back"));
         }
     }
+}
 
-    /// Looks whether the copies of calls that ended before them have ended.
-    fn unpark(&mut self) {
-        let mut index = 0;
-        while index < self.parked.len() {
-            match self.parked[index].has_ended() {
-                Ok(true) => {
-                    let Parked { lanes, .. } = self.parked.swap_remove(index);
-                    self.keep(lanes);
-                }
-                Ok(false) => index += 1,
-                // The device is lost to this process, and what it was given with it.
-                Err(_) => std::mem::forget(self.parked.swap_remove(index)),
-            }
+/// Looks whether the copies of calls that ended before them have ended, where `asks` says so of what comes after them. The driver is
+/// asked without the lock: it may be long in coming back, and calls that need nothing of it take and give back lanes meanwhile.
+fn unpark(asks: impl Fn(&Behind) -> bool) {
+    let parked = {
+        let mut pool = lock(&POOL);
+        let (parked, others) =
+            std::mem::take(&mut pool.parked).into_iter().partition(|parked: &Parked| asks(&parked.behind));
+        pool.parked = others;
+        parked
+    };
+    let (mut lanes, mut left): (Vec<Lane>, Vec<Parked>) = Default::default();
+    for parked in Vec::into_iter(parked) {
+        match parked.has_ended() {
+            Ok(true) => lanes.extend(parked.lanes),
+            Ok(false) => left.push(parked),
+            // The device is lost to this process, and what it was given with it.
+            Err(_) => std::mem::forget(parked),
         }
+    }
+    if !lanes.is_empty() || !left.is_empty() {
+        let mut pool = lock(&POOL);
+        pool.keep(lanes);
+        pool.parked.extend(left);
     }
 }
 

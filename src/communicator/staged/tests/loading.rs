@@ -4,6 +4,7 @@ use super::*;
 use crate::communicator::context::Place;
 use crate::cuda::double::Waiting;
 use crate::cuda::memory::DeviceBuffer;
+use crate::engine::staged::Load;
 use crate::engine::staged::relay::Limits;
 
 /// Nothing moves for so long only if nothing ever will, also on a processor that has much else to do.
@@ -268,6 +269,48 @@ fn a_call_that_is_refused_waits_for_no_stream() {
         let counts = Counts::Blocks(vec![500; 2]);
         refused(&Request { counts, ..request(Kind::Gather, memory, memory + 4000, 0, rank.rank) });
         gate.release();
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
+#[test]
+fn a_call_whose_stream_waits_asks_nothing_of_what_others_have_left() {
+    let met = Barrier::new(2);
+    let complaints = ranks(2, "tcp", Order::RoundRobin, |rank| {
+        rank.copy_by_kernels();
+        rank.context.cuda().pretend_limits(Limits { above: usize::MAX, ..Limits::default() });
+        exercise(rank, Kind::Allreduce, 201, false, 0)
+            .expect("it starts")
+            .wait(deadline())
+            .expect("it ends well");
+        // A load that nobody waits for any more, to which its stream has not come: as of a sparse call that was given up.
+        // SAFETY: a stream of the double lives as long as that.
+        let other = unsafe { Stream::borrow(&rank.devices, 0, rank.double.stream(0)) }.expect("a stream");
+        let memory = rank.memory(&[0; 16]);
+        // SAFETY: the double keeps its memory.
+        let load = || drop(unsafe { Load::begin(&other, &[(memory, 64)], None) }.expect("it begins"));
+        let late = rank.devices.word(0).expect("a word");
+        other.wait_word(&late).expect("it waits");
+        load();
+        let gate = rank.gate();
+        let works =
+            [1, 2].map(|round| exercise(rank, Kind::Allreduce, 201, false, round).expect("it starts"));
+        // Both have one pool: what is asked of one's driver by then is not held up by the other's.
+        met.wait();
+        rank.double.hold_lock(Waiting::All, Duration::from_secs(3));
+        std::thread::scope(|scope| {
+            scope.spawn(|| rank.double.launch_first(0));
+            // By then it waits in the driver; if not, the test finds less.
+            std::thread::sleep(Duration::from_millis(20));
+            scope.spawn(load);
+            std::thread::sleep(Duration::from_millis(20));
+            gate.release();
+            for work in works {
+                work.wait(deadline()).expect("it ends well");
+            }
+            late.release();
+        });
         rank.drain()
     });
     assert_eq!(complaints.concat(), Vec::<String>::new());
