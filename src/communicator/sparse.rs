@@ -378,7 +378,7 @@ impl Context {
             // SAFETY: the caller's promise.
             let source =
                 unsafe { on_host((input.indices, numbers), (input.values, bytes), self.sparse_memory()) };
-            return Ok((source?, None));
+            return Ok((self.or_fail(source)?, None));
         };
         let parts = match survey.places() {
             (Place::Device(indices), Place::Device(values)) => {

@@ -431,3 +431,22 @@ fn a_copy_of_a_result_makes_no_stream_while_a_stream_waits() {
         gate.release();
     });
 }
+
+#[test]
+fn a_rank_that_has_no_memory_for_its_copy_fails_all() {
+    ranks(2, "shm", Order::RoundRobin, |rank, this| {
+        let error = if rank == 0 {
+            // So much is refused before anything of it is read.
+            let here = 8;
+            this.refusal(&tensor(here, here, 1 << 58), &Call::default())
+        } else {
+            let (numbers, values) = ([0i64; 1], [0u8; 4]);
+            let (nnz, dims, block, dtype) = (1, 1, 1, DataType::F32);
+            let input = Input { indices: &numbers, values: &values, nnz, dims, block, dtype };
+            let result = this.context.sparse_allreduce(&input, Operator::Sum, &Call::default());
+            result.expect_err("rank 0 cannot take part")
+        };
+        assert_eq!(error.status(), Status::OutOfMemory, "{error}");
+        assert!(this.context.failure().is_some(), "{error}");
+    });
+}
