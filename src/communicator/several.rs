@@ -9,6 +9,7 @@
 //! GPU copies first, and then sends from its first pointer.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crate::collective::checked;
 use crate::collective::request::{Counts, Kind, Request};
@@ -24,6 +25,9 @@ use crate::engine::callbacks::hold_back;
 use crate::engine::endpoint::lock;
 use crate::error::{Error, Result};
 use crate::reduce::{DataType, Operator};
+
+/// How long dropping waits for what streams of ours were given.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What several device pointers are prepared from. The pointers are of the same size; a stream for each, or none.
 pub(super) struct Parts<'a> {
@@ -233,6 +237,17 @@ impl Several {
             Local { broadcast: Some(broadcast), .. } => broadcast.wait(deadline),
             Local { reduce: Some(reduce), .. } => reduce.wait(deadline),
             Local { broadcast: None, reduce: None } => Ok(()),
+        }
+    }
+}
+
+impl Drop for Several {
+    /// What streams of ours were given by a run whose work has failed may still touch the pointers, and nobody else could wait for it.
+    fn drop(&mut self) {
+        if self.own.is_some()
+            && let Err(error) = self.done.synchronize(Deadline::after(PATIENCE))
+        {
+            log::warn!("what a run was given may still touch its pointers: {error}");
         }
     }
 }

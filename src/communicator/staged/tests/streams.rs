@@ -192,6 +192,51 @@ fn a_run_without_streams_that_fails_has_done_with_its_pointers() {
     assert_eq!(complaints.concat(), Vec::<String>::new());
 }
 
+#[test]
+fn an_algorithm_without_streams_has_done_with_its_pointers_when_it_ends() {
+    let met = Barrier::new(2);
+    let complaints = ranks(2, "shm", Order::RoundRobin, |rank| {
+        if rank.rank == 0 {
+            met.wait();
+            return Vec::new();
+        }
+        let memory = [0, 1].map(|device| rank.double.memory(device, 400));
+        let options = AlgorithmOptions {
+            kind: Kind::Broadcast,
+            algorithm: Algorithm::OneToAll as i32,
+            buffers: memory.map(pointer).into(),
+            streams: Vec::new(),
+            count: 100,
+            dtype: DataType::I32,
+            operator: Operator::Sum,
+            // It does not call: what is local comes behind what it would send.
+            root: 0,
+            root_buffer: 0,
+            call: Call::default(),
+        };
+        // SAFETY: the double trusts no address, and keeps memory until it is dropped.
+        let broadcast = unsafe { Prepared::new(&rank.context, options) }.expect("an algorithm");
+        let gate = rank.devices.word(1).expect("a word");
+        // SAFETY: a default stream lives as long as its device.
+        let default = unsafe { Stream::borrow(&rank.devices, 1, StreamHandle::LEGACY) };
+        default.expect("a stream").wait_word(&gate).expect("it waits");
+        let work = broadcast.start().expect("it starts");
+        met.wait();
+        rank.context.abort();
+        work.wait(Deadline::after(PATIENCE)).expect_err("the group has failed");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                gate.release();
+            });
+            drop(broadcast);
+            memory.into_iter().for_each(|memory| rank.double.free(memory));
+        });
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
 /// Makes calls when its thread ends.
 struct Late {
     rank: Rank,
