@@ -109,9 +109,8 @@ impl Tracks {
             let tracks = (0..pieces).map(|_| Track::take(devices, *device)).collect::<Result<_>>()?;
             return Ok(Tracks::Streams(tracks));
         };
-        // Lanes of calls that were given up, if that is known without the driver. Dropped without the lock.
-        let done = lock(&POOL).unpark(|tail| matches!(tail, Tail::Courier(_)));
-        drop(done);
+        // Lanes of calls that were given up, if that is known without the driver.
+        unpark(|tail| matches!(tail, Tail::Courier(_)));
         let (customer, pieces) = (errand.customer().clone(), vec![NOTHING; pieces as usize]);
         Ok(Tracks::Courier(Ordered { errand: Some(errand), customer, pieces }))
     }
@@ -322,8 +321,8 @@ pub(in super::super) fn prepare(devices: &Arc<Devices>, device: u32) -> Result<(
 impl Track {
     /// A track on a device.
     pub(super) fn take(devices: &Arc<Devices>, device: u32) -> Result<Track> {
+        unpark(|_| true);
         let mut pool = lock(&POOL);
-        let done = pool.unpark(|_| true);
         let fits = |step: &Event| step.device() == device && Arc::ptr_eq(step.devices(), devices);
         let kept = pool.steps.iter().position(fits).map(|index| pool.steps.swap_remove(index));
         pool.turn = pool.turn.wrapping_add(1);
@@ -331,7 +330,6 @@ impl Track {
             |stream: &&Arc<Stream>| stream.device() == device && Arc::ptr_eq(stream.devices(), devices);
         let stream = pool.streams.iter().filter(of_device).nth(pool.turn % LANES as usize).cloned();
         drop(pool);
-        drop(done);
         let Some(stream) = stream else { fail!(Internal, "GPU {device} has no streams for relayed calls") };
         let step = match kept {
             Some(step) => step,
@@ -381,25 +379,72 @@ fn park(tail: Tail, tracks: Vec<Track>, lanes: Pinned) {
     lock(&POOL).parked.push(Parked { tail, tracks, lanes });
 }
 
-impl Pool {
-    /// Looks whether the steps of calls that were given up have ended, where `asks` says so of what comes after them. The lanes that they
-    /// used, to be dropped without the lock.
-    fn unpark(&mut self, asks: impl Fn(&Tail) -> bool) -> Vec<Pinned> {
-        let mut done = Vec::new();
-        let mut index = 0;
-        while index < self.parked.len() {
-            let tail = &self.parked[index].tail;
-            match if asks(tail) { tail.has_ended() } else { Ok(false) } {
-                Ok(true) => {
-                    let Parked { tracks, lanes, .. } = self.parked.swap_remove(index);
-                    self.steps.extend(tracks.into_iter().map(|track| track.step));
-                    done.push(lanes);
-                }
-                Ok(false) => index += 1,
-                // The device is lost to this process, and what it was given with it.
-                Err(_) => std::mem::forget(self.parked.swap_remove(index)),
+/// Looks whether the steps of calls that were given up have ended, where `asks` says so of what comes after them, and lets go of the lanes
+/// that they used. The driver is asked without the lock: it may be long in coming back, and calls with a courier need nothing of it.
+fn unpark(asks: impl Fn(&Tail) -> bool) {
+    let parked = {
+        let mut pool = lock(&POOL);
+        let (parked, others) =
+            std::mem::take(&mut pool.parked).into_iter().partition(|parked: &Parked| asks(&parked.tail));
+        pool.parked = others;
+        parked
+    };
+    let (mut steps, mut left): (Vec<Event>, Vec<Parked>) = Default::default();
+    for parked in Vec::into_iter(parked) {
+        match parked.tail.has_ended() {
+            Ok(true) => {
+                let Parked { tracks, lanes, .. } = parked;
+                steps.extend(tracks.into_iter().map(|track| track.step));
+                drop(lanes);
             }
+            Ok(false) => left.push(parked),
+            // The device is lost to this process, and what it was given with it.
+            Err(_) => std::mem::forget(parked),
         }
-        done
+    }
+    if !steps.is_empty() || !left.is_empty() {
+        let mut pool = lock(&POOL);
+        pool.steps.extend(steps);
+        pool.parked.extend(left);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::cuda::double::{Double, Order, Waiting};
+
+    #[test]
+    fn who_asks_the_driver_what_has_ended_holds_up_nobody_who_does_not() {
+        let double = Double::new(1, Order::RoundRobin);
+        let devices = Devices::over(double.clone()).expect("a driver");
+        prepare(&devices, 0).expect("streams");
+        let stream = Stream::new(&devices, 0, false).expect("a stream");
+        let gate = devices.word(0).expect("a word");
+        stream.wait_word(&gate).expect("it waits");
+        // What is left of a call that was given up.
+        let tail = Event::new(&devices, 0).expect("an event");
+        tail.record(&stream).expect("it is recorded");
+        park(Tail::Event(tail), Vec::new(), Arc::new(()));
+        double.hold_lock(Waiting::All, Duration::from_secs(10));
+        let mut is_free = false;
+        std::thread::scope(|scope| {
+            scope.spawn(|| double.launch_first(0));
+            // By then it waits in the driver; if not, the test finds less.
+            std::thread::sleep(Duration::from_millis(20));
+            scope.spawn(|| drop(Track::take(&devices, 0).expect("a track")));
+            std::thread::sleep(Duration::from_millis(20));
+            // Other tests have it now and then.
+            let start = Instant::now();
+            while !is_free && start.elapsed() < Duration::from_secs(2) {
+                is_free = POOL.try_lock().is_ok();
+            }
+            gate.release();
+        });
+        assert!(is_free, "calls with a courier wait for the lock, too");
+        double.drain();
+        assert_eq!(double.complaints(), Vec::<String>::new());
     }
 }
