@@ -373,6 +373,10 @@ impl<O: Operation> Operation for Copied<O> {
         self.operation.waits_for(group)
     }
 
+    fn is_at_work(&self) -> bool {
+        self.operation.is_at_work()
+    }
+
     fn through(&self) -> Through {
         self.operation.through()
     }
@@ -382,6 +386,31 @@ impl<O: Operation> Operation for Copied<O> {
 mod tests {
     use super::*;
     use crate::error::Status;
+
+    /// An operation that has stopped in the middle of its work.
+    struct AtWork;
+
+    impl Operation for AtWork {
+        fn advance(&mut self, _group: &Group) -> Poll<Result<Completion>> {
+            Poll::Pending
+        }
+
+        fn abandon(&mut self, _group: &Group) {}
+
+        fn waits_for(&self, _group: &Group) -> Vec<u32> {
+            Vec::new()
+        }
+
+        fn is_at_work(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn a_copied_operation_at_work_is_looked_at_again() {
+        let copied = Copied { operation: AtWork, from: std::ptr::null(), to: Vec::new(), bytes: 0 };
+        assert!(copied.is_at_work());
+    }
 
     /// Addresses below 10 are host memory, tens are of that GPU, hundreds are managed, and nothing is known of 7.
     fn locate(address: u64) -> Result<Option<Location>> {

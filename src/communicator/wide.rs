@@ -134,6 +134,10 @@ impl<O: Operation> Operation for WideRun<O> {
         self.operation.waits_for(group)
     }
 
+    fn is_at_work(&self) -> bool {
+        self.operation.is_at_work()
+    }
+
     fn through(&self) -> Through {
         self.operation.through()
     }

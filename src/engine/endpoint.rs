@@ -20,6 +20,7 @@ use attendant::Attendant;
 use questions::Questions;
 use roster::Roster;
 use unattended::{Unattended, Watch};
+pub use waiting::Look;
 use waiting::Sleepers;
 
 use super::control::{Answer, Control};
@@ -351,7 +352,7 @@ impl Endpoint {
     }
 
     /// Moves what can be moved now, operations on devices only if `through` says so: that may be held up by the driver.
-    /// Whether anything moved.
+    /// Whether anything moved, be it that an operation has stopped in the middle of its work.
     pub fn progress(&self, round: u32, through: Through) -> bool {
         let mut messages = self.messages();
         let mut moved = false;

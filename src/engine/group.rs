@@ -18,7 +18,7 @@ pub use turn::Turn;
 
 use super::device::{Layout, Way};
 use super::direct::{BOARD_BYTES, Direct, MAX_MEMBERS};
-use super::endpoint::{Endpoint, Through, lock};
+use super::endpoint::{Endpoint, Look, Through, lock};
 use super::operation::{Completion, Operation, Running};
 use super::recorder::{Progress, Slot};
 use super::sends::Sends;
@@ -226,6 +226,7 @@ impl Group {
         for _ in 0..self.endpoint.burst() {
             match operation.advance(self) {
                 Poll::Ready(result) => return Some(result),
+                Poll::Pending if operation.is_at_work() => return None,
                 Poll::Pending => std::hint::spin_loop(),
             }
         }
@@ -235,9 +236,13 @@ impl Group {
     /// Moves an operation in this thread until it ends or `until` has come.
     fn follow<O: Operation>(&self, operation: &mut O, until: Deadline) -> Option<Result<Completion>> {
         let through = operation.through();
-        self.endpoint.wait(until, through, || match operation.advance(self) {
-            Poll::Ready(result) => Some(result),
-            Poll::Pending => self.failure().map(Err),
+        self.endpoint.follow(until, through, || match operation.advance(self) {
+            Poll::Ready(result) => Look::Over(result),
+            Poll::Pending => match self.failure() {
+                Some(error) => Look::Over(Err(error)),
+                None if operation.is_at_work() => Look::AtWork,
+                None => Look::Waits,
+            },
         })
     }
 

@@ -6,7 +6,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use super::callbacks::{Callback, call_back, call_back_late};
-use super::endpoint::{Through, lock};
+use super::endpoint::{Look, Through, lock};
 use super::group::{Group, Inquiry, Turn};
 use super::wire::Class;
 use crate::cuda::word::Word;
@@ -22,7 +22,7 @@ pub struct Completion {
 
 /// Something that moves on when it is looked at.
 pub trait Operation: Send {
-    /// Moves on as far as it can without waiting.
+    /// Moves on as far as it can without waiting; not for long, if it can stop in the middle ([`Operation::is_at_work`]).
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>>;
 
     /// Gives up. Nothing touches the caller's memory after this.
@@ -37,6 +37,12 @@ pub trait Operation: Send {
     /// Whether all that is left of it concerns this rank alone, and nothing of the next call can come before that where it matters:
     /// that one may have its turn.
     fn has_exchanged(&self) -> bool {
+        false
+    }
+
+    /// Whether the last look has stopped in the middle of long work, so that deadlines, failures and other operations have
+    /// their turn: nothing has to come before the next look.
+    fn is_at_work(&self) -> bool {
         false
     }
 
@@ -124,6 +130,10 @@ impl Operation for Box<dyn Operation> {
 
     fn has_exchanged(&self) -> bool {
         (**self).has_exchanged()
+    }
+
+    fn is_at_work(&self) -> bool {
+        (**self).is_at_work()
     }
 
     fn through(&self) -> Through {
@@ -287,24 +297,24 @@ impl Running {
         self.active.store(true, Ordering::Release);
     }
 
-    /// Moves it. Whether it has ended, now or before.
-    pub fn advance(&self) -> bool {
+    /// Moves it. Over: it has ended, now or before.
+    pub fn advance(&self) -> Look<()> {
         if self.done.load(Ordering::Acquire) {
-            return true;
+            return Look::Over(());
         }
         if !self.active.load(Ordering::Acquire) {
             if self.call.gives_up_at().expired() && self.group.failure().is_none() {
                 // What runs before it ends with the group's failure, and then this has its turn to end.
                 self.group.fail(self.group.stuck(&self.call));
             }
-            return false;
+            return Look::Waits;
         }
-        let Ok(mut stage) = self.stage.try_lock() else { return false };
+        let Ok(mut stage) = self.stage.try_lock() else { return Look::Waits };
         let mut standing = None;
         let result = match &mut *stage {
-            Stage::Over => return true,
+            Stage::Over => return Look::Over(()),
             // Asking takes a while, and this may be the thread that the answers come through: it does not wait for them.
-            Stage::Overdue(inquiry) if !self.group.answered(inquiry) => return false,
+            Stage::Overdue(inquiry) if !self.group.answered(inquiry) => return Look::Waits,
             Stage::Overdue(inquiry) => Err(self.group.overdue(&self.call, inquiry)),
             Stage::Running { operation, compare_at } => {
                 let result = match operation.advance(&self.group) {
@@ -323,7 +333,7 @@ impl Running {
                         let (waits_for, standing) = (operation.waits_for(&self.group), operation.standing());
                         operation.abandon(&self.group);
                         *stage = Stage::Overdue(self.group.ask(&self.call, waits_for, standing));
-                        return false;
+                        return Look::Waits;
                     }
                     None => {
                         if compare_at.expired() {
@@ -336,11 +346,12 @@ impl Running {
                         if passes {
                             self.group.note_exchanged(&self.call);
                         }
+                        let look = if operation.is_at_work() { Look::AtWork } else { Look::Waits };
                         drop(stage);
                         if passes {
                             self.pass_on();
                         }
-                        return false;
+                        return look;
                     }
                 }
             }
@@ -348,7 +359,7 @@ impl Running {
         *stage = Stage::Over;
         drop(stage);
         self.finish(result, standing);
-        true
+        Look::Over(())
     }
 
     /// Whether its turn has gone to the next call.
@@ -464,9 +475,13 @@ impl Running {
         }
         let endpoint = self.group.endpoint();
         let follow = |deadline| {
-            endpoint.wait(deadline, self.through, || {
-                self.advance();
-                self.result()
+            endpoint.follow(deadline, self.through, || {
+                let look = self.advance();
+                match self.result() {
+                    Some(result) => Look::Over(result),
+                    None if look == Look::AtWork => Look::AtWork,
+                    None => Look::Waits,
+                }
             })
         };
         if let Err(error) = endpoint.check_present() {

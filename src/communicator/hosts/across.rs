@@ -165,6 +165,10 @@ impl Operation for Across {
         if ranks.is_empty() { self.exchange.missing(self.turn.sequence) } else { ranks }
     }
 
+    fn is_at_work(&self) -> bool {
+        self.active.iter().any(|part| part.as_operation().is_at_work())
+    }
+
     fn through(&self) -> Through {
         Through::Device
     }

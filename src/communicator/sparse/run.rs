@@ -411,6 +411,10 @@ impl Operation for SparseRun {
         self.exchange.as_ref().map_or_else(Vec::new, |exchange| exchange.waits_for(group))
     }
 
+    fn is_at_work(&self) -> bool {
+        self.exchange.as_ref().is_some_and(|exchange| exchange.is_at_work())
+    }
+
     fn through(&self) -> Through {
         // Asked when it begins: the tensor may be on its way from a device.
         self.exchange.as_ref().map_or(Through::Device, |exchange| exchange.through())

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::attendant::{LOOK, Next};
-use super::{Endpoint, Through, lock};
+use super::{Endpoint, Look, Through, lock};
 use crate::deadline::Deadline;
 use crate::engine::callbacks::is_calling_back;
 use crate::engine::device::{DeviceExchange, Way};
@@ -191,7 +191,7 @@ impl Endpoint {
         self.unattended.remove(running);
     }
 
-    /// Moves them, those on devices only if `through` says so. Whether any has ended. Not within a callback: callbacks of others
+    /// Moves them, those on devices only if `through` says so. Whether any has ended, or is at work. Not within a callback: callbacks of others
     /// would be called there, within each other without end. Whoever calls them goes on afterwards.
     pub(super) fn advance_running(&self, through: Through) -> bool {
         let on_devices = through == Through::Device;
@@ -204,9 +204,10 @@ impl Endpoint {
                 continue;
             }
             let had_passed = running.has_passed();
-            let ended = running.advance();
+            let look = running.advance();
+            let ended = look == Look::Over(());
             // Then another has its turn, which may not have been among these.
-            moved |= ended || running.has_passed() != had_passed;
+            moved |= look != Look::Waits || running.has_passed() != had_passed;
             if ended {
                 self.disown(&running);
             }
@@ -230,7 +231,7 @@ impl Endpoint {
         }
         self.progress(0, Through::Messages);
         for running in self.unattended.all().iter().filter(left) {
-            if running.advance() {
+            if running.advance() == Look::Over(()) {
                 self.disown(running);
             }
         }

@@ -10,6 +10,17 @@ use crate::deadline::Deadline;
 use crate::sys;
 use crate::transport::bell::Bell;
 
+/// What a look at what is waited for has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look<T> {
+    /// It is there.
+    Over(T),
+    /// Whoever looked is at work on it, and has stopped in the middle to look at everything else: the next look goes on.
+    AtWork,
+    /// Something has to come first.
+    Waits,
+}
+
 /// How long a waiter is attentive before it sleeps. Yielding costs a fraction of a microsecond when nobody else is
 /// ready, so it is hardly slower than spinning; and when the awaited rank shares the processor, each microsecond of
 /// spinning is lost.
@@ -98,25 +109,43 @@ impl Endpoint {
         through: Through,
         mut poll: impl FnMut() -> Option<T>,
     ) -> Option<T> {
+        self.follow(deadline, through, || poll().map_or(Look::Waits, Look::Over))
+    }
+
+    /// As [`Endpoint::wait`], for what `poll` itself may be at work on.
+    pub fn follow<T>(
+        &self,
+        deadline: Deadline,
+        through: Through,
+        mut poll: impl FnMut() -> Look<T>,
+    ) -> Option<T> {
         let mut answer = None;
-        self.wait_until(deadline, through, &mut || {
-            answer = poll();
-            answer.is_some()
+        self.wait_until(deadline, through, &mut || match poll() {
+            Look::Over(there) => {
+                answer = Some(there);
+                Look::Over(())
+            }
+            Look::AtWork => Look::AtWork,
+            Look::Waits => Look::Waits,
         });
         answer
     }
 
-    /// Waits until `poll` says so, or the deadline has passed; in that case `poll` is called after it.
-    fn wait_until(&self, deadline: Deadline, through: Through, poll: &mut dyn FnMut() -> bool) {
+    /// Waits until `poll` says that it is over, or the deadline has passed; in that case `poll` is called after it.
+    fn wait_until(&self, deadline: Deadline, through: Through, poll: &mut dyn FnMut() -> Look<()>) {
         let bell = self.bell.get().expect("set by `new`");
         let mut waiting = None;
         let Patience { burst, spin, yielding } = self.patience(through);
         let mut idle_since: Option<Instant> = None;
         let mut round = 0u32;
         let mut yields = false;
-        while !poll() {
+        loop {
+            let at_work = match poll() {
+                Look::Over(()) => break,
+                look => look == Look::AtWork,
+            };
             round = round.wrapping_add(1);
-            if through == Through::Memory && !round.is_multiple_of(burst) && !yields {
+            if through == Through::Memory && !round.is_multiple_of(burst) && !yields && !at_work {
                 std::hint::spin_loop();
                 continue;
             }
@@ -125,10 +154,10 @@ impl Endpoint {
                 Through::Device => self.attendant.wait(),
                 Through::Messages | Through::Memory => Counted::among(&self.sleepers.waiting),
             });
-            if self.progress(round, through) {
+            if self.progress(round, through) || at_work {
                 (idle_since, yields) = (None, false);
-                // What others send may never cease: the deadline holds all the same.
-                if round.is_multiple_of(64) && deadline.expired() {
+                // What others send may never cease: the deadline holds all the same. And a look at work takes long.
+                if (round.is_multiple_of(64) || at_work) && deadline.expired() {
                     poll();
                     break;
                 }
@@ -209,13 +238,13 @@ impl Endpoint {
         self.born.elapsed().as_nanos() as u64
     }
 
-    /// Sleeps until something may have changed; not if `poll` says at the last moment that it has. Whether it did.
+    /// Sleeps until something may have changed; not if `poll` says at the last moment that it has. Whether it is over.
     fn sleep(
         &self,
         bell: &Bell,
         deadline: Deadline,
         through: Through,
-        poll: &mut dyn FnMut() -> bool,
+        poll: &mut dyn FnMut() -> Look<()>,
     ) -> bool {
         let nap = deadline.remaining_capped(self.nap(through == Through::Device));
         self.sleepers.count.fetch_add(1, Ordering::SeqCst);
@@ -225,11 +254,11 @@ impl Endpoint {
             let _parking = Counted::among(&self.sleepers.parking);
             poll()
         };
-        let so = match self.sleepers.bell.try_lock() {
+        let look = match self.sleepers.bell.try_lock() {
             Ok(_sleeping) => {
                 bell.prepare_park();
-                let so = last_look();
-                if so || self.progress_parking(through) {
+                let look = last_look();
+                if look != Look::Waits || self.progress_parking(through) {
                     bell.cancel_park();
                 } else {
                     let mut events = Vec::new();
@@ -238,23 +267,23 @@ impl Endpoint {
                     }
                     self.serve(&events);
                 }
-                so
+                look
             }
             Err(_) => {
-                let so = last_look();
-                if !so {
+                let look = last_look();
+                if look == Look::Waits {
                     let generation = lock(&self.sleepers.generation);
                     let unchanged = |now: &mut u64| *now == before;
                     drop(self.sleepers.woken.wait_timeout_while(generation, nap, unchanged));
                 }
-                so
+                look
             }
         };
         self.sleepers.count.fetch_sub(1, Ordering::SeqCst);
         if self.sleepers.count.load(Ordering::SeqCst) > 0 {
             self.sleepers.pass_on();
         }
-        so
+        look == Look::Over(())
     }
 
     /// Whoever ends a wait leaves the others able to go on.

@@ -628,6 +628,10 @@ impl Operation for Staged {
         self.exchanged == self.job.cut.pieces() && self.is_ordered_by_courier()
     }
 
+    fn is_at_work(&self) -> bool {
+        self.current.as_ref().is_some_and(|operation| operation.is_at_work())
+    }
+
     fn through(&self) -> Through {
         Through::Device
     }

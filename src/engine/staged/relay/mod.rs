@@ -413,6 +413,10 @@ impl Operation for Relay {
         }
     }
 
+    fn is_at_work(&self) -> bool {
+        matches!(self.stage, Stage::Ordinary) && self.staged.is_at_work()
+    }
+
     fn through(&self) -> Through {
         Through::Device
     }
