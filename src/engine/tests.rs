@@ -2,6 +2,7 @@
 
 mod given_up;
 mod hauling;
+mod long_calls;
 mod losing;
 mod pieces;
 mod waiting;
@@ -278,7 +279,11 @@ fn nobody_lets_go_of_memory_while_a_rank_of_its_process_reads_it() {
         let ended = std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
                 both.wait();
-                leaf.advance(&other).is_ready()
+                let mut answer = leaf.advance(&other);
+                while leaf.is_at_work() {
+                    answer = leaf.advance(&other);
+                }
+                answer.is_ready()
             });
             both.wait();
             for _ in 0..round * 500 {

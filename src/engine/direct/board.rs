@@ -32,7 +32,7 @@ pub const MAX_MEMBERS: usize = 64;
 /// Bytes of a part of a long copy that several threads share. Shorter ones are over before the others are awake.
 pub(super) const PART: usize = 1024 * 1024;
 
-/// Bytes gathered between two looks at everything else.
+/// Bytes that one thread reads between two looks whether their owner has given up.
 const PULL_BYTES: usize = 4 * 1024 * 1024;
 
 /// How long a rank of the same process may take to read what it has begun to read.

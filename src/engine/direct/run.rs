@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 
+use super::allowance::Allowance;
 use super::board::{Direct, Stop};
 use super::watch::Watch;
 use super::{Job, Path, shard};
@@ -70,8 +71,13 @@ pub struct DirectRun {
     pub(super) workspace: Option<Workspace>,
     /// How many share a long reduction.
     pub(super) threads: usize,
+    /// Long calls: bytes of the block that is read, the shard that is combined or the copy that is made that are done: the
+    /// next look goes on from there.
+    pub(super) done: usize,
     /// Long calls: elements of each member's shard that have been read.
     pub(super) gathered: Box<[u64]>,
+    /// Whether the last look has stopped in the middle.
+    at_work: bool,
 }
 
 // SAFETY: the job's pointers are the caller's, promised to be usable from the library's threads.
@@ -90,7 +96,7 @@ impl DirectRun {
             Path::Short => Box::default(),
             Path::Long => vec![0; direct.size()].into_boxed_slice(),
         };
-        let (workspace, threads) = (None, 1);
+        let (workspace, threads, done, at_work) = (None, 1, 0, false);
         DirectRun {
             direct,
             job,
@@ -103,7 +109,9 @@ impl DirectRun {
             watch,
             workspace,
             threads,
+            done,
             gathered,
+            at_work,
         }
     }
 
@@ -158,7 +166,7 @@ impl DirectRun {
 
     fn step(&mut self, stage: Stage) {
         self.stage = stage;
-        self.next = 0;
+        (self.next, self.done, self.at_work) = (0, 0, false);
         self.watch = Watch::default();
     }
 
@@ -173,8 +181,8 @@ impl DirectRun {
 
     // ---- the stages
 
-    /// Puts down what others will read, and posts.
-    fn enter(&mut self, group: &Group) -> Result<()> {
+    /// Puts down what others will read, as far as `allowance` goes, and posts when all of it is there. Whether it has.
+    fn enter(&mut self, group: &Group, allowance: &mut Allowance) -> Result<bool> {
         let rank = self.direct.rank as u32;
         let contribution = self.bytes(self.job.collective.input_len(rank));
         let (mut input, mut output) = (self.job.input as u64, self.job.output as u64);
@@ -214,13 +222,16 @@ impl DirectRun {
                     }
                     // What others will read would be overwritten here.
                     Collective::Alltoall { .. } if self.job.in_place => {
-                        let workspace = group.workspace(contribution)?;
-                        // SAFETY: both hold `contribution` bytes.
-                        unsafe {
-                            std::ptr::copy_nonoverlapping(self.job.input, workspace.address(), contribution);
-                        }
-                        input = workspace.address() as u64;
+                        let workspace = match self.workspace.take() {
+                            Some(workspace) => workspace,
+                            None => group.workspace(contribution)?,
+                        };
+                        let to = workspace.address();
                         self.workspace = Some(workspace);
+                        if !self.copy_on(self.job.input, to, contribution, allowance, &**group.endpoint()) {
+                            return Ok(false);
+                        }
+                        input = to as u64;
                     }
                     _ => {}
                 }
@@ -233,7 +244,7 @@ impl DirectRun {
         let post = self.direct.post(self.direct.rank, self.call);
         post.write(self.call, &self.signature, input, output, contribution as u64);
         self.direct.ring();
-        Ok(())
+        Ok(true)
     }
 
     /// Begins to fetch what the awaited member puts into its slot, which it does just before it posts: else that would be a second
@@ -328,6 +339,12 @@ impl DirectRun {
         Poll::Ready(Ok(Completion::default()))
     }
 
+    /// A long call does not come further in this look: it has done as much as it may, or it waits.
+    fn pause(&mut self, group: &Group, allowance: &Allowance) -> Poll<Result<Completion>> {
+        self.at_work = allowance.is_over();
+        if self.at_work { Poll::Pending } else { self.pending(group) }
+    }
+
     /// Nothing yet. Now and then, looks whether the awaited rank has left for good.
     fn pending(&mut self, group: &Group) -> Poll<Result<Completion>> {
         let member = match self.stage {
@@ -343,6 +360,7 @@ impl DirectRun {
 
 impl Operation for DirectRun {
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        let mut allowance = Allowance::of_a_look();
         loop {
             match self.stage {
                 Stage::Enter => {
@@ -356,8 +374,10 @@ impl Operation for DirectRun {
                         }
                         self.direct.entered.store(before, Ordering::Relaxed);
                     }
-                    if let Err(error) = self.enter(group) {
-                        return Poll::Ready(Err(error));
+                    match self.enter(group, &mut allowance) {
+                        Ok(true) => {}
+                        Ok(false) => return self.pause(group, &allowance),
+                        Err(error) => return Poll::Ready(Err(error)),
                     }
                     self.step(Stage::Arrive);
                 }
@@ -375,25 +395,27 @@ impl Operation for DirectRun {
                     }
                     self.step(Stage::Work);
                 }
+                Stage::Work if self.path == Path::Short => {
+                    self.work_short();
+                    return self.ended(group);
+                }
                 Stage::Work => {
-                    let more = match self.work(&**group.endpoint()) {
-                        Ok(more) => more,
+                    match self.work_long(&mut allowance, &**group.endpoint()) {
+                        Ok(true) => {}
+                        Ok(false) => return self.pause(group, &allowance),
                         Err(Stop::Withdrawn(member)) => {
                             self.forsake(member);
                             continue;
                         }
                         Err(Stop::Failed(error)) => return Poll::Ready(Err(error)),
-                    };
-                    if self.path == Path::Short {
-                        return self.ended(group);
                     }
                     self.direct.mark(self.call, 1);
-                    self.step(if more { Stage::Gather } else { Stage::Leave });
+                    self.step(if self.shares_work() { Stage::Gather } else { Stage::Leave });
                 }
                 Stage::Gather => {
-                    match self.gather(&**group.endpoint()) {
+                    match self.gather(&mut allowance, &**group.endpoint()) {
                         Ok(true) => {}
-                        Ok(false) => return self.pending(group),
+                        Ok(false) => return self.pause(group, &allowance),
                         Err(Stop::Withdrawn(member)) => {
                             self.forsake(member);
                             continue;
@@ -439,7 +461,15 @@ impl Operation for DirectRun {
             .collect()
     }
 
+    fn is_at_work(&self) -> bool {
+        self.at_work
+    }
+
     fn through(&self) -> Through {
         Through::Memory
+    }
+
+    fn standing(&self) -> Option<String> {
+        self.at_work.then(|| "its bytes are still being moved".into())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::Path;
+use super::allowance::Allowance;
 use super::board::{MAX_MEMBERS, PART, Stop};
 use super::run::DirectRun;
 use crate::engine::joint::{self, Alone, Shared, Team, share};
@@ -16,18 +16,17 @@ const EMPTY: Operand =
 /// Groups of up to so many members are common, and their calls short.
 const FEW_MEMBERS: usize = 4;
 
-impl DirectRun {
-    /// Reads what the others have posted. Whether there is more to do ([`Stage::Gather`]).
-    pub(super) fn work(&mut self, team: &dyn Team) -> Result<bool, Stop> {
-        match self.path {
-            Path::Short => {
-                self.work_short();
-                Ok(false)
-            }
-            Path::Long => self.work_long(team),
-        }
-    }
+/// What this rank obtains from one member without combining it.
+struct Given {
+    /// Where it begins in what the member gives, in bytes.
+    start: u64,
+    /// Where it goes.
+    to: *mut u8,
+    len: usize,
+}
 
+impl DirectRun {
+    /// Short calls: reads what the others have posted.
     pub(super) fn work_short(&mut self) {
         let (rank, size) = (self.direct.rank, self.direct.size());
         let (input, output) = (self.job.input, self.job.output);
@@ -118,109 +117,83 @@ impl DirectRun {
         }
     }
 
-    pub(super) fn work_long(&mut self, team: &dyn Team) -> Result<bool, Stop> {
-        let (rank, size) = (self.direct.rank, self.direct.size());
-        let (input, output) = (self.job.input, self.job.output);
-        if let Collective::Allreduce { count } = self.job.collective {
-            let (start, len) = self.shard(count, rank);
-            return self
-                .fold_private(start, len, output.wrapping_add(self.bytes(start)), team)
-                .map(|()| true);
-        }
-        let collective = std::mem::replace(&mut self.job.collective, Collective::Barrier);
-        let result = match &collective {
-            Collective::Barrier | Collective::Allreduce { .. } => Ok(false),
+    /// Long calls: reads on in what the others have posted, as far as `allowance` goes. Whether all of it has been read.
+    pub(super) fn work_long(&mut self, allowance: &mut Allowance, team: &dyn Team) -> Result<bool, Stop> {
+        let (rank, output) = (self.direct.rank, self.job.output);
+        let (start, len, to) = match &self.job.collective {
+            Collective::Barrier => return Ok(true),
+            Collective::Allreduce { count } => {
+                let (start, len) = self.shard(*count, rank);
+                (start, len, output.wrapping_add(self.bytes(start)))
+            }
             Collective::Reduce { count, root } => {
                 let (start, len) = self.shard(*count, rank);
                 let to = match &self.workspace {
                     Some(workspace) if rank != *root as usize => workspace.address(),
                     _ => output.wrapping_add(self.bytes(start)),
                 };
-                self.fold_private(start, len, to, team).map(|()| true)
+                (start, len, to)
             }
-            Collective::ReduceScatter { counts } => {
-                let start = total(&counts[..rank]);
-                self.fold_private(start, counts[rank], output, team).map(|()| false)
-            }
-            Collective::Broadcast { count, root } => {
-                let len = self.bytes(*count);
-                if rank == *root as usize {
-                    self.copy_long(input, output, len, team);
-                    Ok(false)
-                } else {
-                    self.take(*root as usize, 0, output, len, team).map(|()| false)
-                }
-            }
-            Collective::Allgather { counts } => self.take_blocks(counts, false, team),
-            Collective::Gather { counts, root } => {
-                if rank == *root as usize {
-                    self.take_blocks(counts, self.job.listed, team)
-                } else {
-                    Ok(false)
-                }
-            }
-            Collective::Scatter { counts, root } => {
-                let (root, len) = (*root as usize, self.bytes(counts[rank]));
-                // Of a list, only the root knows this.
-                let mine = || self.bytes(total(&counts[..rank]));
-                if rank == root {
-                    self.copy_long(input.wrapping_add(mine()), output, len, team);
-                    Ok(false)
-                } else {
-                    let (start, sent) =
-                        if self.job.listed { self.table(root) } else { (mine() as u64, len as u64) };
-                    self.expect(root, sent, len)
-                        .map_err(Stop::Failed)
-                        .and_then(|()| self.take(root, start, output, len, team))
-                        .map(|()| false)
-                }
-            }
-            Collective::Alltoall { send_counts, recv_counts } => {
-                let mut to = output;
-                let own = total(&send_counts[..rank]);
-                (0..size)
-                    .try_for_each(|member| {
-                        let len = self.bytes(recv_counts[member]);
-                        let target = to;
-                        to = to.wrapping_add(len);
-                        if member == rank {
-                            // In place it is where it belongs.
-                            if !self.job.in_place {
-                                self.copy_long(input.wrapping_add(self.bytes(own)), target, len, team);
-                            }
-                            return Ok(());
-                        }
-                        let (start, sent) = match self.job.listed {
-                            true => self.table(member),
-                            false => ((rank * len) as u64, len as u64),
-                        };
-                        self.expect(member, sent, len)?;
-                        self.take(member, start, target, len, team)
-                    })
-                    .map(|()| false)
-            }
+            Collective::ReduceScatter { counts } => (total(&counts[..rank]), counts[rank], output),
+            _ => return self.take_blocks(allowance, team),
         };
-        self.job.collective = collective;
-        result
+        self.fold_private(start, len, to, allowance, team)
     }
 
-    /// Reads a block from every other rank; `listed`: lengths are checked against what they posted.
-    pub(super) fn take_blocks(&self, counts: &[u64], listed: bool, team: &dyn Team) -> Result<bool, Stop> {
-        let mut to = self.job.output;
-        for (member, &count) in counts.iter().enumerate() {
-            let len = self.bytes(count);
-            if member == self.direct.rank {
-                self.copy_long(self.job.input, to, len, team);
-            } else {
-                if listed {
-                    let posted = self.direct.post(member, self.call).bytes.load(Ordering::Relaxed);
-                    self.expect(member, posted, len)?;
-                }
-                self.take(member, 0, to, len, team)?;
+    /// Reads on in what the members give, one after the other.
+    fn take_blocks(&mut self, allowance: &mut Allowance, team: &dyn Team) -> Result<bool, Stop> {
+        while self.next < self.direct.size() {
+            if let Some(given) = self.given_by(self.next)?
+                && !self.take(self.next, &given, allowance, team)?
+            {
+                return Ok(false);
             }
-            to = to.wrapping_add(len);
+            (self.next, self.done) = (self.next + 1, 0);
         }
-        Ok(false)
+        Ok(true)
+    }
+
+    /// What this rank obtains from `member`, if anything. An error if the two count it differently.
+    fn given_by(&self, member: usize) -> Result<Option<Given>> {
+        let rank = self.direct.rank;
+        let block = |start: u64, before: &[u64], count: u64| {
+            let to = self.job.output.wrapping_add(self.bytes(total(before)));
+            Some(Given { start, to, len: self.bytes(count) })
+        };
+        Ok(match &self.job.collective {
+            Collective::Broadcast { count, root } if member == *root as usize => block(0, &[], *count),
+            Collective::Allgather { counts } => block(0, &counts[..member], counts[member]),
+            Collective::Gather { counts, root } if rank == *root as usize => {
+                if self.job.listed && member != rank {
+                    let posted = self.direct.post(member, self.call).bytes.load(Ordering::Relaxed);
+                    self.expect(member, posted, self.bytes(counts[member]))?;
+                }
+                block(0, &counts[..member], counts[member])
+            }
+            Collective::Scatter { counts, root } if member == *root as usize => {
+                let len = self.bytes(counts[rank]) as u64;
+                let (start, sent) = match self.job.listed && member != rank {
+                    true => self.table(member),
+                    // Of a list, only the root knows this.
+                    false => (self.bytes(total(&counts[..rank])) as u64, len),
+                };
+                self.expect(member, sent, len as usize)?;
+                block(start, &[], counts[rank])
+            }
+            // In place it is where it belongs.
+            Collective::Alltoall { .. } if member == rank && self.job.in_place => None,
+            Collective::Alltoall { send_counts, recv_counts } => {
+                let len = self.bytes(recv_counts[member]) as u64;
+                let (start, sent) = match self.job.listed {
+                    _ if member == rank => (self.bytes(total(&send_counts[..rank])) as u64, len),
+                    true => self.table(member),
+                    false => (rank as u64 * len, len),
+                };
+                self.expect(member, sent, len as usize)?;
+                block(start, &recv_counts[..member], recv_counts[member])
+            }
+            _ => None,
+        })
     }
 
     /// A rank sends as much as this one expects, or the call fails.
@@ -236,14 +209,31 @@ impl DirectRun {
         Err(Error::new(Status::Mismatch, text))
     }
 
-    /// Reads `len` bytes from byte `start` of what `member` posted as its input.
-    fn take(&self, member: usize, start: u64, to: *mut u8, len: usize, team: &dyn Team) -> Result<(), Stop> {
-        let from = self.posted_input(member).wrapping_add(start);
+    /// Reads on in what `member` gives, from where the look before has stopped. Whether all of it is here.
+    fn take(
+        &mut self,
+        member: usize,
+        given: &Given,
+        allowance: &mut Allowance,
+        team: &dyn Team,
+    ) -> Result<bool, Stop> {
+        if member == self.direct.rank {
+            let from = self.job.input.wrapping_add(given.start as usize);
+            return Ok(self.copy_on(from, given.to, given.len, allowance, team));
+        }
+        let count = allowance.grant(given.len - self.done, team);
+        if count == 0 {
+            return Ok(self.done == given.len);
+        }
+        let from = self.posted_input(member).wrapping_add(given.start + self.done as u64);
+        let to = given.to.wrapping_add(self.done);
         self.direct.while_reading([member].into_iter(), || {
             // SAFETY: the member has entered this call and leaves it only after this rank's mark; it does not write its input
             // in between. `to` is inside this rank's output, of which nobody else has a part.
-            unsafe { self.direct.pull(member, from, slice(to, len), team) }
-        })
+            unsafe { self.direct.pull(member, from, slice(to, count), team) }
+        })?;
+        self.done += count;
+        Ok(self.done == given.len)
     }
 
     /// Where `member` said that its input is.
@@ -251,16 +241,40 @@ impl DirectRun {
         self.direct.post(member, self.call).input.load(Ordering::Relaxed)
     }
 
-    /// As [`DirectRun::copy`], by several threads if it is long.
-    fn copy_long(&self, from: *const u8, to: *mut u8, len: usize, team: &dyn Team) {
-        if len > 0 && !std::ptr::eq(from, to) {
-            // SAFETY: as there.
-            unsafe { joint::copy(team, from, to, len, PART) };
+    /// Goes on with a copy of `len` bytes within this rank, by several threads if it is long, from where the look before has
+    /// stopped. Whether all of it has been made. What is there already is not copied.
+    pub(super) fn copy_on(
+        &mut self,
+        from: *const u8,
+        to: *mut u8,
+        len: usize,
+        allowance: &mut Allowance,
+        team: &dyn Team,
+    ) -> bool {
+        if std::ptr::eq(from, to) {
+            return true;
         }
+        let count = allowance.grant(len - self.done, team);
+        if count > 0 {
+            let (from, to) = (from.wrapping_add(self.done), to.wrapping_add(self.done));
+            // SAFETY: the caller's buffers are valid for the lengths of the call, a workspace for those that it was taken for;
+            // they are apart.
+            unsafe { joint::copy(team, from, to, count, PART) };
+        }
+        self.done += count;
+        self.done == len
     }
 
-    /// Combines `len` elements from element `start` of everybody's input into `to`: a block for each thread, and again.
-    fn fold_private(&mut self, start: u64, len: u64, to: *mut u8, team: &dyn Team) -> Result<(), Stop> {
+    /// Combines `len` elements from element `start` of everybody's input into `to`: a block for each thread, and again, as far
+    /// as `allowance` goes. Whether all are combined.
+    fn fold_private(
+        &mut self,
+        start: u64,
+        len: u64,
+        to: *mut u8,
+        allowance: &mut Allowance,
+        team: &dyn Team,
+    ) -> Result<bool, Stop> {
         let (Some(reducer), Some(workspace)) = (self.job.reducer, &self.workspace) else {
             return Err(Error::new(Status::Internal, "a reduction without its operator").into());
         };
@@ -272,8 +286,8 @@ impl DirectRun {
         let inputs: Vec<u64> = (0..size).map(|member| self.posted_input(member)).collect();
         let memory = Shared((self.job.input, to, blocks));
         let (direct, element) = (self.direct.clone(), self.job.dtype.size());
-        let mut done = 0;
-        while done < len {
+        let mut done = (self.done / element) as u64;
+        while done < len && !allowance.is_over() {
             let left = len - done;
             let parts = left.div_ceil(per_block).min(threads);
             // SAFETY: the blocks of a thread hold so many bytes for each other member, and no two parts have the same; `to` holds
@@ -304,20 +318,22 @@ impl DirectRun {
                 1 => combine(0),
                 _ => share(team, (0..parts).collect(), combine),
             })?;
+            allowance.spend(self.bytes(per_block.min(left)) * (size - 1));
             done += (parts * per_block).min(left);
+            self.done = self.bytes(done);
             if early {
                 self.direct.note_folded(done);
                 for distance in 1..size {
                     let member = (rank + distance) % size;
-                    self.gather_from(member, self.direct.folded(member), team)?;
+                    self.gather_from(member, self.direct.folded(member), allowance, team)?;
                 }
             }
         }
-        Ok(())
+        Ok(done == len)
     }
 
-    /// Reads the shards of the others as they become ready. Whether all are here.
-    pub(super) fn gather(&mut self, team: &dyn Team) -> Result<bool, Stop> {
+    /// Reads the shards of the others as they become ready, as far as `allowance` goes. Whether all are here.
+    pub(super) fn gather(&mut self, allowance: &mut Allowance, team: &dyn Team) -> Result<bool, Stop> {
         let size = self.direct.size();
         while self.next < size {
             // Everybody begins with another one, so that not all read from the same rank at once.
@@ -326,7 +342,9 @@ impl DirectRun {
                 if !self.direct.has_marked(member, self.call, 1) {
                     return Ok(false);
                 }
-                self.gather_from(member, u64::MAX, team)?;
+                if !self.gather_from(member, u64::MAX, allowance, team)? {
+                    return Ok(false);
+                }
             }
             self.next += 1;
         }
@@ -334,28 +352,39 @@ impl DirectRun {
     }
 
     /// Reads the shard of `member` as far as its first `until` elements, which are final, and which nobody changes before
-    /// this rank's mark. Nobody reads the same place of this rank's input any more, should that be its output.
-    fn gather_from(&mut self, member: usize, until: u64, team: &dyn Team) -> Result<(), Stop> {
+    /// this rank's mark. Nobody reads the same place of this rank's input any more, should that be its output. Whether it has
+    /// come so far.
+    fn gather_from(
+        &mut self,
+        member: usize,
+        until: u64,
+        allowance: &mut Allowance,
+        team: &dyn Team,
+    ) -> Result<bool, Stop> {
         let (Collective::Allreduce { count } | Collective::Reduce { count, .. }) = self.job.collective else {
-            return Ok(());
+            return Ok(true);
         };
         let (start, len) = self.shard(count, member);
         let (before, until) = (self.gathered[member], until.min(len));
         if before >= until {
-            return Ok(());
+            return Ok(true);
         }
         let offset = self.bytes(start + before);
         let theirs = if self.root().is_some() { self.bytes(before) } else { offset };
         let posted = self.direct.post(member, self.call).output.load(Ordering::Relaxed);
         let (from, to) = (posted.wrapping_add(theirs as u64), self.job.output.wrapping_add(offset));
-        let bytes = self.bytes(until - before);
+        let bytes = allowance.grant(self.bytes(until - before), team);
+        if bytes == 0 {
+            return Ok(false);
+        }
         self.direct.while_reading([member].into_iter(), || {
             // SAFETY: these elements are final, and the member leaves after this rank's mark. `to` is inside this rank's
             // output, where the member's shard belongs: only the member reads there, and it has.
             unsafe { self.direct.pull(member, from, slice(to, bytes), team) }
         })?;
-        self.gathered[member] = until;
-        Ok(())
+        let here = before + (bytes / self.job.dtype.size()) as u64;
+        self.gathered[member] = here;
+        Ok(here == until)
     }
 }
 
