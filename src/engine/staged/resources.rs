@@ -274,7 +274,7 @@ impl Bay {
     /// Side streams of a device.
     pub(super) fn take(devices: &Arc<Devices>, device: u32) -> Result<Arc<Bay>> {
         prepare(devices, device)?;
-        unpark(|_| true);
+        unpark(true);
         let mut pool = lock(&POOL);
         pool.turn = pool.turn.wrapping_add(1);
         let (turn, bays) = (pool.turn, &pool.bays);
@@ -289,7 +289,7 @@ impl Bay {
 impl Lane {
     /// A lane of at least `bytes` bytes.
     pub(super) fn take(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<Lane> {
-        unpark(|_| true);
+        unpark(true);
         match Lane::kept(devices, device, bytes) {
             Some(lane) => Ok(lane),
             None => Lane::new(devices, device, rounded(bytes)),
@@ -298,7 +298,7 @@ impl Lane {
 
     /// As [`Lane::take`], if there is one of which it is known without the driver that nobody uses it.
     pub(super) fn take_kept(devices: &Arc<Devices>, device: u32, bytes: usize) -> Option<Lane> {
-        unpark(|behind| matches!(behind, Behind::Courier(_)));
+        unpark(false);
         Lane::kept(devices, device, bytes)
     }
 
@@ -485,18 +485,28 @@ impl Pool {
     }
 }
 
-/// Looks whether the copies of calls that ended before them have ended, where `asks` says so of what comes after them. The driver is
-/// asked without the lock: it may be long in coming back, and calls that need nothing of it take and give back lanes meanwhile.
-fn unpark(asks: impl Fn(&Behind) -> bool) {
-    let parked = {
-        let mut pool = lock(&POOL);
-        let (parked, others) =
-            std::mem::take(&mut pool.parked).into_iter().partition(|parked: &Parked| asks(&parked.behind));
-        pool.parked = others;
-        parked
-    };
+/// Those who ask the driver what has ended do so one after the other: what they ask about is not in the pool meanwhile, and another
+/// would make a lane instead of it.
+static ASKING: Mutex<()> = Mutex::new(());
+
+/// Looks whether the copies of calls that ended before them have ended, if `asks_driver` is not set only where that is known without.
+///
+/// The driver is asked without the pool's lock: it may be long in coming back, and calls that need nothing of it take and give back
+/// lanes meanwhile.
+fn unpark(asks_driver: bool) {
+    let mut pool = lock(&POOL);
+    let is_over = |parked: &Parked| matches!(&parked.behind, Behind::Courier(courier) if courier.is_gone());
+    let (over, others) = std::mem::take(&mut pool.parked).into_iter().partition(is_over);
+    pool.parked = others;
+    pool.keep(Vec::into_iter(over).flat_map(|parked| parked.lanes).collect());
+    drop(pool);
+    if !asks_driver {
+        return;
+    }
+    let _asking = lock(&ASKING);
+    let parked = std::mem::take(&mut lock(&POOL).parked);
     let (mut lanes, mut left): (Vec<Lane>, Vec<Parked>) = Default::default();
-    for parked in Vec::into_iter(parked) {
+    for parked in parked {
         match parked.has_ended() {
             Ok(true) => lanes.extend(parked.lanes),
             Ok(false) => left.push(parked),
@@ -504,11 +514,9 @@ fn unpark(asks: impl Fn(&Behind) -> bool) {
             Err(_) => std::mem::forget(parked),
         }
     }
-    if !lanes.is_empty() || !left.is_empty() {
-        let mut pool = lock(&POOL);
-        pool.keep(lanes);
-        pool.parked.extend(left);
-    }
+    let mut pool = lock(&POOL);
+    pool.keep(lanes);
+    pool.parked.extend(left);
 }
 
 /// Has whoever moves an endpoint's operations look again soon, when a stream has been given something.

@@ -233,7 +233,8 @@ fn a_second_message_for_one_that_is_being_read_breaks_the_link() {
     let groups = linked(pair_with(&Options::default()));
     let bytes = vec![1; 64 << 20];
     let mut into = vec![0u8; bytes.len()];
-    let receive = receive(&groups[1], 4, &mut into);
+    let mut other = [0u8; 16];
+    let [receive, waits] = [receive(&groups[1], 4, &mut into), receive(&groups[1], 5, &mut other)];
     let key = Key { group: groups[0].id(), tag: 4, sequence: 0, slot: 0, class: Class::PointToPoint };
     let (total, offset) = (bytes.len() as u64, bytes.as_ptr().expose_provenance() as u64);
     let signature = Signature { kind: Kind::Send, count: total, ..BARRIER };
@@ -256,8 +257,6 @@ fn a_second_message_for_one_that_is_being_read_breaks_the_link() {
     }
     // What is read by then may well come to its end.
     let _ = receive.wait(deadline).expect("in time");
-    let mut other = [0u8; 16];
-    let error = super::receive(&groups[1], 5, &mut other).wait(deadline).expect("in time");
-    let error = error.expect_err("the link is broken");
+    let error = waits.wait(deadline).expect("in time").expect_err("the link is broken");
     assert!(error.text().contains("a message came that is being read already"), "{error}");
 }

@@ -235,7 +235,7 @@ fn a_call_that_cannot_be_captured_fails_no_other() {
         let mut refused = 0;
         if context.rank() == 0 {
             // Each driver call of one fails once.
-            for index in 0.. {
+            for index in 0..100 {
                 let captured = double.stream(*device);
                 double.begin_capture(captured, *device);
                 double.fail_call(index);

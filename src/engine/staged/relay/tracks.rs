@@ -110,7 +110,7 @@ impl Tracks {
             return Ok(Tracks::Streams(tracks));
         };
         // Lanes of calls that were given up, if that is known without the driver.
-        unpark(|tail| matches!(tail, Tail::Courier(_)));
+        unpark(false);
         let (customer, pieces) = (errand.customer().clone(), vec![NOTHING; pieces as usize]);
         Ok(Tracks::Courier(Ordered { errand: Some(errand), customer, pieces }))
     }
@@ -321,7 +321,7 @@ pub(in super::super) fn prepare(devices: &Arc<Devices>, device: u32) -> Result<(
 impl Track {
     /// A track on a device.
     pub(super) fn take(devices: &Arc<Devices>, device: u32) -> Result<Track> {
-        unpark(|_| true);
+        unpark(true);
         let mut pool = lock(&POOL);
         let fits = |step: &Event| step.device() == device && Arc::ptr_eq(step.devices(), devices);
         let kept = pool.steps.iter().position(fits).map(|index| pool.steps.swap_remove(index));
@@ -379,33 +379,48 @@ fn park(tail: Tail, tracks: Vec<Track>, lanes: Pinned) {
     lock(&POOL).parked.push(Parked { tail, tracks, lanes });
 }
 
-/// Looks whether the steps of calls that were given up have ended, where `asks` says so of what comes after them, and lets go of the lanes
-/// that they used. The driver is asked without the lock: it may be long in coming back, and calls with a courier need nothing of it.
-fn unpark(asks: impl Fn(&Tail) -> bool) {
-    let parked = {
-        let mut pool = lock(&POOL);
-        let (parked, others) =
-            std::mem::take(&mut pool.parked).into_iter().partition(|parked: &Parked| asks(&parked.tail));
-        pool.parked = others;
-        parked
-    };
-    let (mut steps, mut left): (Vec<Event>, Vec<Parked>) = Default::default();
-    for parked in Vec::into_iter(parked) {
+/// Those who ask the driver what has ended do so one after the other: what they ask about is not in the pool meanwhile, and another
+/// would make a step instead of it.
+static ASKING: Mutex<()> = Mutex::new(());
+
+/// Looks whether the steps of calls that were given up have ended, if `asks_driver` is not set only where that is known without, and lets
+/// go of the lanes that they used, without the pool's lock.
+///
+/// The driver is asked without it, too: it may be long in coming back, and calls with a courier need nothing of it.
+fn unpark(asks_driver: bool) {
+    let mut pool = lock(&POOL);
+    let is_over = |parked: &Parked| matches!(&parked.tail, Tail::Courier(courier) if courier.is_gone());
+    let (over, others) = std::mem::take(&mut pool.parked).into_iter().partition(is_over);
+    pool.parked = others;
+    drop(pool.keep(over));
+    if !asks_driver {
+        return;
+    }
+    let _asking = lock(&ASKING);
+    let parked = std::mem::take(&mut lock(&POOL).parked);
+    let (mut over, mut left): (Vec<Parked>, Vec<Parked>) = Default::default();
+    for parked in parked {
         match parked.tail.has_ended() {
-            Ok(true) => {
-                let Parked { tracks, lanes, .. } = parked;
-                steps.extend(tracks.into_iter().map(|track| track.step));
-                drop(lanes);
-            }
+            Ok(true) => over.push(parked),
             Ok(false) => left.push(parked),
             // The device is lost to this process, and what it was given with it.
             Err(_) => std::mem::forget(parked),
         }
     }
-    if !steps.is_empty() || !left.is_empty() {
-        let mut pool = lock(&POOL);
-        pool.steps.extend(steps);
-        pool.parked.extend(left);
+    let mut pool = lock(&POOL);
+    pool.parked.extend(left);
+    let done = pool.keep(over);
+    drop((pool, done));
+}
+
+impl Pool {
+    /// Keeps the steps of calls that are over. Answers the lanes that they used, to be dropped without the lock.
+    fn keep(&mut self, over: Vec<Parked>) -> Vec<Pinned> {
+        let keep = |Parked { tracks, lanes, .. }| {
+            self.steps.extend(tracks.into_iter().map(|track: Track| track.step));
+            lanes
+        };
+        over.into_iter().map(keep).collect()
     }
 }
 
