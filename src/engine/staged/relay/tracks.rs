@@ -392,7 +392,8 @@ fn unpark(asks_driver: bool) {
     let is_over = |parked: &Parked| matches!(&parked.tail, Tail::Courier(courier) if courier.is_gone());
     let (over, others) = std::mem::take(&mut pool.parked).into_iter().partition(is_over);
     pool.parked = others;
-    drop(pool.keep(over));
+    let done = pool.keep(over);
+    drop((pool, done));
     if !asks_driver {
         return;
     }
