@@ -157,16 +157,23 @@ impl Combining<'_> {
 
     /// By the lines that it goes by, if it does and they have room for it.
     pub(super) fn by_lines(&self) -> Option<Combination> {
-        let kind = if self.by_all.is_some() { Kind::Allreduce } else { self.kind };
-        let (bounds, wide) = (self.table.bounds(kind, self.size), self.table.tuning(self.size).wide);
+        let (bounds, wide) = (self.table.bounds(self.kind, self.size), self.table.tuning(self.size).wide);
         let [one, two] = self.roles;
-        let one = self.by_all.unwrap_or(one);
-        let choices = [
-            (bounds.narrow, one, !self.scatters(), Protocol::Narrow, NARROW_ROOM),
-            (bounds.wide, one, !self.scatters(), Protocol::Wide, wide_room(wide)),
+        let whole = !self.scatters();
+        let by_all = self.by_all.map(|roles| {
+            let bounds = self.table.bounds(Kind::Allreduce, self.size);
+            [
+                (bounds.narrow, roles, true, Protocol::Narrow, NARROW_ROOM),
+                (bounds.wide, roles, true, Protocol::Wide, wide_room(wide)),
+            ]
+        });
+        let own = [
+            (bounds.narrow, one, whole, Protocol::Narrow, NARROW_ROOM),
+            (bounds.wide, one, whole, Protocol::Wide, wide_room(wide)),
             (bounds.sharded, two, false, Protocol::Wide, wide_room(wide)),
         ];
-        choices.into_iter().find_map(|(bound, roles, whole, protocol, room)| {
+        let mut choices = by_all.into_iter().flatten().chain(own);
+        choices.find_map(|(bound, roles, whole, protocol, room)| {
             let combination =
                 (self.bytes <= bound).then(|| self.combination(roles, whole, protocol, self.blocks[0]))?;
             (combination.share <= room).then_some(combination)
@@ -380,6 +387,14 @@ mod tests {
             let call = call(0, size, bytes, operator);
             assert_eq!((call.owners, call.output), (2, 77), "{bytes} on {size}");
         }
+    }
+
+    #[test]
+    fn a_short_reduction_to_a_root_has_its_own_lines_where_those_of_all_do_not_go() {
+        let table = Table::default().without_wide_lines();
+        let plan = Plan::of(&table, &job(Kind::Reduce, BY_ALL), 4, BY_ALL);
+        let Plan::Combine(plan) = plan else { panic!("{plan:?}") };
+        assert_eq!((plan.protocol, plan.owners, plan.by_all), (Protocol::Narrow, 2, false));
     }
 
     #[test]
