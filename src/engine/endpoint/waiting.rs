@@ -156,8 +156,9 @@ impl Endpoint {
             });
             if self.progress(round, through) || at_work {
                 (idle_since, yields) = (None, false);
-                // What others send may never cease: the deadline holds all the same. And a look at work takes long.
-                if (round.is_multiple_of(64) || at_work) && deadline.expired() {
+                // What others send may never cease: the deadline holds all the same. And a look at work takes long, whoever waits for it.
+                let long = at_work || self.unattended.any();
+                if (round.is_multiple_of(64) || long) && deadline.expired() {
                     poll();
                     break;
                 }

@@ -365,6 +365,21 @@ fn whoever_looks_at_an_operation_at_work_knows_that_it_is_to_look_again() {
 }
 
 #[test]
+fn the_deadline_of_who_waits_for_something_else_passes_in_the_middle_of_a_long_call() {
+    let [group, _other] = pair(true);
+    let by = Arc::default();
+    let busy = Busy { looks: 1_000_000, by: Arc::clone(&by) };
+    let running = group.start(Class::PointToPoint, 0, BARRIER, None, |_| busy).expect("it starts");
+    let own = || by.lock().expect("no panic").iter().filter(|&&by| by == thread::current().id()).count();
+    let before = own();
+    let deadline = Deadline::after(Duration::ZERO);
+    assert_eq!(group.endpoint().wait(deadline, Through::Messages, || None::<()>), None);
+    let looks = own() - before;
+    running.cancel();
+    assert!(looks <= 3, "{looks} looks after the deadline");
+}
+
+#[test]
 fn whoever_waits_for_a_long_call_does_not_sleep_in_the_middle_of_it() {
     let groups = direct_pair();
     for (kind, mut sides, _) in calls() {
