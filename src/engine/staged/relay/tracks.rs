@@ -415,11 +415,12 @@ fn unpark(asks_driver: bool) {
 }
 
 impl Pool {
-    /// Keeps the steps of calls that are over. Answers the lanes that they used, to be dropped without the lock.
-    fn keep(&mut self, over: Vec<Parked>) -> Vec<Pinned> {
-        let keep = |Parked { tracks, lanes, .. }| {
+    /// Keeps the steps of calls that are over. Answers what came after them and the lanes that they used, to be dropped without the lock:
+    /// that asks the driver.
+    fn keep(&mut self, over: Vec<Parked>) -> Vec<(Tail, Pinned)> {
+        let keep = |Parked { tail, tracks, lanes }| {
             self.steps.extend(tracks.into_iter().map(|track: Track| track.step));
-            lanes
+            (tail, lanes)
         };
         over.into_iter().map(keep).collect()
     }
@@ -461,6 +462,33 @@ mod tests {
         });
         assert!(is_free, "calls with a courier wait for the lock, too");
         double.drain();
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_came_after_a_call_that_was_given_up_is_not_destroyed_with_the_lock_held() {
+        let double = Double::new(1, Order::RoundRobin);
+        let devices = Devices::over(double.clone()).expect("a driver");
+        let stream = Stream::new(&devices, 0, false).expect("a stream");
+        let gate = devices.word(0).expect("a word");
+        stream.wait_word(&gate).expect("it waits");
+        let tail = Tail::Event(Event::new(&devices, 0).expect("an event"));
+        double.hold_lock(Waiting::All, Duration::from_secs(10));
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| double.launch_first(0));
+            // By then it waits in the driver; if not, the test finds less.
+            std::thread::sleep(Duration::from_millis(20));
+            scope.spawn(move || {
+                let over = vec![Parked { tail, tracks: Vec::new(), lanes: Arc::new(()) }];
+                let done = lock(&POOL).keep(over);
+                tell.send(()).expect("the test waits");
+                drop(done);
+            });
+            let kept = told.recv_timeout(Duration::from_secs(2));
+            gate.release();
+            kept.expect("the driver is asked for something");
+        });
         assert_eq!(double.complaints(), Vec::<String>::new());
     }
 }
