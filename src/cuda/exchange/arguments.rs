@@ -56,7 +56,7 @@ impl Group {
         self.size
     }
 
-    /// Where this rank may put what nobody wants: a few hundred KiB at least.
+    /// Where this rank may put what nobody wants: at least as much as a reduction by all has, [`BY_ALL`](super::plan::BY_ALL).
     pub(super) fn own_scratch(&self) -> u64 {
         self.arena[self.rank as usize] + self.scratch
     }

@@ -191,8 +191,8 @@ impl Endpoint {
         self.unattended.remove(running);
     }
 
-    /// Moves them, those on devices only if `through` says so. Whether any has ended, or is at work. Not within a callback: callbacks of others
-    /// would be called there, within each other without end. Whoever calls them goes on afterwards.
+    /// Moves them, those on devices only if `through` says so. Whether any has ended, or is at work. Not within a callback:
+    /// callbacks of others would be called there, within each other without end. Whoever calls them goes on afterwards.
     pub(super) fn advance_running(&self, through: Through) -> bool {
         let on_devices = through == Through::Device;
         if is_calling_back() || !(self.unattended.any_on_host() || on_devices && self.unattended.any()) {

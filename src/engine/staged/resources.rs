@@ -489,7 +489,7 @@ impl Pool {
 /// would make a lane instead of it.
 static ASKING: Mutex<()> = Mutex::new(());
 
-/// Looks whether the copies of calls that ended before them have ended, if `asks_driver` is not set only where that is known without.
+/// Looks whether the copies of calls that ended before them have ended: without `asks_driver` only where that is known without it.
 ///
 /// The driver is asked without the pool's lock: it may be long in coming back, and calls that need nothing of it take and give back
 /// lanes meanwhile.

@@ -383,7 +383,7 @@ fn park(tail: Tail, tracks: Vec<Track>, lanes: Pinned) {
 /// would make a step instead of it.
 static ASKING: Mutex<()> = Mutex::new(());
 
-/// Looks whether the steps of calls that were given up have ended, if `asks_driver` is not set only where that is known without, and lets
+/// Looks whether the steps of calls that were given up have ended, without `asks_driver` only where that is known without it, and lets
 /// go of the lanes that they used, without the pool's lock.
 ///
 /// The driver is asked without it, too: it may be long in coming back, and calls with a courier need nothing of it.
