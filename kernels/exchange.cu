@@ -10,6 +10,7 @@
 #include "exchange_move.cuh"
 #include "exchange_mutual.cuh"
 #include "exchange_swap.cuh"
+#include "exchange_teams.cuh"
 #include "exchange_tiles.cuh"
 
 namespace unisono {
@@ -21,7 +22,8 @@ DEVICE Combiner<T, Op> combiner_of(const Combine &call, const LinePorts &ports) 
                            call.group.size, ports.scale};
 }
 
-template <class T, class Op>
+// ALONE: it is a launch of its own, which may go by teams.
+template <class T, class Op, bool ALONE>
 DEVICE void combine_lines(const Combine &call) {
     __shared__ LinePorts ports;
     // What is called most, without what only others need; for types that are summed often.
@@ -29,6 +31,9 @@ DEVICE void combine_lines(const Combine &call) {
         if (call.group.size <= MUTUAL_RANKS && call.is_mutual() && call.ranks == 0) return exchange_mutually<T, Op>(call);
     }
     LineAgent agent(call.group);
+    if constexpr (ALONE && Same<Op, Sum>::VALUE && sizeof(typename T::Memory) > 1) {
+        if (call.protocol == TEAMS) return TeamLines<T, Op>(call, ports).run(agent);
+    }
     CombineLines<T, Op>(call, ports, combiner_of<T, Op>(call, ports)).run(agent);
 }
 
@@ -76,7 +81,7 @@ DEVICE void combine_tiles(const Combine &call) {
 
 #define KERNEL(op, type)                                                                                               \
     ENTRY(unisono_lines_##op##_##type, unisono::Combine, unisono::LINE_THREADS, 1) {                                   \
-        unisono::combine_lines<unisono::type, unisono::op>(call);                                                      \
+        unisono::combine_lines<unisono::type, unisono::op, true>(call);                                                    \
     }                                                                                                                  \
     ENTRY(unisono_tiles_##op##_##type, unisono::Combine, unisono::TILE_THREADS, 2) {                                   \
         unisono::combine_tiles<unisono::type, unisono::op>(call);                                                      \
@@ -110,7 +115,7 @@ ENTRY(unisono_swap, unisono::Swap, unisono::SWAP_THREADS, 1) {
 
 #define SEVERAL(op, type)                                                                                              \
     ENTRY(unisono_several_lines_##op##_##type, unisono::Several<unisono::Combine>, unisono::LINE_THREADS, 1) {         \
-        unisono::combine_lines<unisono::type, unisono::op>(call.own());                                                \
+        unisono::combine_lines<unisono::type, unisono::op, false>(call.own());                                              \
     }                                                                                                                  \
     ENTRY(unisono_several_tiles_##op##_##type, unisono::Several<unisono::Combine>, unisono::TILE_THREADS, 2) {         \
         __shared__ unisono::Combine own;                                                                               \

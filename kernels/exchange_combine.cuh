@@ -10,7 +10,8 @@
 
 namespace unisono {
 
-enum Protocol : u32 { NARROW, WIDE, TILES };
+// TEAMS: by wide lines in two steps side by side.
+enum Protocol : u32 { NARROW, WIDE, TILES, TEAMS };
 
 // A call without its group: `Combine` of src/cuda/exchange/arguments.rs.
 struct Combination {
@@ -125,21 +126,23 @@ struct LineAgent {
         }
     }
 
-    // Makes room for an item to each peer of `to`, and announces one from each of `from`. For all threads of the block;
-    // false if the kernel is to leave.
-    // `place` is that of the kind of lines in a slot.
+    // Makes room for an item to each peer of `to`, and announces one from each of `from`; false if the kernel is to leave. For all
+    // threads of the block, which know of it behind the barrier that follows. `place` is that of the kind of lines in a slot.
     DEVICE bool open(LinePorts::Step &step, u32 place, u32 to, u32 from) {
-        bool well = latch == 0;
-        if (mask & to) {
-            well = well && out.reserve(group, peer);
-            step.to[peer] = out.next(group) + place;
-            step.number_to[peer] = ++out.sent;
-        }
-        if (mask & from) {
-            step.from[peer] = in.next(group) + place;
-            step.number_from[peer] = ++in.received;
-        }
-        return !__syncthreads_or(!well);
+        expect(step, place, from);
+        return latch == 0 && reserve(step, place, to);
+    }
+    DEVICE bool reserve(LinePorts::Step &step, u32 place, u32 to) {
+        if ((mask & to) == 0) return true;
+        const bool well = out.reserve(group, peer);
+        step.to[peer] = out.next(group) + place;
+        step.number_to[peer] = ++out.sent;
+        return well;
+    }
+    DEVICE void expect(LinePorts::Step &step, u32 place, u32 from) {
+        if ((mask & from) == 0) return;
+        step.from[peer] = in.next(group) + place;
+        step.number_from[peer] = ++in.received;
     }
 
     // Tells the peers what earlier calls took.
@@ -152,17 +155,17 @@ struct LineAgent {
         if (mask != 0) out.implied = out.sent - 1;
     }
 
-    // Gives the slots back that an item was read from: after a barrier.
-    DEVICE void close(const LinePorts::Step &step, u32 from) {
-        if (mask & from) store_relaxed(in.acked, step.number_from[peer]);
+    // Gives the slots back that items were read from: after a barrier.
+    DEVICE void close(u32 from) {
+        if (mask & from) store_relaxed(in.acked, in.received);
     }
 
     // Exchanges the scalars of a pre-multiplied sum, as a line of each.
     DEVICE bool exchange_scales(LinePorts &ports, u32 to, u32 from, u64 own) {
         LinePorts::Step &step = ports.step[1];
         if (peer == group.rank) ports.scale[peer] = own;
-        if (!open(step, group.wide, to, from)) return false;
-        bool well = true;
+        bool well = open(step, group.wide, to, from);
+        if (__syncthreads_or(!well)) return false;
         if (mask & to) store_packet(step.to[peer], Packet{own, step.number_to[peer]});
         if (mask & from) {
             Packet packet{0, 0};
@@ -173,7 +176,7 @@ struct LineAgent {
             });
             ports.scale[peer] = packet.low;
         }
-        close(step, from);
+        close(from);
         return !__syncthreads_or(!well);
     }
 

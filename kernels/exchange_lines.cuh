@@ -143,7 +143,8 @@ struct CombineLines {
         if (sends_whole && threadIdx.x < lines.packets(bytes)) first = lines.load(call.input + begin, bytes, threadIdx.x);
         if (!call.is_mutual()) agent.catch_up();
         if (Op::SCALES && call.scaled && !agent.exchange_scales(ports, to, from, call.scale)) return;
-        if (!agent.open(ports.step[0], lines.place(call.group), to, from)) return;
+        const u32 place = lines.place(call.group);
+        if (__syncthreads_or(!agent.open(ports.step[0], place, to, from))) return;
         if (sends_whole) {
             send_whole(to, bytes, first);
         } else if (sends) {
@@ -151,17 +152,14 @@ struct CombineLines {
         }
         const u32 results_to = own != 0 ? call.takers & others : 0;
         const u32 results_from = call.is_taker() ? peers_with_parts(call.owners) : 0;
-        if (call.takers != 0 && !agent.open(ports.step[1], lines.place(call.group), results_to, results_from)) return;
+        if (call.takers != 0 && __syncthreads_or(!agent.open(ports.step[1], place, results_to, results_from))) return;
         bool well = own == 0 || combine(from, results_to, first);
         if (__syncthreads_or(!well)) return;
+        if (results_from != 0 && __syncthreads_or(!take_results(results_from))) return;
         if (call.is_mutual()) {
             agent.imply();
         } else {
-            agent.close(ports.step[0], from);
-        }
-        if (results_from != 0) {
-            if (__syncthreads_or(!take_results(results_from))) return;
-            agent.close(ports.step[1], results_from);
+            agent.close(from | results_from);
         }
         agent.save();
     }

@@ -120,7 +120,8 @@ struct MutualLines {
             to[i] += static_cast<u32>(sent[i]) % LINE_DEPTH * slot_bytes;
             from[i] += static_cast<u32>(received[i]) % LINE_DEPTH * slot_bytes;
         }
-        bool well = latch == 0 && (has_room || await_mutual_room(group));
+        // Of threads whose packets make lines together, none goes on where another leaves.
+        bool well = lines.all(latch == 0 && (has_room || await_mutual_room(group)));
         well = well && exchange(all, first);
         if (__syncthreads_or(!well)) return;
 #pragma unroll

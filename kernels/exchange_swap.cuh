@@ -117,15 +117,14 @@ struct Swapper {
         }
         Data data[BATCH]{};
         load(first, data);
-        bool well = latch == 0;
-        if (is_own) {
-            if (well && from != to) copy();
-        } else if (well && out.reserve(group, peer)) {
+        // Of threads whose packets make lines together, none goes on where another leaves.
+        bool well = lines.all(latch == 0 && (is_own || out.reserve(group, peer)));
+        if (well && is_own) {
+            if (from != to) copy();
+        } else if (well) {
             const u32 place = lines.place(group);
             send(out.next(group) + place, out.sent + 1, data);
             well = receive(in.next(group) + place, in.received + 1);
-        } else {
-            well = false;
         }
         // Every warp knows its slots by now.
         if (__syncthreads_or(!well) || is_own || first != 0) return;

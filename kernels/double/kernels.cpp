@@ -176,24 +176,31 @@ struct Stream {
 // Turns for which a rank stands still, at most.
 constexpr u64 FROZEN = 50000;
 
+// After so many turns the first rank is told to end, the others up to `apart` turns after one another; when `grace` have gone by
+// since, the play is given up.
+struct Patience {
+    u64 turns, apart, grace;
+};
+
 // How it ended: by itself, because it was told to, or not at all.
 enum Ending : int { WELL, ABORTED, STUCK };
 
 }  // namespace machine
 
-// Plays the streams of all ranks to their end. After `patience` turns all of them are aborted, and when as many have gone by
-// again, it gives up. `asked`: how often abort words were read.
+// Plays the streams of all ranks to their end. `asked`: how often abort words were read.
 extern "C" int unisono_play(const machine::Rank *ranks, machine::u32 size, machine::u64 seed, const machine::Chances *chances,
-                            machine::u64 patience, machine::u64 *asked) {
+                            const machine::Patience *patience, machine::u64 *asked) {
     using namespace machine;
     World world{Dice{seed | 1}, *chances};
     for (u32 i = 0; i < 8; i++) world.dice.next();
     for (u32 rank = 0; rank < size; rank++) world.aborts.push_back(reinterpret_cast<u64>(ranks[rank].abort));
     std::vector<Stream> streams;
     for (u32 rank = 0; rank < size; rank++) streams.push_back(Stream{ranks[rank]});
-    u64 turns = 0, thaw = 0;
+    u64 turns = 0, thaw = 0, end = patience->turns;
     const Stream *frozen = nullptr;
-    bool aborted = false;
+    // Whose turn it is to be told, of those from the first on.
+    u32 told = 0;
+    const u32 first = patience->apart == 0 ? 0 : world.dice.below(size);
     for (;;) {
         std::vector<Actor *> actors;
         bool over = true;
@@ -204,7 +211,7 @@ extern "C" int unisono_play(const machine::Rank *ranks, machine::u32 size, machi
             stream.each([&](Actor &actor) { actors.push_back(&actor); });
         }
         *asked = world.asked;
-        if (over) return aborted ? ABORTED : WELL;
+        if (over) return told != 0 ? ABORTED : WELL;
         if (world.dice.says(world.chances.freeze)) {
             frozen = &streams[world.dice.below(streams.size())];
             thaw = turns + world.dice.below(FROZEN);
@@ -222,17 +229,15 @@ extern "C" int unisono_play(const machine::Rank *ranks, machine::u32 size, machi
             actor.run(count);
             turns += count;
         }
-        if (turns < patience) continue;
-        if (aborted) {
-            for (Actor *one : actors) one->abandon();
-            for (Stream &stream : streams) stream.forget();
-            return STUCK;
+        for (; turns >= end && told < size; told++) {
+            const u64 word = 1, address = reinterpret_cast<u64>(ranks[(first + told) % size].abort);
+            world.commit(address, reinterpret_cast<const u8 *>(&word), sizeof(word));
+            end = turns + (told + 1 == size ? patience->grace : patience->apart == 0 ? 0 : world.dice.below(patience->apart));
+            frozen = nullptr;
         }
-        aborted = true;
-        turns = thaw = 0;
-        const u64 word = 1;
-        for (u32 rank = 0; rank < size; rank++) {
-            world.commit(reinterpret_cast<u64>(ranks[rank].abort), reinterpret_cast<const u8 *>(&word), sizeof(word));
-        }
+        if (turns < end) continue;
+        for (Actor *one : actors) one->abandon();
+        for (Stream &stream : streams) stream.forget();
+        return STUCK;
     }
 }

@@ -43,7 +43,7 @@ client() {
     trap - INT TERM
     # In one piece, since several may end at once.
     echo "$(
-        grep -hE "^(torch|cupy|jax|ctypes|contract|losses)" "$out/$name.log"
+        grep -hE "^(torch|cupy|jax|ctypes|contract|losses|medley)" "$out/$name.log"
         if [ "$status" = 0 ]; then
             echo "== $name: ok, $((SECONDS - start)) s"
         else
@@ -123,6 +123,26 @@ if wanted groups && command -v nvcc >/dev/null; then
         -L "$out/lib" -lnccl
     client groups 60 env LD_LIBRARY_PATH="$out/lib" "$out/nccl_groups"
     [ -z "$nvidia" ] || client groups-nvidia 60 env LD_LIBRARY_PATH="$(dirname "$nvidia")" "$out/nccl_groups"
+fi
+
+# Random programs, in every way that ranks may be; MEDLEY_SECONDS (10) of each, from program MEDLEY_SEED (1) on.
+if wanted medley && command -v nvcc >/dev/null; then
+    client medley-build 60 nvcc -O2 -std=c++17 -I "$here/include/unisono" -o "$out/nccl_medley" "$here/scripts/gpu/nccl_medley.cu" \
+        -L "$out/lib" -lnccl
+    medley() {
+        local name=$1
+        shift
+        client "medley-$name" "$((${MEDLEY_SECONDS:-10} + 60))" env LD_LIBRARY_PATH="$out/lib" "$@" --seconds "${MEDLEY_SECONDS:-10}" --seed "${MEDLEY_SEED:-1}"
+    }
+    medley processes "$out/nccl_medley"
+    medley threads "$out/nccl_medley" --threads
+    medley windows "$out/nccl_medley" --windows
+    medley trouble "$out/nccl_medley" --trouble
+    medley trouble-threads "$out/nccl_medley" --trouble --threads
+    medley hosts "$out/nccl_medley" --hosts 2 --no-graphs
+    medley trouble-hosts "$out/nccl_medley" --hosts 2 --no-graphs --trouble
+    medley apart UNISONO_P2P=0 "$out/nccl_medley" --no-graphs
+    medley trouble-apart UNISONO_P2P=0 "$out/nccl_medley" --no-graphs --trouble
 fi
 
 # nccl-tests: compiled with our header and, since it has kernels for the device API, NVIDIA's headers of that, which include

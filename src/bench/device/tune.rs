@@ -43,7 +43,7 @@ struct Step {
     ranks: u32,
 }
 
-const STEPS: [Step; 10] = [
+const STEPS: [Step; 12] = [
     Step {
         name: "slot",
         set: |tuning, value| tuning.slot = value as u32,
@@ -133,6 +133,24 @@ const STEPS: [Step; 10] = [
         sizes: &[2 * MIB, 16 * MIB, 64 * MIB],
         tiles: false,
         ranks: 8,
+    },
+    Step {
+        name: "teams_from",
+        set: |tuning, value| tuning.teams_from = value,
+        values: &[MIB, 3 * MIB / 2, UNBOUNDED],
+        kinds: &[Kind::Allreduce],
+        sizes: &[MIB, 3 * MIB / 2, 2 * MIB],
+        tiles: false,
+        ranks: 4,
+    },
+    Step {
+        name: "teams_to",
+        set: |tuning, value| tuning.teams_to = value,
+        values: &[4 * MIB, 8 * MIB, 0],
+        kinds: &[Kind::Reduce],
+        sizes: &[4 * MIB, 6 * MIB, 8 * MIB],
+        tiles: false,
+        ranks: 4,
     },
 ];
 
@@ -334,7 +352,8 @@ impl Search<'_> {
 /// The table with one protocol for every size that it can do.
 fn only(mut table: Table, size: u32, way: usize) -> Table {
     let bound = |of: usize| if of == way { UNBOUNDED } else { 0 };
-    Search::tuning_of(&mut table, size).broadcast_sends = UNBOUNDED;
+    let tuning = Search::tuning_of(&mut table, size);
+    (tuning.broadcast_sends, tuning.teams_to) = (UNBOUNDED, 0);
     for (_, place) in BOUNDS {
         *place(Search::tuning_of(&mut table, size)) =
             Bounds { narrow: bound(0), wide: bound(1), sharded: bound(2) };

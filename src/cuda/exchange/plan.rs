@@ -5,7 +5,7 @@ use super::Job;
 use super::arena::NARROW_BYTES;
 use super::arguments::{Combine, Group};
 use super::swap::Swapping;
-use super::table::Table;
+use super::table::{Table, Tuning};
 use crate::cuda::driver::Grid;
 use crate::reduce::Operator;
 use crate::signature::Kind;
@@ -31,6 +31,8 @@ const MUTUAL_RANKS: u32 = 4;
 /// to everybody needs no room made and no answer: on two H100s 8 bytes take 2.3 µs, by the root alone 3.3. More bytes would
 /// be felt by what else the links carry.
 pub(super) const BY_ALL: u64 = 32 << 10;
+/// That push, that combine, and that take results.
+const TEAMS: u32 = 3;
 /// Threads of a kernel that goes by tiles: `TILE_THREADS` of the kernels.
 const TILE_THREADS: u32 = 256;
 
@@ -43,6 +45,8 @@ pub(super) enum Protocol {
     Wide = 1,
     /// Tiles, and counters that say how many there are.
     Tiles = 2,
+    /// Wide lines in two steps, done side by side by teams of each block.
+    Teams = 3,
 }
 
 /// What runs.
@@ -89,7 +93,9 @@ impl Plan {
                 Swapping::of(table, job, size, bytes).map_or(Plan::Move, Plan::Swap)
             }
             _ => match Combining::of(table, job, size, bytes) {
-                Some(call) => Plan::Combine(call.by_lines().unwrap_or_else(|| call.by_tiles())),
+                Some(call) => Plan::Combine(
+                    call.by_teams(job).or_else(|| call.by_lines()).unwrap_or_else(|| call.by_tiles()),
+                ),
                 None => Plan::Move,
             },
         }
@@ -180,6 +186,21 @@ impl Combining<'_> {
         })
     }
 
+    /// By lines in two steps that teams do side by side, if it is for that: kernels have it for sums of few ranks, in launches of their
+    /// own.
+    fn by_teams(&self, job: &Job) -> Option<Combination> {
+        let Tuning { teams_from, teams_to, wide, .. } = *self.table.tuning(self.size);
+        let is_sum = job.operator == Operator::Sum && job.dtype.size() > 1;
+        // Between two ranks nothing takes a second step.
+        let serves =
+            matches!(self.kind, Kind::Allreduce | Kind::Reduce) && (3..=MUTUAL_RANKS).contains(&self.size);
+        if !(is_sum && serves && (teams_from..=teams_to).contains(&self.bytes)) {
+            return None;
+        }
+        let combination = self.combination(self.roles[1], false, Protocol::Teams, self.blocks[0]);
+        (combination.share <= wide_room(wide)).then_some(combination)
+    }
+
     /// What there is to do, beside other calls.
     pub(super) fn weight(&self) -> u64 {
         if self.scatters() { self.bytes.saturating_mul(self.size.into()) } else { self.bytes }
@@ -220,13 +241,14 @@ impl Combining<'_> {
                 let rounds = piece.div_ceil(wanted * u64::from(tuning.slot));
                 (wanted, piece.div_ceil(wanted * rounds).next_multiple_of(GRAIN), TILE_THREADS)
             }
-            Protocol::Narrow | Protocol::Wide => {
+            Protocol::Narrow | Protocol::Wide | Protocol::Teams => {
                 let wanted = piece.div_ceil(tuning.line_share).min(most).max(1);
                 let share = piece.div_ceil(wanted).next_multiple_of(LINE_GRAIN);
                 (piece.div_ceil(share), share, {
                     let threads = line_threads(protocol, share);
                     let mutual = whole || scatters && size <= MUTUAL_RANKS;
-                    if mutual { threads } else { (threads * (size - 1)).min(LINE_THREADS) }
+                    let all = if protocol == Protocol::Teams { TEAMS } else { size - 1 };
+                    if mutual { threads } else { (threads * all).min(LINE_THREADS) }
                 })
             }
         };
@@ -250,7 +272,7 @@ impl Combining<'_> {
 /// Packets of 16 bytes that carry `bytes` as lines.
 pub(super) fn line_packets(protocol: Protocol, bytes: u64) -> u64 {
     match protocol {
-        Protocol::Wide => bytes.div_ceil(120) * 8,
+        Protocol::Wide | Protocol::Teams => bytes.div_ceil(120) * 8,
         _ => bytes.div_ceil(8),
     }
 }
@@ -343,7 +365,7 @@ mod tests {
                     }
                     let room = match plan.protocol {
                         Protocol::Narrow => NARROW_ROOM,
-                        Protocol::Wide => wide_room(tuning.wide),
+                        Protocol::Wide | Protocol::Teams => wide_room(tuning.wide),
                         Protocol::Tiles => tuning.slot.into(),
                     };
                     assert!(plan.share <= room, "{kind:?} of {count} on {size}: {plan:?}");
@@ -395,6 +417,36 @@ mod tests {
         let plan = Plan::of(&table, &job(Kind::Reduce, BY_ALL), 4, BY_ALL);
         let Plan::Combine(plan) = plan else { panic!("{plan:?}") };
         assert_eq!((plan.protocol, plan.owners, plan.by_all), (Protocol::Narrow, 2, false));
+    }
+
+    #[test]
+    fn sums_of_few_ranks_in_two_steps_go_by_teams() {
+        let table = Table::default();
+        let plan = |kind, size: u32, count, dtype: DataType, operator| {
+            let job = Job { dtype, operator, ..job(kind, count) };
+            let Plan::Combine(plan) = Plan::of(&table, &job, size, count * dtype.size() as u64) else {
+                panic!("{job:?}")
+            };
+            plan.protocol
+        };
+        let Tuning { teams_from, teams_to, .. } = *table.tuning(4);
+        let (from, to) = (teams_from / 4, teams_to / 4);
+        for kind in [Kind::Allreduce, Kind::Reduce] {
+            assert_eq!(plan(kind, 4, from, DataType::F32, Operator::Sum), Protocol::Teams);
+            assert_eq!(plan(kind, 4, to, DataType::F32, Operator::Sum), Protocol::Teams);
+            assert_eq!(plan(kind, 4, from - 1, DataType::F32, Operator::Sum), Protocol::Wide);
+            assert_eq!(plan(kind, 4, to + 1, DataType::F32, Operator::Sum), Protocol::Tiles);
+            // Pieces of three ranks are longer: what slots have no room for goes by tiles.
+            assert_eq!(plan(kind, 3, from, DataType::F32, Operator::Sum), Protocol::Teams);
+            assert_eq!(plan(kind, 3, to, DataType::F32, Operator::Sum), Protocol::Tiles);
+            // What has no code for it.
+            assert_eq!(plan(kind, 4, from, DataType::F32, Operator::Average), Protocol::Wide);
+            assert_eq!(plan(kind, 4, from, DataType::I32, Operator::Max), Protocol::Wide);
+            assert_eq!(plan(kind, 4, 4 * from, DataType::U8, Operator::Sum), Protocol::Wide);
+            assert_eq!(plan(kind, 8, from, DataType::F32, Operator::Sum), Protocol::Wide);
+            assert_ne!(plan(kind, 2, from, DataType::F32, Operator::Sum), Protocol::Teams);
+        }
+        assert_eq!(plan(Kind::Broadcast, 4, from, DataType::F32, Operator::Sum), Protocol::Wide);
     }
 
     #[test]

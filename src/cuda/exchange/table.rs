@@ -56,6 +56,10 @@ pub struct Tuning {
     pub broadcast_sends: u64,
     /// From how many bytes on the root of a reduction in two steps combines no piece itself. Not for two ranks.
     pub reduce_spares: u64,
+    /// From how many bytes on sums to all or to one of three or four ranks take two steps by wide lines side by side.
+    pub teams_from: u64,
+    /// Up to how many.
+    pub teams_to: u64,
     /// Of allreduce.
     pub allreduce: Bounds,
     /// Of reduce.
@@ -129,6 +133,7 @@ impl Table {
     /// The same without wide lines, for GPUs between which they may arrive in parts. Arenas are as they are.
     pub fn without_wide_lines(mut self) -> Table {
         for tuning in &mut self.tunings {
+            tuning.teams_to = 0;
             let Tuning { allreduce, reduce, reduce_scatter, broadcast, swaps, moves, .. } = tuning;
             for bounds in [allreduce, reduce, reduce_scatter, broadcast, swaps, moves] {
                 (bounds.wide, bounds.sharded) = (0, 0);
@@ -172,6 +177,8 @@ impl Default for Table {
             // Four H100s, without a piece for the root and with one: 16 MiB 88 and 79 µs, 32 MiB 148 and 150, 64 MiB 262 and 293,
             // 1 GiB 3614 and 4573.
             reduce_spares: 32 * 1024 * KIB,
+            teams_from: 0,
+            teams_to: 0,
             allreduce: Bounds { narrow: 32 * KIB, wide: 2048 * KIB, sharded: 0 },
             reduce: Bounds { narrow: 4 * KIB, wide: 1024 * KIB, sharded: 0 },
             reduce_scatter: Bounds { narrow: 16 * KIB, wide: 1024 * KIB, sharded: 0 },
@@ -201,9 +208,14 @@ impl Default for Table {
             // Four H100s, by lines and by tiles: an allreduce of 4 MiB 32.9 and 33.8 µs, of 6 MiB 48.4 and 44.5; an allgather of 4 MiB in all 15.5
             // and 17.7, of 6 MiB 21.7 and 22.4, of 8 MiB 28.4 and 27.0; a reduce_scatter of 4 MiB in all 16.3 and 18.0; a broadcast of 3 MiB
             // 14.3 and 15.9, of 4 MiB 21.3 and 19.5; a reduction of 3 MiB to one rank 20.2 and 27.1, of 8 MiB 51.3 and 51.7.
-            wide: 28 << 10,
+            wide: 36 << 10,
             parts: 32,
             move_slot: 16 << 10,
+            // Four H100s, by teams and one step after the other: an allreduce of 1.5 MiB 15.0 and 13.5 µs, of 2 MiB 17.3 and 18.8, of 4 MiB 27.5
+            // and 34.6; by teams and by tiles: of 6 MiB 38.1 and 44.3, of 8 MiB 48.7 and 54.7, of 12 MiB 71.2 and 73.8. A reduction to one
+            // rank of 2 MiB 13.5 and 16.1, of 4 MiB 23.0 and 27.8, of 8 MiB 41.4 and 51.0, of 12 MiB 61.1 and 62.5.
+            teams_from: 1792 * KIB,
+            teams_to: 8192 * KIB,
             allreduce: Bounds { narrow: 24 * KIB, wide: 384 * KIB, sharded: 4352 * KIB },
             reduce: Bounds { narrow: 128 * KIB, wide: 768 * KIB, sharded: 6144 * KIB },
             reduce_scatter: Bounds { narrow: 96 * KIB, wide: 1600 * KIB, sharded: 0 },

@@ -6,7 +6,7 @@ pub(in crate::cuda) mod play;
 mod world;
 
 use self::case::{Case, Way};
-use self::play::{Chances, Ending, Weakness};
+use self::play::{Chances, Ending, Patience, Weakness};
 use self::world::{Dice, World};
 use super::*;
 
@@ -36,6 +36,8 @@ fn table() -> Table {
             move_slot: 4096,
             broadcast_sends: 6000,
             reduce_spares: 3000,
+            teams_from: 2500,
+            teams_to: 4000,
             allreduce: bounds,
             reduce: bounds,
             reduce_scatter: bounds,
@@ -85,10 +87,13 @@ fn check(plays: u64, calls: impl Fn(&mut World, &mut Dice)) {
     check_by(&table(), 0, plays, calls);
 }
 
+fn how_often() -> u64 {
+    std::env::var("UNISONO_PLAYS").map_or(1, |often| often.parse().expect("a number"))
+}
+
 /// [`check`] by another table, without what it does not need: some of [`Weakness`].
 fn check_by(table: &Table, without: u32, plays: u64, calls: impl Fn(&mut World, &mut Dice)) {
-    let often = std::env::var("UNISONO_PLAYS").map_or(1, |often| often.parse().expect("a number"));
-    for seed in 0..plays * often {
+    for seed in 0..plays * how_often() {
         let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         dice.next();
         let mut world = World::new(dice.one_of(&[2, 2, 3, 3, 4, 5, 8]), *table);
@@ -451,6 +456,49 @@ fn kernels_end_when_they_are_told_and_say_whom_they_waited_for() {
             waited[..2].contains(&Some(2))
         });
         assert!(named, "{case:?}: nobody says that rank 2 is absent");
+    }
+}
+
+/// Whatever comes at that moment: threads of a warp, or of a block, that wait for each other leave together.
+#[test]
+fn kernels_end_whenever_they_are_told() {
+    for seed in 0..40 * how_often() {
+        let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        dice.next();
+        let mut world = World::new(dice.one_of(&[2, 2, 3, 4]), table());
+        for _ in 0..4 {
+            let kinds = dice.one_of(&[&REDUCTIONS, &MOVES]);
+            let longest = dice.one_of(&[600, 1800, 4000, 9000]);
+            world.call(any_call(&mut dice, world.size(), kinds, [1, longest]), &mut dice);
+        }
+        let patience = Patience { turns: dice.below(60_000), apart: 20_000, grace: PATIENCE };
+        let ending = world.play(seed, &ADVERSE[(seed % 3) as usize], patience);
+        assert_ne!(ending, Ending::Stuck, "seed {seed}");
+    }
+}
+
+/// After two broadcasts a root waits for room in the slots of who is slow; then some threads of a warp may find it, and others that
+/// they are to leave.
+#[test]
+fn threads_that_make_a_line_together_leave_together() {
+    for (kind, bytes) in [
+        (Kind::Allreduce, 1200),
+        (Kind::ReduceScatter, 1200),
+        (Kind::Alltoall, 1200),
+        (Kind::Allgather, 1200),
+    ] {
+        let bytes_of = |kind, count| Case { dtype: DataType::U8, ..Case::new(kind, count) };
+        for seed in 0..60 * how_often() {
+            let (mut dice, mut world) = (Dice(seed | 1), World::new(2, table()));
+            for _ in 0..2 {
+                world.call(bytes_of(Kind::Broadcast, bytes), &mut dice);
+            }
+            let case = if kind.reduces() { Case::new(kind, bytes / 4) } else { bytes_of(kind, bytes) };
+            world.call(case, &mut dice);
+            let patience = Patience { turns: dice.below(30_000), apart: 20_000, grace: 1_000_000 };
+            let ending = world.play(seed, &ADVERSE[(seed % 2) as usize], patience);
+            assert_ne!(ending, Ending::Stuck, "{kind:?}, seed {seed}");
+        }
     }
 }
 

@@ -181,7 +181,7 @@ fn numbers_of_table(table: &mut Table) -> [Number<'_>; 2] {
     [short("blocks", blocks, Rule::Any), short("depth", depth, Rule::PowerOfTwo)]
 }
 
-fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 11] {
+fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 13] {
     // No `..`: what is added there has to come here.
     let Tuning {
         slot,
@@ -195,6 +195,8 @@ fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 11] {
         move_slot,
         broadcast_sends,
         reduce_spares,
+        teams_from,
+        teams_to,
         allreduce: _,
         reduce: _,
         reduce_scatter: _,
@@ -228,6 +230,8 @@ fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 11] {
         pages("move_slot", move_slot),
         bound("broadcast_sends", broadcast_sends),
         bound("reduce_spares", reduce_spares),
+        bound("teams_from", teams_from),
+        bound("teams_to", teams_to),
     ]
 }
 

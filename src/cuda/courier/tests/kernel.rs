@@ -124,7 +124,7 @@ impl Script {
         let [first, second] = &mut aborts;
         let ranks = [(&stream, std::ptr::from_mut(first).cast()), (&host, std::ptr::from_mut(second).cast())];
         // SAFETY: all memory that is named outlives the play.
-        unsafe { play(&ranks, seed, chances, PATIENCE) }.0
+        unsafe { play(&ranks, seed, chances, PATIENCE.into()) }.0
     }
 }
 

@@ -79,7 +79,25 @@ struct Stream {
     abort: *mut c_void,
 }
 
-type Play = unsafe extern "C" fn(*const Stream, u32, u64, *const Chances, u64, *mut u64) -> Ending;
+/// After so many `turns` of a thread the first rank is told to end, the others up to `apart` turns after one another; when `grace` have
+/// gone by since, the play is given up.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(in crate::cuda) struct Patience {
+    pub(in crate::cuda) turns: u64,
+    pub(in crate::cuda) apart: u64,
+    pub(in crate::cuda) grace: u64,
+}
+
+/// All at once, and as many turns again.
+impl From<u64> for Patience {
+    fn from(turns: u64) -> Patience {
+        Patience { turns, apart: 0, grace: turns }
+    }
+}
+
+type Play =
+    unsafe extern "C" fn(*const Stream, u32, u64, *const Chances, *const Patience, *mut u64) -> Ending;
 
 /// A rank's launches, in their order.
 #[derive(Debug, Default)]
@@ -141,8 +159,8 @@ impl Recorder {
     }
 }
 
-/// Plays what has been recorded for each rank, whose abort word is named beside it; for at most so many turns of a thread. How it
-/// ended, and how often abort words were read.
+/// Plays what has been recorded for each rank, whose abort word is named beside it. How it ended, and how often abort words were
+/// read.
 ///
 /// # Safety
 /// The memory that the launches name is there, also that for copies, and nobody else touches it.
@@ -150,7 +168,7 @@ pub(in crate::cuda) unsafe fn play(
     ranks: &[(&Recorder, *mut c_void)],
     seed: u64,
     chances: &Chances,
-    patience: u64,
+    patience: Patience,
 ) -> (Ending, u64) {
     let recorded: Vec<Vec<Recorded>> =
         ranks.iter().map(|(recorder, _)| std::mem::take(&mut *recorder.lock())).collect();
@@ -179,7 +197,7 @@ pub(in crate::cuda) unsafe fn play(
     let mut asked = 0;
     let (first, count) = (streams.as_ptr(), streams.len() as u32);
     // SAFETY: the caller's promise; at most eight ranks.
-    let ending = unsafe { function(first, count, seed, chances, patience, &raw mut asked) };
+    let ending = unsafe { function(first, count, seed, chances, &raw const patience, &raw mut asked) };
     if ending == Ending::Stuck {
         // Its threads are left behind.
         std::mem::forget(recorded);

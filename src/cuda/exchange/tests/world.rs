@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::super::*;
 use super::case::{Case, POISON, difference, numbers};
-use super::play::{Chances, Ending, Recorder, play};
+use super::play::{Chances, Ending, Patience, Recorder, play};
 use crate::cuda::double::{Double, Order};
 
 /// Numbers that are the same in every run.
@@ -192,7 +192,7 @@ impl World {
     }
 
     /// Plays all calls.
-    pub(super) fn play(&mut self, seed: u64, chances: &Chances, patience: u64) -> Ending {
+    pub(super) fn play(&mut self, seed: u64, chances: &Chances, patience: impl Into<Patience>) -> Ending {
         let ranks: Vec<(&Recorder, *mut c_void)> = self
             .ranks
             .iter()
@@ -202,7 +202,7 @@ impl World {
             })
             .collect();
         // SAFETY: all memory lives, and is not touched meanwhile.
-        let (ending, asked) = unsafe { play(&ranks, seed, chances, patience) };
+        let (ending, asked) = unsafe { play(&ranks, seed, chances, patience.into()) };
         self.asked += asked;
         ending
     }

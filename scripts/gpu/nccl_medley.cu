@@ -1,0 +1,828 @@
+// Random programs over any library with NCCL's ABI: what they bring is checked, element by element, and that they end.
+//
+//   nccl_medley [--seed N] [--seconds S] [--threads] [--hosts H] [--windows] [--no-graphs] [--trouble] [--ranks N]
+//
+// A process for each GPU, or a thread with --threads. Program N follows from N alone and is the same on all ranks: calls of every
+// kind, type and operator, with 0 to 4 Mi elements, in place or not, aligned or not, on three streams and two communicators
+// (one numbered backwards), one by one, in groups, or in graphs that are replayed again later; some ranks are late, on the host or on the
+// device. Communicators are made anew after 32 programs, blocking or not, some with few blocks. With --hosts ranks take
+// themselves for those of so many hosts (UNISONO_HOST); with --windows all memory is registered; with --trouble one rank aborts
+// its communicators in the middle of each program, leaves a call out or calls something else: all must hear of it within
+// UNISONO_NCCL_TIMEOUT (3 seconds), end, and go on with new ones. Programs are run for S seconds (10). Exit status 1 says what
+// was wrong with which call of which program, 3 that a program did not end. `--describe --ranks N --seed S` tells what program S is.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <cuda_runtime.h>
+#include <nccl.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using u8 = uint8_t;
+using u32 = uint32_t;
+using u64 = uint64_t;
+using Clock = std::chrono::steady_clock;
+
+constexpr int MAX_RANKS = 8, STREAMS = 3, COMMS = 2;
+constexpr u64 ARENA = u64(384) << 20, MOST = u64(4) << 20, GUARD = 256;
+constexpr u8 UNTOUCHED = 0xa5;
+
+struct Options {
+    u64 seed = 1;
+    double seconds = 10;
+    int ranks = 0, hosts = 1;
+    bool describe = false, threads = false, windows = false, graphs = true, trouble = false;
+} options;
+
+// What all ranks share, whether threads or processes.
+struct Shared {
+    std::atomic<int> arrived, round, failed;
+    ncclUniqueId id;
+    std::atomic<int> over;
+};
+Shared *shared;
+
+thread_local int rank;
+thread_local std::string doing = "starting";
+
+[[noreturn]] void fail(int status, const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    char text[1024];
+    std::vsnprintf(text, sizeof text, format, list);
+    std::fprintf(stderr, "medley: rank %d, %s: %s\n", rank, doing.c_str(), text);
+    shared->failed = 1;
+    _exit(status);
+}
+
+#define CUDA(call)                                                                                                     \
+    do {                                                                                                               \
+        const cudaError_t status_ = call;                                                                              \
+        if (status_ != cudaSuccess) fail(1, "%s: %s", #call, cudaGetErrorString(status_));                             \
+    } while (0)
+#define NCCL(call)                                                                                                     \
+    do {                                                                                                               \
+        const ncclResult_t status_ = call;                                                                             \
+        if (status_ != ncclSuccess) fail(1, "%s: %d: %s", #call, status_, ncclGetLastError(nullptr));                  \
+    } while (0)
+
+// All ranks come here before any goes on.
+void meet() {
+    const int mine = shared->round;
+    if (++shared->arrived == options.ranks) {
+        shared->arrived = 0;
+        shared->round++;
+    }
+    for (const auto begin = Clock::now(); shared->round == mine;) {
+        if (shared->failed) _exit(1);
+        if (Clock::now() - begin > std::chrono::seconds(60)) fail(3, "the others have not come");
+        usleep(20);
+    }
+}
+
+struct Random {
+    u64 state;
+    u64 next() {
+        state += 0x9e3779b97f4a7c15;
+        u64 x = state;
+        x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+        x = (x ^ x >> 27) * 0x94d049bb133111eb;
+        return x ^ x >> 31;
+    }
+    u64 below(u64 end) { return next() % end; }
+    bool one_in(u64 n) { return below(n) == 0; }
+};
+
+enum Kind { ALLREDUCE, REDUCE, REDUCE_SCATTER, BROADCAST, ALLGATHER, ALLTOALL, GATHER, SCATTER, MESSAGES, KINDS };
+const char *const KIND_NAMES[] = {"allreduce", "reduce", "reduce_scatter", "broadcast", "allgather", "alltoall", "gather", "scatter", "messages"};
+enum Combination { SUM, PRODUCT, MAXIMUM, MINIMUM, AVERAGE, PREMULTIPLIED, COMBINATIONS };
+const ncclRedOp_t OPERATORS[] = {ncclSum, ncclProd, ncclMax, ncclMin, ncclAvg};
+
+// What is combined, and of whose.
+struct Values {
+    u32 call, size;
+    Combination combination;
+
+    // What rank `of` gives at `i`: so small that every type holds the result.
+    __host__ __device__ int given(u32 of, u64 i) const {
+        const u64 mixed = (i * 0x9e3779b97f4a7c15 + of * 0x85ebca6b + call * u64(0xc2b2ae3d)) * 0xff51afd7ed558ccd;
+        const int value = static_cast<int>(mixed >> 62) % 3;
+        switch (combination) {
+            case PRODUCT: return 1 + (value == 2 && of % 2 == 0);
+            case AVERAGE: return static_cast<int>(size) * (value & 1);
+            case SUM: case PREMULTIPLIED: return value & 1;
+            default: return value;
+        }
+    }
+    __host__ __device__ int combined(u64 i) const {
+        int result = given(0, i);
+        for (u32 of = 1; of < size; of++) {
+            const int value = given(of, i);
+            switch (combination) {
+                case PRODUCT: result *= value; break;
+                case MAXIMUM: result = result > value ? result : value; break;
+                case MINIMUM: result = result < value ? result : value; break;
+                default: result += value;
+            }
+        }
+        return combination == AVERAGE ? result / static_cast<int>(size) : combination == PREMULTIPLIED ? 2 * result : result;
+    }
+};
+
+struct Message {
+    u32 source, target;
+    u64 count, from, to;
+};
+
+struct Call {
+    u32 number;
+    int comm, stream, root;
+    Kind kind;
+    Combination combination;
+    ncclDataType_t type;
+    u64 count, input, output;
+    bool in_place;
+    std::vector<Message> messages;
+
+    // Elements that a rank of `size` gives, and obtains.
+    u64 inputs(u32 me, u32 size) const {
+        switch (kind) {
+            case SCATTER: return me == static_cast<u32>(root) ? count * size : 0;
+            case REDUCE_SCATTER: case ALLTOALL: return count * size;
+            case MESSAGES: return 0;
+            default: return count;
+        }
+    }
+    u64 outputs(u32 me, u32 size) const {
+        switch (kind) {
+            case REDUCE: return me == static_cast<u32>(root) ? count : 0;
+            case GATHER: return me == static_cast<u32>(root) ? count * size : 0;
+            case ALLGATHER: case ALLTOALL: return count * size;
+            case MESSAGES: return 0;
+            default: return count;
+        }
+    }
+    bool combines() const { return kind <= REDUCE_SCATTER; }
+    bool is_rooted() const { return kind == REDUCE || kind == BROADCAST || kind == GATHER || kind == SCATTER; }
+    // Whether one side of it has a block for each rank.
+    bool moves_blocks() const { return kind != ALLREDUCE && kind != REDUCE && kind != BROADCAST && kind != MESSAGES; }
+};
+
+u64 bytes_of(ncclDataType_t type) {
+    switch (type) {
+        case ncclInt8: case ncclUint8: case ncclFloat8e4m3: case ncclFloat8e5m2: return 1;
+        case ncclFloat16: case ncclBfloat16: return 2;
+        case ncclInt32: case ncclUint32: case ncclFloat32: return 4;
+        default: return 8;
+    }
+}
+
+enum Mode { ALONE, GROUP, GRAPH, REPLAY };
+struct Step {
+    Mode mode;
+    std::vector<Call> calls;
+    // Of a graph: the stream, how often it is launched, and of those that are launched again, which.
+    int stream, launches, graph;
+    // Who is late, by how many microseconds, and whether on the host.
+    int late;
+    u32 late_us;
+    bool on_host, synchronized;
+};
+
+enum Trouble { NONE, ABORTS, LEAVES_OUT, OTHER_COUNT, OTHER_KIND, OTHER_ROOT, TROUBLES };
+const char *const TROUBLE_NAMES[] = {"nothing", "aborts", "leaves a call out", "has another count", "calls something else", "has another root"};
+
+struct Program {
+    u64 seed, used = 0;
+    std::vector<Step> steps;
+    int graphs = 0;
+    // With --trouble: who does what, at which step.
+    Trouble trouble = NONE;
+    int victim = -1;
+    size_t trouble_at = 0;
+
+    explicit Program(u64 seed) : seed(seed) {
+        Random random{seed * 1000003};
+        random.next();
+        u32 number = 0;
+        const u32 largest = 4 + random.below(19);
+        const u64 length = 4 + random.below(40);
+        for (u64 i = 0; i < length && used < ARENA / 2; i++) {
+            Step step{};
+            const u64 mode = random.below(10);
+            step.mode = mode < 5 ? ALONE : mode < 8 || !options.graphs ? GROUP : graphs && mode == 9 ? REPLAY : GRAPH;
+            step.stream = random.below(STREAMS);
+            step.launches = 1 + random.below(3);
+            if (step.mode == REPLAY) step.graph = random.below(graphs);
+            if (step.mode == GRAPH) step.graph = graphs++;
+            const u64 calls = step.mode == REPLAY ? 0 : step.mode == ALONE ? 1 : 1 + random.below(random.one_in(4) ? 20 : 6);
+            for (u64 c = 0; c < calls && used < ARENA / 2; c++) step.calls.push_back(call(random, number++, largest));
+            if (step.mode == GRAPH) for (Call &made : step.calls) made.stream = step.stream;
+            step.late = random.one_in(4) ? static_cast<int>(random.below(options.ranks)) : -1;
+            step.late_us = random.below(random.one_in(5) ? 3000 : 200);
+            step.on_host = random.one_in(2);
+            step.synchronized = random.one_in(6);
+            steps.push_back(step);
+        }
+        if (!options.trouble) return;
+        victim = random.below(options.ranks);
+        trouble_at = random.below(steps.size());
+        trouble = static_cast<Trouble>(1 + random.below(TROUBLES - 1));
+        const Step &step = steps[trouble_at];
+        // Calls in graphs are not compared; what has no bytes, or is between other ranks, concerns nobody; and a rank that has
+        // given others what they need hears nothing of who does not come for it.
+        const Call *first = step.mode <= GROUP ? &step.calls[0] : nullptr;
+        if (!first || first->kind == MESSAGES || first->count < 2 || options.ranks == 1) trouble = ABORTS;
+        else if (trouble == (first->is_rooted() ? LEAVES_OUT : OTHER_ROOT)) trouble = ABORTS;
+    }
+
+    // What rank `mine` calls in a step.
+    std::vector<Call> calls(size_t index, int mine) const {
+        std::vector<Call> calls = steps[index].calls;
+        if (mine != victim || index != trouble_at) return calls;
+        switch (trouble) {
+            case LEAVES_OUT: calls.erase(calls.begin()); break;
+            case OTHER_COUNT: calls[0].count--; break;
+            // Of two kinds that take as much memory.
+            case OTHER_KIND: calls[0].kind = calls[0].kind == ALLREDUCE ? BROADCAST : calls[0].kind == ALLTOALL ? ALLGATHER : calls[0].moves_blocks() ? ALLTOALL : ALLREDUCE; break;
+            case OTHER_ROOT: calls[0].root = (calls[0].root + 1) % options.ranks; break;
+            default: break;
+        }
+        return calls;
+    }
+
+    void describe() const {
+        const char *const modes[] = {"alone", "group", "graph", "replay"};
+        for (size_t i = 0; i < steps.size(); i++) {
+            const Step &step = steps[i];
+            std::printf("step %zu: %s", i, modes[step.mode]);
+            if (step.mode >= GRAPH) std::printf(" %d, %d times on stream %d", step.graph, step.launches, step.stream);
+            if (step.late >= 0) std::printf(", rank %d late by %u us on the %s", step.late, step.late_us, step.on_host ? "host" : "device");
+            std::printf("%s\n", step.synchronized ? ", then waits" : "");
+            if (trouble != NONE && i == trouble_at) std::printf("  here rank %d %s\n", victim, TROUBLE_NAMES[trouble]);
+            for (const Call &call : step.calls) {
+                std::printf("  %s of %llu of type %d, operator %d, root %d, communicator %d, stream %d%s\n", KIND_NAMES[call.kind],
+                            (unsigned long long)call.count, call.type, call.combination, call.root, call.comm, call.stream,
+                            call.in_place ? ", in place" : "");
+                for (const Message &message : call.messages) {
+                    std::printf("    %llu from %u to %u\n", (unsigned long long)message.count, message.source, message.target);
+                }
+            }
+        }
+    }
+
+  private:
+    // A place for so many elements, some of them at no address that suits packets.
+    u64 place(Random &random, u64 bytes, u64 element) {
+        const u64 at = (used + GUARD + 15) / 16 * 16 + (random.one_in(3) ? random.below(16) * element % 64 : 0);
+        used = at + bytes + GUARD;
+        return at;
+    }
+    Call call(Random &random, u32 number, u32 largest) {
+        Call call{};
+        call.number = number;
+        call.comm = random.one_in(4);
+        call.stream = random.below(STREAMS);
+        call.root = random.below(options.ranks);
+        call.kind = static_cast<Kind>(random.below(KINDS));
+        call.combination = static_cast<Combination>(random.below(COMBINATIONS));
+        const ncclDataType_t types[] = {ncclInt8, ncclUint8, ncclInt32, ncclUint32, ncclInt64, ncclUint64, ncclFloat16,
+                                        ncclFloat32, ncclFloat64, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat32, ncclBfloat16};
+        call.type = types[random.below(std::size(types))];
+        const u64 element = bytes_of(call.type), size = options.ranks;
+        const auto count = [&] {
+            if (random.one_in(25)) return u64(0);
+            const u64 top = u64(1) << random.below(largest + 1);
+            // Even, or any.
+            return std::min(random.one_in(2) ? top : 1 + random.below(top), MOST / (element > 4 ? 2 : 1));
+        };
+        call.count = count();
+        if (call.kind == MESSAGES) {
+            for (u64 left = 1 + random.below(2 * size); left > 0; left--) {
+                Message message{static_cast<u32>(random.below(size)), static_cast<u32>(random.below(size)), std::min(count(), MOST / 8), 0, 0};
+                message.from = place(random, message.count * element, element);
+                message.to = place(random, message.count * element, element);
+                call.messages.push_back(message);
+            }
+            return call;
+        }
+        const bool blocks = call.moves_blocks();
+        if (blocks) call.count = std::min(call.count, MOST / size);
+        const u64 whole = call.count * element * (blocks ? size : 1);
+        // An all-to-all in place is none of NCCL's.
+        call.in_place = call.kind != ALLTOALL && random.one_in(3);
+        call.output = place(random, whole, element);
+        call.input = call.in_place ? call.output : place(random, whole, element);
+        return call;
+    }
+};
+
+// What is wrong with a program's results, as seen by a rank's kernels.
+struct Wrong {
+    u32 count, call;
+    u64 index;
+    double got, wanted;
+};
+
+// What the ranks give from `first` of `of` on; `of` below 0 is what has been combined.
+template <class T>
+__global__ void fill(T *memory, u64 count, Values values, int of, u64 first) {
+    for (u64 i = blockIdx.x * u64(blockDim.x) + threadIdx.x; i < count; i += u64(gridDim.x) * blockDim.x) {
+        memory[i] = static_cast<T>(static_cast<float>(values.given(of, first + i)));
+    }
+}
+template <class T>
+__global__ void compare(const T *memory, u64 count, Values values, int of, u64 first, Wrong *wrong) {
+    for (u64 i = blockIdx.x * u64(blockDim.x) + threadIdx.x; i < count; i += u64(gridDim.x) * blockDim.x) {
+        const float wanted = of < 0 ? values.combined(first + i) : values.given(of, first + i);
+        const float got = static_cast<float>(memory[i]);
+        if (got != wanted && atomicAdd(&wrong->count, 1) == 0) {
+            wrong->call = values.call, wrong->index = i, wrong->got = got, wrong->wanted = wanted;
+        }
+    }
+}
+__global__ void compare_untouched(const u8 *memory, u64 count, u32 call, Wrong *wrong) {
+    for (u64 i = blockIdx.x * u64(blockDim.x) + threadIdx.x; i < count; i += u64(gridDim.x) * blockDim.x) {
+        if (memory[i] != UNTOUCHED && atomicAdd(&wrong->count, 1) == 0) {
+            wrong->call = call, wrong->index = ~u64(0) - i, wrong->got = memory[i], wrong->wanted = UNTOUCHED;
+        }
+    }
+}
+__global__ void occupy(u64 nanoseconds) {
+    u64 begin, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+    do {
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while (now - begin < nanoseconds);
+}
+
+// Calls `body` with a null pointer of the type.
+template <class Body>
+void with_type(ncclDataType_t type, Body body) {
+    switch (type) {
+        case ncclInt8: return body(static_cast<int8_t *>(nullptr));
+        case ncclUint8: return body(static_cast<uint8_t *>(nullptr));
+        case ncclInt32: return body(static_cast<int32_t *>(nullptr));
+        case ncclUint32: return body(static_cast<uint32_t *>(nullptr));
+        case ncclInt64: return body(static_cast<int64_t *>(nullptr));
+        case ncclUint64: return body(static_cast<uint64_t *>(nullptr));
+        case ncclFloat16: return body(static_cast<__half *>(nullptr));
+        case ncclFloat32: return body(static_cast<float *>(nullptr));
+        case ncclFloat64: return body(static_cast<double *>(nullptr));
+        case ncclBfloat16: return body(static_cast<__nv_bfloat16 *>(nullptr));
+        case ncclFloat8e4m3: return body(static_cast<__nv_fp8_e4m3 *>(nullptr));
+        default: return body(static_cast<__nv_fp8_e5m2 *>(nullptr));
+    }
+}
+
+int blocks_for(u64 count) { return static_cast<int>(std::min<u64>(1 + count / 4096, 16)); }
+
+class Rank {
+  public:
+    Rank() {
+        int devices;
+        CUDA(cudaGetDeviceCount(&devices));
+        CUDA(cudaSetDevice(rank % devices));
+        for (cudaStream_t &stream : streams) CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        if (options.windows) {
+            NCCL(ncclMemAlloc(reinterpret_cast<void **>(&arena), ARENA));
+        } else {
+            CUDA(cudaMalloc(&arena, ARENA));
+        }
+        CUDA(cudaHostAlloc(&wrong, sizeof *wrong, cudaHostAllocMapped));
+        begin(options.seed);
+        watch = std::thread([this, mine = rank] {
+            rank = mine;
+            for (u64 seen = ~u64(0), since = 0; !over; usleep(100000)) {
+                since = seen == progress ? since + 1 : 0;
+                seen = progress;
+                if (since < 300) continue;
+                doing = "program " + std::to_string(current) + ", step " + std::to_string(step_now) + ", phase " + std::to_string(phase);
+                fail(3, "it does not go on");
+            }
+        });
+    }
+    ~Rank() {
+        over = true;
+        watch.join();
+    }
+
+    // New communicators.
+    void begin(u64 seed) {
+        Random random{seed};
+        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        config.blocking = random.below(2);
+        if (random.one_in(3)) config.maxCTAs = static_cast<int>(1 + random.below(16));
+        if (rank == 0) NCCL(ncclGetUniqueId(&shared->id));
+        meet();
+        for (ncclComm_t &comm : comms) comm = nullptr;
+        NCCL(settled(ncclCommInitRankConfig(&comms[0], options.ranks, shared->id, rank, &config)));
+        NCCL(settled(ncclCommSplit(comms[0], 0, -rank, &comms[1], &config)));
+        for (int c = 0; options.windows && c < COMMS; c++) {
+            NCCL(settled(ncclCommWindowRegister(comms[c], arena, ARENA, &windows[c], NCCL_WIN_COLL_SYMMETRIC)));
+        }
+    }
+    void end() {
+        for (int c = COMMS - 1; c >= 0; c--) {
+            if (options.windows) NCCL(settled(ncclCommWindowDeregister(comms[c], windows[c])));
+            NCCL(settled(ncclCommFinalize(comms[c])));
+            NCCL(ncclCommDestroy(comms[c]));
+            comms[c] = nullptr;
+        }
+    }
+
+    void run(const Program &program) {
+        current = program.seed;
+        *wrong = Wrong{};
+        meet();
+        CUDA(cudaMemsetAsync(arena, UNTOUCHED, program.used + GUARD, streams[0]));
+        CUDA(cudaStreamSynchronize(streams[0]));
+        std::vector<cudaGraphExec_t> graphs;
+        for (step_now = 0; step_now < program.steps.size(); step_now++) {
+            const Step &step = program.steps[step_now];
+            progress++;
+            doing = "program " + std::to_string(program.seed) + ", step " + std::to_string(step_now);
+            phase = 1;
+            // The others' calls of this program fail from here on, or end.
+            if (program.trouble == ABORTS && rank == program.victim && step_now == program.trouble_at) break;
+            const std::vector<Call> calls = program.calls(step_now, rank);
+            if (step.late == rank && step.on_host) usleep(step.late_us);
+            if (step.late == rank && !step.on_host) {
+                occupy<<<1, 1, 0, streams[step.calls.empty() ? step.stream : step.calls[0].stream]>>>(u64(step.late_us) * 1000);
+            }
+            if (step.mode == REPLAY || step.mode == GRAPH) {
+                if (step.mode == GRAPH) graphs.push_back(capture(step, calls));
+                if (gone) break;
+                for (int i = 0; i < step.launches; i++) CUDA(cudaGraphLaunch(graphs[step.graph], streams[step.stream]));
+            } else {
+                make(calls, step.mode == GROUP);
+            }
+            if (gone) break;
+            phase = 2;
+            if (step.synchronized && program.trouble == NONE) CUDA(cudaStreamSynchronize(streams[step.stream]));
+        }
+        phase = 3;
+        if (program.trouble != NONE) recover(program);
+        for (cudaStream_t stream : streams) CUDA(cudaStreamSynchronize(stream));
+        phase = 4;
+        for (cudaGraphExec_t graph : graphs) {
+            if (graph) CUDA(cudaGraphExecDestroy(graph));
+        }
+        if (program.trouble == NONE) judge(program);
+        progress++;
+    }
+
+  private:
+    void judge(const Program &program) {
+        for (const Step &step : program.steps) {
+            for (const Call &call : step.calls) guards(call);
+        }
+        CUDA(cudaStreamSynchronize(streams[0]));
+        if (wrong->count == 0) return;
+        for (const Step &step : program.steps) {
+            for (const Call &call : step.calls) {
+                if (call.number != wrong->call) continue;
+                fail(1, "%u wrong: %s of %llu elements of type %d, operator %d, root %d, communicator %d, mode %d, %s: element %lld is %g, not %g",
+                     wrong->count, KIND_NAMES[call.kind], (unsigned long long)call.count, call.type, call.combination, call.root,
+                     call.comm, step.mode, call.in_place ? "in place" : "not in place", (long long)wrong->index, wrong->got, wrong->wanted);
+            }
+        }
+    }
+
+    u32 me(int comm) const { return comm == 0 ? rank : options.ranks - 1 - rank; }
+
+    Values values(const Call &call) const {
+        // What is only moved has any values.
+        return Values{call.number, static_cast<u32>(options.ranks), call.combines() ? call.combination : MINIMUM};
+    }
+
+    void give(const Call &call, u64 at, u64 count, u64 first, cudaStream_t stream, int of) {
+        if (count == 0) return;
+        with_type(call.type, [&](auto *type) {
+            fill<<<blocks_for(count), 256, 0, stream>>>(reinterpret_cast<decltype(type)>(arena + at), count, values(call), of, first);
+        });
+        CUDA(cudaGetLastError());
+    }
+    void check(const Call &call, u64 at, u64 count, u64 first, cudaStream_t stream, int of) {
+        if (count == 0) return;
+        with_type(call.type, [&](auto *type) {
+            compare<<<blocks_for(count), 256, 0, stream>>>(reinterpret_cast<decltype(type)>(arena + at), count, values(call), of, first, wrong);
+        });
+        CUDA(cudaGetLastError());
+    }
+
+    // Where this rank's input of a call lies: in place where NCCL has it so.
+    u64 input(const Call &call) const {
+        const u64 part = me(call.comm) * call.count * bytes_of(call.type);
+        const bool root = me(call.comm) == static_cast<u32>(call.root);
+        if (!call.in_place) return call.input;
+        return call.kind == ALLGATHER || (call.kind == GATHER && root) ? call.output + part : call.output;
+    }
+    u64 output(const Call &call) const {
+        const u64 part = me(call.comm) * call.count * bytes_of(call.type);
+        const bool root = me(call.comm) == static_cast<u32>(call.root);
+        return call.in_place && (call.kind == REDUCE_SCATTER || (call.kind == SCATTER && root)) ? call.output + part : call.output;
+    }
+
+    void prepare(const Call &call, cudaStream_t stream) {
+        const u32 self = me(call.comm);
+        // Only the root of a broadcast has something.
+        if (call.kind != BROADCAST || self == static_cast<u32>(call.root)) give(call, input(call), call.inputs(self, options.ranks), 0, stream, self);
+        for (const Message &message : call.messages) {
+            if (message.source == self) give(call, message.from, message.count, message.to, stream, self);
+        }
+    }
+
+    ncclResult_t begin_call(const Call &call, cudaStream_t stream) {
+        const void *in = arena + input(call);
+        void *out = arena + output(call);
+        const ncclComm_t comm = comms[call.comm];
+        ncclRedOp_t op = call.combination == PREMULTIPLIED ? ncclSum : OPERATORS[call.combination];
+        const bool premultiplied = call.combines() && call.combination == PREMULTIPLIED;
+        u8 two[8] = {};
+        if (premultiplied) {
+            with_type(call.type, [&](auto *type) {
+                const std::remove_reference_t<decltype(*type)> scalar(2.0f);
+                std::memcpy(two, &scalar, sizeof scalar);
+            });
+            const ncclResult_t made = ncclRedOpCreatePreMulSum(&op, two, call.type, ncclScalarHostImmediate, comm);
+            if (made != ncclSuccess) return made;
+        }
+        ncclResult_t result = ncclSuccess;
+        switch (call.kind) {
+            case ALLREDUCE: result = ncclAllReduce(in, out, call.count, call.type, op, comm, stream); break;
+            case REDUCE: result = ncclReduce(in, out, call.count, call.type, op, call.root, comm, stream); break;
+            case REDUCE_SCATTER: result = ncclReduceScatter(in, out, call.count, call.type, op, comm, stream); break;
+            case BROADCAST: result = ncclBroadcast(in, out, call.count, call.type, call.root, comm, stream); break;
+            case ALLGATHER: result = ncclAllGather(in, out, call.count, call.type, comm, stream); break;
+            case ALLTOALL: result = ncclAlltoAll(in, out, call.count, call.type, comm, stream); break;
+            case GATHER: result = ncclGather(in, out, call.count, call.type, call.root, comm, stream); break;
+            case SCATTER: result = ncclScatter(in, out, call.count, call.type, call.root, comm, stream); break;
+            default:
+                result = ncclGroupStart();
+                for (const Message &message : call.messages) {
+                    if (result == ncclSuccess && message.source == me(call.comm)) {
+                        result = ncclSend(arena + message.from, message.count, call.type, message.target, comm, stream);
+                    }
+                    if (result == ncclSuccess && message.target == me(call.comm)) {
+                        result = ncclRecv(arena + message.to, message.count, call.type, message.source, comm, stream);
+                    }
+                }
+                const ncclResult_t ended = ncclGroupEnd();
+                if (result == ncclSuccess) result = ended;
+        }
+        if (premultiplied) ncclRedOpDestroy(op, comm);
+        return result;
+    }
+
+    void examine(const Call &call, cudaStream_t stream) {
+        const u32 self = me(call.comm), size = options.ranks;
+        const u64 count = call.count, element = bytes_of(call.type), at = output(call);
+        const bool root = self == static_cast<u32>(call.root);
+        // What was given is as it was.
+        if (!call.in_place && (call.kind != BROADCAST || root)) check(call, input(call), call.inputs(self, size), 0, stream, self);
+        switch (call.kind) {
+            case ALLREDUCE: check(call, at, count, 0, stream, -1); break;
+            case REDUCE: if (root) check(call, at, count, 0, stream, -1); break;
+            case REDUCE_SCATTER: check(call, at, count, self * count, stream, -1); break;
+            case BROADCAST: check(call, at, count, 0, stream, call.root); break;
+            case SCATTER: check(call, at, count, self * count, stream, call.root); break;
+            case ALLGATHER: case ALLTOALL: case GATHER:
+                if (call.kind == GATHER && !root) break;
+                for (u32 of = 0; of < size; of++) {
+                    check(call, at + of * count * element, count, call.kind == ALLTOALL ? self * count : 0, stream, of);
+                }
+                break;
+            default:
+                for (const Message &message : call.messages) {
+                    if (message.target == self) check(call, message.to, message.count, message.to, stream, message.source);
+                }
+        }
+    }
+
+    // What lies around a call's output, and what is nobody's, must be as it was.
+    void guards(const Call &call) {
+        const u32 self = me(call.comm);
+        const auto around = [&](u64 at, u64 bytes) {
+            compare_untouched<<<1, GUARD, 0, streams[0]>>>(arena + at - GUARD / 2, GUARD / 2, call.number, wrong);
+            compare_untouched<<<1, GUARD, 0, streams[0]>>>(arena + at + bytes, GUARD / 2, call.number, wrong);
+        };
+        const auto untouched = [&](u64 at, u64 bytes) {
+            if (bytes > 0) compare_untouched<<<blocks_for(bytes), 256, 0, streams[0]>>>(arena + at, bytes, call.number, wrong);
+        };
+        const u64 element = bytes_of(call.type);
+        for (const Message &message : call.messages) {
+            around(message.to, message.count * element);
+            if (message.target != self) untouched(message.to, message.count * element);
+        }
+        if (call.kind == MESSAGES) return;
+        const bool blocks = call.moves_blocks();
+        around(call.output, call.count * element * (blocks ? options.ranks : 1));
+        if (call.in_place) return;
+        const u64 written = call.outputs(self, options.ranks) * element;
+        untouched(call.output + written, call.count * element * (blocks ? options.ranks : 1) - written);
+    }
+
+    void make(const std::vector<Call> &calls, bool group) {
+        for (const Call &call : calls) prepare(call, streams[call.stream]);
+        if (group) NCCL(ncclGroupStart());
+        for (const Call &call : calls) answer(begin_call(call, streams[call.stream]), !group);
+        if (group) answer(ncclGroupEnd(), true);
+        if (gone) return;
+        for (const Call &call : calls) examine(call, streams[call.stream]);
+    }
+
+    // What a call has come to, where communicators do not block.
+    ncclResult_t settled(ncclResult_t result) {
+        for (; result == ncclInProgress; usleep(10)) {
+            result = ncclSuccess;
+            for (ncclComm_t comm : comms) {
+                ncclResult_t state = ncclSuccess;
+                if (comm) NCCL(ncclCommGetAsyncError(comm, &state));
+                if (state != ncclSuccess) result = state;
+            }
+        }
+        return result;
+    }
+
+    // A call must succeed, unless there is trouble.
+    void answer(ncclResult_t result, bool settles) {
+        if (settles) result = settled(result);
+        if (result == ncclSuccess || result == ncclInProgress) return;
+        if (!options.trouble) fail(1, "a call is answered %d: %s", result, ncclGetLastError(nullptr));
+        gone = true;
+    }
+
+    cudaGraphExec_t capture(const Step &step, const std::vector<Call> &calls) {
+        const cudaStream_t stream = streams[step.stream];
+        CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        // Half of the graphs have groups.
+        make(calls, step.launches % 2 == 0);
+        cudaGraph_t graph = nullptr;
+        const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
+        if (gone) {
+            if (graph) CUDA(cudaGraphDestroy(graph));
+            (void)cudaGetLastError();
+            return nullptr;
+        }
+        CUDA(ended);
+        cudaGraphExec_t exec;
+        CUDA(cudaGraphInstantiate(&exec, graph, 0));
+        CUDA(cudaGraphDestroy(graph));
+        return exec;
+    }
+
+    // Who aborts does so now; the others hear of it, or of what was wrong, and all make new communicators.
+    void recover(const Program &program) {
+        doing = "program " + std::to_string(program.seed) + ", rank " + std::to_string(program.victim) + " " + TROUBLE_NAMES[program.trouble] + " at step " + std::to_string(program.trouble_at);
+        if (program.trouble != ABORTS || rank != program.victim) {
+            const auto begin = Clock::now();
+            for (bool told = gone; !told;) {
+                for (ncclComm_t comm : comms) {
+                    ncclResult_t state;
+                    NCCL(ncclCommGetAsyncError(comm, &state));
+                    told |= state != ncclSuccess && state != ncclInProgress;
+                }
+                if (Clock::now() - begin > std::chrono::seconds(10)) fail(3, "nothing is told");
+                usleep(100);
+            }
+        }
+        phase = 31;
+        const auto begin = Clock::now();
+        for (int c = COMMS - 1; c >= 0; c--) NCCL(ncclCommAbort(comms[c]));
+        const std::chrono::duration<double> took = Clock::now() - begin;
+        if (took.count() > 2) fail(1, "aborting took %.1f s", took.count());
+        phase = 32;
+        for (cudaStream_t stream : streams) CUDA(cudaStreamSynchronize(stream));
+        gone = false;
+        meet();
+        phase = 33;
+        this->begin(program.seed);
+    }
+
+    cudaStream_t streams[STREAMS];
+    ncclComm_t comms[COMMS];
+    ncclWindow_t windows[COMMS];
+    u8 *arena;
+    Wrong *wrong;
+    bool gone = false;
+    std::thread watch;
+    std::atomic<bool> over{false};
+    std::atomic<u64> progress{0}, current{0}, step_now{0};
+    std::atomic<int> phase{0};
+};
+
+void play(int mine) {
+    rank = mine;
+    Rank self;
+    u64 programs = 0, calls = 0;
+    const auto begin = Clock::now();
+    for (u64 seed = options.seed;; seed++) {
+        // One decides for all.
+        if (rank == 0) shared->over = std::chrono::duration<double>(Clock::now() - begin).count() > options.seconds;
+        meet();
+        if (shared->over) break;
+        const Program program(seed);
+        self.run(program);
+        if (program.trouble == NONE && seed % 32 == 0) {
+            self.end();
+            self.begin(seed);
+        }
+        programs++;
+        for (const Step &step : program.steps) calls += step.calls.size();
+        // Nobody decides anew before all have gone on.
+        meet();
+    }
+    doing = "ending";
+    self.end();
+    if (rank == 0) std::printf("medley: %llu programs, %llu calls, all right\n", (unsigned long long)programs, (unsigned long long)calls);
+}
+
+}  // namespace
+
+int main(int count, char **arguments) {
+    for (int i = 1; i < count; i++) {
+        const std::string name = arguments[i];
+        const auto value = [&] { return i + 1 < count ? arguments[++i] : "0"; };
+        if (name == "--seed") options.seed = std::strtoull(value(), nullptr, 10);
+        else if (name == "--seconds") options.seconds = std::atof(value());
+        else if (name == "--ranks") options.ranks = std::atoi(value());
+        else if (name == "--hosts") options.hosts = std::atoi(value());
+        else if (name == "--describe") options.describe = true;
+        else if (name == "--threads") options.threads = true;
+        else if (name == "--windows") options.windows = true;
+        else if (name == "--no-graphs") options.graphs = false;
+        else if (name == "--trouble") options.trouble = true;
+        else {
+            std::fprintf(stderr, "there is no option %s\n", name.c_str());
+            return 2;
+        }
+    }
+    if (options.trouble) setenv("UNISONO_NCCL_TIMEOUT", "3", 0);
+    void *memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return 2;
+    shared = new (memory) Shared{};
+    // A process that has asked the driver has no children that can: so a child counts.
+    if (options.ranks == 0) {
+        int channel[2];
+        if (pipe(channel) != 0) return 2;
+        const pid_t child = fork();
+        if (child == 0) {
+            int devices = 0;
+            if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
+            _exit(write(channel[1], &devices, sizeof devices) != sizeof devices);
+        }
+        int status;
+        if (read(channel[0], &options.ranks, sizeof options.ranks) != sizeof options.ranks) return 2;
+        waitpid(child, &status, 0);
+    }
+    if (options.ranks < 1 || options.ranks > MAX_RANKS) {
+        std::fprintf(stderr, "no GPU is here\n");
+        return 2;
+    }
+    if (options.describe) {
+        Program(options.seed).describe();
+        return 0;
+    }
+    int worst = 0;
+    if (options.threads) {
+        std::vector<std::thread> ranks;
+        for (int mine = 0; mine < options.ranks; mine++) ranks.emplace_back(play, mine);
+        for (std::thread &one : ranks) one.join();
+        return 0;
+    }
+    std::vector<pid_t> children;
+    for (int mine = 0; mine < options.ranks; mine++) {
+        const pid_t child = fork();
+        if (child == 0) {
+            if (options.hosts > 1) setenv("UNISONO_HOST", ("medley-" + std::to_string(mine * options.hosts / options.ranks)).c_str(), 1);
+            play(mine);
+            std::fflush(stdout);
+            _exit(0);
+        }
+        children.push_back(child);
+    }
+    for (const pid_t child : children) {
+        int status;
+        waitpid(child, &status, 0);
+        worst = std::max(worst, WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+        if (worst) shared->failed = 1;
+    }
+    return worst;
+}
