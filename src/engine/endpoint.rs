@@ -13,7 +13,7 @@ mod waiting;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use attendant::Attendant;
@@ -318,7 +318,8 @@ impl Endpoint {
         let (live, mut failures) = (roster.live(), roster.ended(peer));
         drop(roster);
         for group in live {
-            if let (Some(_), Some(error)) = (group.rank_of(peer), group.failure()) {
+            // Whoever latches one looks for links behind that.
+            if let (Some(_), Some(error)) = (group.rank_of(peer), group.latched()) {
                 failures.push((group.id(), error));
             }
         }
@@ -339,7 +340,7 @@ impl Endpoint {
         }
     }
 
-    /// Tells the members of a group that it has failed.
+    /// Tells the members of a group that it has failed. Who waits here has to be woken when it has.
     pub fn spread(&self, group: &Group, error: &Error) {
         let message = Control::Failure { group: group.id(), error: error.clone() }.encode();
         let peers: Vec<u32> = self.messages().open_peers().to_vec();
@@ -348,7 +349,6 @@ impl Endpoint {
                 self.registration().send_control(peer, &message);
             }
         }
-        self.wake();
     }
 
     /// Moves what can be moved now, operations on devices only if `through` says so: that may be held up by the driver.
@@ -569,6 +569,18 @@ impl Endpoint {
     }
 }
 
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        // In a forked child the links are the parent's.
+        if self.check_fork().is_ok()
+            && let Some(registration) = self.registration.get()
+        {
+            let messages = self.messages.get_mut().unwrap_or_else(PoisonError::into_inner);
+            registration.close_before(Deadline::NEVER, Box::new(messages.take_lanes()));
+        }
+    }
+}
+
 impl Team for Endpoint {
     fn threads(&self) -> usize {
         1 + self.hauling.helpers()
@@ -651,5 +663,5 @@ impl Port for Endpoint {
 
 /// Locks, also after a panic elsewhere: what the locks guard is kept consistent between statements that can panic.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -42,8 +42,10 @@ pub struct Group {
     ranks_per_node: u32,
     timeout: Duration,
     endpoint: Arc<Endpoint>,
+    /// Whether the failure is told: seen here before, it might never be.
     failed: AtomicBool,
     failure: OnceLock<Error>,
+    telling: Mutex<()>,
     orders: Mutex<Orders>,
     spare: Mutex<Spare>,
     direct: OnceLock<Arc<Direct>>,
@@ -77,6 +79,7 @@ impl Group {
             endpoint,
             failed: AtomicBool::new(false),
             failure: OnceLock::new(),
+            telling: Mutex::default(),
             orders: Mutex::default(),
             spare: Mutex::default(),
             direct: OnceLock::new(),
@@ -140,17 +143,31 @@ impl Group {
         if !self.failed.load(Ordering::Acquire) {
             return None;
         }
+        self.latched()
+    }
+
+    /// The same when the others may not have been told yet.
+    pub(super) fn latched(&self) -> Option<Error> {
         self.failure.get().cloned()
     }
 
-    /// Keeps a failure if it is the first. Whether it was.
-    pub fn latch(&self, error: Error) -> bool {
-        let first = self.failure.set(error).is_ok();
+    /// Keeps a failure if it is the first, and has `tell` tell the other members before anybody here sees it: who does may end
+    /// the process. Whether it was.
+    pub(super) fn latch(&self, error: &Error, tell: impl FnOnce()) -> bool {
+        let telling = lock(&self.telling);
+        let first = self.failure.set(error.clone()).is_ok();
+        if first {
+            tell();
+        }
         self.failed.store(true, Ordering::Release);
+        drop(telling);
         // Against `link_devices`: either this sees the exchange, or that sees the failure.
         fence(Ordering::SeqCst);
         if let Some(exchange) = self.devices.get().and_then(Way::exchange) {
             exchange.abort();
+        }
+        if first {
+            self.endpoint.wake();
         }
         first
     }
@@ -161,9 +178,8 @@ impl Group {
         if self.endpoint.check_fork().is_err() {
             return;
         }
-        if self.latch(error.clone()) {
+        if self.latch(&error, || self.endpoint.spread(self, &error)) {
             log::warn!("group '{}' failed: {error}", self.name);
-            self.endpoint.spread(self, &error);
         }
     }
 
@@ -446,11 +462,11 @@ impl Group {
         if turn.class == Class::PointToPoint && cause.status() != Status::Cuda {
             return;
         }
-        if self.latch(cause.clone()) {
+        self.latch(cause, || {
             let here = self.endpoint.hostname(self.endpoint.rank());
             let told = cause.context(format!("rank {} on {here} reports", self.rank));
             self.endpoint.spread(self, &told);
-        }
+        });
     }
 
     /// Sends that have not been posted.

@@ -285,6 +285,12 @@ impl Messages {
         self.mailboxes.len() - self.free.len()
     }
 
+    /// Whether any lane to a peer has come to its end.
+    #[cfg(test)]
+    pub fn has_ended(&self, peer: u32) -> bool {
+        self.peers[peer as usize].lanes.iter().any(|lane| lane.lock().closed())
+    }
+
     /// Frames that wait to be written to a peer.
     #[cfg(test)]
     pub fn backlog(&self, peer: u32) -> usize {

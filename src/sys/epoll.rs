@@ -33,6 +33,11 @@ pub struct Event {
     pub closed: bool,
 }
 
+/// How many events have room on the stack.
+const FEW: usize = 64;
+
+const NOTHING: libc::epoll_event = libc::epoll_event { events: 0, u64: 0 };
+
 /// An epoll instance.
 #[derive(Debug)]
 pub struct Epoll(OwnedFd);
@@ -82,11 +87,32 @@ impl Epoll {
             unsafe { syscall!(epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_DEL, fd.as_raw_fd(), nothing)) };
     }
 
-    /// Waits until something is ready or `timeout` has passed (`None`: for ever), and calls `each` for what is.
-    /// A signal ends the wait early, as if the timeout had passed.
-    pub fn wait(&self, timeout: Option<Duration>, mut each: impl FnMut(Event)) -> io::Result<()> {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
-        let count = match self.wait_raw(&mut events, timeout) {
+    /// Waits until something is ready or `timeout` has passed (`None`: for ever), and calls `each` for what is, up to
+    /// [`FEW`] of it. A signal ends the wait early, as if the timeout had passed.
+    pub fn wait(&self, timeout: Option<Duration>, each: impl FnMut(Event)) -> io::Result<()> {
+        self.wait_for(&mut [NOTHING; FEW], timeout, each)
+    }
+
+    /// The same for all that is ready, if no more than `most` descriptors are watched.
+    pub fn wait_all(
+        &self,
+        most: usize,
+        timeout: Option<Duration>,
+        each: impl FnMut(Event),
+    ) -> io::Result<()> {
+        if most <= FEW {
+            return self.wait(timeout, each);
+        }
+        self.wait_for(&mut vec![NOTHING; most], timeout, each)
+    }
+
+    fn wait_for(
+        &self,
+        events: &mut [libc::epoll_event],
+        timeout: Option<Duration>,
+        mut each: impl FnMut(Event),
+    ) -> io::Result<()> {
+        let count = match self.wait_raw(events, timeout) {
             Err(cause) if cause.kind() == io::ErrorKind::Interrupted => 0,
             answer => answer?,
         };

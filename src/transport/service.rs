@@ -210,6 +210,8 @@ pub enum Attendance {
 pub struct Registration {
     shared: Arc<Shared>,
     service: &'static Service,
+    /// Whether it has been told to close.
+    closes: AtomicBool,
 }
 
 /// Rounds of the service thread in which a question that it has sent is read, answered, and the answer read, if it serves both
@@ -218,6 +220,9 @@ const ROUNDS: u32 = 3;
 
 /// How long dropping a registration may take: a goodbye is a few bytes.
 const DROP_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// How much longer when the service thread has not come to say it. What had failed here may still be unsaid then, too.
+const SAY_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Registration {
     /// Listens, starts the service thread if this is the first endpoint, and accepts links from now on.
@@ -230,7 +235,7 @@ impl Registration {
         let endpoint = Endpoint::new(service.next_id(), identity, options, port)?;
         let shared = Arc::clone(endpoint.shared());
         service.add(endpoint);
-        Ok(Registration { shared, service })
+        Ok(Registration { shared, service, closes: AtomicBool::new(false) })
     }
 
     /// Where this endpoint is reached.
@@ -305,13 +310,20 @@ impl Registration {
     }
 
     /// Says goodbye to every peer, flushes and closes. Returns when that is done, at the latest half a second from now
-    /// or at `deadline`. Later calls do nothing. Hold no lock that the methods of [`Port`] take. Called from within
-    /// one of them, it does not wait.
+    /// or at `deadline`, or when it is said, if the service thread is so late. Later calls do nothing. Hold no lock that
+    /// the methods of [`Port`] take. Called from within one of them, it does not wait.
     pub fn close(&self, deadline: Deadline) {
+        self.close_before(deadline, Box::new(()));
+    }
+
+    /// The same, and `streams` are dropped when it is done, however long that takes: the end of the data streams, of which the
+    /// kernel may tell the peer as a reset, does not come before this rank's last words.
+    pub fn close_before(&self, deadline: Deadline, streams: Box<dyn Send>) {
         let deadline = deadline.min(Deadline::after(DROP_TIMEOUT));
-        self.send(Command::Close { endpoint: self.shared.id, deadline });
+        self.closes.store(true, Ordering::Relaxed);
+        self.send(Command::Close { endpoint: self.shared.id, deadline, streams });
         if self.service.is_mine() && !reactor::on_service_thread() {
-            self.shared.closed.wait(deadline);
+            self.shared.await_end(deadline);
         }
     }
 
@@ -334,10 +346,20 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        if self.service.generation() == fork::generation() && !self.shared.closed.is_set() {
+        if self.service.generation() == fork::generation() && !self.closes.load(Ordering::Relaxed) {
             self.close(Deadline::after(DROP_TIMEOUT));
         }
     }
+}
+
+/// The service thread does nothing, behind all that it was told before, until the answer is dropped.
+#[cfg(test)]
+pub fn hold_service() -> std::sync::mpsc::Sender<()> {
+    use std::sync::mpsc::channel;
+    let ((here, is_here), (hold, held)) = (channel(), channel());
+    Service::of_this_process().expect("it runs").send(Command::Hold(here, held));
+    is_here.recv().expect("it comes to this");
+    hold
 }
 
 /// What a registration and the service thread both see of an endpoint.
@@ -348,6 +370,8 @@ struct Shared {
     bell: Arc<Bell>,
     /// A kick is on its way: more of them add nothing.
     kicked: AtomicBool,
+    /// All goodbyes are with the kernel, as far as it takes them.
+    said: Latch,
     closed: Latch,
     /// The process ends, and says goodbye for it.
     has_left: AtomicBool,
@@ -360,6 +384,12 @@ struct Shared {
 }
 
 impl Shared {
+    /// Waits until it has closed, but not beyond `deadline` once it has said goodbye.
+    fn await_end(&self, deadline: Deadline) {
+        self.closed.wait(deadline);
+        self.said.wait(Deadline::after(SAY_TIMEOUT));
+    }
+
     fn slow(&self) -> MutexGuard<'_, BTreeMap<u32, String>> {
         self.slow.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -391,10 +421,6 @@ impl Latch {
     fn set(&self) {
         *self.set.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.changed.notify_all();
-    }
-
-    fn is_set(&self) -> bool {
-        *self.set.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wait(&self, deadline: Deadline) {

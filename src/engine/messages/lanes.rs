@@ -37,16 +37,25 @@ impl Messages {
     }
 
     fn progress_lanes(&mut self, peer: u32, lanes: usize) -> bool {
-        let mut moved = false;
-        for lane in 0..lanes {
-            moved |= self.read_lane(peer, lane);
-        }
-        self.note_watches(peer);
-        if self.peers[peer as usize].has_backlog() {
-            moved |= self.flush(peer);
-        }
-        let slot = &mut self.peers[peer as usize];
-        if matches!(slot.state, PeerState::Left) && !moved {
+        let mut any = false;
+        loop {
+            let mut moved = false;
+            for lane in 0..lanes {
+                moved |= self.read_lane(peer, lane);
+            }
+            self.note_watches(peer);
+            if self.peers[peer as usize].has_backlog() {
+                moved |= self.flush(peer);
+            }
+            any |= moved;
+            let slot = &mut self.peers[peer as usize];
+            if !matches!(slot.state, PeerState::Left) {
+                return any;
+            }
+            // The end may have come with what was read: nothing tells of it again.
+            if moved {
+                continue;
+            }
             // A goodbye may overtake data on other connections; their end comes behind the data. What is in shared
             // memory was there before the goodbye.
             slot.drained =
@@ -54,8 +63,8 @@ impl Messages {
             if slot.drained {
                 self.strand(peer);
             }
+            return any;
         }
-        moved
     }
 
     /// Transfers posted with `peer` that have not ended.
@@ -80,6 +89,11 @@ impl Messages {
             drop(reading);
             let event = match event {
                 Ok(event) => event,
+                // What it had sent over the others still counts.
+                Err(_) if matches!(self.peers[peer as usize].state, PeerState::Left) => {
+                    self.peers[peer as usize].lanes[lane].lock().shut();
+                    return moved;
+                }
                 Err(why) => {
                     self.broken(peer, why);
                     return true;

@@ -137,6 +137,11 @@ impl Messages {
         }
     }
 
+    /// The lanes to all peers: this rank leaves.
+    pub fn take_lanes(&mut self) -> Vec<Arc<Track>> {
+        self.peers.iter_mut().flat_map(|peer| std::mem::take(&mut peer.lanes)).collect()
+    }
+
     /// Whether nothing more comes from the peer.
     pub fn gone(&self, peer: u32) -> bool {
         let slot = &self.peers[peer as usize];

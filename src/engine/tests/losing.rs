@@ -9,7 +9,8 @@ use crate::engine::wire::{Frame, FrameKind};
 use crate::error::fail;
 use crate::rendezvous::secret::SecretKey;
 use crate::rendezvous::store::Store;
-use crate::transport::service::{Identity, Port};
+use crate::transport::Link;
+use crate::transport::service::{Attendance, Identity, Port, Registration};
 
 /// A launcher's store that has stopped.
 struct Stopped;
@@ -259,4 +260,82 @@ fn a_second_message_for_one_that_is_being_read_breaks_the_link() {
     let _ = receive.wait(deadline).expect("in time");
     let error = waits.wait(deadline).expect("in time").expect_err("the link is broken");
     assert!(error.text().contains("a message came that is being read already"), "{error}");
+}
+
+#[test]
+fn a_failure_is_seen_where_it_happens_once_the_others_are_told() {
+    let [group, other] = linked_pair(false);
+    std::thread::scope(|scope| {
+        // Who tells the others looks there for their links.
+        let messages = group.endpoint().messages();
+        scope.spawn(|| group.fail(Error::new(Status::System, "no")));
+        while group.latched().is_none() {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(group.failure(), None, "who sees it may end the process");
+        drop(messages);
+    });
+    assert!(group.failure().is_some());
+    let wait = Deadline::after(Duration::from_secs(20));
+    other.endpoint().wait(wait, Through::Messages, || other.failure()).expect("in time");
+}
+
+#[test]
+fn a_rank_that_left_without_reading_all_is_not_waited_for() {
+    let [last, other] = linked_pair(false);
+    let mut never = [0; 3];
+    let in_vain = receive_any(&other, &[0], &mut never);
+    // The kernel says that the stream is reset.
+    done(&send(&other, 1, &[1; 8]));
+    drop(last);
+    let error =
+        in_vain.wait(Deadline::after(Duration::from_secs(20))).expect("in time").expect_err("it is gone");
+    assert!(error.text().contains("has left") || error.text().contains("have left"), "{error}");
+    assert_eq!(other.failure(), None);
+}
+
+/// What the last that holds a rank does on the service thread.
+struct Last {
+    group: std::sync::Mutex<Option<Arc<Group>>>,
+    /// Whether the other has seen the end of a stream by then.
+    tell: std::sync::Mutex<mpsc::Sender<bool>>,
+    other: Arc<Group>,
+}
+
+impl Port for Last {
+    fn link_opened(&self, _: u32, _: Link) {}
+    fn link_refused(&self, _: u32, _: Error) {}
+    fn peer_left(&self, _: u32) {}
+    fn peer_lost(&self, _: u32, _: Error) {}
+    fn control(&self, _: u32, _: &[u8]) {}
+    fn attend(&self) -> Attendance {
+        drop(self.group.lock().expect("nobody panics").take());
+        let mut messages = self.other.endpoint().messages();
+        messages.serve(0, 0);
+        let _ = self.tell.lock().expect("nobody panics").send(messages.has_ended(0));
+        Attendance::Idle
+    }
+}
+
+#[test]
+fn data_streams_do_not_end_before_the_last_word_has_been_said() {
+    for shm in [true, false] {
+        let [last, other] = linked_pair(shm);
+        // What it has not read has the kernel say that the stream is reset.
+        let bytes = [1; 8];
+        done(&send(&other, 1, &bytes));
+        let identity = Identity { rank: 0, size: 2, secret: SecretKey::new([1; 32]), job: 8 };
+        let (tell, told) = mpsc::channel();
+        let port = Arc::new(Last { group: Some(last).into(), tell: tell.into(), other: other.clone() });
+        let as_port: Arc<dyn Port> = port.clone();
+        let registration =
+            Registration::new(identity, Options::default(), Arc::downgrade(&as_port)).expect("it listens");
+        registration.kick();
+        let wait = Duration::from_secs(20);
+        assert!(!told.recv_timeout(wait).expect("it is dropped"), "shm: {shm}");
+        let gone = || other.endpoint().messages().gone(0).then_some(());
+        other.endpoint().wait(Deadline::after(wait), Through::Messages, gone).expect("it has left");
+        assert_eq!(other.endpoint().messages().why_lost(0).map(|why| why.to_string()), None);
+    }
 }

@@ -145,7 +145,7 @@ fn a_message_that_ends_with_its_group_ends_with_the_failure_of_the_group() {
         groups[0].endpoint().wait(wait, Through::Messages, first_is_there).expect("in time");
         // The news takes its time: longer than a word that the sender has given up would be believed.
         let cause = Error::new(Status::Cuda, "the device is gone");
-        assert!(groups[0].latch(cause.clone()));
+        assert!(groups[0].latch(&cause, || ()));
         // Unless it has ended: the library may have looked at it meanwhile.
         sends.cancel();
         assert_eq!(receives.wait(Deadline::after(Duration::from_millis(400))), None);

@@ -45,6 +45,8 @@ pub(super) struct Endpoint {
     attend_at: Option<Instant>,
     closing: bool,
     over: bool,
+    /// Data streams of links that end when it is over.
+    streams: Vec<Box<dyn Send>>,
     /// Lies in private memory for as long as the endpoint lives; a peer that can read it can pull.
     pub(super) cookie: Box<[u8; 16]>,
 }
@@ -132,6 +134,7 @@ impl Endpoint {
                 segment,
                 bell,
                 kicked: AtomicBool::default(),
+                said: Latch::default(),
                 closed: Latch::default(),
                 has_left: AtomicBool::default(),
                 refusal: Recent::default(),
@@ -150,6 +153,7 @@ impl Endpoint {
             attend_at: None,
             closing: false,
             over: false,
+            streams: Vec::new(),
             cookie,
         })
     }
@@ -272,8 +276,10 @@ impl Endpoint {
         self.settle(core);
     }
 
-    /// Says goodbye to everybody. [`Endpoint::is_over`] when all is said, at the latest at `deadline`.
-    pub(super) fn close(&mut self, core: &mut Core, deadline: Deadline) {
+    /// Says goodbye to everybody. [`Endpoint::is_over`] when all is said, at the latest at `deadline`; `streams` are kept
+    /// until then.
+    pub(super) fn close(&mut self, core: &mut Core, deadline: Deadline, streams: Box<dyn Send>) {
+        self.streams.push(streams);
         if std::mem::replace(&mut self.closing, true) {
             return;
         }
@@ -299,6 +305,12 @@ impl Endpoint {
         let end = Instant::now() + deadline.remaining_capped(super::DROP_TIMEOUT);
         core.alarm(end, self.shared.id, Alarm::Close);
         self.over |= self.conns.is_empty();
+        self.shared.said.set();
+    }
+
+    /// It is over: the data streams of its links end.
+    pub(super) fn drop_streams(&mut self) {
+        self.streams.clear();
     }
 
     /// Sends a last frame on a control connection and waits for the peer to close.

@@ -68,7 +68,12 @@ pub(super) enum Command {
     Close {
         endpoint: u64,
         deadline: Deadline,
+        /// Dropped when it has closed.
+        streams: Box<dyn Send>,
     },
+    /// Says that it has come to this, and does nothing until the other end is dropped.
+    #[cfg(test)]
+    Hold(mpsc::Sender<()>, mpsc::Receiver<()>),
 }
 
 /// The service of one process, as seen from its other threads. Made once and never freed.
@@ -178,10 +183,10 @@ extern "C" fn say_goodbye() {
     let live = std::mem::take(&mut *service.live.lock().unwrap_or_else(PoisonError::into_inner));
     for shared in &live {
         shared.has_left.store(true, Ordering::Relaxed);
-        service.send(Command::Close { endpoint: shared.id, deadline });
+        service.send(Command::Close { endpoint: shared.id, deadline, streams: Box::new(()) });
     }
     for shared in &live {
-        shared.closed.wait(deadline);
+        shared.await_end(deadline);
     }
 }
 
@@ -289,7 +294,9 @@ impl Reactor {
             let now = Instant::now();
             let next = self.core.timers.peek().map(|Reverse((at, _))| *at);
             let timeout = next.map(|at| at.saturating_duration_since(now));
-            if let Err(cause) = self.core.epoll.wait(timeout, |event| events.push(event)) {
+            // All of them: what did not fit would come behind the timers, a peer's last words behind its verdict.
+            let most = self.core.sources.len() + 1;
+            if let Err(cause) = self.core.epoll.wait_all(most, timeout, |event| events.push(event)) {
                 // Cannot happen with a valid epoll and buffer; if it does, it must not spin.
                 log::error!("unisono's background thread cannot wait: {cause}");
                 thread::sleep(Duration::from_millis(100));
@@ -308,6 +315,7 @@ impl Reactor {
                 let over = endpoint.is_over();
                 if over {
                     service.live.lock().unwrap_or_else(PoisonError::into_inner).retain(|it| it.id != id);
+                    endpoint.drop_streams();
                     endpoint.shared().closed.set();
                 }
                 !over
@@ -354,8 +362,13 @@ impl Reactor {
                 Command::Rounds { left, over } => {
                     self.service.send(Command::Rounds { left: left - 1, over });
                 }
-                Command::Close { endpoint, deadline } => {
-                    self.with(endpoint, |endpoint, core| endpoint.close(core, deadline));
+                Command::Close { endpoint, deadline, streams } => {
+                    self.with(endpoint, |endpoint, core| endpoint.close(core, deadline, streams));
+                }
+                #[cfg(test)]
+                Command::Hold(here, until) => {
+                    let _ = here.send(());
+                    let _ = until.recv();
                 }
             }
         }

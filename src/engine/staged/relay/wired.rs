@@ -301,11 +301,13 @@ struct End {
     open: AtomicUsize,
     /// When and why nothing more comes over any.
     cut: OnceLock<(Instant, String)>,
+    /// Whether this rank knows by now what the others have said until some time after that.
+    heard: OnceLock<Arc<AtomicBool>>,
 }
 
 impl Default for End {
     fn default() -> End {
-        End { open: AtomicUsize::new(CONNECTIONS), cut: OnceLock::new() }
+        End { open: AtomicUsize::new(CONNECTIONS), cut: OnceLock::new(), heard: OnceLock::new() }
     }
 }
 
@@ -494,8 +496,16 @@ impl Hub {
 
     /// Why nothing more comes from a member, once there has been time for a better cause.
     fn end(&self, member: usize) -> Option<&str> {
-        let (at, why) = self.ends[member].cut.get()?;
-        (at.elapsed() > DOUBT).then_some(why)
+        let End { cut, heard, .. } = &self.ends[member];
+        let (at, why) = cut.get()?;
+        if at.elapsed() <= DOUBT {
+            return None;
+        }
+        // The service thread of this process may be behind with what has come.
+        let has_heard = self.endpoint.upgrade().is_none_or(|endpoint| {
+            heard.get_or_init(|| endpoint.registration().caught_up()).load(Ordering::Acquire)
+        });
+        has_heard.then_some(why)
     }
 
     /// Whoever waits for a call looks at it again.

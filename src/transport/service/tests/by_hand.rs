@@ -40,7 +40,12 @@ fn respond(stream: &mut impl Stream) -> Vec<u8> {
 
 /// Connects to rank 0 as rank 1 and proves itself.
 fn initiate(stream: &mut impl Stream) {
-    let hello = Hello { purpose: Purpose::Control, initiator: 1, target: 0, job: 7, attempt: 5 };
+    initiate_as(1, stream);
+}
+
+/// The same as another rank.
+fn initiate_as(initiator: u32, stream: &mut impl Stream) {
+    let hello = Hello { purpose: Purpose::Control, initiator, target: 0, job: 7, attempt: 5 };
     let (mut handshake, first) = Handshake::initiate(&secret(), hello, [4; 32]);
     stream.write_all(&first).unwrap();
     loop {
@@ -185,9 +190,10 @@ fn what_a_higher_rank_opens_is_answered_once_an_own_attempt_has_failed() {
     assert!(began.elapsed() < LONG * 2 / 3, "{:?}", began.elapsed());
 }
 
-#[test]
-fn what_a_peer_says_before_all_connections_are_ready_waits_for_them() {
-    let node = Node::new(0, 2, 1, Options { tcp_streams: Some(2), ..over(LinkKind::Tcp) });
+/// Rank 0 of so many has begun to open a link of so many data connections to a rank 1, which has still to say something on
+/// each of them: that end of the control connection, whose proof is said, and of the others with what each has to say.
+fn opening_tcp(size: u32, streams: usize) -> (Node, TcpStream, Vec<(TcpStream, Vec<u8>)>) {
+    let node = Node::new(0, size, 1, Options { tcp_streams: Some(streams), ..over(LinkKind::Tcp) });
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut address = node.registration.address().clone();
     (address.rank, address.addresses) = (1, vec![listener.local_addr().unwrap()]);
@@ -197,18 +203,57 @@ fn what_a_peer_says_before_all_connections_are_ready_waits_for_them() {
     let last = respond(&mut control);
     control.write_all(&last).unwrap();
     assert_eq!(hear(&mut control).0, SETUP);
-    let mut lanes = [0, 1].map(|_| listener.accept().unwrap().0);
-    let last = lanes.each_mut().map(respond);
-    lanes[0].write_all(&last[0]).unwrap();
+    let lane = |_| {
+        let mut lane = listener.accept().unwrap().0;
+        let last = respond(&mut lane);
+        (lane, last)
+    };
+    (node, control, (0..streams).map(lane).collect())
+}
+
+#[test]
+fn what_a_peer_says_before_all_connections_are_ready_waits_for_them() {
+    let (node, mut control, mut lanes) = opening_tcp(2, 2);
+    let [(first, first_last), (second, second_last)] = &mut lanes[..] else { panic!("two lanes") };
+    first.write_all(first_last).unwrap();
     // For the peer, the link is open: it has the proofs of all connections. Its own is still on its way on one of them.
     say(&mut control, SETUP, &setup(Data::Tcp { lanes: 2 }));
     say(&mut control, MESSAGE, b"at once");
     say(&mut control, GOODBYE, b"");
     node.silence();
-    lanes[1].write_all(&last[1]).unwrap();
+    second.write_all(second_last).unwrap();
     assert_eq!(node.link(1).streams.len(), 2);
     assert!(matches!(node.next(), Told::Control(1, message) if message == b"at once"));
     assert!(matches!(node.next(), Told::Left(1)));
+}
+
+#[test]
+fn what_a_peer_has_said_goes_before_a_doubt_however_many_others_have_said_something() {
+    const OTHERS: u32 = 200;
+    let (node, mut control, mut lanes) = opening_tcp(2 + OTHERS, 1);
+    let [(lane, last)] = &mut lanes[..] else { panic!("one lane") };
+    lane.write_all(last).unwrap();
+    say(&mut control, SETUP, &setup(Data::Tcp { lanes: 1 }));
+    let _link = node.link(1);
+    let mut others: Vec<TcpStream> =
+        (0..=OTHERS).map(|_| TcpStream::connect(tcp_address(&node)).unwrap()).collect();
+    // All have been accepted when the last is answered.
+    let last = others.last_mut().unwrap();
+    last.set_read_timeout(Some(LONG)).unwrap();
+    initiate_as(2, last);
+    node.registration.doubt(1, Error::new(Status::PeerFailed, "a stream was reset"));
+    let held = hold_service();
+    for other in &mut others {
+        other.write_all(&[0]).unwrap();
+    }
+    say(&mut control, MESSAGE, b"the cause");
+    // The doubt's time is over before anybody has looked.
+    thread::sleep(Duration::from_millis(150));
+    drop(held);
+    match node.next() {
+        Told::Control(1, message) => assert_eq!(message, b"the cause"),
+        other => panic!("{}", name(&other)),
+    }
 }
 
 #[test]

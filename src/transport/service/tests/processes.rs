@@ -52,6 +52,17 @@ fn other_process() {
             std::mem::forget((node, link));
             std::process::exit(0)
         }
+        // The same, and its service thread is late with what it has to say before that.
+        "late" => {
+            let held = hold_service();
+            thread::spawn(move || {
+                thread::sleep(DROP_TIMEOUT + Duration::from_millis(200));
+                drop(held);
+            });
+            node.registration.send_control(0, b"the cause");
+            std::mem::forget((node, link));
+            std::process::exit(0)
+        }
         "wait" => wait_for_parent(),
         // A process of its own that outlives it, as a data loader would, and holds what it inherited.
         "fork" => {
@@ -273,6 +284,20 @@ fn a_normal_exit_is_a_goodbye() {
         }
         assert!(child.wait().unwrap().success());
         node.silence();
+    }
+}
+
+#[test]
+fn a_process_does_not_exit_before_its_last_words_are_said() {
+    for how in ["shm", "tcp"] {
+        let node = Node::new(0, 2, 1, small());
+        let (mut child, _link) = child(&node, &format!("{how} late"));
+        match node.next() {
+            Told::Control(1, message) => assert_eq!(message, b"the cause"),
+            other => panic!("{}", name(&other)),
+        }
+        assert!(matches!(node.next(), Told::Left(1)));
+        assert!(child.wait().unwrap().success());
     }
 }
 

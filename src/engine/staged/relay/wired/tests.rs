@@ -8,8 +8,10 @@ use socket2::Socket;
 
 use super::*;
 use crate::cuda::double::{Double, Order};
+use crate::rendezvous::secret::SecretKey;
 use crate::sys::epoll::{Epoll, Interest};
 use crate::sys::fork::Unshared;
+use crate::transport::service::hold_service;
 
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -19,7 +21,11 @@ const OTHER: usize = 1;
 
 /// A hub without a group, and the connections to the other rank.
 fn hub() -> (Arc<Hub>, Vec<Socket>, Vec<TcpStream>) {
-    let hub = Hub::new(Crew::all(0, 2), Weak::new(), false).expect("descriptors");
+    hub_of(Weak::new())
+}
+
+fn hub_of(endpoint: Weak<Endpoint>) -> (Arc<Hub>, Vec<Socket>, Vec<TcpStream>) {
+    let hub = Hub::new(Crew::all(0, 2), endpoint, false).expect("descriptors");
     let devices = Devices::over(Double::new(1, Order::Eager)).expect("a driver");
     let memory = RegisteredBuffer::new(&devices, 0, 2 * BYTES).expect("memory");
     let _ = hub.memory.set(Arc::new(Aside::new(memory, "the test's memory")));
@@ -106,6 +112,21 @@ fn a_rank_that_leaves_may_have_bytes_on_their_way_for_as_long_as_they_take() {
     wait_until("the piece", || has_come(&hub, Mark::Given, 0));
     assert_eq!(hub.end(OTHER), None);
     drop(there);
+    wait_until("the end", || hub.end(OTHER).is_some());
+}
+
+#[test]
+fn what_others_have_said_goes_before_the_end_of_connections_however_late_it_is_read() {
+    let identity = Identity { rank: 0, size: 2, secret: SecretKey::new([1; 32]), job: 9 };
+    let endpoint = Endpoint::new(identity, Options::default()).expect("an endpoint");
+    let (hub, _here, _there) = hub_of(Arc::downgrade(&endpoint));
+    let held = hold_service();
+    let long_ago = Instant::now().checked_sub(2 * DOUBT).expect("the machine has run for longer");
+    let _ = hub.ends[OTHER].cut.set((long_ago, "it is reset".into()));
+    assert_eq!(hub.end(OTHER), None);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(hub.end(OTHER), None);
+    drop(held);
     wait_until("the end", || hub.end(OTHER).is_some());
 }
 
