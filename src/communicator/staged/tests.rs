@@ -330,6 +330,68 @@ fn exercise_list(rank: &Rank, kind: Kind, counts: &[usize], round: u32) -> Resul
     Ok(work)
 }
 
+/// What a rank's stream is told of its calls and a test leaves out: of rank `.0` the entry that it records of the `.2`-th call,
+/// or, if `.1`, its wait for the call's end.
+type Missing = (u32, bool, usize);
+
+/// Two calls, one after the other, on a stream that comes to each of them late. What went wrong, and how many entries are
+/// recorded and values waited for by a rank.
+fn twice(
+    transports: &str,
+    order: Order,
+    missing: Option<Missing>,
+    call: impl Fn(&Rank, u32) -> Work + Sync,
+) -> (Vec<String>, Vec<[usize; 2]>) {
+    let answers = ranks(2, transports, order, |rank| {
+        let missing = missing.filter(|(who, ..)| *who == rank.rank);
+        let first_gate = rank.gate();
+        if let Some((_, value, index)) = missing {
+            // The second gate is a wait for a value, too.
+            if value { rank.double.ignore_value(2 * index) } else { rank.double.ignore_record(index) }
+        }
+        let before = [rank.double.records(), rank.double.values()];
+        let first = call(rank, 0);
+        let gates = [first_gate, rank.gate()];
+        // The same root.
+        let works = [first, call(rank, 2)];
+        // Time for what comes too early.
+        std::thread::sleep(Duration::from_millis(1));
+        let held = missing.and_then(|(_, value, index)| (!value).then_some(index));
+        for index in (0..2).rev().filter(|index| Some(*index) != held) {
+            gates[index].release();
+        }
+        if let Some(index) = held {
+            // It knows nothing of its stream, and ends without it.
+            let until = Instant::now() + PATIENCE;
+            while works[index].test().is_none() && Instant::now() < until {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            gates[index].release();
+        }
+        for work in works {
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        }
+        let waits = [rank.double.records() - before[0], rank.double.values() - before[1] - 1];
+        (rank.drain(), waits)
+    });
+    let (complaints, waits): (Vec<_>, Vec<_>) = answers.into_iter().unzip();
+    (complaints.concat(), waits)
+}
+
+/// Something goes wrong in some order of the streams without any one of what `twice` leaves out.
+fn each_wait_is_needed(twice: impl Fn(Order, Option<Missing>) -> (Vec<String>, Vec<[usize; 2]>)) {
+    let (_, waits) = twice(Order::RoundRobin, None);
+    for (who, [entries, values]) in waits.into_iter().enumerate() {
+        assert_eq!([entries, values], [2, 2], "rank {who}");
+        let all = (0..entries).map(|index| (false, index)).chain((0..values).map(|index| (true, index)));
+        for (value, index) in all {
+            let missing = Some((who as u32, value, index));
+            let shows = |order| !twice(order, missing).0.is_empty();
+            assert!(Order::all(3).into_iter().any(shows), "nothing goes wrong without {missing:?}");
+        }
+    }
+}
+
 /// How often something is tried that a busy processor may hide.
 const TRIES: usize = 20;
 

@@ -581,7 +581,21 @@ impl Machine {
             && pending.behind.and_then(|before| self.pending.get(&before)).is_none_or(Pending::has_begun)
     }
 
-    /// The task to run next, by the order.
+    /// Whether the stream that goes before all others has something to do, or a thread that does it. (Code of the test's may
+    /// wait for what others do.)
+    fn first_moves(&self) -> bool {
+        let Order::First(first) = self.order else { return false };
+        let moves = |(id, pending): (&u64, &Pending)| {
+            self.known.get(first) == Some(&pending.queue)
+                && match self.running.contains(id) {
+                    true => !matches!(pending.task, Task::Host { .. }),
+                    false => self.is_ready(pending),
+                }
+        };
+        self.pending.iter().any(moves)
+    }
+
+    /// The task to run next, by the order. None while the stream that goes before all others is busy with one.
     pub(super) fn choose(&mut self) -> Option<u64> {
         let mut ready: Vec<(u64, usize)> = Vec::new();
         for (&id, pending) in &self.pending {
@@ -597,7 +611,11 @@ impl Machine {
                 let turn = self.turn;
                 ready.iter().min_by_key(|(_, queue)| (queue + queues - turn) % queues)
             }
-            Order::First(stream) => ready.iter().min_by_key(|(_, queue)| (*queue != stream, *queue)),
+            Order::First(stream) => {
+                let first_moves = self.first_moves();
+                let chosen = ready.iter().min_by_key(|(_, queue)| (*queue != stream, *queue));
+                chosen.filter(|(_, queue)| *queue == stream || !first_moves)
+            }
             Order::Last(stream) => ready.iter().min_by_key(|(_, queue)| (*queue == stream, *queue)),
             Order::Backward => ready.iter().max_by_key(|(_, queue)| *queue),
             Order::Random(_) => {
@@ -616,6 +634,9 @@ impl Machine {
 
     /// A ready task that has to run before `goal` is done, if one is ready.
     pub(super) fn needed_for(&mut self, goal: u64) -> Option<u64> {
+        if self.first_moves() {
+            return None;
+        }
         let (mut open, mut seen) = (vec![goal], HashSet::new());
         while let Some(id) = open.pop() {
             let Some(pending) = self.pending.get(&id).filter(|_| seen.insert(id)) else { continue };

@@ -77,29 +77,11 @@ fn a_rank_with_no_bytes_in_a_piece_waits_for_no_orders_of_calls_before() {
     assert_eq!(complaints.concat(), Vec::<String>::new());
 }
 
-/// Two calls of one kind, one after the other, on a stream that comes to them late. Without the `missing`-th entry that
-/// rank `who` records (or, if `value`, its `missing`-th wait for a value). What went wrong, and how many entries are
-/// recorded and values waited for by a rank.
-fn twice(kind: Kind, order: Order, missing: Option<(u32, bool, usize)>) -> (Vec<String>, Vec<[usize; 2]>) {
-    let answers = ranks(2, "shm", order, |rank| {
-        let gate = rank.gate();
-        if let Some((_, value, index)) = missing.filter(|(who, ..)| *who == rank.rank) {
-            if value { rank.double.ignore_value(index) } else { rank.double.ignore_record(index) }
-        }
-        let before = [rank.double.records(), rank.double.values()];
-        // The same root twice.
-        let works = [0, 2].map(|round| exercise(rank, kind, 201, false, round).expect("it starts"));
-        // Time for what comes too early.
-        std::thread::sleep(Duration::from_millis(1));
-        gate.release();
-        for work in works {
-            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
-        }
-        let waits = [rank.double.records() - before[0], rank.double.values() - before[1]];
-        (rank.drain(), waits)
-    });
-    let (complaints, waits): (Vec<_>, Vec<_>) = answers.into_iter().unzip();
-    (complaints.concat(), waits)
+/// See [`super::twice`].
+fn twice(kind: Kind, order: Order, missing: Option<Missing>) -> (Vec<String>, Vec<[usize; 2]>) {
+    super::twice("shm", order, missing, |rank, round| {
+        exercise(rank, kind, 201, false, round).expect("it starts")
+    })
 }
 
 #[test]
@@ -115,18 +97,7 @@ fn calls_are_right_in_every_order() {
 #[test]
 fn every_wait_is_needed() {
     for kind in [Kind::Allreduce, Kind::Broadcast] {
-        let (_, waits) = twice(kind, Order::RoundRobin, None);
-        for (who, [entries, values]) in waits.into_iter().enumerate() {
-            assert_eq!([entries, values], [2, 2], "{kind:?}, rank {who}");
-            let all = (0..entries).map(|index| (false, index)).chain((0..values).map(|index| (true, index)));
-            for (value, index) in all {
-                let missing = Some((who as u32, value, index));
-                let shows = |order| !twice(kind, order, missing).0.is_empty();
-                // More than once: a processor that is busy elsewhere lets the streams get ahead of the call.
-                let found = (0..TRIES).any(|_| Order::all(3).into_iter().any(shows));
-                assert!(found, "{kind:?}: nothing goes wrong without {missing:?}");
-            }
-        }
+        each_wait_is_needed(|order, missing| twice(kind, order, missing));
     }
 }
 

@@ -241,27 +241,12 @@ fn a_root_in_place_keeps_its_block() {
     assert_eq!(complaints.concat(), Vec::<String>::new());
 }
 
-/// Two calls, one after the other, on a stream that comes to them late. As [`super::twice`].
-fn twice(kind: Kind, order: Order, missing: Option<(u32, bool, usize)>) -> (Vec<String>, Vec<[usize; 2]>) {
-    let answers = ranks(2, "tcp", order, |rank| {
-        let gate = rank.gate();
-        if let Some((_, value, index)) = missing.filter(|(who, ..)| *who == rank.rank) {
-            if value { rank.double.ignore_value(index) } else { rank.double.ignore_record(index) }
-        }
-        let before = [rank.double.records(), rank.double.values()];
-        let lists = |round| Lists::new(kind, 2, 0, |from, to| 500 + 100 * (from + to + round) as usize);
-        let works = [0, 1].map(|round| rank.start_lists(&lists(round), None, round).expect("it starts"));
-        // Time for what comes too early.
-        std::thread::sleep(Duration::from_millis(1));
-        gate.release();
-        for work in works {
-            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
-        }
-        let waits = [rank.double.records() - before[0], rank.double.values() - before[1]];
-        (rank.drain(), waits)
-    });
-    let (complaints, waits): (Vec<_>, Vec<_>) = answers.into_iter().unzip();
-    (complaints.concat(), waits)
+/// See [`super::twice`].
+fn twice(kind: Kind, order: Order, missing: Option<Missing>) -> (Vec<String>, Vec<[usize; 2]>) {
+    super::twice("tcp", order, missing, |rank, round| {
+        let lists = Lists::new(kind, 2, 0, |from, to| 500 + 100 * (from + to + round) as usize);
+        rank.start_lists(&lists, None, round).expect("it starts")
+    })
 }
 
 #[test]
@@ -276,17 +261,7 @@ fn calls_with_lists_are_right_in_every_order() {
 
 #[test]
 fn every_wait_of_calls_with_lists_is_needed() {
-    let (_, waits) = twice(Kind::Alltoall, Order::RoundRobin, None);
-    for (who, [entries, values]) in waits.into_iter().enumerate() {
-        assert_eq!([entries, values], [2, 2], "rank {who}");
-        let all = (0..entries).map(|index| (false, index)).chain((0..values).map(|index| (true, index)));
-        for (value, index) in all {
-            let missing = Some((who as u32, value, index));
-            let shows = |order| !twice(Kind::Alltoall, order, missing).0.is_empty();
-            let found = (0..TRIES).any(|_| Order::all(3).into_iter().any(shows));
-            assert!(found, "nothing goes wrong without {missing:?}");
-        }
-    }
+    each_wait_is_needed(|order, missing| twice(Kind::Alltoall, order, missing));
 }
 
 #[test]

@@ -44,15 +44,15 @@ fn a_driver_call_that_fails_is_named_on_all_ranks() {
     failing_calls_are_named("shm", 1, |rank| exercise(rank, Kind::Allreduce, 201, false, 0));
 }
 
-#[test]
-fn a_deadline_lets_the_stream_go_on() {
+/// How a call ends that rank 1 does not make and that has so much time.
+fn overdue(timeout: Duration) -> Error {
     let outcomes = ranks(2, "shm", Order::RoundRobin, |rank| {
         let mut answer = (None, Vec::new());
         if rank.rank == 0 {
             let values = given(0, 0, 201);
             let (input, output) = (rank.memory(&values), rank.memory(&values));
             rank.fill(input, &values);
-            let call = Call { timeout: Some(Duration::from_millis(100)), ..rank.call() };
+            let call = Call { timeout: Some(timeout), ..rank.call() };
             let work =
                 rank.start(&request(Kind::Allreduce, input, output, 201, 0), &call).expect("it starts");
             let error = work.wait(Deadline::after(PATIENCE)).expect_err("rank 1 does not call");
@@ -66,10 +66,22 @@ fn a_deadline_lets_the_stream_go_on() {
         answer
     });
     let (error, complaints) = &outcomes[0];
-    let error = error.as_ref().expect("it has failed");
-    assert_eq!(error.status(), Status::Timeout);
-    assert!(error.text().contains("nothing from rank 1"), "{error}");
     assert_eq!(complaints, &Vec::<String>::new());
+    error.clone().expect("it has failed")
+}
+
+#[test]
+fn a_deadline_lets_the_stream_go_on() {
+    // Where the machine is busy with something else, the own copies may be what is late.
+    for milliseconds in [100, 1000, 10_000] {
+        let error = overdue(Duration::from_millis(milliseconds));
+        assert_eq!(error.status(), Status::Timeout);
+        if error.text().contains("nothing from rank 1") {
+            return;
+        }
+        assert!(error.text().contains("has not ended"), "{error}");
+    }
+    panic!("it never says for whom it waits");
 }
 
 #[test]
