@@ -28,6 +28,7 @@ mod copies;
 mod cut;
 mod job;
 mod lists;
+mod pool;
 pub mod relay;
 mod resources;
 mod room;

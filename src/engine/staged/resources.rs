@@ -6,6 +6,7 @@ use std::cell::Cell;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use super::pool::{Left, Pool, Stock};
 use super::{COPIES, StreamOrder, relay};
 use crate::cuda::by_device::ByDevice;
 use crate::cuda::context::Devices;
@@ -94,7 +95,14 @@ enum Behind {
     Courier(Arc<Courier>),
 }
 
-impl Parked {
+impl Left for Parked {
+    fn is_used(&self) -> Option<bool> {
+        match &self.behind {
+            Behind::Stores | Behind::Tail(_) => None,
+            Behind::Courier(courier) => Some(!courier.is_gone()),
+        }
+    }
+
     fn has_ended(&self) -> Result<bool> {
         match &self.behind {
             Behind::Tail(tail) => tail.query(),
@@ -182,11 +190,12 @@ impl Entry {
     }
 
     fn record(stream: &Stream) -> Result<Entry> {
-        let mut pool = lock(&POOL);
+        let mut pool = POOL.lock();
         let fits = |event: &Event| {
             event.device() == stream.device() && Arc::ptr_eq(event.devices(), stream.devices())
         };
-        let kept = pool.entries.iter().position(fits).map(|index| pool.entries.swap_remove(index));
+        let entries = &mut pool.stock.entries;
+        let kept = entries.iter().position(fits).map(|index| entries.swap_remove(index));
         drop(pool);
         let event = match kept {
             Some(event) => event,
@@ -200,7 +209,7 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         if let Some(Mark::Event(event)) = self.mark.take() {
-            lock(&POOL).entries.push(event);
+            POOL.lock().stock.entries.push(event);
         }
     }
 }
@@ -239,30 +248,24 @@ fn make(devices: &Arc<Devices>, device: u32) -> Result<()> {
     front(devices, device)?;
     drop(devices.word(device)?);
     devices.prepare_couriers(device)?;
-    let mut pool = lock(&POOL);
-    pool.bays.extend(bays);
-    pool.entries.extend(entries);
-    pool.keep(lanes);
+    let stock = &mut POOL.lock().stock;
+    stock.bays.extend(bays);
+    stock.entries.extend(entries);
+    stock.keep_lanes(lanes);
     Ok(())
 }
 
-struct Pool {
+struct Kept {
     bays: Vec<Arc<Bay>>,
     /// Which of them is next.
     turn: usize,
     entries: Vec<Event>,
     /// Those used last are last.
     lanes: Vec<Lane>,
-    parked: Vec<Parked>,
 }
 
-static POOL: Mutex<Pool> = Mutex::new(Pool {
-    bays: Vec::new(),
-    turn: 0,
-    entries: Vec::new(),
-    lanes: Vec::new(),
-    parked: Vec::new(),
-});
+static POOL: Pool<Kept> =
+    Pool::new(Kept { bays: Vec::new(), turn: 0, entries: Vec::new(), lanes: Vec::new() });
 
 impl Bay {
     fn new(devices: &Arc<Devices>, device: u32) -> Result<Arc<Bay>> {
@@ -274,10 +277,10 @@ impl Bay {
     /// Side streams of a device.
     pub(super) fn take(devices: &Arc<Devices>, device: u32) -> Result<Arc<Bay>> {
         prepare(devices, device)?;
-        unpark(true);
-        let mut pool = lock(&POOL);
-        pool.turn = pool.turn.wrapping_add(1);
-        let (turn, bays) = (pool.turn, &pool.bays);
+        POOL.unpark(true);
+        let stock = &mut POOL.lock().stock;
+        stock.turn = stock.turn.wrapping_add(1);
+        let (turn, bays) = (stock.turn, &stock.bays);
         let fits = |bay: &&Arc<Bay>| bay.device == device && Arc::ptr_eq(&bay.devices, devices);
         match bays.iter().filter(fits).nth(turn % BAYS) {
             Some(bay) => Ok(bay.clone()),
@@ -289,7 +292,7 @@ impl Bay {
 impl Lane {
     /// A lane of at least `bytes` bytes.
     pub(super) fn take(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<Lane> {
-        unpark(true);
+        POOL.unpark(true);
         match Lane::kept(devices, device, bytes) {
             Some(lane) => Ok(lane),
             None => Lane::new(devices, device, rounded(bytes)),
@@ -298,19 +301,19 @@ impl Lane {
 
     /// As [`Lane::take`], if there is one of which it is known without the driver that nobody uses it.
     pub(super) fn take_kept(devices: &Arc<Devices>, device: u32, bytes: usize) -> Option<Lane> {
-        unpark(false);
+        POOL.unpark(false);
         Lane::kept(devices, device, bytes)
     }
 
     /// One that nobody uses, as far as is known.
     fn kept(devices: &Arc<Devices>, device: u32, bytes: usize) -> Option<Lane> {
         let bytes = rounded(bytes);
-        let mut pool = lock(&POOL);
+        let lanes = &mut POOL.lock().stock.lanes;
         let fits = |lane: &Lane| {
             lane.memory.bytes() == bytes && lane.device == device && Arc::ptr_eq(&lane.devices, devices)
         };
-        let index = pool.lanes.iter().position(fits)?;
-        Some(pool.lanes.remove(index))
+        let index = lanes.iter().position(fits)?;
+        Some(lanes.remove(index))
     }
 
     fn new(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<Lane> {
@@ -401,17 +404,17 @@ fn rounded(bytes: usize) -> usize {
 
 /// Takes back what a call ran in. No stream is to do anything with it any more.
 pub(super) fn give_back(lanes: Vec<Lane>) {
-    lock(&POOL).keep(lanes);
+    POOL.lock().stock.keep_lanes(lanes);
 }
 
 /// Takes back what a copy on a caller's stream went through, once what each lane's `stored` is behind has ended.
 pub(super) fn park(lanes: Vec<Lane>) {
-    lock(&POOL).parked.push(Parked { behind: Behind::Stores, lanes });
+    POOL.park(Parked { behind: Behind::Stores, lanes });
 }
 
 /// Takes back what a call ran in, once `courier` touches nothing any more.
 pub(super) fn park_behind(courier: Arc<Courier>, lanes: Vec<Lane>) {
-    lock(&POOL).parked.push(Parked { behind: Behind::Courier(courier), lanes });
+    POOL.park(Parked { behind: Behind::Courier(courier), lanes });
 }
 
 /// Lets go of what a call ran in that is given up, when side streams may still use it. The caller's stream goes on
@@ -437,7 +440,7 @@ pub(super) fn leave(order: &StreamOrder, bay: &Bay, lanes: Vec<Lane>, released: 
             while exit.is_none() && matches!(tail.query(), Ok(false)) && !until.expired() {
                 sys::process::yield_now();
             }
-            lock(&POOL).parked.push(Parked { behind: Behind::Tail(tail), lanes });
+            POOL.park(Parked { behind: Behind::Tail(tail), lanes });
         }
         Err(error) => {
             // The device does nothing any more that could be waited for.
@@ -451,11 +454,22 @@ pub(super) fn leave(order: &StreamOrder, bay: &Bay, lanes: Vec<Lane>, released: 
     }
 }
 
-impl Pool {
+impl Stock for Kept {
+    type Left = Parked;
+    type Rest = Vec<Behind>;
+
+    fn keep(&mut self, left: Vec<Parked>) -> Vec<Behind> {
+        let (behind, lanes): (_, Vec<_>) = left.into_iter().map(|left| (left.behind, left.lanes)).unzip();
+        self.keep_lanes(lanes.into_iter().flatten().collect());
+        behind
+    }
+}
+
+impl Kept {
     /// Keeps lanes for the next calls. Of what is too much those go that have been used least lately: a call that is made again
     /// finds what it had. Where streams may wait for the host none goes: giving registered memory back waits for them, with
     /// a lock held that what they wait for needs.
-    fn keep(&mut self, lanes: Vec<Lane>) {
+    fn keep_lanes(&mut self, lanes: Vec<Lane>) {
         let mut surplus = Vec::new();
         for lane in lanes {
             lane.forget_orders();
@@ -483,40 +497,6 @@ impl Pool {
             drop(Aside::new(surplus, "pinned memory is not given back"));
         }
     }
-}
-
-/// Those who ask the driver what has ended do so one after the other: what they ask about is not in the pool meanwhile, and another
-/// would make a lane instead of it.
-static ASKING: Mutex<()> = Mutex::new(());
-
-/// Looks whether the copies of calls that ended before them have ended: without `asks_driver` only where that is known without it.
-///
-/// The driver is asked without the pool's lock: it may be long in coming back, and calls that need nothing of it take and give back
-/// lanes meanwhile.
-fn unpark(asks_driver: bool) {
-    let mut pool = lock(&POOL);
-    let is_over = |parked: &Parked| matches!(&parked.behind, Behind::Courier(courier) if courier.is_gone());
-    let (over, others) = std::mem::take(&mut pool.parked).into_iter().partition(is_over);
-    pool.parked = others;
-    pool.keep(Vec::into_iter(over).flat_map(|parked| parked.lanes).collect());
-    drop(pool);
-    if !asks_driver {
-        return;
-    }
-    let _asking = lock(&ASKING);
-    let parked = std::mem::take(&mut lock(&POOL).parked);
-    let (mut lanes, mut left): (Vec<Lane>, Vec<Parked>) = Default::default();
-    for parked in parked {
-        match parked.has_ended() {
-            Ok(true) => lanes.extend(parked.lanes),
-            Ok(false) => left.push(parked),
-            // The device is lost to this process, and what it was given with it.
-            Err(_) => std::mem::forget(parked),
-        }
-    }
-    let mut pool = lock(&POOL);
-    pool.keep(lanes);
-    pool.parked.extend(left);
 }
 
 /// Has whoever moves an endpoint's operations look again soon, when a stream has been given something.

@@ -1,8 +1,9 @@
 //! What relayed pieces run on: streams, and an event for each piece under way, kept by the process between calls; or a
 //! courier.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use super::super::pool::{self, Left};
 use super::super::resources::Ringer;
 use super::super::{COPIES, StreamOrder, copies};
 use super::Combine;
@@ -16,7 +17,6 @@ use crate::cuda::kernels::Launch;
 use crate::cuda::local::{Fold, Kernels, Operand};
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
-use crate::engine::endpoint::lock;
 use crate::error::{Result, fail};
 use crate::reduce::{self, Representation};
 use crate::sys;
@@ -92,9 +92,16 @@ enum Tail {
     Courier(Arc<Courier>),
 }
 
-impl Tail {
+impl Left for Parked {
+    fn is_used(&self) -> Option<bool> {
+        match &self.tail {
+            Tail::Event(_) => None,
+            Tail::Courier(courier) => Some(!courier.is_gone()),
+        }
+    }
+
     fn has_ended(&self) -> Result<bool> {
-        match self {
+        match &self.tail {
             Tail::Event(event) => event.query(),
             Tail::Courier(courier) => Ok(courier.is_gone()),
         }
@@ -110,7 +117,7 @@ impl Tracks {
             return Ok(Tracks::Streams(tracks));
         };
         // Lanes of calls that were given up, if that is known without the driver.
-        unpark(false);
+        POOL.unpark(false);
         let (customer, pieces) = (errand.customer().clone(), vec![NOTHING; pieces as usize]);
         Ok(Tracks::Courier(Ordered { errand: Some(errand), customer, pieces }))
     }
@@ -244,7 +251,7 @@ impl Tracks {
     pub(super) fn give_back(self, order: &mut StreamOrder) {
         match self {
             Tracks::Streams(tracks) => {
-                lock(&POOL).steps.extend(tracks.into_iter().map(|track| track.step));
+                POOL.lock().stock.steps.extend(tracks.into_iter().map(|track| track.step));
             }
             Tracks::Courier(ordered) => order.errand = ordered.errand,
         }
@@ -297,39 +304,52 @@ fn leave(order: &StreamOrder, mut tracks: Vec<Track>, lanes: Pinned) {
     }
 }
 
-struct Pool {
+struct Stock {
     /// As many for each device as a call takes, made before any stream waits for a call.
     streams: Vec<Arc<Stream>>,
     /// Which of them is next.
     turn: usize,
     steps: Vec<Event>,
-    parked: Vec<Parked>,
 }
 
-static POOL: Mutex<Pool> =
-    Mutex::new(Pool { streams: Vec::new(), turn: 0, steps: Vec::new(), parked: Vec::new() });
+static POOL: pool::Pool<Stock> = pool::Pool::new(Stock { streams: Vec::new(), turn: 0, steps: Vec::new() });
+
+impl pool::Stock for Stock {
+    type Left = Parked;
+    /// What came after calls and the lanes that they used.
+    type Rest = Vec<(Tail, Pinned)>;
+
+    fn keep(&mut self, over: Vec<Parked>) -> Vec<(Tail, Pinned)> {
+        let keep = |Parked { tail, tracks, lanes }| {
+            self.steps.extend(tracks.into_iter().map(|track: Track| track.step));
+            (tail, lanes)
+        };
+        over.into_iter().map(keep).collect()
+    }
+}
 
 /// Makes the streams of a device, once: see [`resources::prepare`](super::super::resources::prepare). They never wait for the
 /// host.
 pub(in super::super) fn prepare(devices: &Arc<Devices>, device: u32) -> Result<()> {
     let make = |_| Stream::with_priority(devices, device, false, Priority::Highest).map(Arc::new);
     let streams = (0..LANES).map(make).collect::<Result<Vec<_>>>()?;
-    lock(&POOL).streams.extend(streams);
+    POOL.lock().stock.streams.extend(streams);
     Ok(())
 }
 
 impl Track {
     /// A track on a device.
     pub(super) fn take(devices: &Arc<Devices>, device: u32) -> Result<Track> {
-        unpark(true);
-        let mut pool = lock(&POOL);
+        POOL.unpark(true);
+        let mut shelves = POOL.lock();
+        let pool = &mut shelves.stock;
         let fits = |step: &Event| step.device() == device && Arc::ptr_eq(step.devices(), devices);
         let kept = pool.steps.iter().position(fits).map(|index| pool.steps.swap_remove(index));
         pool.turn = pool.turn.wrapping_add(1);
         let of_device =
             |stream: &&Arc<Stream>| stream.device() == device && Arc::ptr_eq(stream.devices(), devices);
         let stream = pool.streams.iter().filter(of_device).nth(pool.turn % LANES as usize).cloned();
-        drop(pool);
+        drop(shelves);
         let Some(stream) = stream else { fail!(Internal, "GPU {device} has no streams for relayed calls") };
         let step = match kept {
             Some(step) => step,
@@ -376,60 +396,14 @@ impl Track {
 
 /// Takes back tracks, and lets go of the lanes, once `tail` has ended.
 fn park(tail: Tail, tracks: Vec<Track>, lanes: Pinned) {
-    lock(&POOL).parked.push(Parked { tail, tracks, lanes });
-}
-
-/// Those who ask the driver what has ended do so one after the other: what they ask about is not in the pool meanwhile, and another
-/// would make a step instead of it.
-static ASKING: Mutex<()> = Mutex::new(());
-
-/// Looks whether the steps of calls that were given up have ended, without `asks_driver` only where that is known without it, and lets
-/// go of the lanes that they used, without the pool's lock.
-///
-/// The driver is asked without it, too: it may be long in coming back, and calls with a courier need nothing of it.
-fn unpark(asks_driver: bool) {
-    let mut pool = lock(&POOL);
-    let is_over = |parked: &Parked| matches!(&parked.tail, Tail::Courier(courier) if courier.is_gone());
-    let (over, others) = std::mem::take(&mut pool.parked).into_iter().partition(is_over);
-    pool.parked = others;
-    let done = pool.keep(over);
-    drop((pool, done));
-    if !asks_driver {
-        return;
-    }
-    let _asking = lock(&ASKING);
-    let parked = std::mem::take(&mut lock(&POOL).parked);
-    let (mut over, mut left): (Vec<Parked>, Vec<Parked>) = Default::default();
-    for parked in parked {
-        match parked.tail.has_ended() {
-            Ok(true) => over.push(parked),
-            Ok(false) => left.push(parked),
-            // The device is lost to this process, and what it was given with it.
-            Err(_) => std::mem::forget(parked),
-        }
-    }
-    let mut pool = lock(&POOL);
-    pool.parked.extend(left);
-    let done = pool.keep(over);
-    drop((pool, done));
-}
-
-impl Pool {
-    /// Keeps the steps of calls that are over. Answers what came after them and the lanes that they used, to be dropped without the lock:
-    /// that asks the driver.
-    fn keep(&mut self, over: Vec<Parked>) -> Vec<(Tail, Pinned)> {
-        let keep = |Parked { tail, tracks, lanes }| {
-            self.steps.extend(tracks.into_iter().map(|track: Track| track.step));
-            (tail, lanes)
-        };
-        over.into_iter().map(keep).collect()
-    }
+    POOL.park(Parked { tail, tracks, lanes });
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, Instant};
 
+    use super::pool::Stock;
     use super::*;
     use crate::cuda::double::{Double, Order, Waiting};
 
@@ -456,7 +430,7 @@ mod tests {
             // Other tests have it now and then.
             let start = Instant::now();
             while !is_free && start.elapsed() < Duration::from_secs(2) {
-                is_free = POOL.try_lock().is_ok();
+                is_free = POOL.is_free();
             }
             gate.release();
         });
@@ -481,7 +455,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(20));
             scope.spawn(move || {
                 let over = vec![Parked { tail, tracks: Vec::new(), lanes: Arc::new(()) }];
-                let done = lock(&POOL).keep(over);
+                let done = POOL.lock().stock.keep(over);
                 tell.send(()).expect("the test waits");
                 drop(done);
             });
