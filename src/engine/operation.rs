@@ -290,11 +290,17 @@ impl Running {
 
     /// Its turn has come.
     pub fn activate(&self) {
-        self.group.begin(&self.call);
-        if let Stage::Running { compare_at, .. } = &mut *lock(&self.stage) {
+        let mut stage = lock(&self.stage);
+        if let Stage::Running { compare_at, .. } = &mut *stage {
+            self.group.begin(&self.call);
             *compare_at = self.call.compare_at(Instant::now());
         }
         self.active.store(true, Ordering::Release);
+        let has_ended = matches!(*stage, Stage::Over);
+        drop(stage);
+        if has_ended {
+            self.pass_on();
+        }
     }
 
     /// Moves it. Over: it has ended, now or before.
@@ -362,6 +368,22 @@ impl Running {
         Look::Over(())
     }
 
+    /// Ends it if its group has failed, also before its turn: whoever moves the call that has the turn may be held up in the driver,
+    /// which may wait for a stream that waits for this one. Only for one that asks no driver. Whether it has ended.
+    pub fn end_in_failure(&self) -> bool {
+        let Ok(mut stage) = self.stage.try_lock() else { return false };
+        let (Stage::Running { operation, .. }, Some(error)) = (&mut *stage, self.group.failure()) else {
+            return false;
+        };
+        let standing = operation.standing();
+        operation.abandon(&self.group);
+        *stage = Stage::Over;
+        let active = self.is_active();
+        drop(stage);
+        self.end(Err(error), standing, active);
+        true
+    }
+
     /// Whether its turn has gone to the next call.
     pub fn has_passed(&self) -> bool {
         self.passed.load(Ordering::Relaxed)
@@ -426,11 +448,18 @@ impl Running {
 
     /// `standing`: where it stood when it failed.
     fn finish(&self, result: Result<Completion>, standing: Option<String>) {
+        self.end(result, standing, true);
+    }
+
+    /// As [`Running::finish`]. What had no turn passes it on when it comes: see [`Running::activate`].
+    fn end(&self, result: Result<Completion>, standing: Option<String>, had_turn: bool) {
         let result = self.group.note_end(&self.call, result).map_err(|error| match standing {
             Some(standing) => Error::new(error.status(), format!("{error}; here, {standing}")),
             None => error,
         });
-        self.pass_on();
+        if had_turn {
+            self.pass_on();
+        }
         // The endpoint's list holds this, and this holds the endpoint: the circle ends here, whoever moved it last.
         self.group.endpoint().disown(self);
         let mut ending = lock(&self.ending);

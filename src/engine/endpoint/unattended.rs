@@ -231,7 +231,7 @@ impl Endpoint {
         }
         self.progress(0, Through::Messages);
         for running in self.unattended.all().iter().filter(left) {
-            if running.advance() == Look::Over(()) {
+            if running.advance() == Look::Over(()) || running.end_in_failure() {
                 self.disown(running);
             }
         }

@@ -245,6 +245,44 @@ fn a_stream_for_which_the_driver_waits_goes_on_when_another_rank_fails() {
     }
 }
 
+/// Who gives up the call before it is held up in the driver, and that waits for this one's courier.
+#[test]
+fn a_courier_leaves_although_its_call_stands_behind_one_that_is_held_up() {
+    let [is_held, is_over] = [(); 2].map(|()| AtomicBool::new(false));
+    let complaints = ranks(2, "shm,tcp", Order::RoundRobin, |rank| {
+        rank.copy_by_kernels();
+        let memory = rank.memory(&[1]);
+        let sum = request(Kind::Allreduce, memory, memory, 1, 0);
+        // On side streams, then by a courier.
+        let start = || [Call::default(), rank.call()].map(|call| rank.start(&sum, &call).expect("it starts"));
+        for work in start() {
+            work.wait(deadline()).expect("a good call");
+        }
+        if rank.rank == 1 {
+            wait_for(&is_held);
+            rank.context.abort();
+            wait_for(&is_over);
+            return Vec::new();
+        }
+        let _over = SetAtEnd(&is_over);
+        rank.double.hold_lock(Waiting::All, STUCK);
+        let (begun, works) = (Instant::now(), start());
+        std::thread::scope(|scope| {
+            scope.spawn(|| rank.double.launch_first(0));
+            // By then it waits; if not, the test finds less.
+            std::thread::sleep(Duration::from_millis(20));
+            is_held.store(true, Ordering::Release);
+        });
+        for work in works {
+            let error = work.wait(deadline()).expect_err("the other does not call");
+            assert_eq!(error.status(), Status::Aborted, "{error}");
+        }
+        assert!(begun.elapsed() < STUCK / 2, "{:?}", begun.elapsed());
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
 #[test]
 fn a_call_that_is_refused_waits_for_no_stream() {
     let met = Barrier::new(2);
