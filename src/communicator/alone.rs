@@ -51,6 +51,8 @@ impl Context {
             let why = "what the processors do for a group of one, scaling and copies of host memory, cannot be captured";
             survey.stream.refuse_capture("call->stream", why)?;
         }
+        // Before anything is given to the stream: what fails behind that leaves the caller's memory in use.
+        let event = if survey.captured { None } else { Some(Event::new(&survey.devices, survey.device)?) };
         // SAFETY: the caller's promise; input and output have the same length in a group of one.
         unsafe {
             match (factor, &scaler) {
@@ -60,12 +62,16 @@ impl Context {
                 (Some(_), None) => scale(survey, checked, request)?,
             }
         }
-        if survey.captured {
+        let Some(event) = event else {
             // It is done whenever its graph is replayed.
             return Ok(Work::ended(Ok(Completion::default())));
+        };
+        if let Err(error) = event.record(&survey.stream) {
+            // The caller has its memory back when this returns.
+            let _ = survey.stream.synchronize(Deadline::after(self.timeout()));
+            return Err(error);
         }
-        let event = Arc::new(Event::new(&survey.devices, survey.device)?);
-        event.record(&survey.stream)?;
+        let event = Arc::new(event);
         let context = self.clone();
         let work = Work::enqueued(event, move || context.failure());
         if !survey.ordered {

@@ -266,7 +266,10 @@ impl Begun {
     /// As [`Begun::close`], but waits itself for what the driver is asked to do meanwhile.
     pub(super) fn complete(self) -> Result<Work> {
         match self.close {
-            Some(Close { exit: Exit::Word(_), .. }) => self.work.wait(Deadline::NEVER).map(|_| self.work),
+            Some(Close { exit: Exit::Word(exit), .. }) => {
+                let ended = self.work.wait(Deadline::NEVER);
+                ended.inspect_err(|_| await_copies(&exit)).map(|_| self.work)
+            }
             _ => self.close(),
         }
     }
@@ -314,10 +317,8 @@ impl Begun {
             let group = running.group();
             group.fail(error.context(format_args!("rank {} of '{}'", group.rank(), group.name())));
             running.cancel();
-            // The caller has its memory back when this returns: not before the copies under way have ended.
-            let until = Deadline::after(COPIES);
-            while exit.as_ref().is_some_and(|exit| !exit.is_released()) && !until.expired() {
-                sys::process::yield_now();
+            if let Some(exit) = exit {
+                await_copies(&exit);
             }
             return Err(error);
         }
@@ -327,6 +328,15 @@ impl Begun {
 
 /// How long a call that its stream does not wait for is waited for on the host, once it is given up.
 const COPIES: Duration = Duration::from_secs(1);
+
+/// Waits for the copies of a call that has failed and for which no stream waits: the caller has its memory back then. `exit` is
+/// released behind them.
+fn await_copies(exit: &Word) {
+    let until = Deadline::after(COPIES);
+    while !exit.is_released() && !until.expired() {
+        sys::process::yield_now();
+    }
+}
 
 impl Context {
     /// A collective that this rank is kept from starting fails for all: the others would wait for it.

@@ -44,6 +44,84 @@ fn a_driver_call_that_fails_is_named_on_all_ranks() {
     failing_calls_are_named("shm", 1, |rank| exercise(rank, Kind::Allreduce, 201, false, 0));
 }
 
+/// No stream is behind the copies of a call that its thread waits for.
+#[test]
+fn memory_is_the_callers_again_when_a_call_that_its_thread_waits_for_has_failed() {
+    const LEN: usize = 16;
+    let doubles = [(); 2].map(|()| with_queues(MOST, Order::RoundRobin));
+    // What copies has one queue.
+    doubles[1].share_queues(MOST, 1);
+    let met = Barrier::new(2);
+    let complaints = ranks_on(&doubles, "shm", |rank| {
+        rank.completes.store(true, Ordering::Relaxed);
+        exercise(rank, Kind::Broadcast, LEN, false, 0).expect("it ends well");
+        assert_eq!(rank.drain(), Vec::<String>::new());
+        let memory = rank.memory(&[0; LEN]);
+        let broadcast = request(Kind::Broadcast, memory, memory, LEN as u64, 0);
+        met.wait();
+        if rank.rank == 0 {
+            rank.fill(memory, &[7; LEN]);
+            rank.start(&broadcast, &rank.call()).expect("it ends well");
+            // By then the other has something to store; if not, the test finds less.
+            std::thread::sleep(Duration::from_millis(50));
+            rank.context.abort();
+            return rank.drain();
+        }
+        // The copies of the call come behind one that waits.
+        let other = rank.double.stream(0);
+        // SAFETY: it lives as long as the double.
+        let stream = unsafe { Stream::borrow(&rank.devices, 0, other) }.expect("a stream");
+        let gate = rank.devices.word(0).expect("a word");
+        stream.wait_word(&gate).expect("it waits");
+        rank.double.fill(other, 0, rank.memory(&[0]), &[0; 4]);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(300));
+                gate.release();
+            });
+            let error = rank.start(&broadcast, &rank.call()).err().expect("it is aborted");
+            let then = rank.double.peek(memory, 4 * LEN);
+            let complaints = rank.drain();
+            assert!(rank.double.peek(memory, 4 * LEN) == then, "written after the end: {error}");
+            complaints
+        })
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
+/// A group of one copies on the stream, and what comes behind that may be refused.
+#[test]
+fn memory_is_the_callers_again_when_a_call_of_a_group_of_one_has_failed() {
+    const LEN: usize = 16;
+    for failing in 0.. {
+        let failed = ranks(1, "shm", Order::RoundRobin, |rank| {
+            let (input, mut output) = ([7; LEN], [0; LEN]);
+            let from = input.as_ptr().expose_provenance() as u64;
+            let to = output.as_mut_ptr().expose_provenance() as u64;
+            let gate = rank.gate();
+            rank.double.fail_call(failing);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(20));
+                    gate.release();
+                });
+                let failed =
+                    rank.start(&request(Kind::Allreduce, from, to, LEN as u64, 0), &rank.call()).is_err();
+                // SAFETY: the memory is there.
+                let now = || unsafe { pointer(to).cast::<[i32; LEN]>().read_volatile() };
+                let then = now();
+                assert_eq!(grave(rank.drain()), Vec::<String>::new());
+                assert!(!failed || now() == then, "written after call {failing} had been refused");
+                failed || !rank.double.is_to_fail()
+            })
+        });
+        if failed == [false] {
+            assert!(failing > 5, "only {failing} calls");
+            return;
+        }
+    }
+}
+
 /// How a call ends that rank 1 does not make and that has so much time.
 fn overdue(timeout: Duration) -> Error {
     let outcomes = ranks(2, "shm", Order::RoundRobin, |rank| {
