@@ -23,7 +23,7 @@
 mod across;
 mod parts;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -8,6 +8,8 @@ mod calls;
 pub mod context;
 pub mod device;
 mod hosts;
+#[cfg(test)]
+mod medley;
 mod meeting;
 pub mod plans;
 mod point;

@@ -3,7 +3,7 @@
 mod calls;
 mod failure;
 mod loading;
-mod members;
+pub(in crate::communicator) mod members;
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes of a piece between hosts.
 const PIECE: usize = 1024;
 
-fn agree(context: &Context, device: u32, devices: &Arc<Devices>) -> Result<()> {
+pub(in crate::communicator) fn agree(context: &Context, device: u32, devices: &Arc<Devices>) -> Result<()> {
     let candidate = Candidate { context, device, first: None };
     connect(&[candidate], || Ok(devices.clone()), choose, LOADS)
 }

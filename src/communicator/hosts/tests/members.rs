@@ -18,14 +18,14 @@ const SLOT: u64 = 64 << 10;
 
 thread_local! {
     /// The driver of the rank that this thread is.
-    pub(super) static DRIVER: RefCell<Option<Arc<Double>>> = const { RefCell::new(None) };
+    pub(in crate::communicator) static DRIVER: RefCell<Option<Arc<Double>>> = const { RefCell::new(None) };
 }
 
 fn driver() -> Arc<Double> {
     DRIVER.with_borrow(|double| double.clone().expect("a rank's thread"))
 }
 
-pub(super) const LOADS: Loads = Loads {
+pub(in crate::communicator) const LOADS: Loads = Loads {
     exchange: |_, _, rank, arenas, fault, _| {
         let folds = DoubleKernels(driver());
         let calls = Mutex::new(0);
