@@ -122,12 +122,13 @@ struct Values {
     // What rank `of` gives at `i`: so small that every type holds the result.
     __host__ __device__ int given(u32 of, u64 i) const {
         const u64 mixed = (i * 0x9e3779b97f4a7c15 + of * 0x85ebca6b + call * u64(0xc2b2ae3d)) * 0xff51afd7ed558ccd;
-        const int value = static_cast<int>(mixed >> 62) % 3;
+        const int value = static_cast<int>(mixed >> 57);
         switch (combination) {
-            case PRODUCT: return 1 + (value == 2 && of % 2 == 0);
+            case PRODUCT: return 1 + (value % 4 == 2 && of % 2 == 0);
             case AVERAGE: return static_cast<int>(size) * (value & 1);
             case SUM: case PREMULTIPLIED: return value & 1;
-            default: return value;
+            // What every type holds.
+            default: return value % 9;
         }
     }
     __host__ __device__ int combined(u64 i) const {
@@ -232,7 +233,11 @@ struct Program {
             if (step.mode == REPLAY) step.graph = random.below(graphs);
             if (step.mode == GRAPH) step.graph = graphs++;
             const u64 calls = step.mode == REPLAY ? 0 : step.mode == ALONE ? 1 : 1 + random.below(random.one_in(4) ? 20 : 6);
-            for (u64 c = 0; c < calls && used < ARENA / 2; c++) step.calls.push_back(call(random, number++, largest));
+            // Of some groups all are alike, and have one kernel.
+            const bool alike = random.one_in(3);
+            for (u64 c = 0; c < calls && used < ARENA / 2; c++) {
+                step.calls.push_back(call(random, number++, largest, alike && c > 0 ? &step.calls[0] : nullptr));
+            }
             if (step.mode == GRAPH) for (Call &made : step.calls) made.stream = step.stream;
             step.late = random.one_in(4) ? static_cast<int>(random.below(options.ranks)) : -1;
             step.late_us = random.below(random.one_in(5) ? 3000 : 200);
@@ -240,7 +245,8 @@ struct Program {
             step.synchronized = random.one_in(6);
             steps.push_back(step);
         }
-        if (!options.trouble) return;
+        // What comes behind new communicators is looked at, too.
+        if (!options.trouble || random.one_in(3)) return;
         victim = random.below(options.ranks);
         trouble_at = random.below(steps.size());
         trouble = static_cast<Trouble>(1 + random.below(TROUBLES - 1));
@@ -294,7 +300,7 @@ struct Program {
         used = at + bytes + GUARD;
         return at;
     }
-    Call call(Random &random, u32 number, u32 largest) {
+    Call call(Random &random, u32 number, u32 largest, const Call *like) {
         Call call{};
         call.number = number;
         call.comm = random.one_in(4);
@@ -305,6 +311,7 @@ struct Program {
         const ncclDataType_t types[] = {ncclInt8, ncclUint8, ncclInt32, ncclUint32, ncclInt64, ncclUint64, ncclFloat16,
                                         ncclFloat32, ncclFloat64, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat32, ncclBfloat16};
         call.type = types[random.below(std::size(types))];
+        if (like) call.comm = like->comm, call.kind = like->kind, call.combination = like->combination, call.type = like->type;
         const u64 element = bytes_of(call.type), size = options.ranks;
         const auto count = [&] {
             if (random.one_in(25)) return u64(0);
@@ -312,7 +319,7 @@ struct Program {
             // Even, or any.
             return std::min(random.one_in(2) ? top : 1 + random.below(top), MOST / (element > 4 ? 2 : 1));
         };
-        call.count = count();
+        call.count = like ? std::max<u64>(like->count, 1) - (random.one_in(2) ? 0 : random.below(std::max<u64>(like->count / 2, 1))) : count();
         if (call.kind == MESSAGES) {
             for (u64 left = 1 + random.below(2 * size); left > 0; left--) {
                 Message message{static_cast<u32>(random.below(size)), static_cast<u32>(random.below(size)), std::min(count(), MOST / 8), 0, 0};
@@ -449,6 +456,7 @@ class Rank {
 
     void run(const Program &program) {
         current = program.seed;
+        playing = &program;
         *wrong = Wrong{};
         meet();
         CUDA(cudaMemsetAsync(arena, UNTOUCHED, program.used + GUARD, streams[0]));
@@ -503,6 +511,7 @@ class Rank {
                      call.comm, step.mode, call.in_place ? "in place" : "not in place", (long long)wrong->index, wrong->got, wrong->wanted);
             }
         }
+        fail(1, "%u wrong, of call %u, which is none", wrong->count, wrong->call);
     }
 
     u32 me(int comm) const { return comm == 0 ? rank : options.ranks - 1 - rank; }
@@ -540,18 +549,29 @@ class Rank {
         return call.in_place && (call.kind == REDUCE_SCATTER || (call.kind == SCATTER && root)) ? call.output + part : call.output;
     }
 
+    // Gives the input, and clears what is to be obtained: a graph finds there what it brought before.
     void prepare(const Call &call, cudaStream_t stream) {
         const u32 self = me(call.comm);
+        const u64 element = bytes_of(call.type);
+        const auto clear = [&](u64 at, u64 count) { CUDA(cudaMemsetAsync(arena + at, UNTOUCHED, count * element, stream)); };
         // Only the root of a broadcast has something.
-        if (call.kind != BROADCAST || self == static_cast<u32>(call.root)) give(call, input(call), call.inputs(self, options.ranks), 0, stream, self);
+        const bool gives = call.kind != BROADCAST || self == static_cast<u32>(call.root);
+        const bool obtains = call.kind != MESSAGES && (!call.in_place || !gives || call.kind == ALLGATHER || call.kind == GATHER || call.kind == SCATTER);
+        if (obtains) clear(call.in_place ? call.output : output(call), call.outputs(self, options.ranks));
+        if (gives) give(call, input(call), call.inputs(self, options.ranks), 0, stream, self);
+        for (const Message &message : call.messages) {
+            if (message.target == self) clear(message.to, message.count);
+        }
         for (const Message &message : call.messages) {
             if (message.source == self) give(call, message.from, message.count, message.to, stream, self);
         }
     }
 
     ncclResult_t begin_call(const Call &call, cudaStream_t stream) {
-        const void *in = arena + input(call);
-        void *out = arena + output(call);
+        // Who gives or obtains nothing may have no memory.
+        const bool root = me(call.comm) == static_cast<u32>(call.root), none = call.number % 2 == 0 && !call.in_place && !root;
+        const void *in = none && (call.kind == SCATTER || call.kind == BROADCAST) ? nullptr : arena + input(call);
+        void *out = none && (call.kind == REDUCE || call.kind == GATHER) ? nullptr : arena + output(call);
         const ncclComm_t comm = comms[call.comm];
         ncclRedOp_t op = call.combination == PREMULTIPLIED ? ncclSum : OPERATORS[call.combination];
         const bool premultiplied = call.combines() && call.combination == PREMULTIPLIED;
@@ -596,7 +616,8 @@ class Rank {
         const u64 count = call.count, element = bytes_of(call.type), at = output(call);
         const bool root = self == static_cast<u32>(call.root);
         // What was given is as it was.
-        if (!call.in_place && (call.kind != BROADCAST || root)) check(call, input(call), call.inputs(self, size), 0, stream, self);
+        const bool is_left = !call.in_place || ((call.kind == REDUCE || call.kind == GATHER) && !root);
+        if (is_left && (call.kind != BROADCAST || root)) check(call, input(call), call.inputs(self, size), 0, stream, self);
         switch (call.kind) {
             case ALLREDUCE: check(call, at, count, 0, stream, -1); break;
             case REDUCE: if (root) check(call, at, count, 0, stream, -1); break;
@@ -665,7 +686,8 @@ class Rank {
     void answer(ncclResult_t result, bool settles) {
         if (settles) result = settled(result);
         if (result == ncclSuccess || result == ncclInProgress) return;
-        if (!options.trouble) fail(1, "a call is answered %d: %s", result, ncclGetLastError(nullptr));
+        const bool may = playing->trouble != NONE && (rank != playing->victim || step_now >= playing->trouble_at);
+        if (!may) fail(1, "a call is answered %d: %s", result, ncclGetLastError(nullptr));
         gone = true;
     }
 
@@ -721,6 +743,7 @@ class Rank {
     ncclWindow_t windows[COMMS];
     u8 *arena;
     Wrong *wrong;
+    const Program *playing = nullptr;
     bool gone = false;
     std::thread watch;
     std::atomic<bool> over{false};
@@ -789,6 +812,7 @@ int main(int count, char **arguments) {
             _exit(write(channel[1], &devices, sizeof devices) != sizeof devices);
         }
         int status;
+        close(channel[1]);
         if (read(channel[0], &options.ranks, sizeof options.ranks) != sizeof options.ranks) return 2;
         waitpid(child, &status, 0);
     }

@@ -74,8 +74,12 @@ impl Context {
         let event = Arc::new(event);
         let context = self.clone();
         let work = Work::enqueued(event, move || context.failure());
-        if !survey.ordered {
-            work.wait(Deadline::NEVER)?;
+        if !survey.ordered
+            && let Err(error) = work.wait(Deadline::NEVER)
+        {
+            // The context may have failed before the stream has come to it.
+            let _ = survey.stream.synchronize(Deadline::after(self.timeout()));
+            return Err(error);
         }
         Ok(work)
     }

@@ -120,7 +120,7 @@ fn play(program: Program) -> Vec<String> {
     }
     let mut wrong = Vec::new();
     // What holds streams goes on by itself.
-    let until = Instant::now() + if program.fault.is_none() { BOUND } else { Duration::from_secs(5) };
+    let until = Instant::now() + BOUND;
     let exchanging = program.setting.gpus == Gpus::Exchanging && program.fault.is_some();
     while !exchanging && doubles.iter().any(|double| !double.is_idle()) && Instant::now() < until {
         thread::sleep(Duration::from_micros(200));

@@ -329,8 +329,8 @@ impl Begun {
 /// How long a call that its stream does not wait for is waited for on the host, once it is given up.
 const COPIES: Duration = Duration::from_secs(1);
 
-/// Waits for the copies of a call that has failed and for which no stream waits: the caller has its memory back then. `exit` is
-/// released behind them.
+/// Waits for the copies of a call that has failed and for which no stream waits, for [`COPIES`] at most: the caller has its memory back
+/// then. `exit` is released behind them.
 fn await_copies(exit: &Word) {
     let until = Deadline::after(COPIES);
     while !exit.is_released() && !until.expired() {

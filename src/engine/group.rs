@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+pub(in crate::engine) use inquiry::CATCHING_UP;
 pub use inquiry::Inquiry;
 use spare::Spare;
 use turn::Orders;
@@ -154,12 +155,20 @@ impl Group {
     /// Keeps a failure if it is the first, and has `tell` tell the other members before anybody here sees it: who does may end
     /// the process. Whether it was.
     pub(super) fn latch(&self, error: &Error, tell: impl FnOnce()) -> bool {
+        /// Also when telling panics.
+        struct Seen<'a>(&'a AtomicBool);
+        impl Drop for Seen<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Release);
+            }
+        }
         let telling = lock(&self.telling);
+        let seen = Seen(&self.failed);
         let first = self.failure.set(error.clone()).is_ok();
         if first {
             tell();
         }
-        self.failed.store(true, Ordering::Release);
+        drop(seen);
         drop(telling);
         // Against `link_devices`: either this sees the exchange, or that sees the failure.
         fence(Ordering::SeqCst);

@@ -310,7 +310,7 @@ impl Registration {
     }
 
     /// Says goodbye to every peer, flushes and closes. Returns when that is done, at the latest half a second from now
-    /// or at `deadline`, or when it is said, if the service thread is so late. Later calls do nothing. Hold no lock that
+    /// or at `deadline`, or when it is said, if the service thread is so late. Later calls only wait. Hold no lock that
     /// the methods of [`Port`] take. Called from within one of them, it does not wait.
     pub fn close(&self, deadline: Deadline) {
         self.close_before(deadline, Box::new(()));
@@ -323,7 +323,7 @@ impl Registration {
         self.closes.store(true, Ordering::Relaxed);
         self.send(Command::Close { endpoint: self.shared.id, deadline, streams });
         if self.service.is_mine() && !reactor::on_service_thread() {
-            self.shared.await_end(deadline);
+            self.shared.await_end(deadline, Deadline::after(DROP_TIMEOUT + SAY_TIMEOUT));
         }
     }
 
@@ -385,9 +385,9 @@ struct Shared {
 
 impl Shared {
     /// Waits until it has closed, but not beyond `deadline` once it has said goodbye.
-    fn await_end(&self, deadline: Deadline) {
+    fn await_end(&self, deadline: Deadline, said: Deadline) {
         self.closed.wait(deadline);
-        self.said.wait(Deadline::after(SAY_TIMEOUT));
+        self.said.wait(said);
     }
 
     fn slow(&self) -> MutexGuard<'_, BTreeMap<u32, String>> {

@@ -149,7 +149,7 @@ impl Exchange {
     /// call; nobody races with it. `stream` is on this exchange's device.
     pub unsafe fn enqueue(&self, job: &Job, stream: &Stream) -> Result<()> {
         let (size, bytes) = (self.group.size(), self.check(job)?);
-        match Plan::of(&self.table, job, size, bytes) {
+        match Plan::alone(&self.table, job, size, bytes) {
             Plan::Nothing => self.fault.check(),
             Plan::Combine(combination) => self.combine(job, &combination, stream),
             Plan::Swap(swapping) => {

@@ -81,7 +81,16 @@ pub(super) struct Combination {
 }
 
 impl Plan {
-    /// `bytes` are those of `job.count`.
+    /// Of a launch of its own. `bytes` are those of `job.count`.
+    pub(super) fn alone(table: &Table, job: &Job, size: u32, bytes: u64) -> Plan {
+        let by_teams = Combining::of(table, job, size, bytes).filter(|_| bytes > 0);
+        match by_teams.and_then(|call| call.by_teams(job)) {
+            Some(combination) => Plan::Combine(combination),
+            None => Plan::of(table, job, size, bytes),
+        }
+    }
+
+    /// The same of a call that may be one of several in a launch.
     pub(super) fn of(table: &Table, job: &Job, size: u32, bytes: u64) -> Plan {
         if bytes == 0 {
             return Plan::Nothing;
@@ -93,9 +102,7 @@ impl Plan {
                 Swapping::of(table, job, size, bytes).map_or(Plan::Move, Plan::Swap)
             }
             _ => match Combining::of(table, job, size, bytes) {
-                Some(call) => Plan::Combine(
-                    call.by_teams(job).or_else(|| call.by_lines()).unwrap_or_else(|| call.by_tiles()),
-                ),
+                Some(call) => Plan::Combine(call.by_lines().unwrap_or_else(|| call.by_tiles())),
                 None => Plan::Move,
             },
         }
@@ -350,7 +357,7 @@ mod tests {
                 ] {
                     let job = Job { max_blocks, operator, ..job(kind, count) };
                     let tuning = table.tuning(size);
-                    let Plan::Combine(plan) = Plan::of(&table, &job, size, count) else {
+                    let Plan::Combine(plan) = Plan::alone(&table, &job, size, count) else {
                         let sent = kind == Kind::Broadcast && size == 2 && count >= tuning.broadcast_sends;
                         assert!(count == 0 || sent, "{kind:?} of {count} on {size}");
                         continue;
@@ -424,7 +431,7 @@ mod tests {
         let table = Table::default();
         let plan = |kind, size: u32, count, dtype: DataType, operator| {
             let job = Job { dtype, operator, ..job(kind, count) };
-            let Plan::Combine(plan) = Plan::of(&table, &job, size, count * dtype.size() as u64) else {
+            let Plan::Combine(plan) = Plan::alone(&table, &job, size, count * dtype.size() as u64) else {
                 panic!("{job:?}")
             };
             plan.protocol
@@ -433,6 +440,10 @@ mod tests {
         let (from, to) = (teams_from / 4, teams_to / 4);
         for kind in [Kind::Allreduce, Kind::Reduce] {
             assert_eq!(plan(kind, 4, from, DataType::F32, Operator::Sum), Protocol::Teams);
+            // Nor for calls that are one launch together.
+            let job = Job { dtype: DataType::F32, ..job(kind, from) };
+            let Plan::Combine(among) = Plan::of(&table, &job, 4, 4 * from) else { panic!("{job:?}") };
+            assert_eq!(among.protocol, Protocol::Wide);
             assert_eq!(plan(kind, 4, to, DataType::F32, Operator::Sum), Protocol::Teams);
             assert_eq!(plan(kind, 4, from - 1, DataType::F32, Operator::Sum), Protocol::Wide);
             assert_eq!(plan(kind, 4, to + 1, DataType::F32, Operator::Sum), Protocol::Tiles);

@@ -128,6 +128,29 @@ fn tiles_bring_what_was_sent() {
     });
 }
 
+/// Sums in two steps by teams, beside calls that use the same slots otherwise: alone they are by teams, in groups they are not.
+#[test]
+fn teams_bring_what_was_sent() {
+    let mut table = table();
+    let tuning = &mut table.tunings[1];
+    (tuning.wide, tuning.teams_from, tuning.teams_to) = (8192, 1000, 12_000);
+    let sums = [(DataType::F32, Operator::Sum), (DataType::Bf16, Operator::Sum)];
+    check_by(&table, 0, 12, |world, dice| {
+        for _ in 0..2 {
+            let any = |dice: &mut Dice| {
+                let (dtype, operator) = dice.one_of(&sums);
+                let kinds = [Kind::Allreduce, Kind::Allreduce, Kind::Reduce];
+                let case = any_call(dice, world.size(), &kinds, [1000, 12_000]);
+                Case { dtype, operator, ..case }
+            };
+            let (sum, group) = (any(dice), [(); 3].map(|()| any(dice)));
+            world.call(sum, dice);
+            world.call(any_call(dice, world.size(), &REDUCTIONS, [1, 1800]), dice);
+            world.group(&group, dice);
+        }
+    });
+}
+
 #[test]
 fn moves_bring_what_was_sent() {
     check(10, |world, dice| {

@@ -7,7 +7,7 @@ mod graphs;
 mod series;
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, Once, mpsc};
 use std::time::Duration;
 
 use self::graphs::{Captured, mixes_by_default};
@@ -46,6 +46,8 @@ pub struct DeviceExchange {
     mixes: AtomicBool,
     /// Calls that were not captured, until they are seen to be done.
     watch: Watch,
+    /// By whoever shuts it first.
+    shut: Once,
 }
 
 /// How long [`DeviceExchange::shut`] waits for the device.
@@ -126,7 +128,13 @@ impl Enqueued {
 impl DeviceExchange {
     pub(super) fn new(parts: Parts) -> DeviceExchange {
         let mixes = AtomicBool::new(mixes_by_default());
-        DeviceExchange { parts: Some(parts), lane: Mutex::default(), mixes, watch: Watch::default() }
+        DeviceExchange {
+            parts: Some(parts),
+            lane: Mutex::default(),
+            mixes,
+            watch: Watch::default(),
+            shut: Once::new(),
+        }
     }
 
     pub(super) fn parts(&self) -> &Parts {
@@ -520,12 +528,16 @@ impl DeviceExchange {
 
     /// As [`DeviceExchange::abort`], also for kernels that would find all that they wait for: what streams come to from now
     /// on leaves the caller's memory alone. Waits until that is so, a few milliseconds at most: the driver may be waiting for what
-    /// whoever calls this is to end, and is asked by another thread.
+    /// whoever calls this is to end, and is asked by another thread. Once that is done, later calls do nothing.
     pub fn shut(self: &Arc<Self>) {
         self.abort();
-        if self.parts().urgent.is_none() {
-            return;
+        if self.parts().urgent.is_some() {
+            self.shut.call_once(|| self.latch_aside());
         }
+    }
+
+    /// Sets the kernels' latch from another thread, and waits for that.
+    fn latch_aside(self: &Arc<Self>) {
         let (this, (tell, told)) = (self.clone(), mpsc::sync_channel(1));
         let latch = move || {
             let latched = this.latch();

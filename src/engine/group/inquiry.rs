@@ -34,7 +34,7 @@ pub struct Inquiry {
 const INQUIRY: Duration = Duration::from_millis(300);
 
 /// How long after that this rank's own background thread has to catch up: on a busy machine it is as late as others.
-const CATCHING_UP: Duration = Duration::from_secs(2);
+pub(in crate::engine) const CATCHING_UP: Duration = Duration::from_secs(2);
 
 /// How often it is looked whether it has.
 const LOOK: Duration = Duration::from_millis(2);

@@ -48,14 +48,18 @@ impl Messages {
                 moved |= self.flush(peer);
             }
             any |= moved;
-            let slot = &mut self.peers[peer as usize];
-            if !matches!(slot.state, PeerState::Left) {
+            if !matches!(self.peers[peer as usize].state, PeerState::Left) {
+                return any;
+            }
+            // What is pulled has more turns: it may be long.
+            if moved && self.is_pulling(peer) {
                 return any;
             }
             // The end may have come with what was read: nothing tells of it again.
             if moved {
                 continue;
             }
+            let slot = &mut self.peers[peer as usize];
             // A goodbye may overtake data on other connections; their end comes behind the data. What is in shared
             // memory was there before the goodbye.
             slot.drained =

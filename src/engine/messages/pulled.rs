@@ -54,6 +54,11 @@ impl Messages {
         self.pull_on(peer);
     }
 
+    /// Whether some message of `peer` is only here in part.
+    pub(super) fn is_pulling(&self, peer: u32) -> bool {
+        self.pulled.iter().any(|pulled| pulled.peer == peer && pulled.begun.is_some())
+    }
+
     /// Pulls the next piece of the first message of `peer` of which some are left. Whether there was one.
     pub(super) fn pull_on(&mut self, peer: u32) -> bool {
         let Messages { pulled, receiving, peers, .. } = self;

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::endpoint::Endpoint;
-use super::{DROP_TIMEOUT, Shared};
+use super::{DROP_TIMEOUT, SAY_TIMEOUT, Shared};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::sys::epoll::{Epoll, Event, Interest};
@@ -185,8 +185,10 @@ extern "C" fn say_goodbye() {
         shared.has_left.store(true, Ordering::Relaxed);
         service.send(Command::Close { endpoint: shared.id, deadline, streams: Box::new(()) });
     }
+    // For all of them.
+    let said = Deadline::after(DROP_TIMEOUT + SAY_TIMEOUT);
     for shared in &live {
-        shared.await_end(deadline);
+        shared.await_end(deadline, said);
     }
 }
 

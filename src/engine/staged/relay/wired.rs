@@ -22,7 +22,7 @@ use crate::cuda::memory::RegisteredBuffer;
 use crate::deadline::Deadline;
 use crate::engine::direct::Mark;
 use crate::engine::endpoint::{Endpoint, lock};
-use crate::engine::group::Group;
+use crate::engine::group::{CATCHING_UP, Group};
 use crate::error::{Error, Result, fail};
 use crate::sys;
 use crate::sys::aside::Aside;
@@ -505,7 +505,7 @@ impl Hub {
         let has_heard = self.endpoint.upgrade().is_none_or(|endpoint| {
             heard.get_or_init(|| endpoint.registration().caught_up()).load(Ordering::Acquire)
         });
-        has_heard.then_some(why)
+        (has_heard || at.elapsed() > DOUBT + CATCHING_UP).then_some(why)
     }
 
     /// Whoever waits for a call looks at it again.
