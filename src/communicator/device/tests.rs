@@ -497,8 +497,11 @@ fn a_rank_that_does_not_call_is_named_whether_or_not_anybody_waits() {
 
 #[test]
 fn an_abort_reaches_the_kernels_and_ends_the_wait() {
+    let met = std::sync::Barrier::new(2);
     ranks(&processes(2), words, |context, (double, _, device)| {
         let (_, exchange) = exchange(context);
+        // Else the abort may end the other's setup.
+        met.wait();
         if context.rank() == 1 {
             // Never calls; the other aborts from another thread.
             until("the news", || context.failure().is_some());

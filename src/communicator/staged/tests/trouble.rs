@@ -122,35 +122,6 @@ fn memory_is_the_callers_again_when_a_call_of_a_group_of_one_has_failed() {
     }
 }
 
-/// The stream is late, and somebody ends the context.
-#[test]
-fn memory_is_the_callers_again_when_a_group_of_one_is_aborted() {
-    const LEN: usize = 16;
-    ranks(1, "shm", Order::RoundRobin, |rank| {
-        let (input, mut output) = ([7; LEN], [0; LEN]);
-        let from = input.as_ptr().expose_provenance() as u64;
-        let to = output.as_mut_ptr().expose_provenance() as u64;
-        let gate = rank.gate();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                std::thread::sleep(Duration::from_millis(20));
-                rank.context.abort();
-                std::thread::sleep(Duration::from_millis(20));
-                gate.release();
-            });
-            let call = Call { stream: None, ..rank.call() };
-            let ended = rank
-                .start(&request(Kind::Allreduce, from, to, LEN as u64, 0), &call)
-                .and_then(|work| work.wait(Deadline::after(PATIENCE)));
-            // SAFETY: the memory is there.
-            let now = || unsafe { pointer(to).cast::<[i32; LEN]>().read_volatile() };
-            let then = now();
-            rank.drain();
-            assert!(now() == then, "written after {ended:?}");
-        });
-    });
-}
-
 /// How a call ends that rank 1 does not make and that has so much time.
 fn overdue(timeout: Duration) -> Error {
     let outcomes = ranks(2, "shm", Order::RoundRobin, |rank| {
