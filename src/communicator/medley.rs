@@ -1,5 +1,6 @@
 //! Random programs: calls of all kinds one behind the other, on random ranks, streams and memory, compared with plain
-//! loops; the same with something that goes wrong, where every rank has to come back with what is right or an error.
+//! loops; the same with something that goes wrong, where every rank has to come back with what is right or an error. (Where GPUs
+//! exchange that is all that is looked at then: the double does not end the kernels of a failed exchange.)
 //!
 //! A program follows from its seed alone; how its threads are interleaved does not. `cargo test --lib medley` plays few. To
 //! hunt: `UNISONO_MEDLEY_SEEDS=1000..1100 cargo test --lib medley -- --nocapture --test-threads 1`; a seed that fails is printed
