@@ -81,7 +81,7 @@ DEVICE void combine_tiles(const Combine &call) {
 
 #define KERNEL(op, type)                                                                                               \
     ENTRY(unisono_lines_##op##_##type, unisono::Combine, unisono::LINE_THREADS, 1) {                                   \
-        unisono::combine_lines<unisono::type, unisono::op, true>(call);                                                    \
+        unisono::combine_lines<unisono::type, unisono::op, true>(call);                                                \
     }                                                                                                                  \
     ENTRY(unisono_tiles_##op##_##type, unisono::Combine, unisono::TILE_THREADS, 2) {                                   \
         unisono::combine_tiles<unisono::type, unisono::op>(call);                                                      \
@@ -115,7 +115,7 @@ ENTRY(unisono_swap, unisono::Swap, unisono::SWAP_THREADS, 1) {
 
 #define SEVERAL(op, type)                                                                                              \
     ENTRY(unisono_several_lines_##op##_##type, unisono::Several<unisono::Combine>, unisono::LINE_THREADS, 1) {         \
-        unisono::combine_lines<unisono::type, unisono::op, false>(call.own());                                              \
+        unisono::combine_lines<unisono::type, unisono::op, false>(call.own());                                         \
     }                                                                                                                  \
     ENTRY(unisono_several_tiles_##op##_##type, unisono::Several<unisono::Combine>, unisono::TILE_THREADS, 2) {         \
         __shared__ unisono::Combine own;                                                                               \

@@ -101,6 +101,15 @@ struct TeamLines {
         agent.save();
     }
 
+    // Of peers, those whose parts are longer than `at`: a part may be shorter than the others, and then ends before them.
+    DEVICE static u32 having(const u32 (&bytes)[PEERS], u32 peers, u32 at) {
+#pragma unroll
+        for (u32 i = 0; i < PEERS; i++) {
+            if (at >= bytes[i]) peers &= ~(1u << i);
+        }
+        return peers;
+    }
+
     DEVICE void push(u32 thread, u32 threads, u32 to) const {
         const u8 *from[PEERS]{};
         u8 *slot[PEERS]{};
@@ -119,6 +128,7 @@ struct TeamLines {
 #pragma unroll 1
         for (u32 turn = thread / 32; turn * DATA < call.share; turn += threads / 32) {
             const u32 at = turn * DATA, packet = turn * 32 + lane;
+            if (at + DATA > whole) to = having(bytes, to, at);
             Data data[PEERS]{};
 #pragma unroll
             for (u32 i = 0; i < PEERS; i++) {
@@ -230,18 +240,12 @@ struct TeamLines {
 #pragma unroll 1
         for (u32 turn = thread / 32; turn * DATA < call.share; turn += threads / 32) {
             const u32 at = turn * DATA, packet = turn * 32 + lane;
-            u32 having = from;
-            if (at + DATA > whole) {
-#pragma unroll
-                for (u32 i = 0; i < PEERS; i++) {
-                    if (at >= bytes[i]) having &= ~(1u << i);
-                }
-            }
+            if (at + DATA > whole) from = having(bytes, from, at);
             Data data[PEERS]{};
-            if (!await(ports.step[1], slot, number, having, turn * PACKETS, data)) return false;
+            if (!await(ports.step[1], slot, number, from, turn * PACKETS, data)) return false;
 #pragma unroll
             for (u32 i = 0; i < PEERS; i++) {
-                if (!Combine::has(having, i)) continue;
+                if (!Combine::has(from, i)) continue;
                 if (at + DATA <= whole) {
                     store(to[i] + at, data[i]);
                 } else {

@@ -48,9 +48,10 @@ const STEPS: [Step; 12] = [
     Step {
         name: "slot",
         set: |tuning, value| tuning.slot = value as u32,
-        values: &[8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB],
+        // Not only powers of two: between four GPUs they were the slower ones.
+        values: &[8 * KIB, 12 * KIB, 16 * KIB, 24 * KIB, 32 * KIB, 64 * KIB],
         kinds: &[Kind::Allreduce, Kind::Broadcast, Kind::ReduceScatter],
-        sizes: &[4 * MIB, 16 * MIB, 64 * MIB],
+        sizes: &[16 * MIB, 64 * MIB],
         tiles: true,
         ranks: 2..=8,
     },
@@ -111,7 +112,7 @@ const STEPS: [Step; 12] = [
     Step {
         name: "move_slot",
         set: |tuning, value| tuning.move_slot = value as u32,
-        values: &[16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB],
+        values: &[16 * KIB, 24 * KIB, 32 * KIB, 64 * KIB],
         kinds: &[Kind::Alltoall, Kind::Allgather],
         sizes: &[4 * MIB, 64 * MIB],
         tiles: true,

@@ -83,15 +83,22 @@ pub(super) struct Combination {
 impl Plan {
     /// Of a launch of its own. `bytes` are those of `job.count`.
     pub(super) fn alone(table: &Table, job: &Job, size: u32, bytes: u64) -> Plan {
-        let by_teams = Combining::of(table, job, size, bytes).filter(|_| bytes > 0);
-        match by_teams.and_then(|call| call.by_teams(job)) {
-            Some(combination) => Plan::Combine(combination),
-            None => Plan::of(table, job, size, bytes),
-        }
+        Plan::chosen(table, job, size, bytes, |call| call.by_teams(job))
     }
 
     /// The same of a call that may be one of several in a launch.
     pub(super) fn of(table: &Table, job: &Job, size: u32, bytes: u64) -> Plan {
+        Plan::chosen(table, job, size, bytes, |_| None)
+    }
+
+    /// `first` says whether a call that combines goes by what only some launches have.
+    fn chosen(
+        table: &Table,
+        job: &Job,
+        size: u32,
+        bytes: u64,
+        first: impl FnOnce(&Combining) -> Option<Combination>,
+    ) -> Plan {
         if bytes == 0 {
             return Plan::Nothing;
         }
@@ -101,10 +108,9 @@ impl Plan {
             Kind::Allgather | Kind::Alltoall => {
                 Swapping::of(table, job, size, bytes).map_or(Plan::Move, Plan::Swap)
             }
-            _ => match Combining::of(table, job, size, bytes) {
-                Some(call) => Plan::Combine(call.by_lines().unwrap_or_else(|| call.by_tiles())),
-                None => Plan::Move,
-            },
+            _ => Combining::of(table, job, size, bytes).map_or(Plan::Move, |call| {
+                Plan::Combine(first(&call).or_else(|| call.by_lines()).unwrap_or_else(|| call.by_tiles()))
+            }),
         }
     }
 }
@@ -293,6 +299,11 @@ pub(super) fn line_threads(protocol: Protocol, share: u64) -> u32 {
 impl Combination {
     pub(super) fn goes_by_tiles(&self) -> bool {
         self.protocol == Protocol::Tiles
+    }
+
+    #[cfg(test)]
+    pub(super) fn goes_by_teams(&self) -> bool {
+        self.protocol == Protocol::Teams
     }
 
     /// By the blocks from `first` on.

@@ -204,13 +204,18 @@ impl Default for Table {
             },
         };
         let four = Tuning {
-            slot: 16 << 10,
+            // Four H100s, with slots of 24 KiB and of 16: an allreduce of 256 MiB 1189 and 1237 µs, of 1 GiB 4599 and 4848, a reduction to one rank
+            // of them 845 and 940, 3173 and 3620, a broadcast of 1 GiB 3065 and 3184, a reduce_scatter 2337 and 2481; with 20, 28, 32 and 64 an
+            // allreduce of 1 GiB 4678, 4657, 4727 and 4726. Twice the slots of 12 KiB: 4634, but 310 instead of 320 of 64 MiB.
+            slot: 24 << 10,
             // Four H100s, by lines and by tiles: an allreduce of 4 MiB 32.9 and 33.8 µs, of 6 MiB 48.4 and 44.5; an allgather of 4 MiB in all 15.5
             // and 17.7, of 6 MiB 21.7 and 22.4, of 8 MiB 28.4 and 27.0; a reduce_scatter of 4 MiB in all 16.3 and 18.0; a broadcast of 3 MiB
             // 14.3 and 15.9, of 4 MiB 21.3 and 19.5; a reduction of 3 MiB to one rank 20.2 and 27.1, of 8 MiB 51.3 and 51.7.
             wide: 36 << 10,
             parts: 32,
-            move_slot: 16 << 10,
+            // Four H100s, with slots of 24 KiB and of 16: an all-to-all of 64 MiB in all 155 and 161 µs, of 1 GiB 2311 and 2451, an allgather of it 2313
+            // and 2448; with 20, 28 and 36 KiB an all-to-all of 1 GiB 2350, 2322 and 2301, of 16 MiB 46.2, 46.3 and 47.5.
+            move_slot: 24 << 10,
             // Four H100s, by teams and one step after the other: an allreduce of 1.5 MiB 15.0 and 13.5 µs, of 2 MiB 17.3 and 18.8, of 4 MiB 27.5
             // and 34.6; by teams and by tiles: of 6 MiB 38.1 and 44.3, of 8 MiB 48.7 and 54.7, of 12 MiB 71.2 and 73.8. A reduction to one
             // rank of 2 MiB 13.5 and 16.1, of 4 MiB 23.0 and 27.8, of 8 MiB 41.4 and 51.0, of 12 MiB 61.1 and 62.5.

@@ -135,6 +135,7 @@ fn teams_bring_what_was_sent() {
     let tuning = &mut table.tunings[1];
     (tuning.wide, tuning.teams_from, tuning.teams_to) = (8192, 1000, 12_000);
     let sums = [(DataType::F32, Operator::Sum), (DataType::Bf16, Operator::Sum)];
+    let by_teams = std::cell::Cell::new(0);
     check_by(&table, 0, 12, |world, dice| {
         for _ in 0..2 {
             let any = |dice: &mut Dice| {
@@ -144,11 +145,16 @@ fn teams_bring_what_was_sent() {
                 Case { dtype, operator, ..case }
             };
             let (sum, group) = (any(dice), [(); 3].map(|()| any(dice)));
+            let bytes = sum.count * sum.dtype.size() as u64;
+            let plan = Plan::alone(&table, &sum.job(0, [4096, 8192]), world.size(), bytes);
+            let goes = matches!(plan, Plan::Combine(plan) if plan.goes_by_teams());
+            by_teams.set(by_teams.get() + usize::from(goes));
             world.call(sum, dice);
             world.call(any_call(dice, world.size(), &REDUCTIONS, [1, 1800]), dice);
             world.group(&group, dice);
         }
     });
+    assert!(by_teams.get() > 3, "{} sums went by teams", by_teams.get());
 }
 
 #[test]
