@@ -73,7 +73,7 @@ impl Context {
         }
         let event = Arc::new(event);
         let context = self.clone();
-        let work = Work::enqueued(event, move || context.failure());
+        let work = Work::enqueued(event, move |_| context.failure());
         if !survey.ordered
             && let Err(error) = work.wait(Deadline::NEVER)
         {

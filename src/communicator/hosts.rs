@@ -146,8 +146,13 @@ impl Composed {
     pub(super) unsafe fn start(&self) -> Result<Work> {
         // SAFETY: the caller's promise.
         let (enqueued, running) = unsafe { self.give() }?;
-        let (event, failure) = self.hosts.exchange().follow(&self.group, enqueued)?;
-        Ok(Work::composed(Some(running), event, failure))
+        match self.hosts.exchange().follow(&self.group, enqueued) {
+            Ok((event, failure)) => Ok(Work::composed(Some(running), event, failure)),
+            Err(error) => {
+                self.await_end(&running);
+                Err(error)
+            }
+        }
     }
 
     /// # Safety
@@ -183,13 +188,26 @@ impl Composed {
         let mut parts = Parts::new(self, &series, turn, &queue);
         // SAFETY: the caller's promise.
         let given = begun.and_then(|()| unsafe { parts.give() });
+        if given.is_err() {
+            parts.leave();
+        }
         ahead::note(series.stream(), &running);
         queue.close();
         let enqueued = given.and_then(|()| series.end(group, turn.until(self.late(&turn))));
         let enqueued = enqueued.map_err(|cause| group.blame(&turn, cause));
         // Nobody else may be looking.
         group.endpoint().kick();
+        if enqueued.is_err() {
+            self.await_end(&running);
+        }
         Ok((enqueued?, running))
+    }
+
+    /// Waits until nothing uses the memory of this call, which has failed, unless that takes long: the caller has it back then.
+    fn await_end(&self, running: &Running) {
+        // Its failure has been told.
+        let _ = running.wait(Deadline::after(LATE));
+        self.hosts.exchange().await_end();
     }
 
     /// When the call is missed that has `turn`.

@@ -1,10 +1,10 @@
 //! Random programs: calls of all kinds one behind the other, on random ranks, streams and memory, compared with plain
-//! loops; the same with something that goes wrong, where every rank has to come back with what is right or an error. (Where GPUs
-//! exchange that is all that is looked at then: the double does not end the kernels of a failed exchange.)
+//! loops; the same with something that goes wrong, where every rank has to come back with what is right or an error, streams have to come
+//! to an end, and nothing may use what its owner has back.
 //!
 //! A program follows from its seed alone; how its threads are interleaved does not. `cargo test --lib medley` plays few. To
 //! hunt: `UNISONO_MEDLEY_SEEDS=1000..1100 cargo test --lib medley -- --nocapture --test-threads 1`; a seed that fails is printed
-//! with its program. Exchanges of the double keep their memory where they failed, so hunt by hundreds.
+//! with its program.
 
 mod play;
 mod program;
@@ -122,17 +122,15 @@ fn play(program: Program) -> Vec<String> {
     let mut wrong = Vec::new();
     // What holds streams goes on by itself.
     let until = Instant::now() + BOUND;
-    let exchanging = program.setting.gpus == Gpus::Exchanging && program.fault.is_some();
-    while !exchanging && doubles.iter().any(|double| !double.is_idle()) && Instant::now() < until {
+    while doubles.iter().any(|double| !double.is_idle()) && Instant::now() < until {
         thread::sleep(Duration::from_micros(200));
     }
     drop(clocks);
     for double in &doubles {
         double.drain();
-        // Nothing ends the double's kernels that wait for a rank that has failed.
         let told = double.complaints().into_iter().filter(|text| match program.fault {
             None => true,
-            Some(_) => !exchanging && (text.contains("while a stream") || text.contains("for ever")),
+            Some(_) => text.contains("while a stream") || text.contains("for ever"),
         });
         wrong.extend(told);
     }
@@ -142,9 +140,7 @@ fn play(program: Program) -> Vec<String> {
     }
     for (rank, left) in lefts.into_iter().enumerate() {
         let Some(mut left) = left else { continue };
-        if !exchanging {
-            left.look(seats[rank].as_ref().map(|seat| &seat.double));
-        }
+        left.look(seats[rank].as_ref().map(|seat| &seat.double));
         if let (Some(error), true) = (left.error, program.fault.is_none()) {
             wrong.push(format!("rank {rank}: {error}"));
         }

@@ -8,7 +8,7 @@ use super::Completion;
 use super::ahead;
 use crate::cuda::context::Devices;
 use crate::cuda::driver::StreamHandle;
-use crate::cuda::event::Event;
+use crate::cuda::event::{Answer, Event};
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::callbacks::{Callback, call_back_late, call_back_when};
@@ -42,10 +42,11 @@ impl Work {
     }
 
     /// What a stream was given, done when `event` is complete. `failure` tells why it will not end well, if that is so:
-    /// it is asked at every look, by any thread, does not wait, and its answer ends the work at once.
+    /// it is asked at every look, by any thread, told whether the event is complete, does not wait, and its answer ends the work at
+    /// once.
     pub(super) fn enqueued(
         event: Arc<Event>,
-        failure: impl Fn() -> Option<Error> + Send + Sync + 'static,
+        failure: impl Fn(&Answer) -> Option<Error> + Send + Sync + 'static,
     ) -> Work {
         Work::composed(None, event, failure)
     }
@@ -54,10 +55,16 @@ impl Work {
     pub(super) fn composed(
         host: Option<Arc<Running>>,
         event: Arc<Event>,
-        failure: impl Fn() -> Option<Error> + Send + Sync + 'static,
+        failure: impl Fn(&Answer) -> Option<Error> + Send + Sync + 'static,
     ) -> Work {
         let devices = Some(event.devices().clone());
-        let enqueued = Enqueued { host, event, failure: Box::new(failure), outcome: OnceLock::new() };
+        let enqueued = Enqueued {
+            host,
+            event,
+            failure: Box::new(failure),
+            refused: OnceLock::new(),
+            outcome: OnceLock::new(),
+        };
         Work { state: State::Enqueued(Arc::new(enqueued)), devices }
     }
 
@@ -225,14 +232,23 @@ pub(super) fn look_again(start: Instant, deadline: Deadline) {
     }
 }
 
+/// Why a work will not end well, by what the driver says of its event.
+type Failure = dyn Fn(&Answer) -> Option<Error> + Send + Sync;
+
 /// What a stream does without the host.
 pub(super) struct Enqueued {
     /// What the host has to do for it.
     host: Option<Arc<Running>>,
     event: Arc<Event>,
-    failure: Box<dyn Fn() -> Option<Error> + Send + Sync>,
+    failure: Box<Failure>,
+    /// What the driver has refused with when it was first asked in vain whether the event is complete, and when that was.
+    refused: OnceLock<(Instant, Error)>,
     outcome: OnceLock<Result<Completion>>,
 }
+
+/// How long the work is waited for that has failed since the driver has refused to say whether it is done: its caller has the memory
+/// back then.
+const REFUSED: Duration = Duration::from_millis(500);
 
 /// How long a wait looks again at once, before it sleeps in between.
 const SPIN: Duration = Duration::from_micros(50);
@@ -251,10 +267,16 @@ impl Enqueued {
             Some(Some(Err(error))) => return Some(self.outcome.get_or_init(|| Err(error)).clone()),
         }
         let done = self.event.query();
-        let result = match (done, (self.failure)()) {
-            (Err(error), _) | (Ok(_), Some(error)) => Err(error),
-            (Ok(true), None) => Ok(Completion::default()),
-            (Ok(false), None) => return None,
+        if let Err(error) = &done {
+            self.refused.get_or_init(|| (Instant::now(), error.clone()));
+        }
+        let has_left = |since: &Instant| matches!(done, Ok(true)) || since.elapsed() > REFUSED;
+        let refused =
+            || self.refused.get().filter(|(since, _)| has_left(since)).map(|(_, error)| error.clone());
+        let result = match (self.failure)(&done).or_else(refused) {
+            Some(error) => Err(error),
+            None if matches!(done, Ok(true)) => Ok(Completion::default()),
+            None => return None,
         };
         Some(self.outcome.get_or_init(|| result).clone())
     }

@@ -14,6 +14,9 @@ const SPIN: Duration = Duration::from_micros(50);
 /// How long it sleeps then.
 const NAP: Duration = Duration::from_micros(50);
 
+/// What the driver says when it is asked whether what an event means is complete.
+pub type Answer = Result<bool>;
+
 /// An event of one device, without timing, destroyed on drop. Before it is first recorded it counts as complete.
 #[derive(Debug)]
 pub struct Event {
@@ -55,7 +58,7 @@ impl Event {
     }
 
     /// Whether what it means is complete. Not for events recorded in a capture: those are never complete.
-    pub fn query(&self) -> Result<bool> {
+    pub fn query(&self) -> Answer {
         let _relaxed = self.devices.relax()?;
         // SAFETY: it lives.
         unsafe { self.devices.driver().query_event(self.handle) }

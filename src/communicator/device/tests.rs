@@ -2,6 +2,7 @@
 
 mod captures;
 mod groups;
+mod leaving;
 mod points;
 mod stages;
 mod trouble;

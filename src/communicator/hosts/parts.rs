@@ -46,6 +46,8 @@ pub(super) struct Parts<'a> {
     pieces: u32,
     /// Where the next part crosses, if it is not from and to device memory.
     berth: Option<Berth>,
+    /// Words that are released when the hosts' parts so far have ended, where no couriers carry them.
+    exits: Vec<Arc<Word>>,
 }
 
 /// Some elements of a call.
@@ -84,7 +86,16 @@ enum Crossing {
 
 impl<'a> Parts<'a> {
     pub(super) fn new(call: &'a Composed, series: &'a Series<'a>, turn: Turn, queue: &'a Queue) -> Parts<'a> {
-        Parts { call, layout: call.hosts.layout(), series, turn, queue, pieces: 0, berth: None }
+        Parts {
+            call,
+            layout: call.hosts.layout(),
+            series,
+            turn,
+            queue,
+            pieces: 0,
+            berth: None,
+            exits: Vec::new(),
+        }
     }
 
     /// Gives all parts to the stream.
@@ -233,7 +244,20 @@ impl<'a> Parts<'a> {
             None => Part::Staged(Box::new(part.provided(first)?.at(&self.turn))),
         };
         self.queue.push(group, part);
+        if let Crossing::Word(exit) = &crossing {
+            self.exits.push(exit.clone());
+        }
         Ok(crossing)
+    }
+
+    /// The call has failed in its course: what the stream is given next comes behind all that the hosts have begun, as behind the
+    /// kernels, though nothing waits for that yet.
+    pub(super) fn leave(&self) {
+        for exit in self.exits.iter().filter(|exit| !exit.is_released()) {
+            if let Err(error) = self.series.stream().wait_word(exit) {
+                self.series.lose(&error);
+            }
+        }
     }
 
     /// How this place's ranks relay a call, if it is one that may be: the same answer on all of them.

@@ -94,7 +94,7 @@ fn ranks_by<T: Send>(
     answers
 }
 
-/// As [`ranks`]; what streams were given may wait for ever, since nothing ends the kernels of the double.
+/// As [`ranks`]; nobody waits for what streams were given.
 fn ranks_that_fail<T: Send>(carriers: Carriers, body: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
     ranks_of(2, 2, Order::RoundRobin, 1, carriers, body).0
 }

@@ -675,7 +675,7 @@ impl Player<'_> {
         }
         place.store(2001, Ordering::SeqCst);
         if self.fault().is_some_and(|fault| fault.drains)
-            && self.program.setting.gpus == Gpus::Apart
+            && self.program.setting.gpus != Gpus::None
             && !leaves
         {
             for index in 0..self.program.setting.streams {

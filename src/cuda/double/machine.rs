@@ -1,6 +1,6 @@
 //! What the driver double knows: streams, events, captures, and the tasks that are still to run.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::heap::Heap;
@@ -13,6 +13,25 @@ pub(super) struct Pending {
     after: Vec<u64>,
     /// What stands before it in a queue of the hardware, which it leaves when it begins.
     behind: Option<u64>,
+    /// The kernel that it is a step of, where one is several tasks.
+    kernel: Option<Arc<Kernel>>,
+}
+
+/// A kernel that is several tasks. Where it waits it leaves if the host has told it to, and sets a latch; those that find that when they
+/// begin leave at once. What is left of it does nothing.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    /// The host's word, and the latch: told and set if not 0.
+    words: [Place; 2],
+    begun: AtomicBool,
+    left: AtomicBool,
+}
+
+impl Kernel {
+    pub(super) fn new(abort: u64, latch: u64) -> Kernel {
+        let words = [abort, latch].map(|address| Place { address, bytes: 4 });
+        Kernel { words, begun: AtomicBool::new(false), left: AtomicBool::new(false) }
+    }
 }
 
 impl Pending {
@@ -127,6 +146,8 @@ pub(super) struct Machine {
     pub(super) captures: BTreeMap<u64, Capturing>,
     pub(super) heap: Heap,
     pub(super) pending: BTreeMap<u64, Pending>,
+    /// The kernel that a thread gives some stream the steps of.
+    pub(super) giving: HashMap<ThreadId, Arc<Kernel>>,
     pub(super) complaints: Vec<String>,
     pub(super) waits: usize,
     pub(super) ignored_wait: Option<usize>,
@@ -196,6 +217,7 @@ impl Machine {
             captures: BTreeMap::new(),
             heap: Heap::default(),
             pending: BTreeMap::new(),
+            giving: HashMap::new(),
             complaints: Vec::new(),
             waits: 0,
             ignored_wait: None,
@@ -356,7 +378,8 @@ impl Machine {
         }
         let id = self.next_number();
         let behind = self.channel(queue, &task).and_then(|channel| self.last_of_channel.insert(channel, id));
-        self.pending.insert(id, Pending { queue, task, after, behind });
+        let kernel = self.giving.get(&std::thread::current().id()).cloned();
+        self.pending.insert(id, Pending { queue, task, after, behind, kernel });
         self.last.insert(queue, id);
         id
     }
@@ -562,17 +585,43 @@ impl Machine {
     fn is_ready(&self, pending: &Pending) -> bool {
         self.is_next(pending)
             && match &pending.task {
-                &Task::WaitValue { address, value } => match self.heap.slice(Place { address, bytes: 4 }) {
-                    Ok(found) => {
-                        let found = u32::from_ne_bytes(found.try_into().expect("four bytes"));
-                        found.wrapping_sub(value) as i32 >= 0
-                    }
-                    // Ready to be complained about.
-                    Err(_) => true,
-                },
+                &Task::WaitValue { address, value } => {
+                    let leaves = |kernel: &Arc<Kernel>| kernel.words.iter().any(|word| self.is_set(*word));
+                    self.is_there(address, value) || pending.kernel.as_ref().is_some_and(leaves)
+                }
                 Task::Carry(carrying) => carrying.is_ready(),
                 _ => true,
             }
+    }
+
+    /// Whether what waits for a value finds it.
+    fn is_there(&self, address: u64, value: u32) -> bool {
+        match self.heap.slice(Place { address, bytes: 4 }) {
+            Ok(found) => {
+                let found = u32::from_ne_bytes(found.try_into().expect("four bytes"));
+                found.wrapping_sub(value) as i32 >= 0
+            }
+            // Ready to be complained about.
+            Err(_) => true,
+        }
+    }
+
+    fn is_set(&self, word: Place) -> bool {
+        self.heap.slice(word).is_ok_and(|word| word.iter().any(|byte| *byte != 0))
+    }
+
+    /// Whether a kernel that comes to its next step does nothing any more.
+    fn leaves(&mut self, kernel: &Kernel, step: &Task) -> bool {
+        let [_, latch] = kernel.words;
+        let begins = !kernel.begun.swap(true, Ordering::Relaxed);
+        let waits = matches!(*step, Task::WaitValue { address, value } if !self.is_there(address, value));
+        if waits || (begins && self.is_set(latch)) {
+            kernel.left.store(true, Ordering::Relaxed);
+            if let Ok(latch) = self.heap.slice_mut(latch) {
+                latch.copy_from_slice(&1u32.to_ne_bytes());
+            }
+        }
+        kernel.left.load(Ordering::Relaxed)
     }
 
     /// Whether nothing has to run or begin before it.
@@ -684,8 +733,13 @@ impl Machine {
     }
 
     /// The task of a pending number that was chosen; it stays pending until it has run.
-    pub(super) fn take(&self, id: u64) -> Task {
-        self.pending[&id].task.clone()
+    pub(super) fn take(&mut self, id: u64) -> Task {
+        let Pending { task, kernel, .. } = &self.pending[&id];
+        let (task, kernel) = (task.clone(), kernel.clone());
+        match kernel.is_some_and(|kernel| self.leaves(&kernel, &task)) {
+            true => Task::Mark,
+            false => task,
+        }
     }
 
     pub(super) fn execute(&mut self, task: &Task) {
@@ -720,8 +774,11 @@ impl Machine {
     fn expect_unused(&mut self, place: Place, becomes: &str) {
         let Place { address, bytes } = place;
         let range = address..address + bytes as u64;
-        let touches = |task: &Task| task.places().iter().any(|place| range.contains(&place.address));
-        if self.pending.values().any(|pending| touches(&pending.task)) {
+        let touches = |pending: &Pending| {
+            let words = pending.kernel.iter().flat_map(|kernel| kernel.words);
+            pending.task.places().into_iter().chain(words).any(|place| range.contains(&place.address))
+        };
+        if self.pending.values().any(touches) {
             self.complain(format!("{address:#x} is {becomes} while a stream is to use it"));
         }
     }

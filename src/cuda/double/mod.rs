@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use heap::Place;
 use lock::Lock;
 pub(crate) use lock::Waiting;
-use machine::{Capturing, Graph, Machine, Queue, Recorded};
+use machine::{Capturing, Graph, Kernel, Machine, Queue, Recorded};
 use task::{Carrying, Task};
 
 use super::context::Devices;
@@ -291,6 +291,16 @@ impl Double {
     pub(crate) fn expect(&self, stream: StreamHandle, device: u32, address: u64, bytes: &[u8], what: &str) {
         let task = Task::Expect { at: address, bytes: bytes.into(), what: what.into() };
         self.push_as_caller(stream, device, task);
+    }
+
+    /// What `give` gives some stream are the steps of one kernel. It leaves where it waits once the word at `abort` is not 0, and at once
+    /// if that at `latch`, of a device, is not: it sets that when it leaves.
+    pub(crate) fn kernel<T>(&self, abort: u64, latch: u64, give: impl FnOnce() -> T) -> T {
+        let thread = std::thread::current().id();
+        self.lock().giving.insert(thread, Arc::new(Kernel::new(abort, latch)));
+        let given = give();
+        self.lock().giving.remove(&thread);
+        given
     }
 
     /// What the memory holds now.

@@ -8,19 +8,20 @@ mod series;
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, Once, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use self::graphs::{Captured, mixes_by_default};
 pub use self::series::Series;
 use super::board::InLaunch;
 use super::compare::{Calls, Terms};
-use super::overdue::Overdue;
+use super::overdue::{LEAVING, Overdue};
 use super::retired::{Parts, retire};
 use super::watch::Watch;
 use super::window::Window;
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{Capture, StreamHandle};
-use crate::cuda::event::Event;
+use crate::cuda::event::{Answer, Event};
 use crate::cuda::exchange::{Job, MAX_RANKS, Point, Pull, Seen};
 use crate::cuda::joined;
 use crate::cuda::stream::Stream;
@@ -52,6 +53,9 @@ pub struct DeviceExchange {
 
 /// How long [`DeviceExchange::shut`] waits for the device.
 const LATCHING: Duration = Duration::from_millis(20);
+
+/// Between two looks at a device, of a wait for what failed.
+const NAP: Duration = Duration::from_micros(50);
 
 /// Marks what stands for the id of a stream that is being captured: user space has no such addresses.
 const CAPTURED: u64 = 1 << 63;
@@ -431,7 +435,9 @@ impl DeviceExchange {
             return Ok(Enqueued { turn, peers, stream: handle, captured: true });
         }
         let turn = group.number(class, signatures, caller.timeout)?;
+        let mut begun = false;
         let given = compare(&turn, calls).and_then(|()| {
+            begun = true;
             if ran_on.is_some_and(|before| before != id) {
                 stream.wait(&parts.last)?;
             }
@@ -440,9 +446,17 @@ impl DeviceExchange {
             *ran_on = Some(id);
             self.watch.observe(parts, stream, turn, peers)
         });
+        if given.is_err() && begun {
+            // Part of it may be there.
+            parts.astray.add(stream);
+        }
         drop(lane);
         if let Err(error) = given {
-            return Err(group.blame(&turn, error));
+            let error = group.blame(&turn, error);
+            if begun {
+                self.await_end();
+            }
+            return Err(error);
         }
         // Against `Endpoint::attend`: either it sees the call, or this sees that it is not looking.
         fence(Ordering::SeqCst);
@@ -467,28 +481,53 @@ impl DeviceExchange {
         }
     }
 
-    /// An event that is complete when the call is done, and what answers [`crate::error::Error`] if it will not be. Not
-    /// for captured calls.
+    /// Waits until streams have done what they were given, unless that takes long: a call has failed, and its caller has the memory
+    /// back then. The group has failed, so the kernels leave.
+    pub fn await_end(&self) {
+        let until = Deadline::after(LEAVING);
+        while !matches!(self.is_idle(), Ok(true)) && !until.expired() {
+            thread::sleep(until.remaining_capped(NAP));
+        }
+    }
+
+    /// An event that is complete when the call is done, and what answers [`crate::error::Error`] if it will not be, told whether the
+    /// event is complete. Not for captured calls. A call that cannot be followed fails.
     pub fn follow(
         self: &Arc<Self>,
         group: &Arc<Group>,
         enqueued: Enqueued,
-    ) -> Result<(Arc<Event>, impl Fn() -> Option<Error> + Send + Sync + use<>)> {
-        let parts = self.parts();
-        let devices = parts.last.devices();
-        let event = Arc::new(Event::new(devices, self.device())?);
-        // SAFETY: the stream lives until the call returns to its caller.
-        let stream = unsafe { Stream::borrow(devices, self.device(), enqueued.stream) }?;
-        event.record(&stream)?;
-        let (this, group, done) = (self.clone(), group.clone(), event.clone());
-        let overdue = Mutex::new(Overdue::new(enqueued.turn, enqueued.peers));
-        let failure = move || {
+    ) -> Result<(Arc<Event>, impl Fn(&Answer) -> Option<Error> + Send + Sync + use<>)> {
+        let Enqueued { turn, peers, stream, .. } = enqueued;
+        let event = match self.event_behind(stream) {
+            Ok(event) => Arc::new(event),
+            Err(error) => {
+                let error = group.blame(&turn, error);
+                self.await_end();
+                return Err(error);
+            }
+        };
+        let (this, group) = (self.clone(), group.clone());
+        let overdue = Mutex::new(Overdue::new(turn, peers));
+        let failure = move |done: &Answer| {
             let mut overdue = overdue.try_lock().ok()?;
+            if let (Err(error), None) = (done, group.failure()) {
+                // Nobody knows whether the kernels have left.
+                group.spread(overdue.turn(), error);
+            }
             // A kernel that was ended looks as one that has done its work.
-            let left = group.failure().is_some() && done.query().unwrap_or(true);
+            let left = group.failure().is_some() && matches!(done, Ok(true));
             if left { overdue.error(&this, &group) } else { overdue.look(&this, &group) }
         };
         Ok((event, failure))
+    }
+
+    /// An event behind what a stream was given.
+    fn event_behind(&self, stream: StreamHandle) -> Result<Event> {
+        let event = Event::new(self.devices(), self.device())?;
+        // SAFETY: the stream lives until the call returns to its caller.
+        let stream = unsafe { Stream::borrow(self.devices(), self.device(), stream) }?;
+        event.record(&stream)?;
+        Ok(event)
     }
 
     /// Whether a graph that is captured from here on is ordered with other calls and other graphs of this exchange as they are

@@ -9,7 +9,7 @@ use crate::engine::wire::Class;
 use crate::error::{Error, Status};
 
 /// How long kernels may take to leave after their group has failed, before the caller is told all the same.
-const LEAVING: Duration = Duration::from_millis(500);
+pub(super) const LEAVING: Duration = Duration::from_millis(500);
 
 /// One call under observation.
 #[derive(Debug)]
@@ -28,6 +28,11 @@ impl Overdue {
     /// A call that was just made; `peers`: whom sends and receives meet.
     pub(super) fn new(turn: Turn, peers: Members) -> Overdue {
         Overdue { turn, peers, compared: false, inquiry: None, failed_at: None, told: false }
+    }
+
+    /// The call's.
+    pub(super) fn turn(&self) -> &Turn {
+        &self.turn
     }
 
     /// When it should be done.

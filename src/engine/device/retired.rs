@@ -8,11 +8,12 @@ use super::Kernels;
 use super::board::Boards;
 use super::hosts::Memory;
 use super::window::Windows;
+use crate::cuda::context::Devices;
 use crate::cuda::event::Event;
 use crate::cuda::exchange::Fault;
 use crate::cuda::slab::{Arena, Kept, Opened};
 use crate::cuda::stream::Stream;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sys;
 
 /// What the ranks have agreed on for their kernels: the least that any of them has.
@@ -44,6 +45,50 @@ impl Room {
     }
 }
 
+/// What streams were given of calls that failed in their course, for which no other event stands.
+#[derive(Debug)]
+pub(super) struct Astray {
+    /// Complete when they have done it.
+    end: Event,
+    any: AtomicBool,
+    /// Whether nobody can know when that is: the driver has refused to say.
+    lost: AtomicBool,
+}
+
+impl Astray {
+    /// Nothing yet.
+    pub(super) fn new(devices: &Arc<Devices>, device: u32) -> Result<Astray> {
+        Ok(Astray {
+            end: Event::new(devices, device)?,
+            any: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
+        })
+    }
+
+    /// What `stream` has been given so far, too. For one thread at a time.
+    pub(super) fn add(&self, stream: &Stream) {
+        // Behind that of other streams.
+        match stream.wait(&self.end).and_then(|()| self.end.record(stream)) {
+            Ok(()) => self.any.store(true, Ordering::Release),
+            Err(error) => self.lose(&error),
+        }
+    }
+
+    /// Nobody will know when it is done.
+    pub(super) fn lose(&self, error: &Error) {
+        log::warn!("memory of an exchange that failed is not given back: {error}");
+        self.lost.store(true, Ordering::Release);
+    }
+
+    /// Whether the streams have done it.
+    pub(super) fn is_done(&self) -> Result<bool> {
+        match (self.lost.load(Ordering::Acquire), self.any.load(Ordering::Acquire)) {
+            (false, false) => Ok(true),
+            (lost, _) => Ok(self.end.query()? && !lost),
+        }
+    }
+}
+
 /// The parts of an exchange that outlive it.
 #[derive(Debug)]
 pub(super) struct Parts {
@@ -55,6 +100,8 @@ pub(super) struct Parts {
     pub(super) within: Event,
     /// Complete when this rank has done the replays of graphs that are mixed with other calls.
     pub(super) replayed: Event,
+    /// What none of these stands for.
+    pub(super) astray: Astray,
     /// For calls that name no stream.
     pub(super) stream: Stream,
     /// For what must not wait for callers' streams, where calls go between hosts. Made beforehand: the driver may wait for
@@ -82,14 +129,21 @@ pub(super) struct Parts {
 impl Parts {
     /// Whether no kernel of this rank runs, or will run. Graphs that are not mixed with other calls are their owner's to wait for.
     pub(super) fn is_idle(&self) -> Result<bool> {
-        Ok(self.last.query()? && self.replayed.query()?)
+        Ok(self.last.query()? && self.replayed.query()? && self.astray.is_done()?)
+    }
+
+    /// Whether no stream touches any of this any more.
+    fn is_left(&self) -> Result<bool> {
+        // The latch is set by a stream of its own.
+        Ok(self.is_idle()? && self.urgent.as_ref().map_or(Ok(true), Stream::query)?)
     }
 }
 
 impl Kept for Parts {
     fn is_over(&self) -> bool {
         if !self.said_goodbye.load(Ordering::Relaxed) {
-            match self.is_idle() {
+            // What is refused once may be answered; a device that is lost refuses whatever it is asked.
+            match self.is_left().or_else(|_| self.is_left()) {
                 Ok(false) => return false,
                 Ok(true) => {}
                 // The device is lost to this process, with everything that ran on it.

@@ -16,7 +16,7 @@ use super::exchange::DeviceExchange;
 use super::hosts::{Hosts, Layout, Tools};
 use super::offer::{Message, Offer};
 use super::probe::{PROBE_BYTES, Probe};
-use super::retired::{Parts, Room};
+use super::retired::{Astray, Parts, Room};
 use super::{Kernels, Loads, Way};
 use crate::cuda::context::{Devices, apart_by};
 use crate::cuda::driver::Priority;
@@ -103,6 +103,7 @@ struct Made {
     mark: Event,
     within: Event,
     replayed: Event,
+    astray: Astray,
     stream: Stream,
     /// Where there are several hosts.
     urgent: Option<Stream>,
@@ -268,6 +269,7 @@ impl Setup {
             mark: event()?,
             within: event()?,
             replayed: event()?,
+            astray: Astray::new(devices, *device)?,
             stream,
             urgent,
             tools,
@@ -275,7 +277,7 @@ impl Setup {
     }
 
     fn way(&self, own: Own, mapped: Mapped, made: Made) -> Result<Way> {
-        let Made { kernels, last, mark, within, replayed, stream, urgent, tools } = made;
+        let Made { kernels, last, mark, within, replayed, astray, stream, urgent, tools } = made;
         let rank = self.layout.place() as usize;
         let Some(boards) = Boards::new(rank, own.board, mapped.peers, &mapped.boards) else {
             fail!(Internal, "a member's board lies outside of its segment")
@@ -288,6 +290,7 @@ impl Setup {
             mark,
             within,
             replayed,
+            astray,
             stream,
             urgent,
             kernels,

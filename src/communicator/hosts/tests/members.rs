@@ -71,6 +71,16 @@ impl Members {
         stream: &Stream,
         take: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
+        let latch = self.arenas[self.rank as usize];
+        self.folds.0.kernel(self.fault.device_address(), latch, || self.steps(gives, stream, take))
+    }
+
+    fn steps(
+        &self,
+        gives: &[(u32, u64, u64)],
+        stream: &Stream,
+        take: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         if self.fault.is_aborted() {
             fail!(Aborted, "a call after the abort");
         }

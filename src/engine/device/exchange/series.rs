@@ -9,7 +9,7 @@ use crate::cuda::stream::Stream;
 use crate::engine::device::compare::Terms;
 use crate::engine::endpoint::lock;
 use crate::engine::group::{Group, Turn};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The launches of one call. The exchange is this call's until it is dropped.
 #[derive(Debug)]
@@ -18,6 +18,8 @@ pub struct Series<'a> {
     lane: MutexGuard<'a, Lane>,
     stream: Stream,
     id: u64,
+    /// Whether the stream has been given something for which no event stands.
+    open: bool,
 }
 
 impl DeviceExchange {
@@ -39,7 +41,7 @@ impl DeviceExchange {
             // SAFETY: as above.
             unsafe { devices.driver().stream_id(handle) }?
         };
-        Ok(Series { exchange: self, lane, stream, id })
+        Ok(Series { exchange: self, lane, stream, id, open: false })
     }
 }
 
@@ -52,6 +54,7 @@ impl Series<'_> {
     /// Notes the call, compares it with those of the other members, and has the stream wait for what ran before.
     pub fn begin(&mut self, group: &Group, turn: &Turn) -> Result<()> {
         self.lane.calls.compare(self.exchange.parts(), group, turn, Terms::default())?;
+        self.open = true;
         if self.lane.ran_on.is_some_and(|before| before != self.id) {
             self.stream.wait(&self.exchange.parts().last)?;
         }
@@ -79,13 +82,28 @@ impl Series<'_> {
         unsafe { parts.kernels.enqueue_points(points, parts.room.blocks(0), &self.stream) }
     }
 
+    /// The call fails in its course, and the stream cannot be made to wait for what `error` tells of: nobody will know when that is
+    /// done.
+    pub fn lose(&self, error: &Error) {
+        self.exchange.parts().astray.lose(error);
+    }
+
     /// All parts have been given. `turn` says until when they are to be done.
     pub fn end(mut self, group: &Group, turn: Turn) -> Result<Enqueued> {
         self.lane.ran_on = Some(self.id);
         self.exchange.watch.observe(self.exchange.parts(), &self.stream, turn, Members::NONE)?;
+        self.open = false;
         // As in `give`.
         fence(Ordering::SeqCst);
         group.endpoint().watch_devices();
         Ok(Enqueued { turn, peers: Members::NONE, stream: self.stream.handle(), captured: false })
+    }
+}
+
+impl Drop for Series<'_> {
+    fn drop(&mut self) {
+        if self.open {
+            self.exchange.parts().astray.add(&self.stream);
+        }
     }
 }

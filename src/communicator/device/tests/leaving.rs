@@ -1,0 +1,165 @@
+//! Calls that fail when their stream has been given some of them: the exchange lasts until that is done, and so long nobody has the
+//! memory back.
+
+use std::sync::Barrier;
+
+use super::*;
+use crate::communicator::hosts::tests::members::{DRIVER, LOADS};
+use crate::cuda::slab::Kept;
+
+/// Runs `body` on the first of two ranks of one process, whose GPUs exchange. The other rank makes no call. What it answers, and the
+/// driver; both contexts are gone.
+fn first_of_two<T: Send>(body: impl Fn(&Context, &Seat) -> T + Sync) -> (T, Arc<Double>, Arc<Devices>) {
+    let (double, devices) = process(2);
+    let (store, met) = (Arc::new(HashStore::new()), Barrier::new(2));
+    let answer = std::thread::scope(|scope| {
+        let [first, second] = [0, 1].map(|rank| {
+            let seat: Seat = (double.clone(), devices.clone(), rank);
+            let (store, body, met) = (store.clone(), &body, &met);
+            scope.spawn(move || {
+                DRIVER.set(Some(seat.0.clone()));
+                let context = Context::create(options(rank, 2, &store, "")).expect("ranks meet");
+                meet(&[(&context, rank)], || Ok(seat.1.clone()), choose, LOADS.exchange)
+                    .expect("an agreement");
+                met.wait();
+                if rank == 1 {
+                    until("the end", || context.failure().is_some());
+                    return None;
+                }
+                let answer = body(&context, &seat);
+                context.abort();
+                Some(answer)
+            })
+        });
+        second.join().expect("a rank");
+        first.join().expect("a rank").expect("the first answers")
+    });
+    (answer, double, devices)
+}
+
+/// Tries `body` with the driver refusing one call, the first, the second and so on up to `calls`. Side by side: most of them wait.
+fn refusing(calls: usize, body: impl Fn(usize) + Sync) {
+    for first in (0..calls).step_by(16) {
+        std::thread::scope(|scope| {
+            let body = &body;
+            (first..first + 16).for_each(|refused| drop(scope.spawn(move || body(refused))));
+        });
+    }
+}
+
+/// More driver calls than a sum is given to its stream by.
+const CALLS: usize = 64;
+
+/// Has what is over of exchanges given back: one rank says so, then the other's is, too.
+fn sweep(devices: &Devices) {
+    struct Nothing;
+    impl Kept for Nothing {
+        fn is_over(&self) -> bool {
+            true
+        }
+    }
+    (0..2).for_each(|_| devices.keep(Box::new(Nothing)));
+}
+
+/// What has been given to `double` waits for a gate: nothing is given back before that opens, and all of it afterwards. `left` are the
+/// bytes of the test's own.
+fn lasts_until_the_gate_opens(double: &Double, devices: &Devices, open: impl FnOnce(), left: usize) {
+    sweep(devices);
+    assert_eq!(double.complaints(), Vec::<String>::new());
+    open();
+    double.drain();
+    sweep(devices);
+    assert_eq!(double.complaints(), Vec::<String>::new());
+    assert_eq!([0, 1].map(|device| double.allocated(device)), [left, 0], "all is given back in the end");
+}
+
+#[test]
+fn an_exchange_lasts_until_what_a_call_has_left_that_failed_in_its_course_is_done() {
+    let refused = std::sync::atomic::AtomicUsize::new(0);
+    refusing(CALLS, |failing| {
+        let (gate, double, devices) = first_of_two(|context, (double, devices, _)| {
+            let (output, stream, gate) =
+                (double.memory(0, 4), double.stream(0), devices.word(0).expect("a word"));
+            // SAFETY: it lives as long as the double.
+            let borrowed = unsafe { Stream::borrow(devices, 0, stream) }.expect("a stream");
+            borrowed.wait_word(&gate).expect("it waits");
+            double.fail_call(failing);
+            // SAFETY: the double trusts no addresses.
+            drop(unsafe { sum(context, 1, output, Some(stream), PATIENCE).start() });
+            refused.fetch_add(usize::from(!double.is_to_fail()), std::sync::atomic::Ordering::Relaxed);
+            double.fail_call(usize::MAX);
+            gate
+        });
+        lasts_until_the_gate_opens(&double, &devices, || gate.release(), 4);
+    });
+    let refused = refused.into_inner();
+    assert!((20..CALLS).contains(&refused), "{refused} calls were refused, and not all were needed");
+}
+
+#[test]
+fn an_exchange_lasts_though_the_driver_refuses_to_say_whether_it_is_done() {
+    for failing in 0..12 {
+        let (gate, double, devices) = first_of_two(|context, (double, devices, _)| {
+            let (output, stream, gate) =
+                (double.memory(0, 4), double.stream(0), devices.word(0).expect("a word"));
+            // SAFETY: it lives as long as the double.
+            let borrowed = unsafe { Stream::borrow(devices, 0, stream) }.expect("a stream");
+            borrowed.wait_word(&gate).expect("it waits");
+            // SAFETY: the double trusts no addresses.
+            unsafe { sum(context, 1, output, Some(stream), PATIENCE).launch() }.expect("a launch");
+            gate
+        });
+        double.fail_call(failing);
+        sweep(&devices);
+        double.fail_call(usize::MAX);
+        lasts_until_the_gate_opens(&double, &devices, || gate.release(), 4);
+    }
+}
+
+/// Those that name a stream and those that do not, in turn.
+#[test]
+fn a_call_that_the_driver_refuses_ends_when_its_stream_is_through_with_it() {
+    refusing(CALLS, |failing| {
+        let ((), double, _) = first_of_two(|context, (double, _, _)| {
+            let (output, stream) = (double.memory(0, 4), (failing % 2 == 0).then(|| double.stream(0)));
+            double.fail_call(failing);
+            let call = sum(context, 1, output, stream, Duration::from_millis(100));
+            // SAFETY: the double trusts no addresses.
+            let ended = unsafe { call.start() }.and_then(|work| work.wait(Deadline::after(PATIENCE)));
+            ended.expect_err("the other rank does not call");
+            double.fail_call(usize::MAX);
+            // Its memory is the caller's again.
+            double.free(output);
+        });
+        assert_eq!(double.complaints(), Vec::<String>::new(), "call {failing}");
+    });
+}
+
+#[test]
+fn a_copy_that_nobody_else_takes_part_in_ends_when_its_stream_is_through_with_it() {
+    for failing in 0..48 {
+        let (double, devices) = process(1);
+        let context =
+            Context::create(options(0, 1, &Arc::new(HashStore::new()), "")).expect("a group of one");
+        context.cuda().pretend(&devices, 256);
+        let [input, output] = [(); 2].map(|()| double.memory(0, 400));
+        let request = Request {
+            kind: Kind::Allreduce,
+            input: std::ptr::with_exposed_provenance(input as usize),
+            output: std::ptr::with_exposed_provenance_mut(output as usize),
+            counts: Counts::Uniform(100),
+            dtype: DataType::U32,
+            operator: Operator::Sum,
+            root: 0,
+        };
+        let call = Call { stream: Some(double.stream(0)), ..Call::default() };
+        double.fail_call(failing);
+        // SAFETY: the double trusts no addresses.
+        let work = unsafe { context.start(&request, &call) };
+        let _ = work.and_then(|work| work.wait(Deadline::after(PATIENCE)));
+        double.fail_call(usize::MAX);
+        // Its memory is the caller's again.
+        double.free(output);
+        assert_eq!(double.complaints(), Vec::<String>::new(), "call {failing}");
+    }
+}
