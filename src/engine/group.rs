@@ -153,7 +153,8 @@ impl Group {
     }
 
     /// Keeps a failure if it is the first, and has `tell` tell the other members before anybody here sees it: who does may end
-    /// the process. Whether it was.
+    /// the process. Whether it was: then whoever has no caller to tell of it logs it.
+    #[must_use = "a failure that no call tells of is to be logged, once"]
     pub(super) fn latch(&self, error: &Error, tell: impl FnOnce()) -> bool {
         /// Also when telling panics.
         struct Seen<'a>(&'a AtomicBool);
@@ -293,7 +294,9 @@ impl Group {
             return Ok(running);
         }
         drop(orders);
-        running.activate();
+        if running.activate() {
+            self.pass_on(&turn);
+        }
         self.endpoint.progress(0, running.through());
         if running.result().is_none() {
             self.endpoint.kick();
@@ -441,10 +444,14 @@ impl Group {
         if turn.class == Class::PointToPoint {
             return;
         }
-        let next = lock(&self.orders).end(turn.class, turn.tag);
-        if let Some(next) = next {
-            next.activate();
-            self.endpoint.kick();
+        loop {
+            let next = lock(&self.orders).end(turn.class, turn.tag);
+            match next {
+                // It needs no turn any more.
+                Some(next) if next.activate() => {}
+                Some(_) => return self.endpoint.kick(),
+                None => return,
+            }
         }
     }
 
@@ -471,7 +478,8 @@ impl Group {
         if turn.class == Class::PointToPoint && cause.status() != Status::Cuda {
             return;
         }
-        self.latch(cause, || {
+        // Whether or not it was the first, the call tells of it.
+        let _ = self.latch(cause, || {
             let here = self.endpoint.hostname(self.endpoint.rank());
             let told = cause.context(format!("rank {} on {here} reports", self.rank));
             self.endpoint.spread(self, &told);

@@ -288,8 +288,9 @@ impl Running {
         }
     }
 
-    /// Its turn has come.
-    pub fn activate(&self) {
+    /// Its turn has come. Whether it had ended before, so that the turn is to be passed on.
+    #[must_use = "the calls behind it wait for their turn"]
+    pub fn activate(&self) -> bool {
         let mut stage = lock(&self.stage);
         if let Stage::Running { compare_at, .. } = &mut *stage {
             self.group.begin(&self.call);
@@ -298,9 +299,7 @@ impl Running {
         self.active.store(true, Ordering::Release);
         let has_ended = matches!(*stage, Stage::Over);
         drop(stage);
-        if has_ended {
-            self.pass_on();
-        }
+        has_ended && !self.passed.swap(true, Ordering::AcqRel)
     }
 
     /// Moves it. Over: it has ended, now or before.
