@@ -642,20 +642,27 @@ fn given_up(way: &str, kind: Kind, timeout: Duration, order: Order, other: impl 
 
 fn a_deadline_lets_the_stream_go_on(way: &str) {
     for (kind, order) in [(Kind::Allreduce, Order::RoundRobin), (Kind::Alltoall, Order::Eager)] {
-        let error = given_up(way, kind, Duration::from_millis(100), order, |rank| {
-            // It calls, but its stream does not come to it.
-            let gate = rank.gate();
-            let (reads, writes) = lengths(kind, 700, 2, false);
-            let (input, output) = (rank.memory(&vec![0; reads]), rank.memory(&vec![0; writes]));
-            // If rank 0 has not given up before.
-            let work = rank.start(&request(kind, input, output, 700, 0), &rank.call());
-            let began = work.is_ok();
-            let result = work.and_then(|work| work.wait(Deadline::after(PATIENCE)));
-            let error = result.expect_err("rank 0 has given up");
-            assert!(!began || error.text().contains("; here, "), "where this rank stands: {error}");
-            gate.release();
-            assert_eq!(grave(rank.drain()), Vec::<String>::new());
-        });
+        let give_up = |timeout| {
+            given_up(way, kind, timeout, order, |rank| {
+                // It calls, but its stream does not come to it.
+                let gate = rank.gate();
+                let (reads, writes) = lengths(kind, 700, 2, false);
+                let (input, output) = (rank.memory(&vec![0; reads]), rank.memory(&vec![0; writes]));
+                // If rank 0 has not given up before.
+                let work = rank.start(&request(kind, input, output, 700, 0), &rank.call());
+                let began = work.is_ok();
+                let result = work.and_then(|work| work.wait(Deadline::after(PATIENCE)));
+                let error = result.expect_err("rank 0 has given up");
+                assert!(!began || error.text().contains("; here, "), "where this rank stands: {error}");
+                gate.release();
+                assert_eq!(grave(rank.drain()), Vec::<String>::new());
+            })
+        };
+        // A rank that has not come itself to where it waits for the other tells of that, and has longer then.
+        let timeouts =
+            (0..).map(|times| Duration::from_millis(100 << times)).take_while(|timeout| *timeout < PATIENCE);
+        let mut errors = timeouts.map(give_up);
+        let error = errors.find(|error| !error.text().contains("not done after")).expect("in time");
         assert_eq!(error.status(), Status::Timeout);
         for part in ["nothing from rank 1", "; here, "] {
             assert!(error.text().contains(part), "{error}");
