@@ -4,7 +4,7 @@ use super::Call;
 use super::Completion;
 use super::context::Context;
 use super::device::{self, PointCall, Together};
-use super::staged::Begun;
+use super::staged::{Begun, Copies};
 use super::work::Work;
 use crate::collective::request::Request;
 use crate::deadline::Deadline;
@@ -76,8 +76,8 @@ impl Pending {
         Pending::end_all(all, Begun::complete)
     }
 
-    fn end_all(all: Vec<Pending>, end: impl Fn(Begun) -> Result<Work>) -> Vec<Result<Work>> {
-        let count = all.len();
+    fn end_all(all: Vec<Pending>, end: impl Fn(Begun, &mut Copies) -> Result<Work>) -> Vec<Result<Work>> {
+        let (count, mut copies) = (all.len(), Copies::default());
         let mut works: Vec<Option<Result<Work>>> = Vec::new();
         works.resize_with(count, || None);
         let (mut begun, mut points) = (Vec::new(), Vec::<Together>::new());
@@ -107,7 +107,7 @@ impl Pending {
             if one.is_crowded() {
                 crowded.push(place);
             }
-            works[place] = Some(end(one));
+            works[place] = Some(end(one, &mut copies));
         }
         // Not before all are given: they may be ranks of one thread.
         for place in crowded {
@@ -116,6 +116,7 @@ impl Pending {
                 let _ = work.wait(Deadline::NEVER);
             }
         }
+        copies.wait();
         works.into_iter().flatten().collect()
     }
 }

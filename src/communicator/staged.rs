@@ -264,13 +264,13 @@ impl Begun {
     }
 
     /// As [`Begun::close`], but waits itself for what the driver is asked to do meanwhile.
-    pub(super) fn complete(self) -> Result<Work> {
+    pub(super) fn complete(self, copies: &mut Copies) -> Result<Work> {
         match self.close {
             Some(Close { exit: Exit::Word(exit), .. }) => {
                 let ended = self.work.wait(Deadline::NEVER);
-                ended.inspect_err(|_| await_copies(&exit)).map(|_| self.work)
+                ended.inspect_err(|_| copies.add(exit)).map(|_| self.work)
             }
-            _ => self.close(),
+            _ => self.close(copies),
         }
     }
 
@@ -290,13 +290,21 @@ impl Begun {
     pub(super) fn part(self) -> Result<Work> {
         match &self.close {
             Some(Close { exit: Exit::Thread, .. }) => Ok(self.work),
-            _ => self.close(),
+            _ => self.close_alone(),
         }
     }
 
+    /// As [`Begun::close`], of a call that is closed with no other.
+    fn close_alone(self) -> Result<Work> {
+        let mut copies = Copies::default();
+        let closed = self.close(&mut copies);
+        copies.wait();
+        closed
+    }
+
     /// Has the call's stream wait for the operation, if the call named one. Returns at once; where streams may not wait for
-    /// the host, when the operation is complete.
-    pub(super) fn close(self) -> Result<Work> {
+    /// the host, when the operation is complete. If it fails its caller has the memory back when `copies` have been waited for.
+    pub(super) fn close(self, copies: &mut Copies) -> Result<Work> {
         let Some(Close { stream, running, exit }) = self.close else { return Ok(self.work) };
         let noted = || ahead::note(&stream, &running);
         let waits = match exit {
@@ -317,24 +325,31 @@ impl Begun {
             let group = running.group();
             group.fail(error.context(format_args!("rank {} of '{}'", group.rank(), group.name())));
             running.cancel();
-            if let Some(exit) = exit {
-                await_copies(&exit);
-            }
+            exit.into_iter().for_each(|exit| copies.add(exit));
             return Err(error);
         }
         Ok(self.work)
     }
 }
 
-/// How long a call that its stream does not wait for is waited for on the host, once it is given up.
+/// How long calls that their streams do not wait for are waited for on the host, once they are given up.
 const COPIES: Duration = Duration::from_secs(1);
 
-/// Waits for the copies of a call that has failed and for which no stream waits, for [`COPIES`] at most: the caller has its memory back
-/// then. `exit` is released behind them.
-fn await_copies(exit: &Word) {
-    let until = Deadline::after(COPIES);
-    while !exit.is_released() && !until.expired() {
-        sys::process::yield_now();
+/// The copies of calls that have failed and for which no stream waits: the words that are released behind them.
+#[derive(Default)]
+pub(super) struct Copies(Vec<Arc<Word>>);
+
+impl Copies {
+    fn add(&mut self, exit: Arc<Word>) {
+        self.0.push(exit);
+    }
+
+    /// Waits for all of them, for [`COPIES`] at most: the caller has the memory back then.
+    pub(super) fn wait(self) {
+        let until = Deadline::after(COPIES);
+        while !self.0.iter().all(|exit| exit.is_released()) && !until.expired() {
+            sys::process::yield_now();
+        }
     }
 }
 
@@ -377,7 +392,9 @@ impl Context {
         };
         if call.survey.ordered {
             // SAFETY: the caller's promise.
-            return unsafe { self.begin_staged(call, request, options) }?.close()?.wait(Deadline::NEVER);
+            return unsafe { self.begin_staged(call, request, options) }?
+                .close_alone()?
+                .wait(Deadline::NEVER);
         }
         let (class, tag, signature) = self.header(&call, options)?;
         let way = self.or_fail_in(class, self.way(&call, group, request, options, &signature))?;

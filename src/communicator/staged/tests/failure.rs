@@ -4,6 +4,7 @@
 use std::process::{Command, Stdio};
 
 use super::*;
+use crate::communicator::staged::{COPIES, Copies};
 use crate::rendezvous::id::UniqueId;
 
 /// How long it may take from the cause until a rank's call has failed.
@@ -349,4 +350,16 @@ fn a_death_is_told_to_all_ranks_within_a_second() {
             }
         }
     }
+}
+
+#[test]
+fn calls_that_are_given_up_together_are_waited_for_together() {
+    let double = Double::new(1, Order::Eager);
+    let devices = Devices::over(double).expect("a driver");
+    let (mut copies, started) = (Copies::default(), Instant::now());
+    for _ in 0..20 {
+        copies.add(devices.word(0).expect("a word").into());
+    }
+    copies.wait();
+    assert!((COPIES..10 * COPIES).contains(&started.elapsed()), "{:?}", started.elapsed());
 }
