@@ -484,7 +484,7 @@ fn work_of(group: &Arc<Group>, exchange: &Arc<DeviceExchange>, enqueued: Enqueue
         // It is done whenever its graph is replayed.
         return Ok(Work::ended(Ok(Completion::default())));
     }
-    let (event, failure) = exchange.follow(group, enqueued)?;
+    let (event, failure) = exchange.follow(group, enqueued).inspect_err(|_| exchange.await_end())?;
     Ok(Work::enqueued(event, failure))
 }
 

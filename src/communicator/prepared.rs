@@ -194,7 +194,7 @@ impl Prepared {
                 let work = self.enqueue(several)?;
                 // Streams may be done before it: a root's wait for no other rank.
                 let host = work.as_ref().and_then(Work::host);
-                let failure = move |_: &_| work.as_ref().and_then(Work::test).and_then(Result::err);
+                let failure = move |_| work.as_ref().and_then(Work::test).and_then(Result::err);
                 Ok(Work::composed(host, several.join()?, failure))
             }
         }

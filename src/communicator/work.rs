@@ -8,7 +8,7 @@ use super::Completion;
 use super::ahead;
 use crate::cuda::context::Devices;
 use crate::cuda::driver::StreamHandle;
-use crate::cuda::event::{Answer, Event};
+use crate::cuda::event::Event;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::callbacks::{Callback, call_back_late, call_back_when};
@@ -46,7 +46,7 @@ impl Work {
     /// once.
     pub(super) fn enqueued(
         event: Arc<Event>,
-        failure: impl Fn(&Answer) -> Option<Error> + Send + Sync + 'static,
+        failure: impl Fn(bool) -> Option<Error> + Send + Sync + 'static,
     ) -> Work {
         Work::composed(None, event, failure)
     }
@@ -55,16 +55,10 @@ impl Work {
     pub(super) fn composed(
         host: Option<Arc<Running>>,
         event: Arc<Event>,
-        failure: impl Fn(&Answer) -> Option<Error> + Send + Sync + 'static,
+        failure: impl Fn(bool) -> Option<Error> + Send + Sync + 'static,
     ) -> Work {
         let devices = Some(event.devices().clone());
-        let enqueued = Enqueued {
-            host,
-            event,
-            failure: Box::new(failure),
-            refused: OnceLock::new(),
-            outcome: OnceLock::new(),
-        };
+        let enqueued = Enqueued { host, event, failure: Box::new(failure), outcome: OnceLock::new() };
         Work { state: State::Enqueued(Arc::new(enqueued)), devices }
     }
 
@@ -232,8 +226,8 @@ pub(super) fn look_again(start: Instant, deadline: Deadline) {
     }
 }
 
-/// Why a work will not end well, by what the driver says of its event.
-type Failure = dyn Fn(&Answer) -> Option<Error> + Send + Sync;
+/// Why a work will not end well, told whether its event is complete.
+type Failure = dyn Fn(bool) -> Option<Error> + Send + Sync;
 
 /// What a stream does without the host.
 pub(super) struct Enqueued {
@@ -241,14 +235,8 @@ pub(super) struct Enqueued {
     host: Option<Arc<Running>>,
     event: Arc<Event>,
     failure: Box<Failure>,
-    /// What the driver has refused with when it was first asked in vain whether the event is complete, and when that was.
-    refused: OnceLock<(Instant, Error)>,
     outcome: OnceLock<Result<Completion>>,
 }
-
-/// How long the work is waited for that has failed since the driver has refused to say whether it is done: its caller has the memory
-/// back then.
-const REFUSED: Duration = Duration::from_millis(500);
 
 /// How long a wait looks again at once, before it sleeps in between.
 const SPIN: Duration = Duration::from_micros(50);
@@ -266,17 +254,13 @@ impl Enqueued {
             Some(None) => return None,
             Some(Some(Err(error))) => return Some(self.outcome.get_or_init(|| Err(error)).clone()),
         }
-        let done = self.event.query();
-        if let Err(error) = &done {
-            self.refused.get_or_init(|| (Instant::now(), error.clone()));
-        }
-        let has_left = |since: &Instant| matches!(done, Ok(true)) || since.elapsed() > REFUSED;
-        let refused =
-            || self.refused.get().filter(|(since, _)| has_left(since)).map(|(_, error)| error.clone());
-        let result = match (self.failure)(&done).or_else(refused) {
-            Some(error) => Err(error),
-            None if matches!(done, Ok(true)) => Ok(Completion::default()),
-            None => return None,
+        let result = match self.event.ask() {
+            Err(error) => Err(error),
+            Ok(done) => match (self.failure)(done) {
+                Some(error) => Err(error),
+                None if done => Ok(Completion::default()),
+                None => return None,
+            },
         };
         Some(self.outcome.get_or_init(|| result).clone())
     }

@@ -14,9 +14,6 @@ const SPIN: Duration = Duration::from_micros(50);
 /// How long it sleeps then.
 const NAP: Duration = Duration::from_micros(50);
 
-/// What the driver says when it is asked whether what an event means is complete.
-pub type Answer = Result<bool>;
-
 /// An event of one device, without timing, destroyed on drop. Before it is first recorded it counts as complete.
 #[derive(Debug)]
 pub struct Event {
@@ -58,10 +55,16 @@ impl Event {
     }
 
     /// Whether what it means is complete. Not for events recorded in a capture: those are never complete.
-    pub fn query(&self) -> Answer {
+    pub fn query(&self) -> Result<bool> {
         let _relaxed = self.devices.relax()?;
         // SAFETY: it lives.
         unsafe { self.devices.driver().query_event(self.handle) }
+    }
+
+    /// As [`Event::query`], but asks again where the driver refuses to say: what it refuses once it may answer, and of a device that is
+    /// lost to this process, with everything that ran on it, it refuses whatever it is asked.
+    pub fn ask(&self) -> Result<bool> {
+        self.query().or_else(|_| self.query())
     }
 
     /// Waits on the host until what it means is complete.

@@ -253,9 +253,16 @@ impl<'a> Parts<'a> {
     /// The call has failed in its course: what the stream is given next comes behind all that the hosts have begun, as behind the
     /// kernels, though nothing waits for that yet.
     pub(super) fn leave(&self) {
+        let stream = self.series.stream();
+        if let Ok(false) = stream.devices().driver().can_wait_value(stream.device()) {
+            // Whoever waits for the call does.
+            return;
+        }
         for exit in self.exits.iter().filter(|exit| !exit.is_released()) {
-            if let Err(error) = self.series.stream().wait_word(exit) {
-                self.series.lose(&error);
+            // What is refused once may be done.
+            let waits = stream.wait_word(exit).or_else(|_| stream.wait_word(exit));
+            if let Err(error) = waits {
+                return self.series.lose(&error);
             }
         }
     }

@@ -376,15 +376,21 @@ impl Player<'_> {
     }
 
     fn holds(&self, due: &Due) -> bool {
-        match &self.seat {
-            Some(seat) if !due.at.on_host => {
-                seat.double.peek(due.at.address, due.bytes.len().max(1))[..due.bytes.len()] == due.bytes
-            }
-            _ => (0..due.bytes.len()).all(|at| {
+        self.first_wrong(due).is_none()
+    }
+
+    /// The first byte that is not what is due, and what it is.
+    fn first_wrong(&self, due: &Due) -> Option<(usize, u8)> {
+        let found = match &self.seat {
+            Some(seat) if !due.at.on_host => seat.double.peek(due.at.address, due.bytes.len().max(1)),
+            _ => {
                 // SAFETY: it is as long, and lives. The library may write it meanwhile.
-                unsafe { pointer(due.at.address).add(at).read_volatile() == due.bytes[at] }
-            }),
-        }
+                let byte = |at: usize| unsafe { pointer(due.at.address).add(at).read_volatile() };
+                (0..due.bytes.len()).map(byte).collect()
+            }
+        };
+        let at = due.bytes.iter().zip(&found).position(|(due, found)| due != found)?;
+        Some((at, found[at]))
     }
 
     fn collective(&mut self, context: &Context, call: &Collective) -> Result<()> {
@@ -601,8 +607,8 @@ impl Player<'_> {
     }
 
     fn check(&mut self, due: &Due) {
-        if !self.holds(due) {
-            self.left.wrong.push(format!("wrong: {}", due.what));
+        if let Some((at, found)) = self.first_wrong(due) {
+            self.left.wrong.push(format!("wrong from byte {at}, which is {found:#x}: {}", due.what));
         }
     }
 

@@ -206,7 +206,8 @@ impl Default for Table {
         let four = Tuning {
             // Four H100s, with slots of 24 KiB and of 16: an allreduce of 256 MiB 1189 and 1237 µs, of 1 GiB 4599 and 4848, a reduction to one rank
             // of them 845 and 940, 3173 and 3620, a broadcast of 1 GiB 3065 and 3184, a reduce_scatter 2337 and 2481; with 20, 28, 32 and 64 an
-            // allreduce of 1 GiB 4678, 4657, 4727 and 4726. Twice the slots of 12 KiB: 4634, but 310 instead of 320 of 64 MiB.
+            // allreduce of 1 GiB 4678, 4657, 4727 and 4726. Twice as many of 12 KiB: 4634, and of 64 MiB
+            // 310 instead of 318, but a reduction of 1 GiB 3354.
             slot: 24 << 10,
             // Four H100s, by lines and by tiles: an allreduce of 4 MiB 32.9 and 33.8 µs, of 6 MiB 48.4 and 44.5; an allgather of 4 MiB in all 15.5
             // and 17.7, of 6 MiB 21.7 and 22.4, of 8 MiB 28.4 and 27.0; a reduce_scatter of 4 MiB in all 16.3 and 18.0; a broadcast of 3 MiB

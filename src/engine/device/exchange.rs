@@ -21,7 +21,7 @@ use super::watch::Watch;
 use super::window::Window;
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{Capture, StreamHandle};
-use crate::cuda::event::{Answer, Event};
+use crate::cuda::event::Event;
 use crate::cuda::exchange::{Job, MAX_RANKS, Point, Pull, Seen};
 use crate::cuda::joined;
 use crate::cuda::stream::Stream;
@@ -485,40 +485,33 @@ impl DeviceExchange {
     /// back then. The group has failed, so the kernels leave.
     pub fn await_end(&self) {
         let until = Deadline::after(LEAVING);
-        while !matches!(self.is_idle(), Ok(true)) && !until.expired() {
+        // Of a device that is lost nobody will know more.
+        while matches!(self.is_idle().or_else(|_| self.is_idle()), Ok(false)) && !until.expired() {
             thread::sleep(until.remaining_capped(NAP));
         }
     }
 
     /// An event that is complete when the call is done, and what answers [`crate::error::Error`] if it will not be, told whether the
-    /// event is complete. Not for captured calls. A call that cannot be followed fails.
+    /// event is complete. Not for captured calls. A call that cannot be followed fails; whoever made it waits for its end.
     pub fn follow(
         self: &Arc<Self>,
         group: &Arc<Group>,
         enqueued: Enqueued,
-    ) -> Result<(Arc<Event>, impl Fn(&Answer) -> Option<Error> + Send + Sync + use<>)> {
+    ) -> Result<(Arc<Event>, impl Fn(bool) -> Option<Error> + Send + Sync + use<>)> {
         let Enqueued { turn, peers, stream, .. } = enqueued;
-        let event = match self.event_behind(stream) {
-            Ok(event) => Arc::new(event),
-            Err(error) => {
-                let error = group.blame(&turn, error);
-                self.await_end();
-                return Err(error);
-            }
-        };
+        let event = self.event_behind(stream).map_err(|error| group.blame(&turn, error))?;
         let (this, group) = (self.clone(), group.clone());
         let overdue = Mutex::new(Overdue::new(turn, peers));
-        let failure = move |done: &Answer| {
-            let mut overdue = overdue.try_lock().ok()?;
-            if let (Err(error), None) = (done, group.failure()) {
-                // Nobody knows whether the kernels have left.
-                group.spread(overdue.turn(), error);
-            }
+        let failure = move |done: bool| {
             // A kernel that was ended looks as one that has done its work.
-            let left = group.failure().is_some() && matches!(done, Ok(true));
-            if left { overdue.error(&this, &group) } else { overdue.look(&this, &group) }
+            let failed = group.failure().filter(|_| done);
+            // Another thread may be at it.
+            let Ok(mut overdue) = overdue.try_lock() else {
+                return failed.map(|error| error.context(group.describe(&turn)));
+            };
+            if failed.is_some() { overdue.error(&this, &group) } else { overdue.look(&this, &group) }
         };
-        Ok((event, failure))
+        Ok((Arc::new(event), failure))
     }
 
     /// An event behind what a stream was given.

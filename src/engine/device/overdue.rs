@@ -30,11 +30,6 @@ impl Overdue {
         Overdue { turn, peers, compared: false, inquiry: None, failed_at: None, told: false }
     }
 
-    /// The call's.
-    pub(super) fn turn(&self) -> &Turn {
-        &self.turn
-    }
-
     /// When it should be done.
     pub(super) fn deadline(&self) -> Deadline {
         self.turn.deadline

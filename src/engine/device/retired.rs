@@ -80,12 +80,9 @@ impl Astray {
         self.lost.store(true, Ordering::Release);
     }
 
-    /// Whether the streams have done it.
-    pub(super) fn is_done(&self) -> Result<bool> {
-        match (self.lost.load(Ordering::Acquire), self.any.load(Ordering::Acquire)) {
-            (false, false) => Ok(true),
-            (lost, _) => Ok(self.end.query()? && !lost),
-        }
+    /// Whether the streams have done it, as far as anybody knows.
+    fn is_done(&self) -> Result<bool> {
+        if self.any.load(Ordering::Acquire) { self.end.query() } else { Ok(true) }
     }
 }
 
@@ -135,7 +132,8 @@ impl Parts {
     /// Whether no stream touches any of this any more.
     fn is_left(&self) -> Result<bool> {
         // The latch is set by a stream of its own.
-        Ok(self.is_idle()? && self.urgent.as_ref().map_or(Ok(true), Stream::query)?)
+        let lost = self.astray.lost.load(Ordering::Acquire);
+        Ok(!lost && self.is_idle()? && self.urgent.as_ref().map_or(Ok(true), Stream::query)?)
     }
 }
 

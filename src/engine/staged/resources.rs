@@ -149,11 +149,11 @@ impl Entry {
 
     /// What `stream`, which is the caller's, has been given so far. Whoever moves the operations of `endpoint` looks.
     pub fn of_caller(stream: &Stream, endpoint: &Arc<Endpoint>) -> Result<Entry> {
-        if stream.query()? {
-            return Ok(Entry { mark: None });
-        }
+        // A stream that is idle may have to wait for the default stream before anything else: an event does.
         let entry = Entry::record(stream)?;
-        endpoint.stir();
+        if !entry.has_come()? {
+            endpoint.stir();
+        }
         Ok(entry)
     }
 

@@ -36,6 +36,41 @@ fn composed_calls_have_the_bits_of_host_memory() {
     }
 }
 
+/// The stream that the exchange has for such calls is idle, but waits for the default stream before anything else.
+#[test]
+fn a_call_that_names_no_stream_comes_after_what_the_default_stream_has_yet_to_do() {
+    for carriers in [Carriers::SideStreams, Carriers::Couriers] {
+        ranks_by(2, 2, Order::RoundRobin, carriers, |rank| {
+            let (size, own) = (u64::from(rank.context.size()), u64::from(rank.context.rank()));
+            for count in COUNTS {
+                let (dtype, operator) = (DataType::U64, Operator::Sum);
+                let what = What { kind: Kind::Allgather, count, dtype, operator, root: 0 };
+                let (reads, writes) = what.lengths(rank.context.size(), false);
+                let [from, to] = [reads, writes].map(|bytes| rank.double.memory(rank.device, bytes.max(1)));
+                // SAFETY: it lives for as long as the driver.
+                let default = unsafe { Stream::borrow(&rank.devices, rank.device, StreamHandle::LEGACY) };
+                let gate = rank.devices.word(rank.device).expect("a word");
+                default.and_then(|stream| stream.wait_word(&gate)).expect("the default stream waits");
+                let given = (own + 7).to_le_bytes().repeat(count as usize);
+                rank.double.fill(StreamHandle::LEGACY, rank.device, from, &given);
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        std::thread::sleep(Duration::from_millis(5));
+                        gate.release();
+                    });
+                    let request = what.request(pointer(from).cast_const(), pointer(to));
+                    let work =
+                        rank.start(&request, &Call { stream: None, ..rank.call() }).expect("it starts");
+                    work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+                });
+                let due: Vec<u8> =
+                    (0..size).flat_map(|rank| (rank + 7).to_le_bytes().repeat(count as usize)).collect();
+                assert!(rank.double.peek(to, writes.max(1))[..writes] == due, "{count} by {carriers:?}");
+            }
+        });
+    }
+}
+
 #[test]
 fn several_calls_under_way_are_relayed_in_their_order() {
     let kinds = [Kind::Allreduce, Kind::ReduceScatter, Kind::Broadcast, Kind::Allgather, Kind::Reduce];
