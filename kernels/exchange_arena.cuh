@@ -2,7 +2,8 @@
 //
 // Block b of a kernel talks to block b of its peers' kernels, and to nobody else. From each rank to each other rank, and
 // for each block, there is a queue in each of four areas of the receiver's arena: lines, tiles of inputs, tiles of
-// results, and tiles that are moved from rank to rank as they are. A queue has a few slots. The sender counts what it has sent, the receiver what it has taken and reads no more;
+// results, and tiles that are moved from rank to rank as they are. A queue has a few slots. The sender counts what it has sent, the
+// receiver what it has taken and reads no more;
 // both counts live in device memory and go on from kernel to kernel, so launches and replays of graphs mix freely. They
 // have 64 bits and never wrap. The sender waits until the receiver has told it that the slot is free: so no operation
 // needs a barrier, in whichever direction data goes.
@@ -21,25 +22,29 @@ constexpr u32 LINE_DEPTH = 2;
 constexpr u32 SCRATCH = 16384;
 
 enum Area : u32 { LINES, INPUTS, RESULTS, MOVES, AREAS };
+// Tiles of inputs and tiles that are moved are counted as one queue: no call has both, and ranks agree on the order of their calls. So
+// the two areas may be the same memory, where they are cut alike.
+constexpr u32 COUNTS = 3;
+DEVICE constexpr u32 count_of(Area area) { return area == MOVES ? INPUTS : area; }
 
 // The counters of a block. All are indexed by the peer.
 struct alignas(2048) Control {
     // This rank's own.
-    u64 sent[AREAS][MAX_RANKS];
-    u64 received[AREAS][MAX_RANKS];
+    u64 sent[COUNTS][MAX_RANKS];
+    u64 received[COUNTS][MAX_RANKS];
     // How many lines the peers must have taken, by what they have sent since.
     u64 implied[MAX_RANKS];
     u64 apart[8];
     // Written by the peers: how many items of ours they have taken, how many of theirs are there. Lines need no `ready`.
-    u64 acked[AREAS][MAX_RANKS];
-    u64 ready[AREAS][MAX_RANKS];
+    u64 acked[COUNTS][MAX_RANKS];
+    u64 ready[COUNTS][MAX_RANKS];
 };
 
 // What is the same for every launch: `Group` of src/cuda/exchange/arguments.rs.
 struct Group {
     u8 *arena[MAX_RANKS];
     Page *page;
-    // Where the areas begin.
+    // Where the areas begin; that of moves may be that of inputs.
     u64 area[AREAS];
     u32 rank, size;
     // Bytes of a slot for tiles, and how many there are: a power of two. Bytes for wide lines in a slot for lines. Bytes of
@@ -100,6 +105,8 @@ struct Several {
 // The sending end of a queue. One thread of the block has it.
 template <Area AREA>
 struct Outbox {
+    static constexpr u32 COUNT = count_of(AREA);
+
     u8 *slots;
     const u64 *acked;
     u64 *ready;
@@ -108,9 +115,9 @@ struct Outbox {
     Outbox() = default;
     DEVICE Outbox(const Group &group, u32 block, u32 peer)
         : slots(group.queue(AREA, block, group.rank, peer)),
-          acked(&group.control(group.rank, block)->acked[AREA][peer]),
-          ready(&group.control(peer, block)->ready[AREA][group.rank]),
-          sent(group.control(group.rank, block)->sent[AREA][peer]),
+          acked(&group.control(group.rank, block)->acked[COUNT][peer]),
+          ready(&group.control(peer, block)->ready[COUNT][group.rank]),
+          sent(group.control(group.rank, block)->sent[COUNT][peer]),
           implied(AREA == LINES ? group.control(group.rank, block)->implied[peer] : 0) {}
 
     // Waits until the next slot is free.
@@ -128,7 +135,7 @@ struct Outbox {
     // The same where several threads count what is sent: `number` is what that has come to.
     DEVICE void announce(u64 number) const { store_release(ready, number); }
     DEVICE void save(const Group &group, u32 block, u32 peer) const {
-        group.control(group.rank, block)->sent[AREA][peer] = sent;
+        group.control(group.rank, block)->sent[COUNT][peer] = sent;
         if (AREA == LINES) group.control(group.rank, block)->implied[peer] = implied;
     }
 };
@@ -136,6 +143,8 @@ struct Outbox {
 // The receiving end of a queue. One thread of the block has it.
 template <Area AREA>
 struct Inbox {
+    static constexpr u32 COUNT = count_of(AREA);
+
     u8 *slots;
     const u64 *ready;
     u64 *acked;
@@ -144,9 +153,9 @@ struct Inbox {
     Inbox() = default;
     DEVICE Inbox(const Group &group, u32 block, u32 peer)
         : slots(group.queue(AREA, block, peer, group.rank)),
-          ready(&group.control(group.rank, block)->ready[AREA][peer]),
-          acked(&group.control(peer, block)->acked[AREA][group.rank]),
-          received(group.control(group.rank, block)->received[AREA][peer]) {}
+          ready(&group.control(group.rank, block)->ready[COUNT][peer]),
+          acked(&group.control(peer, block)->acked[COUNT][group.rank]),
+          received(group.control(group.rank, block)->received[COUNT][peer]) {}
 
     // Waits until the next tile is there, and for what was written before it.
     DEVICE bool await(const Group &group, u32 peer) const {
@@ -166,7 +175,7 @@ struct Inbox {
     // Tells the peer what earlier calls took and kept to themselves: see `Combine::is_mutual`.
     DEVICE void catch_up() const { acknowledge(received); }
     DEVICE void save(const Group &group, u32 block, u32 peer) const {
-        group.control(group.rank, block)->received[AREA][peer] = received;
+        group.control(group.rank, block)->received[COUNT][peer] = received;
     }
 };
 

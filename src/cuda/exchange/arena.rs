@@ -31,7 +31,9 @@ pub(super) struct Layout {
     pub(super) inputs: u64,
     /// Of the slots for tiles of results.
     pub(super) results: u64,
-    /// Of the slots for tiles that are moved.
+    /// What lies behind those.
+    pub(super) after_results: u64,
+    /// Of the slots for tiles that are moved: those for inputs, where both are cut alike. They are counted as one.
     pub(super) moves: u64,
     /// Of the blocks' scratch.
     pub(super) scratch: u64,
@@ -58,9 +60,21 @@ impl Layout {
         let inputs = lines + channels(lined) * slots(LINE_DEPTH, wide + NARROW_BYTES);
         let results = inputs + tiles;
         // Between two ranks nothing takes a second step.
-        let moves = results + if size > 2 { tiles } else { 0 };
-        let scratch = moves + channels(moving) * slots(depth, move_slot);
+        let after_results = results + if size > 2 { tiles } else { 0 };
+        let (moves, scratch) = match (tile_blocks, slot) == (moving, move_slot) {
+            true => (inputs, after_results),
+            false => (after_results, after_results + channels(moving) * slots(depth, move_slot)),
+        };
         let signals = scratch + (u64::from(tile_blocks) * SCRATCH).max(BY_ALL);
-        Layout { lines, inputs, results, moves, scratch, signals, bytes: signals + SIGNAL_BYTES }
+        Layout {
+            lines,
+            inputs,
+            results,
+            after_results,
+            moves,
+            scratch,
+            signals,
+            bytes: signals + SIGNAL_BYTES,
+        }
     }
 }

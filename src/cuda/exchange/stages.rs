@@ -159,9 +159,9 @@ impl Pull {
             bytes: self.bytes,
             signals: layout.signals,
             payload: layout.inputs,
-            // Tiles of inputs and of results: nobody uses them while all ranks are in this kernel. What was sent and has not been
-            // received may lie behind them.
-            room: layout.moves - layout.inputs,
+            // Tiles of inputs and of results: nobody uses them while all ranks are in this kernel, since what was sent before it has
+            // been received before it, too.
+            room: layout.after_results - layout.inputs,
             root: self.root,
             two: two.into(),
             overlap: self.overlap as u32,
@@ -225,7 +225,7 @@ mod tests {
         for size in 2..=8 {
             let (_, arguments) = planned(size, &pull(Stages::Two, 1 << 30, 0, 132));
             let layout = table.layout(size as u32);
-            assert_eq!(arguments.payload + arguments.room, layout.moves, "messages stay where they are");
+            assert_eq!(arguments.payload + arguments.room, layout.after_results);
             assert_eq!(arguments.signals + SIGNAL_BYTES, layout.bytes);
             assert!(arguments.payload % 128 == 0 && arguments.signals % 128 == 0);
             assert!(arguments.room >= 1 << 20, "pieces are long enough");

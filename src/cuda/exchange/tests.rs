@@ -168,6 +168,23 @@ fn moves_bring_what_was_sent() {
     });
 }
 
+/// Where both are cut alike, tiles that are moved go through the slots of those that are combined.
+#[test]
+fn what_moves_and_what_is_combined_share_their_slots() {
+    let mut table = table();
+    for tuning in &mut table.tunings {
+        (tuning.tile_blocks, tuning.parts) = (4, 1);
+    }
+    assert!((2..=8).all(|size| table.layout(size).moves == table.layout(size).inputs));
+    check_by(&table, 0, 12, |world, dice| {
+        for _ in 0..2 {
+            world.call(any_call(dice, world.size(), &REDUCTIONS, [4001, 24_000]), dice);
+            world.call(any_call(dice, world.size(), &MOVES, [1801, 24_000]), dice);
+            world.exchange(&any_transfers(dice, world.size()), None, dice);
+        }
+    });
+}
+
 /// Sends and receives, several of a pair.
 fn any_transfers(dice: &mut Dice, size: u32) -> Vec<(u32, u32, usize)> {
     let transfer = |dice: &mut Dice| {
