@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::Completion;
 use super::ahead;
 use crate::cuda::context::Devices;
-use crate::cuda::driver::StreamHandle;
+use crate::cuda::driver::{StreamHandle, retry};
 use crate::cuda::event::Event;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
@@ -254,7 +254,7 @@ impl Enqueued {
             Some(None) => return None,
             Some(Some(Err(error))) => return Some(self.outcome.get_or_init(|| Err(error)).clone()),
         }
-        let result = match self.event.ask() {
+        let result = match retry(|| self.event.query()) {
             Err(error) => Err(error),
             Ok(done) => match (self.failure)(done) {
                 Some(error) => Err(error),

@@ -392,3 +392,9 @@ pub trait LaunchCalls {
         user: *mut c_void,
     ) -> Result<()>;
 }
+
+/// Makes a driver call, and once more if it is refused: what the driver refuses once it may do. Of a device that is lost to this
+/// process, with everything that ran on it, it refuses whatever it is asked. For calls that may be made twice.
+pub fn retry<T>(call: impl Fn() -> Result<T>) -> Result<T> {
+    call().or_else(|_| call())
+}

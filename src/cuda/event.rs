@@ -61,12 +61,6 @@ impl Event {
         unsafe { self.devices.driver().query_event(self.handle) }
     }
 
-    /// As [`Event::query`], but asks again where the driver refuses to say: what it refuses once it may answer, and of a device that is
-    /// lost to this process, with everything that ran on it, it refuses whatever it is asked.
-    pub fn ask(&self) -> Result<bool> {
-        self.query().or_else(|_| self.query())
-    }
-
     /// Waits on the host until what it means is complete.
     pub fn synchronize(&self, deadline: Deadline) -> Result<()> {
         if deadline == Deadline::NEVER {

@@ -20,6 +20,7 @@ use crate::communicator::context::Context;
 use crate::communicator::plans::Seat;
 use crate::communicator::staged::Launch;
 use crate::cuda::courier::{Duty, Errand};
+use crate::cuda::driver::retry;
 use crate::cuda::exchange::{self, Direction, Point};
 use crate::cuda::word::Word;
 use crate::engine::device::{Berth, Layout, Series};
@@ -259,9 +260,7 @@ impl<'a> Parts<'a> {
             return;
         }
         for exit in self.exits.iter().filter(|exit| !exit.is_released()) {
-            // What is refused once may be done.
-            let waits = stream.wait_word(exit).or_else(|_| stream.wait_word(exit));
-            if let Err(error) = waits {
+            if let Err(error) = retry(|| stream.wait_word(exit)) {
                 return self.series.lose(&error);
             }
         }

@@ -20,7 +20,7 @@ use super::retired::{Parts, retire};
 use super::watch::Watch;
 use super::window::Window;
 use crate::cuda::context::Devices;
-use crate::cuda::driver::{Capture, StreamHandle};
+use crate::cuda::driver::{Capture, StreamHandle, retry};
 use crate::cuda::event::Event;
 use crate::cuda::exchange::{Job, MAX_RANKS, Point, Pull, Seen};
 use crate::cuda::joined;
@@ -486,7 +486,7 @@ impl DeviceExchange {
     pub fn await_end(&self) {
         let until = Deadline::after(LEAVING);
         // Of a device that is lost nobody will know more.
-        while matches!(self.is_idle().or_else(|_| self.is_idle()), Ok(false)) && !until.expired() {
+        while matches!(retry(|| self.is_idle()), Ok(false)) && !until.expired() {
             thread::sleep(until.remaining_capped(NAP));
         }
     }

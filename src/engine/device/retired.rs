@@ -9,6 +9,7 @@ use super::board::Boards;
 use super::hosts::Memory;
 use super::window::Windows;
 use crate::cuda::context::Devices;
+use crate::cuda::driver::retry;
 use crate::cuda::event::Event;
 use crate::cuda::exchange::Fault;
 use crate::cuda::slab::{Arena, Kept, Opened};
@@ -140,8 +141,7 @@ impl Parts {
 impl Kept for Parts {
     fn is_over(&self) -> bool {
         if !self.said_goodbye.load(Ordering::Relaxed) {
-            // What is refused once may be answered; a device that is lost refuses whatever it is asked.
-            match self.is_left().or_else(|_| self.is_left()) {
+            match retry(|| self.is_left()) {
                 Ok(false) => return false,
                 Ok(true) => {}
                 // The device is lost to this process, with everything that ran on it.
