@@ -33,6 +33,7 @@ use super::driver::{
     Capture, CaptureMode, ContextHandle, Driver, EventHandle, FunctionHandle, GraphNode, GraphRecord, Grid,
     HostFunction, Location, Memory, MemoryHandle, ModuleHandle, Priority, StreamHandle,
 };
+use super::exchange::Fault;
 use super::local::{Fold, Kernels};
 use super::stream::Stream;
 use crate::error::{Error, Result, Status};
@@ -293,11 +294,11 @@ impl Double {
         self.push_as_caller(stream, device, task);
     }
 
-    /// What `give` gives some stream are the steps of one kernel. It leaves where it waits once the word at `abort` is not 0, and at once
-    /// if that at `latch`, of a device, is not: it sets that when it leaves.
-    pub(crate) fn kernel<T>(&self, abort: u64, latch: u64, give: impl FnOnce() -> T) -> T {
+    /// What `give` gives some stream are the steps of one kernel. It leaves where it waits once the host has said so by `fault`, and at
+    /// once if the word at `latch`, of a device, is not 0: it sets that when it leaves.
+    pub(crate) fn kernel<T>(&self, fault: &Fault, latch: u64, give: impl FnOnce() -> T) -> T {
         let thread = std::thread::current().id();
-        self.lock().giving.insert(thread, Arc::new(Kernel::new(abort, latch)));
+        self.lock().giving.insert(thread, Arc::new(Kernel::new(fault.device_address(), latch)));
         let given = give();
         self.lock().giving.remove(&thread);
         given

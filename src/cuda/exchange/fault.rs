@@ -98,7 +98,7 @@ impl Fault {
     }
 
     /// Where kernels see the page: pinned memory has one address for the host and every device.
-    pub(crate) fn device_address(&self) -> u64 {
+    pub(in crate::cuda) fn device_address(&self) -> u64 {
         self.page.address() as u64
     }
 

@@ -72,7 +72,7 @@ impl Members {
         take: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let latch = self.arenas[self.rank as usize];
-        self.folds.0.kernel(self.fault.device_address(), latch, || self.steps(gives, stream, take))
+        self.folds.0.kernel(&self.fault, latch, || self.steps(gives, stream, take))
     }
 
     fn steps(
