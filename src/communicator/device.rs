@@ -16,13 +16,13 @@ use super::batch::Pending;
 use super::context::{Context, Place};
 use super::hosts::{self, Composed};
 use super::survey::{Located, Spans};
-use super::work::look_again;
 use super::{Call, Completion, Work};
 use crate::collective::checked::{self, Uniform};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{Memory, StreamHandle};
 use crate::cuda::exchange::{Chosen, Direction, Job, Point, Pull, Stages, Table};
+use crate::cuda::polling;
 use crate::deadline::Deadline;
 use crate::engine::device::{Caller, DeviceExchange, Enqueued, Loads, Way};
 use crate::engine::group::Group;
@@ -90,7 +90,7 @@ impl Context {
             if deadline.expired() {
                 fail!(Timeout, "the GPU still runs calls of '{}'; wait again, or longer", self.name());
             }
-            look_again(start, deadline);
+            polling::pause(start, deadline);
         }
     }
 

@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::Completion;
 use super::ahead;
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{StreamHandle, retry};
 use crate::cuda::event::Event;
+use crate::cuda::polling;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::callbacks::{Callback, call_back_late, call_back_when};
@@ -217,15 +218,6 @@ fn may_wait_for(running: &Running, stream: &Stream) -> Result<bool> {
     }
 }
 
-/// Between two looks at a device, of a wait that began at `start`.
-pub(super) fn look_again(start: Instant, deadline: Deadline) {
-    if start.elapsed() < SPIN {
-        std::hint::spin_loop();
-    } else {
-        std::thread::sleep(deadline.remaining_capped(NAP));
-    }
-}
-
 /// Why a work will not end well, told whether its event is complete.
 type Failure = dyn Fn(bool) -> Option<Error> + Send + Sync;
 
@@ -237,11 +229,6 @@ pub(super) struct Enqueued {
     failure: Box<Failure>,
     outcome: OnceLock<Result<Completion>>,
 }
-
-/// How long a wait looks again at once, before it sleeps in between.
-const SPIN: Duration = Duration::from_micros(50);
-/// How long it sleeps then.
-const NAP: Duration = Duration::from_micros(50);
 
 impl Enqueued {
     /// The result if it is there.
@@ -276,7 +263,7 @@ impl Enqueued {
             if result.is_some() || deadline.expired() {
                 return result;
             }
-            look_again(start, deadline);
+            polling::pause(start, deadline);
         }
     }
 }

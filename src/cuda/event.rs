@@ -1,18 +1,14 @@
 //! Events: points in what a stream was given, for other streams and the host to wait for.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::context::Devices;
 use super::driver::EventHandle;
+use super::polling;
 use super::stream::Stream;
 use crate::deadline::Deadline;
 use crate::error::{Result, fail};
-
-/// How long a wait asks the driver again at once, before it sleeps in between.
-const SPIN: Duration = Duration::from_micros(50);
-/// How long it sleeps then.
-const NAP: Duration = Duration::from_micros(50);
 
 /// An event of one device, without timing, destroyed on drop. Before it is first recorded it counts as complete.
 #[derive(Debug)]
@@ -78,11 +74,7 @@ impl Event {
                     start.elapsed().as_secs_f64()
                 );
             }
-            if start.elapsed() < SPIN {
-                std::hint::spin_loop();
-            } else {
-                std::thread::sleep(deadline.remaining_capped(NAP));
-            }
+            polling::pause(start, deadline);
         }
         Ok(())
     }

@@ -21,6 +21,7 @@ pub mod libcuda;
 pub mod local;
 pub mod memory;
 mod names;
+pub mod polling;
 pub mod queues;
 pub mod scalar;
 pub mod slab;

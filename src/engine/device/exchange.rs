@@ -8,14 +8,13 @@ mod series;
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, Once, mpsc};
-use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use self::graphs::{Captured, mixes_by_default};
 pub use self::series::Series;
 use super::board::InLaunch;
 use super::compare::{Calls, Terms};
-use super::overdue::{LEAVING, Overdue};
+use super::overdue::{GRACE_PERIOD, Overdue};
 use super::retired::{Parts, retire};
 use super::watch::Watch;
 use super::window::Window;
@@ -24,6 +23,7 @@ use crate::cuda::driver::{Capture, StreamHandle, retry};
 use crate::cuda::event::Event;
 use crate::cuda::exchange::{Job, MAX_RANKS, Point, Pull, Seen};
 use crate::cuda::joined;
+use crate::cuda::polling;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::endpoint::lock;
@@ -53,9 +53,6 @@ pub struct DeviceExchange {
 
 /// How long [`DeviceExchange::shut`] waits for the device.
 const LATCHING: Duration = Duration::from_millis(20);
-
-/// Between two looks at a device, of a wait for what failed.
-const NAP: Duration = Duration::from_micros(50);
 
 /// Marks what stands for the id of a stream that is being captured: user space has no such addresses.
 const CAPTURED: u64 = 1 << 63;
@@ -484,10 +481,10 @@ impl DeviceExchange {
     /// Waits until streams have done what they were given, unless that takes long: a call has failed, and its caller has the memory
     /// back then. The group has failed, so the kernels leave.
     pub fn await_end(&self) {
-        let until = Deadline::after(LEAVING);
+        let (start, until) = (Instant::now(), Deadline::after(GRACE_PERIOD));
         // Of a device that is lost nobody will know more.
         while matches!(retry(|| self.is_idle()), Ok(false)) && !until.expired() {
-            thread::sleep(until.remaining_capped(NAP));
+            polling::pause(start, until);
         }
     }
 

@@ -9,7 +9,7 @@ use crate::engine::wire::Class;
 use crate::error::{Error, Status};
 
 /// How long kernels may take to leave after their group has failed, before the caller is told all the same.
-pub(super) const LEAVING: Duration = Duration::from_millis(500);
+pub(super) const GRACE_PERIOD: Duration = Duration::from_millis(500);
 
 /// One call under observation.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Overdue {
     pub(super) fn look(&mut self, exchange: &DeviceExchange, group: &Group) -> Option<Error> {
         if let Some(error) = self.error(exchange, group) {
             let since = *self.failed_at.get_or_insert_with(Instant::now);
-            return (since.elapsed() > LEAVING).then_some(error);
+            return (since.elapsed() > GRACE_PERIOD).then_some(error);
         }
         if let Some(inquiry) = &self.inquiry {
             if group.answered(inquiry) {
