@@ -464,6 +464,22 @@ impl Group {
     /// Tells a failure with its call, after making it the group's if the call was everybody's.
     pub fn blame(&self, turn: &Turn, cause: Error) -> Error {
         self.spread(turn, &cause);
+        self.tell_of(turn, cause)
+    }
+
+    /// As [`Group::blame`], where a stream may have been given some of the call: that the driver has no memory for the rest is
+    /// everybody's then, also if the call is a message. Its kernels may wait for other ranks, and have the caller's memory until they
+    /// end, which only a failure of the group has them do.
+    pub fn blame_launched(&self, turn: &Turn, cause: Error) -> Error {
+        match cause.status() {
+            Status::OutOfMemory => self.spread_to_all(&cause),
+            _ => self.spread(turn, &cause),
+        }
+        self.tell_of(turn, cause)
+    }
+
+    /// A failure with its call.
+    fn tell_of(&self, turn: &Turn, cause: Error) -> Error {
         let cause = match turn.class {
             Class::PointToPoint => cause,
             _ => self.failure().unwrap_or(cause),
@@ -475,9 +491,12 @@ impl Group {
     /// operation runs in is let go of after that: copies under way may take a while. What the driver refuses is
     /// everybody's even if the call is a message: the device that it is about serves the group's other calls, too.
     pub fn spread(&self, turn: &Turn, cause: &Error) {
-        if turn.class == Class::PointToPoint && cause.status() != Status::Cuda {
-            return;
+        if turn.class != Class::PointToPoint || cause.status() == Status::Cuda {
+            self.spread_to_all(cause);
         }
+    }
+
+    fn spread_to_all(&self, cause: &Error) {
         // Whether or not it was the first, the call tells of it.
         let _ = self.latch(cause, || {
             let here = self.endpoint.hostname(self.endpoint.rank());

@@ -34,12 +34,13 @@ impl Double {
                 None => std::process::abort(),
             }
         }
-        if let Some(left) = machine.failing {
-            machine.failing = left.checked_sub(1);
-            if left == 0 {
-                machine.failed_at = Some(Instant::now());
-                return Err(refuse(call, "CUDA_ERROR_INJECTED"));
-            }
+        if let Some(refusal) = &mut machine.failing
+            && refusal.strikes(call)
+        {
+            let (error, is_last) = (refusal.error(call), refusal.times == 0);
+            machine.failed_at = Some(Instant::now());
+            machine.failing = machine.failing.filter(|_| !is_last);
+            return Err(error);
         }
         Ok(machine)
     }

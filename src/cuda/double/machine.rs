@@ -153,7 +153,7 @@ pub(super) struct Machine {
     pub(super) ignored_wait: Option<usize>,
     pub(super) synchronizations: usize,
     pub(super) creations: usize,
-    pub(super) failing: Option<usize>,
+    pub(super) failing: Option<Refusal>,
     pub(super) failed_at: Option<Instant>,
     pub(super) dying: Option<usize>,
     pub(super) no_wait_value: bool,

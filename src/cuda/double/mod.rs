@@ -77,6 +77,47 @@ pub(crate) trait Code: fmt::Debug + Send + Sync {
     fn launch(&self, function: FunctionHandle, grid: Grid, parameter: *const c_void);
 }
 
+/// Which driver calls fail.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Refusal {
+    /// So many go well first.
+    pub(crate) after: usize,
+    /// So many fail then, one after the other.
+    pub(crate) times: usize,
+    /// Calls of this name alone count; `None`: of any.
+    pub(crate) call: Option<&'static str>,
+    /// `Status::OutOfMemory` or `Status::Cuda`.
+    pub(crate) status: Status,
+}
+
+impl Default for Refusal {
+    fn default() -> Refusal {
+        Refusal { after: 0, times: 1, call: None, status: Status::Cuda }
+    }
+}
+
+impl Refusal {
+    /// Whether `call` fails, which is made now.
+    fn strikes(&mut self, call: &str) -> bool {
+        if self.times == 0 || self.call.is_some_and(|name| name != call) {
+            return false;
+        }
+        match self.after.checked_sub(1) {
+            Some(after) => self.after = after,
+            None => {
+                self.times -= 1;
+                return true;
+            }
+        }
+        false
+    }
+
+    fn error(&self, call: &str) -> Error {
+        let error = refuse(call, "CUDA_ERROR_INJECTED");
+        Error::new(self.status, error.text())
+    }
+}
+
 /// The driver.
 pub(crate) struct Double {
     machine: Mutex<Machine>,
@@ -184,7 +225,12 @@ impl Double {
 
     /// Lets the call fail that is the `index`-th from now. The calls that restore the caller's state never fail.
     pub(crate) fn fail_call(&self, index: usize) {
-        self.lock().failing = Some(index);
+        self.refuse(Refusal { after: index, ..Refusal::default() });
+    }
+
+    /// As [`Double::fail_call`], for other failures than that of one call.
+    pub(crate) fn refuse(&self, refusal: Refusal) {
+        self.lock().failing = Some(refusal);
     }
 
     /// Whether the call that is to fail is still to come.

@@ -449,10 +449,11 @@ impl DeviceExchange {
         }
         drop(lane);
         if let Err(error) = given {
-            let error = group.blame(&turn, error);
-            if begun {
-                self.await_end();
+            if !begun {
+                return Err(group.blame(&turn, error));
             }
+            let error = group.blame_launched(&turn, error);
+            self.await_end();
             return Err(error);
         }
         // Against `Endpoint::attend`: either it sees the call, or this sees that it is not looking.
@@ -496,7 +497,7 @@ impl DeviceExchange {
         enqueued: Enqueued,
     ) -> Result<(Arc<Event>, impl Fn(bool) -> Option<Error> + Send + Sync + use<>)> {
         let Enqueued { turn, peers, stream, .. } = enqueued;
-        let event = self.event_behind(stream).map_err(|error| group.blame(&turn, error))?;
+        let event = self.event_behind(stream).map_err(|error| group.blame_launched(&turn, error))?;
         let (this, group) = (self.clone(), group.clone());
         let overdue = Mutex::new(Overdue::new(turn, peers));
         let failure = move |done: bool| {

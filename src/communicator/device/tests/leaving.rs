@@ -3,8 +3,10 @@
 
 use std::sync::Barrier;
 
+use super::points::point;
 use super::*;
 use crate::communicator::hosts::tests::members::{DRIVER, LOADS};
+use crate::cuda::double::Refusal;
 use crate::cuda::slab::Kept;
 
 /// Runs `body` on the first of two ranks of one process, whose GPUs exchange. The other rank makes no call. What it answers, and the
@@ -132,6 +134,28 @@ fn a_call_that_the_driver_refuses_ends_when_its_stream_is_through_with_it() {
             double.free(output);
         });
         assert_eq!(double.complaints(), Vec::<String>::new(), "call {failing}");
+    });
+}
+
+/// A message concerns two ranks, but its kernels end by the failure of all.
+#[test]
+fn a_message_that_the_driver_has_no_memory_for_ends_when_its_stream_is_through_with_it() {
+    refusing(CALLS, |after| {
+        let ((), double, _) = first_of_two(|context, (double, _, _)| {
+            let (memory, stream) = (double.memory(0, 4), (after % 2 == 0).then(|| double.stream(0)));
+            let direction = if after % 4 < 2 { Direction::Send } else { Direction::Receive };
+            double.refuse(Refusal { after, status: Status::OutOfMemory, ..Refusal::default() });
+            let message = point(context, memory, 4, direction, stream);
+            let caller = Caller { timeout: Some(Duration::from_millis(100)), ..message.caller };
+            // SAFETY: the double trusts no addresses.
+            let work = unsafe { OnDevices { caller, ..message }.start() };
+            let ended = work.and_then(|work| work.wait(Deadline::after(PATIENCE)));
+            ended.expect_err("the other rank does not call");
+            double.fail_call(usize::MAX);
+            // Its memory is the caller's again.
+            double.free(memory);
+        });
+        assert_eq!(double.complaints(), Vec::<String>::new(), "call {after}");
     });
 }
 

@@ -3,7 +3,7 @@
 use super::*;
 
 /// A message between the ranks of two.
-fn point(
+pub(super) fn point(
     context: &Context,
     address: u64,
     bytes: u64,
