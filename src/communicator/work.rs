@@ -13,6 +13,7 @@ use crate::cuda::polling;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::callbacks::{Callback, call_back_late, call_back_when};
+use crate::engine::device::GRACE_PERIOD;
 use crate::engine::operation::Running;
 use crate::error::{Error, Result, fail};
 
@@ -59,7 +60,8 @@ impl Work {
         failure: impl Fn(bool) -> Option<Error> + Send + Sync + 'static,
     ) -> Work {
         let devices = Some(event.devices().clone());
-        let enqueued = Enqueued { host, event, failure: Box::new(failure), outcome: OnceLock::new() };
+        let (failure, failed_at, outcome) = (Box::new(failure), OnceLock::new(), OnceLock::new());
+        let enqueued = Enqueued { host, event, failure, failed_at, outcome };
         Work { state: State::Enqueued(Arc::new(enqueued)), devices }
     }
 
@@ -227,6 +229,8 @@ pub(super) struct Enqueued {
     host: Option<Arc<Running>>,
     event: Arc<Event>,
     failure: Box<Failure>,
+    /// When the host's part was first seen to have failed.
+    failed_at: OnceLock<Instant>,
     outcome: OnceLock<Result<Completion>>,
 }
 
@@ -236,20 +240,26 @@ impl Enqueued {
         if let Some(outcome) = self.outcome.get() {
             return Some(outcome.clone());
         }
-        match self.host.as_ref().map(|host| host.result()) {
-            None | Some(Some(Ok(_))) => {}
-            Some(None) => return None,
-            Some(Some(Err(error))) => return Some(self.outcome.get_or_init(|| Err(error)).clone()),
-        }
-        let result = match retry(|| self.event.query()) {
-            Err(error) => Err(error),
-            Ok(done) => match (self.failure)(done) {
+        let host = match &self.host {
+            Some(host) => host.result()?.map(drop),
+            None => Ok(()),
+        };
+        let result = match (retry(|| self.event.query()), host) {
+            // The kernels behind the host's part leave, too.
+            (Ok(false), Err(_)) if !self.has_had_grace() => return None,
+            (_, Err(error)) | (Err(error), _) => Err(error),
+            (Ok(done), Ok(())) => match (self.failure)(done) {
                 Some(error) => Err(error),
                 None if done => Ok(Completion::default()),
                 None => return None,
             },
         };
         Some(self.outcome.get_or_init(|| result).clone())
+    }
+
+    /// Whether kernels have had time to leave since the host's part was seen to have failed.
+    fn has_had_grace(&self) -> bool {
+        self.failed_at.get_or_init(Instant::now).elapsed() > GRACE_PERIOD
     }
 
     fn wait(&self, deadline: Deadline) -> Option<Result<Completion>> {

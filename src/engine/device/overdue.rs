@@ -9,7 +9,7 @@ use crate::engine::wire::Class;
 use crate::error::{Error, Status};
 
 /// How long kernels may take to leave after their group has failed, before the caller is told all the same.
-pub(super) const GRACE_PERIOD: Duration = Duration::from_millis(500);
+pub const GRACE_PERIOD: Duration = Duration::from_millis(500);
 
 /// One call under observation.
 #[derive(Debug)]

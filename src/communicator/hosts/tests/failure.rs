@@ -1,6 +1,7 @@
 //! Calls that fail: what each rank is told.
 
 use super::*;
+use crate::cuda::stream::Stream;
 use crate::error::Error;
 
 /// By whom what crosses is combined.
@@ -121,5 +122,36 @@ fn an_abort_ends_all_of_it() {
             assert!(error.text().contains("rank 3"), "{error}");
         });
         assert!(started.elapsed() < PATIENCE / 2);
+    }
+}
+
+/// The memory of a call is its kernels' until they have left, those behind the hosts' part, too; or until that takes long.
+#[test]
+fn a_call_whose_hosts_have_failed_ends_when_its_stream_is_through_with_it() {
+    for (carriers, comes) in WAYS.into_iter().flat_map(|carriers| [(carriers, true), (carriers, false)]) {
+        let given = Barrier::new(4);
+        ranks_that_fail(carriers, |rank| {
+            if rank.context.rank() == 3 {
+                given.wait();
+                return rank.context.abort();
+            }
+            let (_, request) = rank.sum(1000);
+            // SAFETY: the stream lives as long as the double.
+            let stream =
+                unsafe { Stream::borrow(&rank.devices, rank.device, rank.stream) }.expect("a stream");
+            let gate = rank.devices.word(rank.device).expect("a word");
+            stream.wait_word(&gate).expect("it waits");
+            let work = rank.start(&request, &rank.call()).expect("it starts");
+            given.wait();
+            let host = work.host().expect("the hosts have a part in it");
+            host.wait(Deadline::after(PATIENCE)).expect("it ends").expect_err("rank 3 aborts");
+            assert!(work.peek().is_none(), "the stream has not come to it");
+            if comes {
+                gate.release();
+            }
+            let error = work.wait(Deadline::after(PATIENCE)).expect_err("rank 3 aborts");
+            assert_eq!(error.status(), Status::Aborted, "{error}");
+            gate.release();
+        });
     }
 }
