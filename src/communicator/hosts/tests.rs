@@ -2,6 +2,7 @@
 
 mod calls;
 mod failure;
+mod leaving;
 mod loading;
 pub(in crate::communicator) mod members;
 

@@ -708,6 +708,11 @@ impl Machine {
         self.pending.iter().filter(|(_, pending)| concerns(pending)).map(|(&task, _)| task).collect()
     }
 
+    /// How many copies are still to run.
+    pub(super) fn copies(&self) -> usize {
+        self.pending.values().filter(|pending| matches!(pending.task, Task::Copy { .. })).count()
+    }
+
     /// What a pending task is, if nothing but itself keeps it from running.
     pub(super) fn describe_head(&self, task: u64) -> Option<String> {
         let pending = self.pending.get(&task)?;

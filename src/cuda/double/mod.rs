@@ -218,6 +218,11 @@ impl Double {
         self.lock().values
     }
 
+    /// How many copies streams have left to do.
+    pub(crate) fn copies(&self) -> usize {
+        self.lock().copies()
+    }
+
     /// Whether streams have something left to do.
     pub(crate) fn is_idle(&self) -> bool {
         self.lock().pending.is_empty()

@@ -2,6 +2,7 @@
 //! memory back.
 
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::points::point;
 use super::*;
@@ -63,39 +64,71 @@ fn sweep(devices: &Devices) {
     (0..2).for_each(|_| devices.keep(Box::new(Nothing)));
 }
 
-/// What has been given to `double` waits for a gate: nothing is given back before that opens, and all of it afterwards. `left` are the
-/// bytes of the test's own.
-fn lasts_until_the_gate_opens(double: &Double, devices: &Devices, open: impl FnOnce(), left: usize) {
+/// What has been given to `double` waits for a gate: nothing is given back before that opens. The bytes of both devices that are left
+/// afterwards.
+fn lasts_until_the_gate_opens(double: &Double, devices: &Devices, open: impl FnOnce()) -> [usize; 2] {
     sweep(devices);
     assert_eq!(double.complaints(), Vec::<String>::new());
     open();
     double.drain();
     sweep(devices);
     assert_eq!(double.complaints(), Vec::<String>::new());
-    assert_eq!([0, 1].map(|device| double.allocated(device)), [left, 0], "all is given back in the end");
+    [0, 1].map(|device| double.allocated(device))
 }
 
+/// What is left when all is given back: the test's own.
+const OWN: [usize; 2] = [4, 0];
+
+/// The driver refuses one call, or the next, too, by which the exchange would know when what is left is done. Then it is kept.
 #[test]
 fn an_exchange_lasts_until_what_a_call_has_left_that_failed_in_its_course_is_done() {
-    let refused = std::sync::atomic::AtomicUsize::new(0);
-    refusing(CALLS, |failing| {
-        let (gate, double, devices) = first_of_two(|context, (double, devices, _)| {
-            let (output, stream, gate) =
-                (double.memory(0, 4), double.stream(0), devices.word(0).expect("a word"));
-            // SAFETY: it lives as long as the double.
-            let borrowed = unsafe { Stream::borrow(devices, 0, stream) }.expect("a stream");
-            borrowed.wait_word(&gate).expect("it waits");
-            double.fail_call(failing);
-            // SAFETY: the double trusts no addresses.
-            drop(unsafe { sum(context, 1, output, Some(stream), PATIENCE).start() });
-            refused.fetch_add(usize::from(!double.is_to_fail()), std::sync::atomic::Ordering::Relaxed);
-            double.fail_call(usize::MAX);
-            gate
+    for times in [1, 2] {
+        let [refused, kept] = [(); 2].map(|()| AtomicUsize::new(0));
+        refusing(CALLS, |after| {
+            let (gate, double, devices) = first_of_two(|context, (double, devices, _)| {
+                let (output, stream, gate) =
+                    (double.memory(0, 4), double.stream(0), devices.word(0).expect("a word"));
+                // SAFETY: it lives as long as the double.
+                let borrowed = unsafe { Stream::borrow(devices, 0, stream) }.expect("a stream");
+                borrowed.wait_word(&gate).expect("it waits");
+                double.refuse(Refusal { after, times, ..Refusal::default() });
+                // SAFETY: the double trusts no addresses.
+                drop(unsafe { sum(context, 1, output, Some(stream), PATIENCE).start() });
+                refused.fetch_add(usize::from(!double.is_to_fail()), Ordering::Relaxed);
+                double.fail_call(usize::MAX);
+                gate
+            });
+            let left = lasts_until_the_gate_opens(&double, &devices, || gate.release());
+            kept.fetch_add(usize::from(left != OWN), Ordering::Relaxed);
         });
-        lasts_until_the_gate_opens(&double, &devices, || gate.release(), 4);
+        let [refused, kept] = [refused, kept].map(AtomicUsize::into_inner);
+        assert!((20..CALLS).contains(&refused), "{refused} calls were refused, and not all were needed");
+        match times {
+            1 => assert_eq!(kept, 0, "all is given back in the end"),
+            _ => assert!(kept > 10, "{kept} were kept"),
+        }
+    }
+}
+
+/// What ran on it is over.
+#[test]
+fn an_exchange_whose_device_is_lost_is_given_back() {
+    let (gate, double, devices) = first_of_two(|context, (double, devices, _)| {
+        let (output, stream, gate) =
+            (double.memory(0, 4), double.stream(0), devices.word(0).expect("a word"));
+        // SAFETY: it lives as long as the double.
+        let borrowed = unsafe { Stream::borrow(devices, 0, stream) }.expect("a stream");
+        borrowed.wait_word(&gate).expect("it waits");
+        // SAFETY: the double trusts no addresses.
+        unsafe { sum(context, 1, output, Some(stream), PATIENCE).launch() }.expect("a launch");
+        gate
     });
-    let refused = refused.into_inner();
-    assert!((20..CALLS).contains(&refused), "{refused} calls were refused, and not all were needed");
+    sweep(&devices);
+    assert_ne!([0, 1].map(|device| double.allocated(device)), OWN, "the stream has not come to it");
+    double.refuse(Refusal { times: usize::MAX, call: Some("cuEventQuery"), ..Refusal::default() });
+    sweep(&devices);
+    assert_eq!([0, 1].map(|device| double.allocated(device)), OWN);
+    gate.release();
 }
 
 #[test]
@@ -114,7 +147,8 @@ fn an_exchange_lasts_though_the_driver_refuses_to_say_whether_it_is_done() {
         double.fail_call(failing);
         sweep(&devices);
         double.fail_call(usize::MAX);
-        lasts_until_the_gate_opens(&double, &devices, || gate.release(), 4);
+        let left = lasts_until_the_gate_opens(&double, &devices, || gate.release());
+        assert_eq!(left, OWN, "all is given back in the end");
     }
 }
 

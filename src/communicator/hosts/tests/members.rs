@@ -25,6 +25,13 @@ fn driver() -> Arc<Double> {
     DRIVER.with_borrow(|double| double.clone().expect("a rank's thread"))
 }
 
+thread_local! {
+    /// What this thread does ahead of each launch; if that fails, so does the launch.
+    pub(in crate::communicator) static AHEAD: RefCell<Option<Ahead>> = const { RefCell::new(None) };
+}
+
+pub(in crate::communicator) type Ahead = Box<dyn FnMut() -> Result<()>>;
+
 pub(in crate::communicator) const LOADS: Loads = Loads {
     exchange: |_, _, rank, arenas, fault, _| {
         let folds = DoubleKernels(driver());
@@ -71,6 +78,7 @@ impl Members {
         stream: &Stream,
         take: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
+        AHEAD.with_borrow_mut(|ahead| ahead.as_mut().map_or(Ok(()), |ahead| ahead()))?;
         let latch = self.arenas[self.rank as usize];
         self.folds.0.kernel(&self.fault, latch, || self.steps(gives, stream, take))
     }

@@ -1,0 +1,106 @@
+//! A call that fails between two of its launches, when the hosts have begun to copy for it.
+
+use super::members::AHEAD;
+use super::*;
+use crate::cuda::double::Refusal;
+use crate::cuda::event::Event;
+use crate::cuda::queues::MOST;
+use crate::cuda::slab::Kept;
+use crate::cuda::stream::Stream;
+use crate::cuda::word::Word;
+
+/// Elements of several chunks.
+const COUNT: u64 = 4001;
+
+/// Has what is over of exchanges given back: one rank says so, then the others' is, too.
+fn sweep(all: &[Arc<Devices>]) {
+    struct Nothing;
+    impl Kept for Nothing {
+        fn is_over(&self) -> bool {
+            true
+        }
+    }
+    (0..2).for_each(|_| all.iter().for_each(|devices| devices.keep(Box::new(Nothing))));
+}
+
+impl Rank {
+    /// Copies of this device wait until the word is released.
+    fn hold_copies(&self) -> Word {
+        // All stand in one queue, behind one that waits.
+        self.double.share_queues(MOST, 1);
+        let (first, gate) =
+            (self.double.stream(self.device), self.devices.word(self.device).expect("a word"));
+        // SAFETY: the stream lives as long as the double.
+        let borrowed = unsafe { Stream::borrow(&self.devices, self.device, first) }.expect("a stream");
+        borrowed.wait_word(&gate).expect("it waits");
+        self.double.fill(first, self.device, self.double.memory(self.device, 4), &[0; 4]);
+        gate
+    }
+
+    /// The second launch from here on fails, once the hosts' copies for the first are under way. After that the driver refuses so many
+    /// times to have a stream wait for a word.
+    fn fail_second_launch(&self, refused: usize) {
+        let (double, mut launches) = (self.double.clone(), 0);
+        AHEAD.set(Some(Box::new(move || {
+            launches += 1;
+            if launches < 2 {
+                return Ok(());
+            }
+            let start = Instant::now();
+            while double.copies() == 0 {
+                assert!(start.elapsed() < PATIENCE, "nothing is copied");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            double.refuse(Refusal {
+                times: refused,
+                call: Some("cuStreamWaitValue32"),
+                ..Refusal::default()
+            });
+            fail!(Cuda, "no second launch");
+        })));
+    }
+
+    /// Whether what the caller's stream is given now comes behind something that cannot run.
+    fn stream_waits(&self) -> bool {
+        // SAFETY: the stream lives as long as the double.
+        let stream = unsafe { Stream::borrow(&self.devices, self.device, self.stream) }.expect("a stream");
+        let event = Event::new(&self.devices, self.device).expect("an event");
+        event.record(&stream).expect("a record");
+        while self.double.step() {}
+        !event.query().expect("an answer")
+    }
+}
+
+/// What the caller's stream is given next comes behind them, and the workspace lasts until they are done. If the driver refuses twice
+/// to have the stream wait, nobody knows when that is, and the workspace is kept.
+#[test]
+fn copies_of_the_hosts_that_have_begun_outlast_a_call_that_fails() {
+    for refused in [0, 1, 2] {
+        let (mut seats, doubles) = ranks_of(2, 2, Order::RoundRobin, 2, Carriers::SideStreams, |rank| {
+            let (_, request) = rank.sum(COUNT);
+            if rank.context.rank() > 0 {
+                rank.run(&request, &rank.call()).expect_err("rank 0 fails");
+                return (rank.devices.clone(), None);
+            }
+            let gate = rank.hold_copies();
+            rank.fail_second_launch(refused);
+            let error = rank.run(&request, &rank.call()).expect_err("a launch is refused");
+            AHEAD.set(None);
+            assert!(error.text().contains("no second launch"), "{error}");
+            assert_eq!(rank.stream_waits(), refused < 2, "refused {refused} times");
+            (rank.devices.clone(), Some(gate))
+        });
+        let gate = seats[0].1.take().expect("rank 0 has it");
+        let all: Vec<Arc<Devices>> = seats.into_iter().map(|(devices, _)| devices).collect();
+        sweep(&all);
+        assert!(doubles[0].copies() > 0, "they are still to run");
+        assert_eq!(doubles[0].complaints(), Vec::<String>::new(), "refused {refused} times");
+        gate.release();
+        doubles[0].drain();
+        sweep(&all);
+        assert_eq!(doubles[0].complaints(), Vec::<String>::new(), "refused {refused} times");
+        // The test's own.
+        let left = COUNT as usize * 4 + 4;
+        assert_eq!(doubles[0].allocated(0) > left, refused == 2, "refused {refused} times");
+    }
+}
