@@ -1,9 +1,10 @@
 //! What the driver double knows: streams, events, captures, and the tasks that are still to run.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::heap::Heap;
+use super::kernel::Kernel;
 use super::*;
 
 /// A task that has not run.
@@ -15,23 +16,6 @@ pub(super) struct Pending {
     behind: Option<u64>,
     /// The kernel that it is a step of, where one is several tasks.
     kernel: Option<Arc<Kernel>>,
-}
-
-/// A kernel that is several tasks. Where it waits it leaves if the host has told it to, and sets a latch; those that find that when they
-/// begin leave at once. What is left of it does nothing.
-#[derive(Debug)]
-pub(super) struct Kernel {
-    /// The host's word, and the latch: told and set if not 0.
-    words: [Place; 2],
-    begun: AtomicBool,
-    left: AtomicBool,
-}
-
-impl Kernel {
-    pub(super) fn new(abort: u64, latch: u64) -> Kernel {
-        let words = [abort, latch].map(|address| Place { address, bytes: 4 });
-        Kernel { words, begun: AtomicBool::new(false), left: AtomicBool::new(false) }
-    }
 }
 
 impl Pending {
@@ -586,42 +570,12 @@ impl Machine {
         self.is_next(pending)
             && match &pending.task {
                 &Task::WaitValue { address, value } => {
-                    let leaves = |kernel: &Arc<Kernel>| kernel.words.iter().any(|word| self.is_set(*word));
-                    self.is_there(address, value) || pending.kernel.as_ref().is_some_and(leaves)
+                    let kernel = pending.kernel.as_ref();
+                    self.is_there(address, value) || kernel.is_some_and(|kernel| self.ends(kernel))
                 }
                 Task::Carry(carrying) => carrying.is_ready(),
                 _ => true,
             }
-    }
-
-    /// Whether what waits for a value finds it.
-    fn is_there(&self, address: u64, value: u32) -> bool {
-        match self.heap.slice(Place { address, bytes: 4 }) {
-            Ok(found) => {
-                let found = u32::from_ne_bytes(found.try_into().expect("four bytes"));
-                found.wrapping_sub(value) as i32 >= 0
-            }
-            // Ready to be complained about.
-            Err(_) => true,
-        }
-    }
-
-    fn is_set(&self, word: Place) -> bool {
-        self.heap.slice(word).is_ok_and(|word| word.iter().any(|byte| *byte != 0))
-    }
-
-    /// Whether a kernel that comes to its next step does nothing any more.
-    fn leaves(&mut self, kernel: &Kernel, step: &Task) -> bool {
-        let [_, latch] = kernel.words;
-        let begins = !kernel.begun.swap(true, Ordering::Relaxed);
-        let waits = matches!(*step, Task::WaitValue { address, value } if !self.is_there(address, value));
-        if waits || (begins && self.is_set(latch)) {
-            kernel.left.store(true, Ordering::Relaxed);
-            if let Ok(latch) = self.heap.slice_mut(latch) {
-                latch.copy_from_slice(&1u32.to_ne_bytes());
-            }
-        }
-        kernel.left.load(Ordering::Relaxed)
     }
 
     /// Whether nothing has to run or begin before it.

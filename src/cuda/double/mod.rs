@@ -7,6 +7,7 @@
 
 mod driver;
 mod heap;
+mod kernel;
 mod lock;
 mod machine;
 mod task;
@@ -22,9 +23,10 @@ use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use heap::Place;
+use kernel::Kernel;
 use lock::Lock;
 pub(crate) use lock::Waiting;
-use machine::{Capturing, Graph, Kernel, Machine, Queue, Recorded};
+use machine::{Capturing, Graph, Machine, Queue, Recorded};
 use task::{Carrying, Task};
 
 use super::context::Devices;
