@@ -164,8 +164,9 @@ impl Context {
 
     /// Allows the kernels by which this group's GPUs exchange at most so many blocks each: they take so many multiprocessors at
     /// most. 0 is no limit. The ranks agree on the least that any of them allows, when their GPUs agree to exchange (at the
-    /// first collective on device memory, or in [`Context::connect_device`]); said later, it changes nothing. Children
-    /// begin with it.
+    /// first collective on device memory, or in [`Context::connect_device`]); said later, it changes nothing. Of kernels that carry by
+    /// way of the host each rank obeys its own, from then on; they have two at least, or three where they combine. Children begin
+    /// with it.
     pub fn limit_blocks(&self, max_blocks: u32) {
         self.0.max_blocks.store(max_blocks, Ordering::Relaxed);
     }

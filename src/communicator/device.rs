@@ -184,7 +184,7 @@ impl Context {
                 What::Point(Point { peer: point.peer - hosts.layout().first(), ..point }, signature)
             }
             (Way::Hosts(hosts), What::Collective(..)) => {
-                What::Composed(Box::new(Composed::new(self, group, hosts, request, caller)?))
+                What::Composed(Box::new(Composed::new(self, group, hosts, request, caller, call.max_blocks)?))
             }
             // A broadcast by stages is within one host.
             (Way::Hosts(_), What::Pull(..)) => return Ok(None),

@@ -109,6 +109,8 @@ pub(super) struct Composed {
     group: Arc<Group>,
     hosts: Arc<Hosts>,
     caller: Caller,
+    /// As [`Call::max_blocks`](super::Call::max_blocks).
+    max_blocks: u32,
     checked: Checked,
 }
 
@@ -124,6 +126,7 @@ impl Composed {
         hosts: &Arc<Hosts>,
         request: &Request,
         caller: Caller,
+        max_blocks: u32,
     ) -> Result<Composed> {
         let mut checked = Checked::new(request, group.rank(), group.size())?;
         if let Some(operator) = checked.operator {
@@ -131,7 +134,7 @@ impl Composed {
         }
         checked.signature.device = true;
         let (context, group, hosts) = (context.clone(), group.clone(), hosts.clone());
-        Ok(Composed { context, group, hosts, caller, checked })
+        Ok(Composed { context, group, hosts, caller, max_blocks, checked })
     }
 
     /// What the ranks agree on.
@@ -184,7 +187,7 @@ impl Composed {
             Across::new(its, exchange.clone(), queue.clone(), !by_couriers)
         })?;
         let Some(turn) = turn else { fail!(Internal, "an operation was started without a turn") };
-        let begun = series.begin(group, &turn);
+        let begun = series.begin(group, &turn, self.max_blocks);
         let mut parts = Parts::new(self, &series, turn, &queue);
         // SAFETY: the caller's promise.
         let given = begun.and_then(|()| unsafe { parts.give() });

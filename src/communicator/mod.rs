@@ -78,7 +78,8 @@ pub struct Call {
     /// An algorithm by its ABI number; 0 or `None` is automatic.
     pub algorithm: Option<i32>,
     /// The most blocks of a kernel by which GPUs exchange a collective, and so the most multiprocessors that it takes; 0: no
-    /// more word on it than [`Context::limit_blocks`]. The same on every rank.
+    /// more word on it than [`Context::limit_blocks`]. The same on every rank. By way of the host, too; there it takes two at least, or
+    /// three where it combines.
     pub max_blocks: u32,
     /// What the kernel of a broadcast by stages (algorithms 21 to 23) overlaps with; looked at by no other.
     pub overlap: Overlap,

@@ -22,7 +22,7 @@ use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::courier::Errand;
-use crate::cuda::driver::{Capture, Location, StreamHandle};
+use crate::cuda::driver::{Capture, Location, StreamHandle, least_limit};
 use crate::cuda::fold::FoldKernels;
 use crate::cuda::libcuda::Libcuda;
 use crate::cuda::local::Kernels;
@@ -491,7 +491,8 @@ impl Context {
         let (mut errand, mut word) = (None, None);
         let entry = match (survey.ordered, &copier) {
             (true, Some(_)) => {
-                let duty = way.duty(survey.input_bytes.max(survey.output_bytes));
+                let max_blocks = least_limit([self.max_blocks(), options.max_blocks]);
+                let duty = way.duty(survey.input_bytes.max(survey.output_bytes), max_blocks);
                 let apart = couriers::apart(group, matches!(what, What::Collective(_)));
                 let courier = couriers::of(&stream, duty, apart)?;
                 Entry::of_courier(errand.insert(courier).courier(), group.endpoint())

@@ -26,6 +26,7 @@ use desk::{BLOCKS, DESKS, Left, SLIPS, Stand, Words, reaches};
 pub use desk::{Call, Desk, PLACED};
 
 use super::context::Devices;
+use super::driver::least_limit;
 use super::image::Image;
 use super::kernels::{self, Launch};
 use super::local::Kernels;
@@ -132,6 +133,9 @@ pub struct Duty {
     pub networked: bool,
     /// How it combines, if it is to; where several order, one of them says so.
     pub combiner: Option<Combiner>,
+    /// By how many blocks at most; 0: no limit. It has one for each way at least, and one more if it combines: those who order wait
+    /// for them.
+    pub max_blocks: u32,
 }
 
 impl Duty {
@@ -140,6 +144,7 @@ impl Duty {
             bytes: self.bytes.max(other.bytes),
             networked: self.networked || other.networked,
             combiner: self.combiner.or(other.combiner),
+            max_blocks: least_limit([self.max_blocks, other.max_blocks]),
         }
     }
 
@@ -189,9 +194,12 @@ impl Courier {
         let mut trade = self.trade();
         trade.sealed = true;
         let duty = trade.duty;
-        let carriers = blocks_for(duty, self.multiprocessors);
+        let limit = if duty.max_blocks == 0 { u32::MAX } else { duty.max_blocks };
+        // Half of a limit is for those who combine.
+        let carriers_limit = limit / if duty.combiner.is_some() { 4 } else { 2 };
+        let carriers = blocks_for(duty, self.multiprocessors).min(carriers_limit).max(1);
         // Blocks wait for each other: all of them have to be there at the same time.
-        let room = self.multiprocessors.saturating_sub(2 * carriers);
+        let room = self.multiprocessors.min(limit.max(2 * carriers + 1)).saturating_sub(2 * carriers);
         let workers = duty.combiner.map_or(0, |_| workers_for(duty.bytes).min(room));
         (*self.blocks.get_or_init(|| [carriers, carriers, workers]), duty.combiner)
     }

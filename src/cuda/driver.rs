@@ -185,6 +185,11 @@ pub struct Grid {
     pub overlaps: bool,
 }
 
+/// The least of some limits on the blocks of kernels, of which 0 is none.
+pub fn least_limit(limits: impl IntoIterator<Item = u32>) -> u32 {
+    limits.into_iter().filter(|&limit| limit != 0).min().unwrap_or(0)
+}
+
 /// A function that a stream calls on a thread of the driver. It makes no CUDA calls and does not unwind.
 pub type HostFunction = unsafe extern "C" fn(user: *mut c_void);
 

@@ -83,7 +83,8 @@ pub struct unisono_context_options_t {
     /// The transports allowed, such as "shm,tcp"; NULL: UNISONO_TRANSPORT of the environment, else all.
     pub transports: *const c_char,
     /// The most thread blocks of a kernel by which the ranks' GPUs exchange, and so the most multiprocessors that it takes; 0: as
-    /// many as suit it. The ranks agree on the least that any of them gives. Children have it, too.
+    /// many as suit it. The ranks agree on the least that any of them gives. Children have it, too. Of a kernel that carries by way
+    /// of the host each rank obeys its own, and it takes two at least, or three where it combines.
     pub max_blocks: u32,
     /// 0.
     pub reserved: u32,

@@ -20,7 +20,7 @@ use crate::communicator::context::Context;
 use crate::communicator::plans::Seat;
 use crate::communicator::staged::Launch;
 use crate::cuda::courier::{Duty, Errand};
-use crate::cuda::driver::retry;
+use crate::cuda::driver::{least_limit, retry};
 use crate::cuda::exchange::{self, Direction, Point};
 use crate::cuda::word::Word;
 use crate::engine::device::{Berth, Layout, Series};
@@ -203,7 +203,8 @@ impl<'a> Parts<'a> {
             (_, Some(kernels)) => {
                 let bytes = checked.input_len().max(checked.output_len()) * element;
                 let combiner = plan.as_ref().and_then(Plan::combiner);
-                let duty = Duty { bytes, networked: plan.is_some(), combiner };
+                let max_blocks = least_limit([self.call.max_blocks, self.call.context.max_blocks()]);
+                let duty = Duty { bytes, networked: plan.is_some(), combiner, max_blocks };
                 let courier = errand.insert(Errand::new(devices, device, duty)?);
                 let entry = Entry::of_courier(courier.courier(), group.endpoint());
                 (entry, Crossing::Courier(Launch::new(courier.clone(), kernels)))
@@ -315,7 +316,7 @@ impl<'a> Parts<'a> {
     unsafe fn transfer(&self, mut points: Vec<Point>) -> Result<()> {
         points.retain(|point| point.bytes > 0);
         // SAFETY: the caller's promise.
-        unsafe { self.series.enqueue_points(&points) }
+        unsafe { self.series.enqueue_points(&points, self.call.max_blocks) }
     }
 
     /// What comes next in the stream waits for a part of the hosts.
@@ -358,7 +359,16 @@ impl<'a> Parts<'a> {
         dtype: DataType,
         operator: Operator,
     ) -> exchange::Job {
-        exchange::Job { kind, input, output, count, dtype, operator, root: 0, max_blocks: 0 }
+        exchange::Job {
+            kind,
+            input,
+            output,
+            count,
+            dtype,
+            operator,
+            root: 0,
+            max_blocks: self.call.max_blocks,
+        }
     }
 
     fn request(

@@ -3,6 +3,7 @@
 mod ahead;
 mod collectives;
 mod failure;
+mod limits;
 mod lists;
 mod loading;
 mod messages;

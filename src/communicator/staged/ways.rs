@@ -29,11 +29,11 @@ pub(super) enum Way {
 }
 
 impl Way {
-    /// What a courier of the call has to do, which moves so many bytes one way.
-    pub(super) fn duty(&self, bytes: usize) -> Duty {
-        let Way::Relayed(plan) = self else { return Duty { bytes, ..Duty::default() } };
+    /// What a courier of the call has to do, which moves so many bytes one way, by at most so many blocks.
+    pub(super) fn duty(&self, bytes: usize, max_blocks: u32) -> Duty {
+        let Way::Relayed(plan) = self else { return Duty { bytes, max_blocks, ..Duty::default() } };
         let networked = matches!(plan.place, MeetingPlace::Messages(_));
-        Duty { bytes, networked, combiner: plan.combiner() }
+        Duty { bytes, networked, combiner: plan.combiner(), max_blocks }
     }
 }
 

@@ -80,7 +80,7 @@ pub struct Call {
 impl Call {
     /// The launch. Two blocks, one for each way, carry up to 16 KiB at a time: 256 threads have that under way at once, and a
     /// block of them begins and meets sooner than one of 1024.
-    pub(in crate::cuda) fn grid(&self) -> Grid {
+    pub(crate) fn grid(&self) -> Grid {
         let blocks = self.blocks.iter().sum();
         Grid { blocks, threads: if blocks > 2 { 1024 } else { 256 }, shared: 0, overlaps: false }
     }

@@ -10,7 +10,8 @@ use crate::cuda::local;
 use crate::reduce::Representation;
 
 /// What is short.
-const SHORT: Duty = Duty { bytes: 8, networked: false, combiner: None };
+const SHORT: Duty = Duty { bytes: 8, networked: false, combiner: None, max_blocks: 0 };
+const LONG: Duty = Duty { bytes: 64 << 20, ..SHORT };
 
 const ELEMENT: Representation = Representation::Element;
 
@@ -190,10 +191,35 @@ fn one_on_a_small_device_has_no_more_blocks_than_run_at_once() {
     ] {
         let (double, devices, _) = given(Turns::RoundRobin);
         double.shrink(multiprocessors);
-        let errand =
-            Errand::new(&devices, 0, Duty { bytes: 64 << 20, networked, combiner }).expect("a courier");
+        let errand = Errand::new(&devices, 0, Duty { networked, combiner, ..LONG }).expect("a courier");
         assert_eq!(errand.courier().seal().0, [carriers, carriers, workers], "{multiprocessors}");
         assert_eq!(errand.courier().combines_by((DataType::F32, Operator::Sum)), workers > 0);
+    }
+}
+
+#[test]
+fn one_has_no_more_blocks_than_its_callers_allow() {
+    let sums = Some((DataType::F32, Operator::Sum));
+    for (limits, combiner, carriers, workers) in [
+        ([0, 0], None, 8, 0),
+        ([8, 0], None, 4, 0),
+        ([0, 7], None, 3, 0),
+        ([2, 9], None, 1, 0),
+        ([1, 1], None, 1, 0),
+        ([0, 0], sums, 4, 16),
+        ([24, 20], sums, 4, 12),
+        ([8, 0], sums, 2, 4),
+        ([3, 0], sums, 1, 1),
+        // Less it cannot do with.
+        ([1, 0], sums, 1, 1),
+    ] {
+        let (double, devices, _) = given(Turns::RoundRobin);
+        double.shrink(132);
+        let duty = |max_blocks| Duty { networked: true, combiner, max_blocks, ..LONG };
+        let errand = Errand::new(&devices, 0, duty(limits[0])).expect("a courier");
+        let shared = errand.courier().join(duty(limits[1])).expect("one more");
+        assert_eq!(errand.courier().seal().0, [carriers, carriers, workers], "{limits:?}");
+        drop(shared);
     }
 }
 

@@ -9,7 +9,7 @@ use super::board::Boards;
 use super::hosts::Memory;
 use super::window::Windows;
 use crate::cuda::context::Devices;
-use crate::cuda::driver::retry;
+use crate::cuda::driver::{least_limit, retry};
 use crate::cuda::event::Event;
 use crate::cuda::exchange::Fault;
 use crate::cuda::slab::{Arena, Kept, Opened};
@@ -31,10 +31,7 @@ pub(super) struct Room {
 impl Room {
     /// The most blocks that a call may have, which allows so many itself; 0, for both: no limit.
     pub(super) fn allowed(&self, max_blocks: u32) -> u32 {
-        match (self.max_blocks, max_blocks) {
-            (0, limit) | (limit, 0) => limit,
-            (all, one) => all.min(one),
-        }
+        least_limit([self.max_blocks, max_blocks])
     }
 
     /// The same for kernels that fill a multiprocessor with a block: more blocks would wait for each other.

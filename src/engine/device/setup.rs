@@ -19,7 +19,7 @@ use super::probe::{PROBE_BYTES, Probe};
 use super::retired::{Astray, Parts, Room};
 use super::{Kernels, Loads, Way};
 use crate::cuda::context::{Devices, apart_by};
-use crate::cuda::driver::Priority;
+use crate::cuda::driver::{Priority, least_limit};
 use crate::cuda::event::Event;
 use crate::cuda::exchange::{self, Chosen, Fault};
 use crate::cuda::slab::{self, Arena, Opened};
@@ -390,9 +390,8 @@ impl Drop for Setup {
 
 impl Room {
     fn of(offers: &[&Offer]) -> Room {
-        let limits = offers.iter().map(|offer| offer.max_blocks).filter(|&limit| limit != 0);
         Room {
-            max_blocks: limits.min().unwrap_or(0),
+            max_blocks: least_limit(offers.iter().map(|offer| offer.max_blocks)),
             multiprocessors: offers.iter().map(|offer| offer.multiprocessors.max(1)).min().unwrap_or(1),
             one_process: offers.iter().all(|offer| offer.process == offers[0].process),
         }

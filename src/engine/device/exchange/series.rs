@@ -52,8 +52,9 @@ impl Series<'_> {
     }
 
     /// Notes the call, compares it with those of the other members, and has the stream wait for what ran before.
-    pub fn begin(&mut self, group: &Group, turn: &Turn) -> Result<()> {
-        self.lane.calls.compare(self.exchange.parts(), group, turn, Terms::default())?;
+    pub fn begin(&mut self, group: &Group, turn: &Turn, max_blocks: u32) -> Result<()> {
+        let terms = Terms { max_blocks, ..Terms::default() };
+        self.lane.calls.compare(self.exchange.parts(), group, turn, terms)?;
         self.open = true;
         if self.lane.ran_on.is_some_and(|before| before != self.id) {
             self.stream.wait(&self.exchange.parts().last)?;
@@ -76,10 +77,10 @@ impl Series<'_> {
     ///
     /// # Safety
     /// As [`crate::cuda::exchange::Exchange::enqueue_points`].
-    pub unsafe fn enqueue_points(&self, points: &[Point]) -> Result<()> {
+    pub unsafe fn enqueue_points(&self, points: &[Point], max_blocks: u32) -> Result<()> {
         let parts = self.exchange.parts();
         // SAFETY: the caller's promise.
-        unsafe { parts.kernels.enqueue_points(points, parts.room.blocks(0), &self.stream) }
+        unsafe { parts.kernels.enqueue_points(points, parts.room.blocks(max_blocks), &self.stream) }
     }
 
     /// The call fails in its course, and the stream cannot be made to wait for what `error` tells of: nobody will know when that is
