@@ -28,6 +28,7 @@ mod copies;
 mod cut;
 mod job;
 mod lists;
+mod parting;
 mod pool;
 pub mod relay;
 mod resources;
@@ -37,7 +38,6 @@ mod transfer;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
 
 use carrier::Carrier;
 pub use copies::COPY;
@@ -64,9 +64,6 @@ const LANES: u32 = 3;
 
 /// Input and output of a piece begin at multiples of this many bytes.
 const ALIGNMENT: usize = 4096;
-
-/// How long a call that is given up waits for its copies, when no stream does.
-const COPIES: Duration = Duration::from_secs(1);
 
 /// One call under way.
 pub struct Staged {

@@ -6,8 +6,9 @@ use std::cell::Cell;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use super::parting::{self, Tail};
 use super::pool::{Left, Pool, Stock};
-use super::{COPIES, StreamOrder, relay};
+use super::{StreamOrder, relay};
 use crate::cuda::by_device::ByDevice;
 use crate::cuda::context::Devices;
 use crate::cuda::courier::{Courier, Desk};
@@ -16,10 +17,8 @@ use crate::cuda::event::Event;
 use crate::cuda::memory::RegisteredBuffer;
 use crate::cuda::stream::Stream;
 use crate::cuda::word::Word;
-use crate::deadline::Deadline;
 use crate::engine::endpoint::{Endpoint, lock};
 use crate::error::{Result, fail};
-use crate::sys;
 use crate::sys::aside::Aside;
 
 /// Side streams, which calls share: what they are given can run at once.
@@ -187,6 +186,12 @@ impl Entry {
             Some(Mark::Word(word)) => Ok(word.is_released()),
             Some(Mark::Courier(courier)) => Ok(courier.has_come()),
         }
+    }
+
+    /// Of a stream that has been given nothing.
+    #[cfg(test)]
+    pub(super) fn nothing() -> Entry {
+        Entry { mark: None }
     }
 
     fn record(stream: &Stream) -> Result<Entry> {
@@ -434,23 +439,10 @@ pub(super) fn leave(order: &StreamOrder, bay: &Bay, lanes: Vec<Lane>, released: 
         tail.record(&bay.load)?;
         Ok(tail)
     };
-    match behind() {
-        Ok(tail) => {
-            let until = Deadline::after(COPIES);
-            while exit.is_none() && matches!(tail.query(), Ok(false)) && !until.expired() {
-                sys::process::yield_now();
-            }
-            POOL.park(Parked { behind: Behind::Tail(tail), lanes });
-        }
-        Err(error) => {
-            // The device does nothing any more that could be waited for.
-            log::warn!("a call that failed leaves its pinned memory behind: {error}");
-            if let Some(exit) = exit {
-                // A side stream may have been given that, too.
-                exit.force();
-            }
-            std::mem::forget(lanes);
-        }
+    match parting::part(exit.as_ref(), &[&bay.load, &bay.store], behind()) {
+        Some(Tail::Event(tail)) => POOL.park(Parked { behind: Behind::Tail(tail), lanes }),
+        Some(Tail::Ended) => give_back(lanes),
+        None => std::mem::forget(lanes),
     }
 }
 
@@ -522,6 +514,9 @@ impl Ringer {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::super::parting::tests::memory_comes_back_behind_copies;
     use super::*;
     use crate::cuda::double::{Double, Order};
 
@@ -556,38 +551,68 @@ mod tests {
         assert_eq!(double.creations(), made);
     }
 
+    /// Leaves a call whose copies come behind a gate, the `failing`-th driver call refused; the gate `opens` when the host looks whether
+    /// they have ended, or else behind all. Whether a call was refused, and which words of those used next a late release undid.
+    fn leave_behind_gate(failing: usize, opens: bool) -> (bool, usize) {
+        let double = Double::new(1, Order::RoundRobin);
+        let devices = Devices::over(double.clone()).expect("a driver");
+        let bay = Bay::take(&devices, 0).expect("side streams");
+        let [exit, gate] = [(); 2].map(|()| Arc::new(devices.word(0).expect("a word")));
+        // The copies of the call are under way.
+        bay.store.wait_word(&gate).expect("it waits");
+        let entry = Entry::nothing();
+        let order = StreamOrder {
+            devices: devices.clone(),
+            device: 0,
+            entry,
+            errand: None,
+            exit: Some(exit),
+            copier: None,
+        };
+        let (looks, has_left) = (double.synchronizations(), AtomicBool::new(false));
+        double.fail_call(failing);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !has_left.load(Ordering::Relaxed) {
+                    if opens && double.synchronizations() > looks {
+                        gate.release();
+                    }
+                    std::thread::yield_now();
+                }
+            });
+            leave(&order, &bay, Vec::new(), false);
+            has_left.store(true, Ordering::Relaxed);
+        });
+        let failed = !double.is_to_fail();
+        drop(order);
+        // As many as there are, if need be.
+        let next: Vec<Word> = (0..300).map_while(|_| devices.word(0).ok()).collect();
+        next.iter().for_each(Word::release);
+        gate.release();
+        double.drain();
+        (failed, next.iter().filter(|word| !word.is_released()).count())
+    }
+
     #[test]
     fn a_word_whose_release_a_stream_has_yet_to_come_to_is_not_used_again_whatever_fails() {
-        for failing in 0..40 {
-            let double = Double::new(1, Order::RoundRobin);
-            let devices = Devices::over(double.clone()).expect("a driver");
-            let bay = Bay::take(&devices, 0).expect("side streams");
-            let [exit, gate] = [(); 2].map(|()| Arc::new(devices.word(0).expect("a word")));
-            // The copies of the call are under way.
-            bay.store.wait_word(&gate).expect("it waits");
-            let entry = Entry { mark: None };
-            let order = StreamOrder {
-                devices: devices.clone(),
-                device: 0,
-                entry,
-                errand: None,
-                exit: Some(exit),
-                copier: None,
-            };
-            double.fail_call(failing);
-            leave(&order, &bay, Vec::new(), false);
-            let failed = !double.is_to_fail();
-            drop(order);
-            // As many as there are, if need be.
-            let next: Vec<Word> = (0..300).map_while(|_| devices.word(0).ok()).collect();
-            next.iter().for_each(Word::release);
-            gate.release();
-            double.drain();
-            assert_eq!(next.iter().filter(|word| !word.is_released()).count(), 0, "call {failing}");
-            if !failed {
-                return;
-            }
+        let end = (0..40).find(|&failing| {
+            let (failed, undone) = leave_behind_gate(failing, true);
+            assert_eq!(undone, 0, "call {failing}");
+            !failed
+        });
+        let end = end.expect("there are more calls");
+        // The last call comes behind the release.
+        for failing in [0, end - 1] {
+            assert_eq!(leave_behind_gate(failing, false), (true, 0), "call {failing}");
         }
-        panic!("there are more calls");
+    }
+
+    #[test]
+    fn memory_comes_back_behind_what_side_streams_copy_whatever_fails() {
+        memory_comes_back_behind_copies(
+            |devices| Bay::take(devices, 0).expect("side streams"),
+            |bay| vec![&bay.load, &bay.store],
+            |bay, order| leave(order, &bay, Vec::new(), false),
+        );
     }
 }

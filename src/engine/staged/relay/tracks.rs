@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
+use super::super::parting::{self, Tail};
 use super::super::pool::{self, Left};
 use super::super::resources::Ringer;
-use super::super::{COPIES, StreamOrder, copies};
+use super::super::{StreamOrder, copies};
 use super::Combine;
 use super::lanes::Pinned;
 use super::route::LANES;
@@ -16,10 +17,8 @@ use crate::cuda::event::Event;
 use crate::cuda::kernels::Launch;
 use crate::cuda::local::{Fold, Kernels, Operand};
 use crate::cuda::stream::Stream;
-use crate::deadline::Deadline;
 use crate::error::{Result, fail};
 use crate::reduce::{self, Representation};
-use crate::sys;
 
 /// A stream, which calls share, and the event of one piece, whose steps run on this stream or another; the host sees every step
 /// end before it gives the next.
@@ -81,29 +80,33 @@ pub(super) struct Sum<'a> {
 
 /// Tracks of a call that was given up before its steps had ended, and the lanes that they use.
 struct Parked {
-    tail: Tail,
+    behind: Behind,
     tracks: Vec<Track>,
     lanes: Pinned,
 }
 
-/// What comes after all steps.
-enum Tail {
-    Event(Event),
+/// What has ended when all steps have.
+enum Behind {
+    /// They have.
+    Nothing,
+    Tail(Event),
     Courier(Arc<Courier>),
 }
 
 impl Left for Parked {
     fn is_used(&self) -> Option<bool> {
-        match &self.tail {
-            Tail::Event(_) => None,
-            Tail::Courier(courier) => Some(!courier.is_gone()),
+        match &self.behind {
+            Behind::Nothing => Some(false),
+            Behind::Tail(_) => None,
+            Behind::Courier(courier) => Some(!courier.is_gone()),
         }
     }
 
     fn has_ended(&self) -> Result<bool> {
-        match &self.tail {
-            Tail::Event(event) => event.query(),
-            Tail::Courier(courier) => Ok(courier.is_gone()),
+        match &self.behind {
+            Behind::Nothing => Ok(true),
+            Behind::Tail(tail) => tail.query(),
+            Behind::Courier(courier) => Ok(courier.is_gone()),
         }
     }
 }
@@ -263,7 +266,7 @@ impl Tracks {
             Tracks::Courier(Ordered { errand, customer, .. }) => {
                 drop(errand);
                 customer.give_up();
-                park(Tail::Courier(customer.courier().clone()), Vec::new(), lanes);
+                park(Behind::Courier(customer.courier().clone()), Vec::new(), lanes);
             }
             Tracks::Streams(tracks) => leave(order, tracks, lanes),
         }
@@ -282,25 +285,13 @@ fn leave(order: &StreamOrder, mut tracks: Vec<Track>, lanes: Pinned) {
         tail.record(&last.stream)?;
         Ok(tail)
     };
-    let tail = behind();
+    let behind = behind();
     tracks.push(last);
-    match tail {
-        Ok(tail) => {
-            let until = Deadline::after(COPIES);
-            while exit.is_none() && matches!(tail.query(), Ok(false)) && !until.expired() {
-                sys::process::yield_now();
-            }
-            park(Tail::Event(tail), tracks, lanes);
-        }
-        Err(error) => {
-            // The device does nothing any more that could be waited for.
-            log::warn!("a call that failed leaves its streams behind: {error}");
-            if let Some(exit) = exit {
-                // A side stream may have been given that, too.
-                exit.force();
-            }
-            std::mem::forget((tracks, lanes));
-        }
+    let streams: Vec<&Stream> = tracks.iter().map(|track| &*track.stream).collect();
+    match parting::part(exit.as_ref(), &streams, behind) {
+        Some(Tail::Event(tail)) => park(Behind::Tail(tail), tracks, lanes),
+        Some(Tail::Ended) => park(Behind::Nothing, tracks, lanes),
+        None => std::mem::forget((tracks, lanes)),
     }
 }
 
@@ -317,12 +308,12 @@ static POOL: pool::Pool<Stock> = pool::Pool::new(Stock { streams: Vec::new(), tu
 impl pool::Stock for Stock {
     type Left = Parked;
     /// What came after calls and the lanes that they used.
-    type Rest = Vec<(Tail, Pinned)>;
+    type Rest = Vec<(Behind, Pinned)>;
 
-    fn keep(&mut self, over: Vec<Parked>) -> Vec<(Tail, Pinned)> {
-        let keep = |Parked { tail, tracks, lanes }| {
+    fn keep(&mut self, over: Vec<Parked>) -> Vec<(Behind, Pinned)> {
+        let keep = |Parked { behind, tracks, lanes }| {
             self.steps.extend(tracks.into_iter().map(|track: Track| track.step));
-            (tail, lanes)
+            (behind, lanes)
         };
         over.into_iter().map(keep).collect()
     }
@@ -394,15 +385,16 @@ impl Track {
     }
 }
 
-/// Takes back tracks, and lets go of the lanes, once `tail` has ended.
-fn park(tail: Tail, tracks: Vec<Track>, lanes: Pinned) {
-    POOL.park(Parked { tail, tracks, lanes });
+/// Takes back tracks, and lets go of the lanes, once what they are `behind` has ended.
+fn park(behind: Behind, tracks: Vec<Track>, lanes: Pinned) {
+    POOL.park(Parked { behind, tracks, lanes });
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, Instant};
 
+    use super::super::super::parting::tests::memory_comes_back_behind_copies;
     use super::pool::Stock;
     use super::*;
     use crate::cuda::double::{Double, Order, Waiting};
@@ -418,7 +410,7 @@ mod tests {
         // What is left of a call that was given up.
         let tail = Event::new(&devices, 0).expect("an event");
         tail.record(&stream).expect("it is recorded");
-        park(Tail::Event(tail), Vec::new(), Arc::new(()));
+        park(Behind::Tail(tail), Vec::new(), Arc::new(()));
         double.hold_lock(Waiting::All, Duration::from_secs(10));
         let mut is_free = false;
         std::thread::scope(|scope| {
@@ -446,7 +438,7 @@ mod tests {
         let stream = Stream::new(&devices, 0, false).expect("a stream");
         let gate = devices.word(0).expect("a word");
         stream.wait_word(&gate).expect("it waits");
-        let tail = Tail::Event(Event::new(&devices, 0).expect("an event"));
+        let behind = Behind::Tail(Event::new(&devices, 0).expect("an event"));
         double.hold_lock(Waiting::All, Duration::from_secs(10));
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
@@ -454,7 +446,7 @@ mod tests {
             // By then it waits in the driver; if not, the test finds less.
             std::thread::sleep(Duration::from_millis(20));
             scope.spawn(move || {
-                let over = vec![Parked { tail, tracks: Vec::new(), lanes: Arc::new(()) }];
+                let over = vec![Parked { behind, tracks: Vec::new(), lanes: Arc::new(()) }];
                 let done = POOL.lock().stock.keep(over);
                 tell.send(()).expect("the test waits");
                 drop(done);
@@ -464,5 +456,16 @@ mod tests {
             kept.expect("the driver is asked for something");
         });
         assert_eq!(double.complaints(), Vec::<String>::new());
+    }
+    #[test]
+    fn memory_comes_back_behind_what_is_relayed_whatever_fails() {
+        memory_comes_back_behind_copies(
+            |devices| {
+                prepare(devices, 0).expect("streams");
+                (0..3).map(|_| Track::take(devices, 0).expect("a track")).collect::<Vec<_>>()
+            },
+            |tracks| tracks.iter().map(|track| &*track.stream).collect(),
+            |tracks, order| Tracks::Streams(tracks).leave(order, Arc::new(())),
+        );
     }
 }
