@@ -352,9 +352,8 @@ impl Double {
     pub(crate) fn kernel<T>(&self, fault: &Fault, latch: u64, give: impl FnOnce() -> T) -> T {
         let thread = std::thread::current().id();
         self.lock().giving.insert(thread, Arc::new(Kernel::new(fault.device_address(), latch)));
-        let given = give();
-        self.lock().giving.remove(&thread);
-        given
+        let _giving = Giving(self);
+        give()
     }
 
     /// What the memory holds now.
@@ -478,6 +477,15 @@ impl Double {
 
     fn lock(&self) -> MutexGuard<'_, Machine> {
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// While this thread gives some stream the steps of a kernel, however that ends.
+struct Giving<'a>(&'a Double);
+
+impl Drop for Giving<'_> {
+    fn drop(&mut self) {
+        self.0.lock().giving.remove(&std::thread::current().id());
     }
 }
 
