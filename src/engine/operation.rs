@@ -471,6 +471,12 @@ impl Running {
         }
     }
 
+    /// Whether it should have ended a while ago, as [`Running::oversee`] has found, and has not.
+    pub fn is_held_up(&self) -> bool {
+        let late = |(since, _): &(Instant, Inquiry)| since.elapsed() >= HELD_UP;
+        !self.done.load(Ordering::Acquire) && self.held_up.get().is_some_and(late)
+    }
+
     /// Whether its result is there.
     pub fn has_ended(&self) -> bool {
         self.done.load(Ordering::Acquire)

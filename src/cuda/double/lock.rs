@@ -44,7 +44,7 @@ impl Double {
     }
 
     /// Whether a thread waits for a device with the lock.
-    pub(super) fn is_held(&self) -> bool {
+    pub(crate) fn is_held(&self) -> bool {
         self.lock().driver.as_ref().is_some_and(|lock| lock.holder.is_some())
     }
 

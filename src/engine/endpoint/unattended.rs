@@ -223,10 +223,12 @@ impl Endpoint {
         let left = |running: &&Arc<Running>| running.through() == Through::Device && !running.asks_driver();
         let since =
             Duration::from_nanos(self.age().saturating_sub(self.watch.moved_at.load(Ordering::Relaxed)));
-        if since < 2 * LOOK {
+        let all = self.unattended.all();
+        // Another may come back all the time that passes over what one is held up with, and over what stands behind that.
+        if since < 2 * LOOK && !all.iter().any(|running| running.is_held_up()) {
             return LOOK;
         }
-        if !self.unattended.all().iter().any(|running| left(&running)) {
+        if !all.iter().any(|running| left(&running)) {
             return LOOK;
         }
         self.progress(0, Through::Messages);

@@ -283,6 +283,53 @@ fn a_courier_leaves_although_its_call_stands_behind_one_that_is_held_up() {
     assert_eq!(complaints.concat(), Vec::<String>::new());
 }
 
+/// A thread of the library is in the driver with that one, while another looks at all the rest.
+#[test]
+fn a_courier_leaves_although_somebody_looks_who_passes_over_the_call_that_is_held_up() {
+    let [is_held, is_over] = [(); 2].map(|()| AtomicBool::new(false));
+    let complaints = ranks(2, "shm,tcp", Order::RoundRobin, |rank| {
+        rank.copy_by_kernels();
+        rank.context.cuda().pretend_limits(Limits { above: usize::MAX, ..Limits::default() });
+        let long = rank.memory(&[1; LONG]);
+        let sum = |count| request(Kind::Allreduce, long, long, count, 0);
+        let start = |count, call: &Call| rank.start(&sum(count), call).expect("it starts");
+        for call in [Call::default(), rank.call()] {
+            start(1, &call).wait(deadline()).expect("a good call");
+        }
+        if rank.rank == 1 {
+            wait_for(&is_held);
+            // By then the other looks; if not, the test finds less.
+            std::thread::sleep(Duration::from_millis(20));
+            rank.context.abort();
+            wait_for(&is_over);
+            return Vec::new();
+        }
+        let _over = SetAtEnd(&is_over);
+        // So that pinned memory has to be made.
+        rank.context.cuda().pretend(&rank.devices, 4 * LONG);
+        rank.double.hold_lock(Waiting::All, STUCK);
+        // SAFETY: the double trusts no handle.
+        let default = unsafe { Stream::borrow(&rank.devices, 0, StreamHandle::LEGACY) }.expect("a stream");
+        let gate = rank.devices.word(0).expect("a word");
+        default.wait_word(&gate).expect("it waits");
+        let first = start(LONG as u64, &Call::default());
+        let second = start(1, &rank.call());
+        let begun = Instant::now();
+        gate.release();
+        while !rank.double.is_held() && begun.elapsed() < PATIENCE {
+            std::thread::yield_now();
+        }
+        is_held.store(true, Ordering::Release);
+        for work in [second, first] {
+            let error = work.wait(deadline()).expect_err("the other does not call");
+            assert_eq!(error.status(), Status::Aborted, "{error}");
+        }
+        assert!(begun.elapsed() < STUCK / 2, "{:?}", begun.elapsed());
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
 #[test]
 fn a_call_that_is_refused_waits_for_no_stream() {
     let met = Barrier::new(2);
