@@ -70,11 +70,12 @@ fn a_wait_means_what_was_recorded_when_it_was_called() {
 
 #[test]
 fn a_kernel_whose_steps_are_not_all_given_has_none_of_what_comes_later() {
-    let (double, _, [stream, _], memory) = two(Order::RoundRobin);
+    let (double, devices, [stream, _], memory) = two(Order::RoundRobin);
+    let fault = Fault::new(&devices, 0).expect("a page");
     let latch = double.memory(0, 4);
     // So that it leaves at once, with all that it has.
     double.fill(stream.handle(), 0, latch, &[1; 4]);
-    let give = || double.kernel(memory, latch, || panic!("the test means this one"));
+    let give = || double.kernel(&fault, latch, || panic!("the test means this one"));
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(give)).expect_err("it panics");
     double.fill(stream.handle(), 0, memory, &[1; 4]);
     double.drain();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cuda::driver::retry;
 use crate::cuda::event::Event;
 use crate::cuda::stream::Stream;
 use crate::cuda::word::Word;
@@ -27,7 +28,7 @@ pub(super) fn part(exit: Option<&Arc<Word>>, streams: &[&Stream], tail: Result<E
     let until = Deadline::after(COPIES);
     let error = match tail {
         Ok(tail) => {
-            while exit.is_none() && matches!(tail.ask(), Ok(false)) && !until.expired() {
+            while exit.is_none() && matches!(retry(|| tail.query()), Ok(false)) && !until.expired() {
                 sys::process::yield_now();
             }
             return Some(Tail::Event(tail));
@@ -38,8 +39,7 @@ pub(super) fn part(exit: Option<&Arc<Word>>, streams: &[&Stream], tail: Result<E
     let are_idle =
         || -> Result<bool> { streams.iter().try_fold(true, |idle, stream| Ok(idle && stream.query()?)) };
     loop {
-        // What is refused once may be answered; a device that is lost refuses whatever it is asked.
-        match are_idle().or_else(|_| are_idle()) {
+        match retry(are_idle) {
             Ok(true) => {
                 if let Some(exit) = exit {
                     exit.release();
