@@ -257,6 +257,11 @@ impl Enqueued {
         Some(self.outcome.get_or_init(|| result).clone())
     }
 
+    /// Whether the host's part was seen to have failed.
+    fn has_failed(&self) -> bool {
+        self.failed_at.get().is_some()
+    }
+
     /// Whether kernels have had time to leave since the host's part was seen to have failed.
     fn has_had_grace(&self) -> bool {
         self.failed_at.get_or_init(Instant::now).elapsed() > GRACE_PERIOD
@@ -270,10 +275,11 @@ impl Enqueued {
         let start = Instant::now();
         loop {
             let result = self.look();
-            if result.is_some() || deadline.expired() {
+            // Of a call that has failed it tells why, if only its kernels have yet to leave.
+            if result.is_some() || deadline.expired() && !self.has_failed() {
                 return result;
             }
-            polling::pause(start, deadline);
+            polling::pause(start, if deadline.expired() { Deadline::NEVER } else { deadline });
         }
     }
 }

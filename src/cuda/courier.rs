@@ -183,14 +183,14 @@ impl Courier {
             // It has been, or who might order has given up.
             Err(_) => return Ok(()),
         }
-        let (blocks, combiner) = self.seal();
+        let (blocks, threads, combiner) = self.seal();
         let Stand { address, index, .. } = *self.stand();
-        let call = Call { desks: address as u64, near: index, next: self.first, blocks };
+        let call = Call { desks: address as u64, near: index, next: self.first, blocks, threads };
         launch(&call, combiner).inspect_err(|_| self.state.store(REFUSED, Ordering::Release))
     }
 
     /// From now on it is what it is.
-    fn seal(&self) -> ([u32; DESKS], Option<Combiner>) {
+    fn seal(&self) -> ([u32; DESKS], u32, Option<Combiner>) {
         let mut trade = self.trade();
         trade.sealed = true;
         let duty = trade.duty;
@@ -201,7 +201,8 @@ impl Courier {
         // Blocks wait for each other: all of them have to be there at the same time.
         let room = self.multiprocessors.min(limit.max(2 * carriers + 1)).saturating_sub(2 * carriers);
         let workers = duty.combiner.map_or(0, |_| workers_for(duty.bytes).min(room));
-        (*self.blocks.get_or_init(|| [carriers, carriers, workers]), duty.combiner)
+        let blocks = *self.blocks.get_or_init(|| [carriers, carriers, workers]);
+        (blocks, threads_for(duty), duty.combiner)
     }
 
     fn trade(&self) -> MutexGuard<'_, Trade> {
@@ -559,6 +560,11 @@ fn blocks_for(duty: Duty, multiprocessors: u32) -> u32 {
         (true, _) => networked(if duty.combiner.is_some() { 4 } else { 8 }),
         (false, _) => PLAIN_CARRIERS,
     }
+}
+
+/// How many threads a block has: 256 have up to 16 KiB under way at once, and a block of them begins and meets sooner than one of 1024.
+fn threads_for(duty: Duty) -> u32 {
+    if duty.bytes <= 0x4000 && duty.combiner.is_none() { 256 } else { 1024 }
 }
 
 /// How many blocks combine. Each thread asks for little, so the bus has enough to do with many; but each block takes time to come, to

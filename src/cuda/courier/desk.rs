@@ -75,14 +75,14 @@ pub struct Call {
     pub(super) near: u32,
     pub(in crate::cuda) next: [u32; DESKS],
     pub(in crate::cuda) blocks: [u32; DESKS],
+    /// Threads of a block. The kernels are not told.
+    pub(super) threads: u32,
 }
 
 impl Call {
-    /// The launch. Two blocks, one for each way, carry up to 16 KiB at a time: 256 threads have that under way at once, and a
-    /// block of them begins and meets sooner than one of 1024.
+    /// The launch.
     pub(crate) fn grid(&self) -> Grid {
-        let blocks = self.blocks.iter().sum();
-        Grid { blocks, threads: if blocks > 2 { 1024 } else { 256 }, shared: 0, overlaps: false }
+        Grid { blocks: self.blocks.iter().sum(), threads: self.threads, shared: 0, overlaps: false }
     }
 
     /// Where a desk lies.

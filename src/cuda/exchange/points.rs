@@ -28,6 +28,16 @@ pub enum Direction {
     Receive,
 }
 
+impl Direction {
+    /// That of the same bytes at their other end.
+    pub fn back(self) -> Direction {
+        match self {
+            Direction::Send => Direction::Receive,
+            Direction::Receive => Direction::Send,
+        }
+    }
+}
+
 /// A send or a receive of a group of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {

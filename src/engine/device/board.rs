@@ -149,12 +149,20 @@ struct Board {
 /// A send or a receive, as its rank noted it.
 #[repr(C, align(32))]
 struct PointNote {
-    /// Which it is of its pair and direction, plus one, above how many collectives there were before it; 0 while it is written.
-    /// Stored last.
+    /// Which it is of its pair and direction, plus one, above how many collectives there were before it; [`WRITING`] while it is
+    /// written, 0 before it has been. Stored last.
     head: AtomicU64,
     bytes: AtomicU64,
     /// Of all before it.
     digest: AtomicU64,
+}
+
+/// Of a note that is being written, perhaps over another: no head of one that stands.
+const WRITING: u64 = u64::MAX;
+
+/// Whether a number that wraps is another or comes after it.
+fn has_come_to(number: u32, other: u32) -> bool {
+    number.wrapping_sub(other) as i32 >= 0
 }
 
 /// A send or a receive, as far as both ends must agree on it.
@@ -184,6 +192,11 @@ impl Past {
             self.digest = mix(self.digest, word);
         }
         (number, NotedPoint { bytes, collectives, digest })
+    }
+
+    /// How many there have been.
+    pub fn messages(&self) -> u32 {
+        self.messages
     }
 }
 
@@ -290,22 +303,15 @@ impl Boards {
         number: u32,
         point: &NotedPoint,
     ) -> Option<NotedPoint> {
-        let place = |rank: usize, direction: Direction, other: usize| {
-            &self.board(rank).points[direction as usize][other][number as usize % POINTS]
-        };
-        let note = place(self.rank, direction, peer);
-        note.head.store(0, Ordering::Relaxed);
+        let note = self.point(self.rank, direction, peer, number);
+        note.head.store(WRITING, Ordering::Relaxed);
         fence(Ordering::Release);
         note.bytes.store(point.bytes, Ordering::Relaxed);
         note.digest.store(point.digest, Ordering::Relaxed);
+        let theirs = self.point(peer, direction.back(), self.rank, number);
         let number = u64::from(number.wrapping_add(1)) << 32;
         note.head.store(number | u64::from(point.collectives), Ordering::Release);
         self.look();
-        let back = match direction {
-            Direction::Send => Direction::Receive,
-            Direction::Receive => Direction::Send,
-        };
-        let theirs = place(peer, back, self.rank);
         let head = theirs.head.load(Ordering::Acquire);
         let (bytes, digest) = (theirs.bytes.load(Ordering::Relaxed), theirs.digest.load(Ordering::Relaxed));
         fence(Ordering::Acquire);
@@ -314,6 +320,48 @@ impl Boards {
         }
         let theirs = NotedPoint { bytes, collectives: head as u32, digest };
         (theirs != *point).then_some(theirs)
+    }
+
+    fn point(&self, rank: usize, direction: Direction, other: usize, number: u32) -> &PointNote {
+        &self.board(rank).points[direction as usize][other][number as usize % POINTS]
+    }
+
+    /// Whether `peer` has noted the collective that comes after as many others as this rank's message has before it, and the
+    /// other end of that message not: to be asked when it has been noted.
+    pub fn is_passed_by(&self, direction: Direction, peer: usize, number: u32, collectives: u32) -> bool {
+        let slot = &self.board(peer).notes[collectives as usize % NOTES];
+        let stands = slot.head.load(Ordering::Acquire) != 0;
+        let noted = (slot.root.load(Ordering::Relaxed) >> 32) as u32;
+        if !stands || !has_come_to(noted, collectives.wrapping_add(1)) {
+            return false;
+        }
+        fence(Ordering::Acquire);
+        // Written before the other, if it was.
+        let head = self.point(peer, direction.back(), self.rank, number).head.load(Ordering::Relaxed);
+        head == 0 || head != WRITING && !has_come_to((head >> 32) as u32, number.wrapping_add(1))
+    }
+
+    /// A message between this rank and another that the other has noted before the collective that comes after `before` others, and
+    /// this rank has not: its direction here, the other, its number, and how many collectives there were before it. `messages`
+    /// tells how many this rank has noted. To be asked when the collective has been noted.
+    pub fn missed(
+        &self,
+        before: u32,
+        messages: impl Fn(Direction, usize) -> u32,
+    ) -> Option<(Direction, usize, u32, u32)> {
+        let others = (0..self.size()).filter(|&member| member != self.rank);
+        let all = others.flat_map(|peer| [Direction::Send, Direction::Receive].map(|way| (way, peer)));
+        let mut of_each = all.map(|(way, peer)| (way, peer, messages(way, peer)));
+        of_each.find_map(|(way, peer, number)| {
+            let head = self.point(peer, way.back(), self.rank, number).head.load(Ordering::Acquire);
+            let (is_next, collectives) = ((head >> 32) as u32 == number.wrapping_add(1), head as u32);
+            (head != 0 && is_next && has_come_to(before, collectives)).then_some((
+                way,
+                peer,
+                number,
+                collectives,
+            ))
+        })
     }
 
     /// Whether `member` has come to call number `sequence`, or further.

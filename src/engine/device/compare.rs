@@ -67,7 +67,7 @@ impl Calls {
         let note = self.note(parts, turn.sequence, turn.signature, terms);
         parts.boards.look();
         match parts.boards.differing(before, &note) {
-            None => Ok(()),
+            None => self.compare_messages(parts, group, before),
             Some((member, theirs)) => Err(differ(parts, group, turn, &note, member, &theirs)),
         }
     }
@@ -95,7 +95,9 @@ impl Calls {
         // has not noted it yet will look later than this, and see ours. But who groups them differently may meet our kernel before
         // that, so the first is looked at, too: it says how many are one launch. The others are left alone, so that their notes stay with
         // the processor that wrote them, unless one of these differs.
-        let Some(some) = look(0).or_else(|| look(end)) else { return Ok(()) };
+        let Some(some) = look(0).or_else(|| look(end)) else {
+            return self.compare_messages(parts, group, before.wrapping_add(end as u32));
+        };
         let (place, (member, theirs)) = (0..=end).find_map(look).unwrap_or(some);
         let (ours, behind) = (&notes[place], (end - place) as u32);
         let turn = last.before(behind, ours.call().map_or(last.signature, |call| call.signature));
@@ -111,6 +113,18 @@ impl Calls {
         parts.boards.note(before, &call)
     }
 
+    /// Whether this rank has noted all messages that others have before the collective that comes after `before` others, which it
+    /// has noted: kernels would take the one for the other.
+    fn compare_messages(&self, parts: &Parts, group: &Group, before: u32) -> Result<()> {
+        let noted = |direction: Direction, peer: usize| self.points[direction as usize][peer].messages();
+        match parts.boards.missed(before, noted) {
+            None => Ok(()),
+            Some((direction, peer, number, collectives)) => {
+                Err(passed(parts, group, [direction, direction.back()], peer, number, collectives))
+            }
+        }
+    }
+
     /// Notes sends and receives, and compares them with what their other ends have noted. They go through the same slots as
     /// collectives do, so the order of both has to be the same.
     pub(super) fn compare_points(&mut self, parts: &Parts, group: &Group, points: &[Point]) -> Result<()> {
@@ -119,7 +133,15 @@ impl Calls {
         for point in points.iter().filter(|point| point.bytes > 0) {
             let (number, ours) = self.point(point);
             let peer = point.peer as usize;
-            let Some(theirs) = boards.note_point(point.direction, peer, number, &ours) else { continue };
+            let Some(theirs) = boards.note_point(point.direction, peer, number, &ours) else {
+                if boards.is_passed_by(point.direction, peer, number, ours.collectives) {
+                    let ends = [point.direction; 2];
+                    let error = passed(parts, group, ends, peer, number, ours.collectives);
+                    group.fail(error.clone());
+                    return Err(error);
+                }
+                continue;
+            };
             let (own, rank, name) = (group.rank(), first + point.peer, group.name());
             let (from, to, sent, received) = match point.direction {
                 Direction::Send => (own, rank, ours, theirs),
@@ -146,6 +168,33 @@ impl Calls {
         }
         Ok(())
     }
+}
+
+/// The failure of a message with `peer` that one end has noted after so many collectives, and the other not before its next.
+/// `here` is its direction at this rank, `noted` at the end that has.
+#[cold]
+fn passed(
+    parts: &Parts,
+    group: &Group,
+    [here, noted]: [Direction; 2],
+    peer: usize,
+    number: u32,
+    collectives: u32,
+) -> Error {
+    let (own, other) = (group.rank(), parts.first + peer as u32);
+    let (from, to) = if here == Direction::Send { (own, other) } else { (other, own) };
+    let (done, missing) = match noted {
+        Direction::Send => ("sent", "received"),
+        Direction::Receive => ("received", "sent"),
+    };
+    Error::new(
+        Status::Mismatch,
+        format!(
+            "messages from rank {from} to rank {to} of '{}' differ: #{number} is {done} after {collectives} collectives, and not \
+             {missing} before the next",
+            group.name()
+        ),
+    )
 }
 
 /// The failure of a call for which `member` has noted another.

@@ -1,5 +1,7 @@
 //! Sends and receives between GPUs, as kernels of the double give them.
 
+use std::sync::Barrier;
+
 use super::*;
 
 /// A message between the ranks of two.
@@ -96,7 +98,7 @@ fn messages_between_gpus_that_differ_are_told() {
     for (calls, told) in [
         (far, "before #"),
         (bytes, "#1 has 4 bytes, but 8 are to be received"),
-        (order, "#0 is sent after 0 collectives, and received after 1"),
+        (order, "#0 is sent after 0 collectives, and"),
         (earlier, "from rank 0 to rank 1"),
     ] {
         ranks(&processes(2), words, |context, (double, _, device)| {
@@ -109,6 +111,52 @@ fn messages_between_gpus_that_differ_are_told() {
             // Whoever is told while the other is still near sees the call itself.
             let near = told == "before #" && error.text().contains("rank 0 called");
             assert!(error.text().contains(told) || near, "{error}");
+        });
+    }
+}
+
+/// Kernels take what is sent before a collective for what is sent in it: whoever comes last sees it, and gives its stream nothing.
+#[test]
+fn a_message_that_one_rank_makes_before_a_collective_and_the_other_behind_it_is_told() {
+    for (direction, first, told) in [
+        (Direction::Send, Kind::Send, "#0 is sent after 1 collectives, and not received before the next"),
+        (Direction::Receive, Kind::Send, "#0 is received after 1 collectives, and not sent before the next"),
+        (
+            Direction::Send,
+            Kind::Allreduce,
+            "#0 is sent after 1 collectives, and not received before the next",
+        ),
+        (
+            Direction::Receive,
+            Kind::Allreduce,
+            "#0 is received after 1 collectives, and not sent before the next",
+        ),
+    ] {
+        let (met, called) = (Barrier::new(2), Barrier::new(2));
+        ranks(&processes(2), words, |context, (double, _, device)| {
+            let (memory, is_first) = (double.memory(*device, 8), context.rank() == 0);
+            run(&sum(context, 1, memory, None, PATIENCE)).expect("a sum");
+            met.wait();
+            // One of them makes a message, the other a collective; whoever is first has begun.
+            let messages = is_first == (first == Kind::Send);
+            let call = match messages {
+                true => point(context, memory, 4, direction, None),
+                false => sum(context, 1, memory, None, PATIENCE),
+            };
+            if !is_first {
+                called.wait();
+            }
+            // SAFETY: the double trusts no addresses.
+            let given = unsafe { call.enqueue() };
+            if is_first {
+                given.expect("it begins");
+                called.wait();
+            } else {
+                let error = given.map(drop).expect_err("it is no call of the other's");
+                assert_eq!(error.status(), Status::Mismatch, "{error}");
+                assert!(error.text().contains(told), "{error}");
+            }
+            until("the failure", || context.failure().is_some());
         });
     }
 }

@@ -76,7 +76,7 @@ impl Script {
     /// The next courier, for what is ordered from now on.
     fn courier(&mut self) {
         let Script { near, next, blocks, .. } = *self;
-        self.couriers.push(Call { desks: self.address(), near, next, blocks });
+        self.couriers.push(Call { desks: self.address(), near, next, blocks, threads: 256 });
     }
 
     /// Writes an order when its slip is free and what is `behind` has been carried out, and copies something before.
