@@ -262,6 +262,11 @@ int cuGraphAddDependencies(void *graph, const void *from, const void *to, size_t
     return SUCCESS;
 }
 
+int cuGraphRemoveDependencies(void *graph, const void *from, const void *to, size_t count) {
+    (void)graph, (void)from, (void)to, (void)count;
+    return SUCCESS;
+}
+
 int cuEventCreate(intptr_t *event, unsigned flags) {
     (void)flags;
     return create(event);
