@@ -51,37 +51,35 @@ use crate::signature::Signature;
 /// How much longer than the hosts' part the kernels behind it may take before they are missed.
 const LATE: Duration = Duration::from_secs(1);
 
-/// Up to so many bytes, of all blocks together, staging alone is as quick: on two pretended hosts of two H200s each, an
-/// allreduce of 1 KiB takes 96 µs composed and 65 staged, of 64 KiB 79 to 96 and 95; a reduce-scatter of 64 KiB 104 and 72.
+/// Up to so many bytes an allreduce that is staged alone is as quick as one that is composed: on two pretended hosts of two H100s each,
+/// 1 KiB take 35 to 40 µs staged and 38 to 47 composed, 8 KiB 43 and 41, 32 KiB 61 to 68 and 47.
 #[cfg(not(test))]
-const SHORT: u64 = 32 << 10;
-/// The same where blocks are gathered or scattered.
+const SHORT: u64 = 4 << 10;
+/// The same of a reduction to one rank: there 4 KiB take 22 and 28 µs, 16 KiB 28 to 33 and 30 to 36, 64 KiB 57 and 44.
 #[cfg(not(test))]
-const SHORT_BLOCKS: u64 = 96 << 10;
+const SHORT_TO_ONE: u64 = 8 << 10;
 
 /// Whether a call is too short to be worth composing.
 #[cfg(not(test))]
-fn is_short(hosts: &Hosts, request: &Request) -> bool {
+fn is_short(request: &Request) -> bool {
     let Counts::Uniform(count) = request.counts else { return true };
     let bytes = count.saturating_mul(request.dtype.size() as u64);
     match request.kind {
         Kind::Allreduce => bytes <= SHORT,
-        Kind::Allgather | Kind::ReduceScatter => {
-            bytes.saturating_mul(hosts.layout().size().into()) <= SHORT_BLOCKS
-        }
+        Kind::Reduce => bytes <= SHORT_TO_ONE,
         _ => false,
     }
 }
 
 /// Tests compose short calls.
 #[cfg(test)]
-fn is_short(_: &Hosts, _: &Request) -> bool {
+fn is_short(_: &Request) -> bool {
     false
 }
 
 /// Whether a call is composed; it is one that GPUs of one host would exchange. The same answer on every rank.
 pub(super) fn composes(hosts: &Hosts, request: &Request) -> bool {
-    if is_short(hosts, request) {
+    if is_short(request) {
         return false;
     }
     match request.kind {

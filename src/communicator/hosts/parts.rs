@@ -23,7 +23,7 @@ use crate::cuda::courier::{Duty, Errand};
 use crate::cuda::driver::{least_limit, retry};
 use crate::cuda::exchange::{self, Direction, Point};
 use crate::cuda::word::Word;
-use crate::engine::device::{Berth, Layout, Series};
+use crate::engine::device::{Layout, Series};
 use crate::engine::endpoint::Through;
 use crate::engine::executor::Run;
 use crate::engine::group::{Group, Turn};
@@ -45,8 +45,6 @@ pub(super) struct Parts<'a> {
     queue: &'a Queue,
     /// How many pieces the hosts exchange in the parts so far.
     pieces: u32,
-    /// Where the next part crosses, if it is not from and to device memory.
-    berth: Option<Berth>,
     /// Words that are released when the hosts' parts so far have ended, where no couriers carry them.
     exits: Vec<Arc<Word>>,
 }
@@ -81,22 +79,13 @@ trait Steps {
 enum Crossing {
     /// A courier between device and pinned memory, which is to be launched now.
     Courier(Launch),
-    /// A word of the host, where kernels use pinned memory themselves, or side streams copy.
+    /// A word of the host, where side streams copy.
     Word(Arc<Word>),
 }
 
 impl<'a> Parts<'a> {
     pub(super) fn new(call: &'a Composed, series: &'a Series<'a>, turn: Turn, queue: &'a Queue) -> Parts<'a> {
-        Parts {
-            call,
-            layout: call.hosts.layout(),
-            series,
-            turn,
-            queue,
-            pieces: 0,
-            berth: None,
-            exits: Vec::new(),
-        }
+        Parts { call, layout: call.hosts.layout(), series, turn, queue, pieces: 0, exits: Vec::new() }
     }
 
     /// Gives all parts to the stream.
@@ -187,20 +176,11 @@ impl<'a> Parts<'a> {
         let seat =
             Seat { numbering: (self.layout.place(), inside), ..Seat::new(self.layout.host(), hosts, 1) };
         let (mut errand, mut exit) = (None, None);
-        let cut = match &self.berth {
-            Some(_) => Cut::whole(),
-            None => {
-                let blocks = reads.max(writes) as u64;
-                Cut::even(count, blocks, element, self.call.context.cuda().piece_bytes())
-            }
-        };
-        let courier = match &self.berth {
-            Some(_) => None,
-            None => self.call.context.copier(devices, device),
-        };
+        let blocks = reads.max(writes) as u64;
+        let cut = Cut::even(count, blocks, element, self.call.context.cuda().piece_bytes());
         let plan = self.plan_relay(&checked, seat);
-        let (entry, crossing) = match (&self.berth, courier) {
-            (_, Some(kernels)) => {
+        let (entry, crossing) = match self.call.context.copier(devices, device) {
+            Some(kernels) => {
                 let bytes = checked.input_len().max(checked.output_len()) * element;
                 let combiner = plan.as_ref().and_then(Plan::combiner);
                 let max_blocks = least_limit([self.call.max_blocks, self.call.context.max_blocks()]);
@@ -209,20 +189,13 @@ impl<'a> Parts<'a> {
                 let entry = Entry::of_courier(courier.courier(), group.endpoint());
                 (entry, Crossing::Courier(Launch::new(courier.clone(), kernels)))
             }
-            (berth, None) => {
+            None => {
                 let word = exit.insert(Arc::new(devices.word(device)?)).clone();
-                let entry = match berth {
-                    Some(berth) => self.enter_berth(berth, checked.input_len() > 0)?,
-                    None => Entry::of_caller(stream, group.endpoint())?,
-                };
-                (entry, Crossing::Word(word))
+                (Entry::of_caller(stream, group.endpoint())?, Crossing::Word(word))
             }
         };
         let side = |address: usize, bytes, blocks| Side {
-            place: match self.berth {
-                Some(_) => Place::Host(std::ptr::with_exposed_provenance_mut(address)),
-                None => Place::Device(address as u64),
-            },
+            place: Place::Device(address as u64),
             shape: Shape { bytes, blocks: Blocks::Even(blocks) },
         };
         // The ranks meet by one more message.
@@ -232,7 +205,7 @@ impl<'a> Parts<'a> {
             input: side(checked.input.addr(), checked.input_len() * element, reads),
             output: side(checked.output.addr(), written, writes),
             forwards,
-            unstaged: self.berth.is_some(),
+            unstaged: false,
             element,
             cut,
             exchange: self.exchange_pieces(request, seat, count, self.pieces.wrapping_add(greeting)),
@@ -269,7 +242,7 @@ impl<'a> Parts<'a> {
 
     /// How this place's ranks relay a call, if it is one that may be: the same answer on all of them.
     fn plan_relay(&self, checked: &Checked, seat: Seat) -> Option<Plan> {
-        if self.berth.is_some() || seat.size > MAX_WIRED {
+        if seat.size > MAX_WIRED {
             return None;
         }
         let place = MeetingPlace::Messages(self.gather_words(seat));
@@ -284,18 +257,6 @@ impl<'a> Parts<'a> {
             let request = Request::gathering(input, output, bytes);
             by_messages(&context, group, &turn.at_piece(piece), request, seat)
         })
-    }
-
-    /// When the host may use the berth: if it sends, when the kernels so far have written; else as soon as those of the call that
-    /// had it before have read.
-    fn enter_berth(&self, berth: &Berth, sends: bool) -> Result<Entry> {
-        let (stream, endpoint) = (self.series.stream(), self.call.group.endpoint());
-        if !sends {
-            return Ok(Entry::of_word(berth.before.clone(), endpoint));
-        }
-        let written = Arc::new(stream.devices().word(stream.device())?);
-        stream.release_word(&written)?;
-        Ok(Entry::of_word(Some(written), endpoint))
     }
 
     /// Exchanges pieces by messages between the ranks of `seat`, numbered on from those of the parts before.

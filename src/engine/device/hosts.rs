@@ -3,16 +3,13 @@
 //! `communicator/hosts`.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::exchange::DeviceExchange;
 use crate::cuda::context::Devices;
 use crate::cuda::local::Kernels as Folds;
-use crate::cuda::memory::RegisteredBuffer;
 use crate::cuda::slab::Arena;
-use crate::cuda::word::Word;
 use crate::deadline::Deadline;
-use crate::engine::endpoint::lock;
 use crate::engine::staged;
 use crate::engine::staged::relay::{Crew, Seat};
 use crate::error::Result;
@@ -24,16 +21,6 @@ const WORKSPACE_BYTES: usize = 16 << 20;
 /// Tests cut short calls.
 #[cfg(test)]
 const WORKSPACE_BYTES: usize = 16 << 10;
-
-/// Bytes of a [`Berth`]. More take the kernels that exchange longer than copies do: they have few blocks, which wait for the bus.
-#[cfg(not(test))]
-const BERTH_BYTES: u64 = 8 << 10;
-/// Tests cross both ways.
-#[cfg(test)]
-const BERTH_BYTES: u64 = 1 << 9;
-
-/// Berths of a group: what is broadcast arrives up to so many calls before the stream comes to it.
-const BERTHS: usize = 4;
 
 /// Where a rank sits: `inside` consecutive ranks are on each of `hosts` hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -140,41 +127,6 @@ impl Hosts {
     pub fn workspace(&self) -> (u64, usize) {
         self.means.workspace
     }
-
-    /// Pinned memory for `bytes` bytes of a call, if they fit any. For calls in the order in which streams come to them.
-    pub fn berth(&self, bytes: u64) -> Result<Option<Berth>> {
-        if bytes > BERTH_BYTES {
-            return Ok(None);
-        }
-        let left = Arc::new(self.exchange.devices().word(self.exchange.device())?);
-        let mut berths = lock(&self.means.berths);
-        let index = berths.next;
-        berths.next = (index + 1) % BERTHS;
-        let before = berths.left[index].replace(left.clone());
-        Ok(Some(Berth { address: berths.first + index as u64 * BERTH_BYTES, left, before }))
-    }
-}
-
-/// Pinned memory, by way of which a short part of a call crosses as it is: kernels write what the host sends, and read what it
-/// has received.
-#[derive(Debug)]
-pub struct Berth {
-    /// Its first byte, for the host and the device.
-    pub address: u64,
-    /// The stream releases it behind the last kernel that uses the berth.
-    pub left: Arc<Word>,
-    /// The same of the call that had the berth before.
-    pub before: Option<Arc<Word>>,
-}
-
-/// The berths, taken in turn.
-#[derive(Debug)]
-struct Berths {
-    /// The first byte of the first.
-    first: u64,
-    next: usize,
-    /// When the last calls leave them.
-    left: [Option<Arc<Word>>; BERTHS],
 }
 
 /// What calls are made with, in memory that somebody else keeps.
@@ -182,7 +134,6 @@ struct Berths {
 pub(super) struct Means {
     folds: Arc<dyn Folds>,
     workspace: (u64, usize),
-    berths: Mutex<Berths>,
 }
 
 /// What has to be made before the ranks agree, since it may fail.
@@ -196,7 +147,6 @@ pub(super) struct Tools {
 #[derive(Debug)]
 pub(super) struct Memory {
     workspace: Arena,
-    berths: RegisteredBuffer,
 }
 
 impl Tools {
@@ -218,17 +168,14 @@ impl Tools {
         }
         staged::prepare(devices, device)?;
         let workspace = Arena::new(devices, device, WORKSPACE_BYTES, deadline)?;
-        let berths = RegisteredBuffer::new(devices, device, BERTHS * BERTH_BYTES as usize)?;
-        Ok(Tools { folds: folds.clone(), memory: Memory { workspace, berths } })
+        Ok(Tools { folds: folds.clone(), memory: Memory { workspace } })
     }
 
     /// The memory apart.
     pub(super) fn part(self) -> (Means, Memory) {
         let Tools { folds, memory } = self;
-        let first = memory.berths.address().expose_provenance() as u64;
-        let berths = Mutex::new(Berths { first, next: 0, left: Default::default() });
         let workspace = (memory.workspace.address(), memory.workspace.bytes());
-        (Means { folds, workspace, berths }, memory)
+        (Means { folds, workspace }, memory)
     }
 }
 

@@ -35,7 +35,7 @@ use crate::reduce::{DataType, Operator};
 use crate::signature::Kind;
 
 pub use exchange::{Asked, Caller, DeviceExchange, Enqueued, Series};
-pub use hosts::{Berth, Hosts, Layout};
+pub use hosts::{Hosts, Layout};
 pub use overdue::GRACE_PERIOD;
 pub use setup::{MESSAGE_BYTES, Setup, Step};
 pub use window::Registration;

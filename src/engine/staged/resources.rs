@@ -16,7 +16,6 @@ use crate::cuda::driver::Priority;
 use crate::cuda::event::Event;
 use crate::cuda::memory::RegisteredBuffer;
 use crate::cuda::stream::Stream;
-use crate::cuda::word::Word;
 use crate::engine::endpoint::{Endpoint, lock};
 use crate::error::{Result, fail};
 use crate::sys::aside::Aside;
@@ -128,18 +127,10 @@ pub struct Entry {
 #[derive(Debug)]
 enum Mark {
     Event(Event),
-    Word(Arc<Word>),
     Courier(Arc<Courier>),
 }
 
 impl Entry {
-    /// What the stream does before it releases `word`, as it has been told; `None`: nothing is left to do. Whoever moves the
-    /// operations of `endpoint` looks.
-    pub fn of_word(word: Option<Arc<Word>>, endpoint: &Arc<Endpoint>) -> Entry {
-        endpoint.stir();
-        Entry { mark: word.map(Mark::Word) }
-    }
-
     /// What the caller's stream was given before a courier.
     pub fn of_courier(courier: &Arc<Courier>, endpoint: &Arc<Endpoint>) -> Entry {
         endpoint.stir();
@@ -183,7 +174,6 @@ impl Entry {
         match &self.mark {
             None => Ok(true),
             Some(Mark::Event(event)) => event.query(),
-            Some(Mark::Word(word)) => Ok(word.is_released()),
             Some(Mark::Courier(courier)) => Ok(courier.has_come()),
         }
     }
@@ -519,6 +509,7 @@ mod tests {
     use super::super::parting::tests::memory_comes_back_behind_copies;
     use super::*;
     use crate::cuda::double::{Double, Order};
+    use crate::cuda::word::Word;
 
     #[test]
     fn a_call_that_is_made_again_finds_its_memory_whatever_there_was_before() {

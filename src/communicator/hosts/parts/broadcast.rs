@@ -12,7 +12,7 @@ const SHARD_BYTES: u64 = 16 << 10;
 
 impl Parts<'_> {
     /// The root's host has all of it by kernels; each place passes its shard on to the other hosts, where the shards are
-    /// gathered. Between outputs: there is nothing to work in. A short one crosses by a berth.
+    /// gathered. Between outputs: there is nothing to work in.
     ///
     /// # Safety
     /// As [`Parts::give`].
@@ -35,17 +35,8 @@ impl Parts<'_> {
                 let job = self.job(Kind::Broadcast, input, output, count, dtype, Operator::Sum);
                 self.series.enqueue(&exchange::Job { root: root % inside, ..job })?;
             }
-            let mut at = from + start * element;
+            let at = from + start * element;
             if len > 0 {
-                self.berth = self.call.hosts.berth(len * element)?;
-                if let Some(berth) = &self.berth {
-                    if here {
-                        let place = self.layout.place();
-                        let (from, to) = ((at, len * element), (berth.address, len * element));
-                        self.transfer(vec![send(place, from), receive(place, to)])?;
-                    }
-                    at = berth.address;
-                }
                 let request = self.request(Kind::Broadcast, at, at, len, dtype, Operator::Sum);
                 let crossing = self.across(Request { root: root / inside, ..request })?;
                 self.wait(crossing)?;
@@ -60,7 +51,6 @@ impl Parts<'_> {
                 self.transfer(points)?;
             }
         }
-        let berth = self.berth.take();
-        berth.map_or(Ok(()), |berth| self.series.stream().release_word(&berth.left))
+        Ok(())
     }
 }
