@@ -160,7 +160,7 @@ struct PointNote {
 /// Of a note that is being written, perhaps over another: no head of one that stands.
 const WRITING: u64 = u64::MAX;
 
-/// Whether a number that wraps is another or comes after it.
+/// Whether a number that wraps is another or comes after it. The numbers of two ranks are never half of all apart.
 fn has_come_to(number: u32, other: u32) -> bool {
     number.wrapping_sub(other) as i32 >= 0
 }
@@ -366,9 +366,7 @@ impl Boards {
 
     /// Whether `member` has come to call number `sequence`, or further.
     pub fn has_called(&self, member: usize, sequence: u32) -> bool {
-        let called = self.board(member).called.load(Ordering::Relaxed);
-        // Numbers wrap; ranks are never half of them apart.
-        called.wrapping_sub(sequence.wrapping_add(1)) as i32 >= 0
+        has_come_to(self.board(member).called.load(Ordering::Relaxed), sequence.wrapping_add(1))
     }
 
     /// This rank needs the others' arenas no more.
