@@ -69,6 +69,12 @@ pub(super) mod tests {
     /// Copies that each stream has been given.
     const GIVEN: usize = 10;
 
+    /// That of a call on the first device which came behind nothing, and which has no kernels; a stream waits for `exit`.
+    pub(in super::super) fn order_of_nothing(devices: &Arc<Devices>, exit: Option<Arc<Word>>) -> StreamOrder {
+        let (devices, entry) = (devices.clone(), Entry::nothing());
+        StreamOrder { devices, device: 0, entry, errand: None, exit, copier: None }
+    }
+
     /// Whatever the driver refuses while a call is given up, nothing is written when the caller has its memory back: when
     /// `leave` comes back, or when the stream goes on that waits for the call.
     pub(in super::super) fn memory_comes_back_behind_copies<T>(
@@ -83,15 +89,7 @@ pub(super) mod tests {
                 let devices = Devices::over(double.clone()).expect("a driver");
                 let call = begin(&devices);
                 let exit = waits.then(|| Arc::new(devices.word(0).expect("a word")));
-                let entry = Entry::nothing();
-                let order = StreamOrder {
-                    devices: devices.clone(),
-                    device: 0,
-                    entry,
-                    errand: None,
-                    exit,
-                    copier: None,
-                };
+                let order = order_of_nothing(&devices, exit);
                 let lane = Lane::take(&devices, 0, 1).expect("a lane");
                 // SAFETY: it is this test's, and has as many bytes.
                 unsafe { lane.address().write(7) };

@@ -506,7 +506,7 @@ impl Ringer {
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use super::super::parting::tests::memory_comes_back_behind_copies;
+    use super::super::parting::tests::{memory_comes_back_behind_copies, order_of_nothing};
     use super::*;
     use crate::cuda::double::{Double, Order};
     use crate::cuda::word::Word;
@@ -551,15 +551,7 @@ mod tests {
         let [exit, gate] = [(); 2].map(|()| Arc::new(devices.word(0).expect("a word")));
         // The copies of the call are under way.
         bay.store.wait_word(&gate).expect("it waits");
-        let entry = Entry::nothing();
-        let order = StreamOrder {
-            devices: devices.clone(),
-            device: 0,
-            entry,
-            errand: None,
-            exit: Some(exit),
-            copier: None,
-        };
+        let order = order_of_nothing(&devices, Some(exit));
         let (looks, has_left) = (double.synchronizations(), AtomicBool::new(false));
         double.fail_call(failing);
         std::thread::scope(|scope| {
