@@ -457,6 +457,7 @@ mod tests {
         });
         assert_eq!(double.complaints(), Vec::<String>::new());
     }
+
     #[test]
     fn memory_comes_back_behind_what_is_relayed_whatever_fails() {
         memory_comes_back_behind_copies(
