@@ -9,6 +9,7 @@ use super::*;
 use crate::communicator::hosts::tests::members::{DRIVER, LOADS};
 use crate::cuda::double::Refusal;
 use crate::cuda::slab::Kept;
+use crate::cuda::word::Word;
 
 /// Runs `body` on the first of two ranks of one process, whose GPUs exchange. The other rank makes no call. What it answers, and the
 /// driver; both contexts are gone.
@@ -38,6 +39,25 @@ fn first_of_two<T: Send>(body: impl Fn(&Context, &Seat) -> T + Sync) -> (T, Arc<
         first.join().expect("a rank").expect("the first answers")
     });
     (answer, double, devices)
+}
+
+/// Memory of the first GPU for a sum, and a stream of it whose next work waits for a gate.
+fn behind_a_gate(double: &Double, devices: &Arc<Devices>) -> (u64, StreamHandle, Word) {
+    let (output, stream, gate) = (double.memory(0, 4), double.stream(0), devices.word(0).expect("a word"));
+    // SAFETY: it lives as long as the double.
+    let borrowed = unsafe { Stream::borrow(devices, 0, stream) }.expect("a stream");
+    borrowed.wait_word(&gate).expect("it waits");
+    (output, stream, gate)
+}
+
+/// What a first of two ranks has launched waits for a gate.
+fn sum_behind_a_gate() -> (Word, Arc<Double>, Arc<Devices>) {
+    first_of_two(|context, (double, devices, _)| {
+        let (output, stream, gate) = behind_a_gate(double, devices);
+        // SAFETY: the double trusts no addresses.
+        unsafe { sum(context, 1, output, Some(stream), PATIENCE).launch() }.expect("a launch");
+        gate
+    })
 }
 
 /// Tries `body` with the driver refusing one call, the first, the second and so on up to `calls`. Side by side: most of them wait.
@@ -86,11 +106,7 @@ fn an_exchange_lasts_until_what_a_call_has_left_that_failed_in_its_course_is_don
         let [refused, kept] = [(); 2].map(|()| AtomicUsize::new(0));
         refusing(CALLS, |after| {
             let (gate, double, devices) = first_of_two(|context, (double, devices, _)| {
-                let (output, stream, gate) =
-                    (double.memory(0, 4), double.stream(0), devices.word(0).expect("a word"));
-                // SAFETY: it lives as long as the double.
-                let borrowed = unsafe { Stream::borrow(devices, 0, stream) }.expect("a stream");
-                borrowed.wait_word(&gate).expect("it waits");
+                let (output, stream, gate) = behind_a_gate(double, devices);
                 double.refuse(Refusal { after, times, ..Refusal::default() });
                 // SAFETY: the double trusts no addresses.
                 drop(unsafe { sum(context, 1, output, Some(stream), PATIENCE).start() });
@@ -113,16 +129,7 @@ fn an_exchange_lasts_until_what_a_call_has_left_that_failed_in_its_course_is_don
 /// What ran on it is over.
 #[test]
 fn an_exchange_whose_device_is_lost_is_given_back() {
-    let (gate, double, devices) = first_of_two(|context, (double, devices, _)| {
-        let (output, stream, gate) =
-            (double.memory(0, 4), double.stream(0), devices.word(0).expect("a word"));
-        // SAFETY: it lives as long as the double.
-        let borrowed = unsafe { Stream::borrow(devices, 0, stream) }.expect("a stream");
-        borrowed.wait_word(&gate).expect("it waits");
-        // SAFETY: the double trusts no addresses.
-        unsafe { sum(context, 1, output, Some(stream), PATIENCE).launch() }.expect("a launch");
-        gate
-    });
+    let (gate, double, devices) = sum_behind_a_gate();
     sweep(&devices);
     assert_ne!([0, 1].map(|device| double.allocated(device)), OWN, "the stream has not come to it");
     double.refuse(Refusal { times: usize::MAX, call: Some("cuEventQuery"), ..Refusal::default() });
@@ -134,16 +141,7 @@ fn an_exchange_whose_device_is_lost_is_given_back() {
 #[test]
 fn an_exchange_lasts_though_the_driver_refuses_to_say_whether_it_is_done() {
     for failing in 0..12 {
-        let (gate, double, devices) = first_of_two(|context, (double, devices, _)| {
-            let (output, stream, gate) =
-                (double.memory(0, 4), double.stream(0), devices.word(0).expect("a word"));
-            // SAFETY: it lives as long as the double.
-            let borrowed = unsafe { Stream::borrow(devices, 0, stream) }.expect("a stream");
-            borrowed.wait_word(&gate).expect("it waits");
-            // SAFETY: the double trusts no addresses.
-            unsafe { sum(context, 1, output, Some(stream), PATIENCE).launch() }.expect("a launch");
-            gate
-        });
+        let (gate, double, devices) = sum_behind_a_gate();
         double.fail_call(failing);
         sweep(&devices);
         double.fail_call(usize::MAX);
