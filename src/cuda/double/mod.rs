@@ -5,6 +5,7 @@
 //! [`Order`] run them the wrong way round, and an expectation of the test fails. Misuse that a GPU may forgive (memory
 //! freed while in use, a device reading another that it has no access to) is noted as a complaint.
 
+mod capture;
 mod driver;
 mod heap;
 mod kernel;
@@ -22,11 +23,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
+use capture::{Capturing, Graph};
 use heap::Place;
 use kernel::Kernel;
 use lock::Lock;
 pub(crate) use lock::Waiting;
-use machine::{Capturing, Graph, Machine, Queue, Recorded};
+use machine::{Machine, Queue, Recorded};
 use task::{Carrying, Task};
 
 use super::context::Devices;
