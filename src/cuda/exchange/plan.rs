@@ -83,21 +83,23 @@ pub(super) struct Combination {
 impl Plan {
     /// Of a launch of its own. `bytes` are those of `job.count`.
     pub(super) fn alone(table: &Table, job: &Job, size: u32, bytes: u64) -> Plan {
-        Plan::chosen(table, job, size, bytes, |call| call.by_teams(job))
+        Plan::chosen(table, job, size, bytes, |call| {
+            call.by_teams(job).unwrap_or_else(|| call.by_lines_or_tiles())
+        })
     }
 
     /// The same of a call that may be one of several in a launch.
     pub(super) fn of(table: &Table, job: &Job, size: u32, bytes: u64) -> Plan {
-        Plan::chosen(table, job, size, bytes, |_| None)
+        Plan::chosen(table, job, size, bytes, |call| call.by_lines_or_tiles())
     }
 
-    /// `first` says whether a call that combines goes by what only some launches have.
+    /// `combine` chooses what a call that combines goes by.
     fn chosen(
         table: &Table,
         job: &Job,
         size: u32,
         bytes: u64,
-        first: impl FnOnce(&Combining) -> Option<Combination>,
+        combine: impl FnOnce(&Combining) -> Combination,
     ) -> Plan {
         if bytes == 0 {
             return Plan::Nothing;
@@ -108,9 +110,8 @@ impl Plan {
             Kind::Allgather | Kind::Alltoall => {
                 Swapping::of(table, job, size, bytes).map_or(Plan::Move, Plan::Swap)
             }
-            _ => Combining::of(table, job, size, bytes).map_or(Plan::Move, |call| {
-                Plan::Combine(first(&call).or_else(|| call.by_lines()).unwrap_or_else(|| call.by_tiles()))
-            }),
+            _ => Combining::of(table, job, size, bytes)
+                .map_or(Plan::Move, |call| Plan::Combine(combine(&call))),
         }
     }
 }
@@ -172,6 +173,11 @@ impl Combining<'_> {
 
     fn scatters(&self) -> bool {
         self.kind == Kind::ReduceScatter
+    }
+
+    /// By what every launch has.
+    fn by_lines_or_tiles(&self) -> Combination {
+        self.by_lines().unwrap_or_else(|| self.by_tiles())
     }
 
     /// By the lines that it goes by, if it does and they have room for it.
