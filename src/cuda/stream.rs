@@ -188,17 +188,8 @@ impl Stream {
     /// # Safety
     /// As the type says.
     pub unsafe fn copy_to_peer(&self, to: u64, device: u32, from: u64, bytes: usize) -> Result<()> {
-        let (own, peer) = (self.devices.context(self.device)?, self.devices.context(device)?);
-        let _entered = self.devices.enter(self.device)?;
-        let driver = self.devices.driver();
-        // SAFETY: the caller's promise; the contexts are retained.
-        unsafe {
-            if own == peer {
-                driver.copy_on_device(to, from, bytes, self.handle)
-            } else {
-                driver.copy_to_peer((to, peer), (from, own), bytes, self.handle)
-            }
-        }
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_between((to, device), (from, self.device), bytes) }
     }
 
     /// Copies to its device from the same or another, as [`Stream::copy_to_peer`].
@@ -206,15 +197,29 @@ impl Stream {
     /// # Safety
     /// As the type says.
     pub unsafe fn copy_from_peer(&self, to: u64, from: u64, device: u32, bytes: usize) -> Result<()> {
-        let (own, peer) = (self.devices.context(self.device)?, self.devices.context(device)?);
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_between((to, self.device), (from, device), bytes) }
+    }
+
+    /// Copies to memory of a device from memory of the same or another.
+    ///
+    /// # Safety
+    /// As the type says.
+    unsafe fn copy_between(
+        &self,
+        (to, into): (u64, u32),
+        (from, of): (u64, u32),
+        bytes: usize,
+    ) -> Result<()> {
+        let (target, source) = (self.devices.context(into)?, self.devices.context(of)?);
         let _entered = self.devices.enter(self.device)?;
         let driver = self.devices.driver();
         // SAFETY: the caller's promise; the contexts are retained.
         unsafe {
-            if own == peer {
+            if target == source {
                 driver.copy_on_device(to, from, bytes, self.handle)
             } else {
-                driver.copy_to_peer((to, own), (from, peer), bytes, self.handle)
+                driver.copy_to_peer((to, target), (from, source), bytes, self.handle)
             }
         }
     }
