@@ -12,7 +12,7 @@ mod values;
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,37 +21,13 @@ use play::{Left, Seat};
 use program::{Gpus, Program};
 
 use crate::cuda::context::Devices;
-use crate::cuda::double::Double;
+use crate::cuda::double::{Clock, Double};
 use crate::cuda::slab::Arena;
 use crate::deadline::Deadline;
 use crate::rendezvous::hash::HashStore;
 
 /// A program that takes longer hangs.
 const BOUND: Duration = Duration::from_secs(60);
-
-/// The drivers go on when nobody asks them, as devices do.
-struct Clock(Arc<AtomicBool>);
-
-impl Clock {
-    fn start(double: &Arc<Double>) -> Clock {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (double, stopped) = (double.clone(), stop.clone());
-        thread::spawn(move || {
-            while !stopped.load(Ordering::Relaxed) {
-                if !double.step() {
-                    thread::sleep(Duration::from_micros(100));
-                }
-            }
-        });
-        Clock(stop)
-    }
-}
-
-impl Drop for Clock {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
 
 /// The ranks' drivers and streams.
 fn seats(program: &Program) -> Vec<Option<Seat>> {

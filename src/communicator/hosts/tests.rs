@@ -17,7 +17,7 @@ use crate::communicator::context::Place;
 use crate::communicator::device::{Candidate, connect};
 use crate::communicator::{Call, Completion, Options, Rendezvous};
 use crate::cuda::context::Devices;
-use crate::cuda::double::{Double, DoubleKernels, Order};
+use crate::cuda::double::{Clock, Double, DoubleKernels, Order};
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::exchange::{Chosen, Table};
 use crate::engine::device::Way;
@@ -48,30 +48,6 @@ struct Rank {
     devices: Arc<Devices>,
     device: u32,
     stream: StreamHandle,
-}
-
-/// The drivers go on when nobody asks them, as devices do.
-struct Clock(Arc<AtomicBool>);
-
-impl Clock {
-    fn start(double: &Arc<Double>) -> Clock {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (double, stopped) = (double.clone(), stop.clone());
-        std::thread::spawn(move || {
-            while !stopped.load(Ordering::Relaxed) {
-                if !double.step() {
-                    std::thread::sleep(Duration::from_micros(100));
-                }
-            }
-        });
-        Clock(stop)
-    }
-}
-
-impl Drop for Clock {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Runs `body` on `inside` ranks of each of `hosts` hosts; what it answers, by rank. Streams come to an end.

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use super::super::{Call, Completion, Context, Options, Pending, Rendezvous, Work, start_together};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
-use crate::cuda::double::{Double, DoubleKernels, Order};
+use crate::cuda::double::{Clock, Double, DoubleKernels, Order};
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::queues::MOST;
 use crate::cuda::stream::Stream;
@@ -46,32 +46,6 @@ struct Rank {
     rank: u32,
     /// Whether the thread that calls waits for what side streams do, and its stream does not.
     completes: AtomicBool,
-}
-
-/// The driver of a test goes on when nobody asks it, as a device does: one task now and then.
-struct Clock(Arc<AtomicBool>);
-
-impl Clock {
-    fn start(double: &Arc<Double>) -> Clock {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (double, stopped) = (double.clone(), stop.clone());
-        std::thread::spawn(move || {
-            while !stopped.load(Ordering::Relaxed) {
-                if !double.step() {
-                    std::thread::sleep(Duration::from_micros(200));
-                } else {
-                    std::thread::sleep(Duration::from_micros(50));
-                }
-            }
-        });
-        Clock(stop)
-    }
-}
-
-impl Drop for Clock {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Runs `body` on `size` ranks, each with devices of its own. What they return, by rank.
@@ -101,7 +75,7 @@ fn ranks_on<T: Send>(doubles: &[Arc<Double>], transports: &str, body: impl Fn(&R
                 scope.spawn(move || {
                     let context = join(rank, size, Rendezvous::Store(store), transports);
                     context.cuda().pretend(&devices, PIECE);
-                    let _clock = Clock::start(&double);
+                    let _clock = Clock::start_slow(&double);
                     let completes = AtomicBool::new(false);
                     body(&Rank { context, double, devices, stream, rank, completes })
                 })

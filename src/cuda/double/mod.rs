@@ -6,6 +6,7 @@
 //! freed while in use, a device reading another that it has no access to) is noted as a complaint.
 
 mod capture;
+mod clock;
 mod driver;
 mod heap;
 mod kernel;
@@ -24,6 +25,7 @@ use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use capture::{Capturing, Graph};
+pub(crate) use clock::Clock;
 use heap::Place;
 use kernel::Kernel;
 use lock::Lock;
