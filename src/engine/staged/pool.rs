@@ -3,6 +3,7 @@
 
 use std::sync::{Mutex, MutexGuard};
 
+use crate::cuda::driver::retry;
 use crate::engine::endpoint::lock;
 use crate::error::Result;
 
@@ -83,7 +84,7 @@ impl<S: Stock> Pool<S> {
         }
         let (mut unused, mut used) = (Vec::new(), Vec::new());
         for left in open {
-            match left.has_ended() {
+            match retry(|| left.has_ended()) {
                 Ok(true) => unused.push(left),
                 Ok(false) => used.push(left),
                 // The device is lost to this process, and what it was given with it.

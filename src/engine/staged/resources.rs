@@ -508,7 +508,7 @@ mod tests {
 
     use super::super::parting::tests::{memory_comes_back_behind_copies, order_of_nothing};
     use super::*;
-    use crate::cuda::double::{Double, Order};
+    use crate::cuda::double::{Double, Order, Refusal};
     use crate::cuda::word::Word;
 
     #[test]
@@ -540,6 +540,19 @@ mod tests {
         let made = double.creations();
         give_back([KEPT_BYTES + 1; 2].map(lane).into());
         assert_eq!(double.creations(), made);
+    }
+
+    #[test]
+    fn a_lane_comes_back_although_the_driver_refuses_once_to_say_whether_it_is_used() {
+        let double = Double::new(1, Order::Eager);
+        let devices = Devices::over(double.clone()).expect("a driver");
+        let parked = Lane::take(&devices, 0, SMALLEST).expect("a lane");
+        let address = parked.address();
+        park(vec![parked]);
+        double.refuse(Refusal { call: Some("cuEventQuery"), ..Refusal::default() });
+        let next = Lane::take(&devices, 0, SMALLEST).expect("a lane");
+        assert!(!double.is_to_fail(), "the driver is asked");
+        assert_eq!(next.address(), address);
     }
 
     /// Leaves a call whose copies come behind a gate, the `failing`-th driver call refused; the gate `opens` when the host looks whether
