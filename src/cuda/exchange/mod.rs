@@ -42,7 +42,7 @@ pub use arena::MAX_RANKS;
 pub use fault::{Fault, FaultRecord};
 #[cfg(test)]
 pub(in crate::cuda) use functions::{IMAGE, STAGES, WINDOWED};
-pub use points::{Direction, Point};
+pub use points::{Direction, Point, check as check_points};
 pub use stages::{Overlap, Pull, Stages};
 pub use table::{Bounds, Table, Tuning, UNBOUNDED, WindowBounds};
 pub use tuning::Chosen;

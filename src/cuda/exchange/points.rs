@@ -154,17 +154,15 @@ pub(super) fn rounds(table: &Table, group: &Group, points: &[Point], max_blocks:
     let (rank, size) = (group.rank(), group.size());
     let mut counts = Counts::default();
     let mut any_own = false;
+    check(rank, size, points)?;
     for point in points {
-        if point.peer >= size {
-            fail!(InvalidArgument, "a transfer with rank {} of {size}", point.peer);
-        }
         match point.peer == rank {
             true => any_own = true,
             false if point.bytes > 0 => drop(counts.next(point.direction, point.peer)),
             false => {}
         }
     }
-    let copies = if any_own { copies(rank, points)? } else { Vec::new() };
+    let copies = if any_own { copies(rank, points) } else { Vec::new() };
 
     let limits = Limits::new(table, size, max_blocks);
     let mut left = counts.most.max(copies.len());
@@ -226,18 +224,31 @@ impl Counts {
     }
 }
 
-/// What a rank sends itself, each send with the receive of its turn.
-fn copies(rank: u32, points: &[Point]) -> Result<Vec<Copy>> {
-    let own = |direction| {
-        let is_own = move |p: &&Point| p.peer == rank && p.direction == direction && p.bytes > 0;
-        points.iter().filter(is_own)
-    };
-    let (sends, receives) = (|| own(Direction::Send), || own(Direction::Receive));
-    if sends().map(|p| p.bytes).ne(receives().map(|p| p.bytes)) {
+/// What a rank sends itself, or receives from itself.
+fn own(rank: u32, points: &[Point], direction: Direction) -> impl Iterator<Item = &Point> {
+    let is_own = move |point: &&Point| point.peer == rank && point.direction == direction && point.bytes > 0;
+    points.iter().filter(is_own)
+}
+
+/// Refuses what is wrong with the points of a group by themselves, whatever other ranks call.
+pub fn check(rank: u32, size: u32, points: &[Point]) -> Result<()> {
+    for point in points {
+        if point.peer >= size {
+            fail!(InvalidArgument, "a transfer with rank {} of {size}", point.peer);
+        }
+    }
+    let bytes = |direction| own(rank, points, direction).map(|point| point.bytes);
+    if bytes(Direction::Send).ne(bytes(Direction::Receive)) {
         fail!(InvalidUsage, "rank {rank} sends to itself what it does not receive in the same group");
     }
-    let pairs = sends().zip(receives()).filter(|(from, to)| from.address != to.address);
-    Ok(pairs.map(|(from, to)| Copy { from: from.address, to: to.address, bytes: from.bytes }).collect())
+    Ok(())
+}
+
+/// What a rank sends itself, each send with the receive of its turn.
+fn copies(rank: u32, points: &[Point]) -> Vec<Copy> {
+    let (sends, receives) = (own(rank, points, Direction::Send), own(rank, points, Direction::Receive));
+    let pairs = sends.zip(receives).filter(|(from, to)| from.address != to.address);
+    pairs.map(|(from, to)| Copy { from: from.address, to: to.address, bytes: from.bytes }).collect()
 }
 
 /// How transfers are cut: the same on both sides.

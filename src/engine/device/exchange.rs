@@ -21,7 +21,7 @@ use super::window::Window;
 use crate::cuda::context::Devices;
 use crate::cuda::driver::{Capture, StreamHandle, retry};
 use crate::cuda::event::Event;
-use crate::cuda::exchange::{Job, MAX_RANKS, Point, Pull, Seen};
+use crate::cuda::exchange::{Job, MAX_RANKS, Point, Pull, Seen, check_points};
 use crate::cuda::joined;
 use crate::cuda::polling;
 use crate::cuda::stream::Stream;
@@ -343,7 +343,12 @@ impl DeviceExchange {
                 unsafe { self.parts().kernels.enqueue_points(points, blocks, stream) }
             })
         };
-        let compare = |_: &Turn, calls: &mut Calls| calls.compare_points(self.parts(), group, points);
+        let compare = |_: &Turn, calls: &mut Calls| {
+            let Parts { boards, first, .. } = self.parts();
+            // What has been noted is launched, or fails the group: others wait for it.
+            check_points(group.rank() - first, boards.size() as u32, points)?;
+            calls.compare_points(self.parts(), group, points)
+        };
         self.give(group, Class::PointToPoint, signatures, peers, caller, compare, launch)
     }
 

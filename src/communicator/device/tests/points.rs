@@ -162,6 +162,32 @@ fn a_message_that_one_rank_makes_before_a_collective_and_the_other_behind_it_is_
 }
 
 #[test]
+fn messages_that_their_rank_refuses_concern_no_other() {
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        let memory = double.memory(*device, 8);
+        let (group, _) = exchange(context);
+        let direction = if context.rank() == 0 { Direction::Send } else { Direction::Receive };
+        if context.rank() == 0 {
+            let mut own = point(context, memory, 4, Direction::Send, None);
+            let What::Point(Point { peer, .. }, _) = &mut own.what else { panic!("a message") };
+            *peer = group.rank();
+            // SAFETY: the double trusts no addresses.
+            let both = [own, point(context, memory, 8, direction, None)]
+                .map(|message| unsafe { message.begin() }.expect("it joins others"));
+            for refused in Pending::close_all(both.into()) {
+                let error = refused.map(drop).expect_err("nothing receives what it sends itself");
+                assert_eq!(error.status(), Status::InvalidUsage, "{error}");
+            }
+        }
+        // The next message is the first.
+        // SAFETY: as above.
+        unsafe { point(context, memory, 4, direction, None).enqueue() }.expect("they agree");
+        run(&sum(context, 1, memory, None, PATIENCE)).expect("a sum");
+        assert_eq!(context.failure(), None);
+    });
+}
+
+#[test]
 fn messages_between_gpus_that_agree_are_given_however_far_a_rank_is_ahead() {
     ranks(&processes(2), words, |context, (double, _, device)| {
         let memory = double.memory(*device, 8);

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use super::*;
-use crate::cuda::exchange::{Seen, Shared};
+use crate::cuda::exchange::{Seen, Shared, check_points};
 use crate::cuda::stream::Stream;
 use crate::engine::device::Kernels;
 use crate::engine::endpoint::lock;
@@ -106,6 +106,7 @@ impl Kernels for Words {
     }
 
     unsafe fn enqueue_points(&self, points: &[Point], _: u32, stream: &Stream) -> Result<()> {
+        check_points(self.rank as u32, self.arenas.len() as u32, points)?;
         for point in points {
             // SAFETY: the memory holds a word.
             unsafe { stream.write_value(point.address, points.len() as u32) }?;
