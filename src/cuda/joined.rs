@@ -40,7 +40,7 @@ pub fn meet(first: &Stream, others: &[Stream]) -> Result<()> {
 }
 
 /// Has `first` wait for what the others were given.
-fn gather(first: &Stream, others: &[Stream]) -> Result<()> {
+pub fn gather(first: &Stream, others: &[Stream]) -> Result<()> {
     others.iter().try_for_each(|other| {
         let given = Event::new(other.devices(), other.device())?;
         given.record(other)?;
@@ -49,7 +49,7 @@ fn gather(first: &Stream, others: &[Stream]) -> Result<()> {
 }
 
 /// Has the others wait for what `first` was given.
-fn release(first: &Stream, others: &[Stream]) -> Result<()> {
+pub fn release(first: &Stream, others: &[Stream]) -> Result<()> {
     if others.is_empty() {
         return Ok(());
     }

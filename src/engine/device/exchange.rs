@@ -182,7 +182,7 @@ impl DeviceExchange {
         };
         let terms = Terms { max_blocks: asked, windowed: seen.is_some(), ..Terms::default() };
         let compare = |turn: &Turn, calls: &mut Calls| calls.compare(parts, group, turn, terms);
-        self.give(group, Class::Ordered, &[signature], Members::NONE, caller, compare, launch)
+        self.give(group, Class::Ordered, &[signature], Members::NONE, (caller, &[]), compare, launch)
     }
 
     /// Gives the collectives of a group to their streams, in their order and in few launches, as [`DeviceExchange::enqueue`] gives
@@ -242,11 +242,9 @@ impl DeviceExchange {
             });
             known.compare_several(parts, group, last, calls)
         };
-        let launch = |stream: &Stream| {
-            // SAFETY: the caller's promise.
-            joined::between(stream, &beside, || unsafe { parts.kernels.enqueue_several(jobs, stream) })
-        };
-        self.give(group, Class::Ordered, &signatures, Members::NONE, caller, compare, launch)
+        // SAFETY: the caller's promise.
+        let launch = |stream: &Stream| unsafe { parts.kernels.enqueue_several(jobs, stream) };
+        self.give(group, Class::Ordered, &signatures, Members::NONE, (caller, &beside), compare, launch)
     }
 
     /// Gives a broadcast by stages to the caller's stream and returns, as [`DeviceExchange::enqueue`].
@@ -276,7 +274,7 @@ impl DeviceExchange {
         }
         // SAFETY: the caller's promise; ranks of one process reach each other's shareable memory (`Setup`).
         let launch = |stream: &Stream| unsafe { parts.kernels.enqueue_pull(&pull, stream) };
-        self.give(group, Class::Ordered, &[signature], Members::NONE, caller, compare, launch)
+        self.give(group, Class::Ordered, &[signature], Members::NONE, (caller, &[]), compare, launch)
     }
 
     /// What a call shares, as each rank reaches it, if it gains by windows and all of that lies in some.
@@ -338,10 +336,8 @@ impl DeviceExchange {
         let peers = points.iter().map(|point| point.peer).collect();
         let launch = |stream: &Stream| {
             let blocks = self.parts().room.blocks(0);
-            joined::between(stream, &beside, || {
-                // SAFETY: the caller's promise.
-                unsafe { self.parts().kernels.enqueue_points(points, blocks, stream) }
-            })
+            // SAFETY: the caller's promise.
+            unsafe { self.parts().kernels.enqueue_points(points, blocks, stream) }
         };
         let compare = |_: &Turn, calls: &mut Calls| {
             let Parts { boards, first, .. } = self.parts();
@@ -349,7 +345,7 @@ impl DeviceExchange {
             check_points(group.rank() - first, boards.size() as u32, points)?;
             calls.compare_points(self.parts(), group, points)
         };
-        self.give(group, Class::PointToPoint, signatures, peers, caller, compare, launch)
+        self.give(group, Class::PointToPoint, signatures, peers, (caller, &beside), compare, launch)
     }
 
     /// Whether the caller's stream is being captured.
@@ -387,6 +383,8 @@ impl DeviceExchange {
         Ok(others)
     }
 
+    /// Gives a call to its stream, between what the streams beside it were given before and what they are given next. What fails up
+    /// to `compare` concerns this rank alone; `compare` tells the others of the call.
     #[expect(clippy::too_many_arguments, reason = "few callers, above")]
     fn give(
         &self,
@@ -394,7 +392,7 @@ impl DeviceExchange {
         class: Class,
         signatures: &[Signature],
         peers: Members,
-        caller: Caller,
+        (caller, beside): (Caller, &[Stream]),
         compare: impl FnOnce(&Turn, &mut Calls) -> Result<()>,
         launch: impl FnOnce(&Stream) -> Result<()>,
     ) -> Result<Enqueued> {
@@ -431,6 +429,7 @@ impl DeviceExchange {
             // It is no call yet, and may never be one, or many: others need not capture it, and it is compared with nothing.
             let turn = group.number(Class::Captured, signatures, caller.timeout)?;
             let mixes = self.mixes.load(Ordering::Relaxed);
+            let launch = |stream: &Stream| joined::between(stream, beside, || launch(stream));
             let given = captured.give(parts, (stream, id), capture, mixes, launch);
             // No kernel runs, so that it fails concerns nobody else.
             given.map_err(|error| group.failure().unwrap_or(error).context(group.describe(&turn)))?;
@@ -438,13 +437,18 @@ impl DeviceExchange {
         }
         let turn = group.number(class, signatures, caller.timeout)?;
         let mut begun = false;
-        let given = compare(&turn, calls).and_then(|()| {
-            begun = true;
+        // Before anybody is told of the call: a stream that only waits for what others were given has nothing of it.
+        let wait = || {
             if ran_on.is_some_and(|before| before != id) {
                 stream.wait(&parts.last)?;
             }
             captured.precede(parts, stream)?;
+            joined::gather(stream, beside)
+        };
+        let given = wait().and_then(|()| compare(&turn, calls)).and_then(|()| {
+            begun = true;
             launch(stream)?;
+            joined::release(stream, beside)?;
             *ran_on = Some(id);
             self.watch.observe(parts, stream, turn, peers)
         });

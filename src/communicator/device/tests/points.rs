@@ -3,6 +3,7 @@
 use std::sync::Barrier;
 
 use super::*;
+use crate::cuda::double::Refusal;
 
 /// A message between the ranks of two.
 pub(super) fn point(
@@ -157,6 +158,39 @@ fn a_message_that_one_rank_makes_before_a_collective_and_the_other_behind_it_is_
                 assert!(error.text().contains(told), "{error}");
             }
             until("the failure", || context.failure().is_some());
+        });
+    }
+}
+
+/// What is refused before anything was launched has been told to nobody: the group goes on, and the next message is the first.
+#[test]
+fn a_message_whose_stream_cannot_be_made_to_wait_concerns_no_other() {
+    // For an earlier call on another stream, or for a stream of the same launch.
+    for beside in [false, true] {
+        ranks(&processes(2), words, |context, (double, _, device)| {
+            let memory = double.memory(*device, 8);
+            let streams = [(); 3].map(|()| Some(double.stream(*device)));
+            run(&sum(context, 1, memory, streams[0], PATIENCE)).expect("a sum");
+            let direction = if context.rank() == 0 { Direction::Send } else { Direction::Receive };
+            if context.rank() == 0 {
+                let after = usize::from(beside);
+                let (call, status) = (Some("cuStreamWaitEvent"), Status::OutOfMemory);
+                double.refuse(Refusal { after, call, status, ..Refusal::default() });
+                let others = if beside { &streams[1..] } else { &streams[1..2] };
+                let messages = others.iter().map(|&stream| point(context, memory, 8, direction, stream));
+                // SAFETY: the double trusts no addresses.
+                let begun = messages.map(|message| unsafe { message.begin() }.expect("it joins others"));
+                for refused in Pending::close_all(begun.collect()) {
+                    let error = refused.map(drop).expect_err("the driver has no memory");
+                    assert_eq!(error.status(), Status::OutOfMemory, "{error}");
+                }
+                assert!(!double.is_to_fail());
+                assert_eq!(context.failure(), None);
+            }
+            // SAFETY: as above.
+            unsafe { point(context, memory, 4, direction, streams[1]).enqueue() }.expect("they agree");
+            run(&sum(context, 1, memory, streams[0], PATIENCE)).expect("a sum");
+            assert_eq!(context.failure(), None);
         });
     }
 }
