@@ -5,7 +5,7 @@ pub(super) mod couriers;
 mod tests;
 mod ways;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use once_cell::sync::OnceCell;
@@ -31,6 +31,7 @@ use crate::cuda::word::Word;
 use crate::deadline::Deadline;
 use crate::engine::callbacks::is_calling_back;
 use crate::engine::device::Loads;
+use crate::engine::endpoint::lock;
 use crate::engine::group::{Group, Turn};
 use crate::engine::operation::{Operation, Running};
 use crate::engine::point::{self, Message, Pieces};
@@ -49,6 +50,8 @@ use crate::sys;
 pub(super) struct Cuda {
     devices: OnceCell<Arc<Devices>>,
     kernels: OnceCell<Arc<dyn Kernels>>,
+    /// GPUs for which they could not be loaded.
+    unloadable: Mutex<Vec<u32>>,
     #[cfg(test)]
     piece: std::sync::atomic::AtomicUsize,
     #[cfg(test)]
@@ -461,14 +464,22 @@ impl Context {
     }
 
     /// What copies on a call's device; `None`: it has no kernels. Loaded before any stream waits for a call of ours, since loading
-    /// waits for the device.
+    /// waits for the device. What could not be loaded is not tried again by this context: each call would wait for it as long.
     pub(super) fn copier(&self, devices: &Arc<Devices>, device: u32) -> Option<Arc<dyn Kernels>> {
         let (dtype, operator) = staged::COPY;
         let kernels = self.cuda().copier()?;
+        let unloadable = || lock(&self.cuda().unloadable);
+        if unloadable().contains(&device) {
+            return None;
+        }
         match kernels.prepare(devices, device, dtype, operator) {
             Ok(()) => Some(kernels),
             Err(error) => {
-                log::debug!("GPU {device} copies by its copy engines: {error}");
+                unloadable().push(device);
+                log::warn!(
+                    "GPU {device} copies by its copy engines in all calls of '{}': {error}",
+                    self.name()
+                );
                 None
             }
         }

@@ -1,6 +1,7 @@
 //! How many blocks a call may have.
 
 use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
 
 use super::*;
 use crate::cuda::context::Devices;
@@ -74,6 +75,54 @@ fn couriers_have_no_more_blocks_than_their_context_and_their_call_allow() {
             assert_eq!(*kernels.blocks.lock().expect("no panic"), [due_blocks], "{context}, {call}");
             rank.expect(output, &due, "the sum");
         }
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
+/// Kernels that cannot be loaded, and how often that was tried.
+#[derive(Debug)]
+struct Unloadable {
+    kernels: DoubleKernels,
+    tries: AtomicUsize,
+}
+
+impl Kernels for Unloadable {
+    fn prepare(&self, _: &Arc<Devices>, _: u32, _: DataType, _: Operator) -> Result<()> {
+        self.tries.fetch_add(1, Ordering::Relaxed);
+        Err(Error::new(Status::Timeout, "loading takes long".to_owned()))
+    }
+
+    fn most_operands(&self) -> usize {
+        self.kernels.most_operands()
+    }
+
+    unsafe fn fold(&self, _: &Devices, _: &Fold<'_>) -> Result<()> {
+        panic!("they were not loaded")
+    }
+
+    fn combiner(&self, dtype: DataType, operator: Operator) -> Option<Combiner> {
+        self.kernels.combiner(dtype, operator)
+    }
+
+    unsafe fn carry(&self, _: &Stream, _: &courier::Call, _: Option<Combiner>) -> Result<()> {
+        panic!("they were not loaded")
+    }
+}
+
+/// Each try may take a minute.
+#[test]
+fn what_cannot_be_loaded_is_tried_once() {
+    let complaints = ranks(2, "tcp", Order::RoundRobin, |rank| {
+        let kernels = Unloadable { kernels: DoubleKernels(rank.double.clone()), tries: AtomicUsize::new(0) };
+        let kernels = Arc::new(kernels);
+        rank.context.cuda().pretend_limits(Limits { piece: PIECE, above: 0 });
+        rank.context.cuda().pretend_kernels(kernels.clone());
+        for round in 0..3 {
+            let work = super::exercise(rank, Kind::Allreduce, 300, false, round).expect("it starts");
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        }
+        assert_eq!(kernels.tries.load(Ordering::Relaxed), 1);
         rank.drain()
     });
     assert_eq!(complaints.concat(), Vec::<String>::new());

@@ -86,6 +86,10 @@ pub struct Plan {
 impl Plan {
     /// Whether this rank can copy and combine on `order`'s device.
     fn can_run(&self, order: &StreamOrder) -> bool {
+        if order.copier.is_none() && order.errand.is_none() {
+            // There are no kernels. Loading them again would take as long as it did.
+            return false;
+        }
         let (dtype, operator) = self.combine.map_or(COPY, |combine| (combine.dtype, combine.operator));
         if self.combine.is_some() && self.kernels.most_operands() < self.route.size() {
             return false;
