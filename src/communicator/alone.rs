@@ -2,19 +2,21 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::time::Instant;
 
-use super::Completion;
 use super::calls::widen;
 use super::context::Context;
 use super::prepared::Copied;
 use super::staged::{StagedCall, What};
 use super::survey::Survey;
 use super::work::Work;
+use super::{Call, Completion};
 use crate::collective::checked::Checked;
 use crate::collective::request::Request;
 use crate::cuda::event::Event;
 use crate::cuda::local::{Fold, Kernels, Operand};
 use crate::cuda::memory::RegisteredBuffer;
+use crate::cuda::polling;
 use crate::deadline::Deadline;
 use crate::engine::executor::Run;
 use crate::engine::staged::Place;
@@ -26,7 +28,12 @@ impl Context {
     ///
     /// # Safety
     /// As [`Context::start`].
-    pub(super) unsafe fn alone_staged(&self, call: &StagedCall, request: &Request) -> Result<Work> {
+    pub(super) unsafe fn alone_staged(
+        &self,
+        call: &StagedCall,
+        request: &Request,
+        options: &Call,
+    ) -> Result<Work> {
         if let Some(error) = self.failure() {
             return Err(error);
         }
@@ -53,6 +60,14 @@ impl Context {
         }
         // Before anything is given to the stream: what fails behind that leaves the caller's memory in use.
         let event = if survey.captured { None } else { Some(Event::new(&survey.devices, survey.device)?) };
+        let is_scaled_here = factor.is_some() && scaler.is_none();
+        if let Some(event) = &event
+            && bytes > 0
+            && (!survey.ordered || is_scaled_here)
+        {
+            let deadline = Deadline::after(options.timeout.unwrap_or(self.timeout()));
+            self.come_to(event, survey, deadline)?;
+        }
         // SAFETY: the caller's promise; input and output have the same length in a group of one.
         unsafe {
             match (factor, &scaler) {
@@ -82,6 +97,31 @@ impl Context {
             return Err(error);
         }
         Ok(work)
+    }
+
+    /// Waits until the call's stream has come to it. This thread is to wait for what it gives the stream, and nothing says that what
+    /// the stream was given before ever ends; beyond the deadline the call has touched nothing.
+    fn come_to(&self, event: &Event, survey: &Survey, deadline: Deadline) -> Result<()> {
+        event.record(&survey.stream)?;
+        let start = Instant::now();
+        while !event.query()? {
+            if let Some(error) = self.failure() {
+                return Err(error);
+            }
+            if deadline.expired() {
+                let stream = if survey.ordered { "call->stream" } else { "the default stream" };
+                fail!(
+                    Timeout,
+                    "{stream} of GPU {} has not come to a call of '{}' after {:.1} s: what it was given before does not end. Raise \
+                     timeout_ms, or look at that",
+                    survey.device,
+                    self.name(),
+                    start.elapsed().as_secs_f64()
+                );
+            }
+            polling::pause(start, deadline);
+        }
+        Ok(())
     }
 
     /// What scales the call's input on its device; `None`: the host does. Loads kernels the first time.

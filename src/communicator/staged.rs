@@ -391,7 +391,7 @@ impl Context {
     ) -> Result<Completion> {
         let Membership::Group(group) = self.place() else {
             // SAFETY: the caller's promise.
-            return unsafe { self.alone_staged(&call, request) }?.wait(Deadline::NEVER);
+            return unsafe { self.alone_staged(&call, request, options) }?.wait(Deadline::NEVER);
         };
         if call.survey.ordered {
             // SAFETY: the caller's promise.
@@ -420,7 +420,7 @@ impl Context {
     ) -> Result<Begun> {
         let Membership::Group(group) = self.place() else {
             // SAFETY: the caller's promise.
-            return unsafe { self.alone_staged(&call, request) }.map(Begun::closed);
+            return unsafe { self.alone_staged(&call, request, options) }.map(Begun::closed);
         };
         let (devices, stream, ordered) =
             (call.survey.devices.clone(), call.survey.stream.clone(), call.survey.ordered);

@@ -2,7 +2,7 @@
 //! memory back.
 
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::points::point;
 use super::*;
@@ -191,6 +191,57 @@ fn a_message_that_the_driver_has_no_memory_for_ends_when_its_stream_is_through_w
     });
 }
 
+/// A copy within a rank, of 400 bytes.
+fn copy_alone(input: u64, output: u64) -> Request {
+    Request {
+        kind: Kind::Allreduce,
+        input: std::ptr::with_exposed_provenance(input as usize),
+        output: std::ptr::with_exposed_provenance_mut(output as usize),
+        counts: Counts::Uniform(100),
+        dtype: DataType::U32,
+        operator: Operator::Sum,
+        root: 0,
+    }
+}
+
+#[test]
+fn a_call_of_a_group_of_one_without_a_stream_has_its_deadline_and_touches_nothing_beyond_it() {
+    let (double, devices) = process(1);
+    let context = Context::create(options(0, 1, &Arc::new(HashStore::new()), "")).expect("a group of one");
+    context.cuda().pretend(&devices, 256);
+    let [input, output] = [(); 2].map(|()| double.memory(0, 400));
+    let (before, request) = (double.peek(output, 400), copy_alone(input, output));
+    double.fill(StreamHandle::LEGACY, 0, input, &[7; 400]);
+    let gate = devices.word(0).expect("a word");
+    // SAFETY: it is there as long as the device.
+    let stream = unsafe { Stream::borrow(&devices, 0, StreamHandle::LEGACY) }.expect("the default stream");
+    stream.wait_word(&gate).expect("it waits");
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // So that a call that waits for ever ends, too, and well.
+            let start = Instant::now();
+            while !is_over.load(Ordering::Relaxed) && start.elapsed() < PATIENCE / 4 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            gate.release();
+        });
+        let call = Call { timeout: Some(Duration::from_millis(50)), ..Call::default() };
+        // SAFETY: the double trusts no addresses.
+        let ended = unsafe { context.run(&request, &call) };
+        is_over.store(true, Ordering::Relaxed);
+        let error = ended.map(drop).expect_err("the default stream does not come to it");
+        assert_eq!(error.status(), Status::Timeout, "{error}");
+    });
+    double.drain();
+    assert_eq!(double.peek(output, 400), before);
+    // The context goes on.
+    // SAFETY: as above.
+    unsafe { context.run(&request, &Call::default()) }.expect("a copy");
+    assert_eq!(double.peek(output, 400), [7; 400]);
+    assert_eq!(double.complaints(), Vec::<String>::new());
+}
+
 #[test]
 fn a_copy_that_nobody_else_takes_part_in_ends_when_its_stream_is_through_with_it() {
     for failing in 0..48 {
@@ -199,15 +250,7 @@ fn a_copy_that_nobody_else_takes_part_in_ends_when_its_stream_is_through_with_it
             Context::create(options(0, 1, &Arc::new(HashStore::new()), "")).expect("a group of one");
         context.cuda().pretend(&devices, 256);
         let [input, output] = [(); 2].map(|()| double.memory(0, 400));
-        let request = Request {
-            kind: Kind::Allreduce,
-            input: std::ptr::with_exposed_provenance(input as usize),
-            output: std::ptr::with_exposed_provenance_mut(output as usize),
-            counts: Counts::Uniform(100),
-            dtype: DataType::U32,
-            operator: Operator::Sum,
-            root: 0,
-        };
+        let request = copy_alone(input, output);
         let call = Call { stream: Some(double.stream(0)), ..Call::default() };
         double.fail_call(failing);
         // SAFETY: the double trusts no addresses.
