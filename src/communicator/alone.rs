@@ -50,7 +50,7 @@ impl Context {
             _ => None,
         };
         let scaler = match factor {
-            Some(factor) if bytes > 0 => self.scaler(survey, checked, factor),
+            Some(factor) if bytes > 0 => self.scaler(survey, checked, factor, options.max_blocks),
             _ => None,
         };
         if survey.captured && bytes > 0 && (factor.is_some() && scaler.is_none() || !survey.on_device) {
@@ -125,12 +125,12 @@ impl Context {
     }
 
     /// What scales the call's input on its device; `None`: the host does. Loads kernels the first time.
-    fn scaler(&self, survey: &Survey, checked: &Checked, factor: f64) -> Option<Scaler> {
+    fn scaler(&self, survey: &Survey, checked: &Checked, factor: f64, max_blocks: u32) -> Option<Scaler> {
         let (Place::Device(from), Place::Device(to)) = survey.places() else { return None };
         if !(from | to).is_multiple_of(checked.dtype.size() as u64) {
             return None;
         }
-        let kernels = self.copier(&survey.devices, survey.device)?;
+        let kernels = self.copier(&survey.devices, survey.device, max_blocks)?;
         let operator = Operator::PreMulSum(factor);
         let prepared = kernels.prepare(&survey.devices, survey.device, checked.dtype, operator);
         prepared.is_ok().then_some(Scaler { kernels, factor, from, to })
@@ -163,6 +163,7 @@ impl Scaler {
             out: *to,
             representation,
             count: checked.output_len(),
+            max_blocks: 0,
         };
         // SAFETY: the caller's promise; both are memory of the stream's device, aligned to elements and as long as the call says.
         unsafe { kernels.fold(&survey.devices, &fold) }

@@ -170,7 +170,7 @@ impl Composed {
         let mut turn = None;
         let (timeout, signature) = (self.caller.timeout, self.checked.signature);
         let (devices, device) = (exchange.devices(), exchange.device());
-        let copier = self.context.copier(devices, device);
+        let copier = self.context.copier(devices, device, self.max_blocks);
         let by_couriers = copier.is_some();
         if let Some(kernels) = copier {
             // What runs before it in the order of calls must not come behind it on a stream.

@@ -10,10 +10,10 @@ use super::work::Work;
 use super::{Call, Completion};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
-use crate::cuda::driver::{Location, Memory, StreamHandle};
+use crate::cuda::driver::{Location, Memory, StreamHandle, least_limit};
 use crate::cuda::event::Event;
 use crate::cuda::fold::FoldKernels;
-use crate::cuda::local::Kernels;
+use crate::cuda::local::limited;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::endpoint::Through;
@@ -133,7 +133,8 @@ impl Prepared {
         let body = if on_devices(&options, &mut |address| cuda.locate(address))? {
             let devices = cuda.devices()?;
             if many && buffers.len() > 1 {
-                let kernels: Arc<dyn Kernels> = FoldKernels::open();
+                let max_blocks = least_limit([context.max_blocks(), call.max_blocks]);
+                let kernels = limited(FoldKernels::open(), max_blocks);
                 let parts = Parts {
                     kind: *kind,
                     pointers: buffers,

@@ -25,7 +25,7 @@ use crate::cuda::courier::Errand;
 use crate::cuda::driver::{Capture, Location, StreamHandle, least_limit};
 use crate::cuda::fold::FoldKernels;
 use crate::cuda::libcuda::Libcuda;
-use crate::cuda::local::Kernels;
+use crate::cuda::local::{Kernels, limited};
 use crate::cuda::stream::Stream;
 use crate::cuda::word::Word;
 use crate::deadline::Deadline;
@@ -464,8 +464,13 @@ impl Context {
     }
 
     /// What copies on a call's device; `None`: it has no kernels. Loaded before any stream waits for a call of ours, since loading
-    /// waits for the device. What could not be loaded is not tried again by this context: each call would wait for it as long.
-    pub(super) fn copier(&self, devices: &Arc<Devices>, device: u32) -> Option<Arc<dyn Kernels>> {
+    /// waits for the device. A copy has at most `max_blocks` blocks, and no more than the context allows. What could not be loaded is not tried again by this context: each call would wait for it as long.
+    pub(super) fn copier(
+        &self,
+        devices: &Arc<Devices>,
+        device: u32,
+        max_blocks: u32,
+    ) -> Option<Arc<dyn Kernels>> {
         let (dtype, operator) = staged::COPY;
         let kernels = self.cuda().copier()?;
         let unloadable = || lock(&self.cuda().unloadable);
@@ -473,7 +478,7 @@ impl Context {
             return None;
         }
         match kernels.prepare(devices, device, dtype, operator) {
-            Ok(()) => Some(kernels),
+            Ok(()) => Some(limited(kernels, least_limit([self.max_blocks(), max_blocks]))),
             Err(error) => {
                 unloadable().push(device);
                 log::warn!(
@@ -495,7 +500,8 @@ impl Context {
         way: &Way,
     ) -> Result<(Job, Exit)> {
         let Survey { devices, device, on_device, ordered, .. } = &call.survey;
-        let copier = if *on_device || *ordered { self.copier(devices, *device) } else { None };
+        let copier =
+            if *on_device || *ordered { self.copier(devices, *device, options.max_blocks) } else { None };
         let StagedCall { survey, what } = call;
         let Survey { devices, device, on_device, input, output, stream, .. } = survey;
         staged::prepare(&devices, device)?;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::by_device::ByDevice;
 use super::context::Devices;
 use super::courier::{self, Combiner, Duty, Errand};
-use super::driver::{Driver, FunctionHandle, Grid};
+use super::driver::{Driver, FunctionHandle, Grid, least_limit};
 use super::image::Image;
 use super::kernels::{self, IMAGE, Launch, MAX_OPERANDS};
 use super::local::{self, Fold, Kernels};
@@ -104,7 +104,8 @@ impl Kernels for FoldKernels {
         let mut launch =
             Launch::new(fold.dtype, &fold.operator, fold.ranks, operands, out, representation, count)
                 .without(absent);
-        let kernels::Grid { blocks, threads } = launch.grid(fold.dtype, blocks);
+        let kernels::Grid { blocks, threads } =
+            launch.grid(fold.dtype, least_limit([blocks, fold.max_blocks]));
         let grid = Grid { blocks, threads, shared: 0, overlaps: false };
         // SAFETY: the caller's promise about the memory; the kernel takes a `Launch`, and nothing else.
         unsafe { devices.driver().launch(function, grid, fold.stream.handle(), &mut [launch.parameter()]) }
@@ -221,5 +222,61 @@ fn name(dtype: DataType, operator: Operator) -> Result<&'static CStr> {
             Err(error) => Err(error),
             Ok(_) => fail!(Internal, "there is no kernel for this operator on {}", dtype.name()),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::c_void;
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::cuda::double::{Code, Double, Order};
+
+    /// Kernels that do nothing but tell their grids.
+    #[derive(Debug, Default)]
+    struct Grids(Mutex<Vec<u32>>);
+
+    impl Code for Grids {
+        fn function(&self, name: &CStr) -> FunctionHandle {
+            // Distinct in practice, which is enough: nothing is done by them.
+            FunctionHandle(name.to_bytes().iter().fold(7, |all, &byte| all * 31 % 1_000_003 + byte as usize))
+        }
+
+        fn launch(&self, _: FunctionHandle, grid: Grid, _: *const c_void) {
+            self.0.lock().expect("no panic").push(grid.blocks);
+        }
+    }
+
+    #[test]
+    fn folds_have_no_more_blocks_than_they_may() {
+        let (double, grids) = (Double::new(1, Order::Eager), Arc::new(Grids::default()));
+        double.shrink(132);
+        double.run_code(grids.clone());
+        let devices = Devices::over(double).expect("a driver");
+        let kernels: Arc<dyn Kernels> = Arc::new(FoldKernels { loaded: ByDevice::new(), blocks: None });
+        kernels.prepare(&devices, 0, DataType::U8, Operator::Sum).expect("they load");
+        let stream = Stream::new(&devices, 0, false).expect("a stream");
+        let _entered = devices.enter(0).expect("it is there");
+        let operands = [local::Operand { address: 0x1000, representation: ELEMENT, scale: 1.0 }];
+        let fold = Fold {
+            stream: &stream,
+            dtype: DataType::U8,
+            operator: Operator::Sum,
+            ranks: 1,
+            operands: &operands,
+            out: 0x1000,
+            representation: ELEMENT,
+            count: 1 << 30,
+            max_blocks: 0,
+        };
+        let blocks = |limit: u32, max_blocks: u32| {
+            let fold = Fold { max_blocks, ..fold };
+            // SAFETY: nothing is launched but for its grid.
+            unsafe { local::limited(kernels.clone(), limit).fold(&devices, &fold) }.expect("it is launched");
+            *grids.0.lock().expect("no panic").last().expect("it was")
+        };
+        assert_eq!([(0, 0), (5, 0), (0, 3), (5, 3), (2, 3)].map(|(a, b)| blocks(a, b)), [264, 5, 3, 3, 2]);
+        assert_eq!(blocks(1000, 0), 264);
     }
 }

@@ -179,7 +179,7 @@ impl<'a> Parts<'a> {
         let blocks = reads.max(writes) as u64;
         let cut = Cut::even(count, blocks, element, self.call.context.cuda().piece_bytes());
         let plan = self.plan_relay(&checked, seat);
-        let (entry, crossing) = match self.call.context.copier(devices, device) {
+        let (entry, crossing) = match self.call.context.copier(devices, device, self.call.max_blocks) {
             Some(kernels) => {
                 let bytes = checked.input_len().max(checked.output_len()) * element;
                 let combiner = plan.as_ref().and_then(Plan::combiner);
@@ -247,7 +247,8 @@ impl<'a> Parts<'a> {
         }
         let place = MeetingPlace::Messages(self.gather_words(seat));
         let Composed { context, group, hosts, .. } = &self.call;
-        context.plan_among(group, hosts.relay(), place, checked, checked.signature.count)
+        let (count, max_blocks) = (checked.signature.count, self.call.max_blocks);
+        context.plan_among(group, hosts.relay(), place, checked, (count, max_blocks))
     }
 
     /// Gathers a few bytes of each of this place's ranks, ahead of the pieces of the next part.

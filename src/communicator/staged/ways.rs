@@ -10,6 +10,8 @@ use crate::communicator::calls::{class_of, exchange_directly};
 use crate::communicator::context::Context;
 use crate::communicator::plans::planned_apart;
 use crate::cuda::courier::Duty;
+use crate::cuda::driver::least_limit;
+use crate::cuda::local::limited;
 use crate::engine::group::Group;
 use crate::engine::staged::Routes;
 use crate::engine::staged::relay::{Combine, Gather, MAX_WIRED, MeetingPlace, Plan, Route, Seat};
@@ -97,16 +99,16 @@ impl Context {
             return None;
         }
         // A rank that cannot use them says so when the ranks meet.
-        self.copier(&call.survey.devices, call.survey.device);
+        self.copier(&call.survey.devices, call.survey.device, options.max_blocks);
         let place = match group.direct() {
             Some(direct) => MeetingPlace::Boards(direct.clone()),
             None if group.size() <= MAX_WIRED => MeetingPlace::Messages(self.gather_words(options)),
             None => return None,
         };
-        self.plan_among(group, group.relay(), place, checked, count)
+        self.plan_among(group, group.relay(), place, checked, (count, options.max_blocks))
     }
 
-    /// How the crew of a seat relays a call of its own, of `count` elements a block, if it is one that may be. The same answer on all of
+    /// How the crew of a seat relays a call of its own, of `count` elements a block and at most `max_blocks` blocks a kernel, if it is one that may be. The same answer on all of
     /// them.
     pub(in crate::communicator) fn plan_among(
         &self,
@@ -114,7 +116,7 @@ impl Context {
         seat: &Arc<Seat>,
         place: MeetingPlace,
         checked: &Checked,
-        count: u64,
+        (count, max_blocks): (u64, u32),
     ) -> Option<Plan> {
         let cuda = self.cuda();
         if !relays(cuda, group) {
@@ -128,7 +130,8 @@ impl Context {
         let (crew, Signature { kind, root, .. }) = (seat.crew(), checked.signature);
         let (element, in_place) = (checked.dtype.size(), checked.alias.is_some());
         let route = Route::new(kind, crew.number, crew.size, root, count, element, in_place, cuda.limits())?;
-        Some(Plan { seat: seat.clone(), place, route, kernels: cuda.kernels(), combine })
+        let kernels = limited(cuda.kernels(), least_limit([self.max_blocks(), max_blocks]));
+        Some(Plan { seat: seat.clone(), place, route, kernels, combine })
     }
 
     /// Gathers a few bytes of every rank in the course of a call.

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use super::context::Devices;
 use super::courier::{self, Combiner};
-use super::driver::{Memory, StreamHandle};
+use super::driver::{Memory, StreamHandle, least_limit};
 use super::stream::Stream;
 use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operator, Representation};
@@ -230,6 +230,8 @@ pub struct Fold<'a> {
     pub representation: Representation,
     /// Positions.
     pub count: usize,
+    /// The most blocks of the launch; 0: as many as suit it.
+    pub max_blocks: u32,
 }
 
 /// The kernels that fold.
@@ -256,6 +258,50 @@ pub trait Kernels: fmt::Debug + Send + Sync {
     /// # Safety
     /// As [`Courier::launch`](super::courier::Courier::launch).
     unsafe fn carry(&self, stream: &Stream, call: &courier::Call, combiner: Option<Combiner>) -> Result<()>;
+}
+
+/// `kernels`, whose folds have at most `max_blocks` blocks, unless that is 0.
+pub fn limited(kernels: Arc<dyn Kernels>, max_blocks: u32) -> Arc<dyn Kernels> {
+    if max_blocks == 0 { kernels } else { Arc::new(Limited { kernels, max_blocks }) }
+}
+
+/// Kernels for a caller who wants the multiprocessors for something else.
+#[derive(Debug)]
+struct Limited {
+    kernels: Arc<dyn Kernels>,
+    max_blocks: u32,
+}
+
+impl Kernels for Limited {
+    fn prepare(
+        &self,
+        devices: &Arc<Devices>,
+        device: u32,
+        dtype: DataType,
+        operator: Operator,
+    ) -> Result<()> {
+        self.kernels.prepare(devices, device, dtype, operator)
+    }
+
+    fn most_operands(&self) -> usize {
+        self.kernels.most_operands()
+    }
+
+    unsafe fn fold(&self, devices: &Devices, fold: &Fold<'_>) -> Result<()> {
+        let fold = Fold { max_blocks: least_limit([self.max_blocks, fold.max_blocks]), ..*fold };
+        // SAFETY: the caller's promise.
+        unsafe { self.kernels.fold(devices, &fold) }
+    }
+
+    fn combiner(&self, dtype: DataType, operator: Operator) -> Option<Combiner> {
+        self.kernels.combiner(dtype, operator)
+    }
+
+    unsafe fn carry(&self, stream: &Stream, call: &courier::Call, combiner: Option<Combiner>) -> Result<()> {
+        // Its call says how many blocks it has.
+        // SAFETY: the caller's promise.
+        unsafe { self.kernels.carry(stream, call, combiner) }
+    }
 }
 
 /// The error of bytes that are no whole number of elements.

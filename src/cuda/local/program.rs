@@ -170,6 +170,7 @@ impl Program {
                     out,
                     representation,
                     count,
+                    max_blocks: 0,
                 };
                 // SAFETY: as above.
                 unsafe { kernels.fold(devices, &fold) }

@@ -99,6 +99,7 @@ pub(super) unsafe fn copy(
         out: to,
         representation: Representation::Element,
         count: bytes / dtype.size(),
+        max_blocks: 0,
     };
     let _entered = stream.devices().enter(stream.device())?;
     // SAFETY: the caller's promise.

@@ -4,6 +4,7 @@ use super::super::between;
 use super::Parts;
 use crate::collective::checked::Checked;
 use crate::collective::request::{Kind, Request};
+use crate::cuda::driver::least_limit;
 use crate::cuda::exchange;
 use crate::cuda::local::{Fold, Operand};
 use crate::error::Result;
@@ -102,6 +103,7 @@ impl Reduction {
             representation,
             // It fits the workspace.
             count: count as usize,
+            max_blocks: least_limit([parts.call.max_blocks, parts.call.context.max_blocks()]),
         };
         // SAFETY: the caller's promise.
         unsafe { parts.call.hosts.folds().fold(stream.devices(), &fold) }

@@ -66,7 +66,17 @@ impl Members {
         let (dtype, operator, representation) = (DataType::U8, Operator::Sum, Representation::Element);
         let operands = &[Operand { address: from, representation, scale: 1.0 }];
         let count = bytes as usize;
-        let fold = Fold { stream, dtype, operator, ranks: 1, operands, out: to, representation, count };
+        let fold = Fold {
+            stream,
+            dtype,
+            operator,
+            ranks: 1,
+            operands,
+            out: to,
+            representation,
+            count,
+            max_blocks: 0,
+        };
         // SAFETY: as above.
         unsafe { self.folds.fold(stream.devices(), &fold) }
     }
@@ -156,6 +166,7 @@ impl Kernels for Members {
                 out: job.output,
                 representation: Representation::Element,
                 count: job.count as usize,
+                max_blocks: 0,
             };
             // SAFETY: as above.
             unsafe { self.folds.fold(stream.devices(), &fold) }

@@ -11,7 +11,7 @@ use crate::cuda::local::{Fold, Kernels};
 use crate::cuda::stream::Stream;
 use crate::engine::staged::relay::Limits;
 
-/// Kernels that tell how many blocks couriers were launched with.
+/// Kernels that tell how many blocks couriers were launched with, and folds may have.
 #[derive(Debug)]
 struct Told {
     kernels: DoubleKernels,
@@ -34,6 +34,7 @@ impl Kernels for Told {
     }
 
     unsafe fn fold(&self, devices: &Devices, fold: &Fold<'_>) -> Result<()> {
+        self.blocks.lock().expect("no panic").push(fold.max_blocks);
         // SAFETY: the caller's promise.
         unsafe { self.kernels.fold(devices, fold) }
     }
@@ -78,6 +79,41 @@ fn couriers_have_no_more_blocks_than_their_context_and_their_call_allow() {
         rank.drain()
     });
     assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
+/// Without a stream side streams copy and combine, by launches of their own: through lanes that others combine from, or staged.
+#[test]
+fn side_streams_have_no_more_blocks_than_their_context_and_their_call_allow() {
+    const COUNT: usize = 700;
+    for above in [0, usize::MAX] {
+        let complaints = ranks(2, "tcp", Order::RoundRobin, |rank| {
+            let kernels =
+                Arc::new(Told { kernels: DoubleKernels(rank.double.clone()), blocks: Mutex::default() });
+            rank.context.cuda().pretend_limits(Limits { piece: PIECE, above });
+            rank.context.cuda().pretend_kernels(kernels.clone());
+            if above == 0 {
+                rank.warm_up();
+            }
+            let of_each = [0, 1].map(|from| given(from, 1, COUNT));
+            let due: Vec<i32> = of_each[0].iter().zip(&of_each[1]).map(|(one, other)| one + other).collect();
+            let own = &of_each[rank.rank as usize];
+            let [input, output] = [(); 2].map(|()| rank.memory(own));
+            rank.fill(input, own);
+            rank.stream().synchronize(Deadline::NEVER).expect("it is filled");
+            for (context, call, limit) in [(0, 0, 0), (6, 0, 6), (6, 3, 3), (0, 12, 12)] {
+                rank.context.limit_blocks(context);
+                kernels.blocks.lock().expect("no panic").clear();
+                let options = Call { max_blocks: call, ..Call::default() };
+                let sum = request(Kind::Allreduce, input, output, COUNT as u64, 0);
+                rank.run(&sum, &options).expect("it ends well");
+                let told = kernels.blocks.lock().expect("no panic").clone();
+                assert!(!told.is_empty() && told.iter().all(|&blocks| blocks == limit), "{limit}: {told:?}");
+                rank.expect(output, &due, "the sum");
+            }
+            rank.drain()
+        });
+        assert_eq!(complaints.concat(), Vec::<String>::new());
+    }
 }
 
 /// Kernels that cannot be loaded, and how often that was tried.

@@ -191,7 +191,8 @@ impl Tracks {
         }
         let stream = self.stream(Step::Work)?;
         let (dtype, operator) = (*dtype, *operator);
-        let fold = Fold { stream, dtype, operator, ranks, operands, out, representation, count };
+        let fold =
+            Fold { stream, dtype, operator, ranks, operands, out, representation, count, max_blocks: 0 };
         let _entered = stream.devices().enter(stream.device())?;
         // SAFETY: the caller's promise.
         unsafe { kernels.fold(stream.devices(), &fold) }
