@@ -410,8 +410,9 @@ typedef struct unisono_context_options_t {
     /// The transports allowed, such as "shm,tcp"; NULL: UNISONO_TRANSPORT of the environment, else all.
     const char *transports;
     /// The most thread blocks of a kernel by which the ranks' GPUs exchange, and so the most multiprocessors that it takes; 0: as
-    /// many as suit it. The ranks agree on the least that any of them gives. Children have it, too. Of a kernel that carries by way
-    /// of the host each rank obeys its own, and it takes two at least, or three where it combines.
+    /// many as suit it. The ranks agree on the least that any of them gives. Children have it, too. Of kernels that carry by way of
+    /// the host, which take two at least, or three where they combine, and of those that copy or combine by themselves, as of several
+    /// pointers of a process, each rank obeys its own.
     uint32_t max_blocks;
     /// 0.
     uint32_t reserved;
@@ -449,8 +450,9 @@ typedef struct unisono_call_t {
     /// An algorithm (enum unisono_algorithm_kind); 0: the library chooses. The same on every rank.
     int32_t algorithm;
     /// The most thread blocks of a kernel by which GPUs exchange a collective, and so the most multiprocessors that it takes; 0:
-    /// no more word on it than the context's options. The same on every rank. Sends and receives go by the context's. By way of
-    /// the host, too; there it takes two at least, or three where it combines.
+    /// no more word on it than the context's options. The same on every rank. Sends and receives go by the context's. Kernels that
+    /// carry by way of the host have it, too, but two at least, or three where they combine, and those that copy or combine by
+    /// themselves, as of several pointers of a process.
     uint32_t max_blocks;
     /// A CUDA stream that the operation is ordered on, for device and host memory alike: the operation starts when the stream
     /// comes to the call, and what the stream is given afterwards waits for it. Between GPUs that exchange directly a call

@@ -62,8 +62,7 @@ impl Context {
         let event = if survey.captured { None } else { Some(Event::new(&survey.devices, survey.device)?) };
         let is_scaled_here = factor.is_some() && scaler.is_none();
         if let Some(event) = &event
-            && bytes > 0
-            && (!survey.ordered || is_scaled_here)
+            && (!survey.ordered || bytes > 0 && is_scaled_here)
         {
             let deadline = Deadline::after(options.timeout.unwrap_or(self.timeout()));
             self.come_to(event, survey, deadline)?;
@@ -100,7 +99,8 @@ impl Context {
     }
 
     /// Waits until the call's stream has come to it. This thread is to wait for what it gives the stream, and nothing says that what
-    /// the stream was given before ever ends; beyond the deadline the call has touched nothing.
+    /// the stream was given before ever ends; beyond the deadline the call has touched nothing. What other threads give the default stream
+    /// in between has no such bound.
     fn come_to(&self, event: &Event, survey: &Survey, deadline: Deadline) -> Result<()> {
         event.record(&survey.stream)?;
         let start = Instant::now();

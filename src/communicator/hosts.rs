@@ -35,9 +35,7 @@ use super::context::Context;
 use super::staged::couriers;
 use super::work::Work;
 use crate::collective::checked::Checked;
-#[cfg(not(test))]
-use crate::collective::request::Counts;
-use crate::collective::request::{Kind, Request};
+use crate::collective::request::{Counts, Kind, Request};
 use crate::deadline::Deadline;
 use crate::engine::callbacks::hold_back;
 use crate::engine::device::{Caller, Enqueued, Hosts};
@@ -51,35 +49,32 @@ use crate::signature::Signature;
 /// How much longer than the hosts' part the kernels behind it may take before they are missed.
 const LATE: Duration = Duration::from_secs(1);
 
-/// Up to so many bytes an allreduce that is staged alone is as quick as one that is composed: on two pretended hosts of two H100s each,
-/// 1 KiB take 35 to 40 µs staged and 38 to 47 composed, 8 KiB 43 and 41, 32 KiB 61 to 68 and 47.
-#[cfg(not(test))]
-const SHORT: u64 = 4 << 10;
-/// The same of a reduction to one rank: there 4 KiB take 22 and 28 µs, 16 KiB 28 to 33 and 30 to 36, 64 KiB 57 and 44.
-#[cfg(not(test))]
-const SHORT_TO_ONE: u64 = 8 << 10;
+/// Up to how many bytes calls are staged: all else is quicker composed.
+struct Bounds {
+    allreduce: u64,
+    reduce: u64,
+}
+
+/// On two pretended hosts of two H100s each an allreduce of 1 KiB takes 35 to 40 µs staged and 38 to 47 composed, of 4 KiB 37 to 42 and 40 to
+/// 43, of 8 KiB 41 to 45 either way, of 32 KiB 56 to 68 and 46 to 49; a reduction to one rank of 4 KiB 22 and 28 to 33, of 16 KiB 28 to 34 and
+/// 30 to 36, of 64 KiB 57 and 43 to 47.
+const BOUNDS: Bounds = Bounds { allreduce: 4 << 10, reduce: 8 << 10 };
 
 /// Whether a call is too short to be worth composing.
-#[cfg(not(test))]
-fn is_short(request: &Request) -> bool {
+fn is_short(request: &Request, bounds: &Bounds) -> bool {
     let Counts::Uniform(count) = request.counts else { return true };
     let bytes = count.saturating_mul(request.dtype.size() as u64);
     match request.kind {
-        Kind::Allreduce => bytes <= SHORT,
-        Kind::Reduce => bytes <= SHORT_TO_ONE,
+        Kind::Allreduce => bytes <= bounds.allreduce,
+        Kind::Reduce => bytes <= bounds.reduce,
         _ => false,
     }
 }
 
-/// Tests compose short calls.
-#[cfg(test)]
-fn is_short(_: &Request) -> bool {
-    false
-}
-
 /// Whether a call is composed; it is one that GPUs of one host would exchange. The same answer on every rank.
 pub(super) fn composes(hosts: &Hosts, request: &Request) -> bool {
-    if is_short(request) {
+    // Tests compose short calls.
+    if !cfg!(test) && is_short(request, &BOUNDS) {
         return false;
     }
     match request.kind {
@@ -172,11 +167,11 @@ impl Composed {
         let (devices, device) = (exchange.devices(), exchange.device());
         let copier = self.context.copier(devices, device, self.max_blocks);
         let by_couriers = copier.is_some();
-        if let Some(kernels) = copier {
+        if let Some(kernels) = &copier {
             // What runs before it in the order of calls must not come behind it on a stream.
             for (stream, courier) in couriers::ahead(group.id()) {
                 // SAFETY: whoever began those calls has promised their memory and their streams until they have ended.
-                self.context.or_fail(unsafe { courier.launch(&stream, &*kernels) })?;
+                self.context.or_fail(unsafe { courier.launch(&stream, &**kernels) })?;
             }
         }
         // The series is held: calls have their numbers in the order of their launches.
@@ -186,7 +181,7 @@ impl Composed {
         })?;
         let Some(turn) = turn else { fail!(Internal, "an operation was started without a turn") };
         let begun = series.begin(group, &turn, self.max_blocks);
-        let mut parts = Parts::new(self, &series, turn, &queue);
+        let mut parts = Parts::new(self, &series, turn, &queue, copier);
         // SAFETY: the caller's promise.
         let given = begun.and_then(|()| unsafe { parts.give() });
         if given.is_err() {

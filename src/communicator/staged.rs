@@ -5,8 +5,9 @@ pub(super) mod couriers;
 mod tests;
 mod ways;
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use once_cell::sync::OnceCell;
 
@@ -50,8 +51,8 @@ use crate::sys;
 pub(super) struct Cuda {
     devices: OnceCell<Arc<Devices>>,
     kernels: OnceCell<Arc<dyn Kernels>>,
-    /// GPUs for which they could not be loaded.
-    unloadable: Mutex<Vec<u32>>,
+    /// When they could last not be loaded, by GPU.
+    refused: Mutex<HashMap<u32, Instant>>,
     #[cfg(test)]
     piece: std::sync::atomic::AtomicUsize,
     #[cfg(test)]
@@ -338,6 +339,9 @@ impl Begun {
 /// How long calls that their streams do not wait for are waited for on the host, once they are given up.
 const COPIES: Duration = Duration::from_secs(1);
 
+/// How long after kernels could not be loaded they are tried again.
+const LOADED_AGAIN: Duration = Duration::from_secs(60);
+
 /// The copies of calls that have failed and for which no stream waits: the words that are released behind them.
 #[derive(Default)]
 pub(super) struct Copies(Vec<Arc<Word>>);
@@ -463,28 +467,32 @@ impl Context {
         }
     }
 
-    /// What copies on a call's device; `None`: it has no kernels. Loaded before any stream waits for a call of ours, since loading
-    /// waits for the device. A copy has at most `max_blocks` blocks, and no more than the context allows. What could not be loaded is not tried again by this context: each call would wait for it as long.
+    /// What copies on a call's device, each copy with at most `max_blocks` blocks, and no more than the context allows; `None`: it has no
+    /// kernels. The answer may be another one for the next call.
     pub(super) fn copier(
         &self,
         devices: &Arc<Devices>,
         device: u32,
         max_blocks: u32,
     ) -> Option<Arc<dyn Kernels>> {
+        let kernels = self.load_copier(devices, device)?;
+        Some(limited(kernels, least_limit([self.max_blocks(), max_blocks])))
+    }
+
+    /// Loads what copies on a call's device, before any stream waits for a call of ours, since loading waits for the device. A call that
+    /// follows one for which that failed does not try again at once: it would wait for it as long.
+    fn load_copier(&self, devices: &Arc<Devices>, device: u32) -> Option<Arc<dyn Kernels>> {
         let (dtype, operator) = staged::COPY;
         let kernels = self.cuda().copier()?;
-        let unloadable = || lock(&self.cuda().unloadable);
-        if unloadable().contains(&device) {
+        let refused = || lock(&self.cuda().refused);
+        if refused().get(&device).is_some_and(|at| at.elapsed() < LOADED_AGAIN) {
             return None;
         }
         match kernels.prepare(devices, device, dtype, operator) {
-            Ok(()) => Some(limited(kernels, least_limit([self.max_blocks(), max_blocks]))),
+            Ok(()) => Some(kernels),
             Err(error) => {
-                unloadable().push(device);
-                log::warn!(
-                    "GPU {device} copies by its copy engines in all calls of '{}': {error}",
-                    self.name()
-                );
+                refused().insert(device, Instant::now());
+                log::warn!("GPU {device} copies by its copy engines in calls of '{}': {error}", self.name());
                 None
             }
         }

@@ -32,8 +32,9 @@ pub struct unisono_call_t {
     /// An algorithm (enum unisono_algorithm_kind); 0: the library chooses. The same on every rank.
     pub algorithm: i32,
     /// The most thread blocks of a kernel by which GPUs exchange a collective, and so the most multiprocessors that it takes; 0:
-    /// no more word on it than the context's options. The same on every rank. Sends and receives go by the context's. By way of
-    /// the host, too; there it takes two at least, or three where it combines.
+    /// no more word on it than the context's options. The same on every rank. Sends and receives go by the context's. Kernels that
+    /// carry by way of the host have it, too, but two at least, or three where they combine, and those that copy or combine by
+    /// themselves, as of several pointers of a process.
     pub max_blocks: u32,
     /// A CUDA stream that the operation is ordered on, for device and host memory alike: the operation starts when the stream
     /// comes to the call, and what the stream is given afterwards waits for it. Between GPUs that exchange directly a call

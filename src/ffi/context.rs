@@ -83,8 +83,9 @@ pub struct unisono_context_options_t {
     /// The transports allowed, such as "shm,tcp"; NULL: UNISONO_TRANSPORT of the environment, else all.
     pub transports: *const c_char,
     /// The most thread blocks of a kernel by which the ranks' GPUs exchange, and so the most multiprocessors that it takes; 0: as
-    /// many as suit it. The ranks agree on the least that any of them gives. Children have it, too. Of a kernel that carries by way
-    /// of the host each rank obeys its own, and it takes two at least, or three where it combines.
+    /// many as suit it. The ranks agree on the least that any of them gives. Children have it, too. Of kernels that carry by way of
+    /// the host, which take two at least, or three where they combine, and of those that copy or combine by themselves, as of several
+    /// pointers of a process, each rank obeys its own.
     pub max_blocks: u32,
     /// 0.
     pub reserved: u32,

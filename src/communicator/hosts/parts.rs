@@ -22,6 +22,7 @@ use crate::communicator::staged::Launch;
 use crate::cuda::courier::{Duty, Errand};
 use crate::cuda::driver::{least_limit, retry};
 use crate::cuda::exchange::{self, Direction, Point};
+use crate::cuda::local::Kernels;
 use crate::cuda::word::Word;
 use crate::engine::device::{Layout, Series};
 use crate::engine::endpoint::Through;
@@ -45,6 +46,8 @@ pub(super) struct Parts<'a> {
     queue: &'a Queue,
     /// How many pieces the hosts exchange in the parts so far.
     pieces: u32,
+    /// What carries the hosts' parts; `None`: side streams do. The same for all parts: whoever moves them knows.
+    copier: Option<Arc<dyn Kernels>>,
     /// Words that are released when the hosts' parts so far have ended, where no couriers carry them.
     exits: Vec<Arc<Word>>,
 }
@@ -84,8 +87,14 @@ enum Crossing {
 }
 
 impl<'a> Parts<'a> {
-    pub(super) fn new(call: &'a Composed, series: &'a Series<'a>, turn: Turn, queue: &'a Queue) -> Parts<'a> {
-        Parts { call, layout: call.hosts.layout(), series, turn, queue, pieces: 0, exits: Vec::new() }
+    pub(super) fn new(
+        call: &'a Composed,
+        series: &'a Series<'a>,
+        turn: Turn,
+        queue: &'a Queue,
+        copier: Option<Arc<dyn Kernels>>,
+    ) -> Parts<'a> {
+        Parts { call, layout: call.hosts.layout(), series, turn, queue, pieces: 0, copier, exits: Vec::new() }
     }
 
     /// Gives all parts to the stream.
@@ -179,7 +188,7 @@ impl<'a> Parts<'a> {
         let blocks = reads.max(writes) as u64;
         let cut = Cut::even(count, blocks, element, self.call.context.cuda().piece_bytes());
         let plan = self.plan_relay(&checked, seat);
-        let (entry, crossing) = match self.call.context.copier(devices, device, self.call.max_blocks) {
+        let (entry, crossing) = match self.copier.clone() {
             Some(kernels) => {
                 let bytes = checked.input_len().max(checked.output_len()) * element;
                 let combiner = plan.as_ref().and_then(Plan::combiner);

@@ -99,7 +99,7 @@ impl Context {
             return None;
         }
         // A rank that cannot use them says so when the ranks meet.
-        self.copier(&call.survey.devices, call.survey.device, options.max_blocks);
+        self.load_copier(&call.survey.devices, call.survey.device);
         let place = match group.direct() {
             Some(direct) => MeetingPlace::Boards(direct.clone()),
             None if group.size() <= MAX_WIRED => MeetingPlace::Messages(self.gather_words(options)),
@@ -108,8 +108,8 @@ impl Context {
         self.plan_among(group, group.relay(), place, checked, (count, options.max_blocks))
     }
 
-    /// How the crew of a seat relays a call of its own, of `count` elements a block and at most `max_blocks` blocks a kernel, if it is one that may be. The same answer on all of
-    /// them.
+    /// How the crew of a seat relays a call of its own, of `count` elements a block and at most `max_blocks` blocks a kernel, if it is one
+    /// that may be. The same answer on all of them.
     pub(in crate::communicator) fn plan_among(
         &self,
         group: &Group,

@@ -260,7 +260,7 @@ pub trait Kernels: fmt::Debug + Send + Sync {
     unsafe fn carry(&self, stream: &Stream, call: &courier::Call, combiner: Option<Combiner>) -> Result<()>;
 }
 
-/// `kernels`, whose folds have at most `max_blocks` blocks, unless that is 0.
+/// `kernels`, whose folds, copies among them, have at most `max_blocks` blocks, unless that is 0.
 pub fn limited(kernels: Arc<dyn Kernels>, max_blocks: u32) -> Arc<dyn Kernels> {
     if max_blocks == 0 { kernels } else { Arc::new(Limited { kernels, max_blocks }) }
 }

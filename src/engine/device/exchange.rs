@@ -341,7 +341,7 @@ impl DeviceExchange {
         };
         let compare = |_: &Turn, calls: &mut Calls| {
             let Parts { boards, first, .. } = self.parts();
-            // What has been noted is launched, or fails the group: others wait for it.
+            // What has been noted has to be launched, since others wait for it, so that nothing but the driver may refuse it.
             check_points(group.rank() - first, boards.size() as u32, points)?;
             calls.compare_points(self.parts(), group, points)
         };
@@ -383,8 +383,8 @@ impl DeviceExchange {
         Ok(others)
     }
 
-    /// Gives a call to its stream, between what the streams beside it were given before and what they are given next. What fails up
-    /// to `compare` concerns this rank alone; `compare` tells the others of the call.
+    /// Gives a call to its stream, between what the streams beside it were given before and what they are given next. Others are told of
+    /// it by `compare`: a message that fails up to there is not there for them, unless the device is lost.
     #[expect(clippy::too_many_arguments, reason = "few callers, above")]
     fn give(
         &self,

@@ -226,12 +226,15 @@ fn a_call_of_a_group_of_one_without_a_stream_has_its_deadline_and_touches_nothin
             }
             gate.release();
         });
-        let call = Call { timeout: Some(Duration::from_millis(50)), ..Call::default() };
+        let call = Call { timeout: Some(Duration::from_millis(50)), on_device: true, ..Call::default() };
+        let nothing = Request { counts: Counts::Uniform(0), ..request.clone() };
         // SAFETY: the double trusts no addresses.
-        let ended = unsafe { context.run(&request, &call) };
+        let ended = [&request, &nothing].map(|request| unsafe { context.run(request, &call) });
         is_over.store(true, Ordering::Relaxed);
-        let error = ended.map(drop).expect_err("the default stream does not come to it");
-        assert_eq!(error.status(), Status::Timeout, "{error}");
+        for ended in ended {
+            let error = ended.map(drop).expect_err("the default stream does not come to it");
+            assert_eq!(error.status(), Status::Timeout, "{error}");
+        }
     });
     double.drain();
     assert_eq!(double.peek(output, 400), before);

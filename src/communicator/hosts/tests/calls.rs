@@ -36,6 +36,28 @@ fn composed_calls_have_the_bits_of_host_memory() {
     }
 }
 
+#[test]
+fn short_calls_are_staged_by_the_bytes_of_their_kind() {
+    let bounds = Bounds { allreduce: 8, reduce: 16 };
+    let is_short = |kind, counts| {
+        let what = What { kind, count: 0, dtype: DataType::F16, operator: Operator::Sum, root: 0 };
+        let request = what.request(std::ptr::null(), std::ptr::null_mut());
+        is_short(&Request { counts, ..request }, &bounds)
+    };
+    for (kind, most) in [(Kind::Allreduce, 4), (Kind::Reduce, 8)] {
+        let is_short = |count| is_short(kind, Counts::Uniform(count));
+        assert_eq!(
+            [0, 1, most, most + 1, u64::MAX].map(is_short),
+            [true, true, true, false, false],
+            "{kind:?}"
+        );
+    }
+    for kind in [Kind::Broadcast, Kind::Allgather, Kind::ReduceScatter] {
+        assert!(!is_short(kind, Counts::Uniform(1)), "{kind:?}");
+        assert!(is_short(kind, Counts::Blocks(vec![1 << 20; 4])), "composed calls have one count: {kind:?}");
+    }
+}
+
 /// The stream that the exchange has for such calls is idle, but waits for the default stream before anything else.
 #[test]
 fn a_call_that_names_no_stream_comes_after_what_the_default_stream_has_yet_to_do() {

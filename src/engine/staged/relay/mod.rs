@@ -87,7 +87,7 @@ impl Plan {
     /// Whether this rank can copy and combine on `order`'s device.
     fn can_run(&self, order: &StreamOrder) -> bool {
         if order.copier.is_none() && order.errand.is_none() {
-            // There are no kernels. Loading them again would take as long as it did.
+            // Not even those that copy could be loaded, and all are loaded at once. Trying again would take as long as it did.
             return false;
         }
         let (dtype, operator) = self.combine.map_or(COPY, |combine| (combine.dtype, combine.operator));
