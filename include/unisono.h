@@ -46,7 +46,7 @@
  *   destroyed is not always recognised). Out-parameters are written on success only. An operation that fails
  *   later, because a peer died or called something else, fails its context on every rank within a second, with
  *   the same cause; unisono_context_status and unisono_context_error tell it at any time. A send or receive that times out, is
- *   cancelled or differs from the other side's fails alone. The contents of the receive buffer are undefined then. Every wait ends by a deadline. Nothing is printed, unless UNISONO_LOG or unisono_log_set asks.
+ *   cancelled or differs from the other side's fails alone, and so does a call of a group of one whose stream does not come to it. The contents of the receive buffer are undefined then. Every wait ends by a deadline. Nothing is printed, unless UNISONO_LOG or unisono_log_set asks.
  */
 
 
