@@ -330,9 +330,15 @@ impl Communicator {
             return;
         }
         let mut started = self.started();
-        // Only looks: each call has up to 64 before it.
-        let has_ended = |work: &Work| self.is_ended(work.peek());
-        started.retain(|(other, work)| *other != stream || work.is_hosted() && !has_ended(work));
+        // Only looks, and no further than to the first that runs: each call has up to 64 before it.
+        let mut runs = false;
+        started.retain(|(other, work)| {
+            if *other != stream {
+                return true;
+            }
+            runs |= work.is_hosted() && !self.is_ended(work.peek());
+            runs && work.is_hosted()
+        });
         started.extend(works.map(|work| (stream, work)));
     }
 

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 
 use super::checked::Checked;
 use crate::schedule::cost::{Link, Model, Question, Widths};
-use crate::schedule::{Agreement, Algorithm, Collective, Shape, total};
+use crate::schedule::{Agreement, Algorithm, Collective, Kind, Shape, total};
 
 /// Ranks linked by TCP, fitted from `unisono-bench` over loopback on two cores: what one link of a cluster costs
 /// differs, but the proportions that decide (a message against a byte) are alike within a factor of two.
@@ -23,6 +23,11 @@ pub const MODEL: Model = Model {
 /// Above this many bytes no rank combines whole vectors: that goes at the speed of memory, which the model does not know.
 /// At 64 MiB and 2 ranks over loopback recursive doubling took 74 ms, two-shot 39.
 const WHOLE: u64 = 512 * 1024;
+
+/// Up to this many bytes, of all blocks together, messages cost what sending each does, which the model has as much of within a node as
+/// between nodes. Four GPUs as two hosts of two, broadcasts of 8 bytes that follow each other: by Linear 18 to 21 µs, by Hierarchical 14; a
+/// reduce_scatter of 16 by Linear 35, by HalvingDoubling 30.
+const SHORT: u64 = 64 * 1024;
 
 /// Above this many ranks nobody opens links to everybody for a small saving.
 const MESH: u32 = 64;
@@ -62,6 +67,9 @@ pub fn automatic(checked: &Checked, shape: &Shape) -> Algorithm {
         widths: Widths { element, accumulator },
     };
     let reduces = checked.operator.is_some();
+    let blocks = if kind == Kind::ReduceScatter { u64::from(shape.size) } else { 1 };
+    let short = count.saturating_mul(element).saturating_mul(blocks) <= SHORT;
+    let several_nodes = (2..shape.size).contains(&shape.ranks_per_node);
     let candidates = Algorithm::ALL.into_iter().filter(|algorithm| {
         let meshed = matches!(
             algorithm,
@@ -69,7 +77,16 @@ pub fn automatic(checked: &Checked, shape: &Shape) -> Algorithm {
         );
         let whole = matches!(algorithm, Algorithm::OneShot | Algorithm::RecursiveDoubling)
             || (*algorithm == Algorithm::Binomial && reduces)
-            || (*algorithm == Algorithm::Linear && kind == crate::schedule::Kind::Reduce);
+            || (*algorithm == Algorithm::Linear && kind == Kind::Reduce);
+        // Where a node has several ranks, these send more messages between nodes than it takes.
+        let crosses_often = short
+            && several_nodes
+            && matches!(
+                (kind, algorithm),
+                (Kind::Broadcast, Algorithm::Linear | Algorithm::Binomial | Algorithm::PipelinedTree)
+                    | (Kind::ReduceScatter, Algorithm::Linear)
+            );
+        let costs_more = crosses_often || whole && count * element > WHOLE;
         // One-to-all is linear under another name. Bcube and pipelined halving-doubling price like two-shot, but took 1.4 and 1.6 times as long at 16 MiB and
         // 4 ranks over loopback: the model knows no processors that ranks share.
         algorithm.serves(kind)
@@ -80,7 +97,7 @@ pub fn automatic(checked: &Checked, shape: &Shape) -> Algorithm {
                     | Algorithm::HalvingDoublingPipelined
                     | Algorithm::OneToAll
             )
-            && !(whole && count * element > WHOLE)
+            && !costs_more
             && (!reduces || algorithm.canonical(shape))
             && (!meshed || shape.size <= MESH || !has_sparse_form(&checked.collective))
     });
@@ -188,6 +205,10 @@ mod tests {
     use crate::signature::Kind;
 
     fn choice(kind: Kind, count: u64, size: u32) -> Algorithm {
+        choice_on(kind, count, size, 0)
+    }
+
+    fn choice_on(kind: Kind, count: u64, size: u32, ranks_per_node: u32) -> Algorithm {
         let at = std::ptr::without_provenance_mut(1 << 40);
         let request = Request {
             kind,
@@ -199,7 +220,21 @@ mod tests {
             root: 0,
         };
         let checked = Checked::new(&request, 0, size).expect("a sound call");
-        automatic(&checked, &Shape { chunk: chunk(&checked, false), ..Shape::new(0, size) })
+        let chunk = chunk(&checked, false);
+        automatic(&checked, &Shape { chunk, ranks_per_node, ..Shape::new(0, size) })
+    }
+
+    #[test]
+    fn short_calls_cross_between_nodes_once() {
+        for (size, ranks_per_node) in [(4, 2), (6, 3), (7, 4), (64, 8)] {
+            let choice = |kind| choice_on(kind, 2, size, ranks_per_node);
+            assert_eq!(choice(Kind::Broadcast), Algorithm::Hierarchical, "{size} by {ranks_per_node}");
+            assert_eq!(choice(Kind::ReduceScatter), Algorithm::HalvingDoubling, "{size} by {ranks_per_node}");
+        }
+        // A rank a node, or one node: nothing is saved.
+        for ranks_per_node in [0, 1, 4, 8] {
+            assert_eq!(choice_on(Kind::Broadcast, 2, 4, ranks_per_node), choice(Kind::Broadcast, 2, 4));
+        }
     }
 
     #[test]

@@ -71,13 +71,28 @@ struct Lane {
 }
 
 impl Lane {
-    /// Forgets those that have ended. The first of the others.
+    /// Forgets those at its head that have ended. The first of the others. It is asked several times a call, and looks at no more:
+    /// other threads write what says whether a call has ended.
     fn first(&mut self) -> Option<Arc<Running>> {
-        self.calls.retain(|call| call.upgrade().is_some_and(|call| !call.has_ended()));
+        while let Some(call) = self.calls.front() {
+            let runs = call.upgrade().filter(|call| !call.has_ended());
+            if runs.is_some() {
+                return runs;
+            }
+            self.calls.pop_front();
+        }
+        None
+    }
+
+    /// Whether there are as many as there may be. Calls of several groups may have ended in another order.
+    fn is_full(&mut self) -> bool {
+        if self.calls.len() >= self.allowed {
+            self.calls.retain(|call| call.upgrade().is_some_and(|call| !call.has_ended()));
+        }
         if self.calls.len() < FEW {
             self.allowed = FEW;
         }
-        self.calls.front().and_then(Weak::upgrade)
+        self.calls.len() >= self.allowed
     }
 }
 
@@ -155,5 +170,5 @@ fn crowded(key: Key) -> Option<(Arc<Running>, usize)> {
     let mut lanes = lock(&LANES);
     let (_, lane) = lanes.iter_mut().find(|(other, _)| *other == key)?;
     let first = lane.first()?;
-    (lane.calls.len() >= lane.allowed).then_some((first, lane.allowed))
+    lane.is_full().then_some((first, lane.allowed))
 }

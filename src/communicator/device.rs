@@ -397,7 +397,7 @@ impl OnDevices {
     pub(super) unsafe fn launch(&self) -> Result<Option<Pending>> {
         match &self.what {
             // SAFETY: the caller's promise.
-            What::Composed(composed) => unsafe { composed.start() }.map(|work| Some(work.into())),
+            What::Composed(composed) => unsafe { composed.launch() }.map(|work| Some(work.into())),
             // SAFETY: the caller's promise.
             _ => unsafe { self.enqueue() }.map(|_| None),
         }

@@ -67,7 +67,11 @@ impl Work {
 
     /// Whether the host has a part in it that is not done.
     pub fn is_hosted(&self) -> bool {
-        self.host().is_some()
+        match &self.state {
+            State::Running(_) => true,
+            State::Enqueued(enqueued) => enqueued.host.is_some(),
+            State::Ended(_) => false,
+        }
     }
 
     /// The host's part.

@@ -355,28 +355,43 @@ impl Courier {
         if order.action == Action::Leave {
             book.last = Some(number);
         }
-        book.waiting.push_back(Waiting { order, sheet, of });
-        self.write_on(desk, &mut book);
+        if book.waiting.is_empty() && self.has_slip(desk, &mut book, order.action) {
+            self.write(desk, &mut book, order, sheet.as_ref());
+        } else {
+            book.waiting.push_back(Waiting { order, sheet, of });
+        }
         number
     }
 
-    /// Writes what there are slips for. One is kept for the last.
+    /// Writes what there are slips for.
     fn write_on(&self, desk: Desk, book: &mut Book) {
-        while let Some(Waiting { order, .. }) = book.waiting.front() {
-            let most = if order.action == Action::Leave { SLIPS } else { SLIPS - 1 };
-            if book.next.wrapping_sub(book.seen) > most {
-                // The slip of this order was that of an earlier one, and all between are free if that is.
-                let earlier = book.next.wrapping_sub(most);
-                if !self.has_reached(desk, earlier) {
-                    return;
-                }
-                book.seen = earlier;
+        while let Some(action) = book.waiting.front().map(|waiting| waiting.order.action) {
+            if !self.has_slip(desk, book, action) {
+                return;
             }
             if let Some(Waiting { order, sheet, .. }) = book.waiting.pop_front() {
-                self.stand().write(desk, book.next, order, sheet.as_ref());
-                book.next = book.next.wrapping_add(1);
+                self.write(desk, book, order, sheet.as_ref());
             }
         }
+    }
+
+    /// Whether there is a slip for what is ordered next. One is kept for the last.
+    fn has_slip(&self, desk: Desk, book: &mut Book, action: Action) -> bool {
+        let most = if action == Action::Leave { SLIPS } else { SLIPS - 1 };
+        if book.next.wrapping_sub(book.seen) > most {
+            // The slip of this order was that of an earlier one, and all between are free if that is.
+            let earlier = book.next.wrapping_sub(most);
+            if !self.has_reached(desk, earlier) {
+                return false;
+            }
+            book.seen = earlier;
+        }
+        true
+    }
+
+    fn write(&self, desk: Desk, book: &mut Book, order: Order, sheet: Option<&Words>) {
+        self.stand().write(desk, book.next, order, sheet);
+        book.next = book.next.wrapping_add(1);
     }
 
     fn dismiss(&self) {

@@ -269,6 +269,7 @@ impl Messages {
         let ticket = super::lane::Ticket { mailbox: self.mailbox(), step: 0 };
         let Some(lane) = self.peers[peer as usize].lanes.get(lane) else { return };
         lane.lock().push_piece(frame, from, ticket);
+        self.peers[peer as usize].strews = true;
         self.flush(peer);
     }
 

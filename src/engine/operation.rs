@@ -326,6 +326,7 @@ impl Running {
                     Poll::Ready(result) => Some(result),
                     Poll::Pending => self.group.failure().map(Err),
                 };
+                let now = Instant::now();
                 match result {
                     Some(Ok(completion)) => Ok(completion),
                     Some(Err(error)) => {
@@ -334,14 +335,14 @@ impl Running {
                         operation.abandon(&self.group);
                         Err(error)
                     }
-                    None if self.call.deadline.expired() => {
+                    None if self.call.deadline.expired_by(now) => {
                         let (waits_for, standing) = (operation.waits_for(&self.group), operation.standing());
                         operation.abandon(&self.group);
                         *stage = Stage::Overdue(self.group.ask(&self.call, waits_for, standing));
                         return Look::Waits;
                     }
                     None => {
-                        if compare_at.expired() {
+                        if compare_at.expired_by(now) {
                             *compare_at = self.call.compare_again_at();
                             self.group.compare(&self.call, &operation.waits_for(&self.group));
                         }

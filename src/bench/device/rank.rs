@@ -525,7 +525,7 @@ impl Bound<'_> {
                 Who::Native(context, call) if self.request.kind == Kind::Send => {
                     self.exchange(context, call).map(drop)
                 }
-                Who::Native(context, call) => context.start(&self.request, call).map(drop),
+                Who::Native(context, call) => context.launch(&self.request, call),
                 Who::Library(communicator, stream) => communicator.run(&self.request, *stream),
             }
         }

@@ -254,7 +254,7 @@ impl<'a> Parts<'a> {
         if seat.size > MAX_WIRED {
             return None;
         }
-        let place = MeetingPlace::Messages(self.gather_words(seat));
+        let place = || Some(MeetingPlace::Messages(self.gather_words(seat)));
         let Composed { context, group, hosts, .. } = &self.call;
         let (count, max_blocks) = (checked.signature.count, self.call.max_blocks);
         context.plan_among(group, hosts.relay(), place, checked, (count, max_blocks))

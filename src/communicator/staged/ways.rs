@@ -98,12 +98,10 @@ impl Context {
         if !automatic || !signature.device {
             return None;
         }
-        // A rank that cannot use them says so when the ranks meet.
-        self.load_copier(&call.survey.devices, call.survey.device);
-        let place = match group.direct() {
-            Some(direct) => MeetingPlace::Boards(direct.clone()),
-            None if group.size() <= MAX_WIRED => MeetingPlace::Messages(self.gather_words(options)),
-            None => return None,
+        let place = || match group.direct() {
+            Some(direct) => Some(MeetingPlace::Boards(direct.clone())),
+            None if group.size() <= MAX_WIRED => Some(MeetingPlace::Messages(self.gather_words(options))),
+            None => None,
         };
         self.plan_among(group, group.relay(), place, checked, (count, options.max_blocks))
     }
@@ -114,7 +112,7 @@ impl Context {
         &self,
         group: &Group,
         seat: &Arc<Seat>,
-        place: MeetingPlace,
+        place: impl FnOnce() -> Option<MeetingPlace>,
         checked: &Checked,
         (count, max_blocks): (u64, u32),
     ) -> Option<Plan> {
@@ -130,6 +128,7 @@ impl Context {
         let (crew, Signature { kind, root, .. }) = (seat.crew(), checked.signature);
         let (element, in_place) = (checked.dtype.size(), checked.alias.is_some());
         let route = Route::new(kind, crew.number, crew.size, root, count, element, in_place, cuda.limits())?;
+        let place = place()?;
         let kernels = limited(cuda.kernels(), least_limit([self.max_blocks(), max_blocks]));
         Some(Plan { seat: seat.clone(), place, route, kernels, combine })
     }

@@ -80,6 +80,7 @@ impl Messages {
         if working && matches!(slot.state, PeerState::Open) {
             self.troubles.push(Trouble::Broken { peer, why });
         }
+        self.note_watches(peer);
     }
 
     /// The peer has left and nothing more comes from it: whoever still waits for it waits in vain.

@@ -13,11 +13,7 @@ const TURN: usize = 64;
 impl Messages {
     /// Reads and writes what it can on the lanes of `peer` that are in use. Whether anything moved.
     pub fn progress(&mut self, peer: u32) -> bool {
-        let slot = &self.peers[peer as usize];
-        // Nothing but the pieces of large messages, and the end, comes over other lanes than the first.
-        let all = slot.spread > 0 || matches!(slot.state, PeerState::Left);
-        let lanes = if all { slot.lanes.len() } else { slot.lanes.len().min(1) };
-        self.progress_lanes(peer, lanes)
+        self.progress_lanes(peer, self.peers[peer as usize].reads_from().len())
     }
 
     /// The same for all lanes of a peer, one of which the kernel says is ready.
@@ -40,10 +36,12 @@ impl Messages {
         let mut any = false;
         loop {
             let mut moved = false;
+            // What is read may be the end of what needs the others.
+            let noted = lanes.max(self.peers[peer as usize].in_use().len());
             for lane in 0..lanes {
                 moved |= self.read_lane(peer, lane);
             }
-            self.note_watches(peer);
+            self.note_watches_of(peer, noted);
             if self.peers[peer as usize].has_backlog() {
                 moved |= self.flush(peer);
             }
@@ -133,8 +131,13 @@ impl Messages {
         let mut moved = false;
         let mut broken = None;
         let slot = &mut self.peers[peer as usize];
-        for track in &slot.lanes {
-            let Some(mut lane) = track.try_lock() else { continue };
+        let lanes = slot.in_use().len();
+        let mut left = false;
+        for track in &slot.lanes[..lanes] {
+            let Some(mut lane) = track.try_lock() else {
+                left = true;
+                continue;
+            };
             let result = lane.flush(|ticket, piece| {
                 if let Some(key) = piece {
                     let Some(Sending::Posted { pieces, .. }) = self.sending.get_mut(&(peer, key)) else {
@@ -156,8 +159,10 @@ impl Messages {
             if lane.offers() {
                 self.loads.push(track.clone());
             }
+            left |= lane.backlog() > 0;
         }
-        self.note_watches(peer);
+        slot.strews &= left;
+        self.note_watches_of(peer, lanes);
         if let Some(why) = broken {
             self.broken(peer, why);
         }
@@ -213,6 +218,7 @@ impl Messages {
             log::debug!("rank {}: what comes from rank {peer} waits until somebody asks for it", self.rank);
             self.held.push(peer);
             self.peers[peer as usize].lanes.iter().for_each(|lane| lane.lock().held = true);
+            self.note_watches(peer);
         }
     }
 
@@ -230,7 +236,12 @@ impl Messages {
 
     /// Notes which lanes the bell is to watch for something else. Who hauls one does so before sleeping.
     pub fn note_watches(&mut self, peer: u32) {
-        for (index, track) in self.peers[peer as usize].lanes.iter().enumerate() {
+        self.note_watches_of(peer, self.peers[peer as usize].lanes.len());
+    }
+
+    /// The same for the first `lanes` of them.
+    fn note_watches_of(&mut self, peer: u32, lanes: usize) {
+        for (index, track) in self.peers[peer as usize].lanes[..lanes].iter().enumerate() {
             if track.try_lock().is_some_and(|lane| lane.watch() != lane.watched) {
                 self.restless.push((peer, index as u32));
             }

@@ -28,6 +28,8 @@ pub(super) struct Peer {
     pub(super) withdrawals: u32,
     /// Receives among them whose pieces may come over several lanes.
     pub(super) spread: usize,
+    /// Whether pieces that go out may wait on other lanes than the first.
+    pub(super) strews: bool,
 }
 
 #[derive(Default)]
@@ -55,9 +57,20 @@ impl Peer {
         }
     }
 
+    /// The lanes that anything comes over: nothing but the pieces of large messages, and the end, comes over others than the first.
+    pub(super) fn reads_from(&self) -> &[Arc<Track>] {
+        let all = self.spread > 0 || matches!(self.state, PeerState::Left);
+        if all { &self.lanes } else { &self.lanes[..self.lanes.len().min(1)] }
+    }
+
+    /// Those, or all if anything may wait to go out over others. Mostly it is one of several, and each look at one takes its lock.
+    pub(super) fn in_use(&self) -> &[Arc<Track>] {
+        if self.strews { &self.lanes } else { self.reads_from() }
+    }
+
     /// Whether anything waits to go out, or somebody hauls.
     pub(super) fn has_backlog(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.try_lock().is_none_or(|lane| lane.backlog() > 0))
+        self.in_use().iter().any(|lane| lane.try_lock().is_none_or(|lane| lane.backlog() > 0))
     }
 
     /// A receive of `len` bytes has been posted.
@@ -115,6 +128,7 @@ impl Messages {
             }
         }
         self.flush(peer);
+        self.note_watches(peer);
     }
 
     /// The link cannot be had, or is gone: everything with this peer fails.

@@ -44,6 +44,7 @@ impl Messages {
         let least = if self.hauls { HAULED_BYTES } else { PIECE_BYTES };
         let bytes = from.len.div_ceil(lanes).next_multiple_of(GRAIN).clamp(least, PIECE_BYTES);
         let pieces = from.len.div_ceil(bytes);
+        slot.strews |= pieces > 1;
         for piece in 0..pieces {
             let offset = piece * bytes;
             let length = bytes.min(from.len - offset);

@@ -38,13 +38,14 @@ fn composed_calls_have_the_bits_of_host_memory() {
 
 #[test]
 fn short_calls_are_staged_by_the_bytes_of_their_kind() {
-    let bounds = Bounds { allreduce: 8, reduce: 16 };
+    let bounds = Bounds { allreduce: 8, reduce: 16, broadcast: 24, reduce_scatter: 32 };
     let is_short = |kind, counts| {
         let what = What { kind, count: 0, dtype: DataType::F16, operator: Operator::Sum, root: 0 };
         let request = what.request(std::ptr::null(), std::ptr::null_mut());
-        is_short(&Request { counts, ..request }, &bounds)
+        is_short(&Request { counts, ..request }, 4, &bounds)
     };
-    for (kind, most) in [(Kind::Allreduce, 4), (Kind::Reduce, 8)] {
+    let limits = [(Kind::Allreduce, 4), (Kind::Reduce, 8), (Kind::Broadcast, 12), (Kind::ReduceScatter, 4)];
+    for (kind, most) in limits {
         let is_short = |count| is_short(kind, Counts::Uniform(count));
         assert_eq!(
             [0, 1, most, most + 1, u64::MAX].map(is_short),
@@ -52,10 +53,8 @@ fn short_calls_are_staged_by_the_bytes_of_their_kind() {
             "{kind:?}"
         );
     }
-    for kind in [Kind::Broadcast, Kind::Allgather, Kind::ReduceScatter] {
-        assert!(!is_short(kind, Counts::Uniform(1)), "{kind:?}");
-        assert!(is_short(kind, Counts::Blocks(vec![1 << 20; 4])), "composed calls have one count: {kind:?}");
-    }
+    assert!(!is_short(Kind::Allgather, Counts::Uniform(1)));
+    assert!(is_short(Kind::Allgather, Counts::Blocks(vec![1 << 20; 4])), "composed calls have one count");
 }
 
 /// The stream that the exchange has for such calls is idle, but waits for the default stream before anything else.
