@@ -24,7 +24,7 @@ use crate::cuda::driver::{Memory, StreamHandle};
 use crate::cuda::exchange::{Chosen, Direction, Job, Point, Pull, Stages, Table};
 use crate::cuda::polling;
 use crate::deadline::Deadline;
-use crate::engine::device::{Caller, DeviceExchange, Enqueued, Loads, Way};
+use crate::engine::device::{Caller, DeviceExchange, Enqueued, GRACE_PERIOD, Loads, Way};
 use crate::engine::group::Group;
 use crate::error::{Result, fail};
 use crate::signature::Signature;
@@ -484,7 +484,8 @@ fn work_of(group: &Arc<Group>, exchange: &Arc<DeviceExchange>, enqueued: Enqueue
         // It is done whenever its graph is replayed.
         return Ok(Work::ended(Ok(Completion::default())));
     }
-    let (event, failure) = exchange.follow(group, enqueued).inspect_err(|_| exchange.await_end())?;
+    let followed = exchange.follow(group, enqueued);
+    let (event, failure) = followed.inspect_err(|_| exchange.await_end(Deadline::after(GRACE_PERIOD)))?;
     Ok(Work::enqueued(event, failure))
 }
 

@@ -46,7 +46,8 @@ use crate::error::{Result, fail};
 use crate::reduce::{Operator, Reducer};
 use crate::signature::Signature;
 
-/// How much longer than the hosts' part the kernels behind it may take before they are missed.
+/// How much longer than the hosts' part the kernels behind it may take before they are missed, and how long a call that fails waits for
+/// both.
 const LATE: Duration = Duration::from_secs(1);
 
 /// Up to how many bytes calls are staged: all else is quicker composed.
@@ -217,11 +218,14 @@ impl Composed {
         Ok((enqueued?, running))
     }
 
-    /// Waits until nothing uses the memory of this call, which has failed, unless that takes long: the caller has it back then.
+    /// Waits until nothing uses the memory of this call, which has failed, for [`LATE`] at most: the caller has it back then.
     fn await_end(&self, running: &Running) {
+        let until = Deadline::after(LATE);
+        // Whoever moves it sets the latch, too, unless the driver holds that thread up: kernels that come later leave the memory alone.
+        self.hosts.exchange().shut();
         // Its failure has been told.
-        let _ = running.wait(Deadline::after(LATE));
-        self.hosts.exchange().await_end();
+        let _ = running.wait(until);
+        self.hosts.exchange().await_end(until);
     }
 
     /// When the call is missed that has `turn`.

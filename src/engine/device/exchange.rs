@@ -462,7 +462,7 @@ impl DeviceExchange {
                 return Err(group.blame(&turn, error));
             }
             let error = group.blame_launched(&turn, error);
-            self.await_end();
+            self.await_end(Deadline::after(GRACE_PERIOD));
             return Err(error);
         }
         // Against `Endpoint::attend`: either it sees the call, or this sees that it is not looking.
@@ -488,10 +488,10 @@ impl DeviceExchange {
         }
     }
 
-    /// Waits until streams have done what they were given, unless that takes long: a call has failed, and its caller has the memory
+    /// Waits until streams have done what they were given, no longer than `until`: a call has failed, and its caller has the memory
     /// back then. The group has failed, so the kernels leave.
-    pub fn await_end(&self) {
-        let (start, until) = (Instant::now(), Deadline::after(GRACE_PERIOD));
+    pub fn await_end(&self, until: Deadline) {
+        let start = Instant::now();
         // Of a device that is lost nobody will know more.
         while matches!(retry(|| self.is_idle()), Ok(false)) && !until.expired() {
             polling::pause(start, until);

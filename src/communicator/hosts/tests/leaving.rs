@@ -8,6 +8,7 @@ use crate::cuda::queues::MOST;
 use crate::cuda::slab::Kept;
 use crate::cuda::stream::Stream;
 use crate::cuda::word::Word;
+use crate::engine::device::GRACE_PERIOD;
 
 /// Elements of several chunks.
 const COUNT: u64 = 4001;
@@ -37,9 +38,8 @@ impl Rank {
         gate
     }
 
-    /// The second launch from here on fails, once the hosts' copies for the first are under way. After that the driver refuses so many
-    /// times to have a stream wait for a word.
-    fn fail_second_launch(&self, refused: usize) {
+    /// The second launch from here on fails, once the hosts' copies for the first are under way, and then something else does.
+    fn fail_second_launch(&self, mut then: impl FnMut() + 'static) {
         let (double, mut launches) = (self.double.clone(), 0);
         AHEAD.set(Some(Box::new(move || {
             launches += 1;
@@ -51,19 +51,20 @@ impl Rank {
                 assert!(start.elapsed() < PATIENCE, "nothing is copied");
                 std::thread::sleep(Duration::from_millis(1));
             }
-            double.refuse(Refusal {
-                times: refused,
-                call: Some("cuStreamWaitValue32"),
-                ..Refusal::default()
-            });
+            then();
             fail!(Cuda, "no second launch");
         })));
     }
 
+    /// The caller's stream.
+    fn borrowed(&self) -> Stream {
+        // SAFETY: it lives as long as the double.
+        unsafe { Stream::borrow(&self.devices, self.device, self.stream) }.expect("a stream")
+    }
+
     /// Whether what the caller's stream is given now comes behind something that cannot run.
     fn stream_waits(&self) -> bool {
-        // SAFETY: the stream lives as long as the double.
-        let stream = unsafe { Stream::borrow(&self.devices, self.device, self.stream) }.expect("a stream");
+        let stream = self.borrowed();
         let event = Event::new(&self.devices, self.device).expect("an event");
         event.record(&stream).expect("a record");
         while self.double.step() {}
@@ -83,7 +84,9 @@ fn copies_of_the_hosts_that_have_begun_outlast_a_call_that_fails() {
                 return (rank.devices.clone(), None);
             }
             let gate = rank.hold_copies();
-            rank.fail_second_launch(refused);
+            let (double, call) = (rank.double.clone(), Some("cuStreamWaitValue32"));
+            let refusal = Refusal { times: refused, call, ..Refusal::default() };
+            rank.fail_second_launch(move || double.refuse(refusal));
             let error = rank.run(&request, &rank.call()).expect_err("a launch is refused");
             AHEAD.set(None);
             assert!(error.text().contains("no second launch"), "{error}");
@@ -103,4 +106,46 @@ fn copies_of_the_hosts_that_have_begun_outlast_a_call_that_fails() {
         let left = COUNT as usize * 4 + 4;
         assert_eq!(doubles[0].allocated(0) > left, refused == 2, "refused {refused} times");
     }
+}
+
+/// How often something is tried that a busy processor may hide.
+const TRIES: usize = 5;
+
+/// The hosts' copies take long, and so does what the stream has been given: the caller waits for both together.
+#[test]
+fn a_call_that_fails_in_its_course_is_waited_for_once() {
+    let mut waited = Vec::new();
+    for _ in 0..TRIES {
+        let (mut seats, doubles) = ranks_of(2, 2, Order::RoundRobin, 2, Carriers::SideStreams, |rank| {
+            let (_, request) = rank.sum(COUNT);
+            if rank.context.rank() > 0 {
+                rank.run(&request, &rank.call()).expect_err("rank 0 fails");
+                return None;
+            }
+            let (gate, late) =
+                (rank.hold_copies(), Arc::new(rank.devices.word(rank.device).expect("a word")));
+            let (stream, double, word) = (rank.borrowed(), rank.double.clone(), late.clone());
+            rank.fail_second_launch(move || {
+                stream.wait_word(&word).expect("it waits");
+                // Whoever gives up the copies waits for them, since no stream can tell when they have ended.
+                let call = Some("cuStreamWriteValue32");
+                double.refuse(Refusal { times: usize::MAX, call, ..Refusal::default() });
+            });
+            let start = Instant::now();
+            rank.run(&request, &rank.call()).expect_err("a launch is refused");
+            AHEAD.set(None);
+            assert!(rank.double.copies() > 0, "they are still to run");
+            Some((start.elapsed(), gate, late))
+        });
+        let (took, gate, late) = seats[0].take().expect("rank 0 has it");
+        gate.release();
+        late.release();
+        doubles[0].drain();
+        assert!(took >= LATE, "{took:?}");
+        if took < LATE + GRACE_PERIOD {
+            return;
+        }
+        waited.push(took);
+    }
+    panic!("{waited:?}");
 }
