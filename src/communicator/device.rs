@@ -26,6 +26,7 @@ use crate::cuda::polling;
 use crate::deadline::Deadline;
 use crate::engine::device::{Caller, DeviceExchange, Enqueued, GRACE_PERIOD, Loads, Way};
 use crate::engine::group::Group;
+use crate::engine::wire::Class;
 use crate::error::{Result, fail};
 use crate::signature::Signature;
 
@@ -164,9 +165,8 @@ impl Context {
         if group.devices().is_some_and(|way| !takes(way)) {
             return Ok(None);
         }
-        let Some(OnMemory { what, device, name, .. }) = self.on_memory(group, request, call)? else {
-            return Ok(None);
-        };
+        let found = self.on_memory(group, request, call)?;
+        let Some(OnMemory { what, device, name, .. }) = found else { return Ok(None) };
         if group.devices().is_none() {
             let Some(device) = device else { return Ok(None) };
             let first = Some(First { signature: what.signature(), timeout: call.timeout });
@@ -207,8 +207,14 @@ impl Context {
         Ok(())
     }
 
-    /// The call, if it is one on device memory, and where that is.
+    /// The call, if it is one on device memory, and where that is. A driver that does not tell keeps this rank from it.
     fn on_memory(&self, group: &Group, request: &Request, call: &Call) -> Result<Option<OnMemory>> {
+        let class = if request.kind.point_to_point() { Class::PointToPoint } else { Class::Ordered };
+        // SAFETY: whoever made the call promised a stream that lives until the operation is complete.
+        unsafe { self.or_fail_on(call.stream, class, self.find_memory(group, request, call)) }
+    }
+
+    fn find_memory(&self, group: &Group, request: &Request, call: &Call) -> Result<Option<OnMemory>> {
         let cuda = self.cuda();
         let mut known = None;
         // Told by the pointers alone: most calls are on host memory, and parsed later.

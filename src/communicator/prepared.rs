@@ -19,6 +19,7 @@ use crate::deadline::Deadline;
 use crate::engine::endpoint::Through;
 use crate::engine::group::Group;
 use crate::engine::operation::Operation;
+use crate::engine::wire::Class;
 use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operator};
 
@@ -212,7 +213,7 @@ impl Prepared {
         let begin = || unsafe { self.context.begin(&self.request, &self.call) };
         let enqueued = several.enqueue(begin, Pending::close);
         if let Err(error) = &enqueued {
-            if error.status() == Status::Cuda {
+            if matches!(error.status(), Status::Cuda | Status::OutOfMemory) {
                 // The others wait for this rank, which will not come.
                 self.context.fail(error.context(format_args!("rank {}", self.context.rank())));
             }
@@ -231,8 +232,10 @@ impl Prepared {
     }
 
     fn enqueue_one(&self, apart: Option<&Apart>) -> Result<Work> {
-        apart.map_or(Ok(()), Apart::before)?;
+        let ready = apart.map_or(Ok(()), Apart::before);
         // SAFETY: `new`'s promise.
+        unsafe { self.context.or_fail_on(self.call.stream, Class::Ordered, ready) }?;
+        // SAFETY: as above.
         let work = unsafe { self.context.begin(&self.request, &self.call) }?.close()?;
         apart.map_or(Ok(()), Apart::after)?;
         Ok(work)

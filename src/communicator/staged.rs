@@ -41,7 +41,7 @@ use crate::engine::staged::{
     self, Blocks, Cut, Entry, Exchange, Job, Lists, Shape, Side, Staged, StreamOrder,
 };
 use crate::engine::wire::Class;
-use crate::error::{Result, Status};
+use crate::error::Result;
 use crate::reduce::Reducer;
 use crate::signature::Signature;
 use crate::sys;
@@ -363,24 +363,32 @@ impl Copies {
 impl Context {
     /// A collective that this rank is kept from starting fails for all: the others would wait for it.
     pub(super) fn or_fail<T>(&self, result: Result<T>) -> Result<T> {
-        self.or_fail_for(result, &[Status::Cuda, Status::OutOfMemory, Status::Timeout])
+        self.or_fail_in(Class::Ordered, result)
     }
 
-    /// As [`Context::or_fail`], for messages too: one that is not sent concerns nobody else, but a driver that refuses does.
+    /// [`Group::or_fail`].
     pub(super) fn or_fail_in<T>(&self, class: Class, result: Result<T>) -> Result<T> {
-        match class {
-            Class::PointToPoint => self.or_fail_for(result, &[Status::Cuda]),
-            _ => self.or_fail(result),
+        match self.place() {
+            Membership::Group(group) => group.or_fail(class, result),
+            Membership::Solo => result,
         }
     }
 
-    fn or_fail_for<T>(&self, result: Result<T>, statuses: &[Status]) -> Result<T> {
-        if let (Err(error), Membership::Group(group)) = (&result, self.place())
-            && statuses.contains(&error.status())
-        {
-            group.fail(error.context(format_args!("rank {} of '{}'", group.rank(), group.name())));
+    /// As [`Context::or_fail_in`], unless the call's stream is being captured: then it is no call yet, and concerns nobody else.
+    ///
+    /// # Safety
+    /// The stream lives.
+    pub(super) unsafe fn or_fail_on<T>(
+        &self,
+        stream: Option<StreamHandle>,
+        class: Class,
+        result: Result<T>,
+    ) -> Result<T> {
+        // SAFETY: the caller's promise.
+        if result.is_err() && matches!(unsafe { self.cuda().capturing(stream) }, Ok(Some(_))) {
+            return result;
         }
-        result
+        self.or_fail_in(class, result)
     }
 
     /// [`Context::run`] for a call that is staged.

@@ -193,6 +193,21 @@ impl Group {
         }
     }
 
+    /// What keeps this rank from starting a call of `class` fails it for all that would wait: the others of a collective, whatever it is.
+    /// A message that is not sent concerns nobody else, but a driver that refuses does. What is wrong with the arguments is the caller's.
+    pub fn or_fail<T>(&self, class: Class, result: Result<T>) -> Result<T> {
+        result.inspect_err(|error| {
+            let is_everybodys = match error.status() {
+                Status::Cuda => true,
+                Status::OutOfMemory | Status::Timeout => class != Class::PointToPoint,
+                _ => false,
+            };
+            if is_everybodys {
+                self.fail(error.context(format_args!("rank {} of '{}'", self.rank, self.name)));
+            }
+        })
+    }
+
     // ---- calls
 
     /// Runs an operation to its end in this thread. `make` builds it once its number is known.

@@ -14,6 +14,7 @@ use crate::cuda::driver::{Location, StreamHandle};
 use crate::cuda::exchange::Point;
 use crate::engine::device::{Asked, Caller, DeviceExchange, Way};
 use crate::engine::group::Group;
+use crate::engine::wire::Class;
 use crate::error::{Result, fail};
 use crate::reduce::Operator;
 use crate::signature::Signature;
@@ -81,7 +82,7 @@ impl<C> Calls<C> {
     }
 
     /// Those whose memory `exchange` reaches, each with the argument that names it noted in its `caller`; and what is wrong with the
-    /// first of the others.
+    /// first of the others. All are of `class`.
     ///
     /// # Safety
     /// Their streams live.
@@ -89,6 +90,7 @@ impl<C> Calls<C> {
         self,
         context: &Context,
         exchange: &DeviceExchange,
+        class: Class,
         caller: impl Fn(&mut C) -> &mut Caller,
     ) -> (Vec<C>, Result<()>) {
         let Calls { mut calls, spans } = self;
@@ -96,7 +98,11 @@ impl<C> Calls<C> {
         for (place, (call, spans)) in calls.iter_mut().zip(spans).enumerate() {
             let caller = caller(call);
             // SAFETY: the caller's promise.
-            match unsafe { locate(context, exchange, spans, caller.stream, &mut known) } {
+            let found = unsafe {
+                let found = locate(context, exchange, spans, caller.stream, &mut known);
+                context.or_fail_on(caller.stream, class, found)
+            };
+            match found {
                 Ok(name) => caller.memory = name,
                 Err(error) => {
                     first = first.and(Err(error));
@@ -177,7 +183,7 @@ impl Launches {
         let collectives = mem::replace(&mut self.collectives, Calls::NONE);
         // SAFETY: the caller's promise.
         let (calls, located) =
-            unsafe { collectives.located(context, &self.exchange, |call| &mut call.caller) };
+            unsafe { collectives.located(context, &self.exchange, Class::Ordered, |call| &mut call.caller) };
         // SAFETY: the caller's promise.
         let given = unsafe { self.exchange.enqueue_several(&self.group, &calls) };
         located.and(given)
@@ -192,8 +198,9 @@ impl Launches {
         self.check_context(context)?;
         let messages = mem::replace(&mut self.messages, Calls::NONE);
         // SAFETY: the caller's promise.
-        let (messages, located) =
-            unsafe { messages.located(context, &self.exchange, |message| &mut message.caller) };
+        let (messages, located) = unsafe {
+            messages.located(context, &self.exchange, Class::PointToPoint, |message| &mut message.caller)
+        };
         let Some(first) = messages.first() else { return located };
         let (group, exchange) = (self.group.clone(), self.exchange.clone());
         let mut together = Together::of(group, exchange, first.caller, messages.len());

@@ -4,6 +4,7 @@ mod captures;
 mod groups;
 mod leaving;
 mod points;
+mod refused;
 mod stages;
 mod trouble;
 mod windows;

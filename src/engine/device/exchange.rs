@@ -172,7 +172,7 @@ impl DeviceExchange {
         let parts = self.parts();
         let asked = job.max_blocks;
         let job = &Job { max_blocks: parts.room.blocks(asked), ..*job };
-        let seen = self.in_windows(job)?;
+        let seen = self.or_fail(group, Class::Ordered, caller, self.in_windows(job))?;
         let launch = |stream: &Stream| match seen {
             // SAFETY: the caller's promise; all ranks have theirs in windows, or the call fails before it is launched. Of a captured one
             // that is the caller's promise, too.
@@ -233,7 +233,7 @@ impl DeviceExchange {
             }
         }
         // SAFETY: the caller's promise.
-        let beside = unsafe { self.beside(caller, &beside) }?;
+        let beside = self.or_fail(group, Class::Ordered, caller, unsafe { self.beside(caller, &beside) })?;
         let compare = |last: &Turn, known: &mut Calls| {
             let calls = calls.iter().enumerate().map(|(place, Asked { signature, job, .. })| {
                 // A launch has few.
@@ -264,13 +264,7 @@ impl DeviceExchange {
         let (max_blocks, multiprocessors) = (parts.room.allowed(pull.max_blocks), parts.room.multiprocessors);
         let mut pull = Pull { max_blocks, multiprocessors, ..*pull };
         if group.rank() == pull.root && pull.bytes > 0 {
-            pull.seen = self.in_window(pull.input, pull.bytes)?;
-            if pull.seen.is_none()
-                && parts.room.one_process
-                && self.devices().driver().is_shareable(pull.input)?
-            {
-                pull.seen = Some([pull.input; MAX_RANKS]);
-            }
+            pull.seen = self.or_fail(group, Class::Ordered, caller, self.seen_by_all(&pull))?;
         }
         // SAFETY: the caller's promise; ranks of one process reach each other's shareable memory (`Setup`).
         let launch = |stream: &Stream| unsafe { parts.kernels.enqueue_pull(&pull, stream) };
@@ -290,6 +284,18 @@ impl DeviceExchange {
             }
         }
         Ok(Some(seen))
+    }
+
+    /// The root's input of a broadcast by stages, as each rank reaches it, if all do where it lies.
+    fn seen_by_all(&self, pull: &Pull) -> Result<Option<[u64; MAX_RANKS]>> {
+        let found = self.in_window(pull.input, pull.bytes)?;
+        if found.is_none()
+            && self.parts().room.one_process
+            && self.devices().driver().is_shareable(pull.input)?
+        {
+            return Ok(Some([pull.input; MAX_RANKS]));
+        }
+        Ok(found)
     }
 
     /// Memory that lies in a window, as each rank reaches it.
@@ -331,8 +337,9 @@ impl DeviceExchange {
         caller: Caller,
         beside: &[Option<StreamHandle>],
     ) -> Result<Enqueued> {
+        let class = Class::PointToPoint;
         // SAFETY: the caller's promise.
-        let beside = unsafe { self.beside(caller, beside) }?;
+        let beside = self.or_fail(group, class, caller, unsafe { self.beside(caller, beside) })?;
         let peers = points.iter().map(|point| point.peer).collect();
         let launch = |stream: &Stream| {
             let blocks = self.parts().room.blocks(0);
@@ -345,7 +352,21 @@ impl DeviceExchange {
             check_points(group.rank() - first, boards.size() as u32, points)?;
             calls.compare_points(self.parts(), group, points)
         };
-        self.give(group, Class::PointToPoint, signatures, peers, (caller, &beside), compare, launch)
+        self.give(group, class, signatures, peers, (caller, &beside), compare, launch)
+    }
+
+    /// What keeps this rank from giving a call of `class` to its stream is everybody's, as [`Group::or_fail`] has it, unless the stream is
+    /// being captured: then it is no call yet.
+    fn or_fail<T>(&self, group: &Group, class: Class, caller: Caller, result: Result<T>) -> Result<T> {
+        let captured = || {
+            let _entered = self.devices().enter(self.device()).ok()?;
+            // SAFETY: whoever calls has promised that the stream lives.
+            unsafe { self.capture(caller) }.ok()
+        };
+        match result.is_err() && captured().is_none_or(|capture| capture == Capture::None) {
+            true => group.or_fail(class, result),
+            false => result,
+        }
     }
 
     /// Whether the caller's stream is being captured.
@@ -397,30 +418,12 @@ impl DeviceExchange {
         launch: impl FnOnce(&Stream) -> Result<()>,
     ) -> Result<Enqueued> {
         let parts = self.parts();
-        let devices = parts.last.devices();
         // Once for all that follows.
-        let _entered = devices.enter(self.device())?;
+        let entered = parts.last.devices().enter(self.device());
+        let _entered = self.or_fail(group, class, caller, entered)?;
         let mut lane = lock(&self.lane);
-        let handle = caller.stream.unwrap_or(parts.stream.handle());
-        // SAFETY: the caller has promised that it lives.
-        let capture = match unsafe { self.capture(caller) }? {
-            Capture::None => None,
-            Capture::Active(capture) => Some(capture),
-            Capture::Invalidated => {
-                fail!(InvalidUsage, "the capture of the call's stream has failed; end it, and begin again")
-            }
-        };
-        let id = match capture {
-            // SAFETY: as above.
-            None => unsafe { devices.driver().stream_id(handle) }?,
-            // Then the driver does not tell. What is in one capture lives until it ends.
-            Some(_) => CAPTURED | handle.0 as u64,
-        };
-        if lane.stream.as_ref().is_none_or(|(known, _)| *known != id) {
-            // SAFETY: as above; it is not used for a later call unless it lives then.
-            let stream = unsafe { Stream::borrow(devices, self.device(), handle) };
-            lane.stream = Some((id, stream.map_err(|error| self.foreign(caller, error))?));
-        }
+        let found = self.find_stream(&mut lane, caller);
+        let (handle, id, capture) = self.or_fail(group, class, caller, found)?;
         let Lane { stream: Some((_, stream)), ran_on, captured, calls } = &mut *lane else {
             fail!(Internal, "a stream that was put there is not there")
         };
@@ -469,6 +472,32 @@ impl DeviceExchange {
         fence(Ordering::SeqCst);
         group.endpoint().watch_devices();
         Ok(Enqueued { turn, peers, stream: handle, captured: false })
+    }
+
+    /// The caller's stream, which the lane has then, its id, and the capture that it is in.
+    fn find_stream(&self, lane: &mut Lane, caller: Caller) -> Result<(StreamHandle, u64, Option<u64>)> {
+        let (parts, devices) = (self.parts(), self.devices());
+        let handle = caller.stream.unwrap_or(parts.stream.handle());
+        // SAFETY: whoever calls has promised that it lives.
+        let capture = match unsafe { self.capture(caller) }? {
+            Capture::None => None,
+            Capture::Active(capture) => Some(capture),
+            Capture::Invalidated => {
+                fail!(InvalidUsage, "the capture of the call's stream has failed; end it, and begin again")
+            }
+        };
+        let id = match capture {
+            // SAFETY: as above.
+            None => unsafe { devices.driver().stream_id(handle) }?,
+            // Then the driver does not tell. What is in one capture lives until it ends.
+            Some(_) => CAPTURED | handle.0 as u64,
+        };
+        if lane.stream.as_ref().is_none_or(|(known, _)| *known != id) {
+            // SAFETY: as above; it is not used for a later call unless it lives then.
+            let stream = unsafe { Stream::borrow(devices, self.device(), handle) };
+            lane.stream = Some((id, stream.map_err(|error| self.foreign(caller, error))?));
+        }
+        Ok((handle, id, capture))
     }
 
     /// Why the caller's stream cannot be used: it may be one of another device.

@@ -61,7 +61,7 @@ fn sum_behind_a_gate() -> (Word, Arc<Double>, Arc<Devices>) {
 }
 
 /// Tries `body` with the driver refusing one call, the first, the second and so on up to `calls`. Side by side: most of them wait.
-fn refusing(calls: usize, body: impl Fn(usize) + Sync) {
+pub(super) fn refusing(calls: usize, body: impl Fn(usize) + Sync) {
     for first in (0..calls).step_by(16) {
         std::thread::scope(|scope| {
             let body = &body;

@@ -3,7 +3,7 @@
 use super::*;
 
 /// A broadcast by stages from rank 0: the double writes what its kernel was told.
-fn by_stages(context: &Context, output: u64, max_blocks: u32) -> OnDevices {
+pub(super) fn by_stages(context: &Context, output: u64, max_blocks: u32) -> OnDevices {
     let (group, exchange) = exchange(context);
     let pull = Pull {
         stages: Stages::Two,

@@ -4,7 +4,7 @@ use super::*;
 use crate::communicator::Window;
 
 /// An allgather of so many bytes of each rank.
-fn allgather(context: &Context, count: u64, input: u64, output: u64) -> OnDevices {
+pub(super) fn allgather(context: &Context, count: u64, input: u64, output: u64) -> OnDevices {
     let (group, exchange) = exchange(context);
     let (kind, dtype, operator) = (Kind::Allgather, DataType::U8, Operator::Sum);
     let job = Job { kind, input, output, count, dtype, operator, root: 0, max_blocks: 0 };
@@ -14,11 +14,11 @@ fn allgather(context: &Context, count: u64, input: u64, output: u64) -> OnDevice
 }
 
 /// Registers `bytes` from `address` on with all ranks.
-fn window(context: &Context, address: u64, bytes: u64) -> Result<Window> {
+pub(super) fn window(context: &Context, address: u64, bytes: u64) -> Result<Window> {
     context.register_at(&exchange(context).1, Ok((address, bytes)))
 }
 
-const MIB: u64 = 1 << 20;
+pub(super) const MIB: u64 = 1 << 20;
 
 #[test]
 fn outputs_in_windows_are_written_by_the_other_ranks() {

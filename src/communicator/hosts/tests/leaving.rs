@@ -149,3 +149,34 @@ fn a_call_that_fails_in_its_course_is_waited_for_once() {
     }
     panic!("{waited:?}");
 }
+
+/// More driver calls than a rank needs until its call has a number.
+const FIRST: usize = 16;
+
+/// The others would wait for it.
+#[test]
+fn a_call_that_the_driver_keeps_a_rank_from_fails_for_all() {
+    for (after, status) in (0..FIRST).flat_map(|after| [(after, Status::Cuda), (after, Status::OutOfMemory)])
+    {
+        ranks_of(2, 2, Order::RoundRobin, 2, Carriers::Couriers, |rank| {
+            let start = Instant::now();
+            if rank.context.rank() > 0 {
+                while rank.context.failure().is_none() {
+                    assert!(start.elapsed() < PATIENCE, "rank 0 fails it at last");
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                return;
+            }
+            let (_, request) = rank.sum(64);
+            rank.double.refuse(Refusal { after, status, ..Refusal::default() });
+            let started = rank.start(&request, &rank.call());
+            rank.double.fail_call(usize::MAX);
+            let is_told = rank.context.failure().is_some();
+            rank.context.abort();
+            if let Err(error) = started {
+                assert_eq!(error.status(), status, "{error}");
+                assert!(is_told, "call {after} was refused: {error}");
+            }
+        });
+    }
+}

@@ -1,6 +1,13 @@
 //! Calls that fail or are refused: what is said, and that the stream goes on.
 
+use std::sync::atomic::AtomicUsize;
+
 use super::*;
+use crate::communicator::{AlgorithmOptions, Prepared};
+use crate::cuda::double::Refusal;
+
+/// Elements of a short call.
+const LEN: usize = 16;
 
 /// Has every driver call of `call` fail on rank 0, one in `step`, one at a time: both ranks say
 /// so, and their streams go on.
@@ -47,7 +54,6 @@ fn a_driver_call_that_fails_is_named_on_all_ranks() {
 /// No stream is behind the copies of a call that its thread waits for.
 #[test]
 fn memory_is_the_callers_again_when_a_call_that_its_thread_waits_for_has_failed() {
-    const LEN: usize = 16;
     let doubles = [(); 2].map(|()| with_queues(MOST, Order::RoundRobin));
     // What copies has one queue.
     doubles[1].share_queues(MOST, 1);
@@ -92,7 +98,6 @@ fn memory_is_the_callers_again_when_a_call_that_its_thread_waits_for_has_failed(
 /// A group of one copies on the stream, and what comes behind that may be refused.
 #[test]
 fn memory_is_the_callers_again_when_a_call_of_a_group_of_one_has_failed() {
-    const LEN: usize = 16;
     for failing in 0.. {
         let failed = ranks(1, "shm", Order::RoundRobin, |rank| {
             let (input, mut output) = ([7; LEN], [0; LEN]);
@@ -245,4 +250,60 @@ fn wrong_memory_and_wrong_streams_are_named() {
             .expect("it ends well");
         assert_eq!(rank.drain(), Vec::<String>::new());
     });
+}
+
+/// More driver calls than a run makes before that between the ranks.
+const FIRST: usize = 24;
+
+/// What comes before the call between the ranks counts as that: the others would wait for it.
+#[test]
+fn a_run_that_the_driver_keeps_a_rank_from_fails_for_all() {
+    // An input and an output on a stream each; two pointers, which are combined before.
+    for (kind, least) in [(Kind::Allgather, 4), (Kind::Allreduce, 4)] {
+        for status in [Status::Cuda, Status::OutOfMemory] {
+            let refused = AtomicUsize::new(0);
+            for after in 0..FIRST {
+                let met = Barrier::new(2);
+                ranks(2, "tcp", Order::RoundRobin, |rank| {
+                    rank.double.load_modules();
+                    let buffers = [1, 2].map(|blocks| pointer(rank.memory(&vec![0; blocks * LEN])));
+                    let options = AlgorithmOptions {
+                        kind,
+                        algorithm: 0,
+                        buffers: buffers.into(),
+                        streams: vec![rank.stream, rank.double.stream(0)],
+                        count: LEN as u64,
+                        dtype: DataType::I32,
+                        operator: Operator::Sum,
+                        root: 0,
+                        root_buffer: 0,
+                        call: Call::default(),
+                    };
+                    // SAFETY: the double trusts no address, and keeps memory until it is dropped.
+                    let object = unsafe { Prepared::new(&rank.context, options) }.expect("an algorithm");
+                    met.wait();
+                    if rank.rank == 1 {
+                        let start = Instant::now();
+                        while rank.context.failure().is_none() {
+                            assert!(start.elapsed() < PATIENCE, "rank 0 fails it at last");
+                            std::thread::sleep(Duration::from_millis(1));
+                        }
+                        return;
+                    }
+                    rank.double.refuse(Refusal { after, status, ..Refusal::default() });
+                    let started = object.start();
+                    rank.double.fail_call(usize::MAX);
+                    let is_told = rank.context.failure().is_some();
+                    rank.context.abort();
+                    if let Err(error) = started {
+                        assert_eq!(error.status(), status, "{error}");
+                        assert!(is_told, "{kind:?}, call {after} was refused: {error}");
+                        refused.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            let refused = refused.into_inner();
+            assert!(refused >= least, "{kind:?}, {status:?}: {refused} were refused");
+        }
+    }
 }

@@ -1,0 +1,124 @@
+//! Calls that the driver keeps a rank from: whoever would wait for them is told before their caller is.
+
+use std::sync::{Barrier, Mutex};
+
+use super::groups::{give, request};
+use super::leaving::refusing;
+use super::points::point;
+use super::stages::by_stages;
+use super::windows::{MIB, allgather, window};
+use super::*;
+use crate::cuda::double::Refusal;
+
+/// What a rank does that has this memory on its device.
+type Deed = fn(&Context, &Seat, u64) -> Result<()>;
+
+/// More driver calls than a rank needs until its call has a number.
+const FIRST: usize = 16;
+
+/// Has the driver refuse rank 0 one call of a deed. The other rank does nothing. What came back before the group had failed.
+fn untold(what: &str, status: Status, deed: Deed) -> Vec<String> {
+    let untold = Mutex::new(Vec::new());
+    refusing(FIRST, |after| {
+        let met = Barrier::new(2);
+        ranks(&processes(2), words, |context, seat| {
+            let (double, devices, device) = seat;
+            context.cuda().pretend(devices, 256);
+            context.cuda().pretend_loads(only(words));
+            let memory = double.memory(*device, 5 * MIB as usize);
+            let _window = window(context, memory, 4 * MIB).expect("a window");
+            met.wait();
+            if context.rank() == 1 {
+                return until("rank 0 fails it at last", || context.failure().is_some());
+            }
+            double.refuse(Refusal { after, status, ..Refusal::default() });
+            let result = deed(context, seat, memory);
+            double.fail_call(usize::MAX);
+            let is_told = context.failure().is_some();
+            context.abort();
+            if let Err(error) = result {
+                assert_eq!(error.status(), status, "{what}: {error}");
+                if !is_told {
+                    untold.lock().expect("no panic").push(format!("{what}, call {after}: {error}"));
+                }
+            }
+        });
+    });
+    untold.into_inner().expect("no panic")
+}
+
+fn send(context: &Context, address: u64) -> Request {
+    let root = 1 - context.rank();
+    Request { kind: Kind::Send, output: std::ptr::null_mut(), root, ..request(1, address) }
+}
+
+#[test]
+fn nobody_waits_for_a_collective_that_the_driver_keeps_a_rank_from() {
+    // SAFETY: the double trusts no addresses.
+    let calls: [(&str, Deed); 5] = unsafe {
+        [
+            ("on a stream", |context, (double, _, device), memory| {
+                let call = Call { stream: Some(double.stream(*device)), ..Call::default() };
+                context.start(&request(1, memory), &call).map(drop)
+            }),
+            ("on none", |context, _, memory| context.start(&request(1, memory), &Call::default()).map(drop)),
+            ("by stages", |context, _, memory| by_stages(context, memory, 0).enqueue().map(drop)),
+            ("in a window", |context, _, memory| allgather(context, MIB, memory, memory).enqueue().map(drop)),
+            ("of a group", |context, seat, memory| {
+                let (double, _, device) = seat;
+                give(context, seat, &[0, 8].map(|at| (1, memory + at, Some(double.stream(*device)))))
+            }),
+        ]
+    };
+    let all = calls.into_iter().flat_map(|call| [(call, Status::Cuda), (call, Status::OutOfMemory)]);
+    let untold: Vec<String> = all.flat_map(|((what, deed), status)| untold(what, status, deed)).collect();
+    assert_eq!(untold, Vec::<String>::new());
+}
+
+/// One that is not sent concerns two ranks, but the device that is lost serves all.
+#[test]
+fn a_driver_that_refuses_a_message_is_everybodys() {
+    // SAFETY: the double trusts no addresses.
+    let calls: [(&str, Deed); 2] = unsafe {
+        [
+            ("on a stream", |context, (double, _, device), memory| {
+                let call = Call { stream: Some(double.stream(*device)), ..Call::default() };
+                context.start(&send(context, memory), &call).map(drop)
+            }),
+            ("on two streams", |context, (double, _, device), memory| {
+                let on = |at| point(context, memory + at, 4, Direction::Send, Some(double.stream(*device)));
+                let begun = [0, 8].map(|at| on(at).begin().expect("it joins others"));
+                Pending::close_all(begun.into()).into_iter().try_for_each(|work| work.map(drop))
+            }),
+        ]
+    };
+    let untold: Vec<String> =
+        calls.into_iter().flat_map(|(what, deed)| untold(what, Status::Cuda, deed)).collect();
+    assert_eq!(untold, Vec::<String>::new());
+}
+
+/// It is no call yet, and may never be one.
+#[test]
+fn a_capture_that_the_driver_refuses_concerns_no_other() {
+    ranks(&processes(2), words, |context, (double, devices, device)| {
+        context.cuda().pretend(devices, 256);
+        context.cuda().pretend_loads(only(words));
+        let memory = double.memory(*device, 8);
+        let mut refused = 0;
+        for after in (0..FIRST).filter(|_| context.rank() == 0) {
+            let stream = double.stream(*device);
+            double.begin_capture(stream, *device);
+            double.fail_call(after);
+            let call = Call { stream: Some(stream), ..Call::default() };
+            // SAFETY: the double trusts no addresses.
+            let ended = unsafe { context.start(&request(1, memory), &call) };
+            double.fail_call(usize::MAX);
+            drop(double.end_capture(stream, *device));
+            refused += usize::from(ended.is_err());
+        }
+        assert!(context.rank() == 1 || refused > 3, "{refused} driver calls");
+        captures::barrier(context);
+        assert_eq!(context.failure(), None);
+        captures::barrier(context);
+    });
+}
