@@ -151,6 +151,12 @@ impl Cuda {
         let _ = self.limits.set(limits);
     }
 
+    /// What could not be loaded was tried so much earlier.
+    #[cfg(test)]
+    pub(super) fn pretend_later(&self, by: Duration) {
+        lock(&self.refused).values_mut().for_each(|at| *at -= by);
+    }
+
     /// Whether devices may exchange without the host.
     #[cfg(not(test))]
     pub(super) fn exchanges(&self) -> bool {
@@ -516,8 +522,12 @@ impl Context {
         way: &Way,
     ) -> Result<(Job, Exit)> {
         let Survey { devices, device, on_device, ordered, .. } = &call.survey;
-        let copier =
-            if *on_device || *ordered { self.copier(devices, *device, options.max_blocks) } else { None };
+        let copier = match way {
+            _ if !*on_device && !*ordered => None,
+            // Limited already.
+            Way::Relayed(plan) => self.load_copier(devices, *device).map(|_| plan.kernels.clone()),
+            _ => self.copier(devices, *device, options.max_blocks),
+        };
         let StagedCall { survey, what } = call;
         let Survey { devices, device, on_device, input, output, stream, .. } = survey;
         staged::prepare(&devices, device)?;
