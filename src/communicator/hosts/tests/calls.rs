@@ -315,3 +315,31 @@ fn where_a_host_cannot_all_is_staged() {
         assert!(why.contains("rank 2 (") && why.contains("GPU 0 does not reach GPU 1"), "{why}");
     }
 }
+
+/// Nobody has a work that tells of it.
+#[test]
+fn what_is_launched_and_not_followed_is_settled_with_the_context_or_fails_it() {
+    ranks_by(2, 2, Order::Random(5), Carriers::Couriers, |rank| {
+        for count in COUNTS {
+            let (memory, request) = rank.sum(count);
+            // SAFETY: the double trusts no address.
+            unsafe { rank.context.launch(&request, &rank.call()) }.expect("it is given to its stream");
+            rank.context.settle(Deadline::after(PATIENCE)).expect("it ends well");
+            let bytes = 4 * count as usize;
+            assert_eq!(rank.double.peek(memory, bytes), vec![4; bytes], "{count}");
+        }
+        if rank.context.rank() == 0 {
+            let (_, request) = rank.sum(1);
+            let call = Call { timeout: Some(Duration::from_millis(200)), ..rank.call() };
+            // SAFETY: as above.
+            unsafe { rank.context.launch(&request, &call) }.expect("it is given to its stream");
+        }
+        let started = Instant::now();
+        while rank.context.failure().is_none() {
+            assert!(started.elapsed() < PATIENCE, "nobody hears of a call that others do not make");
+            std::thread::yield_now();
+        }
+        let error = rank.context.failure().expect("as seen");
+        assert!(error.text().contains("allreduce"), "{error}");
+    });
+}
