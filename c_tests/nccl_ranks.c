@@ -407,6 +407,35 @@ static void deaths(int rank, int size, ncclUniqueId id) {
     CHECK_OK(ncclCommDestroy(comm));
 }
 
+/* The same where nothing blocks: what a child could not be made for is behind its parent when that is stopped to be shrunk. */
+static void deaths_in_background(int rank, int size, ncclUniqueId id) {
+    ncclComm_t comm = NULL, child = NULL, rest = NULL;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclResult_t begun = ncclCommInitRankConfig(&comm, size, id, rank, &config);
+    CHECK(begun == ncclInProgress || begun == ncclSuccess);
+    CHECK(settled(comm) == ncclSuccess);
+    if (rank == size - 1) {
+        let_others_finish();
+        kill(getpid(), SIGKILL);
+    }
+    begun = ncclCommSplit(comm, 0, rank, &child, NULL);
+    CHECK(begun == ncclInProgress || begun == ncclSuccess);
+    CHECK(settled(comm) == ncclRemoteError);
+    CHECK(settled(child) == ncclRemoteError);
+    CHECK_OK(ncclCommAbort(child));
+    int excluded[] = {size - 1};
+    begun = ncclCommShrink(comm, excluded, 1, &rest, NULL, NCCL_SHRINK_ABORT);
+    CHECK(begun == ncclInProgress || begun == ncclSuccess);
+    CHECK(settled(comm) == ncclSuccess);
+    CHECK(settled(rest) == ncclSuccess);
+    float x = 1, y = 0;
+    CHECK_OK(ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, rest, NULL));
+    CHECK(y == (float)(size - 1));
+    CHECK_OK(ncclCommDestroy(rest));
+    CHECK_OK(ncclCommDestroy(comm));
+}
+
 /* Stopped on purpose, by every rank, then shrunk. */
 static void revocations(int rank, int size, ncclUniqueId id) {
     ncclComm_t comm = meet(rank, size, id), other = NULL, rest = NULL;
@@ -476,6 +505,7 @@ int main(int argc, char **argv) {
         nccl_ranks(2, 60, abort_of_a_creation);
         nccl_ranks(3, 60, mismatches);
         nccl_ranks_but(3, 60, deaths, 2);
+        nccl_ranks_but(3, 60, deaths_in_background, 2);
         nccl_ranks(3, 60, revocations);
         nccl_ranks(2, 60, half_a_group);
     }

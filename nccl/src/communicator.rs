@@ -1,7 +1,6 @@
 //! Communicators: what a handle stands for, from the moment it is given out.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -75,10 +74,7 @@ pub(crate) struct Communicator {
     order: Arc<Order>,
     /// The children that are being made of it.
     making: Mutex<Vec<Arc<Communicator>>>,
-    /// The first failure to make one: see [`Making`].
-    unmade: OnceLock<Error>,
-    /// Whether it was stopped on purpose: that it was aborted is no failure.
-    stopped: AtomicBool,
+    unmade: Mutex<Unmade>,
     /// What was started on each stream last, and what the host has a part in.
     started: Mutex<Vec<(usize, Work)>>,
     /// The first failure among that: a message's is not the group's.
@@ -90,6 +86,15 @@ pub(crate) struct Communicator {
     /// Serve the unique ids that it was made from, if this process made them.
     servers: Vec<Arc<ServerHandle>>,
     fork: u32,
+}
+
+/// What a communicator tells of its children: see [`Making`].
+#[derive(Default)]
+struct Unmade {
+    /// The first failure to make one that was begun since it was stopped last.
+    first: Option<Error>,
+    /// How often it was stopped on purpose: that it was aborted is no failure.
+    stops: u32,
 }
 
 /// How far meeting the others has come.
@@ -158,8 +163,7 @@ impl Communicator {
             phase: Mutex::new(Phase::Open),
             order: Arc::default(),
             making: Mutex::default(),
-            unmade: OnceLock::new(),
-            stopped: AtomicBool::new(false),
+            unmade: Mutex::default(),
             started: Mutex::default(),
             lost: OnceLock::new(),
             alone: OnceLock::new(),
@@ -265,15 +269,22 @@ impl Communicator {
         self.making.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends everything that runs, on purpose: as [`Communicator::abort`], but it has not failed.
+    fn unmade(&self) -> MutexGuard<'_, Unmade> {
+        self.unmade.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends everything that runs, on purpose: as [`Communicator::abort`], but it has not failed, and what becomes of children that were
+    /// begun before is behind it.
     pub(crate) fn stop(&self) {
-        self.stopped.store(true, Ordering::Release);
+        let mut unmade = self.unmade();
+        *unmade = Unmade { first: None, stops: unmade.stops + 1 };
+        drop(unmade);
         self.abort();
     }
 
     /// Whether it was stopped on purpose.
     pub(crate) fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Acquire)
+        self.unmade().stops > 0
     }
 
     /// Its phase, to look at or to change.
@@ -291,7 +302,7 @@ impl Communicator {
                 self.lost.get().cloned()
             }),
         };
-        own.or_else(|| self.unmade.get().cloned())
+        own.or_else(|| self.unmade().first.clone())
     }
 
     /// A group of this rank alone.
@@ -398,18 +409,29 @@ impl Communicator {
 pub(crate) struct Making {
     parent: Arc<Communicator>,
     child: Arc<Communicator>,
+    /// How often the parent had been stopped before.
+    stops: u32,
 }
 
 impl Making {
     pub(crate) fn of(parent: &Arc<Communicator>, child: &Arc<Communicator>) -> Making {
+        let mut unmade = parent.unmade();
+        let stops = unmade.stops;
+        if stops > 0 {
+            // Whoever goes on without ranks that have failed may have to try again without more of them.
+            unmade.first = None;
+        }
+        drop(unmade);
         parent.making().push(child.clone());
-        Making { parent: parent.clone(), child: child.clone() }
+        Making { parent: parent.clone(), child: child.clone(), stops }
     }
 
     /// It has been made, or has not. Where the parent does not block, its client asks the parent.
     pub(crate) fn end(self, failure: Option<&Error>) {
-        if let Some(error) = failure.filter(|_| !self.parent.config.blocking) {
-            let _ = self.parent.unmade.set(error.clone());
+        let Some(error) = failure.filter(|_| !self.parent.config.blocking) else { return };
+        let mut unmade = self.parent.unmade();
+        if unmade.stops == self.stops {
+            unmade.first.get_or_insert_with(|| error.clone());
         }
     }
 }
@@ -502,5 +524,39 @@ mod tests {
             assert_eq!(communicator.failure().as_ref(), results[0].as_ref().err());
             assert!(communicator.drain(Deadline::NEVER).is_err() && communicator.idle());
         });
+    }
+
+    fn never_blocks() -> Arc<Communicator> {
+        Communicator::new(Place::Host(0), Config { blocking: false, ..Config::unset() }, Vec::new())
+    }
+
+    /// A communicator of this rank alone that does not block, and a child that is being made of it.
+    fn parent_and_making() -> (Arc<Communicator>, Arc<Communicator>, Making) {
+        let (parent, child) = (never_blocks(), never_blocks());
+        parent.meet(|| Communicator::alone(&parent).cloned().map(Some));
+        let making = Making::of(&parent, &child);
+        (parent, child, making)
+    }
+
+    /// Else a client that goes on without ranks that have failed would take what they have failed for what comes of that.
+    #[test]
+    fn a_parent_that_was_stopped_tells_of_children_that_were_begun_since() {
+        let error = |text: &str| Error::new(Status::PeerFailed, text);
+        let (parent, child, [before, late]) = {
+            let (parent, child, making) = parent_and_making();
+            let late = Making::of(&parent, &child);
+            (parent, child, [making, late])
+        };
+        before.end(Some(&error("a rank is gone")));
+        assert_eq!(parent.failure(), Some(error("a rank is gone")));
+        parent.stop();
+        assert_eq!(parent.failure(), None);
+        let since = Making::of(&parent, &child);
+        late.end(Some(&error("it was stopped")));
+        assert_eq!(parent.failure(), None);
+        since.end(Some(&error("another rank is gone")));
+        assert_eq!(parent.failure(), Some(error("another rank is gone")));
+        Making::of(&parent, &child).end(None);
+        assert_eq!(parent.failure(), None);
     }
 }
