@@ -426,9 +426,13 @@ impl Making {
         Making { parent: parent.clone(), child: child.clone(), stops }
     }
 
-    /// It has been made, or has not. Where the parent does not block, its client asks the parent.
+    /// It has been made, or has not. Where the parent does not block, its client asks the parent, unless the client has ended the
+    /// child.
     pub(crate) fn end(self, failure: Option<&Error>) {
-        let Some(error) = failure.filter(|_| !self.parent.config.blocking) else { return };
+        let Some(error) = failure.filter(|_| !self.parent.config.blocking && !self.child.meeting().aborted)
+        else {
+            return;
+        };
         let mut unmade = self.parent.unmade();
         if unmade.stops == self.stops {
             unmade.first.get_or_insert_with(|| error.clone());
@@ -536,6 +540,14 @@ mod tests {
         parent.meet(|| Communicator::alone(&parent).cloned().map(Some));
         let making = Making::of(&parent, &child);
         (parent, child, making)
+    }
+
+    #[test]
+    fn a_child_that_its_client_ends_is_no_failure_of_the_parent() {
+        let (parent, child, making) = parent_and_making();
+        child.abort();
+        making.end(Some(&Error::new(Status::Timeout, "the others have not come")));
+        assert_eq!(parent.failure(), None);
     }
 
     /// Else a client that goes on without ranks that have failed would take what they have failed for what comes of that.
