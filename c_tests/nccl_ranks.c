@@ -316,6 +316,17 @@ static void *abort_soon(void *comm) {
     return NULL;
 }
 
+static void until_aborted(ncclComm_t comm) {
+    ncclResult_t state = ncclSuccess;
+    double end = seconds_now() + 20;
+    while (state == ncclSuccess && seconds_now() < end) {
+        CHECK_OK(ncclCommGetAsyncError(comm, &state));
+        sleep_ms(1);
+    }
+    CHECK(state == ncclRemoteError);
+    CHECK_TEXT("rank 0 aborted");
+}
+
 /* Rank 0 waits for a sum that rank 1 never calls, and is aborted from another thread; the others are told. */
 static void aborts(int rank, int size, ncclUniqueId id) {
     ncclComm_t comm = meet(rank, size, id);
@@ -329,14 +340,7 @@ static void aborts(int rank, int size, ncclUniqueId id) {
         CHECK(pthread_join(thread, NULL) == 0);
         CHECK_FAILS(ncclInvalidArgument, "is no communicator", ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
     } else {
-        ncclResult_t state = ncclSuccess;
-        double end = seconds_now() + 20;
-        while (state == ncclSuccess && seconds_now() < end) {
-            CHECK_OK(ncclCommGetAsyncError(comm, &state));
-            sleep_ms(1);
-        }
-        CHECK(state == ncclRemoteError);
-        CHECK_TEXT("rank 0 aborted");
+        until_aborted(comm);
         CHECK_FAILS(ncclRemoteError, "failed before", ncclAllReduce(&x, &y, 1, ncclFloat, ncclSum, comm, NULL));
         CHECK_OK(ncclCommAbort(comm));
     }
@@ -363,6 +367,38 @@ static void abort_of_a_creation(int rank, int size, ncclUniqueId id) {
     CHECK(seconds_now() - start < 20);
     CHECK(pthread_join(thread, NULL) == 0);
     CHECK(lonely == NULL);
+}
+
+static int may_block, rank_0_is_done[2];
+
+/* Rank 0 shrinks what rank 1, which stays, does not shrink. Whoever watches over it has the parent alone, and aborts that. */
+static void abort_of_a_parent(int rank, int size, ncclUniqueId id) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t comm = NULL, rest = NULL;
+    int excluded[] = {size - 1};
+    pthread_t thread;
+    config.blocking = may_block;
+    ncclResult_t begun = ncclCommInitRankConfig(&comm, size, id, rank, &config);
+    CHECK(begun == ncclSuccess || (begun == ncclInProgress && !may_block));
+    CHECK(settled(comm) == ncclSuccess);
+    if (rank != 0) {
+        char byte;
+        until_aborted(comm);
+        CHECK(rank != 1 || read(rank_0_is_done[0], &byte, 1) == 1);
+        CHECK_OK(ncclCommAbort(comm));
+        return;
+    }
+    CHECK(pthread_create(&thread, NULL, abort_soon, comm) == 0);
+    double start = seconds_now();
+    begun = ncclCommShrink(comm, excluded, 1, &rest, NULL, NCCL_SHRINK_DEFAULT);
+    CHECK(begun == (may_block ? ncclRemoteError : ncclInProgress));
+    CHECK(may_block || settled(rest) == ncclRemoteError);
+    CHECK_TEXT("was aborted");
+    CHECK(seconds_now() - start < 20);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK((rest == NULL) == may_block);
+    CHECK_OK(ncclCommAbort(rest));
+    CHECK(write(rank_0_is_done[1], "", 1) == 1);
 }
 
 /* All ranks learn what the odd one called, and the process goes on with another communicator. */
@@ -503,6 +539,8 @@ int main(int argc, char **argv) {
     if (WANTED("faults")) {
         nccl_ranks(3, 60, aborts);
         nccl_ranks(2, 60, abort_of_a_creation);
+        CHECK(pipe(rank_0_is_done) == 0);
+        for (may_block = 0; may_block < 2; may_block++) nccl_ranks(3, 60, abort_of_a_parent);
         nccl_ranks(3, 60, mismatches);
         nccl_ranks_but(3, 60, deaths, 2);
         nccl_ranks_but(3, 60, deaths_in_background, 2);

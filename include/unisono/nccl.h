@@ -435,8 +435,8 @@ ncclResult_t pncclCommFinalize(ncclComm_t comm);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t pncclCommDestroy(ncclComm_t comm);
 
-/// Ends the handle and everything that runs on the communicator: here at once, on the other ranks within a second. From any
-/// thread, also while others wait in calls on it. Waits for no other rank. NULL is fine.
+/// Ends the handle and everything that runs on the communicator: here at once, on the other ranks within a second. Children
+/// that are being made of it end here. From any thread, also while others wait in calls on it. Waits for no other rank. NULL is fine.
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 ncclResult_t pncclCommAbort(ncclComm_t comm);
 

@@ -219,7 +219,7 @@ impl Communicator {
         let underway = |meeting: &mut Meeting| !meeting.over && !meeting.aborted;
         let meeting = self.changed.wait_while(self.meeting(), underway);
         if meeting.unwrap_or_else(PoisonError::into_inner).aborted {
-            fail!(Aborted, "the communicator was aborted while it met the other ranks");
+            return Err(aborted());
         }
         self.met.get().map_or(Ok(()), |met| met.as_ref().map(drop).map_err(Error::clone))
     }
@@ -277,9 +277,13 @@ impl Communicator {
     /// begun before is behind it.
     pub(crate) fn stop(&self) {
         let mut unmade = self.unmade();
-        *unmade = Unmade { first: None, stops: unmade.stops + 1 };
+        let stops = unmade.stops + 1;
+        *unmade = Unmade { first: None, stops };
         drop(unmade);
-        self.abort();
+        // Children that are made of what was stopped before need nothing of it.
+        if stops == 1 {
+            self.abort();
+        }
     }
 
     /// Whether it was stopped on purpose.
@@ -294,10 +298,11 @@ impl Communicator {
 
     /// The first failure, if there was one; of what was stopped on purpose only those of its children.
     pub(crate) fn failure(&self) -> Option<Error> {
-        let own = match self.met.get()? {
-            Err(error) => Some(error.clone()),
-            Ok(_) if self.is_stopped() => None,
-            Ok(context) => context.failure().or_else(|| {
+        let own = match self.met.get() {
+            Some(Err(error)) => Some(error.clone()),
+            _ if self.is_stopped() => None,
+            None => self.meeting().aborted.then(aborted),
+            Some(Ok(context)) => context.failure().or_else(|| {
                 self.started().retain(|(_, work)| !self.has_ended(work));
                 self.lost.get().cloned()
             }),
@@ -323,7 +328,8 @@ impl Communicator {
         Ok(self.alone.get_or_init(|| context))
     }
 
-    /// Ends everything that runs, here at once and soon on the other ranks. Waits for nobody.
+    /// Ends everything that runs, here at once and soon on the other ranks; also children that are being made, which clients may know
+    /// nothing else to end by. Waits for nobody.
     pub(crate) fn abort(&self) {
         // Under the lock: whoever meets either sees this, or has let the group be seen here.
         self.meeting().aborted = true;
@@ -331,6 +337,9 @@ impl Communicator {
         if let Some(Ok(context)) = self.met.get() {
             context.abort();
         }
+        let making = self.making().clone();
+        // A client may know already of one that has met.
+        making.iter().filter(|child| child.met().is_none()).for_each(|child| child.abort());
     }
 
     /// Keeps in sight what was started together on `stream`. What the stream was given before is done before it. What GPUs
@@ -403,6 +412,10 @@ impl Communicator {
     fn started(&self) -> MutexGuard<'_, Vec<(usize, Work)>> {
         self.started.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn aborted() -> Error {
+    Error::new(Status::Aborted, "the communicator was aborted while it met the other ranks")
 }
 
 /// A child that is being made of a communicator, until this is dropped.
@@ -548,6 +561,29 @@ mod tests {
         child.abort();
         making.end(Some(&Error::new(Status::Timeout, "the others have not come")));
         assert_eq!(parent.failure(), None);
+    }
+
+    #[test]
+    fn who_aborts_a_parent_ends_the_children_that_are_being_made() {
+        let (parent, child, _making) = parent_and_making();
+        let made = never_blocks();
+        let _as_good_as_over = Making::of(&parent, &made);
+        made.meet(|| Communicator::alone(&made).cloned().map(Some));
+        assert_eq!(child.failure(), None);
+        parent.abort();
+        assert_eq!(child.failure().map(|error| error.status()), Some(Status::Aborted));
+        assert_eq!(child.wait(), child.failure().map_or(Ok(()), Err));
+        assert_eq!(made.failure(), None);
+    }
+
+    #[test]
+    fn children_of_what_was_stopped_are_made_when_it_is_stopped_again() {
+        let (parent, before, _making) = parent_and_making();
+        parent.stop();
+        let since = never_blocks();
+        let _making_too = Making::of(&parent, &since);
+        parent.stop();
+        assert!(before.failure().is_some() && since.failure().is_none());
     }
 
     /// Else a client that goes on without ranks that have failed would take what they have failed for what comes of that.

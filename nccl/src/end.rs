@@ -93,8 +93,8 @@ pub(crate) fn drain_destroyed(communicator: &Communicator) {
     }
 }
 
-/// Ends the handle and everything that runs on the communicator: here at once, on the other ranks within a second. From any
-/// thread, also while others wait in calls on it. Waits for no other rank. NULL is fine.
+/// Ends the handle and everything that runs on the communicator: here at once, on the other ranks within a second. Children
+/// that are being made of it end here. From any thread, also while others wait in calls on it. Waits for no other rank. NULL is fine.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
     guard(|| {

@@ -25,7 +25,7 @@ pub unsafe extern "C" fn ncclCommGetAsyncError(
         place.write(match (communicator.met(), communicator.failure()) {
             // It was stopped on purpose.
             (None, _) if phase == Phase::Revoked => SUCCESS,
-            (None, _) => IN_PROGRESS,
+            (None, None) => IN_PROGRESS,
             (_, Some(failure)) => {
                 tell(&failure);
                 result(failure.status())
