@@ -46,12 +46,12 @@ pub trait Kept: Send {
 }
 
 impl Devices {
-    /// Drops `what` once it is over: now, or when memory is given out or kept later. Where the library's own threads come to it, yet
-    /// another one drops it: that may wait for a device, which may wait for them.
-    pub fn keep(&self, what: Box<dyn Kept>) {
+    /// Drops `what` once it is over: now, or when memory is given out or kept later. Where the library's own threads come to it, or one
+    /// that `goes_on`, yet another one drops it: that may wait for a device, which may wait for them.
+    pub fn keep(&self, what: Box<dyn Kept>, goes_on: bool) {
         lock(&self.slabs().kept).push(what);
         let over = self.forsaken();
-        match process::is_own_thread() && !over.is_empty() {
+        match (goes_on || process::is_own_thread()) && !over.is_empty() {
             true => drop(Aside::new(over, "what an exchange worked in is not given back")),
             false => drop(over),
         }
@@ -279,9 +279,9 @@ mod tests {
         let (_double, devices) = process(Order::RoundRobin);
         let (tell, hear) = std::sync::mpsc::channel();
         let here = || std::thread::current().id();
-        devices.keep(Box::new(Tells(tell.clone())));
+        devices.keep(Box::new(Tells(tell.clone())), false);
         assert_eq!(hear.try_recv(), Ok(here()), "a caller finds it done");
-        let run = move || devices.keep(Box::new(Tells(tell)));
+        let run = move || devices.keep(Box::new(Tells(tell)), false);
         let own = crate::sys::process::spawn("a thread of the library", run).expect("it starts");
         assert_ne!(hear.recv(), Ok(own.thread().id()));
         own.join().expect("it ends");

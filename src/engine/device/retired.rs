@@ -160,5 +160,7 @@ pub(super) fn retire(parts: Parts) {
         return;
     }
     let devices = parts.last.devices().clone();
-    devices.keep(Box::new(parts));
+    // Whoever ends this may have to end others whose kernels wait on this GPU.
+    let has_failed = parts.fault.is_aborted();
+    devices.keep(Box::new(parts), has_failed);
 }

@@ -81,7 +81,7 @@ fn sweep(devices: &Devices) {
             true
         }
     }
-    (0..2).for_each(|_| devices.keep(Box::new(Nothing)));
+    (0..2).for_each(|_| devices.keep(Box::new(Nothing), false));
 }
 
 /// What has been given to `double` waits for a gate: nothing is given back before that opens. The bytes of both devices that are left
@@ -99,6 +99,52 @@ fn lasts_until_the_gate_opens(double: &Double, devices: &Devices, open: impl FnO
 /// What is left when all is given back: the test's own.
 const OWN: [usize; 2] = [4, 0];
 
+/// A watchdog aborts one communicator after the other. What frees memory waits for all that runs on the GPU, also for kernels of a
+/// communicator that its thread comes to next.
+#[test]
+fn who_ends_an_aborted_communicator_does_not_wait_for_another_on_its_gpu() {
+    let seats = processes(2);
+    let (stores, all) = ([(); 2].map(|()| Arc::new(HashStore::new())), Barrier::new(2));
+    std::thread::scope(|scope| {
+        for (rank, (double, devices, device)) in (0..).zip(&seats) {
+            let (stores, all, device) = (&stores, &all, *device);
+            scope.spawn(move || {
+                let [first, second] = stores.each_ref().map(|store| {
+                    let context = Context::create(options(rank, 2, store, "")).expect("ranks meet");
+                    meet(&[(&context, device)], || Ok(devices.clone()), choose, words).expect("an agreement");
+                    context
+                });
+                let (output, stream) = (double.memory(device, 4), double.stream(device));
+                // SAFETY: the double trusts no addresses.
+                let launch = || unsafe { sum(&second, 1, output, Some(stream), PATIENCE).launch() };
+                if rank == 0 {
+                    double.hold_lock(Waiting::Seen, Duration::from_secs(2));
+                    launch().expect("a launch");
+                    first.abort();
+                }
+                until("the abort", || first.failure().is_some());
+                // Whoever is the last to leave it finds it over.
+                let first = (rank == 0).then_some(first);
+                all.wait();
+                drop(first);
+                all.wait();
+                if rank == 1 {
+                    launch().expect("a launch");
+                }
+                second.settle(Deadline::after(PATIENCE)).expect("both have launched");
+                double.free(output);
+            });
+        }
+    });
+    for (double, devices, device) in &seats {
+        assert_eq!(double.complaints(), Vec::<String>::new());
+        until("all is given back", || {
+            sweep(devices);
+            double.allocated(*device) == 0
+        });
+    }
+}
+
 /// The driver refuses one call, or the next, too, by which the exchange would know when what is left is done. Then it is kept.
 #[test]
 fn an_exchange_lasts_until_what_a_call_has_left_that_failed_in_its_course_is_done() {
@@ -114,8 +160,14 @@ fn an_exchange_lasts_until_what_a_call_has_left_that_failed_in_its_course_is_don
                 double.fail_call(usize::MAX);
                 gate
             });
-            let left = lasts_until_the_gate_opens(&double, &devices, || gate.release());
-            kept.fetch_add(usize::from(left != OWN), Ordering::Relaxed);
+            lasts_until_the_gate_opens(&double, &devices, || gate.release());
+            // What was over when its context ended is another thread's to give back.
+            let patience = if times == 1 { PATIENCE } else { Duration::from_millis(100) };
+            let (start, left) = (Instant::now(), || [0, 1].map(|device| double.allocated(device)));
+            while left() != OWN && start.elapsed() < patience {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            kept.fetch_add(usize::from(left() != OWN), Ordering::Relaxed);
         });
         let [refused, kept] = [refused, kept].map(AtomicUsize::into_inner);
         assert!((20..CALLS).contains(&refused), "{refused} calls were refused, and not all were needed");

@@ -21,7 +21,7 @@ fn sweep(all: &[Arc<Devices>]) {
             true
         }
     }
-    (0..2).for_each(|_| all.iter().for_each(|devices| devices.keep(Box::new(Nothing))));
+    (0..2).for_each(|_| all.iter().for_each(|devices| devices.keep(Box::new(Nothing), false)));
 }
 
 impl Rank {
