@@ -95,6 +95,8 @@ struct Unmade {
     first: Option<Error>,
     /// How often it was stopped on purpose: that it was aborted is no failure.
     stops: u32,
+    /// Whether its client has ended it.
+    ended: bool,
 }
 
 /// How far meeting the others has come.
@@ -210,7 +212,7 @@ impl Communicator {
         drop(meeting);
         self.changed.notify_all();
         if aborted {
-            self.abort();
+            self.interrupt();
         }
     }
 
@@ -277,12 +279,13 @@ impl Communicator {
     /// begun before is behind it.
     pub(crate) fn stop(&self) {
         let mut unmade = self.unmade();
-        let stops = unmade.stops + 1;
-        *unmade = Unmade { first: None, stops };
+        unmade.first = None;
+        unmade.stops += 1;
+        let stops = unmade.stops;
         drop(unmade);
         // Children that are made of what was stopped before need nothing of it.
         if stops == 1 {
-            self.abort();
+            self.interrupt();
         }
     }
 
@@ -331,6 +334,12 @@ impl Communicator {
     /// Ends everything that runs, here at once and soon on the other ranks; also children that are being made, which clients may know
     /// nothing else to end by. Waits for nobody.
     pub(crate) fn abort(&self) {
+        // Before it looks for children: see `Making::of`.
+        self.unmade().ended = true;
+        self.interrupt();
+    }
+
+    fn interrupt(&self) {
         // Under the lock: whoever meets either sees this, or has let the group be seen here.
         self.meeting().aborted = true;
         self.changed.notify_all();
@@ -338,8 +347,15 @@ impl Communicator {
             context.abort();
         }
         let making = self.making().clone();
-        // A client may know already of one that has met.
-        making.iter().filter(|child| child.met().is_none()).for_each(|child| child.abort());
+        making.iter().for_each(|child| child.give_up_meeting());
+    }
+
+    /// It is to meet nobody any more. One that has met stays: a client may know of it already.
+    fn give_up_meeting(&self) {
+        let mut meeting = self.meeting();
+        meeting.aborted |= !meeting.over;
+        drop(meeting);
+        self.changed.notify_all();
     }
 
     /// Keeps in sight what was started together on `stream`. What the stream was given before is done before it. What GPUs
@@ -436,6 +452,10 @@ impl Making {
         }
         drop(unmade);
         parent.making().push(child.clone());
+        // Who ends the parent sees this child, or it is seen here.
+        if parent.unmade().ended {
+            child.give_up_meeting();
+        }
         Making { parent: parent.clone(), child: child.clone(), stops }
     }
 
@@ -574,6 +594,9 @@ mod tests {
         assert_eq!(child.failure().map(|error| error.status()), Some(Status::Aborted));
         assert_eq!(child.wait(), child.failure().map_or(Ok(()), Err));
         assert_eq!(made.failure(), None);
+        let late = never_blocks();
+        let _too_late = Making::of(&parent, &late);
+        assert_eq!(late.failure().map(|error| error.status()), Some(Status::Aborted));
     }
 
     #[test]

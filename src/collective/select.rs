@@ -78,7 +78,7 @@ pub fn automatic(checked: &Checked, shape: &Shape) -> Algorithm {
         let whole = matches!(algorithm, Algorithm::OneShot | Algorithm::RecursiveDoubling)
             || (*algorithm == Algorithm::Binomial && reduces)
             || (*algorithm == Algorithm::Linear && kind == Kind::Reduce);
-        // Where a node has several ranks, these send more messages between nodes than it takes.
+        // Where a node has several ranks, these send more messages between nodes than it takes, for some roots at least.
         let crosses_often = short
             && several_nodes
             && matches!(

@@ -177,7 +177,9 @@ impl Composed {
         // The series is locked, and a callback may want to make the next call.
         let _held_back = hold_back();
         // SAFETY: the caller's promise.
-        let mut series = self.context.or_fail(unsafe { exchange.series(self.caller) })?;
+        let mut series = unsafe {
+            self.context.or_fail_on(self.caller.stream, Class::Ordered, exchange.series(self.caller))
+        }?;
         let until = Deadline::after(self.caller.timeout.unwrap_or(group.timeout()));
         self.context.or_fail(ahead::make_room(series.stream(), group, until))?;
         let queue = Arc::new(Queue::default());

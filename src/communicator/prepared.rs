@@ -213,7 +213,9 @@ impl Prepared {
         let begin = || unsafe { self.context.begin(&self.request, &self.call) };
         let enqueued = several.enqueue(begin, Pending::close);
         if let Err(error) = &enqueued {
-            if matches!(error.status(), Status::Cuda | Status::OutOfMemory) {
+            // SAFETY: `new`'s promise.
+            let is_captured = || unsafe { self.context.cuda().is_in_capture(self.call.stream) };
+            if matches!(error.status(), Status::Cuda | Status::OutOfMemory) && !is_captured() {
                 // The others wait for this rank, which will not come.
                 self.context.fail(error.context(format_args!("rank {}", self.context.rank())));
             }

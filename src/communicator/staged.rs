@@ -80,12 +80,31 @@ impl Cuda {
     /// # Safety
     /// The stream lives.
     pub(super) unsafe fn capturing(&self, stream: Option<StreamHandle>) -> Result<Option<u32>> {
+        // SAFETY: the caller's promise.
+        let found = unsafe { self.capture(stream) }?;
+        Ok(found.and_then(|(device, capture)| matches!(capture, Capture::Active(_)).then_some(device)))
+    }
+
+    /// Whether a stream is being captured, or was until something was done that cannot be.
+    ///
+    /// # Safety
+    /// The stream lives.
+    pub(super) unsafe fn is_in_capture(&self, stream: Option<StreamHandle>) -> bool {
+        // SAFETY: the caller's promise.
+        matches!(unsafe { self.capture(stream) }, Ok(Some((_, Capture::Active(_) | Capture::Invalidated))))
+    }
+
+    /// The device of a stream, and its capture.
+    ///
+    /// # Safety
+    /// The stream lives.
+    unsafe fn capture(&self, stream: Option<StreamHandle>) -> Result<Option<(u32, Capture)>> {
         let Some(stream) = stream.filter(|stream| !stream.is_legacy()) else { return Ok(None) };
         let devices = self.devices()?;
         let device = devices.device_of_stream(stream)?;
         // SAFETY: the caller's promise.
         let capture = unsafe { Stream::borrow(devices, device, stream) }?.capture()?;
-        Ok(matches!(capture, Capture::Active(_)).then_some(device))
+        Ok(Some((device, capture)))
     }
 
     /// Whether such a call is on host memory because this process has no driver: what most calls are on machines without
@@ -391,7 +410,7 @@ impl Context {
         result: Result<T>,
     ) -> Result<T> {
         // SAFETY: the caller's promise.
-        if result.is_err() && matches!(unsafe { self.cuda().capturing(stream) }, Ok(Some(_))) {
+        if result.is_err() && unsafe { self.cuda().is_in_capture(stream) } {
             return result;
         }
         self.or_fail_in(class, result)

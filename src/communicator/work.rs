@@ -65,7 +65,7 @@ impl Work {
         Work { state: State::Enqueued(Arc::new(enqueued)), devices }
     }
 
-    /// Whether the host has a part in it that is not done.
+    /// Whether the host has, or has had, a part in it.
     pub fn is_hosted(&self) -> bool {
         match &self.state {
             State::Running(_) => true,

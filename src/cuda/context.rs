@@ -30,8 +30,6 @@ pub struct Devices {
     slots: Mutex<Slots>,
     /// Whoever has an idle stream of a device do something that waits for somebody else: see [`Devices::rousing`].
     rousing: Box<[Mutex<()>]>,
-    /// Whoever asks what calls have left behind: see [`Devices::asking`].
-    asking: Mutex<()>,
 }
 
 impl Devices {
@@ -61,13 +59,7 @@ impl Devices {
             stands: Mutex::default(),
             slots: Mutex::default(),
             rousing: (0..count).map(|_| Mutex::default()).collect(),
-            asking: Mutex::default(),
         }))
-    }
-
-    /// For those who ask this driver what it has done with of what calls have left: one after the other, until the answer is dropped.
-    pub fn asking(&self) -> MutexGuard<'_, ()> {
-        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// See [`Devices::rousing`]; `None`: there is no such device.

@@ -1,9 +1,8 @@
 //! Pools of what calls run in, for the calls behind them, and what of it was left by calls that ended before the device
 //! had done with it.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard};
 
-use crate::cuda::context::Devices;
 use crate::cuda::driver::retry;
 use crate::engine::endpoint::lock;
 use crate::error::Result;
@@ -24,9 +23,6 @@ pub(super) trait Left {
     /// Whether it still is, where that is known without the driver.
     fn is_used(&self) -> Option<bool>;
 
-    /// Whether it is the driver of these devices that says so then.
-    fn is_of(&self, devices: &Arc<Devices>) -> bool;
-
     /// Whether it is not any more, as the driver says.
     fn has_ended(&self) -> Result<bool>;
 }
@@ -34,6 +30,9 @@ pub(super) trait Left {
 /// A pool of the process.
 pub(super) struct Pool<S: Stock> {
     shelves: Mutex<Shelves<S>>,
+    /// Those who ask the driver what has ended do so one after the other: what they ask about is not in the pool meanwhile, and
+    /// another would make something instead of it.
+    asking: Mutex<()>,
 }
 
 /// What is in a pool.
@@ -45,7 +44,7 @@ pub(super) struct Shelves<S: Stock> {
 
 impl<S: Stock> Pool<S> {
     pub(super) const fn new(stock: S) -> Pool<S> {
-        Pool { shelves: Mutex::new(Shelves { stock, left: Vec::new() }) }
+        Pool { shelves: Mutex::new(Shelves { stock, left: Vec::new() }), asking: Mutex::new(()) }
     }
 
     /// The pool, locked. The driver is asked for nothing meanwhile.
@@ -64,23 +63,22 @@ impl<S: Stock> Pool<S> {
         self.lock().left.push(left);
     }
 
-    /// Looks what the device has done with of what calls have left: where that is known without the driver, and what the driver of `asked`
-    /// knows. Tests have several, and one that is long in coming back must not hold up who has to do with another.
+    /// Looks what the device has done with of what calls have left: without `asks_driver` only where that is known without it.
     ///
     /// The driver is asked without the pool's lock: it may be long in coming back, and calls that need nothing of it take and
-    /// give back meanwhile. Those who ask do so one after the other: what they ask about is not in the pool meanwhile, and another would
-    /// make something instead of it.
-    pub(super) fn unpark(&self, asked: Option<&Arc<Devices>>) {
+    /// give back meanwhile.
+    pub(super) fn unpark(&self, asks_driver: bool) {
         let rest = {
             let shelves = &mut *self.lock();
             let unused = shelves.left.extract_if(.., |left| left.is_used() == Some(false)).collect();
             shelves.stock.keep(unused)
         };
         drop(rest);
-        let Some(devices) = asked else { return };
-        let _asking = devices.asking();
-        let is_open = |left: &mut S::Left| left.is_used().is_none() && left.is_of(devices);
-        let open: Vec<S::Left> = self.lock().left.extract_if(.., is_open).collect();
+        if !asks_driver {
+            return;
+        }
+        let _asking = lock(&self.asking);
+        let open: Vec<S::Left> = self.lock().left.extract_if(.., |left| left.is_used().is_none()).collect();
         if open.is_empty() {
             return;
         }
@@ -106,14 +104,12 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc::{Receiver, Sender, channel};
-    use std::time::Duration;
 
     use super::*;
-    use crate::cuda::double::{Double, Order};
 
     enum Thing {
-        /// Tells that its driver is asked about it, which is long in coming back.
-        Asks(Arc<Devices>, Sender<()>, Receiver<()>),
+        /// Tells that the driver is asked about it, which is long in coming back.
+        Asks(Sender<()>, Receiver<()>),
         Knows(Arc<AtomicBool>),
     }
 
@@ -125,12 +121,8 @@ mod tests {
             }
         }
 
-        fn is_of(&self, devices: &Arc<Devices>) -> bool {
-            matches!(self, Thing::Asks(own, ..) if Arc::ptr_eq(own, devices))
-        }
-
         fn has_ended(&self) -> Result<bool> {
-            if let Thing::Asks(_, asked, answer) = self {
+            if let Thing::Asks(asked, answer) = self {
                 asked.send(()).expect("the test waits");
                 answer.recv().expect("the test answers");
             }
@@ -147,55 +139,25 @@ mod tests {
         }
     }
 
-    fn devices() -> Arc<Devices> {
-        Devices::over(Double::new(1, Order::Eager)).expect("a driver")
-    }
-
     #[test]
     fn what_needs_no_driver_is_taken_back_while_others_ask() {
-        let (pool, devices): (Pool<Vec<Thing>>, _) = (Pool::new(Vec::new()), devices());
+        let pool: Pool<Vec<Thing>> = Pool::new(Vec::new());
         let kept = || pool.lock().stock.len();
         let ((ask, asked), (answer, answered)) = (channel(), channel());
         let is_used = Arc::new(AtomicBool::new(true));
-        pool.park(Thing::Asks(devices.clone(), ask, answered));
+        pool.park(Thing::Asks(ask, answered));
         pool.park(Thing::Knows(is_used.clone()));
         std::thread::scope(|scope| {
-            scope.spawn(|| pool.unpark(Some(&devices)));
+            scope.spawn(|| pool.unpark(true));
             asked.recv().expect("the driver is asked");
-            pool.unpark(None);
+            pool.unpark(false);
             assert_eq!(kept(), 0);
             is_used.store(false, Ordering::Relaxed);
-            pool.unpark(None);
+            pool.unpark(false);
             let early = kept();
             answer.send(()).expect("it is awaited");
             assert_eq!(early, 1);
         });
         assert_eq!(kept(), 2);
-    }
-
-    #[test]
-    fn a_driver_that_is_long_in_coming_back_holds_up_nobody_who_has_another() {
-        let (pool, [one, other]): (Pool<Vec<Thing>>, _) = (Pool::new(Vec::new()), [devices(), devices()]);
-        let ((ask, asked), (answer, answered)) = (channel(), channel());
-        pool.park(Thing::Asks(one.clone(), ask, answered));
-        let (pool, other) = (&pool, &other);
-        let returned = std::thread::scope(|scope| {
-            let returns = || {
-                let (tell, told) = channel();
-                scope.spawn(move || {
-                    pool.unpark(Some(other));
-                    // Who waited may have given up.
-                    let _ = tell.send(());
-                });
-                told.recv_timeout(Duration::from_secs(10)).is_ok()
-            };
-            let before = returns();
-            scope.spawn(|| pool.unpark(Some(&one)));
-            asked.recv().expect("the driver is asked");
-            let meanwhile = returns();
-            answer.send(()).expect("it is awaited");
-            [before, meanwhile]
-        });
-        assert_eq!(returned, [true; 2]);
     }
 }

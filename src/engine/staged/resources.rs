@@ -101,14 +101,6 @@ impl Left for Parked {
         }
     }
 
-    fn is_of(&self, devices: &Arc<Devices>) -> bool {
-        match &self.behind {
-            Behind::Tail(tail) => Arc::ptr_eq(tail.devices(), devices),
-            Behind::Stores => self.lanes.iter().all(|lane| Arc::ptr_eq(&lane.devices, devices)),
-            Behind::Courier(_) => false,
-        }
-    }
-
     fn has_ended(&self) -> Result<bool> {
         match &self.behind {
             Behind::Tail(tail) => tail.query(),
@@ -280,7 +272,7 @@ impl Bay {
     /// Side streams of a device.
     pub(super) fn take(devices: &Arc<Devices>, device: u32) -> Result<Arc<Bay>> {
         prepare(devices, device)?;
-        POOL.unpark(Some(devices));
+        POOL.unpark(true);
         let stock = &mut POOL.lock().stock;
         stock.turn = stock.turn.wrapping_add(1);
         let (turn, bays) = (stock.turn, &stock.bays);
@@ -295,7 +287,7 @@ impl Bay {
 impl Lane {
     /// A lane of at least `bytes` bytes.
     pub(super) fn take(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<Lane> {
-        POOL.unpark(Some(devices));
+        POOL.unpark(true);
         match Lane::kept(devices, device, bytes) {
             Some(lane) => Ok(lane),
             None => Lane::new(devices, device, rounded(bytes)),
@@ -304,7 +296,7 @@ impl Lane {
 
     /// As [`Lane::take`], if there is one of which it is known without the driver that nobody uses it.
     pub(super) fn take_kept(devices: &Arc<Devices>, device: u32, bytes: usize) -> Option<Lane> {
-        POOL.unpark(None);
+        POOL.unpark(false);
         Lane::kept(devices, device, bytes)
     }
 

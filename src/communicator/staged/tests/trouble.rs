@@ -255,6 +255,41 @@ fn wrong_memory_and_wrong_streams_are_named() {
 /// More driver calls than a run makes before that between the ranks.
 const FIRST: usize = 24;
 
+/// What is wrong with it is this rank's program's alone, also when the driver has ended the capture for it.
+#[test]
+fn a_run_one_of_whose_streams_is_captured_concerns_no_other() {
+    let met = Barrier::new(2);
+    ranks(2, "tcp", Order::RoundRobin, |rank| {
+        let buffers = [1, 2].map(|blocks| pointer(rank.memory(&vec![0; blocks * LEN])));
+        let output = rank.double.stream(0);
+        let options = AlgorithmOptions {
+            kind: Kind::Allgather,
+            algorithm: 0,
+            buffers: buffers.into(),
+            streams: vec![rank.stream, output],
+            count: LEN as u64,
+            dtype: DataType::I32,
+            operator: Operator::Sum,
+            root: 0,
+            root_buffer: 0,
+            call: Call::default(),
+        };
+        // SAFETY: as above.
+        let object = unsafe { Prepared::new(&rank.context, options) }.expect("an algorithm");
+        if rank.rank == 0 {
+            rank.double.begin_capture(output, 0);
+            // The second time the capture is what the first has made of it.
+            for _ in 0..2 {
+                object.start().map(drop).expect_err("its input is not captured");
+            }
+            drop(rank.double.end_capture(output, 0));
+        }
+        met.wait();
+        assert_eq!(rank.context.failure(), None);
+        met.wait();
+    });
+}
+
 /// What comes before the call between the ranks counts as that: the others would wait for it.
 #[test]
 fn a_run_that_the_driver_keeps_a_rank_from_fails_for_all() {

@@ -102,10 +102,6 @@ impl Left for Parked {
         }
     }
 
-    fn is_of(&self, devices: &Arc<Devices>) -> bool {
-        matches!(&self.behind, Behind::Tail(tail) if Arc::ptr_eq(tail.devices(), devices))
-    }
-
     fn has_ended(&self) -> Result<bool> {
         match &self.behind {
             Behind::Nothing => Ok(true),
@@ -124,7 +120,7 @@ impl Tracks {
             return Ok(Tracks::Streams(tracks));
         };
         // Lanes of calls that were given up, if that is known without the driver.
-        POOL.unpark(None);
+        POOL.unpark(false);
         let (customer, pieces) = (errand.customer().clone(), vec![NOTHING; pieces as usize]);
         Ok(Tracks::Courier(Ordered { errand: Some(errand), customer, pieces }))
     }
@@ -336,7 +332,7 @@ pub(in super::super) fn prepare(devices: &Arc<Devices>, device: u32) -> Result<(
 impl Track {
     /// A track on a device.
     pub(super) fn take(devices: &Arc<Devices>, device: u32) -> Result<Track> {
-        POOL.unpark(Some(devices));
+        POOL.unpark(true);
         let mut shelves = POOL.lock();
         let pool = &mut shelves.stock;
         let fits = |step: &Event| step.device() == device && Arc::ptr_eq(step.devices(), devices);
