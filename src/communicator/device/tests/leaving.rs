@@ -74,7 +74,7 @@ pub(super) fn refusing(calls: usize, body: impl Fn(usize) + Sync) {
 const CALLS: usize = 64;
 
 /// Has what is over of exchanges given back: one rank says so, then the other's is, too.
-fn sweep(devices: &Devices) {
+pub(super) fn sweep(devices: &Devices) {
     struct Nothing;
     impl Kept for Nothing {
         fn is_over(&self) -> bool {

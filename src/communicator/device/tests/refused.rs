@@ -3,7 +3,7 @@
 use std::sync::{Barrier, Mutex};
 
 use super::groups::{give, request};
-use super::leaving::refusing;
+use super::leaving::{refusing, sweep};
 use super::points::point;
 use super::stages::by_stages;
 use super::windows::{MIB, allgather, window};
@@ -20,8 +20,8 @@ const FIRST: usize = 16;
 fn untold(what: &str, status: Status, deed: Deed) -> Vec<String> {
     let untold = Mutex::new(Vec::new());
     refusing(FIRST, |after| {
-        let met = Barrier::new(2);
-        ranks(&processes(2), words, |context, seat| {
+        let (met, seats) = (Barrier::new(2), processes(2));
+        ranks(&seats, words, |context, seat| {
             let (double, devices, device) = seat;
             context.cuda().pretend(devices, 256);
             context.cuda().pretend_loads(only(words));
@@ -43,6 +43,10 @@ fn untold(what: &str, status: Status, deed: Deed) -> Vec<String> {
                 }
             }
         });
+        // They are many.
+        seats.iter().for_each(|(double, ..)| double.drain());
+        seats.iter().for_each(|(_, devices, _)| sweep(devices));
+        seats.iter().for_each(|(_, devices, _)| sweep(devices));
     });
     untold.into_inner().expect("no panic")
 }

@@ -158,14 +158,14 @@ const FIRST: usize = 16;
 fn a_call_that_the_driver_keeps_a_rank_from_fails_for_all() {
     for (after, status) in (0..FIRST).flat_map(|after| [(after, Status::Cuda), (after, Status::OutOfMemory)])
     {
-        ranks_of(2, 2, Order::RoundRobin, 2, Carriers::Couriers, |rank| {
+        let (all, doubles) = ranks_of(2, 2, Order::RoundRobin, 2, Carriers::Couriers, |rank| {
             let start = Instant::now();
             if rank.context.rank() > 0 {
                 while rank.context.failure().is_none() {
                     assert!(start.elapsed() < PATIENCE, "rank 0 fails it at last");
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                return;
+                return rank.devices.clone();
             }
             let (_, request) = rank.sum(64);
             rank.double.refuse(Refusal { after, status, ..Refusal::default() });
@@ -177,6 +177,10 @@ fn a_call_that_the_driver_keeps_a_rank_from_fails_for_all() {
                 assert_eq!(error.status(), status, "{error}");
                 assert!(is_told, "call {after} was refused: {error}");
             }
+            rank.devices.clone()
         });
+        // They are many.
+        doubles.iter().for_each(|double| double.drain());
+        sweep(&all);
     }
 }
