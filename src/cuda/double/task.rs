@@ -7,6 +7,9 @@ use crate::cuda::kernels::{Launch, is_bitwise};
 use crate::cuda::local::Operand;
 use crate::reduce::{self, Representation};
 
+/// Bytes that the system gives memory for, or a part of that.
+const PAGE: usize = 4096;
+
 /// One thing for a stream to do.
 #[derive(Clone, Debug)]
 pub(super) enum Task {
@@ -236,7 +239,13 @@ impl Task {
                 heap.slice_mut(Place { address: to.0, bytes: *bytes })?.copy_from_slice(&bytes_read);
             }
             Task::Fill { to, bytes } => {
-                heap.slice_mut(Place { address: *to, bytes: bytes.len() })?.copy_from_slice(bytes);
+                let to = heap.slice_mut(Place { address: *to, bytes: bytes.len() })?;
+                // What is new and cleared takes no memory so.
+                for (to, bytes) in to.chunks_mut(PAGE).zip(bytes.chunks(PAGE)) {
+                    if to != bytes {
+                        to.copy_from_slice(bytes);
+                    }
+                }
             }
             Task::Expect { at, bytes, what } => {
                 let found = heap.slice(Place { address: *at, bytes: bytes.len() })?;
