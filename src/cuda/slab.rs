@@ -36,7 +36,14 @@ pub(super) struct Slabs {
     own: Mutex<Vec<Weak<Slab>>>,
     /// By owner, number and the device that they are open on.
     open: Mutex<HashMap<(Identity, u64, u32), Weak<Opened>>>,
-    kept: Mutex<Vec<Box<dyn Kept>>>,
+    kept: Mutex<Vec<Waiting>>,
+}
+
+/// What is kept until it is over.
+struct Waiting {
+    what: Box<dyn Kept>,
+    /// Whether whoever comes by may have to go on, so that another thread drops it: what it was of has failed.
+    aside: bool,
 }
 
 /// What must not be dropped yet, because somebody may still use it.
@@ -46,26 +53,43 @@ pub trait Kept: Send {
 }
 
 impl Devices {
-    /// Drops `what` once it is over: now, or when memory is given out or kept later. Where the library's own threads come to it, or one
-    /// that `goes_on`, yet another one drops it: that may wait for a device, which may wait for them.
-    pub fn keep(&self, what: Box<dyn Kept>, goes_on: bool) {
-        lock(&self.slabs().kept).push(what);
-        let over = self.forsaken();
-        match (goes_on || process::is_own_thread()) && !over.is_empty() {
-            true => drop(Aside::new(over, "what an exchange worked in is not given back")),
-            false => drop(over),
+    /// Drops `what` once it is over: now, or when memory is given out or kept later. That may wait for a device, which may wait for who
+    /// would drop it: so another thread drops what is of an exchange that `has_failed`, whoever finds it over, and all that is over where
+    /// one that fails or a thread of the library's own comes to it.
+    pub fn keep(&self, what: Box<dyn Kept>, has_failed: bool) {
+        lock(&self.slabs().kept).push(Waiting { what, aside: has_failed });
+        self.drop_over(has_failed || process::is_own_thread());
+    }
+
+    /// Drops what is over; what has failed, or all, in another thread.
+    fn drop_over(&self, all_aside: bool) {
+        let over = lock(&self.slabs().kept).extract_if(.., |kept| kept.what.is_over()).collect::<Vec<_>>();
+        let (aside, here): (Vec<_>, Vec<_>) = over.into_iter().partition(|kept| all_aside || kept.aside);
+        if !aside.is_empty() {
+            drop(Aside::new(aside, "what an exchange worked in is not given back"));
         }
-    }
-
-    /// Drops what is over.
-    fn sweep(&self) {
         // Not under the lock: dropping may wait for the device.
-        drop(self.forsaken());
+        drop(here);
     }
 
-    /// What is over, to be dropped.
-    fn forsaken(&self) -> Vec<Box<dyn Kept>> {
-        lock(&self.slabs().kept).extract_if(.., |kept| kept.is_over()).collect()
+    /// Drops what is over, and returns when that is done.
+    #[cfg(test)]
+    pub fn give_back(&self) {
+        struct Last(std::sync::mpsc::Sender<()>);
+        impl Kept for Last {
+            fn is_over(&self) -> bool {
+                true
+            }
+        }
+        impl Drop for Last {
+            fn drop(&mut self) {
+                self.0.send(()).expect("somebody listens");
+            }
+        }
+        let (tell, hear) = std::sync::mpsc::channel();
+        // One thread drops all that is over, this behind the others.
+        self.keep(Box::new(Last(tell)), true);
+        hear.recv_timeout(std::time::Duration::from_secs(60)).expect("all is dropped");
     }
 }
 
@@ -129,7 +153,7 @@ impl Arena {
     }
 
     fn take(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<Arena> {
-        devices.sweep();
+        devices.drop_over(false);
         let slabs = devices.slabs();
         // Held while a slab is allocated, so that two threads share one.
         let mut own = lock(&slabs.own);
@@ -250,6 +274,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use super::*;
     use crate::cuda::double::{Double, Order};
 
@@ -260,11 +286,11 @@ mod tests {
     }
 
     /// Tells which thread drops it.
-    struct Tells(std::sync::mpsc::Sender<std::thread::ThreadId>);
+    struct Tells(std::sync::mpsc::Sender<std::thread::ThreadId>, Arc<AtomicBool>);
 
     impl Kept for Tells {
         fn is_over(&self) -> bool {
-            true
+            self.1.load(Ordering::Relaxed)
         }
     }
 
@@ -274,17 +300,44 @@ mod tests {
         }
     }
 
+    fn flag(set: bool) -> Arc<AtomicBool> {
+        Arc::new(AtomicBool::new(set))
+    }
+
     #[test]
     fn threads_of_the_library_do_not_wait_for_the_device_to_let_go() {
         let (_double, devices) = process(Order::RoundRobin);
         let (tell, hear) = std::sync::mpsc::channel();
         let here = || std::thread::current().id();
-        devices.keep(Box::new(Tells(tell.clone())), false);
+        devices.keep(Box::new(Tells(tell.clone(), flag(true))), false);
         assert_eq!(hear.try_recv(), Ok(here()), "a caller finds it done");
-        let run = move || devices.keep(Box::new(Tells(tell)), false);
+        let run = move || devices.keep(Box::new(Tells(tell, flag(true))), false);
         let own = crate::sys::process::spawn("a thread of the library", run).expect("it starts");
         assert_ne!(hear.recv(), Ok(own.thread().id()));
         own.join().expect("it ends");
+    }
+
+    /// Whoever frees what has failed may wait for a device that waits for what it does next.
+    #[test]
+    fn nobody_who_comes_by_waits_for_what_has_failed_to_be_given_back() {
+        type Deed = fn(&Arc<Devices>, std::thread::ThreadId);
+        let (_double, devices) = process(Order::RoundRobin);
+        let here = std::thread::current().id();
+        let later: [Deed; 2] = [
+            |devices, here| {
+                let (tell, hear) = std::sync::mpsc::channel();
+                devices.keep(Box::new(Tells(tell, flag(true))), false);
+                assert_eq!(hear.try_recv(), Ok(here), "a healthy end finds its own done");
+            },
+            |devices, _| drop(Arena::new(devices, 0, 64, Deadline::NEVER).expect("an arena")),
+        ];
+        for come_by in later {
+            let ((tell, hear), is_over) = (std::sync::mpsc::channel(), flag(false));
+            devices.keep(Box::new(Tells(tell, is_over.clone())), true);
+            is_over.store(true, Ordering::Relaxed);
+            come_by(&devices, here);
+            assert_ne!(hear.recv(), Ok(here));
+        }
     }
 
     #[test]

@@ -8,7 +8,6 @@ use super::points::point;
 use super::*;
 use crate::communicator::hosts::tests::members::{DRIVER, LOADS};
 use crate::cuda::double::Refusal;
-use crate::cuda::slab::Kept;
 use crate::cuda::word::Word;
 
 /// Runs `body` on the first of two ranks of one process, whose GPUs exchange. The other rank makes no call. What it answers, and the
@@ -75,13 +74,7 @@ const CALLS: usize = 64;
 
 /// Has what is over of exchanges given back: one rank says so, then the other's is, too.
 pub(super) fn sweep(devices: &Devices) {
-    struct Nothing;
-    impl Kept for Nothing {
-        fn is_over(&self) -> bool {
-            true
-        }
-    }
-    (0..2).for_each(|_| devices.keep(Box::new(Nothing), false));
+    (0..2).for_each(|_| devices.give_back());
 }
 
 /// What has been given to `double` waits for a gate: nothing is given back before that opens. The bytes of both devices that are left
