@@ -82,8 +82,8 @@ impl Launch {
     /// The request with the factor that the device has.
     fn resolve(&mut self) -> Result<()> {
         if let Some(address) = self.factor.take() {
-            let (dtype, place) = (self.request.dtype, self.communicator.place);
-            let factor = read_factor(address, dtype, place, StreamHandle(self.stream))?;
+            let (dtype, stream) = (self.request.dtype, StreamHandle(self.stream));
+            let factor = read_factor(&self.communicator, address, dtype, stream)?;
             self.request.operator = Operator::PreMulSum(factor);
         }
         Ok(())
@@ -166,7 +166,7 @@ pub(crate) fn launch_all(mut calls: Calls) -> Result<()> {
     };
     joined.iter().filter_map(|streams| streams.meet().err()).for_each(&mut note);
     // A factor may come from another of these streams.
-    calls.resolve()?;
+    calls.resolve(&mut note);
     calls.order();
     let launches = std::mem::take(&mut calls.others);
     // The calls of one place are closed with it current, all that are together at once.
@@ -386,20 +386,18 @@ impl Copy {
 }
 
 /// The factor of a PreMulSum that the device has, as it is when the stream has come this far. Waits for that.
-fn read_factor(address: u64, dtype: DataType, place: Place, stream: StreamHandle) -> Result<f64> {
-    let Place::Device(device) = place else {
+fn read_factor(
+    communicator: &Communicator,
+    address: u64,
+    dtype: DataType,
+    stream: StreamHandle,
+) -> Result<f64> {
+    let Place::Device(device) = communicator.place else {
         fail!(Internal, "a communicator in host memory has a factor in device memory")
     };
-    let devices = devices()?;
-    let bytes = dtype.size();
-    let _entered = devices.enter(device)?;
-    // SAFETY: the client's stream lives.
-    let stream = unsafe { Stream::borrow(&devices, device, stream) }?;
-    stream.refuse_capture(
-        "stream",
-        "a PreMulSum whose factor is in device memory reads it on the host, which a graph cannot: give it as ncclScalarHostImmediate",
-    )?;
-    // SAFETY: the client promised one element there, until the call is complete.
-    let element = unsafe { stream.read_scalar(address, bytes) }?;
+    let (context, bytes) = (communicator.called_group()?, dtype.size());
+    // SAFETY: the client's stream lives; it promised one element there, until the call is complete.
+    let element =
+        unsafe { context.read_factor((device, address, bytes), stream, Some(operation_timeout())) }?;
     operator::factor(&element[..bytes], dtype)
 }

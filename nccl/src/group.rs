@@ -374,6 +374,21 @@ mod tests {
         assert_eq!(ended, result(Status::InvalidUsage));
     }
 
+    /// Whoever waits for those has no part in it.
+    #[test]
+    fn a_factor_that_cannot_be_read_keeps_no_other_call_of_its_group_from_being_made() {
+        let ([first, second], mut to) = ([(); 2].map(|()| communicator()), [0u8]);
+        // No device has it: these communicators are in host memory.
+        let without = Launch { factor: Some(0), ..call(&first) };
+        let mut with = call(&second);
+        with.request.output = to.as_mut_ptr();
+        assert_eq!(ncclGroupStart(), SUCCESS);
+        let called = [without, with].map(launch);
+        assert_eq!(called, [Ok(SUCCESS), Ok(SUCCESS)]);
+        assert_eq!(ncclGroupEnd(), result(Status::Internal));
+        assert_eq!(to, [1]);
+    }
+
     #[test]
     fn messages_of_a_finalized_communicator_are_refused_as_they_are_called() {
         let communicator = communicator();

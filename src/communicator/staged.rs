@@ -27,6 +27,7 @@ use crate::cuda::driver::{Capture, Location, StreamHandle, least_limit};
 use crate::cuda::fold::FoldKernels;
 use crate::cuda::libcuda::Libcuda;
 use crate::cuda::local::{Kernels, limited};
+use crate::cuda::scalar;
 use crate::cuda::stream::Stream;
 use crate::cuda::word::Word;
 use crate::deadline::Deadline;
@@ -41,7 +42,7 @@ use crate::engine::staged::{
     self, Blocks, Cut, Entry, Exchange, Job, Lists, Shape, Side, Staged, StreamOrder,
 };
 use crate::engine::wire::Class;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::reduce::Reducer;
 use crate::signature::Signature;
 use crate::sys;
@@ -414,6 +415,36 @@ impl Context {
             return result;
         }
         self.or_fail_in(class, result)
+    }
+
+    /// The element of `bytes` bytes at `address`, memory of `device`, that a collective on `stream` takes as its factor, as it is when the
+    /// stream has come this far. Waits for that, as long as the call may take. A rank that is kept from it fails the group, as
+    /// [`Context::or_fail_on`] has it.
+    ///
+    /// # Safety
+    /// The memory is valid until then, and the stream lives.
+    pub unsafe fn read_factor(
+        &self,
+        (device, address, bytes): (u32, u64, usize),
+        stream: StreamHandle,
+        timeout: Option<Duration>,
+    ) -> Result<[u8; scalar::MOST_BYTES]> {
+        let deadline = Deadline::after(timeout.unwrap_or(self.timeout()));
+        // Whether it is captured is asked in there, too.
+        let entered = self.cuda().devices().and_then(|devices| Ok((devices, devices.enter(device)?)));
+        let read = entered.as_ref().map_err(Error::clone).and_then(|(devices, _)| {
+            // SAFETY: the caller's promise.
+            let stream = unsafe { Stream::borrow(devices, device, stream) }?;
+            stream.refuse_capture(
+                "stream",
+                "a PreMulSum whose factor is in device memory reads it on the host, which a graph cannot: give it as ncclScalarHostImmediate",
+            )?;
+            // SAFETY: as above.
+            let read = unsafe { stream.read_scalar(address, bytes, deadline) };
+            read.map_err(|error| error.context("reading the factor of a PreMulSum"))
+        });
+        // SAFETY: as above.
+        unsafe { self.or_fail_on(Some(stream), Class::Ordered, read) }
     }
 
     /// [`Context::run`] for a call that is staged.

@@ -58,11 +58,16 @@ impl Devices {
 
 impl Stream {
     /// The `bytes` bytes at `address` of its device's memory, at most [`MOST_BYTES`], as they are when it has come this far, and
-    /// zeros. Waits for that: it is not in a capture.
+    /// zeros. Waits for that until `deadline`: it is not in a capture.
     ///
     /// # Safety
     /// The memory is valid until then.
-    pub unsafe fn read_scalar(&self, address: u64, bytes: usize) -> Result<[u8; MOST_BYTES]> {
+    pub unsafe fn read_scalar(
+        &self,
+        address: u64,
+        bytes: usize,
+        deadline: Deadline,
+    ) -> Result<[u8; MOST_BYTES]> {
         let mut scalar = [0; MOST_BYTES];
         let Some(into) = scalar.get_mut(..bytes) else {
             fail!(InvalidArgument, "a scalar of {bytes} bytes; they have {MOST_BYTES} at most")
@@ -73,7 +78,7 @@ impl Stream {
         // come to the end of the copy. What fails before that keeps it from being used again. Its page lives as long as
         // the devices, which this holds.
         unsafe { self.copy_to_host(place, address, bytes) }?;
-        self.synchronize(Deadline::NEVER)?;
+        self.synchronize(deadline)?;
         // SAFETY: the copy is complete, and the slot this thread's.
         into.copy_from_slice(unsafe { std::slice::from_raw_parts(place.cast_const(), bytes) });
         self.devices().slots().free.push(slot);
@@ -101,7 +106,9 @@ mod tests {
                     let _entered = devices.enter(stream.device()).expect("a device");
                     double.fill(stream.handle(), stream.device(), buffer.address(), &[round; 8]);
                     // SAFETY: the buffers are as long, and live until the streams are done.
-                    let scalar = unsafe { stream.read_scalar(buffer.address(), usize::from(round % 9)) };
+                    let scalar = unsafe {
+                        stream.read_scalar(buffer.address(), usize::from(round % 9), Deadline::NEVER)
+                    };
                     let wanted =
                         std::array::from_fn(|at| if at < usize::from(round % 9) { round } else { 0 });
                     assert_eq!(scalar, Ok(wanted));
@@ -112,7 +119,7 @@ mod tests {
             let after = (double.creations() - 2 * 200, double.allocated(0), double.allocated(1));
             assert_eq!(after, before);
             // SAFETY: nothing is read.
-            assert!(unsafe { streams[0].read_scalar(buffers[0].address(), 9) }.is_err());
+            assert!(unsafe { streams[0].read_scalar(buffers[0].address(), 9, Deadline::NEVER) }.is_err());
             drop((streams, buffers, devices));
             assert_eq!(double.complaints(), Vec::<String>::new());
         }
@@ -132,7 +139,7 @@ mod tests {
                     for _ in 0..20 {
                         double.fill(stream.handle(), 0, buffer.address(), &[thread as u8; 8]);
                         // SAFETY: the buffer is as long, and lives until the stream is done.
-                        let scalar = unsafe { stream.read_scalar(buffer.address(), 8) };
+                        let scalar = unsafe { stream.read_scalar(buffer.address(), 8, Deadline::NEVER) };
                         assert_eq!(scalar, Ok([thread as u8; 8]));
                     }
                 });

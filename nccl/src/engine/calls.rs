@@ -39,6 +39,15 @@ struct Gathered {
     factors: Vec<Factor>,
 }
 
+impl Gathered {
+    fn resolve(&mut self) -> Result<()> {
+        let Gathered { communicator, launches, factors } = self;
+        factors.drain(..).try_for_each(|Factor { number, address, dtype, stream }| {
+            launches.set_factor(number, read_factor(communicator, address, dtype, stream)?)
+        })
+    }
+}
+
 /// The factor of a PreMulSum that the device has.
 struct Factor {
     /// Which of the calls it is for.
@@ -141,15 +150,10 @@ impl Calls {
         Ok(added)
     }
 
-    /// Reads the factors that devices have.
-    pub(super) fn resolve(&mut self) -> Result<()> {
-        for Gathered { communicator, launches, factors } in &mut self.gathered {
-            for Factor { number, address, dtype, stream } in factors.drain(..) {
-                let factor = read_factor(address, dtype, communicator.place, stream)?;
-                launches.set_factor(number, factor)?;
-            }
-        }
-        self.others.iter_mut().try_for_each(Launch::resolve)
+    /// Reads the factors that devices have; `note` is told what fails. Calls of the others go on: who waits for those has no part in it.
+    pub(super) fn resolve(&mut self, mut note: impl FnMut(Error)) {
+        self.gathered.retain_mut(|gathered| gathered.resolve().map_err(&mut note).is_ok());
+        self.others.retain_mut(|launch| launch.resolve().map_err(&mut note).is_ok());
     }
 
     /// Puts the communicators into an order that all ranks have alike, and keeps that of each one's calls: whichever was called first

@@ -41,7 +41,7 @@ fn first_of_two<T: Send>(body: impl Fn(&Context, &Seat) -> T + Sync) -> (T, Arc<
 }
 
 /// Memory of the first GPU for a sum, and a stream of it whose next work waits for a gate.
-fn behind_a_gate(double: &Double, devices: &Arc<Devices>) -> (u64, StreamHandle, Word) {
+pub(super) fn behind_a_gate(double: &Double, devices: &Arc<Devices>) -> (u64, StreamHandle, Word) {
     let (output, stream, gate) = (double.memory(0, 4), double.stream(0), devices.word(0).expect("a word"));
     // SAFETY: it lives as long as the double.
     let borrowed = unsafe { Stream::borrow(devices, 0, stream) }.expect("a stream");

@@ -1,9 +1,10 @@
 //! Calls that the driver keeps a rank from: whoever would wait for them is told before their caller is.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex};
 
 use super::groups::{give, request};
-use super::leaving::{refusing, sweep};
+use super::leaving::{behind_a_gate, refusing, sweep};
 use super::points::point;
 use super::stages::by_stages;
 use super::windows::{MIB, allgather, window};
@@ -59,7 +60,7 @@ fn send(context: &Context, address: u64) -> Request {
 #[test]
 fn nobody_waits_for_a_collective_that_the_driver_keeps_a_rank_from() {
     // SAFETY: the double trusts no addresses.
-    let calls: [(&str, Deed); 5] = unsafe {
+    let calls: [(&str, Deed); 6] = unsafe {
         [
             ("on a stream", |context, (double, _, device), memory| {
                 let call = Call { stream: Some(double.stream(*device)), ..Call::default() };
@@ -68,6 +69,9 @@ fn nobody_waits_for_a_collective_that_the_driver_keeps_a_rank_from() {
             ("on none", |context, _, memory| context.start(&request(1, memory), &Call::default()).map(drop)),
             ("by stages", |context, _, memory| by_stages(context, memory, 0).enqueue().map(drop)),
             ("in a window", |context, _, memory| allgather(context, MIB, memory, memory).enqueue().map(drop)),
+            ("whose factor a device has", |context, (double, _, device), memory| {
+                context.read_factor((*device, memory, 4), double.stream(*device), None).map(drop)
+            }),
             ("of a group", |context, seat, memory| {
                 let (double, _, device) = seat;
                 give(context, seat, &[0, 8].map(|at| (1, memory + at, Some(double.stream(*device)))))
@@ -101,6 +105,36 @@ fn a_driver_that_refuses_a_message_is_everybodys() {
     assert_eq!(untold, Vec::<String>::new());
 }
 
+#[test]
+fn a_factor_that_its_stream_does_not_come_to_is_missed_at_the_deadline_of_its_call() {
+    ranks(&processes(2), words, |context, (double, devices, device)| {
+        context.cuda().pretend(devices, 256);
+        if context.rank() == 1 {
+            return until("rank 0 fails it at last", || context.failure().is_some());
+        }
+        let (memory, stream, gate) = behind_a_gate(double, devices);
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // So that who waits for ever ends, too, and well.
+                let start = Instant::now();
+                while !is_over.load(Ordering::Relaxed) && start.elapsed() < PATIENCE / 4 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                gate.release();
+            });
+            let timeout = Some(Duration::from_millis(50));
+            // SAFETY: the double trusts no addresses.
+            let read = unsafe { context.read_factor((*device, memory, 4), stream, timeout) };
+            is_over.store(true, Ordering::Relaxed);
+            let error = read.expect_err("its stream waits");
+            assert_eq!(error.status(), Status::Timeout, "{error}");
+            assert!(error.text().contains("the factor of a PreMulSum"), "{error}");
+        });
+        assert_eq!(context.failure().map(|error| error.status()), Some(Status::Timeout));
+    });
+}
+
 /// It is no call yet, and may never be one.
 #[test]
 fn a_capture_that_the_driver_refuses_concerns_no_other() {
@@ -108,19 +142,27 @@ fn a_capture_that_the_driver_refuses_concerns_no_other() {
         context.cuda().pretend(devices, 256);
         context.cuda().pretend_loads(only(words));
         let memory = double.memory(*device, 8);
-        let mut refused = 0;
-        for after in (0..FIRST).filter(|_| context.rank() == 0) {
+        let mut refused = [0; 2];
+        for (after, of) in (0..2 * FIRST).map(|at| (at / 2, at % 2)).filter(|_| context.rank() == 0) {
             let stream = double.stream(*device);
             double.begin_capture(stream, *device);
             double.fail_call(after);
             let call = Call { stream: Some(stream), ..Call::default() };
             // SAFETY: the double trusts no addresses.
-            let ended = unsafe { context.start(&request(1, memory), &call) };
+            let ended = unsafe {
+                match of {
+                    0 => context.start(&request(1, memory), &call).map(drop),
+                    _ => context.read_factor((*device, memory, 4), stream, None).map(drop),
+                }
+            };
             double.fail_call(usize::MAX);
             drop(double.end_capture(stream, *device));
-            refused += usize::from(ended.is_err());
+            refused[of] += usize::from(ended.is_err_and(|error| error.status() == Status::Cuda));
         }
-        assert!(context.rank() == 1 || refused > 3, "{refused} driver calls");
+        assert!(
+            context.rank() == 1 || refused.iter().all(|&refused| refused > 1),
+            "{refused:?} driver calls"
+        );
         captures::barrier(context);
         assert_eq!(context.failure(), None);
         captures::barrier(context);
