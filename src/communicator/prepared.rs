@@ -239,8 +239,15 @@ impl Prepared {
         unsafe { self.context.or_fail_on(self.call.stream, Class::Ordered, ready) }?;
         // SAFETY: as above.
         let work = unsafe { self.context.begin(&self.request, &self.call) }?.close()?;
-        apart.map_or(Ok(()), Apart::after)?;
-        Ok(work)
+        // SAFETY: as above.
+        let after = unsafe {
+            self.context.or_fail_on(self.call.stream, Class::Ordered, apart.map_or(Ok(()), Apart::after))
+        };
+        if after.is_err() {
+            // It is under way, and its memory the caller's when this returns.
+            let _ = work.wait(Deadline::after(self.context.timeout()));
+        }
+        after.map(|()| work)
     }
 }
 

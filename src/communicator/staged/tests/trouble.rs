@@ -297,7 +297,9 @@ fn a_run_that_the_driver_keeps_a_rank_from_fails_for_all() {
     for (kind, least) in [(Kind::Allgather, 4), (Kind::Allreduce, 4)] {
         for status in [Status::Cuda, Status::OutOfMemory] {
             let refused = AtomicUsize::new(0);
-            for after in 0..FIRST {
+            // The last of these is behind the call, for what the input's stream is given next.
+            let records = (0..4).map(|after| (after, Some("cuEventRecord")));
+            for (after, call) in (0..FIRST).map(|after| (after, None)).chain(records) {
                 let met = Barrier::new(2);
                 ranks(2, "tcp", Order::RoundRobin, |rank| {
                     rank.double.load_modules();
@@ -325,14 +327,14 @@ fn a_run_that_the_driver_keeps_a_rank_from_fails_for_all() {
                         }
                         return;
                     }
-                    rank.double.refuse(Refusal { after, status, ..Refusal::default() });
+                    rank.double.refuse(Refusal { after, status, call, ..Refusal::default() });
                     let started = object.start();
                     rank.double.fail_call(usize::MAX);
                     let is_told = rank.context.failure().is_some();
                     rank.context.abort();
                     if let Err(error) = started {
                         assert_eq!(error.status(), status, "{error}");
-                        assert!(is_told, "{kind:?}, call {after} was refused: {error}");
+                        assert!(is_told, "{kind:?}, call {after} {call:?} was refused: {error}");
                         refused.fetch_add(1, Ordering::Relaxed);
                     }
                 });
