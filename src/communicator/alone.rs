@@ -20,7 +20,7 @@ use crate::cuda::polling;
 use crate::deadline::Deadline;
 use crate::engine::executor::Run;
 use crate::engine::staged::Place;
-use crate::error::{Result, fail};
+use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{Operator, Reducer, Representation};
 
 impl Context {
@@ -61,19 +61,24 @@ impl Context {
         // Before anything is given to the stream: what fails behind that leaves the caller's memory in use.
         let event = if survey.captured { None } else { Some(Event::new(&survey.devices, survey.device)?) };
         let is_scaled_here = factor.is_some() && scaler.is_none();
+        let timeout = options.timeout.unwrap_or(self.timeout());
         if let Some(event) = &event
             && (!survey.ordered || bytes > 0 && is_scaled_here)
         {
-            let deadline = Deadline::after(options.timeout.unwrap_or(self.timeout()));
-            self.come_to(event, survey, deadline)?;
+            self.come_to(event, survey, Deadline::after(timeout))?;
         }
+        // What was given cannot be taken back: it has the time once more.
+        let patience = || Deadline::after(timeout);
         // SAFETY: the caller's promise; input and output have the same length in a group of one.
         unsafe {
             match (factor, &scaler) {
                 _ if bytes == 0 => {}
                 (None, _) => copy(survey, bytes)?,
                 (Some(_), Some(scaler)) => scaler.give(survey, checked)?,
-                (Some(_), None) => scale(survey, checked, request)?,
+                (Some(_), None) => {
+                    scale(survey, checked, request, &patience)
+                        .map_err(|error| self.unfinished(survey, error))?;
+                }
             }
         }
         let Some(event) = event else {
@@ -89,13 +94,31 @@ impl Context {
         let context = self.clone();
         let work = Work::enqueued(event, move |_| context.failure());
         if !survey.ordered
-            && let Err(error) = work.wait(Deadline::NEVER)
+            && let Err(error) = work.wait(patience())
         {
+            if work.peek().is_none() {
+                return Err(self.unfinished(survey, error));
+            }
             // The context may have failed before the stream has come to it.
             let _ = survey.stream.synchronize(Deadline::after(self.timeout()));
             return Err(error);
         }
         Ok(work)
+    }
+
+    /// What a call's own work on its device ends with that is not through at its deadline; other errors as they are.
+    fn unfinished(&self, survey: &Survey, error: Error) -> Error {
+        if error.status() != Status::Timeout {
+            return error;
+        }
+        let text = format!(
+            "GPU {} has begun a call of '{}' and does not end it: its memory is in use until {} has done what it was given. \
+             Raise timeout_ms, or look at what runs on that GPU",
+            survey.device,
+            self.name(),
+            stream_of(survey)
+        );
+        Error::new(Status::Timeout, text)
     }
 
     /// Waits until the call's stream has come to it. This thread is to wait for what it gives the stream, and nothing says that what
@@ -109,7 +132,7 @@ impl Context {
                 return Err(error);
             }
             if deadline.expired() {
-                let stream = if survey.ordered { "call->stream" } else { "the default stream" };
+                let stream = stream_of(survey);
                 fail!(
                     Timeout,
                     "{stream} of GPU {} has not come to a call of '{}' after {:.1} s: what it was given before does not end. Raise \
@@ -135,6 +158,11 @@ impl Context {
         let prepared = kernels.prepare(&survey.devices, survey.device, checked.dtype, operator);
         prepared.is_ok().then_some(Scaler { kernels, factor, from, to })
     }
+}
+
+/// What a call's stream is called.
+fn stream_of(survey: &Survey) -> &'static str {
+    if survey.ordered { "call->stream" } else { "the default stream" }
 }
 
 /// What scales device memory, and where that is.
@@ -217,11 +245,16 @@ unsafe extern "C" fn host_copy(job: *mut c_void) {
 ///
 /// # Safety
 /// As [`copy`].
-unsafe fn scale(survey: &Survey, checked: &Checked, request: &Request) -> Result<()> {
+unsafe fn scale(
+    survey: &Survey,
+    checked: &Checked,
+    request: &Request,
+    patience: &dyn Fn() -> Deadline,
+) -> Result<()> {
     let bytes = survey.input_bytes;
     let memory = RegisteredBuffer::new(&survey.devices, survey.device, bytes)?;
     // SAFETY: the caller's promise, and the buffer holds `bytes` bytes.
-    let scaled = unsafe { scale_in(memory.address(), survey, checked, request) };
+    let scaled = unsafe { scale_in(memory.address(), survey, checked, request, patience) };
     if scaled.is_err() {
         // A copy may be under way, and nothing tells when it ends.
         log::warn!("a call that failed leaves its pinned memory behind");
@@ -234,14 +267,20 @@ unsafe fn scale(survey: &Survey, checked: &Checked, request: &Request) -> Result
 ///
 /// # Safety
 /// As [`copy`]; the memory is as long as the input, and stays until the stream is done with it.
-unsafe fn scale_in(address: *mut u8, survey: &Survey, checked: &Checked, request: &Request) -> Result<()> {
+unsafe fn scale_in(
+    address: *mut u8,
+    survey: &Survey,
+    checked: &Checked,
+    request: &Request,
+    patience: &dyn Fn() -> Deadline,
+) -> Result<()> {
     let (bytes, stream) = (survey.input_bytes, &survey.stream);
     // SAFETY: this function's contract.
     unsafe {
         if let Place::Device(from) = survey.input {
             stream.copy_to_host(address, from, bytes)?;
         }
-        stream.synchronize(Deadline::NEVER)?;
+        stream.synchronize(patience())?;
         if let Place::Host(from) = survey.input {
             std::ptr::copy_nonoverlapping(from.cast_const(), address, bytes);
         }
@@ -250,7 +289,7 @@ unsafe fn scale_in(address: *mut u8, survey: &Survey, checked: &Checked, request
         match survey.output {
             Place::Device(to) => {
                 stream.copy_to_device(to, address.cast_const(), bytes)?;
-                stream.synchronize(Deadline::NEVER)
+                stream.synchronize(patience())
             }
             Place::Host(to) => {
                 std::ptr::copy_nonoverlapping(address.cast_const(), to, bytes);

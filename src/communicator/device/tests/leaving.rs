@@ -8,6 +8,7 @@ use super::points::point;
 use super::*;
 use crate::communicator::hosts::tests::members::{DRIVER, LOADS};
 use crate::cuda::double::Refusal;
+use crate::cuda::queues::MOST;
 use crate::cuda::word::Word;
 
 /// Runs `body` on the first of two ranks of one process, whose GPUs exchange. The other rank makes no call. What it answers, and the
@@ -288,6 +289,58 @@ fn a_call_of_a_group_of_one_without_a_stream_has_its_deadline_and_touches_nothin
     unsafe { context.run(&request, &Call::default()) }.expect("a copy");
     assert_eq!(double.peek(output, 400), [7; 400]);
     assert_eq!(double.complaints(), Vec::<String>::new());
+}
+
+/// Its stream has come to it; then the device does not get on. By copies, or scaled on the host.
+#[test]
+fn a_group_of_one_waits_for_its_own_copies_no_longer_than_for_its_stream() {
+    for scaled in [false, true] {
+        let (double, devices) = process(1);
+        let context =
+            Context::create(options(0, 1, &Arc::new(HashStore::new()), "")).expect("a group of one");
+        context.cuda().pretend(&devices, 256);
+        let [input, output] = [(); 2].map(|()| double.memory(0, 404));
+        double.fill(StreamHandle::LEGACY, 0, input, &[7; 404]);
+        // Copies stand in one queue, behind one that waits.
+        double.share_queues(MOST, 1);
+        let (held, gate) =
+            (Stream::new(&devices, 0, false).expect("a stream"), devices.word(0).expect("a word"));
+        held.wait_word(&gate).expect("it waits");
+        double.fill(held.handle(), 0, double.memory(0, 4), &[0; 4]);
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // So that a call that waits for ever ends, too, and well.
+                let start = Instant::now();
+                while !is_over.load(Ordering::Relaxed) && start.elapsed() < PATIENCE / 4 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                gate.release();
+            });
+            // No kernel scales what does not lie at a multiple of an element's size.
+            let request = match scaled {
+                true => Request {
+                    dtype: DataType::F32,
+                    operator: Operator::PreMulSum(1.0),
+                    ..copy_alone(input + 2, output + 2)
+                },
+                false => copy_alone(input, output),
+            };
+            let call = Call { timeout: Some(Duration::from_millis(50)), on_device: true, ..Call::default() };
+            // SAFETY: the double trusts no addresses.
+            let ended = unsafe { context.run(&request, &call) };
+            is_over.store(true, Ordering::Relaxed);
+            let error = ended.map(drop).expect_err("its copies wait");
+            assert_eq!(error.status(), Status::Timeout, "{error}");
+            assert!(error.text().contains("has begun a call of"), "{error}");
+        });
+        double.drain();
+        // The context goes on.
+        // SAFETY: as above.
+        unsafe { context.run(&copy_alone(input, output), &Call::default()) }.expect("a copy");
+        assert_eq!(double.peek(output, 400), [7; 400]);
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    }
 }
 
 #[test]
