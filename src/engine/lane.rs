@@ -115,6 +115,8 @@ pub enum Event {
     Load,
     /// The peer has closed the stream.
     Closed,
+    /// Nothing more comes: the stream broke.
+    Broken(Error),
 }
 
 /// What [`Lane::haul`] has done.
@@ -170,6 +172,10 @@ pub struct Lane {
     /// What was hauled whole, until [`Lane::flush`] tells; and what ended the hauling.
     finished: Vec<(Ticket, Option<Key>)>,
     ended: Option<io::Error>,
+    /// What the system refused to take from a hauler, until [`Lane::flush`] tells.
+    refused: Option<io::Error>,
+    /// Nothing can be written any more. What has come may still be read.
+    takes_nothing: bool,
 }
 
 /// Frames written in one system call.
@@ -217,6 +223,8 @@ impl Lane {
             dry: false,
             finished: Vec::new(),
             ended: None,
+            refused: None,
+            takes_nothing: false,
         }
     }
 
@@ -292,12 +300,19 @@ impl Lane {
     }
 
     /// Writes what fits; `done` is called for each payload that has gone whole, with the key of its message when it was
-    /// a piece. Whether anything was written.
+    /// a piece. Whether anything was written. An error is told once: nothing is written from there on, but what has come is
+    /// read.
     pub fn flush(&mut self, mut done: impl FnMut(Ticket, Option<Key>)) -> io::Result<bool> {
         let mut moved = false;
         for (ticket, piece) in self.finished.drain(..) {
             moved = true;
             done(ticket, piece);
+        }
+        if let Some(error) = self.refused.take() {
+            return Err(error);
+        }
+        if self.takes_nothing {
+            return Ok(moved);
         }
         let leaves = self.hauled && self.can_haul();
         while self.outgoing.front().is_some_and(|front| !leaves || front.piece.is_none()) {
@@ -334,7 +349,10 @@ impl Lane {
                     break;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+                Err(error) => {
+                    self.takes_nothing = true;
+                    return Err(error);
+                }
             }
         }
         Ok(moved)
@@ -344,7 +362,7 @@ impl Lane {
     /// [`Lane::begin`] before the next `read`.
     pub fn read(&mut self) -> Result<Event> {
         if let Some(error) = self.ended.take() {
-            return Err(broke(&error));
+            return Ok(self.end(&error));
         }
         if self.closed {
             return Ok(Event::Closed);
@@ -378,7 +396,7 @@ impl Lane {
                         }
                         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Event::Idle),
                         Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                        Err(error) => return Err(broke(&error)),
+                        Err(error) => return Ok(self.end(&error)),
                     }
                 }
             } else if let Some(header) = self.buffer[self.start..self.end].first_chunk::<FRAME_BYTES>() {
@@ -394,7 +412,7 @@ impl Lane {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Event::Idle),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(broke(&error)),
+                Err(error) => return Ok(self.end(&error)),
             }
         }
     }
@@ -494,7 +512,11 @@ impl Lane {
         if self.has_load_out() {
             match self.haul_out() {
                 Ok(count) => moved |= count > 0,
-                Err(error) => self.note_end(error),
+                Err(error) if is_for_now(&error) => {}
+                Err(error) => {
+                    (self.blocked, self.takes_nothing) = (false, true);
+                    self.refused = Some(error);
+                }
             }
         }
         if self.has_load_in()
@@ -504,7 +526,8 @@ impl Lane {
             match incoming.read_from(&mut *self.stream, missing.min(HAUL), &mut self.buffer) {
                 Ok(0) => self.shut(),
                 Ok(_) => (moved, self.drained) = (true, false),
-                Err(error) => self.note_end(error),
+                Err(error) if is_for_now(&error) => {}
+                Err(error) => self.ended = Some(error),
             }
         }
         let more = self.has_load_in() || self.has_load_out();
@@ -513,7 +536,8 @@ impl Lane {
             || !self.finished.is_empty()
             || !self.outgoing.is_empty() && !self.has_load_out()
             || self.closed
-            || self.ended.is_some();
+            || self.ended.is_some()
+            || self.refused.is_some();
         Hauled { moved, tells, more }
     }
 
@@ -534,13 +558,6 @@ impl Lane {
         Ok(count)
     }
 
-    /// Keeps an error, unless it says that nothing moves now.
-    fn note_end(&mut self, error: io::Error) {
-        if !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) {
-            self.ended = Some(error);
-        }
-    }
-
     /// Whether what comes next is the payload of a frame, and a load. The last of it is hauled with the rest.
     fn has_load_in(&self) -> bool {
         let goes_on = |incoming: &Incoming| {
@@ -557,7 +574,10 @@ impl Lane {
     }
 
     fn has_load_out(&self) -> bool {
-        self.hauled && self.can_haul() && self.outgoing.front().is_some_and(|front| front.piece.is_some())
+        self.hauled
+            && self.can_haul()
+            && !self.takes_nothing
+            && self.outgoing.front().is_some_and(|front| front.piece.is_some())
     }
 
     fn can_haul(&self) -> bool {
@@ -569,10 +589,20 @@ impl Lane {
         self.closed = true;
     }
 
+    fn end(&mut self, why: &io::Error) -> Event {
+        self.shut();
+        Event::Broken(broke(why))
+    }
+
     fn close(&mut self) -> Event {
         self.shut();
         Event::Closed
     }
+}
+
+/// Whether an error says only that nothing moves now.
+fn is_for_now(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 /// A stream that cannot go on: whatever the system says of it, the peer or the way to it has failed.

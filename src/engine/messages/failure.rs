@@ -72,6 +72,17 @@ impl Messages {
         }
     }
 
+    /// A stream of the link broke. What had come before still counts, over the others too: the peer may have ended in order behind that,
+    /// with something unread, of which its kernel makes a reset.
+    pub(super) fn doubt(&mut self, peer: u32, why: Error) {
+        // The endpoint loses the link, if nothing else ends it.
+        if matches!(self.peers[peer as usize].state, PeerState::Open) {
+            self.troubles.push(Trouble::Broken { peer, why });
+        }
+        self.note_watches(peer);
+    }
+
+    /// The peer does what no peer does: nothing of it counts any more.
     pub(super) fn broken(&mut self, peer: u32, why: Error) {
         let slot = &mut self.peers[peer as usize];
         let working = slot.lanes.iter().any(|lane| !lane.lock().closed());

@@ -103,6 +103,10 @@ impl Messages {
             };
             match event {
                 Event::Load => return moved,
+                Event::Broken(why) => {
+                    self.doubt(peer, why);
+                    return true;
+                }
                 Event::Idle | Event::Closed => return moved | (lane == 0 && self.pull(peer)),
                 Event::Frame(frame) => {
                     moved = true;
@@ -164,7 +168,7 @@ impl Messages {
         slot.strews &= left;
         self.note_watches_of(peer, lanes);
         if let Some(why) = broken {
-            self.broken(peer, why);
+            self.doubt(peer, why);
         }
         moved
     }

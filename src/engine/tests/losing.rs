@@ -55,12 +55,17 @@ fn a_lost_peer_is_reported_though_the_launcher_says_nothing() {
 
 /// So many ranks in one group that know where the others are, and have no links.
 fn unlinked(size: u32, options: &Options) -> Vec<Arc<Group>> {
-    let (secret, job) = (SecretKey::new([1; 32]), 7);
-    let endpoint = |rank| {
+    unlinked_of(&vec![options.clone(); size as usize])
+}
+
+/// The same, each with its own options.
+pub(super) fn unlinked_of(all: &[Options]) -> Vec<Arc<Group>> {
+    let (secret, job, size) = (SecretKey::new([1; 32]), 7, all.len() as u32);
+    let endpoint = |(rank, options): (u32, &Options)| {
         let identity = Identity { rank, size, secret: secret.clone(), job };
         Endpoint::new(identity, options.clone()).expect("an endpoint")
     };
-    let endpoints: Vec<_> = (0..size).map(endpoint).collect();
+    let endpoints: Vec<_> = (0..size).zip(all).map(endpoint).collect();
     for (endpoint, other) in endpoints.iter().flat_map(|one| endpoints.iter().map(move |other| (one, other)))
     {
         endpoint.learn(other.registration().address().clone());
@@ -72,7 +77,7 @@ fn unlinked(size: u32, options: &Options) -> Vec<Arc<Group>> {
 }
 
 /// Starts a receive of `bytes` with tag 1 from whichever of `ranks` sends first.
-fn receive_any(group: &Arc<Group>, ranks: &[u32], bytes: &mut [u8]) -> Arc<Running> {
+pub(super) fn receive_any(group: &Arc<Group>, ranks: &[u32], bytes: &mut [u8]) -> Arc<Running> {
     let into = Destination { address: bytes.as_mut_ptr(), len: bytes.len() };
     post(group, 1, bytes.len(), Message::ReceiveAny { of: Some(ranks.into()), into })
 }
@@ -293,6 +298,52 @@ fn a_rank_that_left_without_reading_all_is_not_waited_for() {
         in_vain.wait(Deadline::after(Duration::from_secs(20))).expect("in time").expect_err("it is gone");
     assert!(error.text().contains("has left") || error.text().contains("have left"), "{error}");
     assert_eq!(other.failure(), None);
+}
+
+/// What rank 0 has sent over the second of two streams is read although the first takes, or gives, nothing any more: rank 0 may have
+/// ended in order, with something unread, of which the kernel makes a reset.
+#[test]
+fn what_has_come_over_one_stream_is_read_though_another_has_broken() {
+    for writes in [true, false] {
+        let groups = over_two_streams();
+        let bytes: Vec<u8> = (0..300 << 10).map(|at| (at % 251) as u8).collect();
+        let mut into = vec![0u8; bytes.len()];
+        let receive = receive(&groups[1], 4, &mut into);
+        let key = Key { group: groups[0].id(), tag: 4, sequence: 0, slot: 0, class: Class::PointToPoint };
+        let total = bytes.len() as u64;
+        let signature = Signature { kind: Kind::Send, count: total, ..BARRIER };
+        let request = Frame { kind: FrameKind::Request, key, signature, total, offset: 0, length: 0 };
+        let deadline = Deadline::after(Duration::from_secs(20));
+        let mut messages = groups[1].endpoint().messages();
+        {
+            let mut other = groups[0].endpoint().messages();
+            other.forge(1, 0, &request, Source { address: bytes.as_ptr(), len: 0 });
+            messages.serve(0, 0);
+            // Before it has read that.
+            messages.forge(0, 0, &request, Source { address: bytes.as_ptr(), len: 0 });
+            let mut lanes = other.take_lanes();
+            let data = Frame { kind: FrameKind::Data, length: bytes.len() as u32, ..request };
+            let second = lanes.pop().expect("two streams");
+            second.lock().push(&data, Source { address: bytes.as_ptr(), len: bytes.len() }, None);
+            // The first is reset.
+            drop(lanes);
+            if writes {
+                while messages.troubles.is_empty() {
+                    messages.forge(0, 0, &request, Source { address: bytes.as_ptr(), len: 0 });
+                    assert!(!deadline.expired(), "nothing is refused");
+                }
+            }
+            while messages.expected(0) > 0 {
+                second.lock().flush(|_, _| {}).expect("it is whole");
+                messages.serve(0, 1);
+                assert!(!deadline.expired(), "what has come is not read (writes: {writes})");
+            }
+        }
+        assert_eq!(into, bytes);
+        drop(messages);
+        // The link is lost in a moment.
+        let _ = receive.wait(deadline).expect("in time");
+    }
 }
 
 /// What the last that holds a rank does on the service thread.
