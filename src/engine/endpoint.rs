@@ -369,9 +369,9 @@ impl Endpoint {
         let any_tcp = messages.tcp_links() > 0;
         drop(messages);
         moved |= self.hauling.haul(self);
+        // What moves elsewhere may never cease.
         if any_tcp
-            && !moved
-            && round.is_multiple_of(16)
+            && (round.is_multiple_of(64) || !moved && round.is_multiple_of(16))
             && let Some(bell) = self.bell.get()
         {
             let mut events = Vec::new();

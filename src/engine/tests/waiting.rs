@@ -4,6 +4,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use super::losing::{receive_any, unlinked_of};
 use super::*;
 use crate::engine::endpoint::Endpoint;
 
@@ -158,4 +159,31 @@ impl Operation for Counting {
     fn waits_for(&self, _group: &Group) -> Vec<u32> {
         vec![1]
     }
+}
+
+/// A rank that sends in shared memory so fast that each look finds something, and one on the network, whose link is looked at when
+/// nothing else moves.
+#[test]
+fn a_peer_that_sends_all_the_time_keeps_nothing_of_others_away() {
+    let [shm, tcp] = [true, false].map(|shm| Options { shm, ..Options::default() });
+    let groups = unlinked_of(&[shm.clone(), shm, tcp]);
+    let deadline = Deadline::after(Duration::from_secs(20));
+    for (rank, others) in [[1, 2], [0, 2], [0, 1]].iter().enumerate() {
+        groups[rank].endpoint().open_links(others, deadline).expect("links");
+    }
+    let mut came = [0; 3];
+    let any = receive_any(&groups[0], &[2], &mut came);
+    let sends = |rank: usize, tag, bytes: &'static [u8]| {
+        let from = Source { address: bytes.as_ptr(), len: bytes.len() };
+        done(&post(&groups[rank], tag, bytes.len(), Message::Send { to: 0, from }));
+    };
+    sends(2, 1, b"yes");
+    let mut looks = 0;
+    let has_come = groups[0].endpoint().wait(deadline, Through::Messages, || {
+        looks += 1;
+        sends(1, 2, b"more");
+        any.result().map(|result| result.is_ok()).or((looks == 20_000).then_some(false))
+    });
+    assert_eq!(has_come, Some(true), "{looks} looks");
+    assert_eq!(&came, b"yes");
 }
