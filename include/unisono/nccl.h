@@ -441,8 +441,9 @@ ncclResult_t ncclCommAbort(ncclComm_t comm);
 ncclResult_t pncclCommAbort(ncclComm_t comm);
 
 /// Ends everything that runs on the communicator, as ncclCommAbort does, but keeps the handle: it can be split and shrunk, if all
-/// ranks have revoked it that take part, destroyed or aborted. Also while it is being created, which ends that. `revokeFlags` is
-/// NCCL_REVOKE_DEFAULT. A second time, or when it was finalized, is ncclInvalidArgument. NULL is fine.
+/// ranks have revoked it that take part, destroyed or aborted. Also while it is being created, which ends that: then there is nothing
+/// to split or shrink, which ncclCommGetAsyncError tells, and it can only be destroyed. `revokeFlags` is NCCL_REVOKE_DEFAULT. A second
+/// time, or when it was finalized, is ncclInvalidArgument. NULL is fine.
 ncclResult_t ncclCommRevoke(ncclComm_t comm,
                             int revokeFlags);
 ncclResult_t pncclCommRevoke(ncclComm_t comm,

@@ -202,17 +202,30 @@ impl Communicator {
         if let Err(error) = &met {
             log::warn!("{error}");
         }
-        if let Some(met) = met.transpose() {
+        let mut late = None;
+        let mut meeting = self.meeting();
+        // Under the lock: whoever stops it finds it met, or is found here.
+        let met = match met.transpose() {
+            Some(Ok(context)) if self.is_stopped() => {
+                late = Some(context);
+                Some(Err(revoked()))
+            }
+            met => met,
+        };
+        if let Some(met) = met {
             // Set once: whoever makes a communicator meets for it once.
             let _ = self.met.set(met);
         }
-        let mut meeting = self.meeting();
         meeting.over = true;
         let aborted = meeting.aborted;
         drop(meeting);
         self.changed.notify_all();
         if aborted {
             self.interrupt();
+        }
+        if let Some(context) = late {
+            // The others believe that they have met it.
+            context.abort();
         }
     }
 
@@ -235,7 +248,8 @@ impl Communicator {
     pub(crate) fn group(&self) -> Result<&Context> {
         match self.met.get() {
             Some(Ok(context)) => Ok(context),
-            Some(Err(error)) => Err(error.context("the communicator could not be created")),
+            Some(Err(error)) => Err(error.context(NOT_CREATED)),
+            None if self.is_stopped() => Err(revoked().context(NOT_CREATED)),
             None => fail!(
                 InvalidArgument,
                 "the communicator is still being created: poll ncclCommGetAsyncError until it answers no more ncclInProgress"
@@ -299,10 +313,11 @@ impl Communicator {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first failure, if there was one; of what was stopped on purpose only those of its children.
+    /// The first failure, if there was one; of what was stopped on purpose only those of its children, and that it has not met the others.
     pub(crate) fn failure(&self) -> Option<Error> {
         let own = match self.met.get() {
             Some(Err(error)) => Some(error.clone()),
+            None if self.is_stopped() => Some(revoked()),
             _ if self.is_stopped() => None,
             None => self.meeting().aborted.then(aborted),
             Some(Ok(context)) => context.failure().or_else(|| {
@@ -430,6 +445,13 @@ impl Communicator {
     }
 }
 
+const NOT_CREATED: &str = "the communicator could not be created";
+
+fn revoked() -> Error {
+    let text = "it was revoked before it had met the other ranks, and can only be destroyed now";
+    Error::new(Status::InvalidUsage, text)
+}
+
 fn aborted() -> Error {
     Error::new(Status::Aborted, "the communicator was aborted while it met the other ranks")
 }
@@ -502,6 +524,7 @@ mod tests {
     use unisono::reduce::{DataType, Operator};
 
     use super::*;
+    use crate::error::{SUCCESS, result};
 
     fn pair(rank: u32, store: Arc<HashStore>) -> Context {
         let options = Options {
@@ -581,6 +604,37 @@ mod tests {
         child.abort();
         making.end(Some(&Error::new(Status::Timeout, "the others have not come")));
         assert_eq!(parent.failure(), None);
+    }
+
+    /// Also if the others come after all.
+    #[test]
+    fn what_is_revoked_before_it_has_met_the_others_says_that_it_cannot_be_shrunk() {
+        let (communicator, told) = (never_blocks(), std::cell::RefCell::new(Vec::new()));
+        let handle = COMMUNICATORS.insert(communicator.clone());
+        let ask = || {
+            let (mut state, mut child, mut excluded) = (SUCCESS, std::ptr::null_mut(), 0);
+            // SAFETY: live memory.
+            let shrunk = unsafe {
+                assert_eq!(crate::query::ncclCommGetAsyncError(handle, &mut state), SUCCESS);
+                let config = std::ptr::null_mut();
+                crate::create::ncclCommShrink(handle, &mut excluded, 1, &mut child, config, 0)
+            };
+            let why = communicator.group().map(Context::id).expect_err("it has not met them");
+            told.borrow_mut().push(([state, shrunk], why.text().to_owned()));
+        };
+        communicator.meet(|| {
+            assert_eq!(crate::end::ncclCommRevoke(handle, crate::end::NCCL_REVOKE_DEFAULT), SUCCESS);
+            ask();
+            Communicator::alone(&communicator).cloned().map(Some)
+        });
+        ask();
+        COMMUNICATORS.take(handle);
+        for (results, why) in told.take() {
+            assert_eq!(results, [result(Status::InvalidUsage); 2], "{why}");
+            assert!(why.contains("was revoked before it had met the other ranks"), "{why}");
+        }
+        // The others hear of it.
+        assert_eq!(communicator.alone().map(|group| group.failure().is_some()), Ok(true));
     }
 
     #[test]

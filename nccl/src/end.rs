@@ -108,8 +108,9 @@ pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
 }
 
 /// Ends everything that runs on the communicator, as ncclCommAbort does, but keeps the handle: it can be split and shrunk, if all
-/// ranks have revoked it that take part, destroyed or aborted. Also while it is being created, which ends that. `revokeFlags` is
-/// NCCL_REVOKE_DEFAULT. A second time, or when it was finalized, is ncclInvalidArgument. NULL is fine.
+/// ranks have revoked it that take part, destroyed or aborted. Also while it is being created, which ends that: then there is nothing
+/// to split or shrink, which ncclCommGetAsyncError tells, and it can only be destroyed. `revokeFlags` is NCCL_REVOKE_DEFAULT. A second
+/// time, or when it was finalized, is ncclInvalidArgument. NULL is fine.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) -> ncclResult_t {
     guard(|| {

@@ -23,8 +23,6 @@ pub unsafe extern "C" fn ncclCommGetAsyncError(
         let splitting = !communicator.config.blocking && communicator.is_setting_up();
         let finalizing = phase == Phase::Finalized && !communicator.idle();
         place.write(match (communicator.met(), communicator.failure()) {
-            // It was stopped on purpose.
-            (None, _) if phase == Phase::Revoked => SUCCESS,
             (None, None) => IN_PROGRESS,
             (_, Some(failure)) => {
                 tell(&failure);
