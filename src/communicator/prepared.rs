@@ -17,10 +17,10 @@ use crate::cuda::local::limited;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::endpoint::Through;
-use crate::engine::group::Group;
+use crate::engine::group::{Group, is_everybodys};
 use crate::engine::operation::Operation;
 use crate::engine::wire::Class;
-use crate::error::{Error, Result, Status, fail};
+use crate::error::{Error, Result, fail};
 use crate::reduce::{DataType, Operator};
 
 /// What an algorithm object is made from.
@@ -214,8 +214,8 @@ impl Prepared {
         let enqueued = several.enqueue(begin, Pending::close);
         if let Err(error) = &enqueued {
             // SAFETY: `new`'s promise.
-            let is_captured = || unsafe { self.context.cuda().is_in_capture(self.call.stream) };
-            if matches!(error.status(), Status::Cuda | Status::OutOfMemory) && !is_captured() {
+            let capture = || unsafe { self.context.cuda().capture(self.call.stream) };
+            if is_everybodys(error, Class::Ordered, capture) {
                 // The others wait for this rank, which will not come.
                 self.context.fail(error.context(format_args!("rank {}", self.context.rank())));
             }

@@ -82,24 +82,25 @@ impl Cuda {
     /// The stream lives.
     pub(super) unsafe fn capturing(&self, stream: Option<StreamHandle>) -> Result<Option<u32>> {
         // SAFETY: the caller's promise.
-        let found = unsafe { self.capture(stream) }?;
+        let found = unsafe { self.device_and_capture(stream) }?;
         Ok(found.and_then(|(device, capture)| matches!(capture, Capture::Active(_)).then_some(device)))
     }
 
-    /// Whether a stream is being captured, or was until something was done that cannot be.
+    /// The capture that a stream is in.
     ///
     /// # Safety
     /// The stream lives.
-    pub(super) unsafe fn is_in_capture(&self, stream: Option<StreamHandle>) -> bool {
+    pub(super) unsafe fn capture(&self, stream: Option<StreamHandle>) -> Result<Capture> {
         // SAFETY: the caller's promise.
-        matches!(unsafe { self.capture(stream) }, Ok(Some((_, Capture::Active(_) | Capture::Invalidated))))
+        let found = unsafe { self.device_and_capture(stream) }?;
+        Ok(found.map_or(Capture::None, |(_, capture)| capture))
     }
 
-    /// The device of a stream, and its capture.
+    /// The device of a stream, and the capture that it is in.
     ///
     /// # Safety
     /// The stream lives.
-    unsafe fn capture(&self, stream: Option<StreamHandle>) -> Result<Option<(u32, Capture)>> {
+    unsafe fn device_and_capture(&self, stream: Option<StreamHandle>) -> Result<Option<(u32, Capture)>> {
         let Some(stream) = stream.filter(|stream| !stream.is_legacy()) else { return Ok(None) };
         let devices = self.devices()?;
         let device = devices.device_of_stream(stream)?;
@@ -400,7 +401,7 @@ impl Context {
         }
     }
 
-    /// As [`Context::or_fail_in`], unless the call's stream is being captured: then it is no call yet, and concerns nobody else.
+    /// [`Group::or_fail_on`].
     ///
     /// # Safety
     /// The stream lives.
@@ -410,11 +411,13 @@ impl Context {
         class: Class,
         result: Result<T>,
     ) -> Result<T> {
-        // SAFETY: the caller's promise.
-        if result.is_err() && unsafe { self.cuda().is_in_capture(stream) } {
-            return result;
+        match self.place() {
+            // SAFETY: the caller's promise.
+            Membership::Group(group) => {
+                group.or_fail_on(class, result, || unsafe { self.cuda().capture(stream) })
+            }
+            Membership::Solo => result,
         }
-        self.or_fail_in(class, result)
     }
 
     /// The element of `bytes` bytes at `address`, memory of `device`, that a collective on `stream` takes as its factor, as it is when the

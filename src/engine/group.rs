@@ -1,6 +1,7 @@
 //! The ranks that call together: their numbering, the order of their operations, and their first failure.
 
 mod inquiry;
+mod refusals;
 mod spare;
 mod turn;
 
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 pub(in crate::engine) use inquiry::CATCHING_UP;
 pub use inquiry::Inquiry;
+pub use refusals::is_everybodys;
 use spare::Spare;
 use turn::Orders;
 pub use turn::Turn;
@@ -191,21 +193,6 @@ impl Group {
         if self.latch(&error, || self.endpoint.spread(self, &error)) {
             log::warn!("group '{}' failed: {error}", self.name);
         }
-    }
-
-    /// What keeps this rank from starting a call of `class` fails it for all that would wait: the others of a collective, whatever it is.
-    /// A message that is not sent concerns nobody else, but a driver that refuses does. What is wrong with the arguments is the caller's.
-    pub fn or_fail<T>(&self, class: Class, result: Result<T>) -> Result<T> {
-        result.inspect_err(|error| {
-            let is_everybodys = match error.status() {
-                Status::Cuda => true,
-                Status::OutOfMemory | Status::Timeout => class != Class::PointToPoint,
-                _ => false,
-            };
-            if is_everybodys {
-                self.fail(error.context(format_args!("rank {} of '{}'", self.rank, self.name)));
-            }
-        })
     }
 
     // ---- calls

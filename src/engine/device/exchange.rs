@@ -355,18 +355,13 @@ impl DeviceExchange {
         self.give(group, class, signatures, peers, (caller, &beside), compare, launch)
     }
 
-    /// What keeps this rank from giving a call of `class` to its stream is everybody's, as [`Group::or_fail`] has it, unless the stream is
-    /// being captured: then it is no call yet.
+    /// [`Group::or_fail_on`] for what keeps this rank from giving a call to its stream.
     fn or_fail<T>(&self, group: &Group, class: Class, caller: Caller, result: Result<T>) -> Result<T> {
-        let captured = || {
-            let _entered = self.devices().enter(self.device()).ok()?;
+        group.or_fail_on(class, result, || {
+            let _entered = self.devices().enter(self.device())?;
             // SAFETY: whoever calls has promised that the stream lives.
-            unsafe { self.capture(caller) }.ok()
-        };
-        match result.is_err() && captured().is_none_or(|capture| capture == Capture::None) {
-            true => group.or_fail(class, result),
-            false => result,
-        }
+            unsafe { self.capture(caller) }
+        })
     }
 
     /// Whether the caller's stream is being captured.
