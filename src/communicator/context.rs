@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use super::cuda::Cuda;
 use super::meeting::{self, Found};
 use super::plans::{Plans, Seat};
-use super::staged::Cuda;
 use super::{Call, Options, sparse};
 use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};

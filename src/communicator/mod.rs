@@ -6,6 +6,7 @@ pub mod batch;
 pub mod buffer;
 mod calls;
 pub mod context;
+mod cuda;
 pub mod device;
 mod hosts;
 #[cfg(test)]
@@ -14,6 +15,7 @@ mod meeting;
 pub mod plans;
 mod point;
 pub mod prepared;
+mod refusals;
 mod several;
 pub mod sparse;
 mod staged;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Call;
 use super::context::{Context, Place as Membership};
-use super::staged::Cuda;
+use super::cuda::Cuda;
 use crate::collective::checked::{Buffers, Checked};
 use crate::collective::request::Kind;
 use crate::cuda::context::Devices;

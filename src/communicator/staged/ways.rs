@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use super::{Cuda, StagedCall, What};
+use super::{StagedCall, What};
 use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::communicator::Call;
 use crate::communicator::calls::{class_of, exchange_directly};
 use crate::communicator::context::Context;
+use crate::communicator::cuda::Cuda;
 use crate::communicator::plans::planned_apart;
 use crate::cuda::courier::Duty;
 use crate::cuda::driver::least_limit;
@@ -41,7 +42,7 @@ impl Way {
 
 /// Tests name kernels, or relay nothing.
 fn relays(cuda: &Cuda, group: &Group) -> bool {
-    group.endpoint().all_relay() && (!cfg!(test) || cuda.kernels.get().is_some())
+    group.endpoint().all_relay() && (!cfg!(test) || cuda.copier().is_some())
 }
 
 impl Context {

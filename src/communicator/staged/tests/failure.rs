@@ -4,7 +4,7 @@
 use std::process::{Command, Stdio};
 
 use super::*;
-use crate::communicator::staged::{COPIES, Copies};
+use crate::communicator::staged::begun::{COPIES, Copies};
 use crate::rendezvous::id::UniqueId;
 
 /// How long it may take from the cause until a rank's call has failed.

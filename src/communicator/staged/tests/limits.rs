@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 
 use super::*;
-use crate::communicator::staged::LOADED_AGAIN;
+use crate::communicator::cuda::LOADED_AGAIN;
 use crate::cuda::context::Devices;
 use crate::cuda::courier::{self, Combiner};
 use crate::cuda::double::DoubleKernels;

@@ -1,0 +1,38 @@
+//! What a rank is kept from starting, told to those that would wait for it.
+
+use super::context::{Context, Place};
+use crate::cuda::driver::StreamHandle;
+use crate::engine::wire::Class;
+use crate::error::Result;
+
+impl Context {
+    /// A collective that this rank is kept from starting fails for all: the others would wait for it.
+    pub(super) fn or_fail<T>(&self, result: Result<T>) -> Result<T> {
+        self.or_fail_in(Class::Ordered, result)
+    }
+
+    /// [`Group::or_fail`](crate::engine::group::Group::or_fail).
+    pub(super) fn or_fail_in<T>(&self, class: Class, result: Result<T>) -> Result<T> {
+        match self.place() {
+            Place::Group(group) => group.or_fail(class, result),
+            Place::Solo => result,
+        }
+    }
+
+    /// [`Group::or_fail_on`](crate::engine::group::Group::or_fail_on).
+    ///
+    /// # Safety
+    /// The stream lives.
+    pub(super) unsafe fn or_fail_on<T>(
+        &self,
+        stream: Option<StreamHandle>,
+        class: Class,
+        result: Result<T>,
+    ) -> Result<T> {
+        match self.place() {
+            // SAFETY: the caller's promise.
+            Place::Group(group) => group.or_fail_on(class, result, || unsafe { self.cuda().capture(stream) }),
+            Place::Solo => result,
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! An operation on the host that has begun, and what has its stream wait for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::couriers;
+use crate::communicator::ahead;
+use crate::communicator::work::Work;
+use crate::cuda::courier::Errand;
+use crate::cuda::local::Kernels;
+use crate::cuda::stream::Stream;
+use crate::cuda::word::Word;
+use crate::deadline::Deadline;
+use crate::engine::callbacks::is_calling_back;
+use crate::engine::operation::Running;
+use crate::error::Result;
+use crate::sys;
+
+/// An operation on the host that has begun, for which its stream does not wait yet.
+#[must_use = "the stream waits for the operation once this is closed"]
+pub(in crate::communicator) struct Begun {
+    pub(super) work: Work,
+    pub(super) close: Option<Close>,
+    /// Whether the thread waits for it, once it is closed.
+    pub(super) crowded: bool,
+}
+
+/// What has the stream wait.
+pub(super) struct Close {
+    pub(super) stream: Arc<Stream>,
+    pub(super) running: Arc<Running>,
+    pub(super) exit: Exit,
+}
+
+/// What a stream waits for until a call has ended.
+pub(super) enum Exit {
+    /// A courier, once it is launched.
+    Courier(Launch),
+    /// A word that side streams release.
+    Word(Arc<Word>),
+    /// Nothing: the stream may not wait for the host, so the host waits.
+    Thread,
+}
+
+/// A courier that is to be launched, by this call or another one that shares it.
+pub(in crate::communicator) struct Launch {
+    errand: Errand,
+    kernels: Arc<dyn Kernels>,
+}
+
+impl Launch {
+    pub(in crate::communicator) fn new(errand: Errand, kernels: Arc<dyn Kernels>) -> Launch {
+        errand.courier().promise();
+        Launch { errand, kernels }
+    }
+
+    /// Gives it to `stream`, if no other call has: several share it.
+    ///
+    /// # Safety
+    /// As [`Courier::launch`](crate::cuda::courier::Courier::launch).
+    pub(in crate::communicator) unsafe fn give(self, stream: &Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.errand.courier().launch(stream, &*self.kernels) }
+    }
+}
+
+impl Drop for Launch {
+    fn drop(&mut self) {
+        self.errand.courier().withdraw();
+    }
+}
+
+impl Begun {
+    pub(in crate::communicator) fn closed(work: Work) -> Begun {
+        Begun { work, close: None, crowded: false }
+    }
+
+    /// As [`Begun::close`], but waits itself for what the driver is asked to do meanwhile.
+    pub(in crate::communicator) fn complete(self, copies: &mut Copies) -> Result<Work> {
+        match self.close {
+            Some(Close { exit: Exit::Word(exit), .. }) => {
+                let ended = self.work.wait(Deadline::NEVER);
+                ended.inspect_err(|_| copies.add(exit)).map(|_| self.work)
+            }
+            _ => self.close(copies),
+        }
+    }
+
+    /// Whether it has a courier [apart](couriers::apart).
+    pub(in crate::communicator) fn is_apart(&self) -> bool {
+        let is_apart =
+            |running: &Running| couriers::apart(running.group(), !running.is_point_to_point()).is_some();
+        self.close.as_ref().is_some_and(|close| is_apart(&close.running))
+    }
+
+    /// Whether whoever closes it is to wait for it: what its stream is given next may hold up what it waits for.
+    pub(in crate::communicator) fn is_crowded(&self) -> bool {
+        self.crowded && !is_calling_back()
+    }
+
+    /// As [`Begun::close`], but leaves it to run where its stream may not wait.
+    pub(in crate::communicator) fn part(self) -> Result<Work> {
+        match &self.close {
+            Some(Close { exit: Exit::Thread, .. }) => Ok(self.work),
+            _ => self.close_alone(),
+        }
+    }
+
+    /// As [`Begun::close`], of a call that is closed with no other.
+    pub(super) fn close_alone(self) -> Result<Work> {
+        let mut copies = Copies::default();
+        let closed = self.close(&mut copies);
+        copies.wait();
+        closed
+    }
+
+    /// Has the call's stream wait for the operation, if the call named one. Returns at once; where streams may not wait for
+    /// the host, when the operation is complete. If it fails its caller has the memory back when `copies` have been waited for.
+    pub(in crate::communicator) fn close(self, copies: &mut Copies) -> Result<Work> {
+        let Some(Close { stream, running, exit }) = self.close else { return Ok(self.work) };
+        let noted = || ahead::note(&stream, &running);
+        let waits = match exit {
+            Exit::Courier(launch) => {
+                // SAFETY: whoever began the call has promised its memory and its stream until it has ended.
+                let given = unsafe { launch.give(&stream) };
+                given.inspect(|()| noted()).map_err(|error| (error, None))
+            }
+            Exit::Word(exit) if exit.is_released() => Ok(()),
+            Exit::Word(exit) => {
+                stream.wait_word(&exit).inspect(|()| noted()).map_err(|error| (error, Some(exit)))
+            }
+            Exit::Thread => return self.work.wait(Deadline::NEVER).map(|_| self.work),
+        };
+        if let Err((error, exit)) = waits {
+            // Nothing orders the stream behind it: it must not go on.
+            let error = error.context("call->stream cannot be made to wait");
+            let group = running.group();
+            group.fail(error.context(format_args!("rank {} of '{}'", group.rank(), group.name())));
+            running.cancel();
+            exit.into_iter().for_each(|exit| copies.add(exit));
+            return Err(error);
+        }
+        Ok(self.work)
+    }
+}
+
+/// How long calls that their streams do not wait for are waited for on the host, once they are given up.
+pub(super) const COPIES: Duration = Duration::from_secs(1);
+
+/// The copies of calls that have failed and for which no stream waits: the words that are released behind them.
+#[derive(Default)]
+pub(in crate::communicator) struct Copies(Vec<Arc<Word>>);
+
+impl Copies {
+    pub(super) fn add(&mut self, exit: Arc<Word>) {
+        self.0.push(exit);
+    }
+
+    /// Waits for all of them, for [`COPIES`] at most: the caller has the memory back then.
+    pub(in crate::communicator) fn wait(self) {
+        let until = Deadline::after(COPIES);
+        while !self.0.iter().all(|exit| exit.is_released()) && !until.expired() {
+            sys::process::yield_now();
+        }
+    }
+}
