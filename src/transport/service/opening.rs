@@ -10,6 +10,8 @@
 //! and one whose setup is said keeps it from that until it fails. Handlers only note what happened;
 //! [`Endpoint::settle`] draws the conclusions.
 
+mod ending;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
@@ -20,16 +22,14 @@ use socket2::{SockAddr, Socket};
 
 use super::MAX_TCP_STREAMS;
 use super::connection::{Connection, Kind};
-use super::endpoint::{Conn, Endpoint, Open, Stage};
-use super::linking::{Theirs, describe, shm_link, tcp_link};
+use super::endpoint::{Conn, Endpoint, Stage};
+use super::linking::Theirs;
 use super::reactor::{Alarm, Core, Source};
 use super::setup::{Data, Setup};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
-use crate::sys::epoll::{Event, Interest};
 use crate::sys::fork::Unshared;
-use crate::sys::{process, random, socket};
-use crate::transport::Link;
+use crate::sys::{random, socket};
 use crate::transport::address::PeerAddress;
 use crate::transport::handshake::{Handshake, Hello, Purpose};
 use crate::transport::ring::RingMemory;
@@ -532,150 +532,6 @@ impl Endpoint {
         let candidate = trial.candidate;
         self.drop_trial(core, trial);
         self.note_failure(peer, candidate, why);
-    }
-
-    fn finish_outgoing(&mut self, core: &mut Core, peer: u32) {
-        let Some(trial) = self.outgoing(peer).and_then(|outgoing| outgoing.trial.take()) else { return };
-        let Some(theirs) = trial.theirs else { return };
-        let (who, pid) = (describe(peer, &theirs.setup), theirs.pid);
-        let link = match trial.ring {
-            Some(mut ring) => match self.peer_ring(theirs) {
-                Ok(theirs) => Ok(shm_link(ring, theirs)),
-                Err(why) => {
-                    // The peer writes to the ring until it hears that this side gave up.
-                    ring.retire();
-                    Err(why)
-                }
-            },
-            None => Ok(tcp_link(trial.lanes)),
-        };
-        match link {
-            Ok(link) => self.established(core, peer, trial.control, who, pid, link, None),
-            Err(why) => {
-                // The peer counts the link as open: it must hear that it is not.
-                self.say_last(core, trial.control, Kind::Refuse, why.text());
-                self.refuse(core, peer, why.context(format_args!("cannot open the link to {who}")));
-            }
-        }
-    }
-
-    fn finish_incoming(&mut self, core: &mut Core, peer: u32) {
-        let Some(opening) = self.peers.get_mut(&peer).map(|peer| &mut peer.opening) else { return };
-        let given_up = opening.given_up.clone();
-        let Some(Incoming { control, lanes, theirs: Some(theirs), .. }) = opening.incoming.take() else {
-            return;
-        };
-        let (who, pid) = (describe(peer, &theirs.setup), theirs.pid);
-        let answer = || {
-            if let Some(why) = given_up {
-                fail!(PeerFailed, "it had given up: {why}");
-            }
-            Ok(match theirs.setup.data {
-                Data::Shm { .. } => {
-                    let ring = self.allocate_ring()?;
-                    let answer = self.shm_setup(&ring)?;
-                    (shm_link(ring, self.peer_ring(theirs)?), answer)
-                }
-                Data::Tcp { lanes: count } => {
-                    (tcp_link(lanes), (self.setup(Data::Tcp { lanes: count }), Vec::new()))
-                }
-            })
-        };
-        match answer() {
-            Ok((link, answer)) => self.established(core, peer, control, who, pid, link, Some(answer)),
-            Err(why) => {
-                log::debug!("rank {}: refuses the link of {who}: {why}", self.identity.rank);
-                self.say_last(core, control, Kind::Refuse, Error::text(&why));
-                self.peers.entry(peer).or_default().opening.theirs_failed = Some(why.text().to_owned());
-                self.unsettled.push(peer);
-            }
-        }
-    }
-
-    /// The link is open: says so to the peer if it waits for that, and to the engine.
-    #[allow(clippy::too_many_arguments)]
-    fn established(
-        &mut self,
-        core: &mut Core,
-        peer: u32,
-        control: u64,
-        who: String,
-        pid: Option<u32>,
-        link: Link,
-        answer: Option<(Setup, Vec<OwnedFd>)>,
-    ) {
-        log::debug!("rank {}: link to {who} over {:?}", self.identity.rank, link.kind);
-        let process = pid.filter(|&pid| pid != std::process::id()).and_then(|pid| {
-            let fd = process::pidfd(pid).ok()?;
-            let token = core.token(self.shared.id, Source::Process { peer });
-            core.watch(token, fd.as_fd(), Interest { read: true, ..Interest::default() }).ok()?;
-            Some((token, fd))
-        });
-        let state = self.peers.entry(peer).or_default();
-        state.open = Some(Open { control, who, process, ended: None, doubt: None });
-        state.opening.theirs_failed = None;
-        self.want_no_more(peer);
-        self.abandon(core, peer);
-        if let (Some((setup, fds)), Some(conn)) = (answer, self.conns.get_mut(&control)) {
-            conn.wire.queue_frame(Kind::Setup, &setup.encode(), fds);
-        }
-        self.tell(|port| port.link_opened(peer, link));
-        self.conn_ready(core, control, Event { token: control, writable: true, ..Event::default() });
-    }
-
-    /// Opening has failed for good.
-    fn refuse(&mut self, core: &mut Core, peer: u32, why: Error) {
-        self.want_no_more(peer);
-        self.abandon_outgoing(core, peer);
-        if let Some(state) = self.peers.get_mut(&peer) {
-            state.opening.given_up = Some(why.text().to_owned());
-        }
-        self.unsettled.push(peer);
-        self.tell(|port| port.link_refused(peer, why));
-    }
-
-    /// A peer says goodbye. Before its link is open it may leave for what failed here, and that it has left is all that
-    /// the port is told: what failed is kept for those who wait in vain.
-    pub(super) fn note_failures(&self, peer: u32) {
-        let failures = self.peers.get(&peer).map(|peer| peer.opening.failures()).unwrap_or_default();
-        if !failures.is_empty() {
-            let text = format!("rank {} has no link to rank {peer}{failures}", self.identity.rank);
-            self.shared.obstacle.note(text);
-        }
-    }
-
-    /// Nobody waits for the link any more.
-    pub(super) fn want_no_more(&mut self, peer: u32) {
-        if let Some(state) = self.peers.get_mut(&peer) {
-            state.opening.wanted = None;
-        }
-        self.shared.slow().remove(&peer);
-    }
-
-    /// Ends what is under way towards a peer.
-    pub(super) fn abandon(&mut self, core: &mut Core, peer: u32) {
-        self.abandon_outgoing(core, peer);
-        self.abandon_incoming(core, peer);
-    }
-
-    fn abandon_outgoing(&mut self, core: &mut Core, peer: u32) {
-        let outgoing = self.peers.get_mut(&peer).and_then(|peer| peer.opening.outgoing.take());
-        if let Some(trial) = outgoing.and_then(|outgoing| outgoing.trial) {
-            self.drop_trial(core, trial);
-        }
-    }
-
-    fn abandon_incoming(&mut self, core: &mut Core, peer: u32) {
-        let incoming = self.peers.get_mut(&peer).and_then(|peer| peer.opening.incoming.take());
-        if let Some(incoming) = incoming {
-            self.drop_conn(core, incoming.control);
-        }
-    }
-
-    fn drop_trial(&mut self, core: &mut Core, trial: Trial) {
-        for token in trial.lane_tokens.into_iter().chain([trial.control]) {
-            self.drop_conn(core, token);
-        }
     }
 
     fn note_failure(&mut self, peer: u32, candidate: Candidate, why: &str) {
