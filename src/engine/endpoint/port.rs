@@ -1,0 +1,178 @@
+//! What the service tells an endpoint: links that open, peers that leave or die, and their words.
+
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::{Endpoint, RECENT, lock};
+use crate::deadline::Deadline;
+use crate::engine::control::{Answer, Control};
+use crate::error::{Error, Status};
+use crate::sys;
+use crate::transport::Link;
+use crate::transport::service::{Attendance, Port};
+
+/// How long a launcher may take to say how a rank ended. The others wait for it to fail.
+const EXIT_CAUSE: Duration = Duration::from_millis(500);
+
+impl Port for Endpoint {
+    fn link_opened(&self, peer: u32, link: Link) {
+        let mut messages = self.messages();
+        messages.link_opened(peer, link);
+        let gone = messages.gone(peer);
+        drop(messages);
+        self.report(peer);
+        if gone {
+            // Given up before the peer had opened its side: it must not wait.
+            let why = self.messages().why_lost(peer);
+            self.hang_up(peer, &why.unwrap_or_else(|| Error::new(Status::PeerFailed, "it was too late")));
+            return;
+        }
+        self.settle();
+        self.wake();
+    }
+
+    fn link_refused(&self, peer: u32, why: Error) {
+        self.with_exit_cause(peer, why, Endpoint::unreachable);
+    }
+
+    fn peer_left(&self, peer: u32) {
+        self.messages().peer_left(peer);
+        self.lost_any.store(true, Ordering::Relaxed);
+        self.wake();
+    }
+
+    fn peer_lost(&self, peer: u32, why: Error) {
+        self.with_exit_cause(peer, why, Endpoint::lost);
+    }
+
+    fn control(&self, peer: u32, message: &[u8]) {
+        match Control::decode(message) {
+            Some(Control::Failure { group, error }) => match self.group(group) {
+                Some(group) => group.fail(error),
+                None => lock(&self.roster).fail_early(group, error),
+            },
+            Some(Control::Query { group, token }) => {
+                let answer = self.report_call(group);
+                self.registration().send_control(peer, &Control::Answer { token, answer }.encode());
+            }
+            Some(Control::Answer { token, answer }) => {
+                self.questions.answer(token, answer);
+                self.wake();
+            }
+            Some(Control::Call { key, signature }) => {
+                if let Some(group) = self.group(key.group) {
+                    group.hear(peer, key, signature);
+                }
+            }
+            None => log::warn!("{} sent a control message of another version", self.describe(peer)),
+        }
+    }
+
+    fn attend(&self) -> Attendance {
+        let look = self.oversee_devices();
+        match (self.attend_running(), look) {
+            (attendance, None) => attendance,
+            (Attendance::Idle, Some(look)) => Attendance::Again(look),
+            (Attendance::Again(at), Some(look)) => Attendance::Again(at.min(look)),
+            (Attendance::Leave(at), Some(look)) => Attendance::Leave(at.min(look)),
+            (Attendance::Watch(at), Some(look)) => Attendance::Watch(at.min(look)),
+        }
+    }
+}
+
+impl Endpoint {
+    /// Tells a peer whose link has just opened of the failures that it could not hear of before.
+    fn report(&self, peer: u32) {
+        let roster = lock(&self.roster);
+        let (live, mut failures) = (roster.live(), roster.ended(peer));
+        drop(roster);
+        for group in live {
+            // Whoever latches one looks for links behind that.
+            if let (Some(_), Some(error)) = (group.rank_of(peer), group.latched()) {
+                failures.push((group.id(), error));
+            }
+        }
+        for (group, error) in failures {
+            self.registration().send_control(peer, &Control::Failure { group, error }.encode());
+        }
+    }
+
+    /// Calls `then` with why there is no link to a peer. Where a launcher may know how it ended, it is asked first, on a
+    /// thread of its own: that takes a while, and this may be the service thread, or one that waits for something else.
+    fn with_exit_cause(&self, peer: u32, why: Error, then: fn(&Endpoint, u32, Error)) {
+        let this = self.store.get().and_then(|_| self.this.upgrade());
+        let asked = this.is_some_and(|this| {
+            let why = why.clone();
+            let ask = move || {
+                let told = this.exit_cause(peer);
+                let text = told.map(|cause| format!("{} {cause}", this.describe(peer)));
+                then(&this, peer, text.map_or(why, |text| Error::new(Status::PeerFailed, text)));
+            };
+            sys::process::spawn("unisono-exit", ask).is_ok()
+        });
+        if !asked {
+            then(self, peer, why);
+        }
+    }
+
+    /// Ends a link that is of no use here, so that the peer learns of it.
+    fn hang_up(&self, peer: u32, why: &Error) {
+        let text = format!("rank {} has given up this link: {}", self.rank(), why.text());
+        self.registration().hang_up(peer, &Error::new(Status::PeerFailed, text));
+    }
+
+    /// There is no link to a peer, and there was none: it may have left in peace before. That concerns those who need
+    /// something of it, and no group for having it as a member.
+    fn unreachable(&self, peer: u32, why: Error) {
+        self.messages().link_lost(peer, why.clone());
+        self.lost_any.store(true, Ordering::Relaxed);
+        // The peer may have opened its side, or think it still has one.
+        self.hang_up(peer, &why);
+        self.wake();
+    }
+
+    /// A peer has ended without a goodbye, which is the end of its groups.
+    fn lost(&self, peer: u32, why: Error) {
+        self.unreachable(peer, why.clone());
+        let mut roster = lock(&self.roster);
+        roster.lose(peer, why.clone());
+        let affected = roster.live();
+        drop(roster);
+        for group in affected {
+            if group.rank_of(peer).is_some() {
+                group.fail(group.lost(peer, why.clone()));
+            }
+        }
+        self.wake();
+    }
+
+    /// How the launcher says that a rank ended, if it tells.
+    fn exit_cause(&self, peer: u32) -> Option<String> {
+        let store = self.store.get()?;
+        let (key, deadline) = (format!("exit/{peer}"), Deadline::after(EXIT_CAUSE));
+        // The launcher hears of the death a moment after the socket does.
+        for _ in 0..10 {
+            if let Some(cause) = store.try_get(&key, deadline).ok()? {
+                return Some(String::from_utf8_lossy(&cause).into_owned());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        None
+    }
+
+    /// What this rank is doing in a group.
+    fn report_call(&self, group: u64) -> Answer {
+        let (last, running) = (self.recorder().last(group), self.recorder().running(group));
+        let text = match (&last, &running) {
+            (Some(last), Some(running)) if last != running => {
+                format!("its last call is {last}, behind {running}")
+            }
+            (Some(last), _) => format!("its last call is {last}"),
+            (None, _) => "it has called nothing yet".to_string(),
+        };
+        let waits_for = running.and_then(|running| running.waits_for);
+        Answer { waits: running.is_some(), waits_for, text: self.with_refusal(text, RECENT) }
+    }
+}
