@@ -3,36 +3,35 @@
 //! Its members are the ranks of one host: all of the group, or consecutive ones. They are numbered from 0 here and by the
 //! kernels; errors speak of the group's ranks.
 
+mod ending;
 mod graphs;
+mod lane;
 mod series;
 
-use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, Once, mpsc};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Once};
+use std::time::Duration;
 
-use self::graphs::{Captured, mixes_by_default};
+use self::graphs::mixes_by_default;
+use self::lane::Lane;
 pub use self::series::Series;
 use super::board::InLaunch;
 use super::compare::{Calls, Terms};
-use super::overdue::{GRACE_PERIOD, Overdue};
+use super::overdue::Overdue;
 use super::retired::{Parts, retire};
 use super::watch::Watch;
 use super::window::Window;
 use crate::cuda::context::Devices;
-use crate::cuda::driver::{Capture, StreamHandle, retry};
+use crate::cuda::driver::StreamHandle;
 use crate::cuda::event::Event;
 use crate::cuda::exchange::{Job, MAX_RANKS, Point, Pull, Seen, check_points};
-use crate::cuda::joined;
-use crate::cuda::polling;
 use crate::cuda::stream::Stream;
-use crate::deadline::Deadline;
 use crate::engine::endpoint::lock;
 use crate::engine::group::{Group, Turn};
 use crate::engine::wire::Class;
-use crate::error::{Error, Result, Status, fail};
+use crate::error::{Error, Result, fail};
 use crate::reduce::{DataType, Operator};
 use crate::signature::{Kind, Signature};
-use crate::sys::process;
 
 /// One rank's end of the exchange between its group's GPUs. All methods from any thread.
 ///
@@ -49,23 +48,6 @@ pub struct DeviceExchange {
     watch: Watch,
     /// By whoever shuts it first.
     shut: Once,
-}
-
-/// How long [`DeviceExchange::shut`] waits for the device.
-const LATCHING: Duration = Duration::from_millis(20);
-
-/// Marks what stands for the id of a stream that is being captured: user space has no such addresses.
-const CAPTURED: u64 = 1 << 63;
-
-/// The order of the calls.
-#[derive(Debug, Default)]
-struct Lane {
-    /// The stream of the last call, checked, by its id: ids are never used again.
-    stream: Option<(u64, Stream)>,
-    /// The stream that ran the last call that was not captured.
-    ran_on: Option<u64>,
-    captured: Captured,
-    calls: Calls,
 }
 
 /// Some members of an exchange.
@@ -355,173 +337,6 @@ impl DeviceExchange {
         self.give(group, class, signatures, peers, (caller, &beside), compare, launch)
     }
 
-    /// [`Group::or_fail_on`] for what keeps this rank from giving a call to its stream.
-    fn or_fail<T>(&self, group: &Group, class: Class, caller: Caller, result: Result<T>) -> Result<T> {
-        group.or_fail_on(class, result, || {
-            let _entered = self.devices().enter(self.device())?;
-            // SAFETY: whoever calls has promised that the stream lives.
-            unsafe { self.capture(caller) }
-        })
-    }
-
-    /// Whether the caller's stream is being captured.
-    ///
-    /// # Safety
-    /// The stream lives.
-    unsafe fn capture(&self, caller: Caller) -> Result<Capture> {
-        let handle = caller.stream.unwrap_or(self.parts().stream.handle());
-        if handle.is_legacy() {
-            // It is never captured, and must not even be asked while others are.
-            return Ok(Capture::None);
-        }
-        // SAFETY: the caller's promise.
-        let capture = unsafe { self.devices().driver().stream_capture(handle) };
-        capture.map_err(|error| self.foreign(caller, error))
-    }
-
-    /// The streams beside a call's own in one launch; all are in one capture, or in none.
-    ///
-    /// # Safety
-    /// The streams live.
-    unsafe fn beside(&self, caller: Caller, others: &[Option<StreamHandle>]) -> Result<Vec<Stream>> {
-        if others.is_empty() {
-            return Ok(Vec::new());
-        }
-        let borrow = |stream: Option<StreamHandle>| {
-            let handle = stream.unwrap_or(self.parts().stream.handle());
-            // SAFETY: the caller's promise.
-            let borrowed = unsafe { Stream::borrow(self.devices(), self.device(), handle) };
-            borrowed.map_err(|error| self.foreign(Caller { stream, ..caller }, error))
-        };
-        let (first, others) = (borrow(caller.stream)?, others.iter().map(|&other| borrow(other)));
-        let others = others.collect::<Result<Vec<Stream>>>()?;
-        joined::in_one_capture(&first, &others)?;
-        Ok(others)
-    }
-
-    /// Gives a call to its stream, between what the streams beside it were given before and what they are given next. Others are told of
-    /// it by `compare`: a message that fails up to there is not there for them, unless the device is lost.
-    #[expect(clippy::too_many_arguments, reason = "few callers, above")]
-    fn give(
-        &self,
-        group: &Group,
-        class: Class,
-        signatures: &[Signature],
-        peers: Members,
-        (caller, beside): (Caller, &[Stream]),
-        compare: impl FnOnce(&Turn, &mut Calls) -> Result<()>,
-        launch: impl FnOnce(&Stream) -> Result<()>,
-    ) -> Result<Enqueued> {
-        let parts = self.parts();
-        // Once for all that follows.
-        let entered = parts.last.devices().enter(self.device());
-        let _entered = self.or_fail(group, class, caller, entered)?;
-        let mut lane = lock(&self.lane);
-        let found = self.find_stream(&mut lane, caller);
-        let (handle, id, capture) = self.or_fail(group, class, caller, found)?;
-        let Lane { stream: Some((_, stream)), ran_on, captured, calls } = &mut *lane else {
-            fail!(Internal, "a stream that was put there is not there")
-        };
-        if let Some(capture) = capture {
-            captured.admit(id, capture)?;
-            // It is no call yet, and may never be one, or many: others need not capture it, and it is compared with nothing.
-            let turn = group.number(Class::Captured, signatures, caller.timeout)?;
-            let mixes = self.mixes.load(Ordering::Relaxed);
-            let launch = |stream: &Stream| joined::between(stream, beside, || launch(stream));
-            let given = captured.give(parts, (stream, id), capture, mixes, launch);
-            // No kernel runs, so that it fails concerns nobody else.
-            given.map_err(|error| group.failure().unwrap_or(error).context(group.describe(&turn)))?;
-            return Ok(Enqueued { turn, peers, stream: handle, captured: true });
-        }
-        let turn = group.number(class, signatures, caller.timeout)?;
-        let mut begun = false;
-        // Before anybody is told of the call: a stream that only waits for what others were given has nothing of it.
-        let wait = || {
-            if ran_on.is_some_and(|before| before != id) {
-                stream.wait(&parts.last)?;
-            }
-            captured.precede(parts, stream)?;
-            joined::gather(stream, beside)
-        };
-        let given = wait().and_then(|()| compare(&turn, calls)).and_then(|()| {
-            begun = true;
-            launch(stream)?;
-            joined::release(stream, beside)?;
-            *ran_on = Some(id);
-            self.watch.observe(parts, stream, turn, peers)
-        });
-        if given.is_err() && begun {
-            // Part of it may be there.
-            parts.astray.add(stream);
-        }
-        drop(lane);
-        if let Err(error) = given {
-            if !begun {
-                return Err(group.blame(&turn, error));
-            }
-            let error = group.blame_launched(&turn, error);
-            self.await_end(Deadline::after(GRACE_PERIOD));
-            return Err(error);
-        }
-        // Against `Endpoint::attend`: either it sees the call, or this sees that it is not looking.
-        fence(Ordering::SeqCst);
-        group.endpoint().watch_devices();
-        Ok(Enqueued { turn, peers, stream: handle, captured: false })
-    }
-
-    /// The caller's stream, which the lane has then, its id, and the capture that it is in.
-    fn find_stream(&self, lane: &mut Lane, caller: Caller) -> Result<(StreamHandle, u64, Option<u64>)> {
-        let (parts, devices) = (self.parts(), self.devices());
-        let handle = caller.stream.unwrap_or(parts.stream.handle());
-        // SAFETY: whoever calls has promised that it lives.
-        let capture = match unsafe { self.capture(caller) }? {
-            Capture::None => None,
-            Capture::Active(capture) => Some(capture),
-            Capture::Invalidated => {
-                fail!(InvalidUsage, "the capture of the call's stream has failed; end it, and begin again")
-            }
-        };
-        let id = match capture {
-            // SAFETY: as above.
-            None => unsafe { devices.driver().stream_id(handle) }?,
-            // Then the driver does not tell. What is in one capture lives until it ends.
-            Some(_) => CAPTURED | handle.0 as u64,
-        };
-        if lane.stream.as_ref().is_none_or(|(known, _)| *known != id) {
-            // SAFETY: as above; it is not used for a later call unless it lives then.
-            let stream = unsafe { Stream::borrow(devices, self.device(), handle) };
-            lane.stream = Some((id, stream.map_err(|error| self.foreign(caller, error))?));
-        }
-        Ok((handle, id, capture))
-    }
-
-    /// Why the caller's stream cannot be used: it may be one of another device.
-    #[cold]
-    fn foreign(&self, caller: Caller, error: Error) -> Error {
-        let (own, devices) = (self.device(), self.parts().last.devices());
-        let stream = caller.stream.filter(|stream| !stream.is_default());
-        // SAFETY: the caller has promised that it lives.
-        match stream.map(|stream| unsafe { devices.driver().stream_device(stream) }) {
-            Some(Ok(other)) if other != own => {
-                let name = caller.memory;
-                let text =
-                    format!("call->stream is a stream of GPU {other}, but {name} is memory of GPU {own}");
-                Error::new(Status::InvalidArgument, text)
-            }
-            _ => error,
-        }
-    }
-
-    /// Waits until streams have done what they were given, no longer than `until`: a call has failed, and its caller has the memory
-    /// back then. The group has failed, so the kernels leave.
-    pub fn await_end(&self, until: Deadline) {
-        let start = Instant::now();
-        // Of a device that is lost nobody will know more.
-        while matches!(retry(|| self.is_idle()), Ok(false)) && !until.expired() {
-            polling::pause(start, until);
-        }
-    }
-
     /// An event that is complete when the call is done, and what answers [`crate::error::Error`] if it will not be, told whether the
     /// event is complete. Not for captured calls. A call that cannot be followed fails; whoever made it waits for its end.
     pub fn follow(
@@ -587,50 +402,6 @@ impl DeviceExchange {
     /// The driver's devices.
     pub fn devices(&self) -> &Arc<Devices> {
         self.parts().last.devices()
-    }
-
-    /// As [`DeviceExchange::abort`], also for kernels that would find all that they wait for: what streams come to from now
-    /// on leaves the caller's memory alone. Waits until that is so, a few milliseconds at most: the driver may be waiting for what
-    /// whoever calls this is to end, and is asked by another thread. Once that is done, later calls do nothing.
-    pub fn shut(self: &Arc<Self>) {
-        self.abort();
-        if self.parts().urgent.is_some() {
-            self.shut.call_once(|| self.latch_aside());
-        }
-    }
-
-    /// Sets the kernels' latch from another thread, and waits for that.
-    fn latch_aside(self: &Arc<Self>) {
-        let (this, (tell, told)) = (self.clone(), mpsc::sync_channel(1));
-        let latch = move || {
-            let latched = this.latch();
-            // The exchange may end here, which is nobody's to wait for.
-            drop(this);
-            // Who waited may have gone on.
-            let _ = tell.send(latched);
-        };
-        let latched =
-            process::spawn("unisono-latch", latch).map_err(|cause| cause.to_string()).and_then(|_| {
-                told.recv_timeout(2 * LATCHING)
-                    .map_err(|cause| cause.to_string())?
-                    .map_err(|error| error.to_string())
-            });
-        if let Err(cause) = latched {
-            log::debug!("kernels that are launched already may run: {cause}");
-        }
-    }
-
-    fn latch(&self) -> Result<()> {
-        let parts = self.parts();
-        let Some(stream) = &parts.urgent else { return Ok(()) };
-        // SAFETY: the arena's first word, which is the kernels' latch; the arena outlives this group's streams.
-        unsafe { stream.write_value(parts.arena.address(), 1) }?;
-        stream.synchronize(Deadline::after(LATCHING))
-    }
-
-    /// Ends the kernels of this rank, now and from now on. Returns at once; from any thread.
-    pub fn abort(&self) {
-        self.parts().fault.abort();
     }
 
     /// Looks after calls that nobody waits for, and asks the driver. Whether there may be some that are not done.

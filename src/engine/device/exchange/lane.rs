@@ -1,0 +1,200 @@
+//! The order of the calls: how each is given to its stream.
+
+use std::sync::atomic::{Ordering, fence};
+
+use super::graphs::Captured;
+use super::{Caller, DeviceExchange, Enqueued, Members};
+use crate::cuda::driver::{Capture, StreamHandle};
+use crate::cuda::joined;
+use crate::cuda::stream::Stream;
+use crate::deadline::Deadline;
+use crate::engine::device::compare::Calls;
+use crate::engine::device::overdue::GRACE_PERIOD;
+use crate::engine::endpoint::lock;
+use crate::engine::group::{Group, Turn};
+use crate::engine::wire::Class;
+use crate::error::{Error, Result, Status, fail};
+use crate::signature::Signature;
+
+/// Marks what stands for the id of a stream that is being captured: user space has no such addresses.
+const CAPTURED: u64 = 1 << 63;
+
+/// The order of the calls.
+#[derive(Debug, Default)]
+pub(super) struct Lane {
+    /// The stream of the last call, checked, by its id: ids are never used again.
+    stream: Option<(u64, Stream)>,
+    /// The stream that ran the last call that was not captured.
+    pub(super) ran_on: Option<u64>,
+    pub(super) captured: Captured,
+    pub(super) calls: Calls,
+}
+
+impl DeviceExchange {
+    /// [`Group::or_fail_on`] for what keeps this rank from giving a call to its stream.
+    pub(super) fn or_fail<T>(
+        &self,
+        group: &Group,
+        class: Class,
+        caller: Caller,
+        result: Result<T>,
+    ) -> Result<T> {
+        group.or_fail_on(class, result, || {
+            let _entered = self.devices().enter(self.device())?;
+            // SAFETY: whoever calls has promised that the stream lives.
+            unsafe { self.capture(caller) }
+        })
+    }
+
+    /// Whether the caller's stream is being captured.
+    ///
+    /// # Safety
+    /// The stream lives.
+    unsafe fn capture(&self, caller: Caller) -> Result<Capture> {
+        let handle = caller.stream.unwrap_or(self.parts().stream.handle());
+        if handle.is_legacy() {
+            // It is never captured, and must not even be asked while others are.
+            return Ok(Capture::None);
+        }
+        // SAFETY: the caller's promise.
+        let capture = unsafe { self.devices().driver().stream_capture(handle) };
+        capture.map_err(|error| self.foreign(caller, error))
+    }
+
+    /// The streams beside a call's own in one launch; all are in one capture, or in none.
+    ///
+    /// # Safety
+    /// The streams live.
+    pub(super) unsafe fn beside(
+        &self,
+        caller: Caller,
+        others: &[Option<StreamHandle>],
+    ) -> Result<Vec<Stream>> {
+        if others.is_empty() {
+            return Ok(Vec::new());
+        }
+        let borrow = |stream: Option<StreamHandle>| {
+            let handle = stream.unwrap_or(self.parts().stream.handle());
+            // SAFETY: the caller's promise.
+            let borrowed = unsafe { Stream::borrow(self.devices(), self.device(), handle) };
+            borrowed.map_err(|error| self.foreign(Caller { stream, ..caller }, error))
+        };
+        let (first, others) = (borrow(caller.stream)?, others.iter().map(|&other| borrow(other)));
+        let others = others.collect::<Result<Vec<Stream>>>()?;
+        joined::in_one_capture(&first, &others)?;
+        Ok(others)
+    }
+
+    /// Gives a call to its stream, between what the streams beside it were given before and what they are given next. Others are told of
+    /// it by `compare`: a message that fails up to there is not there for them, unless the device is lost.
+    #[expect(clippy::too_many_arguments, reason = "few callers, above")]
+    pub(super) fn give(
+        &self,
+        group: &Group,
+        class: Class,
+        signatures: &[Signature],
+        peers: Members,
+        (caller, beside): (Caller, &[Stream]),
+        compare: impl FnOnce(&Turn, &mut Calls) -> Result<()>,
+        launch: impl FnOnce(&Stream) -> Result<()>,
+    ) -> Result<Enqueued> {
+        let parts = self.parts();
+        // Once for all that follows.
+        let entered = parts.last.devices().enter(self.device());
+        let _entered = self.or_fail(group, class, caller, entered)?;
+        let mut lane = lock(&self.lane);
+        let found = self.find_stream(&mut lane, caller);
+        let (handle, id, capture) = self.or_fail(group, class, caller, found)?;
+        let Lane { stream: Some((_, stream)), ran_on, captured, calls } = &mut *lane else {
+            fail!(Internal, "a stream that was put there is not there")
+        };
+        if let Some(capture) = capture {
+            captured.admit(id, capture)?;
+            // It is no call yet, and may never be one, or many: others need not capture it, and it is compared with nothing.
+            let turn = group.number(Class::Captured, signatures, caller.timeout)?;
+            let mixes = self.mixes.load(Ordering::Relaxed);
+            let launch = |stream: &Stream| joined::between(stream, beside, || launch(stream));
+            let given = captured.give(parts, (stream, id), capture, mixes, launch);
+            // No kernel runs, so that it fails concerns nobody else.
+            given.map_err(|error| group.failure().unwrap_or(error).context(group.describe(&turn)))?;
+            return Ok(Enqueued { turn, peers, stream: handle, captured: true });
+        }
+        let turn = group.number(class, signatures, caller.timeout)?;
+        let mut begun = false;
+        // Before anybody is told of the call: a stream that only waits for what others were given has nothing of it.
+        let wait = || {
+            if ran_on.is_some_and(|before| before != id) {
+                stream.wait(&parts.last)?;
+            }
+            captured.precede(parts, stream)?;
+            joined::gather(stream, beside)
+        };
+        let given = wait().and_then(|()| compare(&turn, calls)).and_then(|()| {
+            begun = true;
+            launch(stream)?;
+            joined::release(stream, beside)?;
+            *ran_on = Some(id);
+            self.watch.observe(parts, stream, turn, peers)
+        });
+        if given.is_err() && begun {
+            // Part of it may be there.
+            parts.astray.add(stream);
+        }
+        drop(lane);
+        if let Err(error) = given {
+            if !begun {
+                return Err(group.blame(&turn, error));
+            }
+            let error = group.blame_launched(&turn, error);
+            self.await_end(Deadline::after(GRACE_PERIOD));
+            return Err(error);
+        }
+        // Against `Endpoint::attend`: either it sees the call, or this sees that it is not looking.
+        fence(Ordering::SeqCst);
+        group.endpoint().watch_devices();
+        Ok(Enqueued { turn, peers, stream: handle, captured: false })
+    }
+
+    /// The caller's stream, which the lane has then, its id, and the capture that it is in.
+    fn find_stream(&self, lane: &mut Lane, caller: Caller) -> Result<(StreamHandle, u64, Option<u64>)> {
+        let (parts, devices) = (self.parts(), self.devices());
+        let handle = caller.stream.unwrap_or(parts.stream.handle());
+        // SAFETY: whoever calls has promised that it lives.
+        let capture = match unsafe { self.capture(caller) }? {
+            Capture::None => None,
+            Capture::Active(capture) => Some(capture),
+            Capture::Invalidated => {
+                fail!(InvalidUsage, "the capture of the call's stream has failed; end it, and begin again")
+            }
+        };
+        let id = match capture {
+            // SAFETY: as above.
+            None => unsafe { devices.driver().stream_id(handle) }?,
+            // Then the driver does not tell. What is in one capture lives until it ends.
+            Some(_) => CAPTURED | handle.0 as u64,
+        };
+        if lane.stream.as_ref().is_none_or(|(known, _)| *known != id) {
+            // SAFETY: as above; it is not used for a later call unless it lives then.
+            let stream = unsafe { Stream::borrow(devices, self.device(), handle) };
+            lane.stream = Some((id, stream.map_err(|error| self.foreign(caller, error))?));
+        }
+        Ok((handle, id, capture))
+    }
+
+    /// Why the caller's stream cannot be used: it may be one of another device.
+    #[cold]
+    pub(super) fn foreign(&self, caller: Caller, error: Error) -> Error {
+        let (own, devices) = (self.device(), self.parts().last.devices());
+        let stream = caller.stream.filter(|stream| !stream.is_default());
+        // SAFETY: the caller has promised that it lives.
+        match stream.map(|stream| unsafe { devices.driver().stream_device(stream) }) {
+            Some(Ok(other)) if other != own => {
+                let name = caller.memory;
+                let text =
+                    format!("call->stream is a stream of GPU {other}, but {name} is memory of GPU {own}");
+                Error::new(Status::InvalidArgument, text)
+            }
+            _ => error,
+        }
+    }
+}
