@@ -1,5 +1,7 @@
 //! Communicators: what a handle stands for, from the moment it is given out.
 
+mod making;
+
 use std::cell::RefCell;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -10,6 +12,8 @@ use unisono::rendezvous::hash::HashStore;
 use unisono::rendezvous::tcp_server::ServerHandle;
 use unisono::sys::fork;
 
+pub(crate) use self::making::Making;
+use self::making::Unmade;
 use crate::abi::ncclComm_t;
 use crate::config::{Config, seconds};
 use crate::engine;
@@ -86,17 +90,6 @@ pub(crate) struct Communicator {
     /// Serve the unique ids that it was made from, if this process made them.
     servers: Vec<Arc<ServerHandle>>,
     fork: u32,
-}
-
-/// What a communicator tells of its children: see [`Making`].
-#[derive(Default)]
-struct Unmade {
-    /// The first failure to make one that was begun since it was stopped last.
-    first: Option<Error>,
-    /// How often it was stopped on purpose: that it was aborted is no failure.
-    stops: u32,
-    /// Whether its client has ended it.
-    ended: bool,
 }
 
 /// How far meeting the others has come.
@@ -281,14 +274,6 @@ impl Communicator {
         self.making().iter().any(|child| !child.meeting().aborted) || !self.order.is_idle()
     }
 
-    fn making(&self) -> MutexGuard<'_, Vec<Arc<Communicator>>> {
-        self.making.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn unmade(&self) -> MutexGuard<'_, Unmade> {
-        self.unmade.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Ends everything that runs, on purpose: as [`Communicator::abort`], but it has not failed, and what becomes of children that were
     /// begun before is behind it.
     pub(crate) fn stop(&self) {
@@ -456,51 +441,6 @@ fn aborted() -> Error {
     Error::new(Status::Aborted, "the communicator was aborted while it met the other ranks")
 }
 
-/// A child that is being made of a communicator, until this is dropped.
-pub(crate) struct Making {
-    parent: Arc<Communicator>,
-    child: Arc<Communicator>,
-    /// How often the parent had been stopped before.
-    stops: u32,
-}
-
-impl Making {
-    pub(crate) fn of(parent: &Arc<Communicator>, child: &Arc<Communicator>) -> Making {
-        let mut unmade = parent.unmade();
-        let stops = unmade.stops;
-        if stops > 0 {
-            // Whoever goes on without ranks that have failed may have to try again without more of them.
-            unmade.first = None;
-        }
-        drop(unmade);
-        parent.making().push(child.clone());
-        // Who ends the parent sees this child, or it is seen here.
-        if parent.unmade().ended {
-            child.give_up_meeting();
-        }
-        Making { parent: parent.clone(), child: child.clone(), stops }
-    }
-
-    /// It has been made, or has not. Where the parent does not block, its client asks the parent, unless the client has ended the
-    /// child.
-    pub(crate) fn end(self, failure: Option<&Error>) {
-        let Some(error) = failure.filter(|_| !self.parent.config.blocking && !self.child.meeting().aborted)
-        else {
-            return;
-        };
-        let mut unmade = self.parent.unmade();
-        if unmade.stops == self.stops {
-            unmade.first.get_or_insert_with(|| error.clone());
-        }
-    }
-}
-
-impl Drop for Making {
-    fn drop(&mut self) {
-        self.parent.making().retain(|child| !Arc::ptr_eq(child, &self.child));
-    }
-}
-
 /// How long ranks that meet wait for each other.
 pub(crate) fn meeting_timeout() -> Duration {
     static GIVEN: OnceLock<Option<Duration>> = OnceLock::new();
@@ -586,30 +526,12 @@ mod tests {
         });
     }
 
-    fn never_blocks() -> Arc<Communicator> {
-        Communicator::new(Place::Host(0), Config { blocking: false, ..Config::unset() }, Vec::new())
-    }
-
-    /// A communicator of this rank alone that does not block, and a child that is being made of it.
-    fn parent_and_making() -> (Arc<Communicator>, Arc<Communicator>, Making) {
-        let (parent, child) = (never_blocks(), never_blocks());
-        parent.meet(|| Communicator::alone(&parent).cloned().map(Some));
-        let making = Making::of(&parent, &child);
-        (parent, child, making)
-    }
-
-    #[test]
-    fn a_child_that_its_client_ends_is_no_failure_of_the_parent() {
-        let (parent, child, making) = parent_and_making();
-        child.abort();
-        making.end(Some(&Error::new(Status::Timeout, "the others have not come")));
-        assert_eq!(parent.failure(), None);
-    }
-
     /// Also if the others come after all.
     #[test]
     fn what_is_revoked_before_it_has_met_the_others_says_that_it_cannot_be_shrunk() {
-        let (communicator, told) = (never_blocks(), std::cell::RefCell::new(Vec::new()));
+        let config = Config { blocking: false, ..Config::unset() };
+        let communicator = Communicator::new(Place::Host(0), config, Vec::new());
+        let told = std::cell::RefCell::new(Vec::new());
         let handle = COMMUNICATORS.insert(communicator.clone());
         let ask = || {
             let (mut state, mut child, mut excluded) = (SUCCESS, std::ptr::null_mut(), 0);
@@ -635,53 +557,5 @@ mod tests {
         }
         // The others hear of it.
         assert_eq!(communicator.alone().map(|group| group.failure().is_some()), Ok(true));
-    }
-
-    #[test]
-    fn who_aborts_a_parent_ends_the_children_that_are_being_made() {
-        let (parent, child, _making) = parent_and_making();
-        let made = never_blocks();
-        let _as_good_as_over = Making::of(&parent, &made);
-        made.meet(|| Communicator::alone(&made).cloned().map(Some));
-        assert_eq!(child.failure(), None);
-        parent.abort();
-        assert_eq!(child.failure().map(|error| error.status()), Some(Status::Aborted));
-        assert_eq!(child.wait(), child.failure().map_or(Ok(()), Err));
-        assert_eq!(made.failure(), None);
-        let late = never_blocks();
-        let _too_late = Making::of(&parent, &late);
-        assert_eq!(late.failure().map(|error| error.status()), Some(Status::Aborted));
-    }
-
-    #[test]
-    fn children_of_what_was_stopped_are_made_when_it_is_stopped_again() {
-        let (parent, before, _making) = parent_and_making();
-        parent.stop();
-        let since = never_blocks();
-        let _making_too = Making::of(&parent, &since);
-        parent.stop();
-        assert!(before.failure().is_some() && since.failure().is_none());
-    }
-
-    /// Else a client that goes on without ranks that have failed would take what they have failed for what comes of that.
-    #[test]
-    fn a_parent_that_was_stopped_tells_of_children_that_were_begun_since() {
-        let error = |text: &str| Error::new(Status::PeerFailed, text);
-        let (parent, child, [before, late]) = {
-            let (parent, child, making) = parent_and_making();
-            let late = Making::of(&parent, &child);
-            (parent, child, [making, late])
-        };
-        before.end(Some(&error("a rank is gone")));
-        assert_eq!(parent.failure(), Some(error("a rank is gone")));
-        parent.stop();
-        assert_eq!(parent.failure(), None);
-        let since = Making::of(&parent, &child);
-        late.end(Some(&error("it was stopped")));
-        assert_eq!(parent.failure(), None);
-        since.end(Some(&error("another rank is gone")));
-        assert_eq!(parent.failure(), Some(error("another rank is gone")));
-        Making::of(&parent, &child).end(None);
-        assert_eq!(parent.failure(), None);
     }
 }
