@@ -12,10 +12,14 @@ use crate::cuda::local::{Fold, Kernels};
 use crate::cuda::stream::Stream;
 use crate::engine::staged::relay::Limits;
 
-/// Kernels that tell how many blocks couriers were launched with, and folds may have.
+/// Kernels that tell how often they were to be loaded, which may fail, how many couriers were launched, and how many blocks those had and
+/// folds may have.
 #[derive(Debug)]
 struct Told {
     kernels: DoubleKernels,
+    loads: AtomicBool,
+    tries: AtomicUsize,
+    carried: AtomicUsize,
     blocks: Mutex<Vec<u32>>,
 }
 
@@ -27,7 +31,11 @@ impl Kernels for Told {
         dtype: DataType,
         operator: Operator,
     ) -> Result<()> {
-        self.kernels.prepare(devices, device, dtype, operator)
+        self.tries.fetch_add(1, Ordering::Relaxed);
+        match self.loads.load(Ordering::Relaxed) {
+            true => self.kernels.prepare(devices, device, dtype, operator),
+            false => Err(Error::new(Status::Timeout, "loading takes long".to_owned())),
+        }
     }
 
     fn most_operands(&self) -> usize {
@@ -35,7 +43,7 @@ impl Kernels for Told {
     }
 
     unsafe fn fold(&self, devices: &Devices, fold: &Fold<'_>) -> Result<()> {
-        self.blocks.lock().expect("no panic").push(fold.max_blocks);
+        self.note(fold.max_blocks);
         // SAFETY: the caller's promise.
         unsafe { self.kernels.fold(devices, fold) }
     }
@@ -45,13 +53,30 @@ impl Kernels for Told {
     }
 
     unsafe fn carry(&self, stream: &Stream, call: &courier::Call, combiner: Option<Combiner>) -> Result<()> {
-        self.blocks.lock().expect("no panic").push(call.grid().blocks);
+        self.carried.fetch_add(1, Ordering::Relaxed);
+        self.note(call.grid().blocks);
         // SAFETY: the caller's promise.
         unsafe { self.kernels.carry(stream, call, combiner) }
     }
 }
 
 impl Told {
+    fn new(rank: &Rank, loads: bool) -> Arc<Told> {
+        Arc::new(Told {
+            kernels: DoubleKernels(rank.double.clone()),
+            loads: loads.into(),
+            tries: AtomicUsize::new(0),
+            carried: AtomicUsize::new(0),
+            blocks: Mutex::default(),
+        })
+    }
+
+    /// A launch of so many blocks.
+    fn note(&self, blocks: u32) {
+        assert!(self.loads.load(Ordering::Relaxed), "they were not loaded");
+        self.blocks.lock().expect("no panic").push(blocks);
+    }
+
     /// What a call is told to have.
     fn of(&self, call: impl FnOnce()) -> Vec<u32> {
         self.blocks.lock().expect("no panic").clear();
@@ -64,8 +89,7 @@ impl Told {
 /// result when the rank's stream comes to it.
 fn sums(count: usize, limits: Limits, body: impl Fn(&Rank, &Told, &Request, &dyn Fn()) + Sync) {
     let complaints = ranks(2, "tcp", Order::RoundRobin, |rank| {
-        let kernels =
-            Arc::new(Told { kernels: DoubleKernels(rank.double.clone()), blocks: Mutex::default() });
+        let kernels = Told::new(rank, true);
         rank.context.cuda().pretend_limits(limits);
         rank.context.cuda().pretend_kernels(kernels.clone());
         rank.double.shrink(132);
@@ -120,62 +144,11 @@ fn side_streams_have_no_more_blocks_than_their_context_and_their_call_allow() {
     }
 }
 
-/// Kernels that cannot be loaded at first, and how often that was tried.
-#[derive(Debug)]
-struct Unloadable {
-    kernels: DoubleKernels,
-    tries: AtomicUsize,
-    loads: AtomicBool,
-    carried: AtomicUsize,
-}
-
-impl Kernels for Unloadable {
-    fn prepare(
-        &self,
-        devices: &Arc<Devices>,
-        device: u32,
-        dtype: DataType,
-        operator: Operator,
-    ) -> Result<()> {
-        self.tries.fetch_add(1, Ordering::Relaxed);
-        match self.loads.load(Ordering::Relaxed) {
-            true => self.kernels.prepare(devices, device, dtype, operator),
-            false => Err(Error::new(Status::Timeout, "loading takes long".to_owned())),
-        }
-    }
-
-    fn most_operands(&self) -> usize {
-        self.kernels.most_operands()
-    }
-
-    unsafe fn fold(&self, devices: &Devices, fold: &Fold<'_>) -> Result<()> {
-        assert!(self.loads.load(Ordering::Relaxed), "they were not loaded");
-        // SAFETY: the caller's promise.
-        unsafe { self.kernels.fold(devices, fold) }
-    }
-
-    fn combiner(&self, dtype: DataType, operator: Operator) -> Option<Combiner> {
-        self.kernels.combiner(dtype, operator)
-    }
-
-    unsafe fn carry(&self, stream: &Stream, call: &courier::Call, combiner: Option<Combiner>) -> Result<()> {
-        assert!(self.loads.load(Ordering::Relaxed), "they were not loaded");
-        self.carried.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { self.kernels.carry(stream, call, combiner) }
-    }
-}
-
 /// Each try may take a minute.
 #[test]
 fn what_cannot_be_loaded_is_tried_once_in_a_minute() {
     let complaints = ranks(2, "tcp", Order::RoundRobin, |rank| {
-        let kernels = Arc::new(Unloadable {
-            kernels: DoubleKernels(rank.double.clone()),
-            tries: AtomicUsize::new(0),
-            loads: AtomicBool::new(false),
-            carried: AtomicUsize::new(0),
-        });
+        let kernels = Told::new(rank, false);
         rank.context.cuda().pretend_limits(Limits { piece: PIECE, above: 0 });
         rank.context.cuda().pretend_kernels(kernels.clone());
         let mut round = 0;
