@@ -17,7 +17,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use super::super::{Call, Completion, Context, Options, Pending, Rendezvous, Work, start_together};
+use super::super::{
+    AlgorithmOptions, Call, Completion, Context, Options, Pending, Prepared, Rendezvous, Work, start_together,
+};
 use crate::collective::request::{Counts, Kind, Request};
 use crate::cuda::context::Devices;
 use crate::cuda::double::{Clock, Double, DoubleKernels, Order};
@@ -133,6 +135,15 @@ impl Rank {
         gate
     }
 
+    /// Has the default stream of `device` wait until the answer is released.
+    fn gate_default(&self, device: u32) -> Word {
+        let gate = self.devices.word(device).expect("a word");
+        // SAFETY: a default stream lives as long as its device.
+        let default = unsafe { Stream::borrow(&self.devices, device, StreamHandle::LEGACY) };
+        default.expect("a stream").wait_word(&gate).expect("it waits");
+        gate
+    }
+
     fn start(&self, request: &Request, call: &Call) -> Result<Work> {
         if self.completes.load(Ordering::Relaxed) {
             // SAFETY: the double trusts no address, and keeps memory until it is dropped.
@@ -146,6 +157,12 @@ impl Rank {
     fn run(&self, request: &Request, call: &Call) -> Result<Completion> {
         // SAFETY: as above.
         unsafe { self.context.run(request, call) }
+    }
+
+    /// An algorithm object.
+    fn prepare(&self, options: AlgorithmOptions) -> Prepared {
+        // SAFETY: as above.
+        unsafe { Prepared::new(&self.context, options) }.expect("an algorithm")
     }
 
     /// Copies go through the queues of kernels.
@@ -182,6 +199,22 @@ fn request(kind: Kind, input: u64, output: u64, count: u64, root: u32) -> Reques
         dtype: DataType::I32,
         operator: Operator::Sum,
         root,
+    }
+}
+
+/// Of an algorithm object over these pointers, with a stream for each or none.
+fn algorithm(kind: Kind, pointers: [u64; 2], streams: &[StreamHandle], count: usize) -> AlgorithmOptions {
+    AlgorithmOptions {
+        kind,
+        algorithm: 0,
+        buffers: pointers.map(pointer).into(),
+        streams: streams.to_vec(),
+        count: count as u64,
+        dtype: DataType::I32,
+        operator: Operator::Sum,
+        root: 0,
+        root_buffer: 0,
+        call: Call::default(),
     }
 }
 

@@ -6,7 +6,6 @@ use std::sync::atomic::AtomicU32;
 use std::sync::mpsc;
 
 use super::*;
-use crate::communicator::{AlgorithmOptions, Prepared};
 use crate::schedule::Algorithm;
 
 #[test]
@@ -118,19 +117,10 @@ fn a_run_over_several_pointers_is_complete_when_the_host_is_done_too() {
         let memory = [0, 1].map(|_| rank.memory(&values));
         let streams = [rank.stream, rank.double.stream(0)];
         let options = AlgorithmOptions {
-            kind: Kind::Broadcast,
             algorithm: Algorithm::OneToAll as i32,
-            buffers: memory.map(pointer).into(),
-            streams: streams.into(),
-            count: COUNT as u64,
-            dtype: DataType::I32,
-            operator: Operator::Sum,
-            root: 0,
-            root_buffer: 0,
-            call: Call::default(),
+            ..algorithm(Kind::Broadcast, memory, &streams, COUNT)
         };
-        // SAFETY: the double trusts no address, and keeps memory until it is dropped.
-        let broadcast = unsafe { Prepared::new(&rank.context, options) }.expect("an algorithm");
+        let broadcast = rank.prepare(options);
         if rank.rank == 0 {
             rank.fill(memory[0], &values);
             let work = broadcast.start().expect("it starts");
@@ -158,25 +148,15 @@ fn a_run_without_streams_that_fails_has_done_with_its_pointers() {
     let complaints = ranks(2, "shm", Order::RoundRobin, |rank| {
         let memory = [0, 1].map(|device| rank.double.memory(device, 400));
         let options = AlgorithmOptions {
-            kind: Kind::Broadcast,
             algorithm: Algorithm::OneToAll as i32,
-            buffers: memory.map(pointer).into(),
-            streams: Vec::new(),
-            count: 100,
-            dtype: DataType::I32,
-            operator: Operator::Sum,
             root: rank.rank,
             // Of the other device: what is local comes before the call between the ranks.
             root_buffer: 1,
-            call: Call::default(),
+            ..algorithm(Kind::Broadcast, memory, &[], 100)
         };
-        // SAFETY: the double trusts no address, and keeps memory until it is dropped.
-        let broadcast = unsafe { Prepared::new(&rank.context, options) }.expect("an algorithm");
+        let broadcast = rank.prepare(options);
         // What is local comes after what the default stream was given before.
-        let gate = rank.devices.word(1).expect("a word");
-        // SAFETY: a default stream lives as long as its device.
-        let default = unsafe { Stream::borrow(&rank.devices, 1, StreamHandle::LEGACY) };
-        default.expect("a stream").wait_word(&gate).expect("it waits");
+        let gate = rank.gate_default(1);
         met.wait();
         rank.context.abort();
         std::thread::scope(|scope| {
@@ -202,24 +182,12 @@ fn an_algorithm_without_streams_has_done_with_its_pointers_when_it_ends() {
         }
         let memory = [0, 1].map(|device| rank.double.memory(device, 400));
         let options = AlgorithmOptions {
-            kind: Kind::Broadcast,
             algorithm: Algorithm::OneToAll as i32,
-            buffers: memory.map(pointer).into(),
-            streams: Vec::new(),
-            count: 100,
-            dtype: DataType::I32,
-            operator: Operator::Sum,
-            // It does not call: what is local comes behind what it would send.
-            root: 0,
-            root_buffer: 0,
-            call: Call::default(),
+            // Rank 0 does not call: what is local comes behind what it would send.
+            ..algorithm(Kind::Broadcast, memory, &[], 100)
         };
-        // SAFETY: the double trusts no address, and keeps memory until it is dropped.
-        let broadcast = unsafe { Prepared::new(&rank.context, options) }.expect("an algorithm");
-        let gate = rank.devices.word(1).expect("a word");
-        // SAFETY: a default stream lives as long as its device.
-        let default = unsafe { Stream::borrow(&rank.devices, 1, StreamHandle::LEGACY) };
-        default.expect("a stream").wait_word(&gate).expect("it waits");
+        let broadcast = rank.prepare(options);
+        let gate = rank.gate_default(1);
         let work = broadcast.start().expect("it starts");
         met.wait();
         rank.context.abort();

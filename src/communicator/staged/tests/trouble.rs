@@ -3,8 +3,8 @@
 use std::sync::atomic::AtomicUsize;
 
 use super::*;
-use crate::communicator::{AlgorithmOptions, Prepared};
 use crate::cuda::double::Refusal;
+use crate::cuda::joined;
 
 /// Elements of a short call.
 const LEN: usize = 16;
@@ -258,36 +258,59 @@ const FIRST: usize = 24;
 /// What is wrong with it is this rank's program's alone, also when the driver has ended the capture for it.
 #[test]
 fn a_run_one_of_whose_streams_is_captured_concerns_no_other() {
+    let failures = failures_of_runs(Kind::Allgather, |rank, object, [_, output]| {
+        rank.double.begin_capture(output, 0);
+        // The second time the capture is what the first has made of it.
+        for _ in 0..2 {
+            object.start().map(drop).expect_err("its input is not captured");
+        }
+        drop(rank.double.end_capture(output, 0));
+    });
+    assert_eq!(failures, [None, None]);
+}
+
+/// It is no call, and will be none. Two pointers, which are combined before.
+#[test]
+fn a_run_that_the_driver_refuses_in_a_capture_concerns_no_other() {
+    let failures = failures_of_runs(Kind::Allreduce, |rank, object, streams| {
+        // SAFETY: they live as long as the double.
+        let [first, second] = streams.map(|it| unsafe { Stream::borrow(&rank.devices, 0, it) }.unwrap());
+        // The last is never called: what the driver refuses by itself ends the capture, too.
+        for call in ["cuEventRecord", "cuStreamWaitEvent", "cuNothing"] {
+            rank.double.begin_capture(streams[0], 0);
+            joined::gather(&second, std::slice::from_ref(&first)).expect("the second joins it");
+            rank.double.refuse(Refusal { call: Some(call), ..Refusal::default() });
+            let error = object.start().map(drop).expect_err("it is refused");
+            assert_eq!(error.status(), Status::Cuda, "{call}: {error}");
+            rank.double.fail_call(usize::MAX);
+            drop(rank.double.end_capture(streams[0], 0));
+        }
+    });
+    assert_eq!(failures, [None, None]);
+}
+
+/// Has rank 0 run an algorithm object over an input and an output, or two pointers, with a stream for each, and the other do nothing. How
+/// the group has failed on each of them.
+fn failures_of_runs(
+    kind: Kind,
+    run: impl Fn(&Rank, &Prepared, [StreamHandle; 2]) + Sync,
+) -> Vec<Option<Error>> {
     let met = Barrier::new(2);
     ranks(2, "tcp", Order::RoundRobin, |rank| {
-        let buffers = [1, 2].map(|blocks| pointer(rank.memory(&vec![0; blocks * LEN])));
-        let output = rank.double.stream(0);
-        let options = AlgorithmOptions {
-            kind: Kind::Allgather,
-            algorithm: 0,
-            buffers: buffers.into(),
-            streams: vec![rank.stream, output],
-            count: LEN as u64,
-            dtype: DataType::I32,
-            operator: Operator::Sum,
-            root: 0,
-            root_buffer: 0,
-            call: Call::default(),
-        };
-        // SAFETY: as above.
-        let object = unsafe { Prepared::new(&rank.context, options) }.expect("an algorithm");
+        rank.double.load_modules();
+        let pointers = [1, 2].map(|blocks| rank.memory(&vec![0; blocks * LEN]));
+        let streams = [rank.stream, rank.double.stream(0)];
+        let object = rank.prepare(algorithm(kind, pointers, &streams, LEN));
+        // Nobody fails it while others still meet.
+        met.wait();
         if rank.rank == 0 {
-            rank.double.begin_capture(output, 0);
-            // The second time the capture is what the first has made of it.
-            for _ in 0..2 {
-                object.start().map(drop).expect_err("its input is not captured");
-            }
-            drop(rank.double.end_capture(output, 0));
+            run(rank, &object, streams);
         }
         met.wait();
-        assert_eq!(rank.context.failure(), None);
+        let failure = rank.context.failure();
         met.wait();
-    });
+        failure
+    })
 }
 
 /// What comes before the call between the ranks counts as that: the others would wait for it.
@@ -303,21 +326,9 @@ fn a_run_that_the_driver_keeps_a_rank_from_fails_for_all() {
                 let met = Barrier::new(2);
                 ranks(2, "tcp", Order::RoundRobin, |rank| {
                     rank.double.load_modules();
-                    let buffers = [1, 2].map(|blocks| pointer(rank.memory(&vec![0; blocks * LEN])));
-                    let options = AlgorithmOptions {
-                        kind,
-                        algorithm: 0,
-                        buffers: buffers.into(),
-                        streams: vec![rank.stream, rank.double.stream(0)],
-                        count: LEN as u64,
-                        dtype: DataType::I32,
-                        operator: Operator::Sum,
-                        root: 0,
-                        root_buffer: 0,
-                        call: Call::default(),
-                    };
-                    // SAFETY: the double trusts no address, and keeps memory until it is dropped.
-                    let object = unsafe { Prepared::new(&rank.context, options) }.expect("an algorithm");
+                    let pointers = [1, 2].map(|blocks| rank.memory(&vec![0; blocks * LEN]));
+                    let streams = [rank.stream, rank.double.stream(0)];
+                    let object = rank.prepare(algorithm(kind, pointers, &streams, LEN));
                     met.wait();
                     if rank.rank == 1 {
                         let start = Instant::now();
