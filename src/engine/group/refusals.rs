@@ -40,3 +40,28 @@ impl Group {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_stream_in_capture_is_refused_is_its_callers() {
+        use Status::{Cuda, InvalidUsage, OutOfMemory, Timeout};
+        let refused = |status, class, capture| is_everybodys(&Error::new(status, "no"), class, || capture);
+        let alone: [Result<Capture>; 2] = [Ok(Capture::None), Err(Error::new(Cuda, "it does not tell"))];
+        for capture in alone {
+            let of = |class| {
+                [Cuda, OutOfMemory, Timeout, InvalidUsage]
+                    .map(|status| refused(status, class, capture.clone()))
+            };
+            assert_eq!(of(Class::Ordered), [true, true, true, false]);
+            assert_eq!(of(Class::PointToPoint), [true, false, false, false]);
+        }
+        for capture in [Capture::Active(7), Capture::Invalidated] {
+            for status in [Cuda, OutOfMemory, Timeout, InvalidUsage] {
+                assert!(!refused(status, Class::Ordered, Ok(capture)), "{status:?} in {capture:?}");
+            }
+        }
+    }
+}

@@ -176,3 +176,27 @@ fn a_call_that_the_driver_keeps_a_rank_from_fails_for_all() {
         sweep(&all);
     }
 }
+
+/// It is no call, and will be none.
+#[test]
+fn a_capture_that_the_driver_refuses_concerns_no_other() {
+    let met = Barrier::new(4);
+    let (failures, doubles) = ranks_of(2, 2, Order::RoundRobin, 2, Carriers::Couriers, |rank| {
+        let (_, request) = rank.sum(64);
+        for after in (0..FIRST).filter(|_| rank.context.rank() == 0) {
+            let stream = rank.double.stream(rank.device);
+            rank.double.begin_capture(stream, rank.device);
+            rank.double.fail_call(after);
+            let started = rank.start(&request, &Call { stream: Some(stream), ..Call::default() });
+            rank.double.fail_call(usize::MAX);
+            drop(rank.double.end_capture(stream, rank.device));
+            started.map(drop).expect_err("a call between hosts cannot be captured");
+        }
+        met.wait();
+        let failure = rank.context.failure();
+        met.wait();
+        failure
+    });
+    assert_eq!(failures, vec![None; 4]);
+    doubles.iter().for_each(|double| double.drain());
+}
