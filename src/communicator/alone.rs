@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::calls::widen;
 use super::context::Context;
-use super::prepared::Copied;
+use super::finishing::spread;
 use super::staged::{StagedCall, What};
 use super::survey::Survey;
 use super::work::Work;
@@ -18,7 +18,6 @@ use crate::cuda::local::{Fold, Kernels, Operand};
 use crate::cuda::memory::RegisteredBuffer;
 use crate::cuda::polling;
 use crate::deadline::Deadline;
-use crate::engine::executor::Run;
 use crate::engine::staged::Place;
 use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{Operator, Reducer, Representation};
@@ -314,8 +313,8 @@ pub(super) unsafe fn alone(checked: &Checked, operator: Operator, buffers: &[*mu
             Some(wide) => wide.alone(),
             None => {
                 let bytes = checked.output_len() * checked.dtype.size();
-                Copied::<Run>::spread(checked.input, &[checked.output], bytes);
-                Copied::<Run>::spread(checked.output, buffers, bytes);
+                spread(checked.input, &[checked.output], bytes);
+                spread(checked.output, buffers, bytes);
             }
         }
     }

@@ -6,7 +6,7 @@ use super::alone::alone;
 use super::batch::Pending;
 use super::context::{Context, Place};
 use super::device::OnDevices;
-use super::prepared::Copied;
+use super::finishing::Copied;
 use super::staged::StagedCall;
 use super::survey::Spans;
 use super::wide::Wide;
@@ -302,22 +302,20 @@ impl Context {
                 unsafe { Box::new(wide.run(group, turn, plan)) }
             })));
         }
-        let copied = (buffers.len() > 1).then(|| (checked.output.cast_const(), buffers.to_vec()));
+        let copied = (buffers.len() > 1).then(|| Copied::new(checked.output, buffers, bytes));
         if let Some((direct, job, path)) = exchange_directly(group, checked, call, class)? {
-            let Some((from, to)) = copied else { return Ok(Make::Direct(direct, job, path)) };
+            let Some(copied) = copied else { return Ok(Make::Direct(direct, job, path)) };
             return Ok(Make::Boxed(Box::new(move |group: &Group, turn: &Turn| {
                 // SAFETY: the caller's promise.
-                let operation = unsafe { DirectRun::new(group, turn, direct, job, path) };
-                Box::new(Copied { operation, from, to, bytes })
+                unsafe { Box::new(copied.behind(DirectRun::new(group, turn, direct, job, path))) }
             })));
         }
         let (plan, _) = self.plans().plan(checked, call, self.seat())?;
         let (input, output) = (checked.input, checked.output);
-        let Some((from, to)) = copied else { return Ok(Make::Run(plan, input, output)) };
+        let Some(copied) = copied else { return Ok(Make::Run(plan, input, output)) };
         Ok(Make::Boxed(Box::new(move |group: &Group, turn: &Turn| {
             // SAFETY: the caller's promise.
-            let operation = unsafe { Run::new(group, turn, plan, input, output) };
-            Box::new(Copied { operation, from, to, bytes })
+            unsafe { Box::new(copied.behind(Run::new(group, turn, plan, input, output))) }
         })))
     }
 }

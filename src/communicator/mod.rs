@@ -8,6 +8,7 @@ mod calls;
 pub mod context;
 mod cuda;
 pub mod device;
+mod finishing;
 mod hosts;
 #[cfg(test)]
 mod medley;

@@ -1,7 +1,6 @@
 //! Algorithm objects: a fixed operation over fixed buffers, checked and planned once, run many times.
 
 use std::sync::Arc;
-use std::task::Poll;
 
 use super::batch::Pending;
 use super::context::Context;
@@ -16,9 +15,7 @@ use crate::cuda::fold::FoldKernels;
 use crate::cuda::local::limited;
 use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
-use crate::engine::endpoint::Through;
-use crate::engine::group::{Group, is_everybodys};
-use crate::engine::operation::Operation;
+use crate::engine::group::is_everybodys;
 use crate::engine::wire::Class;
 use crate::error::{Error, Result, fail};
 use crate::reduce::{DataType, Operator};
@@ -342,88 +339,10 @@ impl Apart {
     }
 }
 
-/// An operation whose result is copied to further buffers of this rank.
-pub(super) struct Copied<O> {
-    pub(super) operation: O,
-    pub(super) from: *const u8,
-    pub(super) to: Vec<*mut u8>,
-    pub(super) bytes: usize,
-}
-
-// SAFETY: the pointers are the caller's, promised to be usable from the library's threads until the operation ends.
-unsafe impl<O: Send> Send for Copied<O> {}
-
-impl<O> Copied<O> {
-    /// Copies now.
-    ///
-    /// # Safety
-    /// Every buffer holds `bytes` bytes; they are the same or apart.
-    pub(super) unsafe fn spread(from: *const u8, to: &[*mut u8], bytes: usize) {
-        for &to in to {
-            if !std::ptr::eq(to, from) && bytes > 0 {
-                // SAFETY: the caller's promise.
-                unsafe { std::ptr::copy(from, to, bytes) };
-            }
-        }
-    }
-}
-
-impl<O: Operation> Operation for Copied<O> {
-    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
-        let answer = self.operation.advance(group);
-        if let Poll::Ready(Ok(_)) = &answer {
-            // SAFETY: whoever made this promised that the buffers hold `bytes` bytes until the operation ends.
-            unsafe { Copied::<O>::spread(self.from, &self.to, self.bytes) };
-        }
-        answer
-    }
-
-    fn abandon(&mut self, group: &Group) {
-        self.operation.abandon(group);
-    }
-
-    fn waits_for(&self, group: &Group) -> Vec<u32> {
-        self.operation.waits_for(group)
-    }
-
-    fn is_at_work(&self) -> bool {
-        self.operation.is_at_work()
-    }
-
-    fn through(&self) -> Through {
-        self.operation.through()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::error::Status;
-
-    /// An operation that has stopped in the middle of its work.
-    struct AtWork;
-
-    impl Operation for AtWork {
-        fn advance(&mut self, _group: &Group) -> Poll<Result<Completion>> {
-            Poll::Pending
-        }
-
-        fn abandon(&mut self, _group: &Group) {}
-
-        fn waits_for(&self, _group: &Group) -> Vec<u32> {
-            Vec::new()
-        }
-
-        fn is_at_work(&self) -> bool {
-            true
-        }
-    }
-
-    #[test]
-    fn a_copied_operation_at_work_is_looked_at_again() {
-        let copied = Copied { operation: AtWork, from: std::ptr::null(), to: Vec::new(), bytes: 0 };
-        assert!(copied.is_at_work());
-    }
 
     /// Addresses below 10 are host memory, tens are of that GPU, hundreds are managed, and nothing is known of 7.
     fn locate(address: u64) -> Result<Option<Location>> {

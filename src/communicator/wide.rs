@@ -3,13 +3,12 @@
 //! each output.
 
 use std::sync::Arc;
-use std::task::Poll;
 
+use super::finishing::Finishing;
 use crate::collective::checked::Checked;
-use crate::engine::endpoint::Through;
 use crate::engine::executor::{Plan, Run, Workspace};
 use crate::engine::group::{Group, Turn};
-use crate::engine::operation::{Completion, Operation};
+use crate::engine::operation::Operation;
 use crate::error::Result;
 use crate::reduce::{DataType, Operand, Operator, Reducer, Representation};
 
@@ -73,18 +72,22 @@ impl Wide {
     ///
     /// # Safety
     /// The outputs stay valid until the operation has ended or is abandoned.
-    pub unsafe fn run(self, group: &Group, turn: &Turn, plan: Arc<Plan>) -> WideRun<Run> {
-        // SAFETY: the workspaces live beside the run, as long as it does.
-        let operation = unsafe { Run::new(group, turn, plan, self.input.address(), self.output.address()) };
-        WideRun { operation, wide: self }
+    pub unsafe fn run(self, group: &Group, turn: &Turn, plan: Arc<Plan>) -> impl Operation + use<> {
+        // SAFETY: the caller's promise; the workspaces live beside the run, as long as it does.
+        unsafe {
+            let operation = Run::new(group, turn, plan, self.input.address(), self.output.address());
+            self.around(operation)
+        }
     }
 
     /// The operation, when `operation` does what [`Wide::rest`] says.
     ///
     /// # Safety
     /// As [`Wide::run`].
-    pub unsafe fn around<O>(self, operation: O) -> WideRun<O> {
-        WideRun { operation, wide: self }
+    pub unsafe fn around<O: Operation>(self, operation: O) -> impl Operation + use<O> {
+        // SAFETY: the caller's promise; the operation has filled the output workspace.
+        let finish = move || unsafe { self.finish(&self.output) };
+        Finishing { operation, finish }
     }
 
     /// Rounds the result into the outputs.
@@ -107,38 +110,5 @@ impl Wide {
     pub unsafe fn alone(self) {
         // SAFETY: the caller's promise; in a group of one input and output have the same length.
         unsafe { self.finish(&self.input) };
-    }
-}
-
-/// A wide reduction under way.
-pub struct WideRun<O> {
-    operation: O,
-    wide: Wide,
-}
-
-impl<O: Operation> Operation for WideRun<O> {
-    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
-        let answer = self.operation.advance(group);
-        if let Poll::Ready(Ok(_)) = &answer {
-            // SAFETY: `Wide::run`'s promise; the run has filled the output workspace.
-            unsafe { self.wide.finish(&self.wide.output) };
-        }
-        answer
-    }
-
-    fn abandon(&mut self, group: &Group) {
-        self.operation.abandon(group);
-    }
-
-    fn waits_for(&self, group: &Group) -> Vec<u32> {
-        self.operation.waits_for(group)
-    }
-
-    fn is_at_work(&self) -> bool {
-        self.operation.is_at_work()
-    }
-
-    fn through(&self) -> Through {
-        self.operation.through()
     }
 }
