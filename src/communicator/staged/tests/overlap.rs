@@ -182,6 +182,8 @@ fn calls_keep_the_order_of_their_list_and_of_their_calls() {
             works.expect("they start")
         });
         chain(order, |rank, calls| {
+            // What they are given was written on a stream that such calls do not come after.
+            rank.stream().synchronize(Deadline::after(PATIENCE)).expect("it is written");
             calls.iter().map(|call| rank.start(call, &Call::default()).expect("it starts")).collect()
         });
     }
