@@ -199,8 +199,8 @@ impl Communicator {
         let mut meeting = self.meeting();
         // Under the lock: whoever stops it finds it met, or is found here.
         let met = match met.transpose() {
-            Some(Ok(context)) if self.is_stopped() => {
-                late = Some(context);
+            Some(met) if self.is_stopped() => {
+                late = met.ok();
                 Some(Err(revoked()))
             }
             met => met,

@@ -67,7 +67,7 @@ impl Context {
             self.come_to(event, survey, Deadline::after(timeout))?;
         }
         // What was given cannot be taken back: it has the time once more.
-        let patience = || Deadline::after(timeout);
+        let patience = Deadline::after(timeout);
         // SAFETY: the caller's promise; input and output have the same length in a group of one.
         unsafe {
             match (factor, &scaler) {
@@ -75,7 +75,7 @@ impl Context {
                 (None, _) => copy(survey, bytes)?,
                 (Some(_), Some(scaler)) => scaler.give(survey, checked)?,
                 (Some(_), None) => {
-                    scale(survey, checked, request, &patience)
+                    scale(survey, checked, request, patience)
                         .map_err(|error| self.unfinished(survey, error))?;
                 }
             }
@@ -93,14 +93,18 @@ impl Context {
         let context = self.clone();
         let work = Work::enqueued(event, move |_| context.failure());
         if !survey.ordered
-            && let Err(error) = work.wait(patience())
+            && let Err(error) = work.wait(patience)
         {
-            if work.peek().is_none() {
-                return Err(self.unfinished(survey, error));
+            match work.peek() {
+                None => return Err(self.unfinished(survey, error)),
+                // It was through just then.
+                Some(Ok(_)) => {}
+                Some(Err(error)) => {
+                    // The context may have failed before the stream has come to it.
+                    let _ = survey.stream.synchronize(Deadline::after(self.timeout()));
+                    return Err(error);
+                }
             }
-            // The context may have failed before the stream has come to it.
-            let _ = survey.stream.synchronize(Deadline::after(self.timeout()));
-            return Err(error);
         }
         Ok(work)
     }
@@ -244,12 +248,7 @@ unsafe extern "C" fn host_copy(job: *mut c_void) {
 ///
 /// # Safety
 /// As [`copy`].
-unsafe fn scale(
-    survey: &Survey,
-    checked: &Checked,
-    request: &Request,
-    patience: &dyn Fn() -> Deadline,
-) -> Result<()> {
+unsafe fn scale(survey: &Survey, checked: &Checked, request: &Request, patience: Deadline) -> Result<()> {
     let bytes = survey.input_bytes;
     let memory = RegisteredBuffer::new(&survey.devices, survey.device, bytes)?;
     // SAFETY: the caller's promise, and the buffer holds `bytes` bytes.
@@ -271,7 +270,7 @@ unsafe fn scale_in(
     survey: &Survey,
     checked: &Checked,
     request: &Request,
-    patience: &dyn Fn() -> Deadline,
+    patience: Deadline,
 ) -> Result<()> {
     let (bytes, stream) = (survey.input_bytes, &survey.stream);
     // SAFETY: this function's contract.
@@ -279,7 +278,7 @@ unsafe fn scale_in(
         if let Place::Device(from) = survey.input {
             stream.copy_to_host(address, from, bytes)?;
         }
-        stream.synchronize(patience())?;
+        stream.synchronize(patience)?;
         if let Place::Host(from) = survey.input {
             std::ptr::copy_nonoverlapping(from.cast_const(), address, bytes);
         }
@@ -288,7 +287,7 @@ unsafe fn scale_in(
         match survey.output {
             Place::Device(to) => {
                 stream.copy_to_device(to, address.cast_const(), bytes)?;
-                stream.synchronize(patience())
+                stream.synchronize(patience)
             }
             Place::Host(to) => {
                 std::ptr::copy_nonoverlapping(address.cast_const(), to, bytes);

@@ -194,7 +194,11 @@ impl Prepared {
                 // Streams may be done before it: a root's wait for no other rank.
                 let host = work.as_ref().and_then(Work::host);
                 let failure = move |_| work.as_ref().and_then(Work::test).and_then(Result::err);
-                Ok(Work::composed(host, several.join()?, failure))
+                let joined = several.join();
+                if let Err(error) = &joined {
+                    self.give_up(several, error);
+                }
+                Ok(Work::composed(host, joined?, failure))
             }
         }
     }
@@ -210,24 +214,33 @@ impl Prepared {
         let begin = || unsafe { self.context.begin(&self.request, &self.call) };
         let enqueued = several.enqueue(begin, Pending::close);
         if let Err(error) = &enqueued {
-            // SAFETY: `new`'s promise.
-            let capture = || unsafe { self.context.cuda().capture(self.call.stream) };
-            if is_everybodys(error, Class::Ordered, capture) {
-                // The others wait for this rank, which will not come.
-                self.context.fail(error.context(format_args!("rank {}", self.context.rank())));
-            }
-            if several.synchronous()
-                && let Err(error) = self.wait_for_streams(several)
-            {
-                log::warn!("what a run that failed was given may still touch its pointers: {error}");
-            }
+            self.give_up(several, error);
         }
         enqueued
     }
 
+    /// A run over several pointers has failed on this rank in its course.
+    fn give_up(&self, several: &Several, error: &Error) {
+        // SAFETY: `new`'s promise.
+        let capture = || unsafe { self.context.cuda().capture(self.call.stream) };
+        if is_everybodys(error, Class::Ordered, capture) {
+            // The others wait for this rank, which will not come.
+            self.context.fail(error.context(format_args!("rank {}", self.context.rank())));
+        }
+        if several.synchronous()
+            && let Err(error) = self.wait_for_streams(several)
+        {
+            log::warn!("what a run that failed was given may still touch its pointers: {error}");
+        }
+    }
+
     /// Waits until the streams of `several`, which are the library's, have done what they were given.
     fn wait_for_streams(&self, several: &Several) -> Result<()> {
-        several.wait(Deadline::after(self.call.timeout.unwrap_or(self.context.timeout())))
+        several.wait(self.patience())
+    }
+
+    fn patience(&self) -> Deadline {
+        Deadline::after(self.call.timeout.unwrap_or(self.context.timeout()))
     }
 
     fn enqueue_one(&self, apart: Option<&Apart>) -> Result<Work> {
@@ -240,9 +253,12 @@ impl Prepared {
         let after = unsafe {
             self.context.or_fail_on(self.call.stream, Class::Ordered, apart.map_or(Ok(()), Apart::after))
         };
-        if after.is_err() {
-            // It is under way, and its memory the caller's when this returns.
-            let _ = work.wait(Deadline::after(self.context.timeout()));
+        if let (Err(_), Some(apart)) = (&after, apart) {
+            // It is under way, and its memory the caller's when this returns. Copies may go on behind a work that has failed.
+            let _ = work.wait(self.patience());
+            if let Err(error) = apart.output.synchronize(self.patience()) {
+                log::warn!("what a run that failed was given may still touch its memory: {error}");
+            }
         }
         after.map(|()| work)
     }

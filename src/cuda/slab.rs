@@ -158,11 +158,15 @@ impl Arena {
         // Held while a slab is allocated, so that two threads share one.
         let mut own = lock(&slabs.own);
         own.retain(|slab| slab.strong_count() > 0);
-        let live = own.iter().filter_map(Weak::upgrade).filter(|slab| slab.memory.device() == device);
-        for slab in live {
-            let taken = lock(&slab.heap).take(bytes, ALIGNMENT);
+        for slab in own.iter().filter_map(Weak::upgrade) {
+            let suits = slab.memory.device() == device;
+            let taken = if suits { lock(&slab.heap).take(bytes, ALIGNMENT) } else { None };
             if let Some((offset, _)) = taken {
                 return Ok(Arena { slab, offset, bytes });
+            }
+            // Who had the last of its arenas may have let go of it meanwhile, and this thread is not to wait for the device.
+            if let Some(slab) = Arc::into_inner(slab) {
+                drop(Aside::new(slab, "device memory is not given back"));
             }
         }
         let size = bytes.max(SLAB_BYTES).next_multiple_of(2 << 20);

@@ -13,7 +13,7 @@ mod unattended;
 mod waiting;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -69,6 +69,8 @@ pub struct Endpoint {
     /// When this was made, and how many nanoseconds later a device was last given something.
     born: Instant,
     stirred: AtomicU64,
+    /// How many looks have moved something.
+    moves: AtomicU32,
     /// How many nanoseconds after `born` to look again, whatever comes; passed: no such moment.
     look_at: AtomicU64,
     questions: Questions,
@@ -112,6 +114,7 @@ impl Endpoint {
             sleepers: Sleepers::default(),
             born: Instant::now(),
             stirred: AtomicU64::new(0),
+            moves: AtomicU32::new(0),
             look_at: AtomicU64::new(0),
             questions: Questions::default(),
             store: OnceLock::new(),
@@ -351,8 +354,12 @@ impl Endpoint {
         drop(messages);
         moved |= self.hauling.haul(self);
         // What moves elsewhere may never cease.
+        let is_due = |moved| match moved {
+            true => self.moves.fetch_add(1, Ordering::Relaxed).is_multiple_of(64),
+            false => round.is_multiple_of(16),
+        };
         if any_tcp
-            && (round.is_multiple_of(64) || !moved && round.is_multiple_of(16))
+            && is_due(moved)
             && let Some(bell) = self.bell.get()
         {
             let mut events = Vec::new();

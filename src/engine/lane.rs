@@ -257,9 +257,9 @@ impl Lane {
         self.closed || self.stream.poll_fd().is_none()
     }
 
-    /// Frames that have not been written whole, or of which nobody has been told.
+    /// Frames that have not been written whole, or of which nobody has been told; one more where nobody has been told of an error.
     pub fn backlog(&self) -> usize {
-        self.outgoing.len() + self.finished.len()
+        self.outgoing.len() + self.finished.len() + usize::from(self.refused.is_some())
     }
 
     /// The tickets of the frames that have not been written whole.
@@ -534,7 +534,7 @@ impl Lane {
         self.offered = more;
         let tells = !self.has_load_in() && self.incoming.is_some()
             || !self.finished.is_empty()
-            || !self.outgoing.is_empty() && !self.has_load_out()
+            || !self.outgoing.is_empty() && !self.takes_nothing && !self.has_load_out()
             || self.closed
             || self.ended.is_some()
             || self.refused.is_some();

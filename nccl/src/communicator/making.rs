@@ -124,16 +124,6 @@ mod tests {
         assert!(before.failure().is_some() && since.failure().is_none());
     }
 
-    /// Who stops it has not ended it, also while it meets the others.
-    #[test]
-    fn children_of_what_was_stopped_before_it_had_met_are_made() {
-        let (parent, child) = (never_blocks(), never_blocks());
-        parent.stop();
-        parent.meet(|| Communicator::alone(&parent).cloned().map(Some));
-        let _making = Making::of(&parent, &child);
-        assert_eq!(child.failure(), None);
-    }
-
     /// Else a client that goes on without ranks that have failed would take what they have failed for what comes of that.
     #[test]
     fn a_parent_that_was_stopped_tells_of_children_that_were_begun_since() {

@@ -326,7 +326,7 @@ fn a_group_of_one_waits_for_its_own_copies_no_longer_than_for_its_stream() {
                 },
                 false => copy_alone(input, output),
             };
-            let call = Call { timeout: Some(Duration::from_millis(50)), on_device: true, ..Call::default() };
+            let call = Call { timeout: Some(Duration::from_millis(500)), on_device: true, ..Call::default() };
             // SAFETY: the double trusts no addresses.
             let ended = unsafe { context.run(&request, &call) };
             is_over.store(true, Ordering::Relaxed);

@@ -320,8 +320,8 @@ fn a_run_that_the_driver_keeps_a_rank_from_fails_for_all() {
     for (kind, least) in [(Kind::Allgather, 4), (Kind::Allreduce, 4)] {
         for status in [Status::Cuda, Status::OutOfMemory] {
             let refused = AtomicUsize::new(0);
-            // The last of these is behind the call, for what the input's stream is given next.
-            let records = (0..4).map(|after| (after, Some("cuEventRecord")));
+            // Some of these are behind the call: for what the input's stream is given next, and for whoever waits for the run.
+            let records = (0..8).map(|after| (after, Some("cuEventRecord")));
             for (after, call) in (0..FIRST).map(|after| (after, None)).chain(records) {
                 let met = Barrier::new(2);
                 ranks(2, "tcp", Order::RoundRobin, |rank| {
