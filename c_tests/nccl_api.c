@@ -376,7 +376,7 @@ static void what_is_not_supported_says_so(void) {
     CHECK_FAILS(ncclInvalidUsage, "no device API", ncclDevCommDestroy(comm, NULL));
     CHECK_FAILS(ncclInvalidUsage, "do not grow", ncclCommGrow(comm, 2, NULL, -1, &child, NULL));
     CHECK_FAILS(ncclInvalidUsage, "do not grow", ncclCommGetUniqueId(comm, &id));
-    CHECK_FAILS(ncclInvalidUsage, "shared by all", ncclCommSuspend(comm, NCCL_SUSPEND_MEM));
+    CHECK_FAILS(ncclInvalidUsage, "when it is destroyed", ncclCommSuspend(comm, NCCL_SUSPEND_MEM));
     CHECK_FAILS(ncclInvalidUsage, "not suspended", ncclCommResume(comm));
     CHECK_FAILS(ncclInvalidUsage, "one-sided", ncclPutSignal(&value, 1, ncclInt64, 0, NULL, 0, 0, 0, 0, comm, NULL));
     CHECK_FAILS(ncclInvalidUsage, "one-sided", ncclSignal(0, 0, 0, 0, comm, NULL));

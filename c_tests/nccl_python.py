@@ -168,7 +168,7 @@ def rank_main(path, rank, size, channel, cuda):
         nccl.CommSuspend(comm, 1)
         raise AssertionError("ncclCommSuspend succeeded")
     except RuntimeError as error:
-        assert "shared by all" in str(error), error
+        assert "when it is destroyed" in str(error), error
     state = INT(-1)
     nccl.CommGetAsyncError(comm, ctypes.byref(state))
     assert state.value == 0

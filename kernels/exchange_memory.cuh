@@ -155,7 +155,7 @@ struct Page {
 };
 
 // What is waited for; fault.rs has the words.
-enum Phase : u32 { LINE_ROOM, LINES_COME, TILE_ROOM, TILES_COME, RESULT_ROOM, RESULTS_COME, STAGE };
+enum Phase : u32 { LINE_ROOM, LINES_COME, TILE_ROOM, TILES_COME, RESULT_ROOM, RESULTS_COME, STAGE, SIGNALS_COME };
 
 // The first line of an arena, its owner's own: once it is `set`, kernels leave at once. When the host was asked last.
 struct Latch {

@@ -19,7 +19,7 @@ constexpr u32 STAGE_THREADS = 256;
 // How many blocks a multiprocessor has room for: `RESIDENT` of src/cuda/exchange/stages.rs.
 constexpr u32 STAGE_RESIDENT = 3;
 
-struct Signals {
+struct StageSignals {
     // Where the root's input lies, as this rank reaches it, or 0 if it goes through the root's payload: for each block.
     u64 source[STAGE_BLOCKS];
     // How often this rank has waited, for each block and peer.
@@ -42,7 +42,7 @@ struct Pull {
     // On the root, the input as each rank reaches it, or zeros.
     u64 seen[MAX_RANKS];
 
-    DEVICE Signals *signals_of(u32 rank) const { return reinterpret_cast<Signals *>(group.arena[rank] + signals); }
+    DEVICE StageSignals *signals_of(u32 rank) const { return reinterpret_cast<StageSignals *>(group.arena[rank] + signals); }
     DEVICE u8 *payload_of(u32 rank) const { return group.arena[rank] + payload; }
     DEVICE bool is_root() const { return group.rank == root; }
 };
@@ -58,7 +58,7 @@ struct Puller {
         bool well = true;
         const u32 peer = threadIdx.x;
         if (peer < call.group.size) {
-            Signals &own = *call.signals_of(call.group.rank);
+            StageSignals &own = *call.signals_of(call.group.rank);
             const u32 number = ++own.waited[blockIdx.x][peer];
             u32 *to = &call.signals_of(peer)->arrived[number & 1][blockIdx.x][call.group.rank];
             const u32 *from = &own.arrived[number & 1][blockIdx.x][peer];

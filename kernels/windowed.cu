@@ -6,8 +6,9 @@
 // chunk, and that rank passes chunks on from there, as the root announces them. Reductions are in windowed_combine.cuh.
 //
 // unisono_windowed, which moves, and unisono_windowed_<operator>_<type> have one parameter, `Windowed`.
-// src/cuda/exchange/windowed.rs says which grid suits a call.
+// src/cuda/exchange/windowed.rs says which grid suits a call. Signals of what one rank alone writes into windows are in signals.cuh.
 
+#include "signals.cuh"
 #include "windowed_combine.cuh"
 
 namespace unisono {

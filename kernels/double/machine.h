@@ -631,6 +631,11 @@ inline unsigned long long atomicExch(unsigned long long *at, unsigned long long 
     *at = value;
     return before;
 }
+inline unsigned long long atomicAdd(unsigned long long *at, unsigned long long value) {
+    const unsigned long long before = *at;
+    *at = before + value;
+    return before;
+}
 inline unsigned long long atomicCAS(unsigned long long *at, unsigned long long expected, unsigned long long value) {
     const unsigned long long before = *at;
     if (before == expected) *at = value;

@@ -199,11 +199,29 @@ unsafe fn copied(config: *const ncclConfig_t) -> Result<ncclConfig_t> {
 fn in_range(name: &str, value: c_int, least: c_int, most: c_int) -> Result<Option<c_int>> {
     match value {
         UNSET => Ok(None),
-        value if (least..=most).contains(&value) => Ok(Some(value)),
+        value if (least..=most).contains(&value) => {
+            log::info!("Comm config {} set to {value}", words(name));
+            Ok(Some(value))
+        }
         _ if most == c_int::MAX => {
             fail!(InvalidArgument, "config->{name} is {value}; it is {least} or more, or left unset")
         }
         _ => fail!(InvalidArgument, "config->{name} is {value}; it is {least} to {most}, or left unset"),
+    }
+}
+
+/// What NCCL's log calls a field, which programs look for there.
+fn words(name: &str) -> &str {
+    match name {
+        "blocking" => "Blocking",
+        "cgaClusterSize" => "CGA cluster size",
+        "minCTAs" => "Min CTAs",
+        "maxCTAs" => "Max CTAs",
+        "splitShare" => "Split share",
+        "trafficClass" => "Traffic class",
+        "shrinkShare" => "Shrink share",
+        "nvlsCTAs" => "NVLS CTAs",
+        other => other,
     }
 }
 

@@ -14,6 +14,9 @@ use crate::error::{Error, Result, SUCCESS, Status, fail, guard, guard_or, result
 use crate::estimate;
 use crate::setup::{self, Joining, Sharing};
 
+/// Has a stream put, signal or wait.
+type OneSided = Box<dyn FnOnce() -> Result<()>>;
+
 /// What a thread has called in its group so far.
 struct Group {
     depth: u32,
@@ -21,6 +24,8 @@ struct Group {
     joinings: Vec<Joining>,
     sharings: Vec<Sharing>,
     calls: Calls,
+    sent: Vec<OneSided>,
+    waits: Vec<OneSided>,
     finalized: Vec<Arc<Communicator>>,
     /// Without a handle; of those that the group has called before.
     destroyed: Vec<Arc<Communicator>>,
@@ -33,6 +38,8 @@ impl Group {
         joinings: Vec::new(),
         sharings: Vec::new(),
         calls: Calls::NONE,
+        sent: Vec::new(),
+        waits: Vec::new(),
         finalized: Vec::new(),
         destroyed: Vec::new(),
     };
@@ -153,6 +160,31 @@ pub(crate) fn launch(launch: Launch) -> Result<ncclResult_t> {
     Ok(SUCCESS)
 }
 
+/// Puts or signals, now or at the end of the group.
+pub(crate) fn send(start: impl FnOnce() -> Result<()> + 'static) -> Result<ncclResult_t> {
+    one_sided(start, |group| &mut group.sent)
+}
+
+/// Waits for signals, now or at the end of the group, behind what it sends: others may wait for that first.
+pub(crate) fn wait(start: impl FnOnce() -> Result<()> + 'static) -> Result<ncclResult_t> {
+    one_sided(start, |group| &mut group.waits)
+}
+
+fn one_sided(
+    start: impl FnOnce() -> Result<()> + 'static,
+    kept_in: impl FnOnce(&mut Group) -> &mut Vec<OneSided>,
+) -> Result<ncclResult_t> {
+    let mut start = Some(start);
+    KEPT.with_borrow_mut(|kept| {
+        if kept.group.depth > 0
+            && let Some(start) = start.take()
+        {
+            kept_in(&mut kept.group).push(Box::new(start));
+        }
+    });
+    start.map_or(Ok(()), |start| start()).map(|()| SUCCESS)
+}
+
 /// Shares a window, now or at the end of the group.
 pub(crate) fn share(sharing: Sharing) -> Result<()> {
     let mut sharing = Some(sharing);
@@ -208,9 +240,12 @@ impl Group {
         let met = setup::meet(self.joinings);
         let shared = setup::share(self.sharings);
         let launched = engine::launch_all(self.calls);
+        let one_sided =
+            self.sent.into_iter().chain(self.waits).map(|start| start()).fold(Ok(()), Result::and);
         let met = met?;
         shared?;
         launched?;
+        one_sided?;
         // Not behind a failure: calls of other ranks of this thread may wait for one that was not started.
         let finalized = end::finish(self.finalized)?;
         self.destroyed.iter().for_each(|communicator| end::drain_destroyed(communicator));
@@ -221,7 +256,7 @@ impl Group {
     fn give_up(self) {
         log::warn!(
             "a thread has ended before ncclGroupEnd: nothing of its group is started ({} calls, {} communicators, {} windows)",
-            self.calls.len(),
+            self.calls.len() + self.sent.len() + self.waits.len(),
             self.joinings.len(),
             self.sharings.len()
         );

@@ -114,6 +114,17 @@ impl Registration {
         Ok(Arc::new(Registration { communicator, address, window: OnceLock::new() }))
     }
 
+    /// What all ranks have mapped.
+    pub(crate) fn window(&self) -> Result<&Window> {
+        match self.window.get() {
+            Some(window) => Ok(window),
+            None => fail!(
+                InvalidUsage,
+                "other ranks have not mapped the window: register it with NCCL_WIN_COLL_SYMMETRIC, in device memory"
+            ),
+        }
+    }
+
     /// Refuses a buffer of so many bytes that no address space has.
     fn check_end(&self, size: usize) -> Result<()> {
         if self.address.checked_add(size).is_none() {
@@ -155,6 +166,14 @@ impl Registration {
     }
 }
 
+/// What one of a communicator's windows was registered as.
+pub(crate) fn window_of(comm: ncclComm_t, win: ncclWindow_t, name: &str) -> Result<Arc<Registration>> {
+    match WINDOWS.find(win) {
+        Some(window) if window.communicator == comm.addr() => Ok(window),
+        _ => fail!(InvalidArgument, "{name} is no window of this communicator"),
+    }
+}
+
 /// Checks a buffer and writes a handle to `*handle`, for ncclCommDeregister. It changes nothing else: no other rank hears of it, so
 /// none maps the buffer, and calls on it are staged as on any memory, through memory of this library. What spares the
 /// staging is a window of all ranks: ncclCommWindowRegister with NCCL_WIN_COLL_SYMMETRIC.
@@ -193,7 +212,7 @@ pub const NCCL_WIN_DEFAULT: c_int = 0;
 /// all ranks of a call have what it shares in such windows, or none: see ncclCommWindowRegister.)
 #[allow(unreachable_pub, reason = "for the header")]
 pub const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
-/// ncclCommWindowRegister: of one-sided operations, which this library does not have.
+/// ncclCommWindowRegister: what is put there comes in the order in which it is sent, which it does anyway.
 #[allow(unreachable_pub, reason = "for the header")]
 pub const NCCL_WIN_STRICT_ORDERING: c_int = 2;
 
@@ -279,12 +298,8 @@ pub unsafe extern "C" fn ncclWinGetUserPtr(
         communicator::find(comm)?;
         // SAFETY: the contract of the header: NULL or writable.
         let place = unsafe { out(outUserPtr, "outUserPtr") }?;
-        match WINDOWS.find(win) {
-            Some(window) if window.communicator == comm.addr() => {
-                place.write(std::ptr::with_exposed_provenance_mut(window.address));
-                Ok(SUCCESS)
-            }
-            _ => fail!(InvalidArgument, "win is no window of this communicator"),
-        }
+        let window = window_of(comm, win, "win")?;
+        place.write(std::ptr::with_exposed_provenance_mut(window.address));
+        Ok(SUCCESS)
     })
 }

@@ -72,16 +72,16 @@ pub unsafe extern "C" fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) ->
 #[allow(unreachable_pub, reason = "for the header")]
 pub const NCCL_SUSPEND_MEM: c_int = 1;
 
-/// Would give the communicator's device memory back until ncclCommResume. This library answers ncclInvalidUsage: its
-/// memory is the process's, shared by all communicators, and small.
+/// Would give the communicator's device memory back until ncclCommResume. This library answers ncclInvalidUsage: it gives it back
+/// when the communicator is destroyed (ncclCommMemStats says how much that is).
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommSuspend(comm: ncclComm_t, _flags: c_int) -> ncclResult_t {
     guard(|| {
         communicator::find(comm)?;
         fail!(
             InvalidUsage,
-            "ncclCommSuspend: a communicator has no device memory of its own to give back; what this library holds is \
-             shared by all communicators of the process"
+            "ncclCommSuspend: this library gives a communicator's device memory back when it is destroyed, not before: \
+             ncclCommMemStats says how much it holds"
         )
     })
 }
@@ -112,8 +112,7 @@ pub enum ncclCommMemStat {
 /// One of [`ncclCommMemStat`].
 pub type ncclCommMemStat_t = c_int;
 
-/// Writes to `*value` how much device memory the communicator alone holds: none, since what the library holds is shared
-/// by all communicators of the process.
+/// Writes to `*value` how much device memory the communicator holds, all of it until it is destroyed. None if its GPUs do not exchange.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommMemStats(
     comm: ncclComm_t,
@@ -121,12 +120,16 @@ pub unsafe extern "C" fn ncclCommMemStats(
     value: *mut u64,
 ) -> ncclResult_t {
     guard(|| {
-        communicator::find(comm)?;
+        let communicator = communicator::find(comm)?;
         if !(0..=3).contains(&stat) {
             fail!(InvalidArgument, "stat {stat} is unknown; the statistics are 0 to 3");
         }
         // SAFETY: the contract of the header: NULL or writable.
-        unsafe { out(value, "value") }?.write(0);
+        let value = unsafe { out(value, "value") }?;
+        value.write(match stat {
+            0 | 1 => 0,
+            _ => communicator.group()?.device_bytes(),
+        });
         Ok(SUCCESS)
     })
 }

@@ -6,7 +6,8 @@
 # LIBRARY is libnccl.so.2; OUT a folder for the logs. NCCL_TESTS, if set, is a folder with the sources of nccl-tests, or with
 # the programs that they compile to. CLIENTS, such as "ctypes torch", says which clients, if not all; SUBJECTS those of
 # torch_client.py; PROGRAMS, such as "all_reduce gather", and WAYS, such as "graph windows", those of nccl-tests, of which
-# LANES (3) run at a time. What the machine lacks is skipped. A line for each client, with its seconds; fails if one did.
+# LANES (3) run at a time. PyTorch's own tests run if "torch-tests" is named: those of its wheel, and of TORCH_TESTS, files of its
+# sources; what fails counts if it does not over NVIDIA's library. What the machine lacks is skipped. A line for each client, with its seconds; fails if one did.
 # A client that takes too long is told with the stacks of its threads (stacks.py), in OUT/NAME.stacks or OUT/stacks-PID.
 set -uo pipefail
 
@@ -43,7 +44,7 @@ client() {
     trap - INT TERM
     # In one piece, since several may end at once.
     echo "$(
-        grep -hE "^(torch|cupy|jax|ctypes|contract|losses|medley)" "$out/$name.log"
+        grep -hE "^(torch|cupy|jax|nccl4py|ctypes|contract|losses|medley)" "$out/$name.log"
         if [ "$status" = 0 ]; then
             echo "== $name: ok, $((SECONDS - start)) s"
         else
@@ -101,6 +102,28 @@ for subject in latency coalesced; do
     client $subject 60 bash -c "LD_PRELOAD=$ours torchrun '$here/scripts/gpu/torch_client.py' --expect '$out' $subject"
     client $subject-nvidia 60 bash -c "torchrun '$here/scripts/gpu/torch_client.py' $subject"
 done
+
+# own_tests NAME SECONDS [FILE]
+own_tests() {
+    local name=$1 seconds=$2
+    shift 2
+    local tests="python3 '$here/scripts/gpu/torch_tests.py' --lanes 10 $*"
+    client "$name" "$((2 * seconds))" bash -c "
+        LD_PRELOAD=$ours timeout $seconds $tests --expect '$out' --out '$out/$name' --failed '$out/$name.failed' && exit
+        [ -s '$out/$name.failed' ] || exit 1
+        timeout $seconds $tests --only '$out/$name.failed' --out '$out/$name-nvidia' --failed '$out/$name-nvidia.failed'
+        [ -e '$out/$name-nvidia.failed' ] && ! grep -vxF -f '$out/$name-nvidia.failed' '$out/$name.failed'"
+}
+case " ${CLIENTS:-} " in *" torch-tests "*)
+    lacks expecttest || {
+        own_tests torch-tests 300
+        for file in ${TORCH_TESTS:-}; do own_tests "$(basename "$file" .py)" 300 "$(realpath "$file")"; done
+    } ;;
+esac
+
+if wanted nccl4py && ! lacks nccl; then
+    client nccl4py 130 env LD_PRELOAD="$ours" python3 "$here/scripts/gpu/nccl4py_client.py" "$gpus" --expect "$out"
+fi
 
 if wanted cupy && ! lacks cupy; then
     client cupy 130 env LD_PRELOAD="$ours" python3 "$here/scripts/gpu/cupy_client.py" "$gpus"

@@ -28,7 +28,16 @@ MORE_FUNCTIONS = {
     "ncclRedOpCreatePreMulSum": [ctypes.POINTER(INT), BUFFER, INT, INT, COMM],
     "ncclRedOpDestroy": [INT, COMM],
     "ncclAlltoAll": [BUFFER, BUFFER, SIZE, INT, COMM, ctypes.c_void_p],
+    "ncclPutSignal": [BUFFER, SIZE, INT, INT, ctypes.c_void_p, SIZE, INT, INT, ctypes.c_uint, COMM, ctypes.c_void_p],
+    "ncclSignal": [INT, INT, INT, ctypes.c_uint, COMM, ctypes.c_void_p],
+    "ncclWaitSignal": [INT, ctypes.c_void_p, COMM, ctypes.c_void_p],
 }
+
+
+class WaitSignalDesc(ctypes.Structure):
+    """ncclWaitSignalDesc_t."""
+
+    _fields_ = [("count", INT), ("peer", INT), ("index", INT), ("context", INT)]
 
 
 class Config(ctypes.Structure):
@@ -394,6 +403,63 @@ def in_place(nccl):
     world.destroy()
 
 
+def one_sided(nccl):
+    """All-to-alls by puts, behind barriers of signals; in graphs, too. A wait for what never comes ends with the abort."""
+    world = World(nccl)
+    size, part = world.size, 50_000
+    x, y = [rank.full(part * size, 0) for rank in world.ranks], [rank.full(part * size, -1) for rank in world.ranks]
+    windows = [ctypes.c_void_p() for _ in world.ranks]
+    world.group(lambda index, rank: nccl.CommWindowRegister(rank.comm, y[index].data_ptr(), 4 * part * size,
+                                                            ctypes.byref(windows[index]), 1))
+    assert all(windows), windows
+    from_all = (WaitSignalDesc * size)(*[WaitSignalDesc(1, peer, 0, 0) for peer in range(size)])
+
+    def exchange(index, rank):
+        stream = rank.stream.cuda_stream
+        for peer in range(size):
+            nccl.Signal(peer, 0, 0, 0, rank.comm, stream)
+        nccl.WaitSignal(size, from_all, rank.comm, stream)
+        nccl.GroupStart()
+        nccl.WaitSignal(size, from_all, rank.comm, stream)
+        for peer in range(size):
+            at = x[index].data_ptr() + 4 * part * peer
+            nccl.PutSignal(at, part, FLOAT32, peer, windows[index], 4 * part * index, 0, 0, 0, rank.comm, stream)
+        nccl.GroupEnd()
+
+    def checked(start, step):
+        for index, rank in enumerate(world.ranks):
+            with torch.cuda.stream(rank.stream):
+                x[index].copy_(torch.arange(size, device=rank.device).repeat_interleave(part) + 100 * index + start)
+            step(index, rank)
+        world.synchronize()
+        for index, tensor in enumerate(y):
+            wanted = 100.0 * torch.arange(size, device=tensor.device) + index + start
+            assert (tensor.view(size, part) == wanted[:, None]).all(), (index, start)
+
+    for number in range(5):
+        checked(number, exchange)
+    graphs = [torch.cuda.CUDAGraph() for _ in world.ranks]
+    for index, (rank, graph) in enumerate(zip(world.ranks, graphs)):
+        with torch.cuda.device(rank.device), torch.cuda.graph(graph, stream=rank.stream):
+            exchange(index, rank)
+    for number in range(5, 10):
+        checked(number, lambda index, rank: graphs[index].replay())
+    checked(10, exchange)
+    graphs.clear()
+    world.sums()
+    rank = world.ranks[0]
+    nccl.WaitSignal(1, ctypes.byref(WaitSignalDesc(1, 1, 0, 0)), rank.comm, rank.stream.cuda_stream)
+    time.sleep(0.1)
+    assert not rank.stream.query()
+    start = time.monotonic()
+    nccl.CommAbort(rank.comm)
+    rank.stream.synchronize()
+    gone = time.monotonic() - start
+    assert gone < 1, gone
+    for other in world.ranks[1:]:
+        nccl.CommAbort(other.comm)
+
+
 def abort(nccl):
     """From another thread, while a kernel waits for ranks that do not call; then a new communicator."""
     world = World(nccl)
@@ -553,7 +619,8 @@ def main():
         return processes(lose, 3, 2, path, 3, unique_ids(nccl, 2), signal.SIGSTOP)
 
     contracts = {f.__name__: (lambda f=f: f(nccl)) for f in (device, outermost, streams, joined, circle, replays, allocating,
-                                                             operators, nonblocking, children, in_place, abort, mismatch)}
+                                                             operators, nonblocking, children, in_place, one_sided, abort,
+                                                             mismatch)}
     contracts |= {f.__name__: f for f in (mixed, killed, stopped)}
     if torch.cuda.device_count() < 2:
         sys.exit("needs two GPUs")

@@ -60,6 +60,12 @@ impl Context {
         })
     }
 
+    /// How many bytes of its device's memory the context holds for calls that GPUs exchange.
+    pub fn device_bytes(&self) -> u64 {
+        let Place::Group(group) = self.place() else { return 0 };
+        group.devices().and_then(Way::exchange).map_or(0, |exchange| exchange.arena_bytes())
+    }
+
     /// Whether graphs that are captured from here on are ordered with other calls and other graphs of this context as they are
     /// launched, whatever their streams; all ranks launch them in one order. If not, they must not run beside each other. Without
     /// this they are, unless `UNISONO_GRAPH_MIXING` is 0. Where GPUs do not exchange nothing is captured.
@@ -327,7 +333,7 @@ fn fits(request: &Request, call: &Call) -> bool {
 }
 
 /// How a call is given to its stream; `name` names its memory.
-fn caller(call: &Call, name: &'static str) -> Caller {
+pub(super) fn caller(call: &Call, name: &'static str) -> Caller {
     Caller { stream: call.stream, timeout: call.timeout, memory: name }
 }
 

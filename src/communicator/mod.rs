@@ -13,6 +13,7 @@ mod hosts;
 #[cfg(test)]
 mod medley;
 mod meeting;
+mod one_sided;
 pub mod plans;
 mod point;
 pub mod prepared;

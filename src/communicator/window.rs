@@ -99,6 +99,17 @@ impl Window {
     pub fn serves(&self) -> bool {
         self.served.is_some()
     }
+
+    /// Its number, among the windows of `exchange`.
+    pub(super) fn number(&self, exchange: &Arc<DeviceExchange>) -> Result<u64> {
+        match &self.served {
+            Some((of, number)) if Weak::as_ptr(of) == Arc::as_ptr(exchange) => Ok(*number),
+            Some(_) => fail!(InvalidArgument, "the window is one of another communicator"),
+            None => {
+                fail!(InvalidUsage, "not all ranks' GPUs have mapped the window, so nothing can be put there")
+            }
+        }
+    }
 }
 
 impl Drop for Window {

@@ -3,6 +3,7 @@
 mod captures;
 mod groups;
 mod leaving;
+mod one_sided;
 mod points;
 mod refused;
 mod stages;

@@ -3,6 +3,7 @@
 
 use super::plan::BY_ALL;
 use super::points::MOVE_WARPS;
+use super::signals::TALLY_BYTES;
 use super::stages::SIGNAL_BYTES;
 use super::table::{Table, Tuning};
 
@@ -39,6 +40,8 @@ pub(super) struct Layout {
     pub(super) scratch: u64,
     /// Of the signals of broadcasts by stages.
     pub(super) signals: u64,
+    /// Of what peers count there that have written into a window.
+    pub(super) tally: u64,
     /// All of it.
     pub(super) bytes: u64,
 }
@@ -66,6 +69,7 @@ impl Layout {
             false => (after_results, after_results + channels(moving) * slots(depth, move_slot)),
         };
         let signals = scratch + (u64::from(tile_blocks) * SCRATCH).max(BY_ALL);
+        let tally = signals + SIGNAL_BYTES;
         Layout {
             lines,
             inputs,
@@ -74,7 +78,8 @@ impl Layout {
             moves,
             scratch,
             signals,
-            bytes: signals + SIGNAL_BYTES,
+            tally,
+            bytes: tally + TALLY_BYTES,
         }
     }
 }

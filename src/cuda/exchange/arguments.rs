@@ -58,7 +58,12 @@ impl Group {
 
     /// Where this rank may put what nobody wants: at least as much as a reduction by all has, [`BY_ALL`](super::plan::BY_ALL).
     pub(super) fn own_scratch(&self) -> u64 {
-        self.arena[self.rank as usize] + self.scratch
+        self.own_arena() + self.scratch
+    }
+
+    /// Where its arena begins.
+    pub(super) fn own_arena(&self) -> u64 {
+        self.arena[self.rank as usize]
     }
 }
 

@@ -81,6 +81,7 @@ impl Fault {
             4 => "room for results in the tile slots of",
             5 => "results from",
             6 => "the barrier of a broadcast by stages with",
+            7 => "signals from",
             _ => "something unknown of",
         };
         // The kernel wrote 32-bit values.

@@ -29,7 +29,7 @@ pub(in crate::cuda) static STAGES: Image = Image::new(
     include_bytes!("../../../kernels/stages.compute_80.xz"),
 );
 
-/// The same for calls in windows.
+/// The same for calls in windows, and for signals.
 pub(in crate::cuda) static WINDOWED: Image = Image::new(
     include_bytes!("../../../kernels/windowed.sm_90.xz"),
     include_bytes!("../../../kernels/windowed.sm_100.xz"),
@@ -92,6 +92,8 @@ pub(super) struct Functions {
     mover: FunctionHandle,
     mover_of_many: FunctionHandle,
     pull: FunctionHandle,
+    signal: FunctionHandle,
+    await_signals: FunctionHandle,
     windowed: FunctionHandle,
     /// See [`Image::awaits_streams`].
     await_streams: bool,
@@ -150,6 +152,8 @@ impl Functions {
             mover: function(c"unisono_move")?,
             mover_of_many: function(c"unisono_move_many")?,
             pull: loaded(stages, c"unisono_pull")?,
+            signal: in_windows(c"unisono_signal")?,
+            await_signals: in_windows(c"unisono_await_signals")?,
             windowed: in_windows(c"unisono_windowed")?,
             await_streams: Image::awaits_streams(driver, device)?,
         })
@@ -202,7 +206,17 @@ impl Functions {
         self.pull
     }
 
-    /// Whether that kernel may be launched before what is ahead of it has ended.
+    /// The kernel that sends signals.
+    pub(super) fn signal(&self) -> FunctionHandle {
+        self.signal
+    }
+
+    /// The kernel that waits for them.
+    pub(super) fn await_signals(&self) -> FunctionHandle {
+        self.await_signals
+    }
+
+    /// Whether the kernel of broadcasts by stages may be launched before what is ahead of it has ended.
     pub(super) fn await_streams(&self) -> bool {
         self.await_streams
     }

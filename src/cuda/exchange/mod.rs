@@ -14,6 +14,7 @@ mod functions;
 mod plan;
 mod points;
 mod several;
+mod signals;
 mod stages;
 mod swap;
 mod table;
@@ -43,6 +44,7 @@ pub use fault::{Fault, FaultRecord};
 #[cfg(test)]
 pub(in crate::cuda) use functions::{IMAGE, STAGES, WINDOWED};
 pub use points::{Direction, Point, check as check_points};
+pub use signals::Counts;
 pub use stages::{Overlap, Pull, Stages};
 pub use table::{Bounds, Table, Tuning, UNBOUNDED, WindowBounds};
 pub use tuning::Chosen;
@@ -270,6 +272,26 @@ impl Exchange {
         let (grid, mut arguments) = pull.arguments(self.group, &self.table);
         let overlaps = pull.overlap != Overlap::Off && self.functions.await_streams();
         self.launch(self.functions.pull(), Grid { overlaps, ..grid }, stream, (&raw mut arguments).cast())
+    }
+
+    /// Enqueues the sending of so many signals to each rank: one kernel. Who has seen one sees what the stream was given before it. Those
+    /// of one exchange are enqueued on one stream, or their streams wait for each other.
+    pub fn enqueue_signals(&self, counts: &Counts, stream: &Stream) -> Result<()> {
+        let (grid, mut arguments) = signals::arguments(self.group, &self.table, counts);
+        self.launch(self.functions.signal(), grid, stream, (&raw mut arguments).cast())
+    }
+
+    /// Enqueues a wait for so many signals of each rank, others than any other wait is for: one kernel. In no order with other calls
+    /// but that of its stream.
+    pub fn enqueue_wait(&self, counts: &Counts, stream: &Stream) -> Result<()> {
+        let (grid, mut arguments) = signals::arguments(self.group, &self.table, counts);
+        self.launch(self.functions.await_signals(), grid, stream, (&raw mut arguments).cast())
+    }
+
+    /// Where this rank counts the signals of each.
+    #[cfg(test)]
+    fn tally(&self) -> u64 {
+        self.group.own_arena() + self.table.layout(self.group.size()).tally
     }
 
     fn combine(&self, job: &Job, combination: &Combination, stream: &Stream) -> Result<()> {

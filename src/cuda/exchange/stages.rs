@@ -15,7 +15,7 @@ const STAGE_BLOCKS: u32 = 384;
 const THREADS: u32 = 256;
 /// How many blocks a multiprocessor has room for, by the kernel's launch bounds.
 const RESIDENT: u32 = 3;
-/// Bytes of a rank's signals: `Signals` of the kernels. At the end of its arena.
+/// Bytes of a rank's signals: `StageSignals` of the kernels. Near the end of its arena.
 pub(super) const SIGNAL_BYTES: u64 = (STAGE_BLOCKS * (8 + 12 * MAX_RANKS as u32)) as u64;
 /// Bytes that one access moves. Parts are multiples of it.
 const PACKET: u64 = 16;
@@ -226,7 +226,7 @@ mod tests {
             let (_, arguments) = planned(size, &pull(Stages::Two, 1 << 30, 0, 132));
             let layout = table.layout(size as u32);
             assert_eq!(arguments.payload + arguments.room, layout.after_results);
-            assert_eq!(arguments.signals + SIGNAL_BYTES, layout.bytes);
+            assert_eq!(arguments.signals + SIGNAL_BYTES, layout.tally);
             assert!(arguments.payload % 128 == 0 && arguments.signals % 128 == 0);
             assert!(arguments.room >= 1 << 20, "pieces are long enough");
         }

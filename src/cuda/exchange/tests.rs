@@ -357,6 +357,59 @@ fn broadcasts_by_stages_bring_what_was_sent() {
     });
 }
 
+/// Ranks signal whom they like and themselves; each wait ends when all that it and those before it are for have come.
+#[test]
+fn waits_end_when_their_signals_have_come() {
+    for seed in 0..40 {
+        let size = 2 + (seed % 3) as u32;
+        let (mut dice, mut world) = (Dice(seed + 1), World::new(size, table()));
+        let mut sent = [[0; MAX_RANKS]; MAX_RANKS];
+        for _ in 0..4 {
+            for rank in 0..size {
+                let mut counts = Counts::default();
+                counts[..size as usize].fill_with(|| dice.below(3) as u32);
+                (0..size as usize).for_each(|peer| sent[peer][rank as usize] += counts[peer]);
+                world.signal(rank, &counts);
+            }
+        }
+        // In two parts; the second is what the first leaves.
+        let mut waits = Vec::new();
+        for rank in 0..size {
+            let first = sent[rank as usize].map(|count| dice.below(u64::from(count) + 1) as u32);
+            let all = sent[rank as usize];
+            let rest: Counts = std::array::from_fn(|peer| all[peer] - first[peer]);
+            for (counts, least) in [(first, first), (rest, all)] {
+                waits.push((rank, counts, least, Box::new([0; 8 * MAX_RANKS])));
+            }
+        }
+        for (rank, counts, _, come) in &mut waits {
+            world.await_signals(*rank, counts, come);
+        }
+        let ending = world.play(seed, &ADVERSE[seed as usize % ADVERSE.len()], PATIENCE);
+        assert_eq!(ending, Ending::Well, "seed {seed}: {:?}", world.records());
+        for (rank, _, least, come) in &waits {
+            let come: Vec<u64> =
+                come.chunks(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap())).collect();
+            for (peer, &least) in least.iter().enumerate() {
+                let come = come[peer];
+                assert!(come >= least.into(), "seed {seed}: rank {rank} had {come} of {peer}, not {least}");
+            }
+        }
+    }
+}
+
+/// A wait for what never comes ends when it is told to, and says what it waited for.
+#[test]
+fn a_wait_for_signals_ends_when_the_host_says_so() {
+    let mut world = World::new(2, table());
+    let mut counts = Counts::default();
+    counts[1] = 3;
+    world.await_signals(0, &counts, &mut [0; 8 * MAX_RANKS]);
+    assert_eq!(world.play(1, &ADVERSE[0], 20_000), Ending::Aborted);
+    let record = world.records()[0].expect("a record");
+    assert_eq!(record.describe(0), "signals from rank 1 (#3 between the two, block 0)");
+}
+
 #[test]
 fn calls_of_all_kinds_follow_each_other() {
     check(20, any_calls);

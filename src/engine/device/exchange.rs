@@ -6,6 +6,7 @@
 mod ending;
 mod graphs;
 mod lane;
+mod one_sided;
 mod series;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +15,8 @@ use std::time::Duration;
 
 use self::graphs::mixes_by_default;
 use self::lane::Lane;
+pub(super) use self::one_sided::OneSided;
+pub use self::one_sided::Put;
 pub use self::series::Series;
 use super::board::InLaunch;
 use super::compare::{Calls, Terms};
@@ -128,6 +131,11 @@ impl DeviceExchange {
     /// The GPU of this rank.
     pub fn device(&self) -> u32 {
         self.parts().last.device()
+    }
+
+    /// How many bytes of its memory others write to.
+    pub fn arena_bytes(&self) -> u64 {
+        self.parts().arena.bytes() as u64
     }
 
     /// Whether sends and receives can run here.
@@ -406,7 +414,8 @@ impl DeviceExchange {
 
     /// Looks after calls that nobody waits for, and asks the driver. Whether there may be some that are not done.
     pub fn attend(&self, group: &Group) -> bool {
-        self.watch.attend(self, group)
+        let waits = self.attend_waits(group);
+        self.watch.attend(self, group) || waits
     }
 
     /// Looks after them when the driver does not say whether they are done. Makes no driver call.

@@ -26,7 +26,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::cuda::context::Devices;
-use crate::cuda::exchange::{Exchange, Fault, Job, Point, Pull, Seen, Shared, Table};
+use crate::cuda::exchange::{Counts, Exchange, Fault, Job, Point, Pull, Seen, Shared, Table};
 use crate::cuda::fold::FoldKernels;
 use crate::cuda::local::Kernels as Folds;
 use crate::cuda::stream::Stream;
@@ -34,7 +34,7 @@ use crate::error::Result;
 use crate::reduce::{DataType, Operator};
 use crate::signature::Kind;
 
-pub use exchange::{Asked, Caller, DeviceExchange, Enqueued, Series};
+pub use exchange::{Asked, Caller, DeviceExchange, Enqueued, Put, Series};
 pub use hosts::{Hosts, Layout};
 pub use overdue::GRACE_PERIOD;
 pub use setup::{MESSAGE_BYTES, Setup, Step};
@@ -115,6 +115,12 @@ pub trait Kernels: fmt::Debug + Send + Sync {
     /// # Safety
     /// As there.
     unsafe fn enqueue_points(&self, points: &[Point], max_blocks: u32, stream: &Stream) -> Result<()>;
+
+    /// As [`Exchange::enqueue_signals`].
+    fn enqueue_signals(&self, counts: &Counts, stream: &Stream) -> Result<()>;
+
+    /// As [`Exchange::enqueue_wait`].
+    fn enqueue_wait(&self, counts: &Counts, stream: &Stream) -> Result<()>;
 }
 
 impl Kernels for Exchange {
@@ -153,6 +159,14 @@ impl Kernels for Exchange {
     unsafe fn enqueue_points(&self, points: &[Point], max_blocks: u32, stream: &Stream) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { Exchange::enqueue_points(self, points, max_blocks, stream) }
+    }
+
+    fn enqueue_signals(&self, counts: &Counts, stream: &Stream) -> Result<()> {
+        Exchange::enqueue_signals(self, counts, stream)
+    }
+
+    fn enqueue_wait(&self, counts: &Counts, stream: &Stream) -> Result<()> {
+        Exchange::enqueue_wait(self, counts, stream)
     }
 }
 

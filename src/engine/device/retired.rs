@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use super::Kernels;
 use super::board::Boards;
+use super::exchange::OneSided;
 use super::hosts::Memory;
 use super::window::Windows;
 use crate::cuda::context::Devices;
@@ -97,6 +98,8 @@ pub(super) struct Parts {
     pub(super) replayed: Event,
     /// What none of these stands for.
     pub(super) astray: Astray,
+    /// Of operations that are in no order with calls.
+    pub(super) one_sided: OneSided,
     /// For calls that name no stream.
     pub(super) stream: Stream,
     /// For what must not wait for callers' streams, where calls go between hosts. Made beforehand: the driver may wait for
@@ -124,7 +127,10 @@ pub(super) struct Parts {
 impl Parts {
     /// Whether no kernel of this rank runs, or will run. Graphs that are not mixed with other calls are their owner's to wait for.
     pub(super) fn is_idle(&self) -> Result<bool> {
-        Ok(self.last.query()? && self.replayed.query()? && self.astray.is_done()?)
+        Ok(self.last.query()?
+            && self.replayed.query()?
+            && self.astray.is_done()?
+            && self.one_sided.is_done()?)
     }
 
     /// Whether no stream touches any of this any more.

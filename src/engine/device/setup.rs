@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use super::board::{BOARD_BYTES, Boards, MAX_MEMBERS};
-use super::exchange::DeviceExchange;
+use super::exchange::{DeviceExchange, OneSided};
 use super::hosts::{Hosts, Layout, Tools};
 use super::offer::{Message, Offer};
 use super::probe::{PROBE_BYTES, Probe};
@@ -104,6 +104,7 @@ struct Made {
     within: Event,
     replayed: Event,
     astray: Astray,
+    one_sided: OneSided,
     stream: Stream,
     /// Where there are several hosts.
     urgent: Option<Stream>,
@@ -270,6 +271,7 @@ impl Setup {
             within: event()?,
             replayed: event()?,
             astray: Astray::new(devices, *device)?,
+            one_sided: OneSided::new(devices, *device)?,
             stream,
             urgent,
             tools,
@@ -277,7 +279,7 @@ impl Setup {
     }
 
     fn way(&self, own: Own, mapped: Mapped, made: Made) -> Result<Way> {
-        let Made { kernels, last, mark, within, replayed, astray, stream, urgent, tools } = made;
+        let Made { kernels, last, mark, within, replayed, astray, one_sided, stream, urgent, tools } = made;
         let rank = self.layout.place() as usize;
         let Some(boards) = Boards::new(rank, own.board, mapped.peers, &mapped.boards) else {
             fail!(Internal, "a member's board lies outside of its segment")
@@ -291,6 +293,7 @@ impl Setup {
             within,
             replayed,
             astray,
+            one_sided,
             stream,
             urgent,
             kernels,

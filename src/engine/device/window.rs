@@ -38,6 +38,9 @@ pub(super) struct Window {
     buffer: u64,
     /// This rank's memory as each rank reaches it.
     seen: [u64; MAX_RANKS],
+    /// Each rank's memory as this one reaches it, and how much it is.
+    reached: [u64; MAX_RANKS],
+    sizes: [u64; MAX_RANKS],
     _opened: Vec<Arc<Opened>>,
 }
 
@@ -47,6 +50,21 @@ impl Windows {
         let window =
             self.live.iter().find(|window| window.holds(address, bytes) && window.buffer == buffer)?;
         Some(window.seen.map(|seen| seen.wrapping_add(address - window.address)))
+    }
+
+    /// Where this rank reaches `bytes` bytes of another's part of a window, from `offset` bytes after its beginning.
+    pub(super) fn reach(&self, number: u64, member: usize, offset: u64, bytes: u64) -> Result<u64> {
+        let Some(window) = self.live.iter().find(|window| window.number == number) else {
+            fail!(InvalidUsage, "the window has ended")
+        };
+        let size = window.sizes[member];
+        if offset.checked_add(bytes).is_none_or(|end| end > size) {
+            fail!(
+                InvalidArgument,
+                "{bytes} bytes from byte {offset} on do not lie in the window, which has {size} on rank {member}"
+            );
+        }
+        Ok(window.reached[member] + offset)
     }
 
     /// Whether any window holds this memory, if its allocation is still the one that was registered.
@@ -97,8 +115,9 @@ pub struct Registration {
     /// Or why it is refused.
     own: Result<Own>,
     said: Message,
-    /// The others' memory as this rank reaches it.
+    /// The others' memory as this rank reaches it, and how much it is.
     mapped: [u64; MAX_RANKS],
+    sizes: [u64; MAX_RANKS],
     opened: Vec<Arc<Opened>>,
 }
 
@@ -137,7 +156,7 @@ impl Own {
 
     /// For the other ranks.
     fn offer(&self, exchange: &DeviceExchange) -> Result<Message> {
-        let Own { address, buffer, base, .. } = *self;
+        let Own { address, bytes, buffer, base } = *self;
         let devices = exchange.devices();
         if !devices.driver().is_shareable(address)? {
             fail!(Unsupported, "it was not allocated by cudaMalloc, cuMemAlloc or ncclMemAlloc");
@@ -146,15 +165,15 @@ impl Own {
         // SAFETY: the first byte of a live allocation: the caller owns it.
         let handle = unsafe { devices.driver().export_memory(base) }?;
         let (process, slab) = (slab::identity(devices), NO_SLAB | buffer);
-        Ok(Message::Offer { address, place: Place { process, slab, handle, offset: address - base } })
+        Ok(Message::Offer { address, bytes, place: Place { process, slab, handle, offset: address - base } })
     }
 }
 
 /// One rank's word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Message {
-    /// Here it lies: in its process, and for other processes.
-    Offer { address: u64, place: Place },
+    /// Here so many bytes lie: in its process, and for other processes.
+    Offer { address: u64, bytes: u64, place: Place },
     /// There I have mapped yours, by rank.
     Mapped([u64; MAX_RANKS]),
     /// I cannot, for this reason.
@@ -172,8 +191,9 @@ impl Registration {
             Ok(own) => own.offer(exchange).unwrap_or_else(|error| Message::refusal(&error)),
             Err(error) => Message::Wrong(error.text().to_owned()),
         };
-        let (exchange, mapped) = (exchange.clone(), [0; MAX_RANKS]);
-        Registration { exchange, rank: rank as usize, own, said, mapped, opened: Vec::new() }
+        let exchange = exchange.clone();
+        let (mapped, sizes) = ([0; MAX_RANKS], [0; MAX_RANKS]);
+        Registration { exchange, rank: rank as usize, own, said, mapped, sizes, opened: Vec::new() }
     }
 
     /// What the other ranks are to hear now.
@@ -206,12 +226,13 @@ impl Registration {
 
     fn map_all(&mut self, devices: &Arc<Devices>, messages: &[Message]) -> Result<()> {
         for (rank, message) in messages.iter().enumerate() {
-            let Message::Offer { address, place } = message else {
+            let Message::Offer { address, bytes, place } = message else {
                 fail!(Internal, "a rank sent something else than an offer")
             };
-            let Some(mapped) = self.mapped.get_mut(rank) else {
+            let (Some(mapped), Some(size)) = (self.mapped.get_mut(rank), self.sizes.get_mut(rank)) else {
                 fail!(Internal, "a window of {} ranks", messages.len())
             };
+            *size = *bytes;
             *mapped = if place.process == slab::identity(devices) {
                 *address
             } else {
@@ -241,7 +262,8 @@ impl Registration {
             fail!(Internal, "rank {rank} has not mapped what it was offered, and nobody has refused")
         }
         let Own { address, bytes, buffer, .. } = self.own?;
-        let window = Window { number: 0, address, bytes, buffer, seen, _opened: self.opened };
+        let (reached, sizes) = (self.mapped, self.sizes);
+        let window = Window { number: 0, address, bytes, buffer, seen, reached, sizes, _opened: self.opened };
         Ok(Ok(self.exchange.add_window(window)))
     }
 }
@@ -268,11 +290,11 @@ impl Message {
     fn encode(&self) -> [u8; MESSAGE_BYTES] {
         let mut bytes = Vec::with_capacity(MESSAGE_BYTES);
         match self {
-            Message::Offer { address, place } => {
+            Message::Offer { address, bytes: length, place } => {
                 bytes.push(OFFER);
                 bytes.extend_from_slice(&place.process);
                 bytes.extend_from_slice(&place.handle);
-                for word in [*address, place.slab, place.offset] {
+                for word in [*address, *length, place.slab, place.offset] {
                     bytes.extend_from_slice(&word.to_le_bytes());
                 }
             }
@@ -306,9 +328,9 @@ impl Message {
             OFFER => {
                 let (process, rest) = rest.split_first_chunk()?;
                 let (handle, rest) = rest.split_first_chunk()?;
-                let [address, slab, offset] = words(rest)?;
+                let [address, bytes, slab, offset] = words(rest)?;
                 let place = Place { process: *process, slab, handle: *handle, offset };
-                Some(Message::Offer { address, place })
+                Some(Message::Offer { address, bytes, place })
             }
             MAPPED => words(rest).map(Message::Mapped),
             REFUSAL | WRONG => {
@@ -339,7 +361,7 @@ mod tests {
     fn messages_survive_the_wire() {
         let place = Place { process: [3; 16], slab: NO_SLAB | 4, handle: [5; 64], offset: 6 };
         for message in [
-            Message::Offer { address: 7, place },
+            Message::Offer { address: 7, bytes: 8, place },
             Message::Mapped([1, 2, 3, 4, 5, 6, 7, u64::MAX]),
             Message::Refusal("no such memory".into()),
             Message::Wrong("no memory at all".into()),
@@ -356,6 +378,8 @@ mod tests {
             bytes: 100,
             buffer,
             seen: [address + 1000, address + 2000, 0, 0, 0, 0, 0, 0],
+            reached: [address, address + 3000, 0, 0, 0, 0, 0, 0],
+            sizes: [100, 50, 0, 0, 0, 0, 0, 0],
             _opened: Vec::new(),
         };
         let mut windows =
@@ -364,7 +388,11 @@ mod tests {
         assert_eq!(windows.find(5010, 91, 8), None, "it ends outside");
         assert_eq!(windows.find(4999, 1, 8), None, "it begins outside");
         assert_eq!(windows.find(5010, 1, 9), None, "another allocation at the same address");
+        assert_eq!(windows.reach(2, 1, 10, 40), Ok(8010));
+        assert!(windows.reach(2, 1, 10, 41).is_err_and(|error| error.text().contains("has 50 on rank 1")));
+        assert!(windows.reach(2, 1, u64::MAX, 2).is_err());
         windows.end(2);
+        assert!(windows.reach(2, 1, 10, 40).is_err(), "it has ended");
         assert!(windows.find(5010, 90, 8).is_none() && windows.may_hold(4000, 100));
         drop(windows.sweep());
         assert!(windows.ended.is_empty());

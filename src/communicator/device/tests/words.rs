@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use super::*;
-use crate::cuda::exchange::{Seen, Shared, check_points};
+use crate::cuda::exchange::{Counts, Seen, Shared, check_points};
 use crate::cuda::stream::Stream;
 use crate::engine::device::Kernels;
 use crate::engine::endpoint::lock;
@@ -15,14 +15,34 @@ struct Words {
     rank: usize,
     arenas: Vec<u64>,
     calls: Mutex<u32>,
+    signals: Mutex<Sent>,
     fault: Arc<Fault>,
     /// Calls come to their launch only when the exchange has been aborted.
     late: bool,
 }
 
+/// How many signals were sent to each rank, and waited for.
+#[derive(Debug, Default)]
+struct Sent {
+    sent: Counts,
+    taken: Counts,
+}
+
+/// Where in an arena a rank counts the signals of another.
+fn tally(member: usize) -> u64 {
+    1024 + 4 * member as u64
+}
+
 impl Words {
     fn load(rank: u32, arenas: &[u64], fault: Arc<Fault>, late: bool) -> Box<dyn Kernels> {
-        Box::new(Words { rank: rank as usize, arenas: arenas.to_vec(), calls: Mutex::new(0), fault, late })
+        Box::new(Words {
+            rank: rank as usize,
+            arenas: arenas.to_vec(),
+            calls: Mutex::new(0),
+            signals: Mutex::default(),
+            fault,
+            late,
+        })
     }
 
     /// The number of a call that all ranks make.
@@ -103,6 +123,27 @@ impl Kernels for Words {
             stream.write_value(pull.output, pull.max_blocks)?;
             stream.write_value(pull.output + 4, pull.seen.is_some().into())
         }
+    }
+
+    /// Counted on the host: captured ones are sent once.
+    fn enqueue_signals(&self, counts: &Counts, stream: &Stream) -> Result<()> {
+        let mut signals = lock(&self.signals);
+        for (member, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+            signals.sent[member] += count;
+            // SAFETY: arenas are mapped, and larger than this.
+            unsafe { stream.write_value(self.arenas[member] + tally(self.rank), signals.sent[member]) }?;
+        }
+        Ok(())
+    }
+
+    fn enqueue_wait(&self, counts: &Counts, stream: &Stream) -> Result<()> {
+        let mut signals = lock(&self.signals);
+        for (member, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+            signals.taken[member] += count;
+            // SAFETY: as above.
+            unsafe { stream.wait_value(self.arenas[self.rank] + tally(member), signals.taken[member]) }?;
+        }
+        Ok(())
     }
 
     unsafe fn enqueue_points(&self, points: &[Point], _: u32, stream: &Stream) -> Result<()> {

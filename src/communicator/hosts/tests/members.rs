@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use super::*;
 use crate::cuda::double::DoubleKernels;
-use crate::cuda::exchange::{Direction, Fault, Job, Point, Pull, Seen, Shared};
+use crate::cuda::exchange::{Counts, Direction, Fault, Job, Point, Pull, Seen, Shared};
 use crate::cuda::local::{Fold, Kernels as Folds, Operand};
 use crate::cuda::stream::Stream;
 use crate::engine::device::{Kernels, Loads};
@@ -190,6 +190,14 @@ impl Kernels for Members {
     }
 
     unsafe fn enqueue_pull(&self, _: &Pull, _: &Stream) -> Result<()> {
+        panic!("there are several hosts")
+    }
+
+    fn enqueue_signals(&self, _: &Counts, _: &Stream) -> Result<()> {
+        panic!("there are several hosts")
+    }
+
+    fn enqueue_wait(&self, _: &Counts, _: &Stream) -> Result<()> {
         panic!("there are several hosts")
     }
 

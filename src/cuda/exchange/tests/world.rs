@@ -186,6 +186,19 @@ impl World {
         bundles
     }
 
+    /// Has a rank send so many signals to each.
+    pub(super) fn signal(&self, rank: u32, counts: &Counts) {
+        let Rank { exchange, stream, .. } = &self.ranks[rank as usize];
+        exchange.enqueue_signals(counts, stream).expect("a launch");
+    }
+
+    /// Has a rank wait for so many signals of each. `come`: how many of each have come when it has waited.
+    pub(super) fn await_signals(&self, rank: u32, counts: &Counts, come: &mut [u8; 8 * MAX_RANKS]) {
+        let Rank { exchange, stream, recorder, .. } = &self.ranks[rank as usize];
+        exchange.enqueue_wait(counts, stream).expect("a launch");
+        recorder.copy_result(exchange.tally(), come);
+    }
+
     /// How often kernels have asked the host whether to go on.
     pub(super) fn asked(&self) -> u64 {
         self.asked

@@ -50,7 +50,7 @@ impl DeviceExchange {
     ///
     /// # Safety
     /// The stream lives.
-    unsafe fn capture(&self, caller: Caller) -> Result<Capture> {
+    pub(super) unsafe fn capture(&self, caller: Caller) -> Result<Capture> {
         let handle = caller.stream.unwrap_or(self.parts().stream.handle());
         if handle.is_legacy() {
             // It is never captured, and must not even be asked while others are.

@@ -1,0 +1,206 @@
+//! Puts into windows, signals and waits for them.
+
+use super::windows::window;
+use super::*;
+use crate::cuda::double::Refusal;
+
+fn on(stream: Option<StreamHandle>) -> Call {
+    Call { stream, timeout: Some(PATIENCE), on_device: true, ..Call::default() }
+}
+
+/// A rank that puts words into the window of the one behind it.
+struct Putting<'a> {
+    context: &'a Context,
+    memory: u64,
+    window: crate::communicator::Window,
+}
+
+impl<'a> Putting<'a> {
+    /// A window of 64 words, all of them zero, and 64 words behind it.
+    fn new(context: &'a Context, double: &Double, device: u32) -> Putting<'a> {
+        let memory = double.memory(device, 512);
+        let stream = double.stream(device);
+        double.fill(stream, device, memory, &[0; 512]);
+        double.drain();
+        Putting { context, memory, window: window(context, memory, 256).expect("a window") }
+    }
+
+    fn next(&self) -> u32 {
+        (self.context.rank() + 1) % self.context.size()
+    }
+
+    fn before(&self) -> u32 {
+        (self.context.rank() + self.context.size() - 1) % self.context.size()
+    }
+
+    /// Puts the word behind the window at `place` of the next rank's.
+    fn put(&self, place: u64, stream: Option<StreamHandle>) -> Result<()> {
+        let from = self.memory + 256;
+        // SAFETY: the double trusts no addresses.
+        unsafe { self.context.put_signal(from, 4, self.next(), &self.window, 4 * place, &on(stream)) }
+    }
+
+    fn wait(&self, count: u32, stream: Option<StreamHandle>) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.context.wait_signals(&[(self.before(), count)], &on(stream)) }
+    }
+}
+
+#[test]
+fn what_is_put_is_there_behind_the_wait_for_its_signal() {
+    for order in Order::all(2) {
+        let check = |seats: &[Seat]| {
+            ranks(seats, words, |context, (double, devices, device)| {
+                let putting = Putting::new(context, double, *device);
+                let stream = double.stream(*device);
+                for (round, place) in (1..=3).zip([0, 7, 63]) {
+                    let word = 100 * round + context.rank();
+                    double.fill(stream, *device, putting.memory + 256, &word.to_ne_bytes());
+                    putting.put(place, Some(stream)).expect("a put");
+                    putting.wait(1, Some(stream)).expect("a wait");
+                    let wanted = 100 * round + putting.before();
+                    double.expect(
+                        stream,
+                        *device,
+                        putting.memory + 4 * place,
+                        &wanted.to_ne_bytes(),
+                        "it came",
+                    );
+                }
+                // SAFETY: it lives.
+                let borrowed = unsafe { Stream::borrow(devices, *device, stream) }.expect("a stream");
+                borrowed.synchronize(Deadline::after(PATIENCE)).expect("all have put");
+                context.settle(Deadline::after(PATIENCE)).expect("nothing is left");
+                assert_eq!(double.complaints(), Vec::<String>::new());
+            });
+        };
+        check(&processes_in(order, 3));
+        let (double, devices) = process_in(order, 2);
+        check(&[0, 1].map(|device| (double.clone(), devices.clone(), device)));
+    }
+}
+
+/// On whatever streams they are: what comes later is not overtaken. Each wait takes signals of its own.
+#[test]
+fn what_a_rank_sends_comes_in_its_order_and_each_wait_takes_signals_of_its_own() {
+    for order in Order::all(4) {
+        ranks(&processes_in(order, 2), words, |context, (double, devices, device)| {
+            let putting = Putting::new(context, double, *device);
+            let streams = [0, 1].map(|_| double.stream(*device));
+            for (at, word) in (0..).zip(1u32..=6) {
+                let stream = streams[at % 2];
+                // Each on the stream of its put, so the other one's must not come before.
+                double.fill(stream, *device, putting.memory + 256, &word.to_ne_bytes());
+                putting.put(0, Some(stream)).expect("a put");
+            }
+            // SAFETY: as above.
+            let signal = || unsafe { context.signal(putting.next(), &on(Some(streams[0]))) };
+            signal().expect("a signal");
+            let waiting = double.stream(*device);
+            putting.wait(6, Some(waiting)).expect("a wait");
+            putting.wait(1, Some(double.stream(*device))).expect("another");
+            double.expect(waiting, *device, putting.memory, &6u32.to_ne_bytes(), "the last one");
+            // SAFETY: it lives.
+            let borrowed = unsafe { Stream::borrow(devices, *device, waiting) }.expect("a stream");
+            borrowed.synchronize(Deadline::after(PATIENCE)).expect("it comes");
+            context.settle(Deadline::after(PATIENCE)).expect("nothing is left");
+            assert_eq!(double.complaints(), Vec::<String>::new());
+        });
+    }
+}
+
+/// A wait may be for what another rank sends behind a call, on another stream.
+#[test]
+fn calls_pass_a_wait_on_another_stream() {
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        let putting = Putting::new(context, double, *device);
+        let output = double.memory(*device, 4);
+        if context.rank() == 0 {
+            putting.wait(1, Some(double.stream(*device))).expect("a wait");
+        }
+        run(&sum(context, 1, output, Some(double.stream(*device)), PATIENCE)).expect("it passes");
+        assert_eq!(context.is_settled(), Ok(context.rank() == 1));
+        if context.rank() == 1 {
+            putting.put(0, None).expect("a put");
+        }
+        context.settle(Deadline::after(PATIENCE)).expect("it has come");
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_signal_that_never_comes_fails_the_group_in_time_and_is_named() {
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        if context.rank() == 0 {
+            let call = Call { timeout: Some(Duration::from_millis(300)), ..on(Some(double.stream(*device))) };
+            // SAFETY: the double trusts no addresses.
+            unsafe { context.wait_signals(&[(1, 2), (0, 0)], &call) }.expect("it is given");
+        }
+        until("the failure", || context.failure().is_some());
+        let error = context.failure().expect("it has failed");
+        assert_eq!(error.status(), Status::Timeout, "{error}");
+        assert!(error.text().contains("for signals, 2 of rank 1 ("), "{error}");
+        // SAFETY: as above.
+        let later = unsafe { context.signal(0, &on(None)) }.expect_err("it has failed");
+        assert_eq!(later.status(), Status::Timeout, "{later}");
+    });
+}
+
+#[test]
+fn what_is_wrong_with_a_put_is_told_and_sends_nothing() {
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        let mut putting = Putting::new(context, double, *device);
+        let refused = |result: Result<()>, part: &str| {
+            let error = result.expect_err(part);
+            assert_eq!(error.status(), Status::InvalidArgument, "{error}");
+            assert!(error.text().contains(part), "{error}");
+        };
+        refused(putting.put(64, None), "has 256 on rank");
+        // SAFETY: the double trusts no addresses.
+        unsafe {
+            refused(context.signal(2, &on(None)), "peer 2 is out of range");
+            refused(context.wait_signals(&[(2, 1)], &on(None)), "peer 2 is out of range");
+            refused(context.wait_signals(&[(1, u32::MAX), (1, 1)], &on(None)), "more than");
+            let put = |from, bytes| context.put_signal(from, bytes, 0, &putting.window, 0, &on(None));
+            refused(put(putting.memory + 256, 257), "localbuff has 256 bytes left");
+            refused(put(double.memory_of(Memory::Host, *device, 64), 4), "is no device memory");
+        }
+        // A window of another context, and one that has ended.
+        let other = context.duplicate().expect("a child");
+        meet(&[(&other, *device)], || Ok(context.cuda().devices()?.clone()), choose, words)
+            .expect("an agreement");
+        let foreign = window(&other, putting.memory, 256).expect("a window");
+        let own = std::mem::replace(&mut putting.window, foreign);
+        refused(putting.put(0, None), "of another communicator");
+        putting.window = own;
+        putting.put(0, None).expect("a put");
+        putting.wait(1, None).expect("a wait");
+        context.settle(Deadline::after(PATIENCE)).expect("one signal has come, and no other");
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_put_that_the_driver_refuses_fails_the_group() {
+    let barrier = std::sync::Barrier::new(2);
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        let putting = Putting::new(context, double, *device);
+        barrier.wait();
+        if context.rank() == 0 {
+            double.refuse(Refusal { call: Some("cuMemcpyDtoDAsync"), ..Refusal::default() });
+            let error = putting.put(0, Some(double.stream(*device))).expect_err("it is refused");
+            assert_eq!(error.status(), Status::Cuda, "{error}");
+        }
+        until("the failure", || context.failure().is_some());
+        let error = context.failure().expect("it has failed");
+        assert!(error.text().contains("rank 0"), "{error}");
+    });
+}
+
+#[test]
+fn ranks_without_an_exchange_say_so() {
+    let alone = Context::create(options(0, 1, &Arc::new(HashStore::new()), "")).expect("one rank");
+    // SAFETY: nothing is given to any stream.
+    let error = unsafe { alone.signal(0, &on(None)) }.expect_err("there is nobody");
+    assert_eq!(error.status(), Status::Unsupported, "{error}");
+}

@@ -1,0 +1,107 @@
+//! One-sided operations of GPUs: a rank writes into another's part of a window, and signals it; that one waits for signals.
+
+use std::sync::Arc;
+
+use super::context::{Context, Place};
+use super::window::Window;
+use super::{Call, device};
+use crate::cuda::driver::{Location, Memory};
+use crate::engine::device::{DeviceExchange, Put, Way};
+use crate::engine::group::Group;
+use crate::error::{Result, fail};
+
+impl Context {
+    /// Has the call's stream write `bytes` bytes of device memory from `from` on into rank `peer`'s part of `window`, `offset` bytes from
+    /// where that begins, and then signal that rank. What a rank puts and signals goes one after the other, in the order in which it is
+    /// called, whatever the streams; it is in no order with other calls but that of its stream. Returns at once. In a capture it is sent
+    /// in each replay, in no order with what is sent beside that.
+    ///
+    /// # Safety
+    /// The stream lives, and the memory is valid until it has done this. Nobody else uses what is written to meanwhile.
+    pub unsafe fn put_signal(
+        &self,
+        from: u64,
+        bytes: u64,
+        peer: u32,
+        window: &Window,
+        offset: u64,
+        call: &Call,
+    ) -> Result<()> {
+        let (group, exchange) = self.one_sided()?;
+        let put = Put { from, bytes, window: window.number(exchange)?, offset };
+        if bytes > 0 {
+            self.check_source(exchange, from, bytes)?;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { exchange.put(group, peer, &put, device::caller(call, "localbuff")) }
+    }
+
+    /// Has the call's stream signal rank `peer`, which may be this one, as [`Context::put_signal`].
+    ///
+    /// # Safety
+    /// The stream lives.
+    pub unsafe fn signal(&self, peer: u32, call: &Call) -> Result<()> {
+        let (group, exchange) = self.one_sided()?;
+        // SAFETY: the caller's promise.
+        unsafe { exchange.signal(group, peer, device::caller(call, "the signal")) }
+    }
+
+    /// Has the call's stream wait for signals: so many of each of these ranks, which no other wait is for. What was put before them is
+    /// there then. In no order with other calls, and other waits, but that of the stream. Returns at once. If they do not come in
+    /// the call's time-out, the context fails, and the stream goes on; in a graph nothing but a failure ends the wait.
+    ///
+    /// # Safety
+    /// The stream lives.
+    pub unsafe fn wait_signals(&self, from: &[(u32, u32)], call: &Call) -> Result<()> {
+        let (group, exchange) = self.one_sided()?;
+        // SAFETY: the caller's promise.
+        unsafe { exchange.await_signals(group, from, device::caller(call, "the wait")) }
+    }
+
+    fn one_sided(&self) -> Result<(&Arc<Group>, &Arc<DeviceExchange>)> {
+        if let Some(failure) = self.failure() {
+            return Err(failure);
+        }
+        let Place::Group(group) = self.place() else {
+            fail!(
+                Unsupported,
+                "one-sided operations are between several ranks, and '{}' has one",
+                self.name()
+            )
+        };
+        match group.devices() {
+            Some(Way::Exchange(exchange)) => Ok((group, exchange)),
+            Some(Way::Hosts(_)) => fail!(
+                Unsupported,
+                "one-sided operations are between GPUs of one host, and those of '{}' are on several: send and receive",
+                self.name()
+            ),
+            Some(Way::Staged(_)) | None => fail!(
+                Unsupported,
+                "one-sided operations are between GPUs that reach each other, and those of '{}' do not: send and receive",
+                self.name()
+            ),
+        }
+    }
+
+    /// Refuses what is no memory of the exchange's GPU.
+    fn check_source(&self, exchange: &DeviceExchange, from: u64, bytes: u64) -> Result<()> {
+        let own = exchange.device();
+        let Some(Location { memory: Memory::Device, device, base, bytes: all, .. }) =
+            self.cuda().locate(from)?
+        else {
+            fail!(InvalidArgument, "localbuff ({from:#x}) is no device memory")
+        };
+        if device != own {
+            fail!(InvalidArgument, "localbuff is memory of GPU {device}, but the rank's GPU is {own}");
+        }
+        let room = (base + all).saturating_sub(from);
+        if bytes > room {
+            fail!(
+                InvalidArgument,
+                "localbuff has {room} bytes left in its allocation, fewer than the {bytes} to put"
+            );
+        }
+        Ok(())
+    }
+}

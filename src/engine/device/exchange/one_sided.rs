@@ -1,0 +1,286 @@
+//! One-sided operations: what a rank writes into another's part of a window, signals, and waits for them.
+//!
+//! They are no calls of all ranks: nothing of them is compared, and they are in no order with calls but that of their streams, since a
+//! wait may be for what another rank sends behind a call. What a rank sends goes in the order in which it is asked for, on whatever
+//! streams; waits are beside each other. What is captured is in no order with anything else.
+
+use std::sync::{Arc, Mutex, TryLockError};
+use std::time::{Duration, Instant};
+
+use super::{Caller, DeviceExchange};
+use crate::cuda::context::Devices;
+use crate::cuda::driver::Capture;
+use crate::cuda::event::Event;
+use crate::cuda::exchange::{Counts, MAX_RANKS};
+use crate::cuda::stream::Stream;
+use crate::deadline::Deadline;
+use crate::engine::endpoint::lock;
+use crate::engine::group::Group;
+use crate::engine::wire::Class;
+use crate::error::{Error, Result, Status, fail};
+
+/// What one rank writes into another's part of a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Put {
+    /// The first byte, in memory of this rank's GPU.
+    pub from: u64,
+    /// How many.
+    pub bytes: u64,
+    /// The number of the window.
+    pub window: u64,
+    /// Where they go, in bytes from the beginning of that rank's part.
+    pub offset: u64,
+}
+
+/// What streams were given of one-sided operations.
+#[derive(Debug)]
+pub(in crate::engine::device) struct OneSided {
+    /// Complete when all that was sent has been.
+    sent: Event,
+    given: Mutex<Given>,
+}
+
+#[derive(Debug, Default)]
+struct Given {
+    /// The stream that was given the last of what was sent, by its id.
+    sent_on: Option<u64>,
+    waits: Vec<Wait>,
+    /// Of waits that are over.
+    spare: Vec<Event>,
+}
+
+/// Signals that a stream waits for.
+#[derive(Debug)]
+struct Wait {
+    over: Event,
+    counts: Counts,
+    since: Instant,
+    deadline: Deadline,
+}
+
+impl OneSided {
+    /// Nothing yet.
+    pub(in crate::engine::device) fn new(devices: &Arc<Devices>, device: u32) -> Result<OneSided> {
+        Ok(OneSided { sent: Event::new(devices, device)?, given: Mutex::default() })
+    }
+
+    /// Whether streams have done all of it that was not captured.
+    pub(in crate::engine::device) fn is_done(&self) -> Result<bool> {
+        let given = match self.given.try_lock() {
+            Ok(given) => given,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // Somebody gives something right now.
+            Err(TryLockError::WouldBlock) => return Ok(false),
+        };
+        for Wait { over, .. } in &given.waits {
+            if !over.query()? {
+                return Ok(false);
+            }
+        }
+        if given.sent_on.is_some() { self.sent.query() } else { Ok(true) }
+    }
+}
+
+impl DeviceExchange {
+    /// Has the caller's stream write into another member's part of a window, and then signal it.
+    ///
+    /// # Safety
+    /// The stream lives, and the memory until it has done this. What is written to is nobody else's meanwhile.
+    pub unsafe fn put(&self, group: &Group, peer: u32, put: &Put, caller: Caller) -> Result<()> {
+        let Put { from, bytes, window, offset } = *put;
+        let to = lock(&self.parts().windows).reach(window, self.member(group, peer)?, offset, bytes)?;
+        let copy = |stream: &Stream| match usize::try_from(bytes) {
+            Ok(0) => Ok(()),
+            // SAFETY: the caller's promise; the window is mapped until no operation of this rank is under way.
+            Ok(bytes) => unsafe { stream.copy_to_peer(to, self.device(), from, bytes) },
+            Err(_) => fail!(InvalidArgument, "{bytes} bytes do not fit any memory"),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.send(group, peer, caller, copy) }
+    }
+
+    /// Has the caller's stream signal another member, or this one itself.
+    ///
+    /// # Safety
+    /// The stream lives.
+    pub unsafe fn signal(&self, group: &Group, peer: u32, caller: Caller) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.send(group, peer, caller, |_| Ok(())) }
+    }
+
+    /// What comes `before` a signal, and the signal, behind all that was sent before.
+    ///
+    /// # Safety
+    /// The stream lives.
+    unsafe fn send(
+        &self,
+        group: &Group,
+        peer: u32,
+        caller: Caller,
+        before: impl FnOnce(&Stream) -> Result<()>,
+    ) -> Result<()> {
+        let mut counts = Counts::default();
+        counts[self.member(group, peer)?] = 1;
+        let parts = self.parts();
+        // SAFETY: the caller's promise.
+        let given = unsafe {
+            self.give_one_sided(caller, |stream, given, id| {
+                let Some(id) = id else {
+                    before(stream)?;
+                    return parts.kernels.enqueue_signals(&counts, stream);
+                };
+                if given.sent_on.is_some_and(|other| other != id) {
+                    stream.wait(&parts.one_sided.sent)?;
+                }
+                given.sent_on = Some(id);
+                before(stream)?;
+                parts.kernels.enqueue_signals(&counts, stream)?;
+                parts.one_sided.sent.record(stream)
+            })
+        };
+        self.or_told(group, caller, given)
+    }
+
+    /// Has the caller's stream wait for so many signals of each member, which no other wait is for. What they were sent behind is seen by
+    /// what the stream is given after this. If they do not come until the call's deadline, the group fails.
+    ///
+    /// # Safety
+    /// The stream lives.
+    pub unsafe fn await_signals(&self, group: &Group, from: &[(u32, u32)], caller: Caller) -> Result<()> {
+        let mut counts = Counts::default();
+        for &(peer, count) in from {
+            let known = &mut counts[self.member(group, peer)?];
+            let Some(sum) = known.checked_add(count) else {
+                fail!(InvalidArgument, "a wait for more than {} signals of rank {peer}", u32::MAX)
+            };
+            *known = sum;
+        }
+        if counts == Counts::default() {
+            return Ok(());
+        }
+        let (parts, since) = (self.parts(), Instant::now());
+        let deadline = Deadline::since(since, caller.timeout.unwrap_or(group.timeout()));
+        // SAFETY: the caller's promise.
+        let given = unsafe {
+            self.give_one_sided(caller, |stream, given, id| {
+                if id.is_none() {
+                    return parts.kernels.enqueue_wait(&counts, stream);
+                }
+                let over = match given.spare.pop() {
+                    Some(event) => event,
+                    None => Event::new(self.devices(), self.device())?,
+                };
+                parts.kernels.enqueue_wait(&counts, stream)?;
+                over.record(stream)?;
+                given.waits.push(Wait { over, counts, since, deadline });
+                Ok(())
+            })
+        };
+        self.or_told(group, caller, given)?;
+        group.endpoint().watch_devices();
+        Ok(())
+    }
+
+    /// Gives the caller's stream something, which is told its id, but in a capture.
+    ///
+    /// # Safety
+    /// The stream lives.
+    unsafe fn give_one_sided(
+        &self,
+        caller: Caller,
+        give: impl FnOnce(&Stream, &mut Given, Option<u64>) -> Result<()>,
+    ) -> Result<()> {
+        let (parts, devices) = (self.parts(), self.devices());
+        let _entered = devices.enter(self.device())?;
+        let handle = caller.stream.unwrap_or(parts.stream.handle());
+        // SAFETY: the caller's promise.
+        let capture = unsafe { self.capture(caller) }?;
+        // SAFETY: as above.
+        let stream = unsafe { Stream::borrow(devices, self.device(), handle) };
+        let stream = stream.map_err(|error| self.foreign(caller, error))?;
+        let id = match capture {
+            // SAFETY: as above.
+            Capture::None => Some(unsafe { devices.driver().stream_id(handle) }?),
+            Capture::Active(_) => None,
+            Capture::Invalidated => {
+                fail!(InvalidUsage, "the capture of the call's stream has failed; end it, and begin again")
+            }
+        };
+        let mut given = lock(&parts.one_sided.given);
+        give(&stream, &mut given, id).inspect_err(|_| {
+            // Part of it may be there.
+            if id.is_some() {
+                let _one_at_a_time = lock(&self.lane);
+                parts.astray.add(&stream);
+            }
+        })
+    }
+
+    /// The member that is this rank of the group.
+    fn member(&self, group: &Group, rank: u32) -> Result<usize> {
+        let Some(member) = rank
+            .checked_sub(self.parts().first)
+            .filter(|&member| member < MAX_RANKS as u32 && (member as usize) < self.parts().boards.size())
+        else {
+            fail!(
+                InvalidArgument,
+                "peer {rank} is out of range: '{}' has {} ranks",
+                group.name(),
+                group.size()
+            )
+        };
+        Ok(member as usize)
+    }
+
+    /// What the driver refuses fails the group: others may wait for it. If the group has failed before, that is the error.
+    fn or_told(&self, group: &Group, caller: Caller, given: Result<()>) -> Result<()> {
+        let told = self.or_fail(group, Class::PointToPoint, caller, given);
+        told.map_err(|error| group.failure().unwrap_or(error))
+    }
+
+    /// Looks after waits until they are over. Whether some are not.
+    pub(super) fn attend_waits(&self, group: &Group) -> bool {
+        let Ok(mut given) = self.parts().one_sided.given.try_lock() else { return true };
+        let Given { waits, spare, .. } = &mut *given;
+        let (mut late, mut lost) = (None, None);
+        for at in (0..waits.len()).rev() {
+            let Wait { over, counts, since, deadline } = &waits[at];
+            match over.query() {
+                Ok(true) => spare.push(waits.swap_remove(at).over),
+                Ok(false) if deadline.expired() => late = Some((*counts, since.elapsed())),
+                Ok(false) => {}
+                Err(error) => {
+                    lost = Some(error);
+                    waits.swap_remove(at);
+                }
+            }
+        }
+        let any = !waits.is_empty();
+        drop(given);
+        let error = lost.or_else(|| late.map(|(counts, waited)| self.late_signals(group, &counts, waited)));
+        // At the end of a process, the driver goes before we do.
+        let error =
+            error.filter(|error| group.failure().is_none() && !error.text().contains("DEINITIALIZED"));
+        if let Some(error) = error {
+            group.fail(error);
+        }
+        any
+    }
+
+    fn late_signals(&self, group: &Group, counts: &Counts, waited: Duration) -> Error {
+        let first = self.parts().first;
+        let ranks: Vec<String> = (first..)
+            .zip(counts)
+            .filter(|&(_, &count)| count > 0)
+            .map(|(rank, count)| format!("{count} of {}", group.describe_rank(rank)))
+            .collect();
+        let text = format!(
+            "rank {} of '{}' waited {:.1} s for signals, {}, and not all have come: look at what those ranks do, or raise timeout_ms",
+            group.rank(),
+            group.name(),
+            waited.as_secs_f64(),
+            ranks.join(", ")
+        );
+        Error::new(Status::Timeout, text)
+    }
+}
