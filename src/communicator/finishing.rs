@@ -2,41 +2,22 @@
 
 use std::task::Poll;
 
-use crate::engine::endpoint::Through;
 use crate::engine::group::Group;
+use crate::engine::observed::Observed;
 use crate::engine::operation::{Completion, Operation};
 use crate::error::Result;
 
-/// An operation, and what is done once it has ended well.
-pub(super) struct Finishing<O, F> {
-    pub(super) operation: O,
-    pub(super) finish: F,
-}
-
-impl<O: Operation, F: FnMut() + Send> Operation for Finishing<O, F> {
-    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
-        let answer = self.operation.advance(group);
-        if let Poll::Ready(Ok(_)) = &answer {
-            (self.finish)();
+/// `operation`, and `finish` once it has ended well.
+pub(super) fn finishing<O: Operation, F: FnMut() + Send>(
+    operation: O,
+    mut finish: F,
+) -> impl Operation + use<O, F> {
+    let then = move |_: &Group, answer: &Poll<Result<Completion>>| {
+        if let Poll::Ready(Ok(_)) = answer {
+            finish();
         }
-        answer
-    }
-
-    fn abandon(&mut self, group: &Group) {
-        self.operation.abandon(group);
-    }
-
-    fn waits_for(&self, group: &Group) -> Vec<u32> {
-        self.operation.waits_for(group)
-    }
-
-    fn is_at_work(&self) -> bool {
-        self.operation.is_at_work()
-    }
-
-    fn through(&self) -> Through {
-        self.operation.through()
-    }
+    };
+    Observed { operation, then }
 }
 
 /// A result that is copied to further buffers of this rank.
@@ -61,8 +42,7 @@ impl Copied {
     /// Every buffer holds the bytes until the operation has ended; they are the same or apart.
     pub(super) unsafe fn behind<O: Operation>(self, operation: O) -> impl Operation + use<O> {
         // SAFETY: the caller's promise.
-        let finish = move || unsafe { self.make() };
-        Finishing { operation, finish }
+        finishing(operation, move || unsafe { self.make() })
     }
 
     /// Copies now.
@@ -85,34 +65,5 @@ pub(super) unsafe fn spread(from: *const u8, to: &[*mut u8], bytes: usize) {
             // SAFETY: the caller's promise.
             unsafe { std::ptr::copy(from, to, bytes) };
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// An operation that has stopped in the middle of its work.
-    struct AtWork;
-
-    impl Operation for AtWork {
-        fn advance(&mut self, _group: &Group) -> Poll<Result<Completion>> {
-            Poll::Pending
-        }
-
-        fn abandon(&mut self, _group: &Group) {}
-
-        fn waits_for(&self, _group: &Group) -> Vec<u32> {
-            Vec::new()
-        }
-
-        fn is_at_work(&self) -> bool {
-            true
-        }
-    }
-
-    #[test]
-    fn an_operation_at_work_is_looked_at_again() {
-        assert!(Finishing { operation: AtWork, finish: || {} }.is_at_work());
     }
 }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::finishing::Finishing;
+use super::finishing::finishing;
 use crate::collective::checked::Checked;
 use crate::engine::executor::{Plan, Run, Workspace};
 use crate::engine::group::{Group, Turn};
@@ -86,8 +86,7 @@ impl Wide {
     /// As [`Wide::run`].
     pub unsafe fn around<O: Operation>(self, operation: O) -> impl Operation + use<O> {
         // SAFETY: the caller's promise; the operation has filled the output workspace.
-        let finish = move || unsafe { self.finish(&self.output) };
-        Finishing { operation, finish }
+        finishing(operation, move || unsafe { self.finish(&self.output) })
     }
 
     /// Rounds the result into the outputs.

@@ -17,6 +17,7 @@ pub mod hauling;
 pub mod joint;
 pub mod lane;
 pub mod messages;
+pub mod observed;
 pub mod operation;
 pub mod pairs;
 pub mod point;

@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::thread::{self, ThreadId};
 
 use super::*;
+use crate::engine::observed::Observed;
 use crate::reduce::{Operator, Reducer};
 
 /// Elements of a call that takes many looks.
@@ -186,40 +187,16 @@ fn every_long_call_goes_on_where_its_last_look_stopped() {
     }
 }
 
-/// An operation whose looks are counted, and in one of which its group may fail.
-struct Counted {
-    operation: DirectRun,
-    looks: Arc<AtomicUsize>,
+/// Counts the looks at an operation; in the one of this number its group fails.
+fn counting(
+    looks: &Arc<AtomicUsize>,
     fails_in: usize,
-}
-
-impl Operation for Counted {
-    fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
-        let answer = self.operation.advance(group);
-        if self.looks.fetch_add(1, Ordering::Relaxed) + 1 == self.fails_in {
+) -> impl FnMut(&Group, &Poll<Result<Completion>>) + Send + use<> {
+    let looks = looks.clone();
+    move |group, _| {
+        if looks.fetch_add(1, Ordering::Relaxed) + 1 == fails_in {
             group.fail(Error::new(Status::Aborted, "enough"));
         }
-        answer
-    }
-
-    fn abandon(&mut self, group: &Group) {
-        self.operation.abandon(group);
-    }
-
-    fn waits_for(&self, group: &Group) -> Vec<u32> {
-        self.operation.waits_for(group)
-    }
-
-    fn is_at_work(&self) -> bool {
-        self.operation.is_at_work()
-    }
-
-    fn through(&self) -> Through {
-        self.operation.through()
-    }
-
-    fn standing(&self) -> Option<String> {
-        self.operation.standing()
     }
 }
 
@@ -231,11 +208,10 @@ fn take_broadcast(waits: bool, timeout: Duration, fails_in: usize) -> (Vec<u32>,
     // SAFETY: the sides are kept until the runs have ended or are abandoned.
     let mut giving = unsafe { root.run(&group, &turn(&group, signature(Kind::Broadcast))) };
     assert!(giving.advance(&group).is_pending(), "nobody has read yet");
-    let make = |turn: &Turn| Counted {
+    let make = |turn: &Turn| Observed {
         // SAFETY: as above.
         operation: unsafe { leaf.run(&other, turn) },
-        looks: looks.clone(),
-        fails_in,
+        then: counting(&looks, fails_in),
     };
     let (signature, timeout) = (signature(Kind::Broadcast), Some(timeout));
     let result = if waits {
@@ -302,11 +278,10 @@ fn an_operation_beside_a_long_call_that_nobody_waits_for_goes_on_meanwhile() {
     let beside = Beside(looks.clone(), 0);
     let beside = other.start(Class::PointToPoint, 0, BARRIER, None, |_| beside).expect("it starts");
     beside.on_complete(note("beside"));
-    let make = |turn: &Turn| Counted {
+    let make = |turn: &Turn| Observed {
         // SAFETY: as above.
         operation: unsafe { leaf.run(&other, turn) },
-        looks,
-        fails_in: usize::MAX,
+        then: counting(&looks, usize::MAX),
     };
     let long = other.start(Class::Ordered, 0, signature(Kind::Broadcast), None, make).expect("it starts");
     long.on_complete(note("long"));

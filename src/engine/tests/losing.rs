@@ -129,6 +129,19 @@ fn a_call_that_needs_a_link_has_its_own_time_and_says_that_the_link_does_not_ope
     assert!(error.text().contains("no answer yet"), "{error}");
 }
 
+/// The announcement of a message with tag 4, as a member of `group` makes it that has these bytes to send.
+fn announcement(group: &Group, bytes: &[u8]) -> Frame {
+    let key = Key { group: group.id(), tag: 4, sequence: 0, slot: 0, class: Class::PointToPoint };
+    let total = bytes.len() as u64;
+    let signature = Signature { kind: Kind::Send, count: total, ..BARRIER };
+    Frame { kind: FrameKind::Request, key, signature, total, offset: 0, length: 0 }
+}
+
+/// The first `len` of them.
+fn first(bytes: &[u8], len: usize) -> Source {
+    Source { address: bytes.as_ptr(), len }
+}
+
 /// A member whose messages are not as they should be cannot have more written to memory than was asked for, nor after
 /// it was told to be there.
 #[test]
@@ -139,17 +152,13 @@ fn more_bytes_than_were_announced_break_the_link() {
     let message =
         Message::Receive { from: 0, into: Destination { address: into.as_mut_ptr(), len: into.len() } };
     let receive = post(&groups[1], 4, bytes.len(), message);
-    let key = Key { group: groups[0].id(), tag: 4, sequence: 0, slot: 0, class: Class::PointToPoint };
-    let (total, length) = (bytes.len() as u64, bytes.len() as u32 / 4 * 3);
-    let signature = Signature { kind: Kind::Send, count: total, ..BARRIER };
-    let request = Frame { kind: FrameKind::Request, key, signature, total, offset: 0, length: 0 };
+    let (request, length) = (announcement(&groups[0], &bytes), bytes.len() as u32 / 4 * 3);
     let data = Frame { kind: FrameKind::Data, length, ..request };
-    let source = |len| Source { address: bytes.as_ptr(), len };
     {
         let mut messages = groups[0].endpoint().messages();
-        messages.forge(1, 0, &request, source(0));
-        messages.forge(1, 0, &data, source(length as usize));
-        messages.forge(1, 0, &data, source(length as usize));
+        messages.forge(1, 0, &request, first(&bytes, 0));
+        messages.forge(1, 0, &data, first(&bytes, length as usize));
+        messages.forge(1, 0, &data, first(&bytes, length as usize));
     }
     let result = receive.wait(Deadline::after(Duration::from_secs(20))).expect("in time");
     let error = result.expect_err("it is refused");
@@ -169,25 +178,21 @@ fn a_second_announcement_of_what_is_coming_in_breaks_the_link() {
     let bytes = vec![1; 64 << 20];
     let mut into = vec![0u8; bytes.len()];
     let receive = receive(&groups[1], 4, &mut into);
-    let key = Key { group: groups[0].id(), tag: 4, sequence: 0, slot: 0, class: Class::PointToPoint };
-    let total = bytes.len() as u64;
-    let signature = Signature { kind: Kind::Send, count: total, ..BARRIER };
-    let request = Frame { kind: FrameKind::Request, key, signature, total, offset: 0, length: 0 };
+    let request = announcement(&groups[0], &bytes);
     let data = Frame { kind: FrameKind::Data, length: bytes.len() as u32, ..request };
-    let source = |len| Source { address: bytes.as_ptr(), len };
     let deadline = Deadline::after(Duration::from_secs(20));
     {
         // Nothing more is written there meanwhile.
         let mut messages = groups[0].endpoint().messages();
-        messages.forge(1, 0, &request, source(0));
-        messages.forge(1, 1, &data, source(bytes.len()));
-        let first = into.as_ptr();
+        messages.forge(1, 0, &request, first(&bytes, 0));
+        messages.forge(1, 1, &data, first(&bytes, bytes.len()));
+        let begins = into.as_ptr();
         // SAFETY: the memory is there; who writes to it is the engine, and any value will do.
-        while unsafe { first.read_volatile() } == 0 {
+        while unsafe { begins.read_volatile() } == 0 {
             groups[1].endpoint().messages().serve(0, 1);
             assert!(!deadline.expired(), "nothing comes");
         }
-        messages.forge(1, 0, &Frame { total: total - 1, ..request }, source(0));
+        messages.forge(1, 0, &Frame { total: request.total - 1, ..request }, first(&bytes, 0));
         for _ in 0..100 {
             groups[1].endpoint().messages().serve(0, 0);
         }
@@ -211,11 +216,8 @@ fn an_answer_to_what_is_being_streamed_breaks_the_link() {
         // More than the kernel keeps for who does not read.
         let bytes = vec![1; 64 << 20];
         let sent = send(&groups[0], 4, &bytes);
-        let key = Key { group: groups[0].id(), tag: 4, sequence: 0, slot: 0, class: Class::PointToPoint };
-        let total = bytes.len() as u64;
-        let signature = Signature { kind: Kind::Receive, count: total, ..BARRIER };
-        let ready = Frame { kind: FrameKind::Ready, key, signature, total, offset: 0, length: 0 };
-        let nothing = Source { address: bytes.as_ptr(), len: 0 };
+        let ready = Frame { kind: FrameKind::Ready, ..announcement(&groups[0], &bytes) };
+        let nothing = first(&bytes, 0);
         {
             // Nothing is read there meanwhile.
             let mut messages = groups[1].endpoint().messages();
@@ -241,24 +243,21 @@ fn a_second_message_for_one_that_is_being_read_breaks_the_link() {
     let mut into = vec![0u8; bytes.len()];
     let mut other = [0u8; 16];
     let [receive, waits] = [receive(&groups[1], 4, &mut into), receive(&groups[1], 5, &mut other)];
-    let key = Key { group: groups[0].id(), tag: 4, sequence: 0, slot: 0, class: Class::PointToPoint };
-    let (total, offset) = (bytes.len() as u64, bytes.as_ptr().expose_provenance() as u64);
-    let signature = Signature { kind: Kind::Send, count: total, ..BARRIER };
-    let request = Frame { kind: FrameKind::Request, key, signature, total, offset, length: 0 };
-    let source = |len| Source { address: bytes.as_ptr(), len };
+    let offset = bytes.as_ptr().expose_provenance() as u64;
+    let request = Frame { offset, ..announcement(&groups[0], &bytes) };
     let deadline = Deadline::after(Duration::from_secs(20));
     {
         // Nobody else reads meanwhile.
         let mut reader = groups[1].endpoint().messages();
-        groups[0].endpoint().messages().forge(1, 0, &request, source(0));
-        let first = into.as_ptr();
+        groups[0].endpoint().messages().forge(1, 0, &request, first(&bytes, 0));
+        let begins = into.as_ptr();
         // SAFETY: the memory is there; who writes to it is the engine, and any value will do.
-        while unsafe { first.read_volatile() } == 0 {
+        while unsafe { begins.read_volatile() } == 0 {
             reader.serve(0, 0);
             assert!(!deadline.expired(), "nothing is read");
         }
         let again = Frame { kind: FrameKind::Eager, total: 16, offset: 0, length: 16, ..request };
-        groups[0].endpoint().messages().forge(1, 0, &again, source(16));
+        groups[0].endpoint().messages().forge(1, 0, &again, first(&bytes, 16));
         reader.serve(0, 0);
     }
     // What is read by then may well come to its end.
@@ -309,27 +308,24 @@ fn what_has_come_over_one_stream_is_read_though_another_has_broken() {
         let bytes: Vec<u8> = (0..300 << 10).map(|at| (at % 251) as u8).collect();
         let mut into = vec![0u8; bytes.len()];
         let receive = receive(&groups[1], 4, &mut into);
-        let key = Key { group: groups[0].id(), tag: 4, sequence: 0, slot: 0, class: Class::PointToPoint };
-        let total = bytes.len() as u64;
-        let signature = Signature { kind: Kind::Send, count: total, ..BARRIER };
-        let request = Frame { kind: FrameKind::Request, key, signature, total, offset: 0, length: 0 };
+        let request = announcement(&groups[0], &bytes);
         let deadline = Deadline::after(Duration::from_secs(20));
         let mut messages = groups[1].endpoint().messages();
         {
             let mut other = groups[0].endpoint().messages();
-            other.forge(1, 0, &request, Source { address: bytes.as_ptr(), len: 0 });
+            other.forge(1, 0, &request, first(&bytes, 0));
             messages.serve(0, 0);
             // Before it has read that.
-            messages.forge(0, 0, &request, Source { address: bytes.as_ptr(), len: 0 });
+            messages.forge(0, 0, &request, first(&bytes, 0));
             let mut lanes = other.take_lanes();
             let data = Frame { kind: FrameKind::Data, length: bytes.len() as u32, ..request };
             let second = lanes.pop().expect("two streams");
-            second.lock().push(&data, Source { address: bytes.as_ptr(), len: bytes.len() }, None);
+            second.lock().push(&data, first(&bytes, bytes.len()), None);
             // The first is reset.
             drop(lanes);
             if writes {
                 while messages.troubles.is_empty() {
-                    messages.forge(0, 0, &request, Source { address: bytes.as_ptr(), len: 0 });
+                    messages.forge(0, 0, &request, first(&bytes, 0));
                     assert!(!deadline.expired(), "nothing is refused");
                 }
             }

@@ -50,6 +50,23 @@ pub(super) fn behind_a_gate(double: &Double, devices: &Arc<Devices>) -> (u64, St
     (output, stream, gate)
 }
 
+/// Does something behind a gate. That opens in the end, so that who waits for ever ends, too, and well.
+pub(super) fn while_closed<T>(gate: &Word, body: impl FnOnce() -> T) -> T {
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let start = Instant::now();
+            while !is_over.load(Ordering::Relaxed) && start.elapsed() < PATIENCE / 4 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            gate.release();
+        });
+        let answer = body();
+        is_over.store(true, Ordering::Relaxed);
+        answer
+    })
+}
+
 /// What a first of two ranks has launched waits for a gate.
 fn sum_behind_a_gate() -> (Word, Arc<Double>, Arc<Devices>) {
     first_of_two(|context, (double, devices, _)| {
@@ -262,26 +279,14 @@ fn a_call_of_a_group_of_one_without_a_stream_has_its_deadline_and_touches_nothin
     // SAFETY: it is there as long as the device.
     let stream = unsafe { Stream::borrow(&devices, 0, StreamHandle::LEGACY) }.expect("the default stream");
     stream.wait_word(&gate).expect("it waits");
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            // So that a call that waits for ever ends, too, and well.
-            let start = Instant::now();
-            while !is_over.load(Ordering::Relaxed) && start.elapsed() < PATIENCE / 4 {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            gate.release();
-        });
-        let call = Call { timeout: Some(Duration::from_millis(50)), on_device: true, ..Call::default() };
-        let nothing = Request { counts: Counts::Uniform(0), ..request.clone() };
-        // SAFETY: the double trusts no addresses.
-        let ended = [&request, &nothing].map(|request| unsafe { context.run(request, &call) });
-        is_over.store(true, Ordering::Relaxed);
-        for ended in ended {
-            let error = ended.map(drop).expect_err("the default stream does not come to it");
-            assert_eq!(error.status(), Status::Timeout, "{error}");
-        }
-    });
+    let call = Call { timeout: Some(Duration::from_millis(50)), on_device: true, ..Call::default() };
+    let nothing = Request { counts: Counts::Uniform(0), ..request.clone() };
+    // SAFETY: the double trusts no addresses.
+    let run = |request| unsafe { context.run(request, &call) };
+    for ended in while_closed(&gate, || [&request, &nothing].map(run)) {
+        let error = ended.map(drop).expect_err("the default stream does not come to it");
+        assert_eq!(error.status(), Status::Timeout, "{error}");
+    }
     double.drain();
     assert_eq!(double.peek(output, 400), before);
     // The context goes on.
@@ -307,33 +312,21 @@ fn a_group_of_one_waits_for_its_own_copies_no_longer_than_for_its_stream() {
             (Stream::new(&devices, 0, false).expect("a stream"), devices.word(0).expect("a word"));
         held.wait_word(&gate).expect("it waits");
         double.fill(held.handle(), 0, double.memory(0, 4), &[0; 4]);
-        let is_over = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                // So that a call that waits for ever ends, too, and well.
-                let start = Instant::now();
-                while !is_over.load(Ordering::Relaxed) && start.elapsed() < PATIENCE / 4 {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                gate.release();
-            });
-            // No kernel scales what does not lie at a multiple of an element's size.
-            let request = match scaled {
-                true => Request {
-                    dtype: DataType::F32,
-                    operator: Operator::PreMulSum(1.0),
-                    ..copy_alone(input + 2, output + 2)
-                },
-                false => copy_alone(input, output),
-            };
-            let call = Call { timeout: Some(Duration::from_millis(500)), on_device: true, ..Call::default() };
-            // SAFETY: the double trusts no addresses.
-            let ended = unsafe { context.run(&request, &call) };
-            is_over.store(true, Ordering::Relaxed);
-            let error = ended.map(drop).expect_err("its copies wait");
-            assert_eq!(error.status(), Status::Timeout, "{error}");
-            assert!(error.text().contains("has begun a call of"), "{error}");
-        });
+        // No kernel scales what does not lie at a multiple of an element's size.
+        let request = match scaled {
+            true => Request {
+                dtype: DataType::F32,
+                operator: Operator::PreMulSum(1.0),
+                ..copy_alone(input + 2, output + 2)
+            },
+            false => copy_alone(input, output),
+        };
+        let call = Call { timeout: Some(Duration::from_millis(500)), on_device: true, ..Call::default() };
+        // SAFETY: the double trusts no addresses.
+        let ended = while_closed(&gate, || unsafe { context.run(&request, &call) });
+        let error = ended.map(drop).expect_err("its copies wait");
+        assert_eq!(error.status(), Status::Timeout, "{error}");
+        assert!(error.text().contains("has begun a call of"), "{error}");
         double.drain();
         // The context goes on.
         // SAFETY: as above.

@@ -1,10 +1,9 @@
 //! Calls that the driver keeps a rank from: whoever would wait for them is told before their caller is.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex};
 
 use super::groups::{give, request};
-use super::leaving::{behind_a_gate, refusing, sweep};
+use super::leaving::{behind_a_gate, refusing, sweep, while_closed};
 use super::points::point;
 use super::stages::by_stages;
 use super::windows::{MIB, allgather, window};
@@ -113,24 +112,12 @@ fn a_factor_that_its_stream_does_not_come_to_is_missed_at_the_deadline_of_its_ca
             return until("rank 0 fails it at last", || context.failure().is_some());
         }
         let (memory, stream, gate) = behind_a_gate(double, devices);
-        let is_over = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                // So that who waits for ever ends, too, and well.
-                let start = Instant::now();
-                while !is_over.load(Ordering::Relaxed) && start.elapsed() < PATIENCE / 4 {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                gate.release();
-            });
-            let timeout = Some(Duration::from_millis(50));
-            // SAFETY: the double trusts no addresses.
-            let read = unsafe { context.read_factor((*device, memory, 4), stream, timeout) };
-            is_over.store(true, Ordering::Relaxed);
-            let error = read.expect_err("its stream waits");
-            assert_eq!(error.status(), Status::Timeout, "{error}");
-            assert!(error.text().contains("the factor of a PreMulSum"), "{error}");
-        });
+        let timeout = Some(Duration::from_millis(50));
+        // SAFETY: the double trusts no addresses.
+        let read = || unsafe { context.read_factor((*device, memory, 4), stream, timeout) };
+        let error = while_closed(&gate, read).expect_err("its stream waits");
+        assert_eq!(error.status(), Status::Timeout, "{error}");
+        assert!(error.text().contains("the factor of a PreMulSum"), "{error}");
         assert_eq!(context.failure().map(|error| error.status()), Some(Status::Timeout));
     });
 }

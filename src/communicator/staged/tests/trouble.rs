@@ -289,12 +289,8 @@ fn a_run_that_the_driver_refuses_in_a_capture_concerns_no_other() {
     assert_eq!(failures, [None, None]);
 }
 
-/// Has rank 0 run an algorithm object over an input and an output, or two pointers, with a stream for each, and the other do nothing. How
-/// the group has failed on each of them.
-fn failures_of_runs(
-    kind: Kind,
-    run: impl Fn(&Rank, &Prepared, [StreamHandle; 2]) + Sync,
-) -> Vec<Option<Error>> {
+/// Has each of two ranks do something with an algorithm object over an input and an output, or two pointers, with a stream for each.
+fn with_runs<T: Send>(kind: Kind, body: impl Fn(&Rank, &Prepared, [StreamHandle; 2]) -> T + Sync) -> Vec<T> {
     let met = Barrier::new(2);
     ranks(2, "tcp", Order::RoundRobin, |rank| {
         rank.double.load_modules();
@@ -303,8 +299,19 @@ fn failures_of_runs(
         let object = rank.prepare(algorithm(kind, pointers, &streams, LEN));
         // Nobody fails it while others still meet.
         met.wait();
+        body(rank, &object, streams)
+    })
+}
+
+/// Has rank 0 run one, and the other do nothing. How the group has failed on each of them.
+fn failures_of_runs(
+    kind: Kind,
+    run: impl Fn(&Rank, &Prepared, [StreamHandle; 2]) + Sync,
+) -> Vec<Option<Error>> {
+    let met = Barrier::new(2);
+    with_runs(kind, |rank, object, streams| {
         if rank.rank == 0 {
-            run(rank, &object, streams);
+            run(rank, object, streams);
         }
         met.wait();
         let failure = rank.context.failure();
@@ -323,13 +330,7 @@ fn a_run_that_the_driver_keeps_a_rank_from_fails_for_all() {
             // Some of these are behind the call: for what the input's stream is given next, and for whoever waits for the run.
             let records = (0..8).map(|after| (after, Some("cuEventRecord")));
             for (after, call) in (0..FIRST).map(|after| (after, None)).chain(records) {
-                let met = Barrier::new(2);
-                ranks(2, "tcp", Order::RoundRobin, |rank| {
-                    rank.double.load_modules();
-                    let pointers = [1, 2].map(|blocks| rank.memory(&vec![0; blocks * LEN]));
-                    let streams = [rank.stream, rank.double.stream(0)];
-                    let object = rank.prepare(algorithm(kind, pointers, &streams, LEN));
-                    met.wait();
+                with_runs(kind, |rank, object, _| {
                     if rank.rank == 1 {
                         let start = Instant::now();
                         while rank.context.failure().is_none() {
