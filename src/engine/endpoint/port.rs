@@ -49,10 +49,12 @@ impl Port for Endpoint {
 
     fn control(&self, peer: u32, message: &[u8]) {
         match Control::decode(message) {
-            Some(Control::Failure { group, error }) => match self.group(group) {
-                Some(group) => group.fail(error),
-                None => lock(&self.roster).fail_early(group, error),
-            },
+            Some(Control::Failure { group, error }) => {
+                let found = lock(&self.roster).find_failed(group, &error);
+                if let Some(group) = found {
+                    group.fail(error);
+                }
+            }
             Some(Control::Query { group, token }) => {
                 let answer = self.report_call(group);
                 self.registration().send_control(peer, &Control::Answer { token, answer }.encode());

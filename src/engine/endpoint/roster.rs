@@ -61,11 +61,14 @@ impl Roster {
         of_peer.map(|(id, _, error)| (*id, error.clone())).collect()
     }
 
-    /// A group has failed that is not here.
-    pub(super) fn fail_early(&mut self, id: u64, error: Error) {
-        if self.early.iter().all(|(other, _)| *other != id) {
-            remember(&mut self.early, (id, error));
+    /// The group with this id, which has failed. If it is not here, it hears of that when it is made: whoever makes it just now comes
+    /// before this or after it.
+    pub(super) fn find_failed(&mut self, id: u64, error: &Error) -> Option<Arc<Group>> {
+        let group = self.find(id);
+        if group.is_none() && self.early.iter().all(|(other, _)| *other != id) {
+            remember(&mut self.early, (id, error.clone()));
         }
+        group
     }
 
     /// A peer is dead. What is said first of it holds.

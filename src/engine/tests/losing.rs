@@ -1,9 +1,11 @@
 //! Peers that are lost, that have left before there was a link, or that do not let one open.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use super::*;
+use crate::engine::control::Control;
 use crate::engine::endpoint::Endpoint;
 use crate::engine::wire::{Frame, FrameKind};
 use crate::error::fail;
@@ -283,6 +285,39 @@ fn a_failure_is_seen_where_it_happens_once_the_others_are_told() {
     assert!(group.failure().is_some());
     let wait = Deadline::after(Duration::from_secs(20));
     other.endpoint().wait(wait, Through::Messages, || other.failure()).expect("in time");
+}
+
+/// The news of a failure, and the group that it is of, whichever comes first.
+#[test]
+fn a_failure_that_comes_while_its_group_is_made_is_its_failure() {
+    const GROUPS: u64 = 20_000;
+    let [group, _other] = pair(true);
+    let endpoint = group.endpoint();
+    let (begun, told) = (AtomicU64::new(0), AtomicU64::new(0));
+    let lost = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 1..=GROUPS {
+                let error = Error::new(Status::Aborted, "no");
+                let news = Control::Failure { group: group.id() + number, error }.encode();
+                while begun.load(Ordering::SeqCst) < number {
+                    std::thread::yield_now();
+                }
+                endpoint.control(1, &news);
+                told.store(number, Ordering::SeqCst);
+            }
+        });
+        let is_lost = |number: &u64| {
+            begun.store(*number, Ordering::SeqCst);
+            let (id, members) = (group.id() + number, [0, 1].into());
+            let made = Group::new(endpoint.clone(), id, "new".into(), 0, members, Duration::from_secs(20));
+            while told.load(Ordering::SeqCst) < *number {
+                std::thread::yield_now();
+            }
+            made.failure().is_none()
+        };
+        (1..=GROUPS).filter(is_lost).count()
+    });
+    assert_eq!(lost, 0, "of {GROUPS} failures");
 }
 
 #[test]
