@@ -525,8 +525,14 @@ impl Group {
     }
 
     /// Sets up the direct exchange if the members are all on this host, and can. `exchange` gathers two words from
-    /// every member; every member calls this at the same point.
+    /// every member; every member calls this at the same point. A failure is everybody's: the others may wait for this rank.
     pub fn share_memory(&self, exchange: impl Fn([u64; 2]) -> Result<Vec<[u64; 2]>>) -> Result<()> {
+        self.find_memory(exchange).inspect_err(|error| {
+            self.fail(error.context(format_args!("rank {} of '{}'", self.rank, self.name)))
+        })
+    }
+
+    fn find_memory(&self, exchange: impl Fn([u64; 2]) -> Result<Vec<[u64; 2]>>) -> Result<()> {
         let local = self.members.iter().all(|&peer| self.endpoint.is_local(peer));
         if !local || self.members.len() < 2 || self.members.len() > MAX_MEMBERS {
             return Ok(());

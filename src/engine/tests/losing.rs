@@ -287,6 +287,20 @@ fn a_failure_is_seen_where_it_happens_once_the_others_are_told() {
     other.endpoint().wait(wait, Through::Messages, || other.failure()).expect("in time");
 }
 
+/// It may be the only one that does not, and the others wait for its word.
+#[test]
+fn a_rank_that_does_not_reach_another_while_memory_is_shared_tells_all() {
+    let mut groups = unlinked(3, &Options::default());
+    drop(groups.remove(1));
+    let wait = Deadline::after(Duration::from_secs(20));
+    groups[1].endpoint().open_links(&[0], wait).expect("a link");
+    let error = groups[0].share_memory(|mine| Ok(vec![mine; 3])).expect_err("rank 1 has gone");
+    for group in &groups {
+        let told = group.endpoint().wait(wait, Through::Messages, || group.failure()).expect("in time");
+        assert!(told.text().contains(error.text()), "{told}");
+    }
+}
+
 /// The news of a failure, and the group that it is of, whichever comes first.
 #[test]
 fn a_failure_that_comes_while_its_group_is_made_is_its_failure() {
