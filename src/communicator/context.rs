@@ -203,15 +203,9 @@ impl Context {
     }
 
     /// A named child group of the listed ranks, in that order; called by its members only. Another rank's call is
-    /// `NotMember` and names rank and group.
+    /// `NotMember` and names rank and group. If this group has failed it is refused, and members that do not know of that yet are told.
     pub fn group(&self, name: &str, ranks: &[u32]) -> Result<Context> {
-        self.refuse_failed()?;
-        self.regroup(name, ranks)
-    }
-
-    fn refuse_failed(&self) -> Result<()> {
-        let failed = |error: Error| error.context(format!("group '{}' has failed before", self.name()));
-        self.failure().map_or(Ok(()), |error| Err(failed(error)))
+        self.begin_regroup(name, ranks)?.meet_if_sound()
     }
 
     /// As [`Context::group`], also when this group has failed: the listed ranks, which are alive, go on without the
@@ -246,8 +240,7 @@ impl Context {
 
     /// Collective: the same ranks, independent operations.
     pub fn duplicate(&self) -> Result<Context> {
-        self.refuse_failed()?;
-        self.child("+", format!("{}+", self.name()), (0..self.size()).collect()).meet()
+        self.child("+", format!("{}+", self.name()), (0..self.size()).collect()).meet_if_sound()
     }
 
     /// What tells it from the other children of this group: `name`, the members, and how many there have been of these.
@@ -352,20 +345,37 @@ impl Child {
 
     /// Meets the other members; the second half of [`Context::split`] and [`Context::regroup`].
     pub fn meet(self) -> Result<Context> {
-        let Child { parent, name, label, ranks, count } = self;
-        let group = match &parent.0.place {
-            Place::Group(group) if ranks.len() > 1 => group,
-            _ => return Ok(Context::new(label, Place::Solo, None)),
-        };
-        let members: Arc<[u32]> = ranks.iter().map(|&rank| group.members()[rank as usize]).collect();
-        // PROOF: whoever makes a child has checked that this rank is among them.
-        let own = ranks.iter().position(|&rank| rank == group.rank()).unwrap_or(0) as u32;
-        let id = child_id(group.id(), &name, &members, count);
-        let endpoint = group.endpoint().clone();
-        let group = Group::new(endpoint, id, label.clone(), own, members, group.timeout());
+        let group = self.group();
+        let Child { parent, label, .. } = self;
+        let Some(group) = group else { return Ok(Context::new(label, Place::Solo, None)) };
         let child = Context::new(label, Place::Group(group), parent.0._store.clone());
         child.limit_blocks(parent.max_blocks());
         child.settled()
+    }
+
+    /// As [`Child::meet`], unless the parent has failed. The others may not have heard of that yet, and wait for this rank: they hear of
+    /// it as the child's failure.
+    fn meet_if_sound(self) -> Result<Context> {
+        let Some(error) = self.parent.failure() else { return self.meet() };
+        let error = error.context(format!("group '{}' has failed before", self.parent.name()));
+        if let Some(group) = self.group() {
+            group.fail(error.clone());
+        }
+        Err(error)
+    }
+
+    /// This rank's end of the group, unless it is alone in it.
+    fn group(&self) -> Option<Arc<Group>> {
+        let Child { parent, name, label, ranks, count } = self;
+        let Place::Group(parent) = &parent.0.place else { return None };
+        if ranks.len() == 1 {
+            return None;
+        }
+        let members: Arc<[u32]> = ranks.iter().map(|&rank| parent.members()[rank as usize]).collect();
+        // PROOF: whoever makes a child has checked that this rank is among them.
+        let own = ranks.iter().position(|&rank| rank == parent.rank()).unwrap_or(0) as u32;
+        let id = child_id(parent.id(), name, &members, *count);
+        Some(Group::new(parent.endpoint().clone(), id, label.clone(), own, members, parent.timeout()))
     }
 }
 
@@ -379,3 +389,68 @@ fn child_id(parent: u64, name: &str, members: &[u32], count: u32) -> u64 {
 
 /// The default deadline of a context.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::communicator::Rendezvous;
+    use crate::rendezvous::hash::HashStore;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn pair() -> [Context; 2] {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let join = |rank| {
+            let options = Options {
+                rank,
+                size: 2,
+                rendezvous: Rendezvous::Store(store.clone()),
+                name: String::new(),
+                timeout: PATIENCE,
+                interface: Some("127.0.0.1".into()),
+                transports: Some("shm".into()),
+                host: None,
+            };
+            Context::create(options).expect("the ranks meet")
+        };
+        std::thread::scope(|scope| {
+            let ranks = [0, 1].map(|rank| scope.spawn(move || join(rank)));
+            ranks.map(|rank| rank.join().expect("a rank"))
+        })
+    }
+
+    /// One has come to make a child when the other aborts, and is refused its own part in that.
+    #[test]
+    fn who_is_refused_a_child_of_a_group_that_has_failed_keeps_nobody_waiting_for_it() {
+        type Deed = fn(&Context) -> Result<Context>;
+        let deeds: [(&str, Deed); 2] =
+            [("pair", |context| context.group("pair", &[0, 1])), ("+", Context::duplicate)];
+        for (name, deed) in deeds {
+            let [first, second] = pair();
+            std::thread::scope(|scope| {
+                let waits = scope.spawn(|| deed(&second));
+                while lock(&second.0.children).is_empty() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                // By then it waits for the other; if not, the test finds less.
+                std::thread::sleep(Duration::from_millis(50));
+                let since = Instant::now();
+                first.abort();
+                let refused = deed(&first).err().expect("its group has failed");
+                assert!(refused.text().contains("has failed before"), "{refused}");
+                let told = waits.join().expect("no panic").err().expect("the other does not come");
+                assert_eq!(told.status(), Status::Aborted, "{told}");
+                assert!(since.elapsed() < PATIENCE / 2, "{told}");
+            });
+            // Both have called it as often as each other: they find each other again.
+            std::thread::scope(|scope| {
+                let ranks = [&first, &second].map(|context| scope.spawn(|| context.regroup(name, &[0, 1])));
+                for rank in ranks {
+                    rank.join().expect("no panic").expect("a group that goes on");
+                }
+            });
+        }
+    }
+}
