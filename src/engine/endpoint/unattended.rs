@@ -365,9 +365,12 @@ impl Endpoint {
         let waiting = self.sleepers.waiting();
         let mut leave = lock(&self.unattended.leave);
         if self.unattended.on_host() <= waiting {
-            return leave
-                .next(&self.unattended.begun[0])
-                .map_or(Attendance::Idle, |time| Attendance::Leave(soon + time));
+            let Some(time) = leave.next(&self.unattended.begun[0]) else {
+                drop(leave);
+                self.remind_sleepers();
+                return Attendance::Idle;
+            };
+            return Attendance::Leave(soon + time);
         }
         if self.unattended.grown() <= waiting {
             let time = leave.next(&self.unattended.begun[0]).unwrap_or(YOUNG);

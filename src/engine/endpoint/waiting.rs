@@ -1,7 +1,7 @@
 //! How a thread waits: it moves everything that it may, spins briefly, yields for a while, then sleeps.
 
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -65,6 +65,8 @@ pub(super) struct Sleepers {
     woken: Condvar,
     /// How many of them take a last look before they do.
     parking: AtomicUsize,
+    /// When the last of them to fall asleep wakes by itself, in the endpoint's age; 0: nobody knows, since one has woken.
+    wakes_at: AtomicU64,
 }
 
 impl Sleepers {
@@ -247,10 +249,12 @@ impl Endpoint {
         through: Through,
         poll: &mut dyn FnMut() -> Look<()>,
     ) -> bool {
-        let nap = deadline.remaining_capped(self.nap(through == Through::Device));
         self.sleepers.count.fetch_add(1, Ordering::SeqCst);
-        // Before the bell is found taken: whoever has it passes on after leaving it.
+        // Before the bell is found taken: whoever has it passes on after leaving it. And before what is looked at for the nap: see
+        // `remind_sleepers`.
         let before = *lock(&self.sleepers.generation);
+        let nap = deadline.remaining_capped(self.nap(through == Through::Device));
+        self.sleepers.wakes_at.store(self.age().saturating_add(nap.as_nanos() as u64), Ordering::SeqCst);
         let mut last_look = || {
             let _parking = Counted::among(&self.sleepers.parking);
             poll()
@@ -280,11 +284,23 @@ impl Endpoint {
                 look
             }
         };
+        self.sleepers.wakes_at.store(0, Ordering::SeqCst);
         self.sleepers.count.fetch_sub(1, Ordering::SeqCst);
         if self.sleepers.count.load(Ordering::SeqCst) > 0 {
             self.sleepers.pass_on();
         }
         look == Look::Over(())
+    }
+
+    /// An operation that is left to those who wait here may be due before any of them wakes, who has looked before there was that.
+    pub(super) fn remind_sleepers(&self) {
+        let wakes = match self.sleepers.wakes_at.load(Ordering::SeqCst) {
+            0 => Deadline::NEVER,
+            moment => Deadline::since(self.born, Duration::from_nanos(moment)),
+        };
+        if self.unattended.next_deadline().precedes(wakes) {
+            self.wake();
+        }
     }
 
     /// Whoever ends a wait leaves the others able to go on.

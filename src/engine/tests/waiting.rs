@@ -161,6 +161,32 @@ impl Operation for Counting {
     }
 }
 
+/// Whoever sleeps has looked when to wake before there was the operation, and moves it.
+#[test]
+fn the_deadline_of_what_is_begun_beside_a_sleeper_passes_in_time() {
+    let [group, _other] = pair(true);
+    let endpoint = group.endpoint();
+    endpoint.open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let is_over = || over.load(Ordering::SeqCst).then_some(());
+            endpoint.wait(Deadline::NEVER, Through::Messages, is_over)
+        });
+        // By then it sleeps; if not, the test finds less.
+        std::thread::sleep(Duration::from_millis(100));
+        let (stuck, timeout) = (Scripted(None, Arc::default()), Some(Duration::from_millis(50)));
+        let running = group.start(Class::PointToPoint, 0, BARRIER, timeout, |_| stuck).expect("it starts");
+        let (tell, told) = mpsc::channel();
+        running.on_complete(Box::new(move |result| tell.send(result).expect("the test waits")));
+        let result = told.recv_timeout(LOST);
+        over.store(true, Ordering::SeqCst);
+        endpoint.wake();
+        let error = result.expect("somebody looks in time").expect_err("it does not end well");
+        assert_eq!(error.status(), Status::Timeout, "{error}");
+    });
+}
+
 /// A rank that sends in shared memory so fast that each look finds something, and one on the network, whose link is looked at when
 /// nothing else moves.
 #[test]
