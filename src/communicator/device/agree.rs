@@ -66,9 +66,10 @@ pub(in crate::communicator) fn connect(
     let mut turns = Vec::new();
     let mut connecting = Vec::new();
     let mut others = Vec::new();
+    // Of the first that fails; it keeps no other group from agreeing, whose ranks need this one in each of their rounds.
+    let mut answer = Ok(());
     for &candidate in candidates {
-        let Candidate { context, device, first } = candidate;
-        let Place::Group(group) = context.place() else { continue };
+        let Place::Group(group) = candidate.context.place() else { continue };
         if group.devices().is_some() {
             continue;
         }
@@ -76,14 +77,10 @@ pub(in crate::communicator) fn connect(
         match group.connecting().try_lock() {
             Ok(turn) if group.devices().is_none() => {
                 turns.push(turn);
-                let first = first.map(|first| group.announce(first.signature, first.timeout)).transpose()?;
-                let blocks = context.max_blocks();
-                let (setup, step) =
-                    Setup::begin(group, devices(), device, choose, loads, first.as_ref(), blocks);
-                let compare_at = first.map_or(Deadline::NEVER, |first| first.compare_at(first.called));
-                let mut one = Connecting { context, group, setup, first, compare_at, round: None };
-                one.step(step)?;
-                connecting.push(one);
+                match Connecting::begin(group, &candidate, devices(), choose, loads) {
+                    Ok(one) => connecting.push(one),
+                    Err(error) => answer = answer.and(Err(error)),
+                }
             }
             Ok(_) => {}
             Err(_) => others.push((group, candidate)),
@@ -93,12 +90,13 @@ pub(in crate::communicator) fn connect(
         let mut moved = false;
         let mut index = 0;
         while let Some(one) = connecting.get_mut(index) {
-            match one.advance()? {
-                Poll::Ready(()) => {
+            match one.advance() {
+                Ok(Poll::Pending) => index += 1,
+                ended => {
+                    answer = answer.and(ended.map(drop));
                     connecting.swap_remove(index);
                     moved = true;
                 }
-                Poll::Pending => index += 1,
             }
         }
         if let (false, Some(first)) = (moved, connecting.first()) {
@@ -109,10 +107,10 @@ pub(in crate::communicator) fn connect(
     for (group, candidate) in others {
         drop(lock(group.connecting()));
         if group.devices().is_none() {
-            connect(&[candidate], devices, choose, loads)?;
+            answer = answer.and(connect(&[candidate], devices, choose, loads));
         }
     }
-    Ok(())
+    answer
 }
 
 /// One group's setup under way.
@@ -130,7 +128,25 @@ struct Connecting<'a> {
 /// A gathering under way, and where its messages will be, in rank order.
 type Gathering = (Arc<Running>, Arc<Mutex<Vec<u8>>>);
 
-impl Connecting<'_> {
+impl<'a> Connecting<'a> {
+    /// Begins on this rank, with its first round.
+    fn begin(
+        group: &'a Arc<Group>,
+        candidate: &Candidate<'a>,
+        devices: Result<Arc<Devices>>,
+        choose: impl FnOnce(&Devices, u32) -> Result<Chosen>,
+        loads: Loads,
+    ) -> Result<Connecting<'a>> {
+        let Candidate { context, device, first } = *candidate;
+        let first = first.map(|first| group.announce(first.signature, first.timeout)).transpose()?;
+        let blocks = context.max_blocks();
+        let (setup, step) = Setup::begin(group, devices, device, choose, loads, first.as_ref(), blocks);
+        let compare_at = first.map_or(Deadline::NEVER, |first| first.compare_at(first.called));
+        let mut one = Connecting { context, group, setup, first, compare_at, round: None };
+        one.step(step)?;
+        Ok(one)
+    }
+
     fn step(&mut self, step: Step) -> Result<()> {
         self.round = match step {
             Step::Gather(message) => {

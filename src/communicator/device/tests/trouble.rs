@@ -185,6 +185,42 @@ fn freed_memory_of_a_group_that_works_on_devices_is_not_taken_for_the_hosts() {
     });
 }
 
+// ---- several groups that agree side by side
+
+/// Which of two groups fails, and when: before the devices of rank 0 are to agree, or while they do.
+#[test]
+fn a_group_that_fails_keeps_no_other_from_agreeing_beside_it() {
+    for early in [true, false] {
+        troubled(2, true, |rank| {
+            let devices = rank.context.cuda().devices().expect("a driver").clone();
+            let agree = |contexts: &[&Context]| {
+                let contexts: Vec<_> = contexts.iter().map(|&context| (context, 0)).collect();
+                meet(&contexts, || Ok(devices.clone()), choose, words)
+            };
+            let sound = rank.context.duplicate().expect("a child");
+            let agreed = match (rank.context.rank(), early) {
+                (0, _) => {
+                    if early {
+                        rank.context.abort();
+                    }
+                    let error = agree(&[&sound, rank.context, &sound]).expect_err("one has failed");
+                    assert_eq!(error.status(), Status::Aborted, "{error}");
+                    Ok(())
+                }
+                (_, true) => agree(&[&sound]),
+                (_, false) => {
+                    // By then the other has begun; if not, the test finds less.
+                    std::thread::sleep(Duration::from_millis(50));
+                    rank.context.abort();
+                    agree(&[&sound])
+                }
+            };
+            agreed.expect("an agreement");
+            assert_eq!(sound.device_way(), Some(Ok(())), "early: {early}");
+        });
+    }
+}
+
 // ---- a first call that some ranks do not make
 
 /// The errors of all ranks, each of which tells a mismatch and holds `parts`.
