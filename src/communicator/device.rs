@@ -300,25 +300,34 @@ struct OnMemory {
     name: &'static str,
 }
 
-/// Has the devices agree for those operations that need it, side by side.
-pub(super) fn connect_for(operations: &[(&Context, &Request, &Call)]) -> Result<()> {
+/// Has the devices agree for those operations that need it, side by side. What keeps one from that keeps it from beginning, too, and is
+/// told then: those before it are begun.
+pub(super) fn connect_for(operations: &[(&Context, &Request, &Call)]) {
     let mut open: Vec<Candidate<'_>> = Vec::new();
     for &(context, request, call) in operations {
         let Place::Group(group) = context.place() else { continue };
-        if group.devices().is_none()
+        let needs = group.devices().is_none()
             && fits(request, call)
             && !request.kind.point_to_point()
-            && context.cuda().exchanges()
-            && let Some(OnMemory { what, device: Some(device), .. }) =
-                context.on_memory(group, request, call)?
-        {
-            let first = Some(First { signature: what.signature(), timeout: call.timeout });
-            open.push(Candidate { context, device, first });
+            && context.cuda().exchanges();
+        if !needs {
+            continue;
+        }
+        match context.on_memory(group, request, call) {
+            Ok(Some(OnMemory { what, device: Some(device), .. })) => {
+                let first = Some(First { signature: what.signature(), timeout: call.timeout });
+                open.push(Candidate { context, device, first });
+            }
+            Ok(_) => {}
+            // Nothing behind it is begun.
+            Err(_) => break,
         }
     }
-    let Some(Candidate { context, .. }) = open.first() else { return Ok(()) };
+    let Some(Candidate { context, .. }) = open.first() else { return };
     let cuda = context.cuda();
-    connect(&open, || cuda.devices().cloned(), choose, cuda.loads())
+    if let Err(error) = connect(&open, || cuda.devices().cloned(), choose, cuda.loads()) {
+        log::debug!("not all devices have agreed: {error}");
+    }
 }
 
 /// Whether such calls can be exchanged between devices: all ranks make the same.

@@ -1,6 +1,7 @@
 //! Calls that must not reach a GPU, and first calls on device memory that some ranks do not make.
 
 use super::*;
+use crate::communicator::start_together;
 use crate::cuda::driver::Memory;
 
 /// One rank, whose calls go by way of the host or, if they can, by kernels.
@@ -217,6 +218,35 @@ fn a_group_that_fails_keeps_no_other_from_agreeing_beside_it() {
             };
             agreed.expect("an agreement");
             assert_eq!(sound.device_way(), Some(Ok(())), "early: {early}");
+        });
+    }
+}
+
+/// The second of two calls cannot be begun: its group has failed, or its memory is too short.
+#[test]
+fn a_first_call_runs_on_though_one_that_starts_with_it_cannot_be_begun() {
+    for has_failed in [true, false] {
+        troubled(2, true, |rank| {
+            let devices = rank.context.cuda().devices().expect("a driver").clone();
+            let first = rank.context.duplicate().expect("a child");
+            first.cuda().pretend(&devices, 256);
+            first.cuda().pretend_loads(only(words));
+            let [memory, short] = [BYTES, BYTES - 1].map(|bytes| rank.double.memory(0, bytes));
+            let sum = |address| rank.request(Kind::Allreduce, address, address);
+            let (good, bad) = (sum(memory), sum(if has_failed { memory } else { short }));
+            let call = Call { stream: Some(rank.double.stream(0)), ..Call::default() };
+            let mut calls = vec![(&first, &good, &call)];
+            if rank.context.rank() == 0 {
+                if has_failed {
+                    rank.context.abort();
+                }
+                calls.push((rank.context, &bad, &call));
+            }
+            // SAFETY: the double trusts no address.
+            let works = unsafe { start_together(&calls) };
+            assert_eq!(works.is_err(), rank.context.rank() == 0, "the second is not begun");
+            first.settle(Deadline::after(PATIENCE)).expect("both ranks have begun the first");
+            assert_eq!(word(rank.double, memory), 1);
         });
     }
 }
