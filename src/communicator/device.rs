@@ -223,16 +223,16 @@ impl Context {
     fn find_memory(&self, group: &Group, request: &Request, call: &Call) -> Result<Option<OnMemory>> {
         let cuda = self.cuda();
         let mut known = None;
+        // A call of nothing has no memory, and ranks may give any pointers: its stream tells what the others will take it for.
+        let nothing = request.counts == Counts::Uniform(0);
         // Told by the pointers alone: most calls are on host memory, and parsed later.
         let mut on_device = call.on_device;
         for address in [request.output.addr(), request.input.addr()] {
-            if !on_device && address != 0 {
+            if !on_device && !nothing && address != 0 {
                 known = cuda.locate(address as u64)?;
                 on_device = known.is_some_and(|found| found.memory != Memory::Host);
             }
         }
-        // A call of nothing has no memory: its stream tells what the others will take it for.
-        let nothing = request.counts == Counts::Uniform(0);
         on_device |= nothing && call.stream.is_some() && matches!(group.devices(), Some(Way::Exchange(_)));
         // SAFETY: whoever made the call promised a stream that lives until the operation is complete.
         if !on_device && unsafe { cuda.capturing(call.stream) }?.is_none() {

@@ -186,6 +186,25 @@ fn freed_memory_of_a_group_that_works_on_devices_is_not_taken_for_the_hosts() {
     });
 }
 
+/// It has no memory, whatever the pointers are that it is called with.
+#[test]
+fn a_call_of_nothing_is_the_same_whichever_pointers_ranks_give() {
+    troubled(2, true, |rank| {
+        let pointer = if rank.context.rank() == 0 { rank.double.memory(0, BYTES) } else { 0 };
+        let nothing = |kind| Request { counts: Counts::Uniform(0), ..rank.request(kind, pointer, pointer) };
+        let on_stream = Call { stream: Some(rank.double.stream(0)), ..Call::default() };
+        // SAFETY: there is no memory.
+        let run = |kind, call: &Call| unsafe { rank.context.run(&nothing(kind), call) };
+        for kind in [Kind::Allreduce, Kind::Allgather] {
+            run(kind, &on_stream).expect("the devices have not agreed");
+            run(kind, &Call::default()).expect("nor have they now");
+        }
+        rank.goes_on();
+        run(Kind::Allreduce, &Call::default()).expect("they have");
+        rank.goes_on();
+    });
+}
+
 // ---- several groups that agree side by side
 
 /// Which of two groups fails, and when: before the devices of rank 0 are to agree, or while they do.
