@@ -7,14 +7,15 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use super::context::Devices;
 use super::driver::MemoryHandle;
 use super::memory::DeviceBuffer;
 use super::stream::Stream;
 use crate::deadline::Deadline;
-use crate::error::Result;
+use crate::error::{Result, Status};
 use crate::sys::aside::Aside;
 use crate::sys::heap::Heap;
 use crate::sys::{process, random};
@@ -37,6 +38,46 @@ pub(super) struct Slabs {
     /// By owner, number and the device that they are open on.
     open: Mutex<HashMap<(Identity, u64, u32), Weak<Opened>>>,
     kept: Mutex<Vec<Waiting>>,
+    giving_back: Arc<GivingBack>,
+}
+
+/// How long who finds no memory waits for what is being given back.
+const GIVEN_BACK: Duration = Duration::from_secs(1);
+
+/// How much is being given back by other threads.
+#[derive(Default)]
+struct GivingBack {
+    count: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl GivingBack {
+    /// Gives `what` back in another thread. The log has `otherwise` if there is none to be had.
+    fn aside<T: Send + 'static>(self: &Arc<Self>, what: T, otherwise: &'static str) {
+        *lock(&self.count) += 1;
+        drop(Aside::new((what, Counted(self.clone())), otherwise));
+    }
+
+    /// Waits until nothing is, no longer than `until`. Whether anything was.
+    fn await_end(&self, until: Deadline) -> bool {
+        let mut count = lock(&self.count);
+        let any = *count > 0;
+        while *count > 0 && !until.expired() {
+            let left = until.remaining_capped(GIVEN_BACK);
+            count = self.changed.wait_timeout(count, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        any
+    }
+}
+
+/// Dropped behind what is being given back.
+struct Counted(Arc<GivingBack>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        *lock(&self.0.count) -= 1;
+        self.0.changed.notify_all();
+    }
 }
 
 /// What is kept until it is over.
@@ -66,7 +107,7 @@ impl Devices {
         let over = lock(&self.slabs().kept).extract_if(.., |kept| kept.what.is_over()).collect::<Vec<_>>();
         let (aside, here): (Vec<_>, Vec<_>) = over.into_iter().partition(|kept| all_aside || kept.aside);
         if !aside.is_empty() {
-            drop(Aside::new(aside, "what an exchange worked in is not given back"));
+            self.slabs().giving_back.aside(aside, "what an exchange worked in is not given back");
         }
         // Not under the lock: dropping may wait for the device.
         drop(here);
@@ -103,6 +144,7 @@ impl Slabs {
             own: Mutex::default(),
             open: Mutex::default(),
             kept: Mutex::default(),
+            giving_back: Arc::default(),
         })
     }
 }
@@ -140,7 +182,17 @@ pub struct Place {
 impl Arena {
     /// `bytes` zeroed bytes of `device`, from a slab that has room for them, or from a new one. May wait for the device.
     pub fn new(devices: &Arc<Devices>, device: u32, bytes: usize, deadline: Deadline) -> Result<Arena> {
-        let arena = Arena::take(devices, device, bytes)?;
+        let arena = match Arena::take(devices, device, bytes) {
+            // What is being given back may be that of an exchange which this one is made instead of.
+            Err(error) if error.status() == Status::OutOfMemory => {
+                let until = deadline.min(Deadline::after(GIVEN_BACK));
+                if !devices.slabs().giving_back.await_end(until) {
+                    return Err(error);
+                }
+                Arena::take(devices, device, bytes)?
+            }
+            taken => taken?,
+        };
         let zeroed = arena.zero(devices, device, deadline);
         match zeroed {
             Ok(()) => Ok(arena),
@@ -166,7 +218,7 @@ impl Arena {
             }
             // Who had the last of its arenas may have let go of it meanwhile, and this thread is not to wait for the device.
             if let Some(slab) = Arc::into_inner(slab) {
-                drop(Aside::new(slab, "device memory is not given back"));
+                slabs.giving_back.aside(slab, "device memory is not given back");
             }
         }
         let size = bytes.max(SLAB_BYTES).next_multiple_of(2 << 20);
@@ -279,9 +331,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicBool;
+    use std::sync::mpsc;
+    use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::cuda::double::{Double, Order};
+    use crate::cuda::double::{Double, Order, Refusal};
+    use crate::error::Status;
 
     fn process(order: Order) -> (Arc<Double>, Arc<Devices>) {
         let double = Double::new(2, order);
@@ -342,6 +397,62 @@ mod tests {
             come_by(&devices, here);
             assert_ne!(hear.recv(), Ok(here));
         }
+    }
+
+    /// Of an exchange that failed: does something when another thread gives it back.
+    struct GivenBack<F: FnMut() + Send>(F);
+
+    impl<F: FnMut() + Send> Kept for GivenBack<F> {
+        fn is_over(&self) -> bool {
+            true
+        }
+    }
+
+    impl<F: FnMut() + Send> Drop for GivenBack<F> {
+        fn drop(&mut self) {
+            self.0();
+        }
+    }
+
+    /// A process whose device has no memory left.
+    fn full() -> (Arc<Double>, Arc<Devices>) {
+        let (double, devices) = process(Order::RoundRobin);
+        let (call, status) = (Some("cuMemAlloc"), Status::OutOfMemory);
+        double.refuse(Refusal { times: usize::MAX, call, status, ..Refusal::default() });
+        (double, devices)
+    }
+
+    #[test]
+    fn who_finds_no_memory_waits_for_what_is_being_given_back() {
+        let (double, devices) = full();
+        // There is room again once somebody has found none.
+        let make_room = move || {
+            let start = Instant::now();
+            while double.failed_at().is_none() && start.elapsed() < Duration::from_secs(60) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            double.fail_call(usize::MAX);
+        };
+        devices.keep(Box::new(GivenBack(make_room)), true);
+        Arena::new(&devices, 0, 64, Deadline::after(Duration::from_secs(60))).expect("there is room by then");
+    }
+
+    #[test]
+    fn who_finds_no_memory_does_not_wait_long() {
+        let start = Instant::now();
+        for deadline in [Deadline::after(Duration::from_millis(50)), Deadline::NEVER] {
+            let (_double, devices) = full();
+            let (end, ended) = mpsc::channel::<()>();
+            // Not before the end of the test.
+            let stay = move || {
+                let _ = ended.recv_timeout(Duration::from_secs(60));
+            };
+            devices.keep(Box::new(GivenBack(stay)), true);
+            let error = Arena::new(&devices, 0, 64, deadline).expect_err("there is no room");
+            assert_eq!(error.status(), Status::OutOfMemory, "{error}");
+            drop(end);
+        }
+        assert!(start.elapsed() < Duration::from_secs(20));
     }
 
     #[test]
