@@ -398,9 +398,13 @@ impl Group {
         self.endpoint.recorder().forget(turn.slot);
     }
 
-    /// A call that was announced is not made, since the devices could not agree.
+    /// A call that was announced is not made, since the devices could not agree. Unless the group has failed with that, its number is
+    /// the next call's, whatever that is.
     pub fn miscarry(&self, turn: &Turn, cause: &Error) -> Error {
-        self.endpoint.recorder().end(turn.slot, Progress::Failed);
+        match self.latched() {
+            Some(_) => self.endpoint.recorder().end(turn.slot, Progress::Failed),
+            None => self.retract(turn),
+        }
         cause.context(format!("{}, the first on device memory", self.describe(turn)))
     }
 

@@ -270,6 +270,34 @@ fn a_first_call_runs_on_though_one_that_starts_with_it_cannot_be_begun() {
     }
 }
 
+/// It is not made, so its number is the next call's.
+#[test]
+fn a_first_call_for_which_devices_cannot_agree_is_compared_with_no_other() {
+    troubled(2, true, |rank| {
+        let devices = rank.context.cuda().devices().expect("a driver").clone();
+        let wrong = |_: &Devices, _: u32| -> Result<Chosen> { fail!(InvalidArgument, "it is no table") };
+        let signature = Signature {
+            kind: Kind::Allreduce,
+            dtype: DataType::U32,
+            operator: Operator::Sum.number(),
+            algorithm: 0,
+            root: 0,
+            count: COUNT,
+            device: true,
+        };
+        let first = Some(First { signature, timeout: None });
+        let candidate = Candidate { context: rank.context, device: 0, first };
+        let error = connect(&[candidate], || Ok(devices.clone()), wrong, only(words)).expect_err("no table");
+        assert_eq!(error.status(), Status::InvalidArgument, "{error}");
+        if rank.context.rank() == 1 {
+            // By then the other has told what it calls now; if not, the test finds less.
+            std::thread::sleep(Duration::from_millis(600));
+        }
+        captures::barrier(rank.context);
+        assert_eq!(rank.context.failure(), None);
+    });
+}
+
 // ---- a first call that some ranks do not make
 
 /// The errors of all ranks, each of which tells a mismatch and holds `parts`.
