@@ -195,6 +195,11 @@ impl Group {
         }
     }
 
+    /// As [`Group::fail`], of what this rank has come upon: the others are told which rank it is.
+    pub fn fail_here(&self, error: &Error) {
+        self.fail(error.context(format_args!("rank {} of '{}'", self.rank, self.name)));
+    }
+
     // ---- calls
 
     /// Runs an operation to its end in this thread. `make` builds it once its number is known.
@@ -531,9 +536,7 @@ impl Group {
     /// Sets up the direct exchange if the members are all on this host, and can. `exchange` gathers two words from
     /// every member; every member calls this at the same point. A failure is everybody's: the others may wait for this rank.
     pub fn share_memory(&self, exchange: impl Fn([u64; 2]) -> Result<Vec<[u64; 2]>>) -> Result<()> {
-        self.find_memory(exchange).inspect_err(|error| {
-            self.fail(error.context(format_args!("rank {} of '{}'", self.rank, self.name)))
-        })
+        self.find_memory(exchange).inspect_err(|error| self.fail_here(error))
     }
 
     fn find_memory(&self, exchange: impl Fn([u64; 2]) -> Result<Vec<[u64; 2]>>) -> Result<()> {

@@ -310,7 +310,7 @@ impl Running {
         if !self.active.load(Ordering::Acquire) {
             if self.call.gives_up_at().expired() && self.group.failure().is_none() {
                 // What runs before it ends with the group's failure, and then this has its turn to end.
-                self.group.fail(self.group.stuck(&self.call));
+                self.group.fail_here(&self.group.stuck(&self.call));
             }
             return Look::Waits;
         }

@@ -129,6 +129,23 @@ fn an_operation_that_fails_lets_go_of_its_buffers() {
 }
 
 #[test]
+fn a_call_whose_turn_does_not_come_says_on_which_rank() {
+    let [group, other] = pair(true);
+    let wait = Deadline::after(Duration::from_secs(20));
+    group.endpoint().open_links(&[1], wait).expect("a link");
+    let start = |timeout| {
+        let stuck = Scripted(None, Arc::default());
+        group.start(Class::Ordered, 0, BARRIER, timeout, |_| stuck).expect("it starts")
+    };
+    let [_ahead, behind] = [None, Some(Duration::from_millis(50))].map(start);
+    behind.wait(wait).expect("in time").expect_err("its turn does not come");
+    let told = other.endpoint().wait(wait, Through::Messages, || other.failure()).expect("in time");
+    for part in ["rank 0 of 'pair'", "barrier #1 waited", "for the calls before it"] {
+        assert!(told.text().contains(part), "{told}");
+    }
+}
+
+#[test]
 fn an_overdue_operation_that_nobody_waits_for_tells_what_the_others_do() {
     let [group, other] = pair(true);
     group.endpoint().open_links(&[1], Deadline::after(Duration::from_secs(20))).expect("a link");

@@ -134,8 +134,7 @@ impl Begun {
         if let Err((error, exit)) = waits {
             // Nothing orders the stream behind it: it must not go on.
             let error = error.context("call->stream cannot be made to wait");
-            let group = running.group();
-            group.fail(error.context(format_args!("rank {} of '{}'", group.rank(), group.name())));
+            running.group().fail_here(&error);
             running.cancel();
             exit.into_iter().for_each(|exit| copies.add(exit));
             return Err(error);

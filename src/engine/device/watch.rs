@@ -99,7 +99,7 @@ impl Watch {
                 (observed.last, observed.mark) = (None, None);
                 // At the end of a process, the driver goes before we do.
                 if !error.text().contains("DEINITIALIZED") {
-                    group.fail(error);
+                    group.fail_here(&error);
                 }
                 false
             }

@@ -35,7 +35,7 @@ impl Group {
     ) -> Result<T> {
         result.inspect_err(|error| {
             if is_everybodys(error, class, capture) {
-                self.fail(error.context(format_args!("rank {} of '{}'", self.rank, self.name)));
+                self.fail_here(error);
             }
         })
     }

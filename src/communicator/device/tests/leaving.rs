@@ -254,6 +254,25 @@ fn a_message_that_the_driver_has_no_memory_for_ends_when_its_stream_is_through_w
     });
 }
 
+#[test]
+fn a_driver_that_does_not_say_whether_a_call_is_done_is_told_with_its_rank() {
+    let failures = ranks(&processes(2), words, |context, (double, _, device)| {
+        if context.rank() == 0 {
+            let output = double.memory(*device, 4);
+            // SAFETY: the double trusts no addresses.
+            unsafe { sum(context, 1, output, None, PATIENCE).launch() }.expect("a launch");
+            double.refuse(Refusal { times: usize::MAX, call: Some("cuEventQuery"), ..Refusal::default() });
+        }
+        until("it is told", || context.failure().is_some());
+        double.fail_call(usize::MAX);
+        context.failure().expect("it has failed")
+    });
+    for failure in failures {
+        assert_eq!(failure.status(), Status::Cuda);
+        assert!(failure.text().contains("rank 0 of 'default'"), "{failure}");
+    }
+}
+
 /// A copy within a rank, of 400 bytes.
 fn copy_alone(input: u64, output: u64) -> Request {
     Request {
