@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use unisono::communicator::{Completion, Context, Options, Rendezvous, Work};
+use unisono::communicator::{Completion, Context, Options, Recall, Rendezvous, Work};
 use unisono::deadline::Deadline;
 use unisono::rendezvous::hash::HashStore;
 use unisono::rendezvous::tcp_server::ServerHandle;
@@ -86,6 +86,8 @@ pub(crate) struct Communicator {
     /// A group of this rank alone, for what it sends to itself.
     alone: OnceLock<Context>,
     meeting: Mutex<Meeting>,
+    /// Calls it off.
+    recall: Recall,
     changed: Condvar,
     /// Serve the unique ids that it was made from, if this process made them.
     servers: Vec<Arc<ServerHandle>>,
@@ -163,6 +165,7 @@ impl Communicator {
             lost: OnceLock::new(),
             alone: OnceLock::new(),
             meeting: Mutex::default(),
+            recall: Recall::default(),
             changed: Condvar::new(),
             servers,
             fork: fork::generation(),
@@ -179,10 +182,11 @@ impl Communicator {
         self.servers.clone()
     }
 
-    /// Meets the others by `meet`, which gives nothing if this rank turns out to have no part in it.
-    pub(crate) fn meet(&self, meet: impl FnOnce() -> Result<Option<Context>>) {
+    /// Meets the others by `meet`, which gives nothing if this rank turns out to have no part in it, and ends before its time when it is
+    /// called off.
+    pub(crate) fn meet(&self, meet: impl FnOnce(&Recall) -> Result<Option<Context>>) {
         let met = caught(|| {
-            let Some(context) = meet()? else { return Ok(None) };
+            let Some(context) = meet(&self.recall)? else { return Ok(None) };
             context.limit_blocks(self.config.max_ctas.unwrap_or(0));
             engine::connect(&context, self.place)?;
             if let Some(mixes) = settings::number("NCCL_GRAPH_MIXING_SUPPORT") {
@@ -197,6 +201,7 @@ impl Communicator {
         if let Err(error) = &met {
             log::warn!("{error}");
         }
+        self.recall.end();
         let mut late = None;
         let mut meeting = self.meeting();
         // Under the lock: whoever stops it finds it met, or is found here.
@@ -205,6 +210,8 @@ impl Communicator {
                 late = met.ok();
                 Some(Err(revoked()))
             }
+            // Clients have been told so.
+            Some(Err(_)) if meeting.aborted => Some(Err(aborted())),
             met => met,
         };
         if let Some(met) = met {
@@ -228,10 +235,12 @@ impl Communicator {
     pub(crate) fn wait(&self) -> Result<()> {
         let underway = |meeting: &mut Meeting| !meeting.over && !meeting.aborted;
         let meeting = self.changed.wait_while(self.meeting(), underway);
-        if meeting.unwrap_or_else(PoisonError::into_inner).aborted {
-            return Err(aborted());
+        let is_aborted = meeting.unwrap_or_else(PoisonError::into_inner).aborted;
+        match self.outcome() {
+            // What was revoked keeps its handle if it has met them.
+            _ if is_aborted && !self.is_stopped() => Err(aborted()),
+            outcome => outcome.map_or(Ok(()), |met| met.map(drop)),
         }
-        self.met.get().map_or(Ok(()), |met| met.as_ref().map(drop).map_err(Error::clone))
     }
 
     /// What came of meeting the others, if that is known.
@@ -239,12 +248,24 @@ impl Communicator {
         self.met.get()
     }
 
+    /// The same. What is stopped before it has met them will not have: that is known at once.
+    fn outcome(&self) -> Option<Result<&Context>> {
+        let met = || self.met.get().map(|met| met.as_ref().map_err(Error::clone));
+        if let Some(met) = met() {
+            return Some(met);
+        }
+        if !self.is_stopped() {
+            return None;
+        }
+        // Under the lock: whoever meets has let it be seen here, or finds it stopped.
+        let _meeting = self.meeting();
+        Some(met().unwrap_or_else(|| Err(revoked())))
+    }
+
     /// The group, once it has met; what it was, if it has failed since.
     pub(crate) fn group(&self) -> Result<&Context> {
-        match self.met.get() {
-            Some(Ok(context)) => Ok(context),
-            Some(Err(error)) => Err(error.context(NOT_CREATED)),
-            None if self.is_stopped() => Err(revoked().context(NOT_CREATED)),
+        match self.outcome() {
+            Some(met) => met.map_err(|error| error.context(NOT_CREATED)),
             None => fail!(
                 InvalidArgument,
                 "the communicator is still being created: poll ncclCommGetAsyncError until it answers no more ncclInProgress"
@@ -302,9 +323,8 @@ impl Communicator {
 
     /// The first failure, if there was one; of what was stopped on purpose only those of its children, and that it has not met the others.
     pub(crate) fn failure(&self) -> Option<Error> {
-        let own = match self.met.get() {
-            Some(Err(error)) => Some(error.clone()),
-            None if self.is_stopped() => Some(revoked()),
+        let own = match self.outcome() {
+            Some(Err(error)) => Some(error),
             _ if self.is_stopped() => None,
             None => self.meeting().aborted.then(aborted),
             Some(Ok(context)) => context.failure().or_else(|| {
@@ -345,6 +365,7 @@ impl Communicator {
         // Under the lock: whoever meets either sees this, or has let the group be seen here.
         self.meeting().aborted = true;
         self.changed.notify_all();
+        self.recall.recall();
         if let Some(Ok(context)) = self.met.get() {
             context.abort();
         }
@@ -355,9 +376,13 @@ impl Communicator {
     /// It is to meet nobody any more. One that has met stays: a client may know of it already.
     fn give_up_meeting(&self) {
         let mut meeting = self.meeting();
-        meeting.aborted |= !meeting.over;
+        let is_over = meeting.over;
+        meeting.aborted |= !is_over;
         drop(meeting);
         self.changed.notify_all();
+        if !is_over {
+            self.recall.recall();
+        }
     }
 
     /// Keeps in sight what was started together on `stream`. What the stream was given before is done before it. What GPUs
@@ -464,22 +489,35 @@ mod tests {
     use unisono::collective::request::{Counts, Kind, Request};
     use unisono::communicator::Call;
     use unisono::reduce::{DataType, Operator};
+    use unisono::rendezvous::store::Store;
 
     use super::*;
     use crate::error::{SUCCESS, result};
 
-    fn pair(rank: u32, store: Arc<HashStore>) -> Context {
-        let options = Options {
+    fn options(rank: u32, store: Arc<HashStore>, timeout: Duration) -> Options {
+        Options {
             rank,
             size: 2,
             rendezvous: Rendezvous::Store(store),
             name: "pair".into(),
-            timeout: Duration::from_secs(30),
+            timeout,
             interface: None,
             transports: None,
             host: None,
-        };
-        Context::create(options).expect("the ranks meet")
+        }
+    }
+
+    fn pair(rank: u32, store: Arc<HashStore>) -> Context {
+        Context::create(options(rank, store, SOON)).expect("the ranks meet")
+    }
+
+    const SOON: Duration = Duration::from_secs(30);
+
+    /// What comes of `body`, which ends long before the ranks' own deadline.
+    fn soon<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
+        let (give, given) = std::sync::mpsc::channel();
+        std::thread::spawn(move || give.send(body()));
+        given.recv_timeout(2 * SOON).expect("it ends")
     }
 
     fn message(context: &Context, kind: Kind, bytes: &mut [u8]) -> Work {
@@ -511,7 +549,7 @@ mod tests {
                 context
             });
             let communicator = Communicator::new(Place::Host(0), Config::unset(), Vec::new());
-            communicator.meet(|| Ok(Some(pair(0, store.clone()))));
+            communicator.meet(|_| Ok(Some(pair(0, store.clone()))));
             let context = communicator.group().expect("they have met");
             let (mut first, mut second) = ([0; 4], [0; 4]);
             // The second is behind the first on its stream, and well.
@@ -544,9 +582,10 @@ mod tests {
                 crate::create::ncclCommShrink(handle, &mut excluded, 1, &mut child, config, 0)
             };
             let why = communicator.group().map(Context::id).expect_err("it has not met them");
+            assert_eq!(communicator.wait(), Err(revoked()));
             told.borrow_mut().push(([state, shrunk], why.text().to_owned()));
         };
-        communicator.meet(|| {
+        communicator.meet(|_| {
             assert_eq!(crate::end::ncclCommRevoke(handle, crate::end::NCCL_REVOKE_DEFAULT), SUCCESS);
             ask();
             Communicator::alone(&communicator).cloned().map(Some)
@@ -559,5 +598,76 @@ mod tests {
         }
         // The others hear of it.
         assert_eq!(communicator.alone().map(|group| group.failure().is_some()), Ok(true));
+    }
+
+    #[test]
+    fn what_is_revoked_in_the_instant_in_which_it_meets_the_others_has_met_them() {
+        let communicator = Communicator::new(Place::Host(0), Config::unset(), Vec::new());
+        std::thread::scope(|scope| {
+            // As whoever meets has it, and has seen that nobody has revoked it.
+            let meeting = communicator.meeting();
+            let revokes = scope.spawn(|| communicator.stop());
+            while !communicator.is_stopped() {
+                std::thread::yield_now();
+            }
+            let asks = [
+                scope.spawn(|| communicator.group().map(Context::size)),
+                scope.spawn(|| communicator.failure().map_or(Ok(1), Err)),
+            ];
+            std::thread::sleep(Duration::from_millis(50));
+            let _ = communicator.met.set(communicator.alone().cloned());
+            drop(meeting);
+            assert_eq!(asks.map(|asks| asks.join().expect("no panic")), [Ok(1), Ok(1)]);
+            revokes.join().expect("no panic");
+        });
+    }
+
+    /// They wait for two hours otherwise, and so does the thread that meets them here.
+    #[test]
+    fn who_is_aborted_while_it_meets_the_others_goes_soon_and_they_hear_of_it() {
+        let store = Arc::new(HashStore::new());
+        let communicator = Communicator::new(Place::Host(0), Config::unset(), Vec::new());
+        let meet = {
+            let (communicator, options) = (communicator.clone(), options(0, store.clone(), MEETING));
+            move || communicator.meet(|recall| Context::create_unless(recall, options, None).map(Some))
+        };
+        let meets = std::thread::spawn(meet);
+        // It has come, and waits for the other.
+        store.get("pair/0/rank/0", Deadline::after(SOON)).expect("it comes");
+        communicator.abort();
+        assert_eq!(communicator.wait(), Err(aborted()));
+        soon(move || meets.join()).expect("no panic");
+        assert_eq!(communicator.failure(), Some(aborted()));
+        let late = options(1, store, MEETING);
+        let late = soon(|| Context::create_unless(&Recall::default(), late, None).map(drop));
+        let error = late.expect_err("there is nobody");
+        assert_eq!(error.status(), Status::Aborted, "{error}");
+        assert!(error.text().contains("rank 0 has called the meeting off"), "{error}");
+    }
+
+    #[test]
+    fn a_child_that_is_aborted_while_it_meets_the_others_goes_soon_and_they_hear_of_it() {
+        for pause in [0, 50].map(Duration::from_millis) {
+            let store = Arc::new(HashStore::new());
+            let other = options(1, store.clone(), MEETING);
+            let other = std::thread::spawn(|| Context::create(other));
+            let parent = Context::create(options(0, store, MEETING)).expect("the ranks meet");
+            let other = other.join().expect("no panic").expect("the ranks meet");
+            let child = Communicator::new(Place::Host(0), Config::unset(), Vec::new());
+            let meet = {
+                let (parent, child) = (parent.clone(), child.clone());
+                move || {
+                    child.meet(|recall| parent.begin_regroup("pair", &[0, 1])?.meet_unless(recall).map(Some));
+                }
+            };
+            let meets = std::thread::spawn(meet);
+            std::thread::sleep(pause);
+            child.abort();
+            soon(move || meets.join()).expect("no panic");
+            assert_eq!(child.failure(), Some(aborted()));
+            let late = soon(move || other.regroup("pair", &[0, 1]).map(drop));
+            assert_eq!(late.map_err(|error| error.status()), Err(Status::Aborted));
+            assert!(parent.failure().is_none());
+        }
     }
 }

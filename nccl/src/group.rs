@@ -291,7 +291,7 @@ mod tests {
     /// One of this rank alone.
     fn communicator() -> Arc<Communicator> {
         let communicator = communicator_to_be();
-        communicator.meet(|| Communicator::alone(&communicator).cloned().map(Some));
+        communicator.meet(|_| Communicator::alone(&communicator).cloned().map(Some));
         communicator
     }
 

@@ -7,7 +7,7 @@ use std::io;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use unisono::communicator::{Child, Context, Options};
+use unisono::communicator::{Context, Options, Recall};
 use unisono::sys::process;
 
 use crate::abi::{ncclComm_t, ncclResult_t};
@@ -47,20 +47,21 @@ impl Ranks {
         }
     }
 
-    /// Has them meet; `turn` is one of their parent's, `label` what the client calls them. `None`: this rank is not one of them.
-    fn meet(self, mut turn: Option<Turn>, label: Option<String>) -> Result<Option<Context>> {
+    /// Has them meet, unless `recall` calls it off; `turn` is one of their parent's, `label` what the client calls them. `None`: this
+    /// rank is not one of them.
+    fn meet(self, mut turn: Option<Turn>, label: Option<String>, recall: &Recall) -> Result<Option<Context>> {
         if let Some(turn) = &turn {
             turn.wait();
         }
         let mut child = match self {
-            Ranks::Of(options) => return Context::create_labelled(*options, label).map(Some),
+            Ranks::Of(options) => return Context::create_unless(recall, *options, label).map(Some),
             Ranks::Alike(parent, color, key) => parent.group()?.begin_split(color, key)?,
             Ranks::AlikeAnew(parent, color, key) => {
                 let parent = parent.group()?;
                 let all: Vec<u32> = (0..parent.size()).collect();
                 let all = parent.begin_regroup("revoked", &all)?.labelled(parent.name().to_owned());
                 drop(turn.take());
-                all.meet()?.begin_split(color, key)?
+                all.meet_unless(recall)?.begin_split(color, key)?
             }
             Ranks::Remaining(parent, ranks) => {
                 let parent = parent.group()?;
@@ -73,7 +74,7 @@ impl Ranks {
         if let Some(label) = label {
             child = child.map(|child| child.labelled(label));
         }
-        child.map(Child::meet).transpose()
+        child.map(|child| child.meet_unless(recall)).transpose()
     }
 }
 
@@ -104,7 +105,7 @@ impl Joining {
 
     /// The client keeps the handle of a communicator that was not made. Where it keeps that is nothing to write to any more.
     pub(crate) fn give_up(self, why: Error) {
-        self.communicator.meet(|| Err(why));
+        self.communicator.meet(|_| Err(why));
     }
 }
 
@@ -136,7 +137,7 @@ fn meet_by(
         let blocks = parent.map_or(communicator.config.blocking, |parent| parent.config.blocking);
         let inner = communicator.clone();
         let meet = move || {
-            inner.meet(|| ranks.meet(turn, inner.config.name.clone()));
+            inner.meet(|recall| ranks.meet(turn, inner.config.name.clone(), recall));
             if let Some(making) = making {
                 making.end(inner.met().and_then(|met| met.as_ref().err()));
             }
@@ -151,7 +152,7 @@ fn meet_by(
                 }
                 let rest = joinings.map(|other| (other.communicator, other.handle, other.place));
                 for (communicator, handle, place) in [(communicator, handle, place)].into_iter().chain(rest) {
-                    communicator.meet(|| Err(error.clone()));
+                    communicator.meet(|_| Err(error.clone()));
                     take_back(handle, place);
                 }
                 return Err(error);

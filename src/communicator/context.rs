@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::cuda::Cuda;
 use super::meeting::{self, Found};
 use super::plans::{Plans, Seat};
-use super::{Call, Options, sparse};
+use super::{Call, Options, Recall, sparse};
 use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::deadline::Deadline;
@@ -54,15 +54,23 @@ pub(super) enum Place {
 impl Context {
     /// Meets the other ranks and returns when all have arrived.
     pub fn create(options: Options) -> Result<Context> {
-        Context::create_labelled(options, None)
+        Context::meet(options, None, None)
     }
 
-    /// [`Context::create`] with a name for errors and logs that need not be the other ranks'.
-    pub fn create_labelled(options: Options, label: Option<String>) -> Result<Context> {
-        let deadline = Deadline::after(options.timeout);
+    /// [`Context::create`] with a name for errors and logs that need not be the other ranks', unless `recall` calls it off. The store
+    /// is asked in turns for what other ranks write there: it is one whose waits time out.
+    pub fn create_unless(recall: &Recall, options: Options, label: Option<String>) -> Result<Context> {
+        Context::meet(options, label, Some(recall))
+    }
+
+    fn meet(options: Options, label: Option<String>, recall: Option<&Recall>) -> Result<Context> {
+        let timeout = options.timeout;
+        let deadline = Deadline::after(timeout);
         let name = if options.name.is_empty() { "default".to_string() } else { options.name.clone() };
         let label = label.unwrap_or_else(|| name.clone());
-        let Found { rank, size, store, secret, exits } = meeting::find(&options, deadline)?;
+        let recalled = recall.map(|recall| move || recall.is_recalled());
+        let recalled = recalled.as_ref().map(|recalled| recalled as &dyn Fn() -> bool);
+        let Found { rank, size, store, secret, exits } = meeting::find(&options, deadline, recalled)?;
         if size == 0 || size > MAX_RANKS {
             fail!(InvalidArgument, "size {size} is out of range: a group has 1 to {MAX_RANKS} ranks");
         }
@@ -77,14 +85,19 @@ impl Context {
             return Ok(Context::new(label, Place::Solo, None));
         }
         let links = meeting::link_options(&options)?;
-        let meeting = Meeting { rank, size, name: &name, store: &*store, secret, options: links, deadline };
+        let (name, options) = (name.as_str(), links);
+        let meeting = Meeting { rank, size, name, store: &*store, secret, options, deadline, recalled };
         let (endpoint, job) = bootstrap::meet(meeting)?;
         if let Some(exits) = exits {
             endpoint.watch_exits(exits);
         }
         let members = (0..size).collect();
-        let group = Group::new(endpoint, job, label.clone(), rank, members, options.timeout);
-        Context::new(label, Place::Group(group), Some(store)).settled()
+        let group = Group::new(endpoint, job, label.clone(), rank, members, timeout);
+        let context = Context::new(label, Place::Group(group), Some(store));
+        if let Some(recall) = recall {
+            recall.enter(&context);
+        }
+        context.settled()
     }
 
     fn new(name: String, place: Place, store: Option<Arc<dyn Store>>) -> Context {
@@ -345,11 +358,17 @@ impl Child {
 
     /// Meets the other members; the second half of [`Context::split`] and [`Context::regroup`].
     pub fn meet(self) -> Result<Context> {
+        self.meet_unless(&Recall::default())
+    }
+
+    /// [`Child::meet`], unless `recall` calls it off.
+    pub fn meet_unless(self, recall: &Recall) -> Result<Context> {
         let group = self.group();
         let Child { parent, label, .. } = self;
         let Some(group) = group else { return Ok(Context::new(label, Place::Solo, None)) };
         let child = Context::new(label, Place::Group(group), parent.0._store.clone());
         child.limit_blocks(parent.max_blocks());
+        recall.enter(&child);
         child.settled()
     }
 

@@ -28,7 +28,11 @@ pub(super) struct Found {
 }
 
 /// Rank, size and store, from what the caller or its launcher gave.
-pub(super) fn find(options: &Options, deadline: Deadline) -> Result<Found> {
+pub(super) fn find(
+    options: &Options,
+    deadline: Deadline,
+    recalled: Option<&dyn Fn() -> bool>,
+) -> Result<Found> {
     let (rank, size) = (options.rank, options.size);
     match &options.rendezvous {
         Rendezvous::Store(store) => Ok(Found { rank, size, store: store.clone(), secret: None, exits: None }),
@@ -45,7 +49,8 @@ pub(super) fn find(options: &Options, deadline: Deadline) -> Result<Found> {
                 });
             }
             let secret = Some(id.secret().clone());
-            Ok(Found { rank, size, store: Arc::new(id.connect(deadline)?), secret, exits: None })
+            let store = id.connect_unless(recalled.unwrap_or(&|| false), deadline)?;
+            Ok(Found { rank, size, store: Arc::new(store), secret, exits: None })
         }
         Rendezvous::Environment => {
             let launch = Launch::from_env()?;

@@ -17,6 +17,7 @@ mod one_sided;
 pub mod plans;
 mod point;
 pub mod prepared;
+mod recall;
 mod refusals;
 mod several;
 pub mod sparse;
@@ -30,6 +31,7 @@ pub use batch::{Pending, start_together};
 pub use context::{Child, Context};
 pub use device::{Added, Launches, connect_devices};
 pub use prepared::{AlgorithmOptions, Prepared};
+pub use recall::Recall;
 pub use window::Window;
 pub use work::Work;
 

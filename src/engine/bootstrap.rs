@@ -46,22 +46,24 @@ pub struct Meeting<'a> {
     pub options: Options,
     /// When to give up.
     pub deadline: Deadline,
+    /// Whether the meeting was called off, if it can be: then also waits of the store are cut into turns.
+    pub recalled: Option<&'a dyn Fn() -> bool>,
 }
 
 /// Meets the other ranks. The endpoint knows everybody's address when this returns, and all ranks have arrived.
 /// Gives the endpoint and the number that tells this job from every other.
 pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
-    let Meeting { rank, size, name, store, secret, options, deadline } = meeting;
+    let Meeting { rank, size, name, store, secret, options, deadline, recalled } = meeting;
     let arrival = store.add(&format!("{name}/arrivals"), 1, deadline)?;
     let generation = (arrival - 1) / i64::from(size);
     let prefix = format!("{name}/{generation}");
-    let notice = Notice::new(store, &prefix, rank);
+    let notice = Notice::new(store, &prefix, rank, recalled);
     // Who has failed says so before its links tell that it has gone.
     let mut endpoint = None;
     let joined = (|| {
         let secret = match secret {
             Some(secret) => secret,
-            None => share_secret(rank, store, &prefix, deadline).map_err(|error| {
+            None => share_secret(rank, &notice, &prefix, deadline).map_err(|error| {
                 error.context(format_args!("rank {rank} of {size} waits for rank 0 to join '{name}'"))
             })?,
         };
@@ -106,7 +108,7 @@ fn join(
         let count = known.min(size - known);
         let to = (rank + size - known) % size;
         let from = (rank + known) % size;
-        find(endpoint, store, prefix, to, deadline).map_err(|error| {
+        find(endpoint, notice, prefix, to, deadline).map_err(|error| {
             error.context(format_args!("rank {rank} of {size} waits for rank {to} to join '{name}'"))
         })?;
         let (have, missing) = table.split_at_mut(known as usize * RECORD_BYTES);
@@ -137,14 +139,14 @@ fn join(
     Ok(())
 }
 
-fn share_secret(rank: u32, store: &dyn Store, prefix: &str, deadline: Deadline) -> Result<SecretKey> {
-    let key = format!("{prefix}/secret");
+fn share_secret(rank: u32, notice: &Notice<'_>, prefix: &str, deadline: Deadline) -> Result<SecretKey> {
+    let (key, store) = (format!("{prefix}/secret"), notice.store());
     if rank == 0 {
         let secret = SecretKey::random()?;
         store.set(&key, secret.expose(), deadline)?;
         return Ok(secret);
     }
-    let bytes = store.get(&key, deadline)?;
+    let bytes = notice.get(&key, deadline)?;
     match <[u8; 32]>::try_from(bytes.as_slice()) {
         Ok(bytes) => Ok(SecretKey::new(bytes)),
         Err(_) => fail!(
@@ -156,14 +158,15 @@ fn share_secret(rank: u32, store: &dyn Store, prefix: &str, deadline: Deadline) 
 }
 
 /// Learns where `peer` is, unless it is known.
-fn find(endpoint: &Endpoint, store: &dyn Store, prefix: &str, peer: u32, deadline: Deadline) -> Result<()> {
+fn find(endpoint: &Endpoint, notice: &Notice<'_>, prefix: &str, peer: u32, deadline: Deadline) -> Result<()> {
     if endpoint.messages().linked(peer) {
         return Ok(());
     }
-    let bytes = store.get(&format!("{prefix}/rank/{peer}"), deadline)?;
+    let bytes = notice.get(&format!("{prefix}/rank/{peer}"), deadline)?;
     let address = PeerAddress::decode(&bytes)?;
     if address.rank != peer {
-        fail!(InvalidUsage, "the {} gives rank {} for rank {peer}", store.describe(), address.rank);
+        let store = notice.store().describe();
+        fail!(InvalidUsage, "the {store} gives rank {} for rank {peer}", address.rank);
     }
     endpoint.learn(address);
     Ok(())

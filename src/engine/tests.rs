@@ -45,7 +45,8 @@ fn pair_of(options: [&Options; 2]) -> [Arc<Group>; 2] {
         let options = options[rank as usize].clone();
         let (size, secret) = (2, None);
         let deadline = Deadline::after(Duration::from_secs(20));
-        let meeting = Meeting { rank, size, name: "pair", store: &store, secret, options, deadline };
+        let meeting =
+            Meeting { rank, size, name: "pair", store: &store, secret, options, deadline, recalled: None };
         let (endpoint, job) = meet(meeting).expect("the ranks meet");
         Group::new(endpoint, job, "pair".into(), rank, [0, 1].into(), Duration::from_secs(20))
     };

@@ -169,12 +169,13 @@ impl UniqueId {
 
     /// Connects to the id's store. On the creator's host, loopback is tried first.
     pub fn connect(&self, deadline: Deadline) -> Result<TcpStore> {
-        TcpStore::connect_any(
-            &self.candidates(self.host == host_fingerprint()),
-            &self.secret,
-            self.instance,
-            deadline,
-        )
+        self.connect_unless(&|| false, deadline)
+    }
+
+    /// [`UniqueId::connect`], as long as it is not `recalled`.
+    pub fn connect_unless(&self, recalled: &dyn Fn() -> bool, deadline: Deadline) -> Result<TcpStore> {
+        let candidates = self.candidates(self.host == host_fingerprint());
+        TcpStore::connect_any(&candidates, &self.secret, self.instance, recalled, deadline)
     }
 
     fn candidates(&self, same_host: bool) -> Vec<SocketAddr> {

@@ -79,7 +79,7 @@ pub(super) fn sum(store: &dyn Store, key: &str, current: Option<&[u8]>, amount: 
 }
 
 /// The error of a `get` whose deadline passed.
-pub(super) fn timed_out(store: &dyn Store, key: &str, since: Instant) -> Error {
+pub fn timed_out(store: &dyn Store, key: &str, since: Instant) -> Error {
     let text = format!(
         "key {} was not set within {:.1} s in {}; look at the rank that should set it, or raise the timeout",
         quoted(key),

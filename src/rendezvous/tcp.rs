@@ -61,14 +61,16 @@ impl TcpStore {
     ) -> Result<TcpStore> {
         let name = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let resolve = || Ok((host, port).to_socket_addrs()?.collect());
-        TcpStore::connect_to(name, resolve, secret, None, deadline)
+        TcpStore::connect_to(name, resolve, secret, None, &|| false, deadline)
     }
 
-    /// Connects to the first of `addresses` that answers, which has to be the server with this `instance`.
+    /// Connects to the first of `addresses` that answers, which has to be the server with this `instance`, as long as it is not
+    /// `recalled`.
     pub(super) fn connect_any(
         addresses: &[SocketAddr],
         secret: &SecretKey,
         instance: [u8; 16],
+        recalled: &dyn Fn() -> bool,
         deadline: Deadline,
     ) -> Result<TcpStore> {
         let names: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
@@ -77,6 +79,7 @@ impl TcpStore {
             || Ok(addresses.to_vec()),
             Some(secret),
             Some(instance),
+            recalled,
             deadline,
         )
     }
@@ -91,6 +94,7 @@ impl TcpStore {
         candidates: impl Fn() -> io::Result<Vec<SocketAddr>>,
         secret: Option<&SecretKey>,
         instance: Option<[u8; 16]>,
+        recalled: &dyn Fn() -> bool,
         deadline: Deadline,
     ) -> Result<TcpStore> {
         let since = Instant::now();
@@ -122,6 +126,12 @@ impl TcpStore {
                     }
                 }
                 Err(cause) => last = format!("cannot resolve the name: {cause}"),
+            }
+            if recalled() {
+                fail!(
+                    Aborted,
+                    "no connection to the tcp store {name} before the meeting there was called off"
+                );
             }
             if deadline.expired() {
                 fail!(

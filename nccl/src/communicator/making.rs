@@ -85,7 +85,7 @@ mod tests {
     /// A communicator of this rank alone that does not block, and a child that is being made of it.
     fn parent_and_making() -> (Arc<Communicator>, Arc<Communicator>, Making) {
         let (parent, child) = (never_blocks(), never_blocks());
-        parent.meet(|| Communicator::alone(&parent).cloned().map(Some));
+        parent.meet(|_| Communicator::alone(&parent).cloned().map(Some));
         let making = Making::of(&parent, &child);
         (parent, child, making)
     }
@@ -103,7 +103,7 @@ mod tests {
         let (parent, child, _making) = parent_and_making();
         let made = never_blocks();
         let _as_good_as_over = Making::of(&parent, &made);
-        made.meet(|| Communicator::alone(&made).cloned().map(Some));
+        made.meet(|_| Communicator::alone(&made).cloned().map(Some));
         assert_eq!(child.failure(), None);
         parent.abort();
         assert_eq!(child.failure().map(|error| error.status()), Some(Status::Aborted));

@@ -2,12 +2,12 @@
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::deadline::Deadline;
 use crate::engine::control::Control;
 use crate::error::{Error, Result, Status};
-use crate::rendezvous::store::Store;
+use crate::rendezvous::store::{self, Store};
 
 /// How long a rank waits before it looks for a notice: at first, ranks one after the other, and at most. Each time twice as long.
 const FIRST: Duration = Duration::from_millis(1500);
@@ -21,13 +21,20 @@ const GRACE: Duration = Duration::from_millis(500);
 pub(super) struct Notice<'a> {
     store: &'a dyn Store,
     key: String,
+    rank: u32,
     pause: Cell<Duration>,
+    recalled: Option<&'a dyn Fn() -> bool>,
 }
 
 impl<'a> Notice<'a> {
-    pub(super) fn new(store: &'a dyn Store, prefix: &str, rank: u32) -> Notice<'a> {
+    pub(super) fn new(
+        store: &'a dyn Store,
+        prefix: &str,
+        rank: u32,
+        recalled: Option<&'a dyn Fn() -> bool>,
+    ) -> Notice<'a> {
         let pause = Cell::new(FIRST + (rank % 64) * APART);
-        Notice { store, key: format!("{prefix}/refused"), pause }
+        Notice { store, key: format!("{prefix}/refused"), rank, pause, recalled }
     }
 
     /// Where it is.
@@ -61,8 +68,21 @@ impl<'a> Notice<'a> {
         error
     }
 
-    /// Waits by `wait`, which gives up at a deadline, and looks now and then; `None` at `deadline`. Not for waits of the store itself: one
-    /// that a program brings may not tell a wait that is over from a failure.
+    /// Waits for a key of the store, in turns if the meeting may be called off.
+    pub(super) fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
+        if self.recalled.is_none() {
+            return self.store.get(key, deadline);
+        }
+        let since = Instant::now();
+        let found = self.watch(deadline, |until| match self.store.get(key, until) {
+            Err(error) if error.status() == Status::Timeout => None,
+            found => Some(found),
+        });
+        found.unwrap_or_else(|| Err(store::timed_out(self.store, key, since)))
+    }
+
+    /// Waits by `wait`, which gives up at a deadline, and looks now and then; `None` at `deadline`. Not for waits of a store that a program
+    /// brings: it may not tell a wait that is over from a failure.
     pub(super) fn watch<T>(
         &self,
         deadline: Deadline,
@@ -72,6 +92,12 @@ impl<'a> Notice<'a> {
             let until = Deadline::after(self.pause.get()).min(deadline);
             if let Some(result) = wait(until) {
                 return Some(result);
+            }
+            if self.recalled.is_some_and(|recalled| recalled()) {
+                return Some(Err(Error::new(
+                    Status::Aborted,
+                    format!("rank {} has called the meeting off", self.rank),
+                )));
             }
             if deadline.expired() {
                 return None;
@@ -92,8 +118,9 @@ mod tests {
     /// What two ranks say that fail one after the other, as `first` and as `second`.
     fn left(first: (Status, &str), second: (Status, &str)) -> [Error; 2] {
         let store = HashStore::new();
-        [(0, first), (1, second)]
-            .map(|(rank, (status, text))| Notice::new(&store, "job/0", rank).leave(Error::new(status, text)))
+        [(0, first), (1, second)].map(|(rank, (status, text))| {
+            Notice::new(&store, "job/0", rank, None).leave(Error::new(status, text))
+        })
     }
 
     #[test]
