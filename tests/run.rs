@@ -333,6 +333,26 @@ fn an_ignored_hangup_stays_ignored() {
     assert_eq!(text(&output.stdout), "[0] ready\n[0] alive\n");
 }
 
+/// Whoever started the launcher may have left that to it: then the kernel tells nobody how a child ended.
+#[test]
+fn ends_are_seen_where_those_of_children_are_ignored() {
+    let run = |program: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_unisono-run"));
+        command.args(["-n", "1", "--"]).args(program).stdin(Stdio::null());
+        // SAFETY: only makes a system call.
+        unsafe {
+            command.pre_exec(|| {
+                libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+                Ok(())
+            });
+        }
+        command.output().unwrap().status.code()
+    };
+    assert_eq!(run(&["sh", "-c", "exit 3"]), Some(3));
+    // It is the seventeenth, and stays what it was for the ranks.
+    assert_eq!(run(&["grep", "-q", "^SigIgn:.*[13579bdf]....$", "/proc/self/status"]), Some(0));
+}
+
 #[test]
 fn a_stop_stops_the_ranks_and_a_continue_continues_them() {
     let script = "echo $$; exec sleep 1000";

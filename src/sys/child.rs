@@ -80,11 +80,14 @@ impl AsFd for Signals {
 pub struct Keeper {
     reports: OwnedFd,
     pid: libc::pid_t,
+    /// Whether this process was started with SIGCHLD ignored, as its children are then.
+    forgets: bool,
 }
 
 impl Keeper {
     /// Starts it, with room for `children`. The process must not have started a thread yet.
     pub fn start(children: usize) -> io::Result<Keeper> {
+        let forgets = keep_ended()?;
         let (reader, writer) = io::pipe()?;
         let (reader, reports) = (OwnedFd::from(reader), OwnedFd::from(writer));
         let nowhere = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
@@ -93,7 +96,7 @@ impl Keeper {
         // allocates nothing, calls only async-signal-safe functions and never returns from `keep`.
         match check!(unsafe { libc::fork() })? {
             0 => keep(reader, reports, nowhere.into(), &mut groups),
-            pid => Ok(Keeper { reports, pid }),
+            pid => Ok(Keeper { reports, pid, forgets }),
         }
     }
 
@@ -103,6 +106,15 @@ impl Keeper {
         drop(self.reports);
         // SAFETY: no status is asked for; `pid` is our own child, waited for by nobody else.
         check!(unsafe { libc::waitpid(self.pid, ptr::null_mut(), 0) }).map(drop)
+    }
+}
+
+/// Has children that end stay until they are waited for: where SIGCHLD is ignored, the kernel forgets how they ended. Whether it was.
+fn keep_ended() -> io::Result<bool> {
+    // SAFETY: the default action runs no code.
+    match unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) } {
+        libc::SIG_ERR => Err(io::Error::last_os_error()),
+        before => Ok(before == libc::SIG_IGN),
     }
 }
 
@@ -151,6 +163,7 @@ fn report(pipe: i32, pid: libc::pid_t) -> io::Result<()> {
 /// such that the kernel kills it when this thread ends. Call it from a thread that lives as long as the process.
 pub fn spawn_tied(command: &mut Command, signals: &Signals, keeper: &Keeper) -> io::Result<Child> {
     let (mask, reports, parent) = (signals.before, keeper.reports.as_raw_fd(), std::process::id());
+    let forgets = keeper.forgets;
     let tie = move || {
         // SAFETY: system calls on integers and on `mask`, which the closure owns; all are async-signal-safe.
         unsafe {
@@ -160,6 +173,9 @@ pub fn spawn_tied(command: &mut Command, signals: &Signals, keeper: &Keeper) -> 
                 libc::_exit(1);
             }
             report(reports, libc::getpid())?;
+            if forgets {
+                libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+            }
             match libc::pthread_sigmask(libc::SIG_SETMASK, &mask, ptr::null_mut()) {
                 0 => Ok(()),
                 code => Err(io::Error::from_raw_os_error(code)),
