@@ -1,12 +1,18 @@
 //! Where the library's messages go. Nowhere, unless the environment or the program asks.
 
 use std::ffi::{CString, c_char, c_void};
+use std::fmt;
+use std::fs::File;
 use std::io::Write;
-use std::sync::Mutex;
+use std::mem::ManuallyDrop;
+use std::os::fd::FromRawFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
 use crate::error::fail;
+use crate::sys::fork;
+use crate::sys::global::Global;
 
 use super::status::{c_text, guard, unisono_status_t};
 
@@ -54,14 +60,15 @@ pub unsafe extern "C" fn unisono_log_set(
             5 => LevelFilter::Trace,
             _ => fail!(InvalidArgument, "level {level} is unknown; the levels are 0 (off) to 5 (trace)"),
         };
-        let mut sink = LOGGER.sink.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        *sink = function.map(|function| Sink { function, user });
+        let _turn = turn(&TELLING);
+        TELLING.write().sink = function.map(|function| Sink { function, user });
         log::set_max_level(filter);
         Ok(())
     })
 }
 
-static LOGGER: Logger = Logger { sink: Mutex::new(None) };
+static LOGGER: Logger = Logger;
+static TELLING: Global<Telling> = Global::last(Telling { sink: None, turn: None });
 
 /// Makes [`LOGGER`] the process's logger, as loud as UNISONO_LOG says. A Rust program that has its own logger keeps it.
 pub fn install() {
@@ -81,10 +88,17 @@ pub fn install() {
     }
 }
 
-struct Logger {
-    sink: Mutex<Option<Sink>>,
+struct Logger;
+
+/// Where messages go.
+struct Telling {
+    sink: Option<Sink>,
+    /// Had by who tells one, for as long as that takes, and the generation of forks that it is of. A child that is forked meanwhile has
+    /// another: whoever has this one does not exist there.
+    turn: Option<(u32, &'static Mutex<()>)>,
 }
 
+#[derive(Clone, Copy)]
 struct Sink {
     function: unsafe extern "C" fn(*mut c_void, i32, *const c_char),
     user: *mut c_void,
@@ -92,6 +106,40 @@ struct Sink {
 
 // SAFETY: the header says that the function may be called with `user` from any thread.
 unsafe impl Send for Sink {}
+// SAFETY: as above; there is nothing to see but numbers.
+unsafe impl Sync for Sink {}
+
+/// One message is told at a time, and none by way of a sink that is replaced.
+fn turn(telling: &'static Global<Telling>) -> MutexGuard<'static, ()> {
+    let generation = fork::generation();
+    let mut state = telling.write();
+    let turn = match state.turn {
+        Some((made, turn)) if made == generation => turn,
+        // One for each process: never freed.
+        _ => Box::leak(Box::default()),
+    };
+    state.turn = Some((generation, turn));
+    drop(state);
+    turn.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Tells a message in its turn.
+fn tell(telling: &'static Global<Telling>, level: Level, text: fmt::Arguments<'_>) {
+    let _turn = turn(telling);
+    let sink = telling.read().sink;
+    if let Some(Sink { function, user }) = sink {
+        let message: CString = c_text(&text.to_string());
+        // SAFETY: the header's contract for the function.
+        unsafe { function(user, number(level), message.as_ptr()) };
+        return;
+    }
+    let line = format!("unisono[{}] {}: {text}\n", std::process::id(), level.as_str().to_lowercase());
+    // SAFETY: the number is that of standard error, which is not closed here. The standard library's own has a lock, which a
+    // forked child may find taken.
+    let mut stderr = ManuallyDrop::new(unsafe { File::from_raw_fd(libc::STDERR_FILENO) });
+    // Nobody can be told that the log cannot be written.
+    let _ = stderr.write_all(line.as_bytes());
+}
 
 impl Log for Logger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
@@ -99,27 +147,8 @@ impl Log for Logger {
     }
 
     fn log(&self, record: &Record<'_>) {
-        if !self.enabled(record.metadata()) {
-            return;
-        }
-        // Held during the call, so that one message is told at a time.
-        let sink = self.sink.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        match &*sink {
-            Some(sink) => {
-                let message: CString = c_text(&record.args().to_string());
-                // SAFETY: the header's contract for the function.
-                unsafe { (sink.function)(sink.user, number(record.level()), message.as_ptr()) };
-            }
-            None => {
-                let line = format!(
-                    "unisono[{}] {}: {}\n",
-                    std::process::id(),
-                    record.level().as_str().to_lowercase(),
-                    record.args()
-                );
-                // Nobody can be told that the log cannot be written.
-                let _ = std::io::stderr().write_all(line.as_bytes());
-            }
+        if self.enabled(record.metadata()) {
+            tell(&TELLING, record.level(), *record.args());
         }
     }
 
@@ -133,5 +162,54 @@ fn number(level: Level) -> unisono_log_level_t {
         Level::Info => 3,
         Level::Debug => 4,
         Level::Trace => 5,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    static TOLD: AtomicU32 = AtomicU32::new(0);
+    static GOES_ON: AtomicBool = AtomicBool::new(false);
+
+    /// The first message takes its time.
+    unsafe extern "C" fn slow(_user: *mut c_void, _level: unisono_log_level_t, _message: *const c_char) {
+        if TOLD.fetch_add(1, Ordering::SeqCst) == 0 {
+            while !GOES_ON.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+        }
+    }
+
+    #[test]
+    fn a_child_that_is_forked_while_a_message_is_told_tells_its_own() {
+        static SLOW: Global<Telling> = Global::last(Telling {
+            sink: Some(Sink { function: slow, user: std::ptr::null_mut() }),
+            turn: None,
+        });
+        let tells = thread::spawn(|| tell(&SLOW, Level::Warn, format_args!("the parent's")));
+        while TOLD.load(Ordering::SeqCst) == 0 {
+            thread::yield_now();
+        }
+        // SAFETY: the child tells a message, or is ended while it waits for its turn, and leaves by _exit.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: takes no pointers.
+            unsafe { libc::alarm(20) };
+            tell(&SLOW, Level::Warn, format_args!("the child's"));
+            // SAFETY: ends the child without running anything of the parent's.
+            unsafe { libc::_exit(TOLD.load(Ordering::SeqCst) as libc::c_int) };
+        }
+        assert!(child > 0);
+        let mut status = 0;
+        // SAFETY: `status` outlives the call; `child` is a child of ours that nobody else reaps.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        GOES_ON.store(true, Ordering::SeqCst);
+        tells.join().unwrap();
+        assert!(libc::WIFEXITED(status), "it has waited for its turn");
+        assert_eq!(libc::WEXITSTATUS(status), 2);
     }
 }
