@@ -4,10 +4,12 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, IntoRawFd};
 
-/// An open file, to take the exclusive advisory lock of. The lock lasts until this is dropped, at the latest when the
-/// process and the children that it has forked meanwhile have ended.
+use super::fork::Unshared;
+
+/// An open file, to take the exclusive advisory lock of. The lock lasts until this is dropped, at the latest until the process has
+/// ended: children that it has forked do not keep it.
 pub struct Lock {
-    file: File,
+    file: Unshared<File>,
     /// A forked child has a copy of this, and must not end its parent's lock.
     process: u32,
 }
@@ -15,7 +17,7 @@ pub struct Lock {
 impl Lock {
     /// For a file whose lock is not taken yet.
     pub fn on(file: File) -> Lock {
-        Lock { file, process: std::process::id() }
+        Lock { file: Unshared::new(file), process: std::process::id() }
     }
 
     /// Takes the lock if it is free, and says whether we have it.
@@ -70,6 +72,8 @@ pub fn close(file: File) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+
     use super::*;
 
     #[test]
@@ -85,5 +89,36 @@ mod tests {
         drop(a);
         assert!(!is_locked(&b).unwrap());
         assert!(c.try_take().unwrap());
+    }
+
+    #[test]
+    fn a_lock_ends_with_its_process_though_a_child_of_it_lives() {
+        let path = std::env::temp_dir().join(format!("unisono-test-lock-of-a-parent-{}", std::process::id()));
+        let file = File::create(&path).unwrap();
+        let (mut told, mut tells) = io::pipe().unwrap();
+        // SAFETY: the processes make system calls, take locks that are free in children, and leave by _exit.
+        let parent = unsafe { libc::fork() };
+        if parent == 0 {
+            let lock = File::open(&path).map(Lock::on);
+            let taken = lock.as_ref().is_ok_and(|lock| lock.try_take().unwrap_or(false));
+            // SAFETY: as above.
+            if unsafe { libc::fork() } == 0 {
+                let _ = tells.write_all(&std::process::id().to_le_bytes());
+                // SAFETY: takes no pointers; a child that nobody kills ends after a while.
+                unsafe { (libc::alarm(60), libc::pause()) };
+            }
+            // SAFETY: ends the process without running anything of the test's.
+            unsafe { libc::_exit(i32::from(!taken)) };
+        }
+        drop(tells);
+        let (mut status, mut child) = (0, [0; 4]);
+        // SAFETY: `status` outlives the call; `parent` is a child of ours that nobody else reaps.
+        assert_eq!(unsafe { libc::waitpid(parent, &mut status, 0) }, parent);
+        told.read_exact(&mut child).unwrap();
+        let locked = is_locked(&file).unwrap();
+        // SAFETY: takes no pointers; the process waits for that.
+        unsafe { libc::kill(i32::from_le_bytes(child), libc::SIGKILL) };
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!((status, locked), (0, false));
     }
 }
