@@ -42,10 +42,8 @@ impl Launch {
     /// The group, if it can be called: whoever made this has seen that the communicator is open.
     fn working_group(&self) -> Result<&Context> {
         let context = self.communicator.group()?;
-        match context.failure() {
-            Some(error) => Err(error.context(format!("'{}' has failed before", context.name()))),
-            None => Ok(context),
-        }
+        check_working(context)?;
+        Ok(context)
     }
 
     /// Refuses what can be seen to be wrong without starting anything.
@@ -115,6 +113,14 @@ impl Launch {
         };
         let max_blocks = self.max_blocks;
         Call { timeout: Some(operation_timeout()), stream, on_device, max_blocks, ..Call::default() }
+    }
+}
+
+/// Refuses what has failed.
+fn check_working(context: &Context) -> Result<()> {
+    match context.failure() {
+        Some(error) => Err(error.context(format!("'{}' has failed before", context.name()))),
+        None => Ok(()),
     }
 }
 
@@ -353,6 +359,8 @@ impl Copy {
     /// is given afterwards.
     fn start(&self) -> Result<()> {
         let communicator = &self.communicator;
+        // The copy goes over a group that nobody revokes or aborts.
+        check_working(communicator.called_group()?)?;
         if self.request.counts == Counts::Uniform(0) || self.request.input == self.request.output.cast_const()
         {
             return Ok(());

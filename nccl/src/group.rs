@@ -409,6 +409,34 @@ mod tests {
         assert_eq!(ended, result(Status::InvalidUsage));
     }
 
+    #[test]
+    fn what_a_rank_sends_to_itself_is_not_sent_on_a_communicator_that_was_ended_since() {
+        let revoke = |handle| end::ncclCommRevoke(handle, end::NCCL_REVOKE_DEFAULT);
+        let abort = |handle| end::ncclCommAbort(handle);
+        let ends: [(&dyn Fn(ncclComm_t) -> ncclResult_t, Status); 2] =
+            [(&revoke, Status::InvalidUsage), (&abort, Status::Aborted)];
+        for (end, why) in ends {
+            let communicator = communicator_to_be();
+            // The group of another: its own is the one by which it sends to itself.
+            communicator.meet(|_| communicator_to_be().alone().cloned().map(Some));
+            let handle = COMMUNICATORS.insert(communicator);
+            let (from, mut to) = ([7u8], [0u8]);
+            let (input, output, stream) =
+                (from.as_ptr().cast(), to.as_mut_ptr().cast(), std::ptr::null_mut());
+            assert_eq!(ncclGroupStart(), SUCCESS);
+            // SAFETY: live memory.
+            let called = unsafe {
+                [
+                    crate::point_to_point::ncclSend(input, 1, 1, 0, handle, stream),
+                    crate::point_to_point::ncclRecv(output, 1, 1, 0, handle, stream),
+                ]
+            };
+            let ended = [end(handle), ncclGroupEnd()];
+            COMMUNICATORS.take(handle);
+            assert_eq!((called, ended, to), ([SUCCESS; 2], [SUCCESS, result(why)], [0]));
+        }
+    }
+
     /// Whoever waits for those has no part in it.
     #[test]
     fn a_factor_that_cannot_be_read_keeps_no_other_call_of_its_group_from_being_made() {
