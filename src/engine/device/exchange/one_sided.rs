@@ -257,12 +257,14 @@ impl DeviceExchange {
         }
         let any = !waits.is_empty();
         drop(given);
-        let error = lost.or_else(|| late.map(|(counts, waited)| self.late_signals(group, &counts, waited)));
+        if group.failure().is_some() {
+            return any;
+        }
         // At the end of a process, the driver goes before we do.
-        let error =
-            error.filter(|error| group.failure().is_none() && !error.text().contains("DEINITIALIZED"));
-        if let Some(error) = error {
-            group.fail(error);
+        if let Some(error) = lost.filter(|error| !error.text().contains("DEINITIALIZED")) {
+            group.fail_here(&error);
+        } else if let Some((counts, waited)) = late {
+            group.fail(self.late_signals(group, &counts, waited));
         }
         any
     }
