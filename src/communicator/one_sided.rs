@@ -30,7 +30,7 @@ impl Context {
         let (group, exchange) = self.one_sided()?;
         let put = Put { from, bytes, window: window.number(exchange)?, offset };
         if bytes > 0 {
-            self.check_source(exchange, from, bytes)?;
+            check_source(exchange, from, bytes)?;
         }
         // SAFETY: the caller's promise.
         unsafe { exchange.put(group, peer, &put, device::caller(call, "localbuff")) }
@@ -83,25 +83,25 @@ impl Context {
             ),
         }
     }
+}
 
-    /// Refuses what is no memory of the exchange's GPU.
-    fn check_source(&self, exchange: &DeviceExchange, from: u64, bytes: u64) -> Result<()> {
-        let own = exchange.device();
-        let Some(Location { memory: Memory::Device, device, base, bytes: all, .. }) =
-            self.cuda().locate(from)?
-        else {
-            fail!(InvalidArgument, "localbuff ({from:#x}) is no device memory")
-        };
-        if device != own {
-            fail!(InvalidArgument, "localbuff is memory of GPU {device}, but the rank's GPU is {own}");
-        }
-        let room = (base + all).saturating_sub(from);
-        if bytes > room {
-            fail!(
-                InvalidArgument,
-                "localbuff has {room} bytes left in its allocation, fewer than the {bytes} to put"
-            );
-        }
-        Ok(())
+/// Refuses what is no memory of the exchange's GPU.
+fn check_source(exchange: &DeviceExchange, from: u64, bytes: u64) -> Result<()> {
+    let own = exchange.device();
+    let Some(Location { memory: Memory::Device, device, base, bytes: all, .. }) =
+        exchange.devices().locate(from)?
+    else {
+        fail!(InvalidArgument, "localbuff ({from:#x}) is no device memory")
+    };
+    if device != own {
+        fail!(InvalidArgument, "localbuff is memory of GPU {device}, but the rank's GPU is {own}");
     }
+    let room = (base + all).saturating_sub(from);
+    if bytes > room {
+        fail!(
+            InvalidArgument,
+            "localbuff has {room} bytes left in its allocation, fewer than the {bytes} to put"
+        );
+    }
+    Ok(())
 }

@@ -171,7 +171,9 @@ impl Context {
             (false, _) => Entry::of_front(&stream, group.endpoint())?,
         };
         let exit = match (&errand, &copier) {
-            (Some(errand), Some(kernels)) => Exit::Courier(Launch::new(errand.clone(), kernels.clone())),
+            (Some(errand), Some(kernels)) => {
+                Exit::Courier(Launch::new(errand.courier().clone(), kernels.clone()))
+            }
             _ if survey.ordered && ahead::may_wait(&stream)? => {
                 Exit::Word(word.insert(Arc::new(devices.word(device)?)).clone())
             }

@@ -196,7 +196,7 @@ impl<'a> Parts<'a> {
                 let duty = Duty { bytes, networked: plan.is_some(), combiner, max_blocks };
                 let courier = errand.insert(Errand::new(devices, device, duty)?);
                 let entry = Entry::of_courier(courier.courier(), group.endpoint());
-                (entry, Crossing::Courier(Launch::new(courier.clone(), kernels)))
+                (entry, Crossing::Courier(Launch::new(courier.courier().clone(), kernels)))
             }
             None => {
                 let word = exit.insert(Arc::new(devices.word(device)?)).clone();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::couriers;
 use crate::communicator::ahead;
 use crate::communicator::work::Work;
-use crate::cuda::courier::Errand;
+use crate::cuda::courier::Courier;
 use crate::cuda::local::Kernels;
 use crate::cuda::stream::Stream;
 use crate::cuda::word::Word;
@@ -42,16 +42,17 @@ pub(super) enum Exit {
     Thread,
 }
 
-/// A courier that is to be launched, by this call or another one that shares it.
+/// A courier that is to be launched, by this call or another one that shares it. It keeps none from leaving that others have launched:
+/// the thread that is to launch this one may wait in the driver for that, with a lock that who frees memory has until couriers have left.
 pub(in crate::communicator) struct Launch {
-    errand: Errand,
+    courier: Arc<Courier>,
     kernels: Arc<dyn Kernels>,
 }
 
 impl Launch {
-    pub(in crate::communicator) fn new(errand: Errand, kernels: Arc<dyn Kernels>) -> Launch {
-        errand.courier().promise();
-        Launch { errand, kernels }
+    pub(in crate::communicator) fn new(courier: Arc<Courier>, kernels: Arc<dyn Kernels>) -> Launch {
+        courier.promise();
+        Launch { courier, kernels }
     }
 
     /// Gives it to `stream`, if no other call has: several share it.
@@ -60,13 +61,13 @@ impl Launch {
     /// As [`Courier::launch`](crate::cuda::courier::Courier::launch).
     pub(in crate::communicator) unsafe fn give(self, stream: &Stream) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.errand.courier().launch(stream, &*self.kernels) }
+        unsafe { self.courier.launch(stream, &*self.kernels) }
     }
 }
 
 impl Drop for Launch {
     fn drop(&mut self) {
-        self.errand.courier().withdraw();
+        self.courier.withdraw();
     }
 }
 
@@ -161,5 +162,33 @@ impl Copies {
         while !self.0.iter().all(|exit| exit.is_released()) && !until.expired() {
             sys::process::yield_now();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::context::Devices;
+    use crate::cuda::courier::{Duty, Errand};
+    use crate::cuda::double::{Double, DoubleKernels, Order};
+
+    /// Calls of a group share a courier, and one is closed after the other: what the driver is asked for in between may wait for it.
+    #[test]
+    fn who_is_still_to_launch_a_courier_keeps_it_from_nothing() {
+        let double = Double::new(1, Order::Eager);
+        let devices = Devices::over(double.clone()).expect("a device");
+        let stream = Stream::new(&devices, 0, false).expect("a stream");
+        let kernels: Arc<dyn Kernels> = Arc::new(DoubleKernels(double));
+        let first = Errand::new(&devices, 0, Duty::default()).expect("a courier");
+        let second = first.courier().join(Duty::default()).expect("it is there");
+        let courier = first.courier().clone();
+        let [one, other] =
+            [&first, &second].map(|errand| Launch::new(errand.courier().clone(), kernels.clone()));
+        // SAFETY: nothing is ordered.
+        unsafe { one.give(&stream) }.expect("it is launched");
+        drop((first, second));
+        stream.synchronize(Deadline::after(Duration::from_secs(20))).expect("it leaves");
+        assert!(courier.is_gone());
+        drop(other);
     }
 }

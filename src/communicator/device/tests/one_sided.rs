@@ -148,7 +148,7 @@ fn a_signal_that_never_comes_fails_the_group_in_time_and_is_named() {
 
 #[test]
 fn what_is_wrong_with_a_put_is_told_and_sends_nothing() {
-    ranks(&processes(2), words, |context, (double, _, device)| {
+    ranks(&processes(2), words, |context, (double, devices, device)| {
         let mut putting = Putting::new(context, double, *device);
         let refused = |result: Result<()>, part: &str| {
             let error = result.expect_err(part);
@@ -167,8 +167,7 @@ fn what_is_wrong_with_a_put_is_told_and_sends_nothing() {
         }
         // A window of another context, and one that has ended.
         let other = context.duplicate().expect("a child");
-        meet(&[(&other, *device)], || Ok(context.cuda().devices()?.clone()), choose, words)
-            .expect("an agreement");
+        meet(&[(&other, *device)], || Ok(devices.clone()), choose, words).expect("an agreement");
         let foreign = window(&other, putting.memory, 256).expect("a window");
         let own = std::mem::replace(&mut putting.window, foreign);
         refused(putting.put(0, None), "of another communicator");
