@@ -41,6 +41,8 @@ pub(super) struct Window {
     /// Each rank's memory as this one reaches it, and how much it is.
     reached: [u64; MAX_RANKS],
     sizes: [u64; MAX_RANKS],
+    /// The device that the driver takes that for.
+    devices: [u32; MAX_RANKS],
     _opened: Vec<Arc<Opened>>,
 }
 
@@ -52,8 +54,9 @@ impl Windows {
         Some(window.seen.map(|seen| seen.wrapping_add(address - window.address)))
     }
 
-    /// Where this rank reaches `bytes` bytes of another's part of a window, from `offset` bytes after its beginning.
-    pub(super) fn reach(&self, number: u64, member: usize, offset: u64, bytes: u64) -> Result<u64> {
+    /// Where this rank reaches `bytes` bytes of another's part of a window, from `offset` bytes after its beginning, and the device that
+    /// this is of here.
+    pub(super) fn reach(&self, number: u64, member: usize, offset: u64, bytes: u64) -> Result<(u64, u32)> {
         let Some(window) = self.live.iter().find(|window| window.number == number) else {
             fail!(InvalidUsage, "the window has ended")
         };
@@ -64,7 +67,7 @@ impl Windows {
                 "{bytes} bytes from byte {offset} on do not lie in the window, which has {size} on rank {member}"
             );
         }
-        Ok(window.reached[member] + offset)
+        Ok((window.reached[member] + offset, window.devices[member]))
     }
 
     /// Whether any window holds this memory, if its allocation is still the one that was registered.
@@ -118,6 +121,8 @@ pub struct Registration {
     /// The others' memory as this rank reaches it, and how much it is.
     mapped: [u64; MAX_RANKS],
     sizes: [u64; MAX_RANKS],
+    /// The device that it is of here.
+    devices: [u32; MAX_RANKS],
     opened: Vec<Arc<Opened>>,
 }
 
@@ -192,8 +197,8 @@ impl Registration {
             Err(error) => Message::Wrong(error.text().to_owned()),
         };
         let exchange = exchange.clone();
-        let (mapped, sizes) = ([0; MAX_RANKS], [0; MAX_RANKS]);
-        Registration { exchange, rank: rank as usize, own, said, mapped, sizes, opened: Vec::new() }
+        let (mapped, sizes, devices) = ([0; MAX_RANKS], [0; MAX_RANKS], [exchange.device(); MAX_RANKS]);
+        Registration { exchange, rank: rank as usize, own, said, mapped, sizes, devices, opened: Vec::new() }
     }
 
     /// What the other ranks are to hear now.
@@ -234,6 +239,9 @@ impl Registration {
             };
             *size = *bytes;
             *mapped = if place.process == slab::identity(devices) {
+                if let Some(location) = devices.locate(*address)? {
+                    self.devices[rank] = location.device;
+                }
                 *address
             } else {
                 let opened = Opened::new(devices, self.exchange.device(), place)
@@ -262,8 +270,9 @@ impl Registration {
             fail!(Internal, "rank {rank} has not mapped what it was offered, and nobody has refused")
         }
         let Own { address, bytes, buffer, .. } = self.own?;
-        let (reached, sizes) = (self.mapped, self.sizes);
-        let window = Window { number: 0, address, bytes, buffer, seen, reached, sizes, _opened: self.opened };
+        let (reached, sizes, devices) = (self.mapped, self.sizes, self.devices);
+        let window =
+            Window { number: 0, address, bytes, buffer, seen, reached, sizes, devices, _opened: self.opened };
         Ok(Ok(self.exchange.add_window(window)))
     }
 }
@@ -380,6 +389,7 @@ mod tests {
             seen: [address + 1000, address + 2000, 0, 0, 0, 0, 0, 0],
             reached: [address, address + 3000, 0, 0, 0, 0, 0, 0],
             sizes: [100, 50, 0, 0, 0, 0, 0, 0],
+            devices: [0, 3, 0, 0, 0, 0, 0, 0],
             _opened: Vec::new(),
         };
         let mut windows =
@@ -388,7 +398,7 @@ mod tests {
         assert_eq!(windows.find(5010, 91, 8), None, "it ends outside");
         assert_eq!(windows.find(4999, 1, 8), None, "it begins outside");
         assert_eq!(windows.find(5010, 1, 9), None, "another allocation at the same address");
-        assert_eq!(windows.reach(2, 1, 10, 40), Ok(8010));
+        assert_eq!(windows.reach(2, 1, 10, 40), Ok((8010, 3)));
         assert!(windows.reach(2, 1, 10, 41).is_err_and(|error| error.text().contains("has 50 on rank 1")));
         assert!(windows.reach(2, 1, u64::MAX, 2).is_err());
         windows.end(2);

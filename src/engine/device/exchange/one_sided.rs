@@ -88,11 +88,12 @@ impl DeviceExchange {
     /// The stream lives, and the memory until it has done this. What is written to is nobody else's meanwhile.
     pub unsafe fn put(&self, group: &Group, peer: u32, put: &Put, caller: Caller) -> Result<()> {
         let Put { from, bytes, window, offset } = *put;
-        let to = lock(&self.parts().windows).reach(window, self.member(group, peer)?, offset, bytes)?;
+        let (to, device) =
+            lock(&self.parts().windows).reach(window, self.member(group, peer)?, offset, bytes)?;
         let copy = |stream: &Stream| match usize::try_from(bytes) {
             Ok(0) => Ok(()),
             // SAFETY: the caller's promise; the window is mapped until no operation of this rank is under way.
-            Ok(bytes) => unsafe { stream.copy_to_peer(to, self.device(), from, bytes) },
+            Ok(bytes) => unsafe { stream.copy_to_peer(to, device, from, bytes) },
             Err(_) => fail!(InvalidArgument, "{bytes} bytes do not fit any memory"),
         };
         // SAFETY: the caller's promise.
