@@ -105,7 +105,7 @@ typedef struct CUstream_st *cudaStream_t;
 /// all ranks of a call have what it shares in such windows, or none: see ncclCommWindowRegister.)
 #define NCCL_WIN_COLL_SYMMETRIC 1
 
-/// ncclCommWindowRegister: of one-sided operations, which this library does not have.
+/// ncclCommWindowRegister: what is put there comes in the order in which it is sent, which it does anyway.
 #define NCCL_WIN_STRICT_ORDERING 2
 
 /// What came of a call.
@@ -287,9 +287,9 @@ typedef struct ncclWaitSignalDesc_t {
     int opCnt;
     /// From which rank.
     int peer;
-    /// Of which number.
+    /// Of which number: 0.
     int sigIdx;
-    /// Of which context.
+    /// Of which context: 0.
     int ctx;
 } ncclWaitSignalDesc_t;
 
@@ -469,8 +469,8 @@ ncclResult_t pncclCommCuDevice(ncclComm_t comm, int *device);
 ncclResult_t ncclCommUserRank(ncclComm_t comm, int *rank);
 ncclResult_t pncclCommUserRank(ncclComm_t comm, int *rank);
 
-/// Would give the communicator's device memory back until ncclCommResume. This library answers ncclInvalidUsage: its
-/// memory is the process's, shared by all communicators, and small.
+/// Would give the communicator's device memory back until ncclCommResume. This library answers ncclInvalidUsage: it gives it back
+/// when the communicator is destroyed (ncclCommMemStats says how much that is).
 ncclResult_t ncclCommSuspend(ncclComm_t comm,
                              int _flags);
 ncclResult_t pncclCommSuspend(ncclComm_t comm,
@@ -480,8 +480,7 @@ ncclResult_t pncclCommSuspend(ncclComm_t comm,
 ncclResult_t ncclCommResume(ncclComm_t comm);
 ncclResult_t pncclCommResume(ncclComm_t comm);
 
-/// Writes to `*value` how much device memory the communicator alone holds: none, since what the library holds is shared
-/// by all communicators of the process.
+/// Writes to `*value` how much device memory the communicator holds, all of it until it is destroyed. None if its GPUs do not exchange.
 ncclResult_t ncclCommMemStats(ncclComm_t comm,
                               ncclCommMemStat_t stat,
                               uint64_t *value);
@@ -899,53 +898,58 @@ ncclResult_t pncclCommWindowDeregister(ncclComm_t comm,
 ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void **outUserPtr);
 ncclResult_t pncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void **outUserPtr);
 
-/// Would write into a window of rank `peer` and signal it. This library answers ncclInvalidUsage.
-ncclResult_t ncclPutSignal(const void *_localbuff,
-                           size_t _count,
-                           ncclDataType_t _datatype,
-                           int _peer,
-                           ncclWindow_t _peerWin,
-                           size_t _peerWinOffset,
-                           int _sigIdx,
-                           int _ctx,
-                           unsigned int _flags,
-                           ncclComm_t _comm,
-                           cudaStream_t _stream);
-ncclResult_t pncclPutSignal(const void *_localbuff,
-                           size_t _count,
-                           ncclDataType_t _datatype,
-                           int _peer,
-                           ncclWindow_t _peerWin,
-                           size_t _peerWinOffset,
-                           int _sigIdx,
-                           int _ctx,
-                           unsigned int _flags,
-                           ncclComm_t _comm,
-                           cudaStream_t _stream);
+/// Writes `count` elements of device memory into rank `peer`'s part of the window `peerWin`, `peerWinOffset` bytes from where that begins,
+/// and then signals that rank. The window is one that all ranks have registered with NCCL_WIN_COLL_SYMMETRIC, by this rank's handle.
+/// Returns once that is enqueued; `localbuff` is the caller's again when the stream has done it. What a rank puts and signals goes in the
+/// order of the calls. `sigIdx`, `ctx` and `flags` are 0. Between GPUs of one host that reach each other; else ncclInvalidUsage.
+ncclResult_t ncclPutSignal(const void *localbuff,
+                           size_t count,
+                           ncclDataType_t datatype,
+                           int peer,
+                           ncclWindow_t peerWin,
+                           size_t peerWinOffset,
+                           int sigIdx,
+                           int ctx,
+                           unsigned int flags,
+                           ncclComm_t comm,
+                           cudaStream_t stream);
+ncclResult_t pncclPutSignal(const void *localbuff,
+                           size_t count,
+                           ncclDataType_t datatype,
+                           int peer,
+                           ncclWindow_t peerWin,
+                           size_t peerWinOffset,
+                           int sigIdx,
+                           int ctx,
+                           unsigned int flags,
+                           ncclComm_t comm,
+                           cudaStream_t stream);
 
-/// Would signal rank `peer`. This library answers ncclInvalidUsage.
-ncclResult_t ncclSignal(int _peer,
-                        int _sigIdx,
-                        int _ctx,
-                        unsigned int _flags,
-                        ncclComm_t _comm,
-                        cudaStream_t _stream);
-ncclResult_t pncclSignal(int _peer,
-                        int _sigIdx,
-                        int _ctx,
-                        unsigned int _flags,
-                        ncclComm_t _comm,
-                        cudaStream_t _stream);
+/// Signals rank `peer`, which may be this one, behind what this rank has put and signalled before. `sigIdx`, `ctx` and `flags` are 0.
+ncclResult_t ncclSignal(int peer,
+                        int sigIdx,
+                        int ctx,
+                        unsigned int flags,
+                        ncclComm_t comm,
+                        cudaStream_t stream);
+ncclResult_t pncclSignal(int peer,
+                        int sigIdx,
+                        int ctx,
+                        unsigned int flags,
+                        ncclComm_t comm,
+                        cudaStream_t stream);
 
-/// Would wait for signals. This library answers ncclInvalidUsage.
-ncclResult_t ncclWaitSignal(int _nDesc,
-                            struct ncclWaitSignalDesc_t *_signalDescs,
-                            ncclComm_t _comm,
-                            cudaStream_t _stream);
-ncclResult_t pncclWaitSignal(int _nDesc,
-                            struct ncclWaitSignalDesc_t *_signalDescs,
-                            ncclComm_t _comm,
-                            cudaStream_t _stream);
+/// Has the stream wait for signals, as many of each rank as the `nDesc` descriptors say; no other wait gets the same ones. What was put
+/// before them is there then. Returns once that is enqueued. In a group it comes behind all that the group sends. If they do not
+/// come in time, the communicator fails.
+ncclResult_t ncclWaitSignal(int nDesc,
+                            struct ncclWaitSignalDesc_t *signalDescs,
+                            ncclComm_t comm,
+                            cudaStream_t stream);
+ncclResult_t pncclWaitSignal(int nDesc,
+                            struct ncclWaitSignalDesc_t *signalDescs,
+                            ncclComm_t comm,
+                            cudaStream_t stream);
 
 #ifdef __cplusplus
 }  // extern "C"
