@@ -153,6 +153,27 @@ fn a_signal_that_never_comes_fails_the_group_in_time_and_is_named() {
     });
 }
 
+/// Who puts behind a wait until the stream has no room left waits in the driver, and its own deadline ends that.
+#[test]
+fn the_deadline_of_a_wait_holds_while_its_rank_waits_in_the_driver() {
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        let putting = Putting::new(context, double, *device);
+        if context.rank() == 0 {
+            double.limit_queues(16);
+            let stream = Some(double.stream(*device));
+            let call = Call { timeout: Some(Duration::from_millis(300)), ..on(stream) };
+            // SAFETY: the double trusts no addresses.
+            unsafe { context.wait_signals(&[(1, 1)], &call) }.expect("it is given");
+            let refused = (0..64).find_map(|_| putting.put(0, stream).err()).expect("no room for so many");
+            assert_eq!(refused.status(), Status::Timeout, "{refused}");
+        }
+        until("the failure", || context.failure().is_some());
+        let error = context.failure().expect("it has failed");
+        assert!(error.text().contains("for signals, 1 of rank 1 ("), "{error}");
+        assert_eq!(double.complaints(), Vec::<String>::new());
+    });
+}
+
 #[test]
 fn what_is_wrong_with_a_put_is_told_and_sends_nothing() {
     ranks(&processes(2), words, |context, (double, devices, device)| {

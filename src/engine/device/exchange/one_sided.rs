@@ -37,14 +37,18 @@ pub struct Put {
 pub(in crate::engine::device) struct OneSided {
     /// Complete when all that was sent has been.
     sent: Event,
-    given: Mutex<Given>,
+    /// The stream that was given the last of it, by its id. Locked while a stream is given something to send: that may take until
+    /// there is room in its queue.
+    sent_on: Mutex<Option<u64>>,
+    /// Locked for moments, so that deadlines are kept meanwhile.
+    waits: Mutex<Waits>,
 }
 
 #[derive(Debug, Default)]
-struct Given {
-    /// The stream that was given the last of what was sent, by its id.
-    sent_on: Option<u64>,
-    waits: Vec<Wait>,
+struct Waits {
+    under_way: Vec<Wait>,
+    /// How many streams are being given one.
+    begun: usize,
     /// Of waits that are over.
     spare: Vec<Event>,
 }
@@ -61,23 +65,45 @@ struct Wait {
 impl OneSided {
     /// Nothing yet.
     pub(in crate::engine::device) fn new(devices: &Arc<Devices>, device: u32) -> Result<OneSided> {
-        Ok(OneSided { sent: Event::new(devices, device)?, given: Mutex::default() })
+        let sent = Event::new(devices, device)?;
+        Ok(OneSided { sent, sent_on: Mutex::default(), waits: Mutex::default() })
     }
 
     /// Whether streams have done all of it that was not captured.
     pub(in crate::engine::device) fn is_done(&self) -> Result<bool> {
-        let given = match self.given.try_lock() {
-            Ok(given) => given,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Somebody gives something right now.
+        let sent_on = match self.sent_on.try_lock() {
+            Ok(sent_on) => *sent_on,
+            Err(TryLockError::Poisoned(poisoned)) => *poisoned.into_inner(),
+            // Somebody sends something right now.
             Err(TryLockError::WouldBlock) => return Ok(false),
         };
-        for Wait { over, .. } in &given.waits {
+        let waits = lock(&self.waits);
+        if waits.begun > 0 {
+            return Ok(false);
+        }
+        for Wait { over, .. } in &waits.under_way {
             if !over.query()? {
                 return Ok(false);
             }
         }
-        if given.sent_on.is_some() { self.sent.query() } else { Ok(true) }
+        drop(waits);
+        if sent_on.is_some() { self.sent.query() } else { Ok(true) }
+    }
+}
+
+impl OneSided {
+    /// Before a stream is given a wait: an event for it, if one is spare.
+    fn begin_wait(&self) -> Option<Event> {
+        let mut waits = lock(&self.waits);
+        waits.begun += 1;
+        waits.spare.pop()
+    }
+
+    /// When it has been, or has not.
+    fn end_wait(&self, given: Result<Wait>) -> Result<()> {
+        let mut waits = lock(&self.waits);
+        waits.begun -= 1;
+        given.map(|wait| waits.under_way.push(wait))
     }
 }
 
@@ -125,15 +151,16 @@ impl DeviceExchange {
         let parts = self.parts();
         // SAFETY: the caller's promise.
         let given = unsafe {
-            self.give_one_sided(caller, |stream, given, id| {
+            self.give_one_sided(caller, |stream, id| {
                 let Some(id) = id else {
                     before(stream)?;
                     return parts.kernels.enqueue_signals(&counts, stream);
                 };
-                if given.sent_on.is_some_and(|other| other != id) {
+                let mut sent_on = lock(&parts.one_sided.sent_on);
+                if sent_on.is_some_and(|other| other != id) {
                     stream.wait(&parts.one_sided.sent)?;
                 }
-                given.sent_on = Some(id);
+                *sent_on = Some(id);
                 before(stream)?;
                 parts.kernels.enqueue_signals(&counts, stream)?;
                 parts.one_sided.sent.record(stream)
@@ -163,18 +190,18 @@ impl DeviceExchange {
         let deadline = Deadline::since(since, caller.timeout.unwrap_or(group.timeout()));
         // SAFETY: the caller's promise.
         let given = unsafe {
-            self.give_one_sided(caller, |stream, given, id| {
+            self.give_one_sided(caller, |stream, id| {
                 if id.is_none() {
                     return parts.kernels.enqueue_wait(&counts, stream);
                 }
-                let over = match given.spare.pop() {
-                    Some(event) => event,
-                    None => Event::new(self.devices(), self.device())?,
-                };
-                parts.kernels.enqueue_wait(&counts, stream)?;
-                over.record(stream)?;
-                given.waits.push(Wait { over, counts, since, deadline });
-                Ok(())
+                let spare = parts.one_sided.begin_wait();
+                let given =
+                    spare.map_or_else(|| Event::new(self.devices(), self.device()), Ok).and_then(|over| {
+                        parts.kernels.enqueue_wait(&counts, stream)?;
+                        over.record(stream)?;
+                        Ok(Wait { over, counts, since, deadline })
+                    });
+                parts.one_sided.end_wait(given)
             })
         };
         self.or_told(group, caller, given)?;
@@ -189,7 +216,7 @@ impl DeviceExchange {
     unsafe fn give_one_sided(
         &self,
         caller: Caller,
-        give: impl FnOnce(&Stream, &mut Given, Option<u64>) -> Result<()>,
+        give: impl FnOnce(&Stream, Option<u64>) -> Result<()>,
     ) -> Result<()> {
         let (parts, devices) = (self.parts(), self.devices());
         let _entered = devices.enter(self.device())?;
@@ -207,8 +234,7 @@ impl DeviceExchange {
                 fail!(InvalidUsage, "the capture of the call's stream has failed; end it, and begin again")
             }
         };
-        let mut given = lock(&parts.one_sided.given);
-        give(&stream, &mut given, id).inspect_err(|_| {
+        give(&stream, id).inspect_err(|_| {
             // Part of it may be there.
             if id.is_some() {
                 let _one_at_a_time = lock(&self.lane);
@@ -241,23 +267,23 @@ impl DeviceExchange {
 
     /// Looks after waits until they are over. Whether some are not.
     pub(super) fn attend_waits(&self, group: &Group) -> bool {
-        let Ok(mut given) = self.parts().one_sided.given.try_lock() else { return true };
-        let Given { waits, spare, .. } = &mut *given;
+        let mut waits = lock(&self.parts().one_sided.waits);
+        let Waits { under_way, begun, spare } = &mut *waits;
         let (mut late, mut lost) = (None, None);
-        for at in (0..waits.len()).rev() {
-            let Wait { over, counts, since, deadline } = &waits[at];
+        for at in (0..under_way.len()).rev() {
+            let Wait { over, counts, since, deadline } = &under_way[at];
             match over.query() {
-                Ok(true) => spare.push(waits.swap_remove(at).over),
+                Ok(true) => spare.push(under_way.swap_remove(at).over),
                 Ok(false) if deadline.expired() => late = Some((*counts, since.elapsed())),
                 Ok(false) => {}
                 Err(error) => {
                     lost = Some(error);
-                    waits.swap_remove(at);
+                    under_way.swap_remove(at);
                 }
             }
         }
-        let any = !waits.is_empty();
-        drop(given);
+        let any = !under_way.is_empty() || *begun > 0;
+        drop(waits);
         if group.failure().is_some() {
             return any;
         }
