@@ -432,10 +432,11 @@ impl Communicator {
     /// Waits for everything that was started, as [`Communicator::idle`] says.
     pub(crate) fn drain(&self, deadline: Deadline) -> Result<()> {
         let in_time = self.order.drain(deadline);
-        let started = std::mem::take(&mut *self.started());
+        // They stay in sight: other threads ask for failures meanwhile, or wait, too.
+        let started: Vec<Work> = self.started().iter().map(|(_, work)| work.clone()).collect();
         // All are waited for, also when one has failed; each ends by its own deadline, or when somebody aborts.
-        let mut results: Vec<_> =
-            started.into_iter().map(|(_, work)| work.wait(deadline).map(drop)).collect();
+        let mut results: Vec<_> = started.iter().map(|work| work.wait(deadline).map(drop)).collect();
+        self.started().retain(|(_, work)| !self.has_ended(work));
         if let Ok(context) = self.group() {
             results.push(context.settle(deadline));
         }
@@ -563,6 +564,57 @@ mod tests {
             assert!(context.failure().is_none());
             assert_eq!(communicator.failure().as_ref(), results[0].as_ref().err());
             assert!(communicator.drain(Deadline::NEVER).is_err() && communicator.idle());
+        });
+    }
+
+    /// One thread ends a communicator, and another one, which looks after it, is to abort it: nobody else knows of the failure.
+    #[test]
+    fn the_failure_of_a_message_is_seen_while_another_thread_waits_for_the_rest() {
+        let store = Arc::new(HashStore::new());
+        std::thread::scope(|scope| {
+            let sender = scope.spawn(|| pair(1, store.clone()));
+            let communicator = Communicator::new(Place::Host(0), Config::unset(), Vec::new());
+            communicator.meet(|_| Ok(Some(pair(0, store.clone()))));
+            let sender = sender.join().expect("no panic");
+            let context = communicator.group().expect("they have met");
+            let (mut first, mut second) = ([0; 4], [0; 4]);
+            let works = [&mut first, &mut second].map(|bytes| message(context, Kind::Receive, bytes));
+            communicator.keep(5, works.clone());
+            let ended = communicator.clone();
+            let drains = scope.spawn(move || ended.drain(Deadline::NEVER));
+            // It has begun to wait by then, mostly.
+            std::thread::sleep(Duration::from_millis(50));
+            let mut long = [7; 8];
+            let sent = message(&sender, Kind::Send, &mut long);
+            let why = works[0].wait(Deadline::NEVER).expect_err("it is too long");
+            let (failure, is_idle) = (communicator.failure(), communicator.idle());
+            communicator.abort();
+            let drained = drains.join().expect("no panic");
+            let _ = sent.wait(Deadline::NEVER);
+            assert_eq!((failure, is_idle), (Some(why.clone()), false));
+            assert_eq!(drained, Err(why));
+        });
+    }
+
+    /// Nobody has looked before.
+    #[test]
+    fn the_failure_of_a_message_that_ending_has_waited_for_is_the_communicators() {
+        let store = Arc::new(HashStore::new());
+        std::thread::scope(|scope| {
+            let sender = scope.spawn(|| {
+                let context = pair(1, store.clone());
+                let _ = message(&context, Kind::Send, &mut [7; 8]).wait(Deadline::NEVER);
+                context
+            });
+            let communicator = Communicator::new(Place::Host(0), Config::unset(), Vec::new());
+            communicator.meet(|_| Ok(Some(pair(0, store.clone()))));
+            let mut bytes = [0; 4];
+            let received = message(communicator.group().expect("they have met"), Kind::Receive, &mut bytes);
+            communicator.keep(5, [received]);
+            let drained = communicator.drain(Deadline::NEVER);
+            let _stays = sender.join().expect("no panic");
+            assert!(drained.is_err() && communicator.idle());
+            assert_eq!(communicator.failure(), drained.err());
         });
     }
 
