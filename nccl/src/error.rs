@@ -140,7 +140,7 @@ pub(crate) fn tell(failure: &Error) {
 
 fn line(error: &Error) -> CString {
     // The engine names the native face's field.
-    let text = error.text().replace('\0', "\\0").replace("raise timeout_ms", "raise UNISONO_NCCL_TIMEOUT");
+    let text = error.text().replace('\0', "\\0").replace("timeout_ms", "UNISONO_NCCL_TIMEOUT");
     // No NUL is left in it.
     CString::new(text).unwrap_or_default()
 }
@@ -198,6 +198,18 @@ mod tests {
     fn last_error() -> String {
         // SAFETY: the pointer is a C string of this thread, which no call changes before the copy is made.
         unsafe { CStr::from_ptr(ncclGetLastError(std::ptr::null_mut())) }.to_str().unwrap().to_owned()
+    }
+
+    /// Where the engine names a field of the native face.
+    #[test]
+    fn a_text_names_the_setting_that_there_is_here() {
+        for (engine, here) in [
+            ("look at it, or raise timeout_ms", "look at it, or raise UNISONO_NCCL_TIMEOUT"),
+            ("it does not end. Raise timeout_ms, or", "it does not end. Raise UNISONO_NCCL_TIMEOUT, or"),
+        ] {
+            remember(&Error::new(Status::Timeout, engine));
+            assert_eq!(last_error(), here);
+        }
     }
 
     #[test]
