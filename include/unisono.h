@@ -1092,6 +1092,7 @@ unisono_status_t unisono_algorithm_create(const struct unisono_context_t *ctx,
 unisono_status_t unisono_algorithm_run(const struct unisono_algorithm_t *algorithm);
 
 /// Starts a run and returns; `*work` is ended by unisono_work_destroy. The next run comes after this one is complete.
+/// In a capture, as unisono_algorithm_run; the work is complete then, whatever the graph does.
 unisono_status_t unisono_algorithm_start(const struct unisono_algorithm_t *algorithm,
                                          struct unisono_work_t **work);
 

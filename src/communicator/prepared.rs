@@ -198,7 +198,11 @@ impl Prepared {
                 if let Err(error) = &joined {
                     self.give_up(several, error);
                 }
-                Ok(Work::composed(host, joined?, failure))
+                Ok(match joined? {
+                    Some(joined) => Work::composed(host, joined, failure),
+                    // In a group of one: it is done whenever its graph is replayed.
+                    None => Work::ended(Ok(Completion::default())),
+                })
             }
         }
     }

@@ -65,6 +65,17 @@ struct Local {
     reduce: Option<LocalReduce>,
 }
 
+impl Local {
+    /// Whether the streams are being captured.
+    fn is_captured(&self) -> Result<bool> {
+        match self {
+            Local { broadcast: Some(broadcast), .. } => broadcast.is_captured(),
+            Local { reduce: Some(reduce), .. } => reduce.is_captured(),
+            Local { broadcast: None, reduce: None } => Ok(false),
+        }
+    }
+}
+
 /// Where the call between the ranks belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
@@ -218,16 +229,20 @@ impl Several {
         Ok(work)
     }
 
-    /// An event that is complete when everything is that was enqueued so far.
-    pub(super) fn join(&self) -> Result<Arc<Event>> {
+    /// An event that is complete when everything is that was enqueued so far. `None`: the streams are being captured, and an event of
+    /// ours would mean nothing outside of the graph.
+    pub(super) fn join(&self) -> Result<Option<Arc<Event>>> {
         let mut local = lock(&self.local);
+        if local.is_captured()? {
+            return Ok(None);
+        }
         match &mut *local {
             Local { broadcast: Some(broadcast), .. } => broadcast.join(&self.joins)?,
             Local { reduce: Some(reduce), .. } => reduce.join(&self.joins)?,
             Local { broadcast: None, reduce: None } => {}
         }
         self.done.record(&self.joins)?;
-        Ok(self.done.clone())
+        Ok(Some(self.done.clone()))
     }
 
     /// Waits on the host until every stream has done what it was given.

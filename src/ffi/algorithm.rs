@@ -238,6 +238,7 @@ pub unsafe extern "C" fn unisono_algorithm_run(algorithm: *const unisono_algorit
 }
 
 /// Starts a run and returns; `*work` is ended by unisono_work_destroy. The next run comes after this one is complete.
+/// In a capture, as unisono_algorithm_run; the work is complete then, whatever the graph does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_algorithm_start(
     algorithm: *const unisono_algorithm_t,

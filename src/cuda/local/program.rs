@@ -98,6 +98,11 @@ impl Program {
         Ok(())
     }
 
+    /// Whether the streams are being captured.
+    pub(super) fn is_captured(&self) -> Result<bool> {
+        Ok(matches!(self.check_capture()?, Capture::Active(_)))
+    }
+
     /// What `stream` is given after this waits for everything that any of the streams has been given.
     pub(super) fn join(&mut self, stream: &Stream) -> Result<()> {
         for (end, own) in self.ends.iter().zip(&self.pointers.streams) {

@@ -121,6 +121,11 @@ impl LocalReduce {
         self.program.run()
     }
 
+    /// Whether the pointers' streams are being captured.
+    pub fn is_captured(&self) -> Result<bool> {
+        self.program.is_captured()
+    }
+
     /// What `stream` is given after this waits for everything that any of the pointers' streams has been given.
     pub fn join(&mut self, stream: &Stream) -> Result<()> {
         self.program.join(stream)
