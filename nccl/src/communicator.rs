@@ -19,6 +19,7 @@ use crate::config::{Config, seconds};
 use crate::engine;
 use crate::error::{Error, Result, Status, caught, fail};
 use crate::handle::{Found, Table};
+use crate::memory;
 use crate::operator::Operators;
 use crate::order::Order;
 use crate::place::Place;
@@ -68,6 +69,8 @@ fn unknown(comm: ncclComm_t) -> Error {
 
 /// One rank's communicator. It has a handle before it has met the others, so that they may be met in the background.
 pub(crate) struct Communicator {
+    /// The number of its handle, once it has one.
+    handle: OnceLock<usize>,
     pub(crate) place: Place,
     pub(crate) config: Config,
     pub(crate) operators: Operators,
@@ -153,6 +156,7 @@ impl Communicator {
     /// One that has yet to meet the others.
     pub(crate) fn new(place: Place, config: Config, servers: Vec<Arc<ServerHandle>>) -> Arc<Communicator> {
         Arc::new(Communicator {
+            handle: OnceLock::new(),
             place,
             config,
             operators: Operators::default(),
@@ -170,6 +174,14 @@ impl Communicator {
             servers,
             fork: fork::generation(),
         })
+    }
+
+    /// Gives it its handle.
+    pub(crate) fn give_handle(self: &Arc<Self>) -> ncclComm_t {
+        let handle: ncclComm_t = COMMUNICATORS.insert(self.clone());
+        // Once.
+        let _ = self.handle.set(handle.addr());
+        handle
     }
 
     /// Whether this is a child that was forked since: its locks may be held by threads that do not exist here.
@@ -455,6 +467,15 @@ impl Communicator {
 
     fn started(&self) -> MutexGuard<'_, Vec<(usize, Work)>> {
         self.started.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Communicator {
+    /// Nobody can take back any more what its client has registered and has not taken back.
+    fn drop(&mut self) {
+        if let (Some(&handle), false) = (self.handle.get(), self.is_inherited()) {
+            memory::forget(handle);
+        }
     }
 }
 

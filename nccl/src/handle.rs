@@ -94,6 +94,20 @@ impl<T: Send + Sync> Table<T> {
         Some(value)
     }
 
+    /// Takes the handles back of all values that `is_over` says are.
+    pub(crate) fn take_all(&'static self, is_over: impl Fn(&T) -> bool) {
+        let mut over = Vec::new();
+        self.entries.write().retain(|_, value| {
+            let stays = !is_over(value);
+            if !stays {
+                over.push(value.clone());
+            }
+            stays
+        });
+        self.taken.fetch_add(1, Ordering::Release);
+        // What `over` holds is dropped without the lock.
+    }
+
     /// Takes a handle back.
     pub(crate) fn take<H>(&'static self, handle: *const H) -> Option<Arc<T>> {
         let value = self.entries.write().remove(&handle.addr());

@@ -166,6 +166,13 @@ impl Registration {
     }
 }
 
+/// Takes back what was registered with the communicator of this number, which has ended.
+pub(crate) fn forget(communicator: usize) {
+    for table in [&REGISTRATIONS, &WINDOWS] {
+        table.take_all(|registration| registration.communicator == communicator);
+    }
+}
+
 /// What one of a communicator's windows was registered as.
 pub(crate) fn window_of(comm: ncclComm_t, win: ncclWindow_t, name: &str) -> Result<Arc<Registration>> {
     match WINDOWS.find(win) {
@@ -302,4 +309,42 @@ pub unsafe extern "C" fn ncclWinGetUserPtr(
         place.write(std::ptr::with_exposed_provenance_mut(window.address));
         Ok(SUCCESS)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::end;
+
+    #[test]
+    fn what_is_registered_with_a_communicator_ends_with_it() {
+        for end in [end::ncclCommDestroy, end::ncclCommAbort] {
+            let [comm, other] = [(); 2].map(|()| {
+                let communicator = Communicator::new(Place::Host(0), Config::unset(), Vec::new());
+                communicator.meet(|_| Communicator::alone(&communicator).cloned().map(Some));
+                communicator.give_handle()
+            });
+            let mut bytes = [0u8; 64];
+            let [mut first, mut second] = [std::ptr::null_mut(); 2];
+            let mut window = std::ptr::null_mut();
+            // SAFETY: live memory.
+            let registered = unsafe {
+                [
+                    ncclCommRegister(comm, bytes.as_mut_ptr().cast(), 64, &mut first),
+                    ncclCommRegister(other, bytes.as_mut_ptr().cast(), 64, &mut second),
+                    ncclCommWindowRegister(
+                        comm,
+                        bytes.as_mut_ptr().cast(),
+                        64,
+                        &mut window,
+                        NCCL_WIN_DEFAULT,
+                    ),
+                ]
+            };
+            assert_eq!((registered, end(comm)), ([SUCCESS; 3], SUCCESS));
+            assert!(REGISTRATIONS.find(first).is_none() && WINDOWS.find(window).is_none());
+            assert_eq!([ncclCommDeregister(other, second), end(other)], [SUCCESS; 2]);
+        }
+    }
 }

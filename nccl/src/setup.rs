@@ -91,7 +91,7 @@ impl Joining {
         let handle = match ranks {
             // It takes part in the splitting, and in nothing after that.
             Ranks::Alike(_, None, _) | Ranks::AlikeAnew(_, None, _) => std::ptr::null_mut(),
-            _ => COMMUNICATORS.insert(communicator.clone()),
+            _ => communicator.give_handle(),
         };
         // SAFETY: this function's contract.
         unsafe { place.write(handle) };
