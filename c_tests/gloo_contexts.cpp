@@ -5,6 +5,8 @@
 #include <map>
 #include <mutex>
 
+#include <gloo/allreduce_ring.h>
+#include <gloo/broadcast_one_to_all.h>
 #include <gloo/rendezvous/prefix_store.h>
 #include <gloo/transport/tcp/address.h>
 #include <gloo/transport/uv/device.h>
@@ -62,21 +64,57 @@ void closing_ends_this_ranks_waits() {
     }
 }
 
+/* What the rank that closes has and keeps, though nothing of it is under way. */
+struct Kept {
+    const char *name;
+    std::function<std::shared_ptr<void>(const GlooContext &, Bytes &)> make;
+};
+
+const std::vector<Kept> &kept() {
+    static const std::vector<Kept> all{
+        {"nothing", [](const GlooContext &, Bytes &) { return nullptr; }},
+        {"a receive buffer to which nothing was sent",
+         [](const GlooContext &context, Bytes &memory) { return Bound(make_receive(context, 1, 1, memory)); }},
+        {"a send buffer that nobody has waited for",
+         [](const GlooContext &context, Bytes &memory) {
+             auto buffer = make_send(context, 1, 1, memory);
+             buffer->send();
+             return buffer;
+         }},
+        {"an unbound buffer",
+         [](const GlooContext &context, Bytes &memory) {
+             auto buffer = make_unbound(context, memory);
+             buffer->send(1, 8);
+             CHECK(buffer->waitSend());
+             CHECK_THROWS(gloo::InvalidOperationException, "", buffer->send(context->rank, 8));
+             return buffer;
+         }},
+        {"an allreduce",
+         [](const GlooContext &context, Bytes &memory) {
+             return std::make_shared<gloo::AllreduceRing<unsigned char>>(
+                 context, std::vector<unsigned char *>{memory.data()}, 100);
+         }},
+        {"a broadcast",
+         [](const GlooContext &context, Bytes &memory) {
+             return std::make_shared<gloo::BroadcastOneToAll<unsigned char>>(
+                 context, std::vector<unsigned char *>{memory.data()}, 100);
+         }},
+    };
+    return all;
+}
+
 void closing_ends_what_others_wait_for() {
-    // Also while the rank that closes has buffers that nothing was sent to, and keeps them.
-    for (const bool idle : {false, true}) {
-        as_threads(3, [idle](const GlooContext &context) {
+    for (const Kept &keeps : kept()) {
+        as_threads(3, [&keeps](const GlooContext &context) {
             Bytes memory(100), receive(100);
             Bound buffer;
             if (context->rank == 0) {
-                if (idle) {
-                    buffer = make_receive(context, 1, 1, memory);
-                }
+                const auto thing = keeps.make(context, memory);
                 meet(context, 1, 2);
                 meet(context, 2, 2);
                 pause_for(50);
                 context->closeConnections();
-                // The buffer and the context live on until the others have noticed.
+                // The thing and the context live on until the others have noticed.
                 pause_for(2500);
             } else {
                 meet(context, 0, 2);
@@ -90,7 +128,7 @@ void closing_ends_what_others_wait_for() {
                 const double took = seconds_now() - begin;
                 if (took > 2) {
                     throw std::logic_error(
-                        MakeString("rank ", context->rank, " noticed after ", took, " s, idle ", idle));
+                        MakeString("rank ", context->rank, " noticed after ", took, " s; kept: ", keeps.name));
                 }
             }
         });
@@ -105,10 +143,18 @@ void nothing_works_after_closing() {
         const auto before = make_unbound(context, memory);
         const auto sender = make_send(context, peer, 1, memory);
         const auto receiver = make_receive(context, peer, 2, memory);
+        const auto waiting = make_send(context, peer, 6, memory);
+        waiting->send();
+        std::vector<float> numbers(10, 1);
+        gloo::AllreduceRing<float> sum(context, {numbers.data()}, 10);
+        gloo::BroadcastOneToAll<float> broadcast(context, {numbers.data()}, 10);
         barrier(context);
         context->closeConnections();
         within(5, [&] {
             CHECK(!context->getPair(peer)->isConnected());
+            CHECK_THROWS(IoException, "", waiting->waitSend());
+            CHECK_THROWS(IoException, "", sum.run());
+            CHECK_THROWS(IoException, "", broadcast.run());
             CHECK_THROWS(IoException, "", (before->send(peer, 1), before->waitSend()));
             CHECK_THROWS(IoException, "", (before->recv(peer, 1), before->waitRecv()));
             CHECK_THROWS(IoException, "", (sender->send(), sender->waitSend()));

@@ -26,16 +26,16 @@ template <class T> class BroadcastOneToAll : public Algorithm {
         options.root_rank = static_cast<uint32_t>(rootRank);
         options.root_pointer = static_cast<uint64_t>(rootPointerRank);
         options.call = &call;
-        algorithm_ = detail::prepared(context->native().get(), options);
+        algorithm_ = detail::prepared(*context, options);
     }
 
     void run() override {
         const auto busy = context_->native();
-        detail::check(unisono_algorithm_run(algorithm_.get()));
+        detail::check(unisono_algorithm_run(algorithm_->native().get()));
     }
 
   private:
-    detail::NativeAlgorithm algorithm_;
+    std::shared_ptr<detail::Prepared> algorithm_;
 };
 
 } // namespace over_unisono

@@ -71,6 +71,8 @@ class Context {
 
     /* unisono's own: the native face's context, for what gloo has no name for. */
     std::shared_ptr<unisono_context_t> native() { return connected().native(); }
+    /* And what is to let go of it when the connections are closed. */
+    void enlist(const std::shared_ptr<detail::Closable> &part) { connected().enlist(part); }
 
   protected:
     transport::Context &connected() const {

@@ -18,7 +18,6 @@ template <auto destroy> struct Destroy {
     template <class Handle> void operator()(Handle *handle) const { destroy(handle); }
 };
 using Work = std::unique_ptr<unisono_work_t, Destroy<unisono_work_destroy>>;
-using NativeAlgorithm = std::unique_ptr<unisono_algorithm_t, Destroy<unisono_algorithm_destroy>>;
 
 /* gloo's "no timeout" is 0. */
 inline uint64_t milliseconds(std::chrono::milliseconds timeout) {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "gloo/algorithm.h"
@@ -52,11 +54,40 @@ template <class T> Operator operatorFor(const ReductionFunction<T> *function) {
                     });
 }
 
-/* A collective over this rank's buffers, prepared. */
-inline NativeAlgorithm prepared(const unisono_context_t *context, const unisono_algorithm_options_t &options) {
-    unisono_algorithm_t *algorithm = nullptr;
-    check(unisono_algorithm_create(context, &options, &algorithm));
-    return NativeAlgorithm(algorithm);
+/* A collective over this rank's buffers, prepared, until it is closed. */
+class Prepared : public Closable {
+  public:
+    Prepared(const unisono_context_t *context, const unisono_algorithm_options_t &options) {
+        unisono_algorithm_t *algorithm = nullptr;
+        check(unisono_algorithm_create(context, &options, &algorithm));
+        algorithm_.reset(algorithm, unisono_algorithm_destroy);
+    }
+
+    /* To be held while a run is under way. */
+    std::shared_ptr<unisono_algorithm_t> native() {
+        std::lock_guard<std::mutex> hold(mutex_);
+        if (!algorithm_) {
+            throw IoException("the connections of this object's context are closed");
+        }
+        return algorithm_;
+    }
+
+    void close() override {
+        std::unique_lock<std::mutex> hold(mutex_);
+        const auto algorithm = std::move(algorithm_);
+        algorithm_.reset();
+    }
+
+  private:
+    std::mutex mutex_;
+    std::shared_ptr<unisono_algorithm_t> algorithm_;
+};
+
+/* One that goes with its context. */
+inline std::shared_ptr<Prepared> prepared(Context &context, const unisono_algorithm_options_t &options) {
+    auto made = std::make_shared<Prepared>(context.native().get(), options);
+    context.enlist(made);
+    return made;
 }
 
 /* An allreduce over one or more buffers of each rank, in place. */
@@ -65,7 +96,7 @@ template <class T> class AllreduceObject : public Algorithm {
     void run() override {
         const auto context = context_->native();
         if (algorithm_) {
-            check(unisono_algorithm_run(algorithm_.get()));
+            check(unisono_algorithm_run(algorithm_->native().get()));
             return;
         }
         for (std::size_t i = 1; i < pointers_.size(); i++) {
@@ -96,7 +127,7 @@ template <class T> class AllreduceObject : public Algorithm {
         options.dtype = operator_.element.dtype;
         options.op = operator_.op;
         options.call = &call_;
-        algorithm_ = prepared(context->native().get(), options);
+        algorithm_ = prepared(*context, options);
     }
 
   private:
@@ -104,7 +135,7 @@ template <class T> class AllreduceObject : public Algorithm {
     const std::size_t count_;
     const Operator operator_;
     const unisono_call_t call_;
-    NativeAlgorithm algorithm_;
+    std::shared_ptr<Prepared> algorithm_;
 };
 
 } // namespace detail

@@ -18,6 +18,17 @@ inline namespace over_unisono {
 /* How long connecting, and each operation that is given no other timeout, may take. */
 constexpr std::chrono::milliseconds kTimeoutDefault = std::chrono::seconds(30);
 
+namespace detail {
+
+/* What lets go of a context that is closed. */
+class Closable {
+  public:
+    virtual ~Closable() = default;
+    virtual void close() = 0;
+};
+
+} // namespace detail
+
 namespace transport {
 
 /* The pairs of a rank with all others. */
@@ -49,6 +60,10 @@ class Context {
     virtual std::shared_ptr<unisono_context_t> native() {
         throw InvalidOperationException("this transport is not unisono's: it has no collectives");
     }
+
+    /* unisono's own: to be closed with this context, if it is still there. Whatever is made of a native context keeps
+       this rank in the group. */
+    virtual void enlist(const std::shared_ptr<detail::Closable> &) {}
 
   protected:
     std::vector<std::unique_ptr<Pair>> pairs_;

@@ -61,14 +61,43 @@ inline void await(Context &context, const SharedWork &work, const char *what, ui
     }
 }
 
+/* A message that was sent from a buffer. */
+struct Message {
+    std::unique_ptr<Frame> frame;
+    const char *content = nullptr;
+    SharedWork head, tail;
+};
+
+/* Those of a buffer that nobody has waited for. */
+struct Outbox : detail::Closable {
+    std::mutex mutex;
+    std::deque<Message> messages;
+
+    std::deque<Message> take() {
+        std::lock_guard<std::mutex> hold(mutex);
+        return std::exchange(messages, {});
+    }
+
+    void close() override {
+        for (const Message &message : take()) {
+            unisono_work_cancel(message.head.get());
+            if (message.tail) {
+                unisono_work_cancel(message.tail.get());
+            }
+        }
+    }
+};
+
 class SendBuffer : public Buffer {
   public:
     SendBuffer(std::shared_ptr<Context> context, int peer, int slot, void *ptr, std::size_t size)
-        : Buffer(slot, ptr, size), context_(std::move(context)), peer_(detail::rankOf(peer)) {}
+        : Buffer(slot, ptr, size), context_(std::move(context)), peer_(detail::rankOf(peer)) {
+        context_->enlist(outbox_);
+    }
 
     /* Messages that have not begun are taken back. Of one whose frame has gone, what follows is sent from a copy. */
     ~SendBuffer() override {
-        for (const Message &message : messages_) {
+        for (const Message &message : outbox_->take()) {
             takeBack(message);
         }
     }
@@ -88,23 +117,24 @@ class SendBuffer : public Buffer {
             std::memcpy(message.frame->content, message.content, length);
         }
         // Frames leave in the order of the calls.
-        std::lock_guard<std::mutex> hold(mutex_);
+        std::lock_guard<std::mutex> hold(outbox_->mutex);
         message.head = begin(message.frame.get(), sizeof(Frame), frameTag(slot_));
         if (!whole) {
             message.tail = begin(message.content, length, contentTag(message.frame->sequence));
         }
-        messages_.push_back(std::move(message));
+        outbox_->messages.push_back(std::move(message));
     }
 
     /* One that throws leaves nothing under way: the memory is the program's again. */
     void waitSend() override {
-        std::unique_lock<std::mutex> hold(mutex_);
-        GLOO_ENFORCE(!messages_.empty(), "nothing was sent that has not been waited for");
-        const Message message = std::move(messages_.front());
-        messages_.pop_front();
+        const auto busy = context_->native();
+        std::unique_lock<std::mutex> hold(outbox_->mutex);
+        auto &messages = outbox_->messages;
+        GLOO_ENFORCE(!messages.empty(), "nothing was sent that has not been waited for");
+        const Message message = std::move(messages.front());
+        messages.pop_front();
         hold.unlock();
         try {
-            const auto busy = context_->native();
             const detail::Patience patience(context_->getTimeout());
             for (const SharedWork &work : {message.head, message.tail}) {
                 if (work) {
@@ -123,12 +153,6 @@ class SendBuffer : public Buffer {
     void waitRecv() override { GLOO_THROW_INVALID_OPERATION_EXCEPTION("a send buffer receives nothing"); }
 
   private:
-    struct Message {
-        std::unique_ptr<Frame> frame;
-        const char *content = nullptr;
-        SharedWork head, tail;
-    };
-
     SharedWork begin(const void *from, std::size_t bytes, uint64_t tag) {
         const unisono_call_t call = detail::call(tag, kNoTimeout);
         unisono_work_t *work = nullptr;
@@ -164,13 +188,12 @@ class SendBuffer : public Buffer {
 
     const std::shared_ptr<Context> context_;
     const uint32_t peer_;
-    std::mutex mutex_;
-    std::deque<Message> messages_;
+    const std::shared_ptr<Outbox> outbox_ = std::make_shared<Outbox>();
 };
 
 /* What comes to a receive buffer: a frame, what follows it, the next frame. It outlives the buffer while a completion is
    late. */
-class Inbox : public Closable, public std::enable_shared_from_this<Inbox> {
+class Inbox : public detail::Closable, public std::enable_shared_from_this<Inbox> {
   public:
     Inbox(std::shared_ptr<Context> context, uint32_t peer, int slot, char *memory, std::size_t size)
         : context_(std::move(context)), peer_(peer), slot_(slot), memory_(memory), size_(size) {}

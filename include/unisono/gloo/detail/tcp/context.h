@@ -22,13 +22,6 @@ inline namespace over_unisono {
 namespace transport {
 namespace tcp {
 
-/* What ends with a context. */
-class Closable {
-  public:
-    virtual ~Closable() = default;
-    virtual void close() = 0;
-};
-
 /* A context of unisono's native face, as gloo's pairs and buffers. */
 class Context : public ::gloo::transport::Context, public std::enable_shared_from_this<Context> {
   public:
@@ -61,10 +54,9 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
         return native_ != nullptr;
     }
 
-    /* To be closed with this context, if it is still there. */
-    void enlist(const std::shared_ptr<Closable> &part) {
+    void enlist(const std::shared_ptr<detail::Closable> &part) override {
         std::lock_guard<std::mutex> hold(mutex_);
-        const auto gone = [](const std::weak_ptr<Closable> &other) { return other.expired(); };
+        const auto gone = [](const std::weak_ptr<detail::Closable> &other) { return other.expired(); };
         parts_.erase(std::remove_if(parts_.begin(), parts_.end(), gone), parts_.end());
         parts_.push_back(part);
     }
@@ -157,7 +149,7 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
     mutable std::mutex mutex_;
     std::shared_ptr<unisono_context_t> native_;
     bool closed_ = false;
-    std::vector<std::weak_ptr<Closable>> parts_;
+    std::vector<std::weak_ptr<detail::Closable>> parts_;
     std::atomic<uint64_t> messages_{0};
     std::optional<Address> address_;
     std::optional<unisono_unique_id_t> id_;

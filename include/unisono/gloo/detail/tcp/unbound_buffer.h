@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -27,8 +28,8 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
         : ::gloo::transport::UnboundBuffer(ptr_, size_), context_(std::move(context)) {}
 
     ~UnboundBuffer() override {
-        for (const Side *side : {&sends_, &receives_}) {
-            unisono_buffer_destroy(side->native);
+        for (Side *side : {&sends_, &receives_}) {
+            side->end();
         }
     }
 
@@ -71,13 +72,19 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
 
   private:
     struct Side {
+        /* There while anything is under way: it keeps this rank in the group. */
         unisono_buffer_t *native = nullptr;
-        /* Held while anything is under way: a context that is closed meanwhile is aborted. */
+        /* The same: a context that is closed meanwhile is aborted. */
         std::shared_ptr<unisono_context_t> busy;
         /* Messages that no call waits for yet, and those that nobody has reported. */
         std::size_t unclaimed = 0, unreported = 0;
         std::size_t waiters = 0;
         bool aborted = false;
+
+        void end() {
+            unisono_buffer_destroy(std::exchange(native, nullptr));
+            busy.reset();
+        }
     };
 
     std::size_t within(std::size_t offset, std::size_t nbytes) const {
@@ -97,7 +104,13 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
         if (side.native == nullptr) {
             detail::check(unisono_buffer_create(context.get(), ptr, size, &side.native));
         }
-        detail::check(begin(side.native, call));
+        if (const unisono_status_t status = begin(side.native, call); status != UNISONO_OK) {
+            const std::string cause = unisono_last_error();
+            if (side.unreported == 0) {
+                side.end();
+            }
+            detail::raise(status, cause);
+        }
         side.busy = context;
         side.unclaimed++;
         side.unreported++;
@@ -155,7 +168,7 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
 
     static void reported(Side &side) {
         if (--side.unreported == 0) {
-            side.busy.reset();
+            side.end();
         }
     }
 
