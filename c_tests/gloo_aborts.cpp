@@ -285,6 +285,38 @@ void a_timeout_ends_the_context_for_all() {
     }
 }
 
+/* What a wait throws that was ended by another call's timeout tells of that one, not of its own. */
+void a_wait_tells_whose_timeout_ended_it() {
+    std::atomic<int> told{0};
+    as_threads(2, [&](const GlooContext &context) {
+        Bytes memory(100);
+        const auto buffer = make_unbound(context, memory);
+        buffer->recv(1 - context->rank, 1);
+        auto waiting = std::async(std::launch::async, [&] {
+            try {
+                buffer->waitRecv(std::chrono::seconds(54));
+                return std::string("nothing");
+            } catch (const IoException &error) {
+                return std::string(error.what());
+            }
+        });
+        if (context->rank == 0) {
+            gloo::BarrierOptions options(context);
+            options.setTimeout(milliseconds(200));
+            CHECK_THROWS(IoException, "Timed out", gloo::barrier(options));
+        }
+        const std::string text = waiting.get();
+        // Nobody leaves before the other has been told.
+        told++;
+        for (int i = 0; i < 20000 && told < 2; i++) {
+            pause_for(1);
+        }
+        if (text.find("Timed out: ") != 0 || text.find("54000") != std::string::npos) {
+            throw std::logic_error("rank " + std::to_string(context->rank) + " is told \"" + text + "\"");
+        }
+    });
+}
+
 /* A timeout that no clock can add to the time is as good as none. */
 void the_longest_timeout() {
     const auto longest = milliseconds::max();
@@ -321,6 +353,7 @@ int main() {
         {"abort meets departure", abort_meets_departure},
         {"a wait with nothing started times out", a_wait_with_nothing_started_times_out},
         {"a timeout ends the context for all", a_timeout_ends_the_context_for_all},
+        {"a wait tells whose timeout ended it", a_wait_tells_whose_timeout_ended_it},
         {"the longest timeout", the_longest_timeout},
     });
 }

@@ -148,11 +148,17 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
                 }
                 return true;
             }
+            // A context that has failed says so by what it failed with, which may be a deadline of another call, or of
+            // another rank's.
+            if (unisono_context_status(side.busy.get()) != UNISONO_OK) {
+                reported(side);
+                detail::raise(status, cause);
+            }
             if (status == UNISONO_TIMEOUT) {
                 side.unclaimed++;
                 overdue(hold, what, timeout, cause);
             }
-            if (status != UNISONO_ABORTED || unisono_context_status(side.busy.get()) != UNISONO_OK) {
+            if (status != UNISONO_ABORTED) {
                 reported(side);
                 detail::raise(status, cause);
             }
