@@ -338,6 +338,45 @@ void timeouts_of_objects() {
     check_object_times_out<gloo::AllreduceRing<float>>(pointers, 1000, &own);
 }
 
+/* The rank whose function throws has what it threw; the others, which are in the call, are told. */
+void a_function_that_throws() {
+    using Run = std::function<void(const GlooContext &, std::vector<float> &, const Function &)>;
+    const std::vector<Run> runs{
+        [](const GlooContext &context, std::vector<float> &memory, const Function &function) {
+            allreduce(context, memory, function);
+        },
+        [](const GlooContext &context, std::vector<float> &memory, const Function &function) {
+            reduce_to(context, 0, memory, function);
+            // Who is not the root may have been done before that.
+            check_sum(context);
+        },
+    };
+    for (const Run &run : runs) {
+        std::atomic<int> told{0};
+        as_threads(3, [&](const GlooContext &context) {
+            std::vector<float> memory(1000, 1);
+            const auto own = own_sum<float>();
+            const bool throws = context->rank == 1;
+            const Function function = [&](void *c, const void *a, const void *b, std::size_t n) {
+                if (throws) {
+                    throw std::range_error("no sums today");
+                }
+                own(c, a, b, n);
+            };
+            if (throws) {
+                CHECK_THROWS(std::range_error, "no sums today", run(context, memory, function));
+            } else {
+                CHECK_THROWS(gloo::IoException, "no sums today", run(context, memory, function));
+            }
+            // Nobody leaves before the others have been told.
+            told++;
+            for (int i = 0; i < 20000 && told < 3; i++) {
+                pause_for(1);
+            }
+        });
+    }
+}
+
 /* A timeout of 0 is none. */
 void no_timeout() {
     as_threads(2, [](const GlooContext &context) {
@@ -406,6 +445,7 @@ int main() {
         {"without a connection", without_a_connection},
         {"timeouts", timeouts},
         {"timeouts of objects", timeouts_of_objects},
+        {"a function that throws", a_function_that_throws},
         {"no timeout", no_timeout},
         {"calls that differ", differing_calls},
         {"objects that differ", differing_objects},

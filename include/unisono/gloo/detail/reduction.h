@@ -8,11 +8,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <new>
 #include <utility>
 #include <vector>
 
+#include "gloo/common/string.h"
 #include "gloo/detail/element.h"
 #include "gloo/detail/native.h"
 
@@ -137,7 +139,20 @@ class OwnReduction {
         share_.reset(static_cast<char *>(::operator new(size_ * send[rank_] + 1, kAlignment)));
         check(
             unisono_alltoallv(context_, in, share_.get(), send.data(), receive.data(), UNISONO_UINT8, &call_, nullptr));
-        Fold(operation_, share_.get(), shares[rank_]).run(0, shares[rank_] > 0 ? size_ : 0);
+        try {
+            Fold(operation_, share_.get(), shares[rank_]).run(0, shares[rank_] > 0 ? size_ : 0);
+        } catch (const std::exception &cause) {
+            abort(cause.what());
+            throw;
+        } catch (...) {
+            abort("no std::exception");
+            throw;
+        }
+    }
+
+    /* The others are in the call, and would wait for this rank's share. */
+    void abort(const char *cause) const {
+        unisono_context_abort_because(context_, MakeString("the function to reduce by has thrown: ", cause).c_str());
     }
 
     const unisono_context_t *const context_;
