@@ -492,7 +492,8 @@ impl Group {
     /// A failure with its call.
     fn tell_of(&self, turn: &Turn, cause: Error) -> Error {
         let cause = match turn.class {
-            Class::PointToPoint => cause,
+            // What a message failed with is its own; that its peer is gone may come of what the group has failed with.
+            Class::PointToPoint if cause.status() != Status::PeerFailed => cause,
             _ => self.failure().unwrap_or(cause),
         };
         cause.context(self.describe(turn))

@@ -435,3 +435,19 @@ fn data_streams_do_not_end_before_the_last_word_has_been_said() {
         assert_eq!(other.endpoint().messages().why_lost(0).map(|why| why.to_string()), None);
     }
 }
+
+#[test]
+fn a_message_whose_peer_has_failed_the_group_and_left_tells_of_the_failure() {
+    for shm in [true, false] {
+        let [first, second] = linked_pair(shm);
+        let mut bytes = [0; 8];
+        let into = Destination { address: bytes.as_mut_ptr(), len: bytes.len() };
+        let waiting = post(&first, 1, bytes.len(), Message::Receive { from: 1, into });
+        second.fail(Error::new(Status::Timeout, "rank 1 has waited long enough"));
+        drop(second);
+        let error =
+            waiting.wait(Deadline::after(Duration::from_secs(20))).expect("in time").expect_err("it failed");
+        assert!(error.text().contains("long enough"), "shm {shm}: {error}");
+        assert_eq!(error.status(), Status::Timeout);
+    }
+}
