@@ -2,8 +2,8 @@
 
 #![forbid(unsafe_code)]
 
-use super::operation;
 use super::options::{CallStyle, Choice, Options, Place, Transport};
+use super::{operation, sparse};
 use crate::reduce::{DataType, Operator, Reducer};
 use crate::schedule;
 use crate::signature::Kind;
@@ -28,12 +28,14 @@ pub(super) struct Case {
 }
 
 impl Case {
-    /// Elements, as the call counts them. At least one for a size above zero.
+    /// Elements, as the call counts them. At least one for a size above zero; sparse tensors consist of whole rows, one at least.
     pub(super) fn count(&self) -> u64 {
         let parts = if operation::in_blocks(self.kind) { u64::from(self.size) } else { 1 };
-        match self.asked {
-            0 => 0,
-            asked => (asked / self.dtype.size() as u64 / parts).max(1),
+        let elements = self.asked / self.dtype.size() as u64 / parts;
+        match (self.kind, self.asked) {
+            (Kind::SparseAllreduce, _) => (elements / sparse::ROW).max(1) * sparse::ROW,
+            (_, 0) => 0,
+            _ => elements.max(1),
         }
     }
 
@@ -200,6 +202,15 @@ mod tests {
         assert_eq!((case.count(), case.bytes()), (1, 16));
         let case = cases(&["--sizes", "1K"], Kind::Allreduce, 3)[0];
         assert_eq!((case.count(), case.bytes()), (256, 1024));
+    }
+
+    #[test]
+    fn sizes_of_sparse_tensors_are_those_of_the_rows_that_are_moved() {
+        for (asked, moved) in [("0", 256), ("8", 256), ("1000", 768), ("1K", 1024)] {
+            let case = cases(&["--sizes", asked], Kind::SparseAllreduce, 2)[0];
+            assert_eq!(case.bytes(), moved, "{asked}");
+            assert_eq!(sparse::Rows::of(&case).count * sparse::ROW * 4, moved, "{asked}");
+        }
     }
 
     #[test]

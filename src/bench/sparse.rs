@@ -25,7 +25,7 @@ pub(super) struct Rows {
 
 impl Rows {
     pub(super) fn of(case: &Case) -> Rows {
-        Rows { dtype: case.dtype, size: case.size, count: (case.count() / ROW).max(1) }
+        Rows { dtype: case.dtype, size: case.size, count: case.count() / ROW }
     }
 
     /// Bytes of one.
