@@ -149,10 +149,36 @@ pub(super) struct Pace {
 impl Pace {
     /// Times `run`, on all ranks of `context` together.
     pub(super) fn time(&self, context: &Context, mut run: impl FnMut() -> Result<()>) -> Result<Sample> {
-        let estimate = self.warm_up(context, &mut run)?;
-        let fitting = self.budget.as_nanos() as u64 / estimate.max(1);
-        let iterations = self.iterations.unwrap_or(fitting.clamp(LEAST_ITERATIONS, MOST_ITERATIONS));
-        let mut times = Vec::with_capacity(iterations as usize);
+        let mut times = Vec::new();
+        let iterations = match (self.iterations, self.warm_up(context, &mut run)?) {
+            (Some(iterations), _) => iterations,
+            (None, Some(estimate)) => self.fitting(estimate),
+            (None, None) => {
+                // The first of them tell how many fit.
+                self.repeat(context, &mut run, LEAST_ITERATIONS, &mut times)?;
+                let mut spent = [times.iter().sum()];
+                combine(context, Operator::Max, &mut spent)?;
+                self.fitting(spent[0] / LEAST_ITERATIONS)
+            }
+        };
+        self.repeat(context, &mut run, iterations - times.len() as u64, &mut times)?;
+        combine(context, Operator::Max, &mut times)?;
+        Ok(Sample::of(times, 1))
+    }
+
+    /// How many iterations of so many nanoseconds the budget has room for.
+    fn fitting(&self, estimate: u64) -> u64 {
+        (self.budget.as_nanos() as u64 / estimate.max(1)).clamp(LEAST_ITERATIONS, MOST_ITERATIONS)
+    }
+
+    /// Times so many iterations.
+    fn repeat(
+        &self,
+        context: &Context,
+        run: &mut impl FnMut() -> Result<()>,
+        iterations: u64,
+        times: &mut Vec<u64>,
+    ) -> Result<()> {
         barrier(context, None)?;
         for _ in 0..iterations {
             if self.barrier {
@@ -162,12 +188,14 @@ impl Pace {
             run()?;
             times.push(start.elapsed().as_nanos() as u64);
         }
-        combine(context, Operator::Max, &mut times)?;
-        Ok(Sample::of(times, 1))
+        Ok(())
     }
 
-    /// Runs until a fifth of the budget is spent, or as often as asked. Answers about how many nanoseconds one takes.
-    fn warm_up(&self, context: &Context, run: &mut impl FnMut() -> Result<()>) -> Result<u64> {
+    /// Runs until a fifth of the budget is spent, or as often as asked. Answers about how many nanoseconds one takes, if any was run.
+    fn warm_up(&self, context: &Context, run: &mut impl FnMut() -> Result<()>) -> Result<Option<u64>> {
+        if self.warmup == Some(0) {
+            return Ok(None);
+        }
         let mut runs = self.warmup.map_or(1, u64::from);
         let mut spent = 0;
         loop {
@@ -180,7 +208,7 @@ impl Pace {
             combine(context, Operator::Max, &mut time)?;
             spent += time[0];
             if self.warmup.is_some() || u128::from(spent) * 5 >= self.budget.as_nanos() {
-                return Ok(time[0] / runs.max(1));
+                return Ok(Some(time[0] / runs));
             }
             runs *= 2;
         }
@@ -290,5 +318,38 @@ impl Buffer {
 
     fn address(&mut self, from: usize) -> *mut u8 {
         self.memory[self.start + from..].as_mut_ptr()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::communicator::{Options as ContextOptions, Rendezvous};
+    use crate::rendezvous::hash::HashStore;
+
+    #[test]
+    fn the_budget_bounds_iterations_also_where_nothing_is_run_before() {
+        let context = Context::create(ContextOptions {
+            rank: 0,
+            size: 1,
+            rendezvous: Rendezvous::Store(std::sync::Arc::new(HashStore::new())),
+            name: "alone".into(),
+            timeout: Duration::from_secs(20),
+            interface: None,
+            transports: None,
+            host: None,
+        });
+        let budget = Duration::from_millis(20);
+        let pace = Pace { iterations: None, warmup: Some(0), budget, barrier: false };
+        let mut runs = 0;
+        let run = || {
+            runs += 1;
+            std::thread::sleep(Duration::from_millis(1));
+            Ok(())
+        };
+        let sample = pace.time(&context.expect("a group of one"), run).expect("it is measured");
+        // One takes a millisecond at least.
+        assert!((LEAST_ITERATIONS..=20).contains(&sample.iterations), "{sample:?}");
+        assert_eq!(sample.iterations, runs);
     }
 }

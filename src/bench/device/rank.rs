@@ -360,7 +360,7 @@ impl<'a> Rank<'a> {
     /// Times what is complete when it returns, and what all ranks run equally often.
     pub(super) fn time_by_clock(&self, run: &mut dyn FnMut() -> Result<()>) -> Result<Sample> {
         let mut spent = 0;
-        let mut runs = self.options.warmup.map_or(1, u64::from);
+        let mut runs = self.options.warmup.map_or(1, u64::from).max(1);
         let estimate = loop {
             barrier(&self.control, None)?;
             let start = Instant::now();
@@ -371,7 +371,7 @@ impl<'a> Rank<'a> {
             combine(&self.control, Operator::Max, &mut time)?;
             spent += time[0];
             if self.warm(spent) {
-                break time[0] / runs.max(1);
+                break time[0] / runs;
             }
             runs *= 2;
         };
