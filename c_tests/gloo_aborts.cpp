@@ -311,6 +311,9 @@ void a_wait_tells_whose_timeout_ended_it() {
         for (int i = 0; i < 20000 && told < 2; i++) {
             pause_for(1);
         }
+        // Nothing comes any more.
+        CHECK_THROWS(IoException, "nothing from rank", buffer->waitRecv(std::chrono::seconds(54)));
+        CHECK_THROWS(IoException, "nothing from rank", buffer->waitSend(std::chrono::seconds(54)));
         if (text.find("Timed out: ") != 0 || text.find("54000") != std::string::npos) {
             throw std::logic_error("rank " + std::to_string(context->rank) + " is told \"" + text + "\"");
         }

@@ -128,6 +128,9 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
         const Leaving leaving{side};
         while (true) {
             const auto ready = [&] { return side.aborted || side.unclaimed > 0; };
+            if (!ready() && !failure_.empty()) {
+                throw IoException(failure_);
+            }
             if (!posted_.wait_until(hold, patience.end(), ready)) {
                 overdue(hold, what, timeout, "none was started");
             }
@@ -152,6 +155,7 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
             // another rank's.
             if (unisono_context_status(side.busy.get()) != UNISONO_OK) {
                 reported(side);
+                failure_ = cause;
                 detail::raise(status, cause);
             }
             if (status == UNISONO_TIMEOUT) {
@@ -207,6 +211,8 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
     std::mutex mutex_;
     std::condition_variable posted_;
     Side sends_, receives_;
+    /* What the context has failed with, once a wait has told: nothing comes any more that could be waited for. */
+    std::string failure_;
 };
 
 } // namespace tcp
