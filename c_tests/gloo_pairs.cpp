@@ -266,6 +266,30 @@ void a_message_that_does_not_fit() {
     }
 }
 
+/* What cannot be sent leaves nothing behind that the other side would wait for. */
+void a_send_buffer_without_memory() {
+    as_threads(
+        2,
+        [](const GlooContext &context) {
+            const int peer = 1 - context->rank;
+            for (const std::size_t bytes : {4 * KiB, std::size_t{100}}) {
+                Bytes memory = pattern(bytes, context->rank);
+                if (context->rank == 0) {
+                    const auto none = context->getPair(peer)->createSendBuffer(1, nullptr, bytes);
+                    CHECK_THROWS(gloo::EnforceNotMet, "memory", none->send());
+                    const auto buffer = make_send(context, peer, 1, memory);
+                    buffer->send();
+                    buffer->waitSend();
+                } else {
+                    make_receive(context, peer, 1, memory)->waitRecv();
+                    CHECK(memory == pattern(bytes, peer));
+                }
+                barrier(context);
+            }
+        },
+        std::chrono::seconds(5));
+}
+
 void pair_buffers_are_made_again() {
     as_threads(2, [](const GlooContext &context) {
         const int peer = 1 - context->rank;
@@ -525,6 +549,7 @@ int main() {
         {"slots of pairs are independent", slots_of_pairs_are_independent},
         {"pairs send unbound buffers", pairs_send_unbound_buffers},
         {"a message that does not fit", a_message_that_does_not_fit},
+        {"a send buffer without memory", a_send_buffer_without_memory},
         {"pair buffers are made again", pair_buffers_are_made_again},
         {"pair buffers end with messages under way", pair_buffers_end_with_messages_under_way},
         {"a send buffer ends before its message is taken", a_send_buffer_ends_before_its_message_is_taken},

@@ -106,6 +106,7 @@ class SendBuffer : public Buffer {
     void send(std::size_t offset, std::size_t length, std::size_t roffset = 0) override {
         GLOO_ENFORCE_LE(offset, size_, "the offset lies in the buffer");
         GLOO_ENFORCE_LE(length, size_ - offset, "what is sent lies in the buffer");
+        GLOO_ENFORCE(ptr_ != nullptr || length == 0, "the buffer has no memory");
         Message message;
         message.frame = std::make_unique<Frame>();
         message.frame->offset = roffset;
@@ -120,7 +121,13 @@ class SendBuffer : public Buffer {
         std::lock_guard<std::mutex> hold(outbox_->mutex);
         message.head = begin(message.frame.get(), sizeof(Frame), frameTag(slot_));
         if (!whole) {
-            message.tail = begin(message.content, length, contentTag(message.frame->sequence));
+            try {
+                message.tail = begin(message.content, length, contentTag(message.frame->sequence));
+            } catch (...) {
+                // The frame's memory ends here.
+                takeBack(message);
+                throw;
+            }
         }
         outbox_->messages.push_back(std::move(message));
     }
