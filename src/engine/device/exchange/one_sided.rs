@@ -89,9 +89,7 @@ impl OneSided {
         drop(waits);
         if sent_on.is_some() { self.sent.query() } else { Ok(true) }
     }
-}
 
-impl OneSided {
     /// Before a stream is given a wait: an event for it, if one is spare.
     fn begin_wait(&self) -> Option<Event> {
         let mut waits = lock(&self.waits);
