@@ -164,8 +164,15 @@ fn the_deadline_of_a_wait_holds_while_its_rank_waits_in_the_driver() {
             let call = Call { timeout: Some(Duration::from_millis(300)), ..on(stream) };
             // SAFETY: the double trusts no addresses.
             unsafe { context.wait_signals(&[(1, 1)], &call) }.expect("it is given");
-            let refused = (0..64).find_map(|_| putting.put(0, stream).err()).expect("no room for so many");
-            assert_eq!(refused.status(), Status::Timeout, "{refused}");
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    until("the failure", || context.failure().is_some());
+                    // As when the kernel that waits has ended.
+                    double.limit_queues(usize::MAX);
+                });
+                let refused = (0..64).find_map(|_| putting.put(0, stream).err()).expect("it has failed");
+                assert_eq!(refused.status(), Status::Timeout, "{refused}");
+            });
         }
         until("the failure", || context.failure().is_some());
         let error = context.failure().expect("it has failed");
