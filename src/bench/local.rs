@@ -82,8 +82,7 @@ pub(super) fn measure(options: &Options, task: Task) -> Result<bool> {
             }));
         }
     }
-    let json =
-        json!({ "task": task.name(), "pointers": pointers, "gpus": devices.count(), "results": results });
+    let json = json!({ "task": task.name(), "pointers": pointers, "gpus": gpus, "results": results });
     report::write(options, &json)?;
     Ok(true)
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::context::{Context, Place};
 use super::window::Window;
 use super::{Call, device};
-use crate::cuda::driver::{Location, Memory};
 use crate::engine::device::{DeviceExchange, Put, Way};
 use crate::engine::group::Group;
 use crate::error::{Result, fail};
@@ -30,7 +29,7 @@ impl Context {
         let (group, exchange) = self.one_sided()?;
         let put = Put { from, bytes, window: window.number(exchange)?, offset };
         if bytes > 0 {
-            check_source(exchange, from, bytes)?;
+            exchange.own_memory("localbuff", from, bytes)?;
         }
         // SAFETY: the caller's promise.
         unsafe { exchange.put(group, peer, &put, device::caller(call, "localbuff")) }
@@ -83,25 +82,4 @@ impl Context {
             ),
         }
     }
-}
-
-/// Refuses what is no memory of the exchange's GPU.
-fn check_source(exchange: &DeviceExchange, from: u64, bytes: u64) -> Result<()> {
-    let own = exchange.device();
-    let Some(Location { memory: Memory::Device, device, base, bytes: all, .. }) =
-        exchange.devices().locate(from)?
-    else {
-        fail!(InvalidArgument, "localbuff ({from:#x}) is no device memory")
-    };
-    if device != own {
-        fail!(InvalidArgument, "localbuff is memory of GPU {device}, but the rank's GPU is {own}");
-    }
-    let room = (base + all).saturating_sub(from);
-    if bytes > room {
-        fail!(
-            InvalidArgument,
-            "localbuff has {room} bytes left in its allocation, fewer than the {bytes} to put"
-        );
-    }
-    Ok(())
 }

@@ -25,7 +25,7 @@ use super::retired::{Parts, retire};
 use super::watch::Watch;
 use super::window::Window;
 use crate::cuda::context::Devices;
-use crate::cuda::driver::StreamHandle;
+use crate::cuda::driver::{Location, Memory, StreamHandle};
 use crate::cuda::event::Event;
 use crate::cuda::exchange::{Job, MAX_RANKS, Point, Pull, Seen, check_points};
 use crate::cuda::stream::Stream;
@@ -131,6 +131,24 @@ impl DeviceExchange {
     /// The GPU of this rank.
     pub fn device(&self) -> u32 {
         self.parts().last.device()
+    }
+
+    /// Where memory of that GPU lies. Refuses what is none, by its name.
+    pub fn own_memory(&self, name: &str, address: u64, bytes: u64) -> Result<Location> {
+        let own = self.device();
+        let located = self.devices().locate(address)?;
+        let Some(location) = located.filter(|location| location.memory == Memory::Device) else {
+            fail!(InvalidArgument, "{name}: {address:#x} is no device memory, and it is to be of GPU {own}")
+        };
+        let Location { device, base, bytes: all, .. } = location;
+        if device != own {
+            fail!(InvalidArgument, "{name} is of GPU {device}, but the rank's GPU is {own}");
+        }
+        let room = (base + all).saturating_sub(address);
+        if bytes > room {
+            fail!(InvalidArgument, "{name} has {room} bytes left in its allocation, but {bytes} are needed");
+        }
+        Ok(location)
     }
 
     /// How many bytes of its memory others write to.

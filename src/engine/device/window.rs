@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::exchange::DeviceExchange;
 use super::offer::MESSAGE_BYTES;
 use crate::cuda::context::Devices;
-use crate::cuda::driver::{Location, Memory};
+use crate::cuda::driver::Location;
 use crate::cuda::exchange::MAX_RANKS;
 use crate::cuda::slab::{self, Opened, Place};
 use crate::error::{Error, Result, fail};
@@ -138,24 +138,7 @@ struct Own {
 impl Own {
     /// Refuses what is not memory of the exchange's GPU.
     fn find(exchange: &DeviceExchange, address: u64, bytes: u64) -> Result<Own> {
-        let (device, located) = (exchange.device(), exchange.devices().locate(address)?);
-        let Some(Location { memory: Memory::Device, device: found, base, bytes: all, buffer, .. }) = located
-        else {
-            fail!(
-                InvalidArgument,
-                "{address:#x} is no device memory: a window lies in memory of GPU {device}"
-            )
-        };
-        if found != device {
-            fail!(InvalidArgument, "the window's memory is of GPU {found}, but the rank's GPU is {device}");
-        }
-        let room = (base + all).saturating_sub(address);
-        if bytes > room {
-            fail!(
-                InvalidArgument,
-                "the window has {bytes} bytes, but its memory has {room} left in its allocation"
-            );
-        }
+        let Location { base, buffer, .. } = exchange.own_memory("the window", address, bytes)?;
         Ok(Own { address, bytes, buffer, base })
     }
 

@@ -145,7 +145,7 @@ fn windows_serve_all_ranks_or_none() {
         let memory = double.memory(*device, 100);
         let error = window(context, memory, 101).unwrap_err();
         assert_eq!(error.status(), Status::InvalidArgument);
-        assert!(error.text().contains("has 101 bytes, but its memory has 100 left"), "{error}");
+        assert!(error.text().contains("has 100 bytes left in its allocation, but 101 are needed"), "{error}");
         let error = window(context, 4096, 1).unwrap_err();
         assert!(error.text().contains("no device memory"), "{error}");
         for (address, bytes) in [(0, 1), (memory, 0), (memory, u64::MAX)] {
@@ -178,7 +178,7 @@ fn a_window_that_one_rank_refuses_is_an_error_on_all_at_once() {
         |memory| (memory, 0, "0 bytes from"),
         |memory| (memory, u64::MAX, "end beyond the address space"),
         |_| (4096, 1, "0x1000 is no device memory"),
-        |memory| (memory, MIB + 1, "its memory has 1048576 left"),
+        |memory| (memory, MIB + 1, "has 1048576 bytes left in its allocation"),
     ];
     for refusal in refusals {
         let results = ranks(&seats, words, |context, (double, devices, device)| {
