@@ -28,8 +28,12 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
         : ::gloo::transport::UnboundBuffer(ptr_, size_), context_(std::move(context)) {}
 
     ~UnboundBuffer() override {
-        for (Side *side : {&sends_, &receives_}) {
-            side->end();
+        std::unique_lock<std::mutex> hold(sides_->mutex);
+        Side ends[] = {std::exchange(sides_->sends, {}), std::exchange(sides_->receives, {})};
+        hold.unlock();
+        // Cancels what is under way; without the lock, for which whoever closes the context waits.
+        for (Side &side : ends) {
+            side.end();
         }
     }
 
@@ -39,17 +43,17 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
     using ::gloo::transport::UnboundBuffer::waitRecv;
     using ::gloo::transport::UnboundBuffer::waitSend;
     bool waitRecv(int *rank, std::chrono::milliseconds timeout) override {
-        return wait(receives_, "recv", unisono_buffer_wait_receive, rank, timeout);
+        return wait(sides_->receives, "recv", unisono_buffer_wait_receive, rank, timeout);
     }
     bool waitSend(int *rank, std::chrono::milliseconds timeout) override {
-        return wait(sends_, "send", unisono_buffer_wait_send, rank, timeout);
+        return wait(sides_->sends, "send", unisono_buffer_wait_send, rank, timeout);
     }
-    void abortWaitRecv() override { abort(receives_); }
-    void abortWaitSend() override { abort(sends_); }
+    void abortWaitRecv() override { abort(sides_->receives); }
+    void abortWaitSend() override { abort(sides_->sends); }
 
     void send(int dstRank, uint64_t slot, std::size_t offset = 0, std::size_t nbytes = kUnspecifiedByteCount) override {
         nbytes = within(offset, nbytes);
-        start(sends_, slot, [&](const unisono_buffer_t *native, const unisono_call_t &call) {
+        start(sides_->sends, slot, [&](const unisono_buffer_t *native, const unisono_call_t &call) {
             return unisono_buffer_send(native, offset, nbytes, UNISONO_UINT8, detail::rankOf(dstRank), &call);
         });
     }
@@ -64,7 +68,7 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
         for (const int rank : srcRanks) {
             ranks.push_back(detail::rankOf(rank));
         }
-        start(receives_, slot, [&](const unisono_buffer_t *native, const unisono_call_t &call) {
+        start(sides_->receives, slot, [&](const unisono_buffer_t *native, const unisono_call_t &call) {
             return unisono_buffer_receive(native, offset, nbytes, UNISONO_UINT8, ranks.data(),
                                           static_cast<uint32_t>(ranks.size()), &call);
         });
@@ -72,9 +76,9 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
 
   private:
     struct Side {
-        /* There while anything is under way: it keeps this rank in the group. */
+        /* It keeps this rank in the group until the context is closed. */
         unisono_buffer_t *native = nullptr;
-        /* The same: a context that is closed meanwhile is aborted. */
+        /* Held while anything is under way: a context that is closed meanwhile is aborted. */
         std::shared_ptr<unisono_context_t> busy;
         /* Messages that no call waits for yet, and those that nobody has reported. */
         std::size_t unclaimed = 0, unreported = 0;
@@ -84,6 +88,22 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
         void end() {
             unisono_buffer_destroy(std::exchange(native, nullptr));
             busy.reset();
+        }
+    };
+
+    struct Sides : detail::Closable {
+        std::mutex mutex;
+        Side sends, receives;
+        bool enlisted = false;
+
+        void close() override {
+            std::lock_guard<std::mutex> hold(mutex);
+            for (Side *side : {&sends, &receives}) {
+                // What is under way lets go when it has been reported.
+                if (side->unreported == 0) {
+                    side->end();
+                }
+            }
         }
     };
 
@@ -100,15 +120,16 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
     template <class Begin> void start(Side &side, uint64_t slot, const Begin &begin) {
         const auto context = context_->native();
         const unisono_call_t call = detail::call(slot, kNoTimeout);
-        std::lock_guard<std::mutex> hold(mutex_);
+        std::lock_guard<std::mutex> hold(sides_->mutex);
+        if (!std::exchange(sides_->enlisted, true)) {
+            context_->enlist(sides_);
+        }
         if (side.native == nullptr) {
             detail::check(unisono_buffer_create(context.get(), ptr, size, &side.native));
         }
         if (const unisono_status_t status = begin(side.native, call); status != UNISONO_OK) {
             const std::string cause = unisono_last_error();
-            if (side.unreported == 0) {
-                side.end();
-            }
+            rest(side);
             detail::raise(status, cause);
         }
         side.busy = context;
@@ -123,7 +144,7 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
             timeout = context_->getTimeout();
         }
         const detail::Patience patience(timeout);
-        std::unique_lock<std::mutex> hold(mutex_);
+        std::unique_lock<std::mutex> hold(sides_->mutex);
         side.waiters++;
         const Leaving leaving{side};
         while (true) {
@@ -176,8 +197,19 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
         ~Leaving() { side.waiters--; }
     };
 
-    static void reported(Side &side) {
-        if (--side.unreported == 0) {
+    void reported(Side &side) const {
+        side.unreported--;
+        rest(side);
+    }
+
+    /* If nothing is under way. A context that has been closed before has not found this to close it. */
+    void rest(Side &side) const {
+        if (side.unreported > 0) {
+            return;
+        }
+        if (context_->isConnected()) {
+            side.busy.reset();
+        } else {
             side.end();
         }
     }
@@ -193,7 +225,7 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
     }
 
     void abort(Side &side) {
-        std::unique_lock<std::mutex> hold(mutex_);
+        std::unique_lock<std::mutex> hold(sides_->mutex);
         side.aborted = true;
         posted_.notify_all();
         // A waiter may be on its way into the native wait, which knows nothing of an abort before it.
@@ -208,9 +240,8 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
     }
 
     const std::shared_ptr<Context> context_;
-    std::mutex mutex_;
+    const std::shared_ptr<Sides> sides_ = std::make_shared<Sides>();
     std::condition_variable posted_;
-    Side sends_, receives_;
     /* What the context has failed with, once a wait has told: nothing comes any more that could be waited for. */
     std::string failure_;
 };
