@@ -1,5 +1,5 @@
-// The kernels of the exchange between GPUs: unisono_lines_<operator>_<type> and unisono_tiles_<operator>_<type>, with one
-// parameter, `Combine`; unisono_swap, with one parameter, `Swap`; unisono_move and unisono_move_many, with one parameter, `Move`.
+// The kernels of the exchange between GPUs: unisono_lines_<operator>_<type>, unisono_tiles_<operator>_<type> and unisono_dealt_<type>,
+// with one parameter, `Combine`; unisono_swap, with one parameter, `Swap`; unisono_move and unisono_move_many, with one parameter, `Move`.
 // What groups of calls are made of has kernels for several calls: unisono_several_lines_<operator>_<type>,
 // unisono_several_tiles_<operator>_<type> and unisono_several_swap.
 // src/cuda/exchange/plan.rs says which grid suits a call.
@@ -7,10 +7,9 @@
 // Every rank of a group launches the same kernel with the same grid, but for what moves, where each has the blocks that it needs;
 // all blocks of all of them run at the same time. The kernels wait for nothing but each other and the host's abort word.
 
+#include "exchange_dealt.cuh"
 #include "exchange_move.cuh"
-#include "exchange_mutual.cuh"
 #include "exchange_swap.cuh"
-#include "exchange_teams.cuh"
 #include "exchange_tiles.cuh"
 
 namespace unisono {
@@ -22,8 +21,7 @@ DEVICE Combiner<T, Op> combiner_of(const Combine &call, const LinePorts &ports) 
                            call.group.size, ports.scale};
 }
 
-// ALONE: it is a launch of its own, which may go by teams.
-template <class T, class Op, bool ALONE>
+template <class T, class Op>
 DEVICE void combine_lines(const Combine &call) {
     __shared__ LinePorts ports;
     // What is called most, without what only others need; for types that are summed often.
@@ -31,9 +29,6 @@ DEVICE void combine_lines(const Combine &call) {
         if (call.group.size <= MUTUAL_RANKS && call.is_mutual() && call.ranks == 0) return exchange_mutually<T, Op>(call);
     }
     LineAgent agent(call.group);
-    if constexpr (ALONE && Same<Op, Sum>::VALUE && sizeof(typename T::Memory) > 1) {
-        if (call.protocol == TEAMS) return TeamLines<T, Op>(call, ports).run(agent);
-    }
     CombineLines<T, Op>(call, ports, combiner_of<T, Op>(call, ports)).run(agent);
 }
 
@@ -81,7 +76,7 @@ DEVICE void combine_tiles(const Combine &call) {
 
 #define KERNEL(op, type)                                                                                               \
     ENTRY(unisono_lines_##op##_##type, unisono::Combine, unisono::LINE_THREADS, 1) {                                   \
-        unisono::combine_lines<unisono::type, unisono::op, true>(call);                                                \
+        unisono::combine_lines<unisono::type, unisono::op>(call);                                                \
     }                                                                                                                  \
     ENTRY(unisono_tiles_##op##_##type, unisono::Combine, unisono::TILE_THREADS, 2) {                                   \
         unisono::combine_tiles<unisono::type, unisono::op>(call);                                                      \
@@ -101,6 +96,16 @@ KERNEL(Various, U32) KERNEL(Various, I64) KERNEL(Various, U64)
 #endif
 KERNEL(Copy, U8)
 
+#define SUM_DEALT(type)                                                                                                \
+    ENTRY(unisono_dealt_##type, unisono::Combine, unisono::DEALT_THREADS, 2) {                                         \
+        unisono::sum_dealt<unisono::type>(call);                                                                       \
+    }
+
+SUM_DEALT(F32) SUM_DEALT(Bf16)
+#ifndef UNISONO_FEW
+SUM_DEALT(F16) SUM_DEALT(F64) SUM_DEALT(U32) SUM_DEALT(U64)
+#endif
+
 ENTRY(unisono_move, unisono::Move<1>, unisono::MOVE_THREADS, 2) {
     unisono::Mover<1>::run(call);
 }
@@ -115,7 +120,7 @@ ENTRY(unisono_swap, unisono::Swap, unisono::SWAP_THREADS, 1) {
 
 #define SEVERAL(op, type)                                                                                              \
     ENTRY(unisono_several_lines_##op##_##type, unisono::Several<unisono::Combine>, unisono::LINE_THREADS, 1) {         \
-        unisono::combine_lines<unisono::type, unisono::op, false>(call.own());                                         \
+        unisono::combine_lines<unisono::type, unisono::op>(call.own());                                         \
     }                                                                                                                  \
     ENTRY(unisono_several_tiles_##op##_##type, unisono::Several<unisono::Combine>, unisono::TILE_THREADS, 2) {         \
         __shared__ unisono::Combine own;                                                                               \

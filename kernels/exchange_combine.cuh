@@ -10,8 +10,8 @@
 
 namespace unisono {
 
-// TEAMS: by wide lines in two steps side by side.
-enum Protocol : u32 { NARROW, WIDE, TILES, TEAMS };
+// DEALT: by wide lines in two steps, the pieces dealt out to the blocks.
+enum Protocol : u32 { NARROW, WIDE, TILES, DEALT };
 
 // A call without its group: `Combine` of src/cuda/exchange/arguments.rs.
 struct Combination {

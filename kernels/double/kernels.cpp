@@ -8,6 +8,7 @@
 #include "../exchange.cu"
 #undef KERNEL
 #undef SEVERAL
+#undef SUM_DEALT
 #include "../stages.cu"
 #include "../windowed.cu"
 #include "../courier.cu"

@@ -16,7 +16,7 @@ use crate::bench::operation;
 use crate::bench::options::{CallStyle, Choice, Options, Place};
 use crate::bench::seat::Seat;
 use crate::cuda::context::Devices;
-use crate::cuda::exchange::{Bounds, Chosen, Table, Tuning, UNBOUNDED};
+use crate::cuda::exchange::{Bounds, Chosen, DealtBounds, Table, Tuning, UNBOUNDED};
 use crate::error::{Error, Result, fail};
 use crate::reduce::{DataType, Operator};
 use crate::signature::Kind;
@@ -44,7 +44,7 @@ struct Step {
     ranks: RangeInclusive<u32>,
 }
 
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 14] = [
     Step {
         name: "slot",
         set: |tuning, value| tuning.slot = value as u32,
@@ -137,20 +137,38 @@ const STEPS: [Step; 12] = [
         ranks: 3..=8,
     },
     Step {
-        name: "teams_from",
-        set: |tuning, value| tuning.teams_from = value,
+        name: "dealt_from allreduce",
+        set: |tuning, value| tuning.dealt_from.allreduce = value,
         values: &[MIB, 3 * MIB / 2, 3 * MIB],
-        kinds: &[Kind::Allreduce, Kind::Reduce],
+        kinds: &[Kind::Allreduce],
         sizes: &[3 * MIB / 2, 2 * MIB],
         tiles: false,
         ranks: 3..=4,
     },
     Step {
-        name: "teams_to",
-        set: |tuning, value| tuning.teams_to = value,
-        values: &[4 * MIB, 8 * MIB, 0],
-        kinds: &[Kind::Allreduce, Kind::Reduce],
-        sizes: &[4 * MIB, 6 * MIB, 8 * MIB],
+        name: "dealt_from reduce",
+        set: |tuning, value| tuning.dealt_from.reduce = value,
+        values: &[MIB, 3 * MIB / 2, 3 * MIB],
+        kinds: &[Kind::Reduce],
+        sizes: &[3 * MIB / 2, 2 * MIB],
+        tiles: false,
+        ranks: 3..=4,
+    },
+    Step {
+        name: "dealt_to allreduce",
+        set: |tuning, value| tuning.dealt_to.allreduce = value,
+        values: &[4 * MIB, 48 * MIB, 0],
+        kinds: &[Kind::Allreduce],
+        sizes: &[4 * MIB, 16 * MIB, 32 * MIB],
+        tiles: false,
+        ranks: 3..=4,
+    },
+    Step {
+        name: "dealt_to reduce",
+        set: |tuning, value| tuning.dealt_to.reduce = value,
+        values: &[8 * MIB, 48 * MIB, 0],
+        kinds: &[Kind::Reduce],
+        sizes: &[4 * MIB, 16 * MIB, 64 * MIB],
         tiles: false,
         ranks: 3..=4,
     },
@@ -253,7 +271,7 @@ impl Search<'_> {
             }
             let mean = self.mean(table, step, &cases)?;
             if self.rank.leads() {
-                println!("{:<12} {value:>8}: {:.3} of the time", step.name, mean / before);
+                println!("{:<20} {value:>8}: {:.3} of the time", step.name, mean / before);
             }
             if mean < least {
                 (best, least) = (table, mean);
@@ -355,7 +373,7 @@ impl Search<'_> {
 fn only(mut table: Table, size: u32, way: usize) -> Table {
     let bound = |of: usize| if of == way { UNBOUNDED } else { 0 };
     let tuning = Search::tuning_of(&mut table, size);
-    (tuning.broadcast_sends, tuning.teams_to) = (UNBOUNDED, 0);
+    (tuning.broadcast_sends, tuning.dealt_to) = (UNBOUNDED, DealtBounds::NONE);
     for (_, place) in BOUNDS {
         *place(Search::tuning_of(&mut table, size)) =
             Bounds { narrow: bound(0), wide: bound(1), sharded: bound(2) };

@@ -57,6 +57,13 @@ macro_rules! several {
     };
 }
 
+/// The kernel for sums of a type whose pieces are dealt out to the blocks.
+macro_rules! dealt {
+    ($name:literal) => {
+        cstr(concat!("unisono_dealt_", $name, "\0"))
+    };
+}
+
 /// The kernels of one operator and type.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Combiners {
@@ -83,6 +90,8 @@ struct Names {
 pub(super) struct Functions {
     /// By the number of the type: those of its sums, and of all else.
     combines: Vec<[Combiners; 2]>,
+    /// By the number of the type, for sums whose pieces are dealt out.
+    dealt: Vec<Option<FunctionHandle>>,
     relay: Pair,
     swapper: FunctionHandle,
     /// For several calls at once: sums, by the number of the type; broadcasts; what swaps.
@@ -137,13 +146,15 @@ impl Functions {
             Entry::Occupied(entry) => Ok(*entry.get()),
             Entry::Vacant(entry) => combiners(names).map(|made| *entry.insert(made)),
         };
-        let (mut combines, mut several) = (Vec::new(), Vec::new());
+        let (mut combines, mut several, mut dealt) = (Vec::new(), Vec::new(), Vec::new());
         for dtype in DataType::ALL {
             combines.push([once(sum(dtype))?, once(various(dtype))?]);
             several.push(sum_of_several(dtype).map(pair).transpose()?);
+            dealt.push(dealt_sum(dtype).map(function).transpose()?);
         }
         Ok(Functions {
             combines,
+            dealt,
             several,
             several_relays: pair(several!("Copy_U8"))?,
             several_swaps: function(c"unisono_several_swap")?,
@@ -169,6 +180,19 @@ impl Functions {
         match family(dtype, operator) {
             Some(family) => Ok(self.combines[dtype as usize][family as usize]),
             None => fail!(Internal, "no kernel combines {} so", dtype.name()),
+        }
+    }
+
+    /// Whether sums of this type may have their pieces dealt out to the blocks.
+    pub(super) fn deals(dtype: DataType) -> bool {
+        dealt_sum(dtype).is_some()
+    }
+
+    /// The kernel that sums so.
+    pub(super) fn dealt(&self, dtype: DataType) -> Result<FunctionHandle> {
+        match self.dealt[dtype as usize] {
+            Some(function) => Ok(function),
+            None => fail!(Internal, "no kernel sums {} by pieces that are dealt out", dtype.name()),
         }
     }
 
@@ -267,6 +291,19 @@ const fn sum_of_several(dtype: DataType) -> Option<[&'static CStr; 2]> {
         DataType::I32 | DataType::U32 => Some(several!("Sum_U32")),
         DataType::I64 | DataType::U64 => Some(several!("Sum_U64")),
         _ => None,
+    }
+}
+
+/// The same for sums whose pieces are dealt out.
+const fn dealt_sum(dtype: DataType) -> Option<&'static CStr> {
+    match dtype {
+        DataType::F16 => Some(dealt!("F16")),
+        DataType::F32 => Some(dealt!("F32")),
+        DataType::F64 => Some(dealt!("F64")),
+        DataType::Bf16 => Some(dealt!("Bf16")),
+        DataType::I32 | DataType::U32 => Some(dealt!("U32")),
+        DataType::I64 | DataType::U64 => Some(dealt!("U64")),
+        DataType::I8 | DataType::U8 | DataType::F8E4M3 | DataType::F8E5M2 => None,
     }
 }
 

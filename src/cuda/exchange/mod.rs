@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 use self::arguments::{Call, Group};
 use self::functions::Functions;
-use self::plan::{Combination, Plan};
+use self::plan::{Combination, Plan, Protocol};
 use self::several::{Arguments, Bundler, Launch, have_one_shape};
 use super::context::Devices;
 use super::driver::{FunctionHandle, Grid};
@@ -46,7 +46,7 @@ pub(in crate::cuda) use functions::{IMAGE, STAGES, WINDOWED};
 pub use points::{Direction, Point, check as check_points};
 pub use signals::Counts;
 pub use stages::{Overlap, Pull, Stages};
-pub use table::{Bounds, Table, Tuning, UNBOUNDED, WindowBounds};
+pub use table::{Bounds, DealtBounds, Table, Tuning, UNBOUNDED, WindowBounds};
 pub use tuning::Chosen;
 pub use windowed::{Seen, Shared};
 
@@ -295,11 +295,15 @@ impl Exchange {
     }
 
     fn combine(&self, job: &Job, combination: &Combination, stream: &Stream) -> Result<()> {
-        let pair = match job.kind {
-            Kind::Broadcast => self.functions.relay(),
-            _ => self.functions.combine(job.dtype, &job.operator)?.staged,
+        let pair = || match job.kind {
+            Kind::Broadcast => Ok(self.functions.relay()),
+            _ => self.functions.combine(job.dtype, &job.operator).map(|kernels| kernels.staged),
         };
-        let function = if combination.goes_by_tiles() { pair.tiles } else { pair.lines };
+        let function = match combination.protocol() {
+            Protocol::Narrow | Protocol::Wide => pair()?.lines,
+            Protocol::Tiles => pair()?.tiles,
+            Protocol::Dealt => self.functions.dealt(job.dtype)?,
+        };
         let mut arguments = Call { call: combination.arguments(&self.group, job, 0), group: self.group };
         self.launch(function, combination.grid, stream, (&raw mut arguments).cast())
     }

@@ -4,8 +4,9 @@
 use super::Job;
 use super::arena::NARROW_BYTES;
 use super::arguments::{Combine, Group};
+use super::functions::Functions;
 use super::swap::Swapping;
-use super::table::{Table, Tuning};
+use super::table::Table;
 use crate::cuda::driver::Grid;
 use crate::reduce::Operator;
 use crate::signature::Kind;
@@ -25,14 +26,19 @@ const GRAIN: u64 = 128;
 
 /// Threads of a kernel that goes by lines, at most: `LINE_THREADS` of the kernels.
 const LINE_THREADS: u32 = 512;
+/// Data of a warp's wide lines. Whole ones are what parts of pieces that are dealt out have, but for the last.
+const WARP_DATA: u64 = 480;
+/// How many such parts a block should find in a piece, one after the other, and how long they should be at least. Four H200s, with items
+/// of 15 and 33.75 KiB: a reduction of 8 MiB to one rank 35.7 and 37.8 µs, of 16 MiB 63.7 and 64.6, of 64 MiB 232 and 224.
+const DEALT_ITEMS: u64 = 8;
+/// See [`DEALT_ITEMS`].
+const DEALT_SHARE: u64 = 32 * WARP_DATA;
 /// Up to how many ranks each thread of a kernel that goes by lines serves all peers: `MUTUAL_RANKS` of the kernels.
 const MUTUAL_RANKS: u32 = 4;
 /// Up to how many bytes a reduction to a root is one by all ranks, of which the root alone keeps the result. What everybody sends
 /// to everybody needs no room made and no answer: on two H100s 8 bytes take 2.3 µs, by the root alone 3.3. More bytes would
 /// be felt by what else the links carry.
 pub(super) const BY_ALL: u64 = 32 << 10;
-/// That push, that combine, and that take results.
-const TEAMS: u32 = 3;
 /// Threads of a kernel that goes by tiles: `TILE_THREADS` of the kernels.
 const TILE_THREADS: u32 = 256;
 
@@ -45,8 +51,8 @@ pub(super) enum Protocol {
     Wide = 1,
     /// Tiles, and counters that say how many there are.
     Tiles = 2,
-    /// Wide lines in two steps, done side by side by teams of each block.
-    Teams = 3,
+    /// Wide lines in two steps, done side by side: pieces are dealt out to the blocks, each of which does one thing on each rank.
+    Dealt = 3,
 }
 
 /// What runs.
@@ -84,7 +90,7 @@ impl Plan {
     /// Of a launch of its own. `bytes` are those of `job.count`.
     pub(super) fn alone(table: &Table, job: &Job, size: u32, bytes: u64) -> Plan {
         Plan::chosen(table, job, size, bytes, |call| {
-            call.by_teams(job).unwrap_or_else(|| call.by_lines_or_tiles())
+            call.dealt(job).unwrap_or_else(|| call.by_lines_or_tiles())
         })
     }
 
@@ -126,7 +132,9 @@ pub(super) struct Combining<'a> {
     roles: [Roles; 2],
     /// When a reduction to a root is done by all: see [`BY_ALL`].
     by_all: Option<Roles>,
-    /// The most blocks by lines, and by tiles.
+    /// The most blocks.
+    limit: u32,
+    /// The same by lines, and by tiles.
     blocks: [u32; 2],
 }
 
@@ -167,6 +175,7 @@ impl Combining<'_> {
             roles: roles.map(|(sources, owners, takers)| Roles { sources, owners, takers }),
             by_all: (job.kind == Kind::Reduce && bytes <= BY_ALL && size <= MUTUAL_RANKS && !scales)
                 .then_some(Roles { sources: all, owners: all, takers: 0 }),
+            limit,
             blocks: [line_blocks, tile_blocks],
         })
     }
@@ -205,19 +214,54 @@ impl Combining<'_> {
         })
     }
 
-    /// By lines in two steps that teams do side by side, if it is for that: kernels have it for sums of few ranks, in launches of their
-    /// own.
-    fn by_teams(&self, job: &Job) -> Option<Combination> {
-        let Tuning { teams_from, teams_to, wide, .. } = *self.table.tuning(self.size);
-        let is_sum = job.operator == Operator::Sum && job.dtype.size() > 1;
+    /// By lines in two steps of pieces that are dealt out to the blocks, if it is for that: kernels have it for sums of few ranks, in
+    /// launches of their own.
+    fn dealt(&self, job: &Job) -> Option<Combination> {
+        let tuning = self.table.tuning(self.size);
+        let [from, to] = [&tuning.dealt_from, &tuning.dealt_to].map(|bounds| match self.kind {
+            Kind::Allreduce => bounds.allreduce,
+            Kind::Reduce => bounds.reduce,
+            _ => 0,
+        });
+        let serves = job.operator == Operator::Sum && Functions::deals(job.dtype);
         // Between two ranks nothing takes a second step.
-        let serves =
-            matches!(self.kind, Kind::Allreduce | Kind::Reduce) && (3..=MUTUAL_RANKS).contains(&self.size);
-        if !(is_sum && serves && (teams_from..=teams_to).contains(&self.bytes)) {
+        if !(serves && (3..=MUTUAL_RANKS).contains(&self.size) && (from..=to).contains(&self.bytes)) {
             return None;
         }
-        let combination = self.combination(self.roles[1], false, Protocol::Teams, self.blocks[0]);
-        (combination.share <= wide_room(wide)).then_some(combination)
+        let Roles { sources, takers, owners } = self.roles[1];
+        // A root only takes results.
+        let owners = if self.kind == Kind::Reduce { owners & !takers } else { owners };
+        let count = owners.count_ones();
+        // Owners that take results have queues for those beside the ones for inputs.
+        let queues = tuning.line_blocks.min(self.table.blocks) / if owners & takers == 0 { 1 } else { 2 };
+        let lanes = u64::from(queues.min(self.limit / count));
+        if lanes == 0 {
+            return None;
+        }
+        let stride = self.bytes.div_ceil(count.into()).next_multiple_of(GRAIN);
+        let (part, room) = (stride.div_ceil(lanes), wide_room(tuning.wide));
+        let items = part.div_ceil(DEALT_SHARE).min(DEALT_ITEMS).max(part.div_ceil(room));
+        let share = part.div_ceil(items).next_multiple_of(WARP_DATA);
+        let lanes = stride.div_ceil(share).min(lanes);
+        Some(Combination {
+            // At most `limit`, a u32.
+            grid: Grid {
+                blocks: lanes as u32 * count,
+                threads: dealt_threads(share),
+                shared: 0,
+                overlaps: false,
+            },
+            protocol: Protocol::Dealt,
+            sources,
+            owners,
+            takers,
+            whole: false,
+            packed: false,
+            by_all: false,
+            bytes: self.bytes,
+            stride,
+            share,
+        })
     }
 
     /// What there is to do, beside other calls.
@@ -260,14 +304,13 @@ impl Combining<'_> {
                 let rounds = piece.div_ceil(wanted * u64::from(tuning.slot));
                 (wanted, piece.div_ceil(wanted * rounds).next_multiple_of(GRAIN), TILE_THREADS)
             }
-            Protocol::Narrow | Protocol::Wide | Protocol::Teams => {
+            _ => {
                 let wanted = piece.div_ceil(tuning.line_share).min(most).max(1);
                 let share = piece.div_ceil(wanted).next_multiple_of(LINE_GRAIN);
                 (piece.div_ceil(share), share, {
                     let threads = line_threads(protocol, share);
                     let mutual = whole || scatters && size <= MUTUAL_RANKS;
-                    let all = if protocol == Protocol::Teams { TEAMS } else { size - 1 };
-                    if mutual { threads } else { (threads * all).min(LINE_THREADS) }
+                    if mutual { threads } else { (threads * (size - 1)).min(LINE_THREADS) }
                 })
             }
         };
@@ -291,7 +334,7 @@ impl Combining<'_> {
 /// Packets of 16 bytes that carry `bytes` as lines.
 pub(super) fn line_packets(protocol: Protocol, bytes: u64) -> u64 {
     match protocol {
-        Protocol::Wide | Protocol::Teams => bytes.div_ceil(120) * 8,
+        Protocol::Wide => bytes.div_ceil(120) * 8,
         _ => bytes.div_ceil(8),
     }
 }
@@ -302,14 +345,26 @@ pub(super) fn line_threads(protocol: Protocol, share: u64) -> u32 {
     line_packets(protocol, share).min(u64::from(LINE_THREADS)).next_multiple_of(32).max(32) as u32
 }
 
+/// Threads of a block that has items of `share`: half of them may have a whole one to move.
+fn dealt_threads(share: u64) -> u32 {
+    // At most LINE_THREADS.
+    (share.div_ceil(WARP_DATA) * 64).min(u64::from(LINE_THREADS)) as u32
+}
+
 impl Combination {
     pub(super) fn goes_by_tiles(&self) -> bool {
         self.protocol == Protocol::Tiles
     }
 
+    pub(super) fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
+    /// How many items a block has in a piece that is dealt out.
     #[cfg(test)]
-    pub(super) fn goes_by_teams(&self) -> bool {
-        self.protocol == Protocol::Teams
+    pub(super) fn items(&self) -> u64 {
+        let lanes = u64::from(self.grid.blocks / self.owners.count_ones());
+        self.stride.div_ceil(lanes * self.share)
     }
 
     /// By the blocks from `first` on.
@@ -340,6 +395,7 @@ impl Combination {
 
 #[cfg(test)]
 mod tests {
+    use super::super::table::{DealtBounds, Tuning};
     use super::*;
     use crate::reduce::DataType;
 
@@ -381,7 +437,9 @@ mod tests {
                     };
                     let limit = if max_blocks == 0 { table.blocks } else { max_blocks };
                     assert!((1..=limit).contains(&plan.grid.blocks), "{plan:?}");
-                    if plan.protocol != Protocol::Tiles || kind.reduces() && operator != Operator::Sum {
+                    if matches!(plan.protocol, Protocol::Narrow | Protocol::Wide)
+                        || kind.reduces() && operator != Operator::Sum
+                    {
                         assert!(
                             plan.grid.blocks <= tuning.line_blocks,
                             "{kind:?} of {count} on {size}: {plan:?}"
@@ -389,12 +447,12 @@ mod tests {
                     }
                     let room = match plan.protocol {
                         Protocol::Narrow => NARROW_ROOM,
-                        Protocol::Wide | Protocol::Teams => wide_room(tuning.wide),
+                        Protocol::Wide | Protocol::Dealt => wide_room(tuning.wide),
                         Protocol::Tiles => tuning.slot.into(),
                     };
                     assert!(plan.share <= room, "{kind:?} of {count} on {size}: {plan:?}");
                     let piece = if plan.whole { plan.bytes } else { plan.stride };
-                    if plan.protocol != Protocol::Tiles {
+                    if !matches!(plan.protocol, Protocol::Tiles | Protocol::Dealt) {
                         assert!(plan.share * u64::from(plan.grid.blocks) >= piece, "{plan:?}");
                     }
                     assert!(plan.whole || plan.stride * u64::from(plan.owners.count_ones()) >= plan.bytes);
@@ -444,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_of_few_ranks_in_two_steps_go_by_teams() {
+    fn sums_of_few_ranks_in_two_steps_are_dealt_out() {
         let table = Table::default();
         let plan = |kind, size: u32, count, dtype: DataType, operator| {
             let job = Job { dtype, operator, ..job(kind, count) };
@@ -453,28 +511,73 @@ mod tests {
             };
             plan.protocol
         };
-        let Tuning { teams_from, teams_to, .. } = *table.tuning(4);
-        let (from, to) = (teams_from / 4, teams_to / 4);
-        for kind in [Kind::Allreduce, Kind::Reduce] {
-            assert_eq!(plan(kind, 4, from, DataType::F32, Operator::Sum), Protocol::Teams);
-            // Nor for calls that are one launch together.
+        let Tuning { dealt_from, dealt_to, .. } = *table.tuning(4);
+        for (kind, from, to) in [
+            (Kind::Allreduce, dealt_from.allreduce / 4, dealt_to.allreduce / 4),
+            (Kind::Reduce, dealt_from.reduce / 4, dealt_to.reduce / 4),
+        ] {
+            for size in [3, 4] {
+                assert_eq!(plan(kind, size, from, DataType::F32, Operator::Sum), Protocol::Dealt);
+                assert_eq!(plan(kind, size, to, DataType::F32, Operator::Sum), Protocol::Dealt);
+                assert_eq!(plan(kind, size, from - 1, DataType::F32, Operator::Sum), Protocol::Wide);
+                assert_eq!(plan(kind, size, to + 1, DataType::F32, Operator::Sum), Protocol::Tiles);
+            }
+            // Nor calls that are one launch together.
             let job = Job { dtype: DataType::F32, ..job(kind, from) };
             let Plan::Combine(among) = Plan::of(&table, &job, 4, 4 * from) else { panic!("{job:?}") };
             assert_eq!(among.protocol, Protocol::Wide);
-            assert_eq!(plan(kind, 4, to, DataType::F32, Operator::Sum), Protocol::Teams);
-            assert_eq!(plan(kind, 4, from - 1, DataType::F32, Operator::Sum), Protocol::Wide);
-            assert_eq!(plan(kind, 4, to + 1, DataType::F32, Operator::Sum), Protocol::Tiles);
-            // Pieces of three ranks are longer: what slots have no room for goes by tiles.
-            assert_eq!(plan(kind, 3, from, DataType::F32, Operator::Sum), Protocol::Teams);
-            assert_eq!(plan(kind, 3, to, DataType::F32, Operator::Sum), Protocol::Tiles);
             // What has no code for it.
             assert_eq!(plan(kind, 4, from, DataType::F32, Operator::Average), Protocol::Wide);
             assert_eq!(plan(kind, 4, from, DataType::I32, Operator::Max), Protocol::Wide);
             assert_eq!(plan(kind, 4, 4 * from, DataType::U8, Operator::Sum), Protocol::Wide);
             assert_eq!(plan(kind, 8, from, DataType::F32, Operator::Sum), Protocol::Wide);
-            assert_ne!(plan(kind, 2, from, DataType::F32, Operator::Sum), Protocol::Teams);
+            assert_ne!(plan(kind, 2, from, DataType::F32, Operator::Sum), Protocol::Dealt);
         }
+        let from = dealt_from.allreduce / 4;
         assert_eq!(plan(Kind::Broadcast, 4, from, DataType::F32, Operator::Sum), Protocol::Wide);
+    }
+
+    /// As the kernel cuts them: blocks in turn for each owner, items of a block one after the other.
+    #[test]
+    fn pieces_that_are_dealt_out_have_queues_and_slots_for_all_their_parts() {
+        for (wide, line_blocks, blocks) in
+            [(36 << 10, 64, 128), (4096, 2, 4), (8192, 64, 12), (36 << 10, 7, 128)]
+        {
+            let mut table = Table { blocks, ..Table::default() };
+            let tuning = &mut table.tunings[1];
+            (tuning.wide, tuning.line_blocks) = (wide, line_blocks);
+            (tuning.dealt_from, tuning.dealt_to) = (DealtBounds::NONE, DealtBounds::ALL);
+            for (kind, size) in
+                [Kind::Allreduce, Kind::Reduce].into_iter().flat_map(|kind| [(kind, 3), (kind, 4)])
+            {
+                for (count, max_blocks) in counts().flat_map(|count| [(count, 0), (count, 5), (count, 2)]) {
+                    let bytes = 4 * count;
+                    let job = Job { dtype: DataType::F32, max_blocks, ..job(kind, count) };
+                    let limit = if max_blocks == 0 { blocks } else { blocks.min(max_blocks) };
+                    let Plan::Combine(plan) = Plan::alone(&table, &job, size, bytes) else {
+                        assert_eq!(count, 0);
+                        continue;
+                    };
+                    let owners = if kind == Kind::Reduce { size - 1 } else { size };
+                    assert_eq!(plan.protocol == Protocol::Dealt, limit >= owners, "{plan:?}");
+                    if plan.protocol != Protocol::Dealt {
+                        continue;
+                    }
+                    assert_eq!(
+                        (plan.owners.count_ones(), plan.grid.blocks % owners),
+                        (owners, 0),
+                        "{plan:?}"
+                    );
+                    assert!(plan.grid.blocks <= limit && plan.share <= wide_room(wide), "{plan:?}");
+                    let lanes = u64::from(plan.grid.blocks / owners);
+                    let queues = if plan.owners & plan.takers == 0 { lanes } else { 2 * lanes };
+                    assert!((1..=u64::from(line_blocks)).contains(&queues), "{plan:?}");
+                    // Every block has something of the first piece, and all pieces are the whole.
+                    assert!(plan.share * (lanes - 1) < plan.stride, "{plan:?}");
+                    assert!(plan.stride * u64::from(owners) >= bytes && plan.share.is_multiple_of(WARP_DATA));
+                }
+            }
+        }
     }
 
     #[test]

@@ -31,6 +31,15 @@ pub struct WindowBounds {
     pub reduce_scatter: u64,
 }
 
+/// Bytes of sums whose pieces are dealt out to the blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DealtBounds {
+    /// Allreduce.
+    pub allreduce: u64,
+    /// Reduce.
+    pub reduce: u64,
+}
+
 /// The choices for a size of group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
@@ -56,10 +65,6 @@ pub struct Tuning {
     pub broadcast_sends: u64,
     /// From how many bytes on the root of a reduction in two steps combines no piece itself. Not for two ranks.
     pub reduce_spares: u64,
-    /// From how many bytes on sums to all or to one of three or four ranks take two steps by wide lines side by side.
-    pub teams_from: u64,
-    /// Up to how many.
-    pub teams_to: u64,
     /// Of allreduce.
     pub allreduce: Bounds,
     /// Of reduce.
@@ -72,6 +77,10 @@ pub struct Tuning {
     pub swaps: Bounds,
     /// Of everything else that moves between pairs of ranks.
     pub moves: Bounds,
+    /// From how many bytes on sums of three or four ranks take two steps by wide lines whose pieces are dealt out to the blocks.
+    pub dealt_from: DealtBounds,
+    /// Up to how many.
+    pub dealt_to: DealtBounds,
     /// From how many bytes on calls in windows are not staged.
     pub windows_from: WindowBounds,
     /// Up to how many.
@@ -133,7 +142,7 @@ impl Table {
     /// The same without wide lines, for GPUs between which they may arrive in parts. Arenas are as they are.
     pub fn without_wide_lines(mut self) -> Table {
         for tuning in &mut self.tunings {
-            tuning.teams_to = 0;
+            tuning.dealt_to = DealtBounds::NONE;
             let Tuning { allreduce, reduce, reduce_scatter, broadcast, swaps, moves, .. } = tuning;
             for bounds in [allreduce, reduce, reduce_scatter, broadcast, swaps, moves] {
                 (bounds.wide, bounds.sharded) = (0, 0);
@@ -153,6 +162,14 @@ impl Table {
             _ => &tuning.moves,
         }
     }
+}
+
+impl DealtBounds {
+    /// No bytes.
+    pub const NONE: DealtBounds = DealtBounds { allreduce: 0, reduce: 0 };
+    /// More than any call has.
+    #[cfg(test)]
+    pub(super) const ALL: DealtBounds = DealtBounds { allreduce: u64::MAX, reduce: u64::MAX };
 }
 
 const KIB: u64 = 1024;
@@ -177,14 +194,14 @@ impl Default for Table {
             // Four H100s, without a piece for the root and with one: 16 MiB 88 and 79 µs, 32 MiB 148 and 150, 64 MiB 262 and 293,
             // 1 GiB 3614 and 4573.
             reduce_spares: 32 * 1024 * KIB,
-            teams_from: 0,
-            teams_to: 0,
             allreduce: Bounds { narrow: 32 * KIB, wide: 2048 * KIB, sharded: 0 },
             reduce: Bounds { narrow: 4 * KIB, wide: 1024 * KIB, sharded: 0 },
             reduce_scatter: Bounds { narrow: 16 * KIB, wide: 1024 * KIB, sharded: 0 },
             broadcast: Bounds { narrow: 4 * KIB, wide: 1024 * KIB, sharded: 0 },
             swaps: Bounds { narrow: KIB, wide: 2048 * KIB, sharded: 0 },
             moves: Bounds { narrow: 4 * KIB, wide: 512 * KIB, sharded: 0 },
+            dealt_from: DealtBounds::NONE,
+            dealt_to: DealtBounds::NONE,
             // Two H200s, in windows and staged: an allgather of 2 MiB in all 7.8 and 8.9 µs, of 1 MiB 6.3 and 6.0; an allreduce of 2 MiB
             // 11.1 and 10.2, of 4 MiB 17.2 and 20.5; a reduce_scatter of 2 MiB in all 7.6 and 6.6, of 4 MiB 10.9 and 12.9. Four: a
             // broadcast of 16 MiB 69.5 and 67.8, of 128 MiB 437 and 512.
@@ -217,17 +234,14 @@ impl Default for Table {
             // Four H100s, with slots of 24 KiB and of 16: an all-to-all of 64 MiB in all 155 and 161 µs, of 1 GiB 2311 and 2451, an allgather of it 2313
             // and 2448; with 20, 28 and 36 KiB an all-to-all of 1 GiB 2350, 2322 and 2301, of 16 MiB 46.2, 46.3 and 47.5.
             move_slot: 24 << 10,
-            // Four H100s, by teams and one step after the other: an allreduce of 1.5 MiB 15.0 and 13.5 µs, of 2 MiB 17.3 and 18.8, of 4 MiB 27.5
-            // and 34.6; by teams and by tiles: of 6 MiB 38.1 and 44.3, of 8 MiB 48.7 and 54.7, of 12 MiB 71.2 and 73.8. A reduction to one
-            // rank of 2 MiB 13.5 and 16.1, of 4 MiB 23.0 and 27.8, of 8 MiB 41.4 and 51.0, of 12 MiB 61.1 and 62.5.
-            teams_from: 1792 * KIB,
-            teams_to: 8192 * KIB,
             allreduce: Bounds { narrow: 24 * KIB, wide: 384 * KIB, sharded: 4352 * KIB },
             reduce: Bounds { narrow: 128 * KIB, wide: 768 * KIB, sharded: 6144 * KIB },
             reduce_scatter: Bounds { narrow: 96 * KIB, wide: 1600 * KIB, sharded: 0 },
             broadcast: Bounds { narrow: 48 * KIB, wide: 384 * KIB, sharded: 3456 * KIB },
             swaps: Bounds { narrow: 8 * KIB, wide: 1600 * KIB, sharded: 0 },
             moves: Bounds { narrow: 4 * KIB, wide: 448 * KIB, sharded: 0 },
+            dealt_from: DealtBounds { allreduce: 1792 * KIB, reduce: 1792 * KIB },
+            dealt_to: DealtBounds { allreduce: 24 * 1024 * KIB, reduce: 192 * 1024 * KIB },
             ..two
         };
         let eight = Tuning {

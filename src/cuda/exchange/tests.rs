@@ -36,8 +36,8 @@ fn table() -> Table {
             move_slot: 4096,
             broadcast_sends: 6000,
             reduce_spares: 3000,
-            teams_from: 2500,
-            teams_to: 4000,
+            dealt_from: DealtBounds { allreduce: 2500, reduce: 2500 },
+            dealt_to: DealtBounds { allreduce: 4000, reduce: 4000 },
             allreduce: bounds,
             reduce: bounds,
             reduce_scatter: bounds,
@@ -128,33 +128,42 @@ fn tiles_bring_what_was_sent() {
     });
 }
 
-/// Sums in two steps by teams, beside calls that use the same slots otherwise: alone they are by teams, in groups they are not.
+/// Sums whose pieces are dealt out, beside calls that use the same queues otherwise: alone they are dealt out, in groups they are not.
 #[test]
-fn teams_bring_what_was_sent() {
+fn pieces_that_are_dealt_out_bring_what_was_sent() {
     let mut table = table();
     let tuning = &mut table.tunings[1];
-    (tuning.wide, tuning.teams_from, tuning.teams_to) = (8192, 1000, 12_000);
+    tuning.dealt_from = DealtBounds { allreduce: 1000, reduce: 1000 };
+    tuning.dealt_to = DealtBounds { allreduce: 24_000, reduce: 24_000 };
     let sums = [(DataType::F32, Operator::Sum), (DataType::Bf16, Operator::Sum)];
-    let by_teams = std::cell::Cell::new(0);
-    check_by(&table, 0, 12, |world, dice| {
-        for _ in 0..2 {
-            let any = |dice: &mut Dice| {
+    let (dealt, several) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
+    check_by(&table, 0, 16, |world, dice| {
+        for most in [4000, 24_000] {
+            let any = |dice: &mut Dice, most| {
                 let (dtype, operator) = dice.one_of(&sums);
-                let kinds = [Kind::Allreduce, Kind::Allreduce, Kind::Reduce];
-                let case = any_call(dice, world.size(), &kinds, [1000, 12_000]);
+                let case = any_call(dice, world.size(), &[Kind::Allreduce, Kind::Reduce], [1000, most]);
                 Case { dtype, operator, ..case }
             };
-            let (sum, group) = (any(dice), [(); 3].map(|()| any(dice)));
+            let (sum, group) = (any(dice, most), [(); 3].map(|()| any(dice, 4000)));
             let bytes = sum.count * sum.dtype.size() as u64;
             let plan = Plan::alone(&table, &sum.job(0, [4096, 8192]), world.size(), bytes);
-            let goes = matches!(plan, Plan::Combine(plan) if plan.goes_by_teams());
-            by_teams.set(by_teams.get() + usize::from(goes));
+            if let Plan::Combine(plan) = plan
+                && plan.protocol() == Protocol::Dealt
+            {
+                dealt.set(dealt.get() + 1);
+                several.set(several.get() + usize::from(plan.items() > 1));
+            }
             world.call(sum, dice);
             world.call(any_call(dice, world.size(), &REDUCTIONS, [1, 1800]), dice);
             world.group(&group, dice);
         }
     });
-    assert!(by_teams.get() > 3, "{} sums went by teams", by_teams.get());
+    assert!(
+        dealt.get() > 6 && several.get() > 2,
+        "{} sums were dealt out, {} by several items",
+        dealt.get(),
+        several.get()
+    );
 }
 
 #[test]

@@ -20,7 +20,7 @@ use once_cell::sync::OnceCell;
 use sha2::{Digest, Sha256};
 
 use super::arena::MAX_RANKS;
-use super::table::{Bounds, Table, Tuning, UNBOUNDED, WindowBounds};
+use super::table::{Bounds, DealtBounds, Table, Tuning, UNBOUNDED, WindowBounds};
 use crate::cuda::driver::Driver;
 use crate::error::{Error, Result, Status, fail};
 
@@ -181,7 +181,7 @@ fn numbers_of_table(table: &mut Table) -> [Number<'_>; 2] {
     [short("blocks", blocks, Rule::Any), short("depth", depth, Rule::PowerOfTwo)]
 }
 
-fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 13] {
+fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 11] {
     // No `..`: what is added there has to come here.
     let Tuning {
         slot,
@@ -195,14 +195,14 @@ fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 13] {
         move_slot,
         broadcast_sends,
         reduce_spares,
-        teams_from,
-        teams_to,
         allreduce: _,
         reduce: _,
         reduce_scatter: _,
         broadcast: _,
         swaps: _,
         moves: _,
+        dealt_from: _,
+        dealt_to: _,
         windows_from: _,
         windows_to: _,
     } = tuning;
@@ -230,15 +230,23 @@ fn numbers_of(tuning: &mut Tuning) -> [Number<'_>; 13] {
         pages("move_slot", move_slot),
         bound("broadcast_sends", broadcast_sends),
         bound("reduce_spares", reduce_spares),
-        bound("teams_from", teams_from),
-        bound("teams_to", teams_to),
     ]
 }
 
 /// The choices that have several numbers on a line.
-fn bounds_of(tuning: &mut Tuning) -> [(&'static str, Vec<Number<'_>>); 8] {
+fn bounds_of(tuning: &mut Tuning) -> [(&'static str, Vec<Number<'_>>); 10] {
     let Tuning {
-        allreduce, reduce, reduce_scatter, broadcast, swaps, moves, windows_from, windows_to, ..
+        allreduce,
+        reduce,
+        reduce_scatter,
+        broadcast,
+        swaps,
+        moves,
+        dealt_from,
+        dealt_to,
+        windows_from,
+        windows_to,
+        ..
     } = tuning;
     [
         ("allreduce", numbers_of_bounds(allreduce)),
@@ -247,6 +255,8 @@ fn bounds_of(tuning: &mut Tuning) -> [(&'static str, Vec<Number<'_>>); 8] {
         ("broadcast", numbers_of_bounds(broadcast)),
         ("swaps", numbers_of_bounds(swaps)),
         ("moves", numbers_of_bounds(moves)),
+        ("dealt_from", numbers_of_dealt(dealt_from)),
+        ("dealt_to", numbers_of_dealt(dealt_to)),
         ("windows_from", numbers_of_windows(windows_from)),
         ("windows_to", numbers_of_windows(windows_to)),
     ]
@@ -255,6 +265,11 @@ fn bounds_of(tuning: &mut Tuning) -> [(&'static str, Vec<Number<'_>>); 8] {
 fn numbers_of_bounds(bounds: &mut Bounds) -> Vec<Number<'_>> {
     let Bounds { narrow, wide, sharded } = bounds;
     vec![bound("narrow", narrow), bound("wide", wide), bound("sharded", sharded)]
+}
+
+fn numbers_of_dealt(bounds: &mut DealtBounds) -> Vec<Number<'_>> {
+    let DealtBounds { allreduce, reduce } = bounds;
+    vec![bound("allreduce", allreduce), bound("reduce", reduce)]
 }
 
 fn numbers_of_windows(bounds: &mut WindowBounds) -> Vec<Number<'_>> {
