@@ -353,6 +353,29 @@ fn ends_are_seen_where_those_of_children_are_ignored() {
     assert_eq!(run(&["grep", "-q", "^SigIgn:.*[13579bdf]....$", "/proc/self/status"]), Some(0));
 }
 
+/// As when a rank is run by `sudo`: its launcher may not signal it.
+#[test]
+fn a_rank_that_has_become_another_user_may_end_well() {
+    // SAFETY: takes nothing and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        return;
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_unisono-run"));
+    command.args(["-n", "2", "--", "setpriv", "--reuid=65534", "true"]).stdin(Stdio::null());
+    // SAFETY: only makes a system call.
+    unsafe {
+        command.pre_exec(|| {
+            const CAP_KILL: libc::c_ulong = 5;
+            match libc::prctl(libc::PR_CAPBSET_DROP, CAP_KILL, 0, 0, 0) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
+        });
+    }
+    let output = command.output().unwrap();
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), ""));
+}
+
 #[test]
 fn a_stop_stops_the_ranks_and_a_continue_continues_them() {
     let script = "echo $$; exec sleep 1000";

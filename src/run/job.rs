@@ -468,7 +468,19 @@ impl Job {
 
     /// To the groups of all ranks: one that has ended may have left processes behind.
     fn signal_all(&self, signal: i32) -> Result<(), Trouble> {
-        self.ranks.iter().try_for_each(|rank| Ok(child::signal_group(&rank.child, signal)?))
+        for (rank, state) in self.ranks.iter().enumerate() {
+            match child::signal_group(&state.child, signal) {
+                // It has become another user's (sudo). Once it has ended, that is no failure of the job.
+                Err(cause) if state.exit.is_none() => {
+                    let (name, pid) = (ending::signal_name(signal), state.child.id());
+                    return Err(Trouble::new(format!(
+                        "cannot send {name} to rank {rank} (pid {pid}): {cause}"
+                    )));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     fn running(&self) -> Vec<usize> {
