@@ -353,6 +353,71 @@ fn ends_are_seen_where_those_of_children_are_ignored() {
     assert_eq!(run(&["grep", "-q", "^SigIgn:.*[13579bdf]....$", "/proc/self/status"]), Some(0));
 }
 
+#[test]
+fn many_ranks_start_where_few_files_may_be_open_and_find_what_was_there() {
+    let script = "ulimit -Sn 40; exec \"$0\" -n 20 -- sh -c 'ulimit -Sn'";
+    let output = Command::new("sh").args(["-c", script, env!("CARGO_BIN_EXE_unisono-run")]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(by_rank(&output, 20), [["40"]; 20]);
+}
+
+/// The parent of a process, and its name.
+fn parent_and_name(pid: &str) -> Option<(u32, String)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (name, rest) = stat.split_once(" (")?.1.rsplit_once(") ")?;
+    Some((rest.split(' ').nth(1)?.parse().ok()?, name.to_owned()))
+}
+
+#[test]
+fn a_job_ends_as_its_ranks_do_though_its_keeper_was_killed() {
+    let script = "trap 'exit 0' USR1; echo ready; while :; do sleep 0.02; done";
+    let mut launcher = Launcher::start(&["-n", "2", "--", "sh", "-c", script]);
+    assert_eq!(launcher.stdout().lines().take(2).count(), 2);
+    let keeper = fs::read_dir("/proc").unwrap().find_map(|entry| {
+        let pid = entry.ok()?.file_name().into_string().ok()?;
+        (parent_and_name(&pid)? == (launcher.child.id(), "unisono-keeper".to_owned())).then_some(pid)
+    });
+    let keeper = keeper.expect("it has one");
+    send(keeper.parse().unwrap(), libc::SIGKILL);
+    until("the keeper is gone", || gone(&keeper));
+    launcher.signal(libc::SIGUSR1);
+    let (status, complaint) = launcher.complaint();
+    assert_eq!(status.code(), Some(0), "{complaint}");
+    assert!(!complaint.contains("unisono-run"), "{complaint}");
+}
+
+#[test]
+fn a_rank_that_cannot_be_watched_is_named_and_ended() {
+    let folder = Folder::new("unwatched");
+    let file = folder.join("pid");
+    let script = format!("sleep 1000 & echo $! > {file}; wait");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_unisono-run"));
+    command.args(["-n", "2", "--", "sh", "-c", &script]).stdin(Stdio::null());
+    // As an old sandbox: the number of the call, and then the answer, an error for the one and all others as ever.
+    let instruction = |code: u32, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+    let filter = [
+        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, libc::SYS_pidfd_open as u32),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    // SAFETY: only makes system calls, the kernel copies the filter.
+    unsafe {
+        command.pre_exec(move || {
+            let program = libc::sock_fprog { len: 4, filter: filter.as_ptr().cast_mut() };
+            let made = libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+                && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0;
+            if made { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        });
+    }
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(text(&output.stderr).starts_with("unisono-run: cannot watch rank 0: "), "{output:?}");
+    if let Ok(pid) = fs::read_to_string(&file) {
+        until("what it started is gone", || pid.is_empty() || gone(pid.trim()));
+    }
+}
+
 /// As when a rank is run by `sudo`: its launcher may not signal it.
 #[test]
 fn a_rank_that_has_become_another_user_may_end_well() {

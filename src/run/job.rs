@@ -15,7 +15,7 @@ use super::pipes::{Input, Pipe};
 use super::sink::Sink;
 use super::start::{self, Trouble};
 use crate::deadline::Deadline;
-use crate::sys::child::{self, Ends, Exit, Keeper, Readiness, Signals};
+use crate::sys::child::{self, Ends, Exit, Keeper, OpenFiles, Readiness, Signals};
 
 /// The signals that the launcher takes: those that end a job, those that it only passes on, and job control.
 pub(super) const SIGNALS: [i32; 8] = [
@@ -112,7 +112,12 @@ enum Event {
 
 impl Job {
     /// Starts all ranks, or none.
-    pub(super) fn start(options: &Options, signals: Signals, keeper: Keeper) -> Result<Job, Trouble> {
+    pub(super) fn start(
+        options: &Options,
+        signals: Signals,
+        files: &OpenFiles,
+        keeper: Keeper,
+    ) -> Result<Job, Trouble> {
         let board = Board::open()?;
         let environment =
             Environment { size: options.ranks(), id: board.id(), master_port: start::master_port(options)? };
@@ -122,27 +127,30 @@ impl Job {
             fs::create_dir_all(folder).map_err(cause)?;
         }
         let mut ends = Ends::new()?;
-        let mut ranks = Vec::with_capacity(options.ranks());
+        let mut ranks: Vec<Rank> = Vec::with_capacity(options.ranks());
         let mut input = None;
         for rank in 0..options.ranks() {
-            let started =
-                start::rank(options, &environment, rank, &signals, &keeper).and_then(|mut child| {
-                    if let Some(to) = child.stdin.take() {
-                        input = Some(Input::new(&io::stdin(), to)?);
-                    }
-                    ends.watch(&child, rank)?;
-                    Ok(Rank::new(child))
-                });
-            match started {
-                Ok(rank) => ranks.push(rank),
-                Err(trouble) => {
-                    for rank in &mut ranks {
-                        child::signal_group(&rank.child, libc::SIGKILL)?;
+            let started = start::rank(options, &environment, rank, (&signals, files, &keeper));
+            let started = started.and_then(|mut child| {
+                let stdin = child.stdin.take();
+                // Whatever it lacks from here on, it runs and is to be ended with the others.
+                ranks.push(Rank::new(child));
+                if let Some(to) = stdin {
+                    input = Some(Input::new(&io::stdin(), to)?);
+                }
+                ends.watch(&ranks[rank].child, rank).map_err(|cause| {
+                    Trouble::new(format!("cannot watch rank {rank}: {cause} (pidfd_open, of Linux 5.3)"))
+                })
+            });
+            if let Err(trouble) = started {
+                for rank in &mut ranks {
+                    // One that may not be killed is not waited for.
+                    if child::signal_group(&rank.child, libc::SIGKILL).is_ok() {
                         rank.child.wait()?;
                     }
-                    keeper.dismiss()?;
-                    return Err(trouble);
                 }
+                keeper.dismiss();
+                return Err(trouble);
             }
         }
         let lines = || {
@@ -194,7 +202,7 @@ impl Job {
         for rank in &mut self.ranks {
             rank.child.wait()?;
         }
-        self.keeper.dismiss()?;
+        self.keeper.dismiss();
         let status = match &self.culprit {
             _ if self.timed_out => 124,
             Some(culprit) => ending::status(culprit.exit),

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::sys::child::{self, Keeper, Signals};
+use crate::sys::child::{self, Keeper, OpenFiles, Signals};
 use job::Job;
 use options::Options;
 use start::Trouble;
@@ -33,9 +33,10 @@ pub fn launch(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let options = Options::parse_from(arguments);
     // Both before any thread exists: threads inherit the mask, and the keeper is a fork.
     let started = Signals::take(&job::SIGNALS)
-        .and_then(|signals| Ok((signals, Keeper::start(options.ranks())?)))
+        .and_then(|signals| Ok((signals, OpenFiles::most()?, Keeper::start(options.ranks())?)))
         .map_err(|cause| Trouble::new(format!("cannot prepare to start processes: {cause}")));
-    let verdict = started.and_then(|(signals, keeper)| Job::start(&options, signals, keeper)?.run());
+    let verdict =
+        started.and_then(|(signals, files, keeper)| Job::start(&options, signals, &files, keeper)?.run());
     match verdict {
         Ok(verdict) => {
             if let Some(signal) = verdict.signal {

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use super::environment::Environment;
 use super::options::Options;
 use crate::cuda::queues;
-use crate::sys::child::{self, Keeper, Signals};
+use crate::sys::child::{self, Keeper, OpenFiles, Signals};
 
 /// What went wrong with the launcher itself, and its exit status.
 #[derive(Debug)]
@@ -24,8 +24,7 @@ pub(super) fn rank(
     options: &Options,
     environment: &Environment,
     rank: usize,
-    signals: &Signals,
-    keeper: &Keeper,
+    (signals, files, keeper): (&Signals, &OpenFiles, &Keeper),
 ) -> Result<Child, Trouble> {
     let mut command = Command::new(&options.command[0]);
     command.args(&options.command[1..]).envs(environment.of_rank(rank));
@@ -41,7 +40,7 @@ pub(super) fn rank(
             command.stdout(create(&folder.join(out))?).stderr(create(&folder.join(err))?)
         }
     };
-    child::spawn_tied(&mut command, signals, keeper).map_err(|cause| cannot_run(options, rank, &cause))
+    child::spawn_tied(&mut command, signals, files, keeper).map_err(|cause| cannot_run(options, rank, &cause))
 }
 
 fn create(path: &Path) -> Result<File, Trouble> {

@@ -72,6 +72,27 @@ impl AsFd for Signals {
     }
 }
 
+/// The files that this process may have open: as many as the system lets it, for a few belong to each child. Children started
+/// by [`spawn_tied`] may have as many as this process before, since some go through all that they may have.
+pub struct OpenFiles {
+    /// `None`: there are no more than before.
+    before: Option<libc::rlimit>,
+}
+
+impl OpenFiles {
+    /// Has there be as many as may be.
+    pub fn most() -> io::Result<OpenFiles> {
+        let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the kernel fills `before`, which is as large as it needs.
+        check!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut before) })?;
+        let most = libc::rlimit { rlim_cur: before.rlim_max, ..before };
+        // SAFETY: the kernel reads `most`, which outlives the call. It refuses where the system's own limit (fs.nr_open) has been
+        // lowered since: then there are as many as before.
+        let raised = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &most) } == 0;
+        Ok(OpenFiles { before: raised.then_some(before) })
+    }
+}
+
 /// A small process that outlives this one by a moment: when this process ends without [`Keeper::dismiss`], however it
 /// ends, the keeper kills the process groups of all children started by [`spawn_tied`].
 ///
@@ -100,12 +121,14 @@ impl Keeper {
         }
     }
 
-    /// Sends it home: nothing is killed.
-    pub fn dismiss(self) -> io::Result<()> {
-        report(self.reports.as_raw_fd(), 0)?;
-        drop(self.reports);
-        // SAFETY: no status is asked for; `pid` is our own child, waited for by nobody else.
-        check!(unsafe { libc::waitpid(self.pid, ptr::null_mut(), 0) }).map(drop)
+    /// Ends it, and it kills nothing. Whether it runs, is stopped, or was killed before.
+    pub fn dismiss(self) {
+        // SAFETY: no memory is involved and no status is asked for; `pid` is our own child, waited for by nobody else, so
+        // the number is still its own.
+        unsafe {
+            libc::kill(self.pid, libc::SIGKILL);
+            libc::waitpid(self.pid, ptr::null_mut(), 0);
+        }
     }
 }
 
@@ -139,7 +162,6 @@ fn keep(reader: OwnedFd, writer: OwnedFd, nowhere: OwnedFd, groups: &mut Vec<lib
         // arrive whole.
         let count = unsafe { libc::read(reader.as_raw_fd(), (&raw mut pid).cast(), size_of_val(&pid)) };
         match (count, pid) {
-            (1.., 0) => groups.clear(),
             // Never grows: an allocation could wait for a lock.
             (1.., pid) if groups.len() < groups.capacity() => groups.push(pid),
             (1.., _) => {}
@@ -159,13 +181,19 @@ fn report(pipe: i32, pid: libc::pid_t) -> io::Result<()> {
     check!(unsafe { libc::write(pipe, (&raw const pid).cast(), size_of_val(&pid)) }).map(drop)
 }
 
-/// Starts `command` in a process group of its own, with the signal mask from before `signals`, known to `keeper`, and
-/// such that the kernel kills it when this thread ends. Call it from a thread that lives as long as the process.
-pub fn spawn_tied(command: &mut Command, signals: &Signals, keeper: &Keeper) -> io::Result<Child> {
+/// Starts `command` in a process group of its own, with the signal mask from before `signals` and the limit from before
+/// `files`, known to `keeper`, and such that the kernel kills it when this thread ends. Call it from a thread that lives as long
+/// as the process.
+pub fn spawn_tied(
+    command: &mut Command,
+    signals: &Signals,
+    files: &OpenFiles,
+    keeper: &Keeper,
+) -> io::Result<Child> {
     let (mask, reports, parent) = (signals.before, keeper.reports.as_raw_fd(), std::process::id());
-    let forgets = keeper.forgets;
+    let (forgets, files) = (keeper.forgets, files.before);
     let tie = move || {
-        // SAFETY: system calls on integers and on `mask`, which the closure owns; all are async-signal-safe.
+        // SAFETY: system calls on integers and on `mask` and `files`, which the closure owns; all are async-signal-safe.
         unsafe {
             check!(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
             // A parent that died before the line above will never send that signal.
@@ -173,6 +201,9 @@ pub fn spawn_tied(command: &mut Command, signals: &Signals, keeper: &Keeper) -> 
                 libc::_exit(1);
             }
             report(reports, libc::getpid())?;
+            if let Some(files) = &files {
+                check!(libc::setrlimit(libc::RLIMIT_NOFILE, files))?;
+            }
             if forgets {
                 libc::signal(libc::SIGCHLD, libc::SIG_IGN);
             }
