@@ -460,7 +460,8 @@ impl Endpoint {
             conn.wire.queue(step.send);
             if let Some(hello) = step.done {
                 let control = hello.purpose == Purpose::Control;
-                if !conn.local {
+                // One that this side began is since it was there.
+                if !conn.local && conn.outgoing.is_none() {
                     tcp::configure(conn.wire.socket(), control).map_err(io_error)?;
                 }
                 conn.wire.flush().map_err(io_error)?;

@@ -380,6 +380,11 @@ impl Endpoint {
     /// A connection that this side began is there: begins the handshake.
     pub(super) fn greet(&self, conn: &mut Conn) -> Result<()> {
         let Some(hello) = conn.outgoing else { fail!(Internal, "an accepted connection is connecting") };
+        if !conn.local {
+            // Now, since nothing else ends the wait for the answer of a host that is gone.
+            tcp::configure(conn.wire.socket(), hello.purpose == Purpose::Control)
+                .map_err(|cause| Error::new(Status::PeerFailed, cause.to_string()))?;
+        }
         let mut nonce = [0; 32];
         random::fill(&mut nonce)?;
         let (handshake, first) = Handshake::initiate(&self.identity.secret, hello, nonce);

@@ -1,7 +1,10 @@
 //! An endpoint and a peer that is played by hand, word by word: what happens between the first word and an open link.
 
+use std::os::fd::BorrowedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener, UnixStream};
+
+use socket2::SockRef;
 
 use super::super::setup::{Data, Setup};
 use super::*;
@@ -122,6 +125,34 @@ fn a_peer_that_leaves_before_the_link_is_open_has_left_and_is_not_lost() {
     initiate(&mut peer);
     say(&mut peer, GOODBYE, b"");
     assert!(matches!(node.next(), Told::Left(1)));
+}
+
+/// The socket of this process that is the other end of `stream`.
+fn other_end(stream: &TcpStream) -> socket2::Socket {
+    let fds = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(Result::ok);
+    let numbers = fds.filter_map(|fd| fd.file_name().to_str()?.parse().ok());
+    let other = numbers.into_iter().find_map(|number| {
+        // SAFETY: used for two calls that touch no memory of ours; of a descriptor that another test closes meanwhile they
+        // give an error, or another address.
+        let fd = unsafe { BorrowedFd::borrow_raw(number) };
+        let address = SockRef::from(&fd).local_addr().ok()?.as_socket()?;
+        (address == stream.peer_addr().unwrap()).then(|| fd.try_clone_to_owned().ok()).flatten()
+    });
+    other.expect("it is of this process").into()
+}
+
+#[test]
+fn a_host_that_falls_silent_before_it_has_proved_itself_is_noticed() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let [node, _peer] = misled(vec![listener.local_addr().unwrap()]);
+    let (mut mute, _) = listener.accept().unwrap();
+    mute.set_read_timeout(Some(LONG)).unwrap();
+    // Greeted, and all of that acknowledged: the kernel alone can find out that nobody is there any more.
+    assert!(!read(&mut mute, 72).is_empty());
+    let socket = other_end(&mute);
+    assert!(socket.keepalive().unwrap());
+    assert!(socket.tcp_user_timeout().unwrap().is_some());
+    drop(node);
 }
 
 /// Connects to the Unix socket of rank 0 as rank 1.
