@@ -160,8 +160,13 @@ fn first_at_tcp(
         };
         if !must_serve {
             match TcpStore::connect(host, port, secret, deadline.min(Deadline::after(PORT_PATIENCE))) {
-                Err(error) if error.status() == Status::Timeout && !deadline.expired() => {
-                    log::info!("{error}")
+                Err(error) if error.status() == Status::Timeout => {
+                    // Nobody is there, so why this rank cannot be is what matters.
+                    let error = error.context(taken.text());
+                    if deadline.expired() {
+                        return Err(error);
+                    }
+                    log::info!("{error}");
                 }
                 outcome => return Ok(Arc::new(outcome?)),
             }
@@ -448,6 +453,21 @@ mod tests {
         let store = How::Rank0 { host: "127.0.0.1".to_owned(), port: server.port() };
         let error = connect(&launch(0, 2, &store), soon()).err().expect("the port is taken");
         for part in ["rank 0 of 2", "UNISONO_PORT", &server.port().to_string(), "in use"] {
+            assert!(error.text().contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn who_can_neither_serve_nor_find_a_server_hears_why_it_cannot_serve() {
+        // Bound but not listening, and not to be shared: a server gets no port, a client nobody.
+        let taken = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        taken.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        let port = taken.local_addr().unwrap().as_socket().unwrap().port();
+        let store = How::Tcp { host: "127.0.0.1".to_owned(), port };
+        let deadline = Deadline::after(Duration::from_millis(50));
+        let error = connect(&launch(0, 2, &store), deadline).err().expect("there is nobody");
+        assert_eq!(error.status(), Status::Timeout);
+        for part in ["cannot serve a tcp store", "in use", "Connection refused"] {
             assert!(error.text().contains(part), "{error}");
         }
     }
