@@ -13,6 +13,8 @@
 
 #![forbid(unsafe_code)]
 
+use std::cell::RefCell;
+use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -91,7 +93,23 @@ pub enum How {
 impl Launch {
     /// Reads the environment of this process.
     pub fn from_env() -> Result<Launch> {
-        Launch::from_lookup(|name| std::env::var(name).ok())
+        Launch::from_os_lookup(|name| std::env::var_os(name))
+    }
+
+    /// The same for other variables. A value that is no text is refused: without its secret, a job would be open to all.
+    fn from_os_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Launch> {
+        let odd = RefCell::new(None);
+        let launch = Launch::from_lookup(|name| match lookup(name)?.into_string() {
+            Ok(text) => Some(text),
+            Err(_) => {
+                odd.borrow_mut().get_or_insert_with(|| name.to_owned());
+                None
+            }
+        });
+        match odd.into_inner() {
+            Some(name) => fail!(InvalidArgument, "{name} is not UTF-8; set it to a text that is"),
+            None => launch,
+        }
     }
 
     /// Reads what `lookup` gives for each variable. An empty value counts as none.

@@ -8,6 +8,28 @@ fn read(variables: &[(&str, &str)]) -> Result<Launch> {
     })
 }
 
+#[test]
+fn a_value_that_is_no_text_is_refused_and_not_taken_for_none() {
+    use std::ffi::OsString;
+    use std::os::unix::ffi::OsStringExt;
+    let read = |name: &str, value: &[u8]| {
+        let odd = OsString::from_vec(value.to_owned());
+        Launch::from_os_lookup(|asked| match BY_HAND.iter().find(|(known, _)| *known == asked) {
+            Some((_, value)) => Some(value.into()),
+            None => (asked == name).then(|| odd.clone()),
+        })
+    };
+    for (name, value) in
+        [("UNISONO_SECRET", &b"sixteen bytes and \xff"[..]), ("UNISONO_STORE", b"file:/caf\xe9")]
+    {
+        let error = read(name, value).unwrap_err();
+        assert_eq!(error.status(), Status::InvalidArgument);
+        assert!(error.text().contains(name) && error.text().contains("UTF-8"), "{error}");
+    }
+    // What nobody asks for may be anything.
+    assert!(read("PATH", b"\xff").is_ok());
+}
+
 #[track_caller]
 fn expect(variables: &[(&str, &str)], launcher: Launcher, place: [usize; 4], store: &How) {
     let launch = read(variables).unwrap();
