@@ -48,8 +48,15 @@ pub(super) fn lead(base: &Path) -> Result<(FileStore, Leader)> {
                 let store = FileStore::open(base.join(&leader.name))?;
                 return Ok((store, leader));
             }
-            Err(cause) if cause.kind() == ErrorKind::NotFound => last = cause,
-            Err(cause) => return Err(refused(cause)),
+            Err(cause) => {
+                // What has been made of it, a full disk perhaps being the cause. The first cause is the one to tell.
+                let _ = fs::remove_file(new_leader(base, &name));
+                let _ = fs::remove_dir_all(base.join(&name));
+                if cause.kind() != ErrorKind::NotFound {
+                    return Err(refused(cause));
+                }
+                last = cause;
+            }
         }
     }
     Err(refused(last))
@@ -128,7 +135,7 @@ impl Drop for Leader {
 fn try_lead(base: &Path, name: &str) -> io::Result<Lock> {
     DirBuilder::new().recursive(true).mode(0o700).create(base)?;
     DirBuilder::new().mode(0o700).create(base.join(name))?;
-    let new = base.join(format!(".{name}"));
+    let new = new_leader(base, name);
     let mut leader = File::options().create_new(true).write(true).mode(0o600).open(&new)?;
     leader.write_all(name.as_bytes())?;
     let lock = Lock::on(leader);
@@ -145,6 +152,11 @@ fn try_lead(base: &Path, name: &str) -> io::Result<Lock> {
         let _ = fs::remove_dir_all(base.join(old));
     }
     Ok(lock)
+}
+
+/// What becomes `leader` when it is complete.
+fn new_leader(base: &Path, name: &str) -> PathBuf {
+    base.join(format!(".{name}"))
 }
 
 /// Removes the file `leader` if it is that of the run `name`. The leader of another run may put its own in its place at any
@@ -270,6 +282,18 @@ mod tests {
         assert_eq!(follow(scratch.path(), 1, soon()).unwrap().directory(), new.directory());
         let names = fs::read_dir(scratch.path()).unwrap().map(|entry| entry.unwrap().file_name());
         assert!(names.into_iter().all(|name| !name.to_str().unwrap().ends_with("-taken")));
+    }
+
+    #[test]
+    fn a_run_that_cannot_begin_leaves_nothing() {
+        let scratch = Scratch::new();
+        // Nothing can be renamed to that.
+        fs::create_dir(scratch.path().join(LEADER)).unwrap();
+        let error = lead(scratch.path()).err().expect("it cannot begin");
+        assert!(error.text().contains(scratch.path().to_str().unwrap()), "{error}");
+        let left: Vec<_> =
+            fs::read_dir(scratch.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, [LEADER]);
     }
 
     #[test]
