@@ -49,7 +49,6 @@ impl UniqueId {
     pub fn create(interface: Option<&str>) -> Result<(UniqueId, ServerHandle)> {
         let interface = Interface::choose(interface)?;
         let secret = SecretKey::random()?;
-        let server = ServerHandle::start_everywhere(0, Some(&secret))?;
         // A link-local address means nothing without a scope, which differs from host to host.
         let global = interface.addresses.iter().copied().filter(|address| !is_v6_link_local(*address));
         let addresses: Vec<IpAddr> = global.take(ADDRESSES).collect();
@@ -60,6 +59,14 @@ impl UniqueId {
                  a CIDR."
             );
         }
+        // Where the others are told loopback, nobody else needs to reach the port. Else everywhere: what is told may be an
+        // address behind a translation.
+        let server = match addresses[0] {
+            first if addresses.iter().all(IpAddr::is_loopback) => {
+                ServerHandle::start(SocketAddr::new(first, 0), Some(&secret))
+            }
+            _ => ServerHandle::start_everywhere(0, Some(&secret)),
+        }?;
         log::info!("unique id: serving a store on port {} of {interface}", server.port());
         let id = UniqueId {
             instance: server.instance(),
@@ -268,6 +275,12 @@ mod tests {
         a.set("k", b"v", soon()).unwrap();
         assert_eq!(b.get("k", soon()).unwrap(), b"v");
         drop(UniqueId::create(None).unwrap());
+    }
+
+    #[test]
+    fn what_tells_others_loopback_alone_is_not_reached_from_elsewhere() {
+        let (_, server) = UniqueId::create(Some("127.0.0.1")).unwrap();
+        assert_eq!(server.address().ip(), Ipv4Addr::LOCALHOST);
     }
 
     #[test]
