@@ -602,6 +602,25 @@ fn a_reader_that_leaves_ends_the_job_as_it_would_end_the_program() {
 }
 
 #[test]
+fn output_that_cannot_be_written_is_no_success() {
+    let full = || fs::File::options().write(true).open("/dev/full").unwrap();
+    let start = |script| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_unisono-run"));
+        command.args(["-n", "1", "--", "sh", "-c", script]).stdin(Stdio::null());
+        command
+    };
+    let output = start("echo result").stdout(full()).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    let complaint = text(&output.stderr);
+    assert!(complaint.contains("cannot write to standard output: No space left"), "{complaint}");
+    let status = start("echo result >&2").stdout(Stdio::null()).stderr(full()).status().unwrap();
+    assert_eq!(status.code(), Some(125));
+    // What a rank failed with says more.
+    let status = start("echo result; exit 3").stdout(full()).stderr(Stdio::null()).status().unwrap();
+    assert_eq!(status.code(), Some(3));
+}
+
+#[test]
 fn the_end_of_a_rank_is_published_in_the_store_of_the_job() {
     let script = "echo $UNISONO_ID; if [ $RANK = 1 ]; then kill -9 $$; fi; trap '' TERM; sleep 1000 & wait; sleep 1000";
     let mut launcher =

@@ -66,6 +66,8 @@ pub(super) struct Job {
     timed_out: bool,
     /// The last signal by which the user asked for the end.
     asked: Option<i32>,
+    /// Whether something could not be written that a rank wrote.
+    lost_output: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -171,6 +173,7 @@ impl Job {
             culprit: None,
             timed_out: false,
             asked: None,
+            lost_output: false,
         })
     }
 
@@ -206,6 +209,7 @@ impl Job {
         let status = match &self.culprit {
             _ if self.timed_out => 124,
             Some(culprit) => ending::status(culprit.exit),
+            None if self.lost_output => Trouble::STATUS,
             None => 0,
         };
         let signal = self.asked.filter(|signal| status == ending::status(Exit::Signal(*signal, false)));
@@ -333,8 +337,12 @@ impl Job {
         match self.sinks[stream].write() {
             Ok(true) => return,
             Ok(false) => {}
-            Err(cause) if stream == 0 => self.say(&format!("cannot write to standard output: {cause}")),
-            Err(_) => {}
+            Err(cause) => {
+                self.lost_output = true;
+                if stream == 0 {
+                    self.say(&format!("cannot write to standard output: {cause}"));
+                }
+            }
         }
         // Nobody reads on: the ranks get SIGPIPE, as if they had written there themselves.
         for rank in &mut self.ranks {

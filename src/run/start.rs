@@ -61,7 +61,7 @@ fn cannot_run(options: &Options, rank: usize, cause: &io::Error) -> Trouble {
         ErrorKind::PermissionDenied => {
             (126, format!("program '{name}' cannot be run: no permission to execute it"))
         }
-        _ => (125, format!("rank {rank} of {} cannot be started: {cause}", options.ranks())),
+        _ => (Trouble::STATUS, format!("rank {rank} of {} cannot be started: {cause}", options.ranks())),
     };
     Trouble { text, status }
 }
@@ -74,8 +74,11 @@ pub(super) fn master_port(options: &Options) -> Result<u16, Trouble> {
 }
 
 impl Trouble {
+    /// That of the launcher itself.
+    pub(super) const STATUS: u8 = 125;
+
     pub(super) fn new(text: impl Into<String>) -> Trouble {
-        Trouble { text: text.into(), status: 125 }
+        Trouble { text: text.into(), status: Trouble::STATUS }
     }
 }
 
