@@ -172,26 +172,39 @@ impl Store for FileStore {
     }
 }
 
-/// Sleeps between two looks, longer each time.
-pub(super) struct Pause(Duration);
+/// Sleeps between two looks, longer each time: who has waited for long may be a little later, and the server of a file system
+/// has many who wait.
+pub(super) struct Pause {
+    next: Duration,
+    slept: Duration,
+}
 
 impl Pause {
-    const LONGEST: Duration = Duration::from_millis(10);
+    const LONG: Duration = Duration::from_millis(10);
+    const LONGEST: Duration = Duration::from_millis(250);
 
     /// Sleeps, not beyond `deadline`.
     pub(super) fn sleep(&mut self, deadline: Deadline) {
-        thread::sleep(deadline.remaining_capped(self.0));
-        self.0 = (self.0 * 3 / 2).min(Pause::LONGEST);
+        thread::sleep(deadline.remaining_capped(self.next()));
+    }
+
+    /// How long to sleep now.
+    fn next(&mut self) -> Duration {
+        let now = self.next;
+        self.slept += now;
+        let longest = (self.slept / 64).clamp(Pause::LONG, Pause::LONGEST);
+        self.next = (now * 3 / 2).min(longest);
+        now
     }
 
     fn is_long(&self) -> bool {
-        self.0 == Pause::LONGEST
+        self.next >= Pause::LONG
     }
 }
 
 impl Default for Pause {
     fn default() -> Pause {
-        Pause(Duration::from_micros(200))
+        Pause { next: Duration::from_micros(200), slept: Duration::ZERO }
     }
 }
 
@@ -305,6 +318,18 @@ mod tests {
         fs::remove_dir(store.directory()).unwrap();
         let error = store.get("k", Deadline::after(Duration::from_secs(20))).unwrap_err();
         assert_eq!(error.status(), Status::System, "{error}");
+    }
+
+    #[test]
+    fn who_waits_for_long_looks_seldom_and_is_hardly_later() {
+        let (mut pause, mut looks) = (Pause::default(), 0);
+        while pause.slept < Duration::from_secs(300) {
+            let before = pause.slept;
+            let next = pause.next();
+            assert!(next <= Pause::LONG || next <= before / 32, "{next:?} after {before:?}");
+            looks += 1;
+        }
+        assert!(looks < 2000, "{looks}");
     }
 
     #[test]
