@@ -45,14 +45,29 @@ impl Listener {
             })?;
             listeners.push(Listener { socket, local: true, token: 0 });
         }
+        let mut out_of_use = None;
         for &wanted in if options.tcp { options.addresses() } else { &[] } {
-            let refuse = |cause| Error::system(format_args!("rank {rank} cannot listen on {wanted}"), cause);
-            let socket = tcp::listen(wanted).map_err(refuse)?;
-            let bound = socket.local_addr().map_err(refuse)?;
-            address.addresses.extend(bound.as_socket());
-            listeners.push(Listener { socket, local: false, token: 0 });
+            match tcp::listen(wanted).and_then(|socket| Ok((socket.local_addr()?, socket))) {
+                Ok((bound, socket)) => {
+                    address.addresses.extend(bound.as_socket());
+                    listeners.push(Listener { socket, local: false, token: 0 });
+                }
+                Err(cause) => {
+                    let is_out_of_use = cause.kind() == io::ErrorKind::AddrNotAvailable;
+                    let error = Error::system(format_args!("rank {rank} cannot listen on {wanted}"), cause);
+                    if !is_out_of_use {
+                        return Err(error);
+                    }
+                    // An interface has those, too, that the kernel does not use (yet): another host may have them.
+                    log::warn!("{error}");
+                    out_of_use.get_or_insert(error);
+                }
+            }
         }
-        Ok(listeners)
+        match out_of_use {
+            Some(error) if address.addresses.is_empty() => Err(error),
+            _ => Ok(listeners),
+        }
     }
 }
 

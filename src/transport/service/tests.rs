@@ -554,3 +554,17 @@ fn a_silent_address_does_not_hide_the_next() {
     a.open(&address);
     assert_eq!(a.link(1).kind, LinkKind::Tcp);
 }
+
+#[test]
+fn an_address_that_is_out_of_use_does_not_keep_a_rank_from_its_others() {
+    // Of no host (RFC 5737). An interface may have such: the kernel does not use an IPv6 address that another host has, too.
+    let foreign: SocketAddr = "192.0.2.1:0".parse().unwrap();
+    let on = |addresses| Options { addresses, ..over(LinkKind::Tcp) };
+    let node = Node::new(0, 2, 1, on(vec![foreign, "127.0.0.1:0".parse().unwrap()]));
+    let published = &node.registration.address().addresses;
+    assert!(published.iter().map(SocketAddr::ip).eq([Ipv4Addr::LOCALHOST]), "{published:?}");
+    let identity = Identity { rank: 0, size: 2, secret: SecretKey::new([1; 32]), job: 7 };
+    let port: Weak<dyn Port> = Weak::<Ear>::new();
+    let error = Registration::new(identity, on(vec![foreign]), port).err().expect("it has no other");
+    assert!(error.text().contains("cannot listen on 192.0.2.1"), "{error}");
+}
