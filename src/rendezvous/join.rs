@@ -10,7 +10,7 @@
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use super::tcp::TcpStore;
 use super::tcp_server::ServerHandle;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
+use crate::sys::global::Global;
 
 /// Under which rank 0 says that a run has begun, and how.
 const OPENING: &str = "unisono/opening";
@@ -253,12 +254,20 @@ impl Opening {
 }
 
 /// The servers of this process that are still in use. A second communicator finds the first one's store.
-static SERVERS: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+static SERVERS: Global<Vec<Known>> = Global::new(Vec::new());
 
 struct Known {
     port: u16,
     secret: Option<SecretKey>,
     server: Weak<ServerHandle>,
+}
+
+/// The server of this process at that port.
+fn known(port: u16, secret: Option<&SecretKey>) -> Option<Arc<ServerHandle>> {
+    let mut servers = SERVERS.write();
+    servers.retain(|known| known.server.strong_count() > 0);
+    let known = servers.iter().find(|known| known.port == port && known.secret.as_ref() == secret);
+    known.and_then(|known| known.server.upgrade())
 }
 
 /// Who serves a TCP store.
@@ -273,11 +282,7 @@ enum Serving {
 
 /// Serves at `host`, as rank 0, if that can be.
 fn serve(host: &str, port: u16, secret: Option<&SecretKey>, must_serve: bool) -> Result<Serving> {
-    // Pushed and replaced whole, so a poisoned list is in order.
-    let mut servers = SERVERS.lock().unwrap_or_else(PoisonError::into_inner);
-    servers.retain(|known| known.server.strong_count() > 0);
-    let known = servers.iter().find(|known| known.port == port && known.secret.as_ref() == secret);
-    if let Some(server) = known.and_then(|known| known.server.upgrade()) {
+    if let Some(server) = known(port, secret) {
         return Ok(Serving::Here(server));
     }
     let addresses: Vec<SocketAddr> = match (host, port).to_socket_addrs() {
@@ -300,7 +305,8 @@ fn serve(host: &str, port: u16, secret: Option<&SecretKey>, must_serve: bool) ->
     Ok(match started {
         Ok(server) => {
             let server = Arc::new(server);
-            servers.push(Known { port, secret: secret.cloned(), server: Arc::downgrade(&server) });
+            let known = Known { port, secret: secret.cloned(), server: Arc::downgrade(&server) };
+            SERVERS.write().push(known);
             Serving::Here(server)
         }
         Err(error) => Serving::Taken(error),
