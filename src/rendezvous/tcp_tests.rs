@@ -71,6 +71,19 @@ fn nobody_there_names_host_port_cause_and_time() {
 }
 
 #[test]
+fn who_is_called_off_tries_no_further_address() {
+    // They take connections and say nothing.
+    let mute = [(); 2].map(|()| TcpListener::bind(loopback()).unwrap());
+    let addresses = [0, 1].map(|place: usize| mute[place].local_addr().unwrap());
+    let deadline = Deadline::after(Duration::from_millis(100));
+    let key = SecretKey::new([1; 32]);
+    let error = TcpStore::connect_any(&addresses, &key, [0; 16], &|| true, deadline).unwrap_err();
+    assert_eq!(error.status(), Status::Aborted);
+    mute[1].set_nonblocking(true).unwrap();
+    assert_eq!(mute[1].accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+}
+
+#[test]
 fn a_wrong_or_missing_secret_fails_at_once_on_both_sides() {
     let (right, wrong) = (SecretKey::new([1; 32]), SecretKey::new([2; 32]));
     let guarded = ServerHandle::start(loopback(), Some(&right)).unwrap();
