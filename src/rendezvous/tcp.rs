@@ -9,6 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use socket2::SockRef;
+
 use super::secret::SecretKey;
 use super::store::{self, Store};
 use super::tcp_server;
@@ -22,6 +24,9 @@ use crate::sys::{fork, random};
 const ONE_TRY: Duration = Duration::from_secs(5);
 /// How long a server may take for an answer that waits for nothing, whatever the caller's deadline: after that it is lost.
 const ANSWER: Duration = Duration::from_secs(60);
+/// How long the server's host may leave unacknowledged what was sent to it. Probes are sent where nothing is on its way, and give up as
+/// soon.
+const SILENCE: Duration = Duration::from_secs(50);
 /// How much later than asked a server may say that a key did not come.
 const GRACE: Duration = Duration::from_millis(500);
 /// Idle connections that are kept.
@@ -123,15 +128,15 @@ impl TcpStore {
                         if last.is_empty() || cause.kind() != ErrorKind::TimedOut {
                             last = format!("{address}: {cause}");
                         }
+                        // Each may have taken seconds.
+                        if recalled() {
+                            break;
+                        }
                     }
                 }
                 Err(cause) => last = format!("cannot resolve the name: {cause}"),
             }
             if recalled() {
-                        // Each may have taken seconds.
-                        if recalled() {
-                            break;
-                        }
                 fail!(
                     Aborted,
                     "no connection to the tcp store {name} before the meeting there was called off"
@@ -395,6 +400,7 @@ fn dial(
         return Err(io::Error::from(ErrorKind::ConnectionRefused).into());
     }
     tcp_server::prepare(&stream)?;
+    SockRef::from(&stream).set_tcp_user_timeout(Some(SILENCE))?;
     let mut timed = Timed { stream: &stream, deadline };
     let mut bytes = [0; wire::SERVER_HELLO];
     timed.read_exact(&mut bytes).map_err(|cause| greeting(cause, "no greeting"))?;

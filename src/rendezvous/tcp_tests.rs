@@ -71,6 +71,15 @@ fn nobody_there_names_host_port_cause_and_time() {
 }
 
 #[test]
+fn a_host_that_is_gone_is_noticed_while_a_request_is_on_its_way() {
+    let server = ServerHandle::start(loopback(), None).unwrap();
+    let store = client(&server, None);
+    // Probes are for connections on which nothing is on its way. This can only be asked for: no host is lost here.
+    let limit = SockRef::from(&store.shared().idle[0]).tcp_user_timeout().unwrap();
+    assert!(limit.is_some_and(|limit| limit <= ANSWER), "{limit:?}");
+}
+
+#[test]
 fn who_is_called_off_tries_no_further_address() {
     // They take connections and say nothing.
     let mute = [(); 2].map(|()| TcpListener::bind(loopback()).unwrap());
