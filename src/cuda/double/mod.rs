@@ -368,22 +368,36 @@ impl Double {
 
     /// Runs everything that streams were given. Complains when they wait for each other for ever.
     pub(crate) fn drain(&self) {
-        while self.step() {}
-        let mut machine = self.lock();
-        let stuck = machine.pending.len();
-        if stuck > 0 {
-            machine.complain(format!("{stuck} tasks wait for each other for ever"));
+        loop {
+            match self.look() {
+                Look::Ready(task) => self.run(task),
+                Look::Busy => {}
+                Look::Idle(0) => return,
+                Look::Idle(stuck) => {
+                    return self.lock().complain(format!("{stuck} tasks wait for each other for ever"));
+                }
+            }
         }
     }
 
     /// Runs one task, if one can run or another thread runs one. Whether that was so.
     pub(crate) fn step(&self) -> bool {
-        let mut machine = self.lock();
-        // One look: between two of them another thread's task may end, and others could run.
-        let Some(task) = machine.choose() else { return machine.is_busy() };
-        drop(machine);
-        self.run(task);
+        match self.look() {
+            Look::Ready(task) => self.run(task),
+            Look::Busy => {}
+            Look::Idle(_) => return false,
+        }
         true
+    }
+
+    /// What there is to do, all of one moment: a thread may give streams tasks, and run them, at any other.
+    fn look(&self) -> Look {
+        let mut machine = self.lock();
+        match machine.choose() {
+            Some(task) => Look::Ready(task),
+            None if machine.is_busy() => Look::Busy,
+            None => Look::Idle(machine.pending.len()),
+        }
     }
 
     /// Starts to record what the stream is given.
@@ -482,6 +496,16 @@ impl Double {
     fn lock(&self) -> MutexGuard<'_, Machine> {
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What there is to do.
+enum Look {
+    /// This task, which nobody else will run.
+    Ready(u64),
+    /// Another thread runs one.
+    Busy,
+    /// Nothing, though so many are left.
+    Idle(usize),
 }
 
 /// While this thread gives some stream the steps of a kernel, however that ends.
