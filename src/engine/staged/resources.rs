@@ -597,10 +597,14 @@ mod tests {
             !failed
         });
         let end = end.expect("there are more calls");
-        // The last call comes behind the release.
-        for failing in [0, end - 1] {
-            assert_eq!(leave_behind_gate(failing, false), (true, 0), "call {failing}");
-        }
+        assert_eq!(leave_behind_gate(0, false), (true, 0), "call 0");
+        // The last call comes behind the release. Which one that is depends on how often the gate was found closed.
+        let last = (0..=end).rev().find(|&failing| {
+            let (failed, undone) = leave_behind_gate(failing, false);
+            assert_eq!(undone, 0, "call {failing}");
+            failed
+        });
+        assert!(last.is_some_and(|last| last > 0), "{last:?}");
     }
 
     #[test]
