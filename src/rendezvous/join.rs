@@ -169,7 +169,14 @@ fn first_at_tcp(
                     }
                     log::info!("{error}");
                 }
-                outcome => return Ok(Arc::new(outcome?)),
+                outcome => {
+                    let store = Arc::new(outcome?);
+                    // Another thread of this process may have begun to serve since this one looked.
+                    return Ok(match known(port, secret) {
+                        Some(server) => Arc::new(Keeping { store, _kept: server }),
+                        None => store,
+                    });
+                }
             }
         } else if patience.expired() {
             return Err(taken.context(format!(
