@@ -8,75 +8,69 @@ namespace unisono {
 // The caller's memory: at any alignment, and `bytes` long from `base`; what lies beyond reads as 0 and is not written.
 //
 // What is rare stays out of the loops: the ends, and addresses that the whole access does not suit.
-__device__ __noinline__ u64 load_slowly(const u8 *from, u64 bytes) {
-    u64 word = 0;
-    u32 at = 0;
-    if (reinterpret_cast<u64>(from) % 4 == 0) {
-        if (bytes >= 4) word = load_plain<u32>(from);
-        if (bytes >= 8) word |= static_cast<u64>(load_plain<u32>(from + 4)) << 32;
-        at = bytes >= 8 ? 8 : bytes >= 4 ? 4 : 0;
-    }
-#pragma unroll 1
-    for (; at < 8 && at < bytes; at++) word |= static_cast<u64>(load_plain<u8>(from + at)) << 8 * at;
-    return word;
-}
-
-// The same of 8 bytes that lie across two words, in memory that has both.
-DEVICE u64 load_across(const u8 *from) {
-    const u32 bits = static_cast<u32>(reinterpret_cast<u64>(from)) % 8 * 8;
-    const u8 *first = from - bits / 8;
-    return load_plain<u64>(first) >> bits | load_plain<u64>(first + 8) << 1 << (63 - bits);
-}
-
-__device__ __noinline__ void store_slowly(u8 *to, u64 bytes, u64 word) {
-    const u32 all = bytes < 8 ? static_cast<u32>(bytes) : 8;
-    // By the largest pieces that suit.
-#pragma unroll 1
-    for (u32 at = 0, piece; at < all; at += piece) {
-        const u32 suits = static_cast<u32>(reinterpret_cast<u64>(to + at)), left = all - at;
-        if (suits % 4 == 0 && left >= 4) {
-            piece = 4;
-            store_plain(to + at, static_cast<u32>(word >> 8 * at));
-        } else if (suits % 2 == 0 && left >= 2) {
-            piece = 2;
-            store_plain(to + at, static_cast<u16>(word >> 8 * at));
-        } else {
-            piece = 1;
-            store_plain(to + at, static_cast<u8>(word >> 8 * at));
-        }
-    }
-}
-
 DEVICE bool suits(const u8 *address, u32 at, u32 bytes, u32 size) {
     return at + size <= bytes && (reinterpret_cast<u64>(address) & (size - 1)) == 0;
 }
 
-DEVICE u64 load_word(const u8 *base, u32 at, u32 bytes) {
-    const u8 *from = base + at;
-    if (suits(from, at, bytes, 8)) return load_plain<u64>(from);
-    if (at >= 8 && at + 16 <= bytes) return load_across(from);
-    if (at >= bytes) return 0;
-    return load_slowly(from, bytes - at);
+// Elements of a type from an address on, one after the other, of `left` bytes that are there: all loads are under way at once.
+template <class T>
+DEVICE Packet load_pieces(const u8 *from, u32 left) {
+    u64 word[2]{};
+#pragma unroll
+    for (u32 at = 0; at < 16; at += sizeof(T)) {
+        if (at < left) word[at / 8] |= static_cast<u64>(load_plain<T>(from + at)) << at % 8 * 8;
+    }
+    return Packet{word[0], word[1]};
 }
-
-DEVICE void store_word(u8 *base, u32 at, u32 bytes, u64 word) {
-    u8 *to = base + at;
-    if (suits(to, at, bytes, 8)) {
-        store_plain(to, word);
-    } else if (at >= bytes) {
-        return;
-    } else {
-        store_slowly(to, bytes - at, word);
+template <class T>
+DEVICE void store_pieces(u8 *to, u32 left, const Packet &packet) {
+#pragma unroll
+    for (u32 at = 0; at < 16; at += sizeof(T)) {
+        if (at < left) store_plain(to + at, static_cast<T>((at < 8 ? packet.low : packet.high) >> at % 8 * 8));
     }
 }
 
+// 16 bytes that are not whole, or where a packet does not suit. What is not there is 0; nothing beyond `bytes` is touched.
 __device__ __noinline__ Packet load_packet_slowly(const u8 *base, u32 at, u32 bytes) {
-    return Packet{load_word(base, at, bytes), load_word(base, at + 8, bytes)};
+    const u8 *from = base + at;
+    const u32 left = at < bytes ? bytes - at : 0, by = static_cast<u32>(reinterpret_cast<u64>(from)) % 8, bits = 8 * by;
+    if (by <= at && left >= 24 - by) {
+        // The words that they lie across are there.
+        const u64 first = load_plain<u64>(from - by), second = load_plain<u64>(from - by + 8), third = load_plain<u64>(from - by + 16);
+        return Packet{first >> bits | second << 1 << (63 - bits), second >> bits | third << 1 << (63 - bits)};
+    }
+    return (by | min(left, 16u)) % 4 == 0 ? load_pieces<u32>(from, left) : load_pieces<u8>(from, left);
 }
-
 __device__ __noinline__ void store_packet_slowly(u8 *base, u32 at, u32 bytes, Packet packet) {
-    store_word(base, at, bytes, packet.low);
-    store_word(base, at + 8, bytes, packet.high);
+    u8 *to = base + at;
+    const u32 left = at < bytes ? min(bytes - at, 16u) : 0, behind = static_cast<u32>(reinterpret_cast<u64>(to)) % 4;
+    if (left % 4 != 0) {
+        if ((behind | left) % 2 == 0) {
+            store_pieces<u16>(to, left, packet);
+        } else {
+            store_pieces<u8>(to, left, packet);
+        }
+    } else if (behind == 0) {
+        store_pieces<u32>(to, left, packet);
+    } else if (left > 0) {
+        // Words lie across two: few bytes, the words that are whole there, and the bytes that are left of the last.
+        const u32 word[4]{static_cast<u32>(packet.low), static_cast<u32>(packet.low >> 32), static_cast<u32>(packet.high), static_cast<u32>(packet.high >> 32)};
+        const u32 head = 4 - behind, words = left / 4;
+        u32 last = word[0];
+        if (head & 1) store_plain(to, static_cast<u8>(word[0]));
+        if (head & 2) store_plain(to + head % 2, static_cast<u16>(word[0] >> head % 2 * 8));
+        to += head;
+#pragma unroll
+        for (u32 i = 1; i < 4; i++) {
+            if (i >= words) continue;
+            store_plain(to, static_cast<u32>((static_cast<u64>(word[i]) << 32 | word[i - 1]) >> head * 8));
+            last = word[i];
+            to += 4;
+        }
+        last >>= head * 8;
+        if (behind & 2) store_plain(to, static_cast<u16>(last));
+        if (behind & 1) store_plain(to + (behind & 2), static_cast<u8>(last >> (behind & 2) * 8));
+    }
 }
 
 DEVICE Packet load_bytes(const u8 *base, u32 at, u32 bytes) {

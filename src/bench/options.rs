@@ -145,6 +145,10 @@ pub(super) struct Options {
     #[arg(long, value_name = "PLACE,…", value_delimiter = ',', default_value = "out", value_parser = place)]
     pub(super) places: Vec<Place>,
 
+    /// On device memory: inputs and outputs begin so many bytes behind an address that suits every type
+    #[arg(long, value_name = "BYTES", default_value = "0", hide_default_value = true, conflicts_with = "pointers", value_parser = clap::value_parser!(u32).range(..=4096))]
+    pub(super) offset: u32,
+
     /// So many timed iterations, whatever the time
     #[arg(short = 'n', long, value_name = "N")]
     pub(super) iterations: Option<NonZeroU32>,
@@ -338,6 +342,14 @@ mod tests {
             (vec![Transport::Automatic], vec![Library::Native])
         );
         assert!(!host.on_device() && device.on_device() && parse(&["--library", "native"]).on_device());
+    }
+
+    #[test]
+    fn buffers_begin_within_a_page_behind_an_aligned_address() {
+        assert_eq!((parse(&[]).offset, parse(&["--offset", "4"]).offset), (0, 4));
+        for bad in [&["--offset", "4097"][..], &["--offset", "4", "--device", "--pointers", "2"]] {
+            assert!(Options::try_parse_from(["unisono-bench"].iter().chain(bad)).is_err(), "{bad:?}");
+        }
     }
 
     #[test]

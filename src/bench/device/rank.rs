@@ -73,7 +73,7 @@ impl<'a> Rank<'a> {
         let control = seat.meet(options, Transport::Automatic, "control")?;
         let stream = Stream::new(devices, device, false)?;
         // Before any kernel of a subject: allocations may wait for those.
-        let buffers = Buffers::new(devices, device, largest)?;
+        let buffers = Buffers::new(devices, device, largest + options.offset as usize)?;
         let (start, end) = (TimedEvent::new(devices, device)?, TimedEvent::new(devices, device)?);
         let (seat, devices, subjects) = (seat.clone(), devices.clone(), Vec::new());
         Ok(Rank { subjects, options, seat, control, devices, stream, start, end, buffers, tables: 0 })
@@ -216,10 +216,12 @@ impl<'a> Rank<'a> {
 
     /// Where a subject's inputs and outputs begin.
     pub(super) fn places(&self, subject: usize) -> (u64, u64) {
-        match &self.subjects[subject] {
+        let (input, output) = match &self.subjects[subject] {
             Subject::Library(_, Some(own)) => *own,
             _ => (self.buffers.input.address(), self.buffers.output.address()),
-        }
+        };
+        let offset = u64::from(self.options.offset);
+        (input + offset, output + offset)
     }
 
     pub(super) fn deadline(&self) -> Deadline {

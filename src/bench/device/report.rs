@@ -88,6 +88,9 @@ impl<'a> Report<'a> {
             "# µs, the slowest rank's; host: how long a call held its thread; GB/s of p50; ratio: time over {}'s",
             self.subjects[0]
         );
+        if self.options.offset > 0 {
+            println!("# inputs and outputs begin {} bytes behind an aligned address", self.options.offset);
+        }
         subjects.iter().for_each(|subject| println!("# {subject}"));
         println!("{}", self.head());
     }

@@ -33,6 +33,10 @@ const WARP_DATA: u64 = 480;
 const DEALT_ITEMS: u64 = 8;
 /// See [`DEALT_ITEMS`].
 const DEALT_SHARE: u64 = 32 * WARP_DATA;
+/// What a block does at once if it is all that it has. Four ranks on two H200s, by one item and by two: reductions to one rank of 2, 2.5, 3
+/// and 4 MiB (16.3 to 32.5 KiB a block) 13.0 and 14.6 µs, 15.2 and 16.3, 17.7 and 18.6, 22.3 and 22.7; three ranks 10.6 and 12.0, 12.3 and
+/// 13.5, 14.8 and 15.2, 18.7 and 17.2.
+const DEALT_ONE: u64 = 54 * WARP_DATA;
 /// Up to how many ranks each thread of a kernel that goes by lines serves all peers: `MUTUAL_RANKS` of the kernels.
 const MUTUAL_RANKS: u32 = 4;
 /// Up to how many bytes a reduction to a root is one by all ranks, of which the root alone keeps the result. What everybody sends
@@ -240,7 +244,8 @@ impl Combining<'_> {
         }
         let stride = self.bytes.div_ceil(count.into()).next_multiple_of(GRAIN);
         let (part, room) = (stride.div_ceil(lanes), wide_room(tuning.wide));
-        let items = part.div_ceil(DEALT_SHARE).min(DEALT_ITEMS).max(part.div_ceil(room));
+        let wanted = if part <= DEALT_ONE { 1 } else { part.div_ceil(DEALT_SHARE).min(DEALT_ITEMS) };
+        let items = wanted.max(part.div_ceil(room));
         let share = part.div_ceil(items).next_multiple_of(WARP_DATA);
         let lanes = stride.div_ceil(share).min(lanes);
         Some(Combination {
@@ -578,6 +583,20 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_is_dealt_out_is_cut_where_a_block_has_much_of_it() {
+        let table = Table::default();
+        let items = |mib: u64| {
+            let job = Job { dtype: DataType::F32, ..job(Kind::Reduce, mib << 18) };
+            let Plan::Combine(plan) = Plan::alone(&table, &job, 4, mib << 20) else { panic!("{job:?}") };
+            assert_eq!(plan.protocol, Protocol::Dealt);
+            plan.items()
+        };
+        assert_eq!([1, 2, 3, 4, 8, 16].map(items), [1, 1, 1, 3, 5, 8]);
+        // As many as slots ask for.
+        assert!(items(64) > 8);
     }
 
     #[test]

@@ -240,9 +240,11 @@ impl Default for Table {
             broadcast: Bounds { narrow: 48 * KIB, wide: 384 * KIB, sharded: 3456 * KIB },
             swaps: Bounds { narrow: 8 * KIB, wide: 1600 * KIB, sharded: 0 },
             moves: Bounds { narrow: 4 * KIB, wide: 448 * KIB, sharded: 0 },
-            // Four H200s, dealt out and one step after the other: an allreduce of 1 MiB 8.8 and 11.1 µs, a reduction of it to one rank 8.7 and 9.6; dealt
-            // out and by tiles: an allreduce of 12 MiB 71.3 and 75.4, of 16 MiB 95.5 and 92.8, a reduction of 64 MiB 246 and 258, of 128 MiB 488 and 462.
-            dealt_from: DealtBounds { allreduce: 1024 * KIB, reduce: 1024 * KIB },
+            // Four H200s, dealt out and not: an allreduce of 256 KiB 5.5 and 5.9 µs, of 320 KiB 5.7 and 6.3, of 512 KiB 6.7 and 8.5, a reduction of 768 KiB
+            // to one rank 7.6 and 7.1, of 896 KiB 8.0 and 9.5; three of them: an allreduce of 320 KiB 5.5 and 5.0, of 384 KiB 5.9 and 5.7, of 448 KiB 6.1
+            // and 7.4, a reduction of 896 KiB 7.8 and 8.5. Dealt out and by tiles: an allreduce of 12 MiB 71.3 and 75.4, of 16 MiB 95.5 and 92.8, a
+            // reduction of 64 MiB 246 and 258, of 128 MiB 488 and 462.
+            dealt_from: DealtBounds { allreduce: 320 * KIB, reduce: 800 * KIB },
             dealt_to: DealtBounds { allreduce: 14 * 1024 * KIB, reduce: 80 * 1024 * KIB },
             ..two
         };
