@@ -390,6 +390,29 @@ void no_timeout() {
     });
 }
 
+/* One that is not set is the context's, as where it is given to a wait. */
+void unset_timeout() {
+    as_threads(2, [](const GlooContext &context) {
+        std::vector<float> memory(10);
+        for (const Function &function : {Function(gloos<float>(Op::sum)), own_sum<float>()}) {
+            gloo::AllreduceOptions options(context);
+            options.setOutput(memory.data(), memory.size());
+            options.setReduceFunction(function);
+            options.setTimeout(gloo::transport::kUnsetTimeout);
+            if (context->rank == 1) {
+                pause_for(150);
+            }
+            gloo::allreduce(options);
+        }
+    });
+    check_times_out([](const GlooContext &context) {
+        gloo::BarrierOptions options(context);
+        options.setTimeout(gloo::transport::kUnsetTimeout);
+        context->setTimeout(milliseconds(100));
+        return [options] { gloo::barrier(options); };
+    });
+}
+
 /* Both ranks are told. */
 void check_differs(const Body &operation) {
     as_threads(2, [&](const GlooContext &context) {
@@ -447,6 +470,7 @@ int main() {
         {"timeouts of objects", timeouts_of_objects},
         {"a function that throws", a_function_that_throws},
         {"no timeout", no_timeout},
+        {"a timeout that is not set", unset_timeout},
         {"calls that differ", differing_calls},
         {"objects that differ", differing_objects},
     });

@@ -51,7 +51,7 @@ class CollectiveOptions {
   public:
     /* Operations that run at the same time have different tags, or are of different kinds. */
     void setTag(uint32_t tag_) { tag = tag_; }
-    /* For the whole operation; 0: no limit. */
+    /* For the whole operation; 0: no limit, kUnsetTimeout: the context's. */
     void setTimeout(std::chrono::milliseconds timeout_) { timeout = timeout_; }
 
   protected:
@@ -59,7 +59,10 @@ class CollectiveOptions {
         : context(context_), timeout(context_->getTimeout()) {}
 
     /* The options of the native call. */
-    unisono_call_t call(uint8_t prefix) const { return detail::call(Slot::build(prefix, tag), timeout); }
+    unisono_call_t call(uint8_t prefix) const {
+        const bool isSet = timeout != transport::kUnsetTimeout;
+        return detail::call(Slot::build(prefix, tag), isSet ? timeout : context->getTimeout());
+    }
 
     std::shared_ptr<Context> context;
     uint32_t tag = 0;
