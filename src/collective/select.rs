@@ -237,6 +237,21 @@ mod tests {
         }
     }
 
+    /// Blocks of halving-doubling that are on other nodes give and take whole vectors.
+    #[test]
+    fn a_node_that_is_not_full_is_not_sent_whole_vectors_for_each_of_its_blocks() {
+        for (size, ranks_per_node) in [(3, 2), (5, 4), (13, 8)] {
+            let choice = choice_on(Kind::Allreduce, 1 << 21, size, ranks_per_node);
+            assert_ne!(choice, Algorithm::HalvingDoubling, "{size} by {ranks_per_node}");
+        }
+        assert_eq!(choice_on(Kind::Allreduce, 1 << 21, 13, 8), Algorithm::Hierarchical);
+        for (size, ranks_per_node) in [(3, 2), (5, 4)] {
+            assert_eq!(choice_on(Kind::ReduceScatter, 1 << 21, size, ranks_per_node), Algorithm::Linear);
+        }
+        // As long as a node has many ranks, each of which would send to all of the others, it is what crosses least.
+        assert_eq!(choice_on(Kind::ReduceScatter, 1 << 21, 13, 8), Algorithm::HalvingDoubling);
+    }
+
     #[test]
     fn short_reductions_take_few_rounds_and_long_ones_few_bytes() {
         assert_eq!(choice(Kind::Allreduce, 1 << 24, 2), Algorithm::TwoShot);

@@ -69,6 +69,17 @@ struct Group {
     chunk: f64,
 }
 
+/// In vectors: what goes through the busiest port until the sum is there, and from then on; the same through the links of
+/// the busiest node.
+struct Halving {
+    up: f64,
+    down: f64,
+    up_link: f64,
+    down_link: f64,
+    /// Of the busiest rank, for an allreduce.
+    steps: f64,
+}
+
 impl Group {
     fn new(question: &Question, links: u32) -> Group {
         let each = match question.ranks_per_node {
@@ -132,18 +143,25 @@ impl Group {
             (Kind::Allreduce, Algorithm::HalvingDoubling | Algorithm::HalvingDoublingPipelined) => {
                 let pieces =
                     if algorithm == Algorithm::HalvingDoubling { 1.0 } else { self.pieces(count / 2.0) };
-                let reduced = bytes / 2.0 + wide * (0.5 - 1.0 / n).max(0.0);
-                let crossing = (wide + bytes) * (1.0 / self.m - 1.0 / n);
+                let Halving { up, down, up_link, down_link, steps } = self.halving();
+                let reduced = bytes / 2.0 + wide * (up - 0.5);
+                let crossing = (wide * up_link + bytes * down_link) / self.m;
                 let rounds = 2.0 * self.doubling_rounds();
-                let halving = self.doubling(rounds, 2.0, reduced + rest, crossing);
-                Profile { steps: 2.0 * rounds * pieces, combined: 2.0 * reduced, pieces, ..halving }
+                let halving = self.doubling(rounds, 2.0, reduced + bytes * down, crossing);
+                Profile { steps: steps * pieces, combined: 2.0 * reduced, pieces, ..halving }
             }
             (Kind::ReduceScatter, Algorithm::HalvingDoubling) => {
-                let (total, total_wide) = (n * bytes, n * wide);
-                let reduced = total / 2.0 + total_wide * (0.5 - 1.0 / n).max(0.0);
-                let crossing = total_wide * (1.0 / self.m - 1.0 / n);
+                let Halving { up, up_link, .. } = self.halving();
+                // The first ranks of the largest block have the block of a rank outside of it, too, at each level down to the last.
+                let largest = n.log2().floor();
+                let guests = n - largest.exp2();
+                let share = |level: i32| (guests / 2.0_f64.powi(level)).ceil();
+                let hosted = (1..=largest as i32).map(share).sum::<f64>() + 2.0 * guests.min(1.0);
+                let blocks = (n * up).max(largest.exp2() - 1.0 + hosted);
+                let reduced = n / 2.0 * bytes + (blocks - n / 2.0) * wide;
+                let crossing = blocks / up * wide * up_link / self.m;
                 let halving = self.doubling(self.doubling_rounds(), 1.0, reduced, crossing);
-                Profile { steps: n + 2.0 * levels, combined: 2.0 * reduced, copied: total, ..halving }
+                Profile { steps: n + 2.0 * levels, combined: 2.0 * reduced, copied: n * bytes, ..halving }
             }
             (Kind::Allreduce, Algorithm::Bcube) => self.bcube(),
             (Kind::Allreduce, Algorithm::RecursiveDoubling) => {
@@ -174,11 +192,20 @@ impl Group {
             }
             (Kind::Allreduce, Algorithm::PipelinedTree) => {
                 let pieces = self.pieces(count);
-                // A combining rank takes two sums in and one result, and sends as much.
-                let moved = (2.0 * wide).min((n - 1.0) * wide) + bytes;
+                // Who combines takes two sums in and the result, and sends its own input, a sum, and the result twice. From
+                // five ranks on there is one whose node has both a parent and two children that are other ranks'.
+                let (inward, outward) = match self.n as u32 {
+                    2 => (bytes, bytes),
+                    3 => (2.0 * bytes, wide + bytes),
+                    4 => (2.0 * wide, 3.0 * bytes),
+                    _ => (2.0 * wide + bytes, wide + 3.0 * bytes),
+                };
+                let moved = inward.max(outward);
+                // Of a node that has several ranks, most of that stays inside.
+                let crossing = if self.m > 1.0 { 2.0 * wide + bytes } else { moved };
                 let depth = 2.0 * levels;
                 let fill = (depth - 2.0).max(0.0) * (bytes + wide) / pieces;
-                let tree = self.spread(depth, moved, moved, fill);
+                let tree = self.spread(depth, moved, crossing, fill);
                 Profile { steps: 8.0 * pieces, combined: 2.0 * wide, pieces, ..tree }
             }
             (Kind::Broadcast, Algorithm::PipelinedTree) => {
@@ -316,7 +343,59 @@ impl Group {
         if self.chunk == 0.0 || count == 0.0 { 1.0 } else { (count / self.chunk).ceil().clamp(1.0, 4096.0) }
     }
 
-    /// Rounds of halving: two more for sizes other than powers of two.
+    /// What halving-doubling takes. Ranks that are no power of two are cut into blocks that are, the largest first: each block
+    /// reduces by itself, gives its sum to the one before it, and has the result of the first.
+    fn halving(&self) -> Halving {
+        let (size, each) = (self.n as u32, self.m as u32);
+        let after = |first: u32| (first < size).then(|| (first, 1 << (size - first).ilog2()));
+        let blocks: Vec<(u32, u32)> =
+            std::iter::successors(after(0), |&(first, len): &(u32, u32)| after(first + len)).collect();
+        let node = |rank: u32| rank / each;
+        let share = |ranks: u32, len: u32| f64::from(ranks.min(len)) / f64::from(len);
+        let (largest, others) = (blocks[0].1, &blocks[1..]);
+        let levels = |len: u32| f64::from(len.ilog2());
+        // What a block of several nodes gives and takes inside itself, over the links of each.
+        let within = |len: u32| 1.0 - share(each, len);
+        let joined = others.len() as f64;
+        let (mut up, mut down) = (1.0 - share(1, largest), 1.0 - share(1, largest));
+        let (mut up_link, mut down_link) = (within(largest), within(largest));
+        let mut steps = 4.0 * levels(largest);
+        if let [rest @ .., _] = others {
+            // A block has its own sum, and the one that it is given, when a whole vector has passed; the next one has its share
+            // of it after that.
+            up = 1.0 + rest.iter().map(|&(_, len)| share(1, len)).sum::<f64>();
+            down += joined * share(1, largest);
+            steps += 1.0 + joined;
+        }
+        let mut chain = 0.0;
+        for (at, &(first, len)) in others.iter().enumerate().rev() {
+            let (before, before_len): (u32, u32) = blocks[at];
+            if node(before) < node(first + len - 1) {
+                chain += if at + 1 == others.len() { 1.0 } else { share(each, len) };
+                if at == 0 {
+                    up_link += share(each, largest);
+                }
+            }
+            let messages = f64::from(before_len / len + largest / len);
+            steps = steps.max(4.0 * levels(len) + messages + 1.0);
+        }
+        up_link = up_link.max(chain);
+        // The first block's nodes give each other block its result; a node may have ranks of several.
+        let outside = |&&(first, len): &&(u32, u32)| node(first + len - 1) > 0;
+        down_link += share(each, largest) * others.iter().filter(outside).count() as f64;
+        for &(first, len) in others {
+            let here = node(first) * each..(node(first) + 1).saturating_mul(each);
+            let taken = |&(first, len): &(u32, u32)| {
+                let ranks = (first + len).min(here.end).saturating_sub(first.max(here.start));
+                share(ranks, len)
+            };
+            let given = others.iter().filter(outside).map(taken).sum::<f64>();
+            down_link = down_link.max(given + within(len));
+        }
+        Halving { up, down, up_link, down_link, steps }
+    }
+
+    /// Rounds of halving: one more for sizes other than powers of two, whose smaller blocks have fewer of their own.
     fn doubling_rounds(&self) -> f64 {
         let whole = self.n.log2().floor();
         if whole == self.levels { whole } else { whole + 1.0 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::schedule::ir::{Action, Representation};
 use crate::schedule::{Collective, Shape, plan};
 
 /// A host with fast memory and a slower network.
@@ -33,17 +34,48 @@ fn collective(question: &Question) -> Collective {
     }
 }
 
-fn simulated(model: &Model, algorithm: Algorithm, question: &Question) -> f64 {
+fn schedules(algorithm: Algorithm, question: &Question) -> Vec<Schedule> {
     let collective = collective(question);
-    let schedules: Vec<_> = (0..question.size)
+    (0..question.size)
         .map(|rank| {
             let Question { chunk, ranks_per_node, .. } = *question;
             let shape = Shape { chunk, ranks_per_node, ..Shape::new(rank, question.size) };
             plan(algorithm, &collective, &shape).expect("it serves")
         })
-        .collect();
+        .collect()
+}
+
+fn simulated(model: &Model, algorithm: Algorithm, question: &Question) -> f64 {
+    let schedules = schedules(algorithm, question);
     let schedules: Vec<_> = schedules.iter().collect();
     model.simulate(&schedules, question.ranks_per_node, question.widths).expect("the schedules fit")
+}
+
+/// Seconds that the busiest port of a rank takes for what goes through it one way, or the busiest link of a node: nothing is
+/// over sooner, in whatever order things go.
+fn busiest(model: &Model, algorithm: Algorithm, question: &Question) -> f64 {
+    let Question { size, ranks_per_node, widths, .. } = *question;
+    let nodes = size.div_ceil(ranks_per_node) as usize;
+    let (mut ports, mut links) = (vec![[0.0; 2]; size as usize], vec![[0.0; 2]; nodes]);
+    for (rank, schedule) in (0..).zip(schedules(algorithm, question)) {
+        for step in &schedule.steps {
+            let Action::Send { to, from, .. } = step.action else { continue };
+            let width = match from.representation() {
+                Representation::Element => widths.element,
+                Representation::Accumulator => widths.accumulator,
+            };
+            let bytes = (from.len * width) as f64;
+            let (node, other): (u32, u32) = (rank / ranks_per_node, to / ranks_per_node);
+            let link = if node == other { model.inside } else { model.across };
+            ports[rank as usize][0] += bytes * link.byte_time;
+            ports[to as usize][1] += bytes * link.byte_time;
+            if node != other {
+                links[node as usize][0] += bytes * link.byte_time / f64::from(model.links_per_node);
+                links[other as usize][1] += bytes * link.byte_time / f64::from(model.links_per_node);
+            }
+        }
+    }
+    ports.into_iter().chain(links).flatten().fold(0.0, f64::max)
 }
 
 #[test]
@@ -97,6 +129,27 @@ fn estimates_follow_the_simulation() {
         }
     }
     assert!(worst.0 < 3.0, "{}", worst.1);
+}
+
+#[test]
+fn no_reduction_to_all_is_priced_below_what_ports_and_links_have_to_carry() {
+    for kind in [Kind::Allreduce, Kind::ReduceScatter] {
+        for algorithm in Algorithm::ALL.into_iter().filter(|&algorithm| algorithm != Algorithm::Local) {
+            for size in (2..=9).chain([13, 16, 31, 33]) {
+                for (ranks_per_node, chunk) in
+                    [(size, 0), (1, 0), (2, 0), (4, 0), (8, 0), (size, 1 << 17), (1, 1 << 17)]
+                {
+                    let question = Question { chunk, ranks_per_node, ..question(kind, size, 1 << 20) };
+                    if ranks_per_node > size {
+                        continue;
+                    }
+                    let Some(estimate) = MODEL.estimate(algorithm, &question) else { continue };
+                    let share = estimate / busiest(&MODEL, algorithm, &question);
+                    assert!(share > 0.95, "{share} {} {question:?}", algorithm.name());
+                }
+            }
+        }
+    }
 }
 
 #[test]
