@@ -36,7 +36,7 @@ pub struct Limits {
     pub greeting: Duration,
     /// Bytes of all keys and values together.
     pub stored: usize,
-    /// Bytes of all requests that have arrived in part.
+    /// Bytes of all requests that have arrived in part: of the short ones, and of the long ones, which wait for each other.
     pub incomplete: usize,
 }
 

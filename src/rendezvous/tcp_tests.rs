@@ -278,6 +278,40 @@ fn a_full_server_says_so_and_limits_what_it_keeps() {
 }
 
 #[test]
+fn long_values_that_come_at_once_wait_for_each_other() {
+    let limits = Limits { incomplete: wire::MAX_VALUE + wire::MAX_VALUE / 4, ..Limits::default() };
+    let server = ServerHandle::start_with(loopback(), None, limits).unwrap();
+    let mut half = dial(server.address(), None, None, soon()).ok().unwrap().0;
+    let head = RequestHead { operation: Operation::Set, key: 4, body: wire::MAX_VALUE };
+    let request = [&head.bytes()[..], b"half", &vec![1; wire::MAX_VALUE]].concat();
+    let (first, rest) = request.split_at(wire::MAX_VALUE / 2);
+    half.write_all(first).unwrap();
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (0..3)
+            .map(|number| {
+                let store = client(&server, None);
+                scope.spawn(move || store.set(&format!("k{number}"), &vec![2; wire::MAX_VALUE], soon()))
+            })
+            .collect();
+        // What is short waits for nobody.
+        let store = client(&server, None);
+        for number in 0..100 {
+            store.set("short", &vec![3; number], soon()).unwrap();
+        }
+        // One that waits and goes leaves its place to others.
+        let mut gone = dial(server.address(), None, None, soon()).ok().unwrap().0;
+        gone.write_all(&request[..100_000]).unwrap();
+        drop(gone);
+        half.write_all(rest).unwrap();
+        for other in others {
+            other.join().unwrap().unwrap();
+        }
+        assert_eq!(store.get("half", soon()).unwrap().len(), wire::MAX_VALUE);
+        assert_eq!(store.get("k2", soon()).unwrap().len(), wire::MAX_VALUE);
+    });
+}
+
+#[test]
 fn keys_and_values_beyond_the_limits_are_refused_before_they_travel() {
     let server = ServerHandle::start(loopback(), None).unwrap();
     let store = client(&server, None);

@@ -16,6 +16,10 @@ pub(super) struct Connection {
     pub(super) interest: Interest,
     /// What has arrived and is not yet understood.
     pub(super) input: Vec<u8>,
+    /// Bytes of its request, if that is long and has been let in.
+    pub(super) let_in: usize,
+    /// Its request is long, and waits to be let in.
+    pub(super) delayed: bool,
     pub(super) output: Output,
 }
 
@@ -42,10 +46,10 @@ pub(super) struct Output {
 pub(super) type Farewell = &'static str;
 
 impl Connection {
-    /// Whether the next request may be read. Not while an answer is due: a client that never reads its answers could
-    /// fill our memory with requests.
+    /// Whether the next request may be read, or the rest of this one. Not while an answer is due: a client that never reads its
+    /// answers could fill our memory with requests.
     pub(super) fn wants_input(&self) -> bool {
-        self.output.is_empty() && matches!(self.state, State::Stranger(_) | State::Ready)
+        self.output.is_empty() && !self.delayed && matches!(self.state, State::Stranger(_) | State::Ready)
     }
 
     pub(super) fn answer(&mut self, answer: Answer, body: Option<Arc<[u8]>>) {

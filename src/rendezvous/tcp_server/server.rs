@@ -1,6 +1,6 @@
 //! The thread of a server: who connects, who asks, who waits for which key.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::io::{self, ErrorKind, Read};
 use std::mem;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -44,7 +44,12 @@ pub(super) struct Server {
     /// When to look at a connection, or with the token LISTENER, when to accept again.
     timers: BTreeSet<(Instant, u64)>,
     entries: Entries,
+    /// Bytes of requests that have arrived in part and are short, or not let in.
     incomplete: usize,
+    /// Bytes of the long requests that are let in: there is room for the whole of each.
+    let_in: usize,
+    /// Whose long requests wait until others have arrived, the first first. Some may be gone.
+    delayed: VecDeque<u64>,
     waiters: HashMap<Vec<u8>, HashSet<u64>>,
     /// Connections whose answer is ready, to be taken up by the loop: answering in place would recurse.
     runnable: Vec<u64>,
@@ -74,6 +79,8 @@ impl Server {
             timers: BTreeSet::new(),
             entries: Entries::new(limits.stored),
             incomplete: 0,
+            let_in: 0,
+            delayed: VecDeque::new(),
             waiters: HashMap::new(),
             runnable: Vec::new(),
         })
@@ -160,6 +167,8 @@ impl Server {
             timer: None,
             interest: READ,
             input: Vec::new(),
+            let_in: 0,
+            delayed: false,
             output: Output::of(hello.bytes().to_vec()),
         };
         self.connections.insert(token, connection);
@@ -212,10 +221,13 @@ impl Server {
         log::debug!("tcp store: connection {token} ends: {farewell}");
         self.set_timer(token, &mut connection, None);
         self.strangers.remove(&token);
-        self.incomplete -= connection.input.len();
+        if connection.let_in == 0 {
+            self.incomplete -= connection.input.len();
+        }
         if let State::Waiting(key) = &connection.state {
             self.stop_waiting(token, key);
         }
+        self.has_arrived(&mut connection);
     }
 
     fn stop_waiting(&mut self, token: u64, key: &[u8]) {
@@ -273,9 +285,11 @@ impl Server {
             Ok(0) => Err("closed by the client"),
             Ok(count) => {
                 connection.input.extend_from_slice(&chunk[..count]);
-                self.incomplete += count;
-                if self.incomplete > self.limits.incomplete {
-                    return Err("too many bytes of incomplete requests");
+                if connection.let_in == 0 {
+                    self.incomplete += count;
+                    if self.incomplete > self.limits.incomplete {
+                        return Err("too many bytes of incomplete requests");
+                    }
                 }
                 Ok(())
             }
@@ -304,6 +318,7 @@ impl Server {
                     let Some(head) = connection.input.first_chunk() else { return Ok(()) };
                     let head = RequestHead::parse(*head).ok_or("it asks what no client asks")?;
                     if connection.input.len() < head.length() {
+                        self.let_in(token, connection, head.length());
                         return Ok(());
                     }
                     self.execute(token, connection, head);
@@ -315,8 +330,59 @@ impl Server {
                 // One large value must not keep its memory for as long as the client stays.
                 connection.input.shrink_to(CHUNK);
             }
-            self.incomplete -= used;
+            if connection.let_in == 0 {
+                self.incomplete -= used;
+            } else {
+                // What follows the request is of the next one.
+                self.incomplete += connection.input.len();
+                self.has_arrived(connection);
+            }
         }
+    }
+
+    /// A request of this length has arrived in part. What is long is read on once there is room for the whole of it, which its
+    /// client does not notice: else many that come at once would be left half read, and none could be answered.
+    fn let_in(&mut self, token: u64, connection: &mut Connection, length: usize) {
+        if length <= CHUNK || connection.let_in > 0 || connection.delayed {
+            return;
+        }
+        if self.delayed.is_empty() && self.has_room(length) {
+            self.let_in += length;
+            self.incomplete -= connection.input.len();
+            connection.let_in = length;
+        } else {
+            connection.delayed = true;
+            self.delayed.push_back(token);
+        }
+    }
+
+    /// One is let in however long it is.
+    fn has_room(&self, length: usize) -> bool {
+        self.let_in == 0 || self.let_in + length <= self.limits.incomplete
+    }
+
+    /// The request of a connection is there, or will not be: others may have its room.
+    fn has_arrived(&mut self, connection: &mut Connection) {
+        self.let_in -= mem::take(&mut connection.let_in);
+        while let Some(&token) = self.delayed.front() {
+            let head = self.connections.get(&token).and_then(|next| next.input.first_chunk().copied());
+            if let Some(head) = head.and_then(RequestHead::parse) {
+                if !self.has_room(head.length()) {
+                    return;
+                }
+                self.let_in_delayed(token, head.length());
+            }
+            self.delayed.pop_front();
+        }
+    }
+
+    fn let_in_delayed(&mut self, token: u64, length: usize) {
+        let Some(connection) = self.connections.get_mut(&token) else { return };
+        connection.delayed = false;
+        connection.let_in = length;
+        self.let_in += length;
+        self.incomplete -= connection.input.len();
+        self.runnable.push(token);
     }
 
     /// Answers a greeting.
