@@ -8,7 +8,7 @@
 use std::fmt::Write as _;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -24,9 +24,11 @@ use crate::sys::random;
 
 /// The longest name of a key's file; file systems take 255 bytes, and encrypting ones somewhat less.
 const LONGEST_NAME: usize = 140;
-/// How long `add` waits for the lock. Whoever holds it needs microseconds; seconds mean that it is stopped.
+/// How long one process may hold the lock while `add` waits for it. It needs microseconds; seconds mean that it is stopped.
 const LONGEST_LOCK: Duration = Duration::from_secs(30);
 const LOCK: &str = ".lock";
+/// Bytes that whoever takes the lock writes into its file.
+const MARK: usize = 20;
 
 /// A directory as a store. Nothing is removed: a directory serves one run of a job, and a later run needs another.
 /// How long the kernel takes to read or write a file is not ours to bound; deadlines end what waits between.
@@ -95,24 +97,49 @@ impl FileStore {
     fn lock(&self, deadline: Deadline) -> Result<Lock> {
         let path = self.directory.join(LOCK);
         let refused = |cause| Error::system(format!("cannot lock {}", path.display()), cause);
-        let opened = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let opened =
+            File::options().create(true).truncate(false).read(true).write(true).mode(0o600).open(&path);
         let lock = Lock::on(opened.map_err(refused)?);
-        let since = Instant::now();
-        let deadline = deadline.min(Deadline::after(LONGEST_LOCK));
+        let begun = Instant::now();
+        let mut holder = Holder { mark: mark_of(&lock), since: begun };
         let mut pause = Pause::default();
         while !lock.try_take().map_err(refused)? {
-            if deadline.expired() {
+            let now = Instant::now();
+            holder.look(mark_of(&lock), now);
+            let held = now - holder.since;
+            if held >= LONGEST_LOCK || (deadline.expired() && holder.since == begun) {
                 fail!(
                     Timeout,
                     "{} has been locked for {:.1} s by another process; look for a stopped rank (fuser {} names it)",
                     path.display(),
-                    since.elapsed().as_secs_f64(),
+                    held.as_secs_f64(),
                     path.display()
                 );
             }
-            pause.sleep(deadline);
+            if deadline.expired() {
+                fail!(
+                    Timeout,
+                    "{} was locked by other processes in turn for {:.1} s: too many add to the store at once, or its file system is slow",
+                    path.display(),
+                    (now - begun).as_secs_f64()
+                );
+            }
+            pause.sleep(deadline.min(Deadline::after(LONGEST_LOCK - held)));
         }
+        // One that cannot be written only makes those who wait take the next holder for this one.
+        let _ = lock.file().write_all_at(&self.mark(), 0);
         Ok(lock)
+    }
+
+    /// What tells one taking of the lock from all others.
+    fn mark(&self) -> [u8; MARK] {
+        let number = self.written.fetch_add(1, Ordering::Relaxed);
+        let mut mark = [0; MARK];
+        mark[..8].copy_from_slice(&self.nonce.to_le_bytes());
+        mark[8..16].copy_from_slice(&number.to_le_bytes());
+        // A forked child has the same nonce and counter.
+        mark[16..].copy_from_slice(&std::process::id().to_le_bytes());
+        mark
     }
 
     fn refused(&self, verb: &str, key: &str, path: &Path, cause: io::Error) -> Error {
@@ -169,6 +196,30 @@ impl Store for FileStore {
 
     fn describe(&self) -> String {
         format!("file store {}", self.directory.display())
+    }
+}
+
+/// Who seems to hold a lock that others wait for, and since when.
+struct Holder {
+    mark: [u8; MARK],
+    since: Instant,
+}
+
+impl Holder {
+    /// What the lock's file says now.
+    fn look(&mut self, mark: [u8; MARK], now: Instant) {
+        if mark != self.mark {
+            *self = Holder { mark, since: now };
+        }
+    }
+}
+
+/// The mark of who took the lock last; zeros if it cannot be read.
+fn mark_of(lock: &Lock) -> [u8; MARK] {
+    let mut mark = [0; MARK];
+    match lock.file().read_exact_at(&mut mark, 0) {
+        Ok(()) => mark,
+        Err(_) => [0; MARK],
     }
 }
 
@@ -258,6 +309,33 @@ mod tests {
             .filter(|name| name.starts_with('.') && name != LOCK)
             .collect();
         assert!(left.is_empty(), "temporary files stay: {left:?}");
+    }
+
+    #[test]
+    fn a_lock_that_changes_hands_is_not_one_that_is_held() {
+        let scratch = Scratch::new();
+        let store = FileStore::open(scratch.path()).unwrap();
+        let marks: Vec<_> = (0..3).map(|_| mark_of(&store.lock(soon()).unwrap())).collect();
+        assert!(marks[0] != marks[1] && marks[1] != marks[2], "{marks:?}");
+        let start = Instant::now();
+        let mut holder = Holder { mark: marks[0], since: start };
+        holder.look(marks[0], start + Duration::from_secs(20));
+        assert_eq!(holder.since, start);
+        holder.look(marks[1], start + Duration::from_secs(25));
+        holder.look(marks[1], start + Duration::from_secs(40));
+        assert_eq!(holder.since, start + Duration::from_secs(25));
+    }
+
+    #[test]
+    fn who_holds_the_lock_beyond_a_deadline_is_looked_for() {
+        let scratch = Scratch::new();
+        let store = FileStore::open(scratch.path()).unwrap();
+        let held = store.lock(soon()).unwrap();
+        let error = store.add("k", 1, Deadline::after(Duration::from_millis(20))).unwrap_err();
+        assert_eq!(error.status(), Status::Timeout);
+        assert!(error.text().contains("look for a stopped rank"), "{error}");
+        drop(held);
+        assert_eq!(store.add("k", 1, soon()).unwrap(), 1);
     }
 
     #[test]

@@ -20,6 +20,11 @@ impl Lock {
         Lock { file: Unshared::new(file), process: std::process::id() }
     }
 
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
     /// Takes the lock if it is free, and says whether we have it.
     pub fn try_take(&self) -> io::Result<bool> {
         flock(&self.file, libc::LOCK_EX)
