@@ -159,9 +159,10 @@ enum Stage {
     Gather {
         all: Gathered,
     },
-    /// How many elements each rank has for each part comes in, a list for each rank.
+    /// How many elements each rank has for this one's part comes in, and this one's are told to the others.
     Deal {
-        lengths: Vec<u64>,
+        _told: Vec<u64>,
+        nnz: Vec<u64>,
         shards: Gathered,
     },
     /// The elements of this rank's part come in.
@@ -211,7 +212,7 @@ impl SparseRun {
                 union.write(&all, reducer, tensor.parts_mut(), pool, team)?;
                 self.end(tensor)
             }
-            Stage::Deal { lengths, shards } => self.swap(group, &lengths, shards),
+            Stage::Deal { nnz, shards, .. } => self.swap(group, &nnz, shards),
             Stage::Swap { all, .. } => self.size(group, all),
             Stage::Size { all, union, nnz } => self.merge(group, &all, &union, nnz),
             Stage::Indices { tensor, indices, nnz } => self.values(group, tensor, &indices, &nnz),
@@ -250,40 +251,30 @@ impl SparseRun {
         Ok(())
     }
 
-    /// Each rank is to get the elements of its part: all tell how many they have for each.
+    /// Each rank is to get the elements of its part: all tell it how many they have for it.
     fn deal(&mut self, group: &Group, parts: &Shards, source: &Source, order: &Order) -> Result<()> {
-        let Part { shape, reducer, seat, pool, .. } = &self.part;
+        let Part { shape, reducer, class, pool, .. } = &self.part;
         // SAFETY: as in `count`.
         let lists = unsafe { source.lists() };
         let mine = parts.lengths(order, &lists.0[..lists.0.len() / shape.dims]);
         let mut shards = Gathered::new(shape, &mine, pool)?;
         shards.put(0..mine.len(), lists, order, reducer, &**group.endpoint())?;
-        let (rank, size) = (seat.rank as usize, mine.len());
-        let mut lengths = vec![0; size * size];
-        lengths[rank * size..][..size].copy_from_slice(&mine);
-        let counts = vec![size as u64; size];
-        let exchange = self.gathering(group, lengths.as_mut_ptr().cast(), counts, DataType::U64)?;
-        self.stage = Stage::Deal { lengths, shards };
+        let mut nnz = vec![0; mine.len()];
+        let counts = Counts::Uniform(1);
+        let request = swapping(mine.as_ptr().cast(), nnz.as_mut_ptr().cast(), counts);
+        let exchange = Exchange::new(group, *class, &request, |checked| self.plan(checked))?;
+        self.stage = Stage::Deal { _told: mine, nnz, shards };
         // SAFETY: as above.
         unsafe { self.begin(group, exchange) };
         Ok(())
     }
 
     /// It is known who has how many elements for whom: they change hands.
-    fn swap(&mut self, group: &Group, lengths: &[u64], mut shards: Gathered) -> Result<()> {
-        let Part { shape, seat, class, pool, .. } = &self.part;
-        let (rank, size) = (seat.rank as usize, shards.size());
-        let nnz: Vec<u64> = lengths.iter().skip(rank).step_by(size).copied().collect();
-        let mut all = Gathered::new(shape, &nnz, pool)?;
-        let request = Request {
-            kind: Kind::Alltoall,
-            input: shards.address().cast_const(),
-            output: all.address(),
-            counts: Counts::Exchange { send: shards.counts(), receive: all.counts() },
-            dtype: DataType::U64,
-            operator: Operator::Sum,
-            root: 0,
-        };
+    fn swap(&mut self, group: &Group, nnz: &[u64], mut shards: Gathered) -> Result<()> {
+        let Part { shape, class, pool, .. } = &self.part;
+        let mut all = Gathered::new(shape, nnz, pool)?;
+        let counts = Counts::Exchange { send: shards.counts(), receive: all.counts() };
+        let request = swapping(shards.address().cast_const(), all.address(), counts);
         let exchange = Exchange::new(group, *class, &request, |checked| self.plan(checked))?;
         self.stage = Stage::Swap { _shards: shards, all };
         // SAFETY: as above.
@@ -436,6 +427,12 @@ impl Counting {
         let exchange = Exchange::new(group, part.class, &request, plan)?;
         Ok(Counting { words, exchange })
     }
+}
+
+/// Each rank gets its block of words from all.
+fn swapping(input: *const u8, output: *mut u8, counts: Counts) -> Request {
+    let (dtype, operator) = (DataType::U64, Operator::Sum);
+    Request { kind: Kind::Alltoall, input, output, counts, dtype, operator, root: 0 }
 }
 
 /// `all` has room for the blocks of every rank, this rank's is in its place.
