@@ -123,6 +123,13 @@ static void arguments_of_creation(void) {
     int twice[] = {1, 1};
     CHECK_FAILS(ncclInvalidUsage, "twice", ncclCommInitAll(&comm, 2, twice));
     CHECK(comm == NULL);
+    /* What is refused leaves no communicator, whatever was there. */
+    comm = (ncclComm_t)&rubbish;
+    CHECK_FAILS(ncclInvalidArgument, "rank is 2", ncclCommInitRankConfig(&comm, 2, id, 2, NULL));
+    CHECK(comm == NULL);
+    comm = (ncclComm_t)&rubbish;
+    CHECK_FAILS(ncclInvalidArgument, "nId is 0", ncclCommInitRankScalable(&comm, 1, 0, 0, &id, NULL));
+    CHECK(comm == NULL);
     CHECK_OK(ncclCommInitRankScalable(&comm, 1, 0, 1, &id, NULL));
     CHECK_OK(ncclCommDestroy(comm));
 }
@@ -417,7 +424,9 @@ static void the_ends_of_a_communicator(void) {
     CHECK_OK(ncclCommAbort(child));
     CHECK_OK(ncclCommSplit(comm, NCCL_SPLIT_NOCOLOR, 0, &child, NULL));
     CHECK(child == NULL);
+    child = comm;
     CHECK_FAILS(ncclInvalidArgument, "color is -2", ncclCommSplit(comm, -2, 0, &child, NULL));
+    CHECK(child == NULL);
     /* Only as many of the list are looked at as there can be. */
     CHECK_FAILS(ncclInvalidArgument, "excludeRanksCount is 1; of 1 ranks",
                 ncclCommShrink(comm, excluded, 1, &child, NULL, NCCL_SHRINK_DEFAULT));

@@ -39,6 +39,7 @@ static void children(int rank, int size, ncclUniqueId id) {
     if (rank != 0) {
         CHECK_FAILS(ncclInvalidArgument, "which is this one",
                     ncclCommShrink(comm, &rank, 1, &rest, NULL, NCCL_SHRINK_DEFAULT));
+        rest = comm;
         CHECK_FAILS(ncclInvalidArgument, "shrinkFlags is 5", ncclCommShrink(comm, excluded, 1, &rest, NULL, 5));
         CHECK(rest == NULL);
         CHECK_OK(ncclCommShrink(comm, excluded, 1, &rest, NULL, NCCL_SHRINK_DEFAULT));

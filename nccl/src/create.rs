@@ -69,6 +69,8 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
     config: *mut ncclConfig_t,
 ) -> ncclResult_t {
     in_group(|| {
+        // SAFETY: the contract of the header: NULL or writable.
+        unsafe { none(newcomm, "newcomm") }?;
         let count = match usize::try_from(nId) {
             Ok(count) if (1..=nranks).contains(&nId) => count,
             _ => fail!(InvalidArgument, "nId is {nId}; there are 1 to nranks ({nranks}) ids"),
@@ -153,7 +155,7 @@ pub unsafe extern "C" fn ncclCommSplit(
         phase.check_unfinished(parent.group()?)?;
         let revoked = phase == Phase::Revoked;
         // SAFETY: the contract of the header: NULL or writable.
-        unsafe { out(newcomm, "newcomm") }?;
+        unsafe { none(newcomm, "newcomm") }?;
         let color = match u32::try_from(color) {
             Ok(color) => Some(color),
             Err(_) if color == NCCL_SPLIT_NOCOLOR => None,
@@ -187,7 +189,7 @@ pub unsafe extern "C" fn ncclCommShrink(
         let parent = communicator::find(comm)?;
         let context = parent.group()?;
         // SAFETY: the contract of the header: NULL or writable.
-        unsafe { out(newcomm, "newcomm") }?;
+        unsafe { none(newcomm, "newcomm") }?;
         let size = context.size();
         let count = match usize::try_from(excludeRanksCount) {
             // This rank is none of them.
@@ -269,7 +271,7 @@ unsafe fn from_ids(
     config: *const ncclConfig_t,
 ) -> Result<ncclResult_t> {
     // SAFETY: this function's contract.
-    unsafe { out(place, "comm") }?;
+    unsafe { none(place, "comm") }?;
     let size = size("nranks", nranks)?;
     let rank = match u32::try_from(rank) {
         Ok(rank) if rank < size => rank,
@@ -292,6 +294,16 @@ unsafe fn from_ids(
     }
     // SAFETY: this function's contract; not NULL.
     group::join(unsafe { Joining::new(communicator, place, Ranks::Of(Box::new(options))) })
+}
+
+/// There is no communicator until it is made, nor if it cannot be: programs look at what they were given, not only at the result.
+///
+/// # Safety
+/// `place` is NULL or writable.
+unsafe fn none(place: *mut ncclComm_t, name: &str) -> Result<()> {
+    // SAFETY: this function's contract.
+    unsafe { out(place, name) }?.write(std::ptr::null_mut());
+    Ok(())
 }
 
 /// How many ranks a group is to have.

@@ -1,7 +1,7 @@
 //! Calls of a group of one: copies, on the host at once, or in the order of a stream.
 
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::calls::widen;
@@ -18,6 +18,7 @@ use crate::cuda::local::{Fold, Kernels, Operand};
 use crate::cuda::memory::RegisteredBuffer;
 use crate::cuda::polling;
 use crate::deadline::Deadline;
+use crate::engine::device::GRACE_PERIOD;
 use crate::engine::staged::Place;
 use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{Operator, Reducer, Representation};
@@ -90,8 +91,8 @@ impl Context {
             return Err(error);
         }
         let event = Arc::new(event);
-        let context = self.clone();
-        let work = Work::enqueued(event, move |_| context.failure());
+        let (context, in_use) = (self.clone(), InUse::of(survey, bytes));
+        let work = Work::enqueued(event, move |done| in_use.told(context.failure()?, done));
         if !survey.ordered
             && let Err(error) = work.wait(patience)
         {
@@ -166,6 +167,27 @@ impl Context {
 /// What a call's stream is called.
 fn stream_of(survey: &Survey) -> &'static str {
     if survey.ordered { "call->stream" } else { "the default stream" }
+}
+
+/// Host memory that a stream is to write. What is device memory is written in the order of streams, and so is what its owner does to it.
+struct InUse {
+    until: Option<&'static str>,
+    since: OnceLock<Instant>,
+}
+
+impl InUse {
+    fn of(survey: &Survey, bytes: usize) -> InUse {
+        let writes_host = bytes > 0 && matches!(survey.output, Place::Host(_));
+        InUse { until: writes_host.then(|| stream_of(survey)), since: OnceLock::new() }
+    }
+
+    /// When a work ends with `error`, told whether its stream has come past it: then, since its caller has the memory back. A stream
+    /// that is not to come there ever keeps nobody: its caller is told whose the memory is.
+    fn told(&self, error: Error, done: bool) -> Option<Error> {
+        let Some(stream) = self.until.filter(|_| !done) else { return Some(error) };
+        let waited = self.since.get_or_init(Instant::now).elapsed();
+        (waited > GRACE_PERIOD).then(|| error.context(format!("output is written until {stream} is through")))
+    }
 }
 
 /// What scales device memory, and where that is.

@@ -127,6 +127,44 @@ fn memory_is_the_callers_again_when_a_call_of_a_group_of_one_has_failed() {
     }
 }
 
+/// Of one that has begun the stream still writes host memory, unless its owner is told that it will.
+#[test]
+fn host_memory_is_the_callers_again_when_the_work_of_a_group_of_one_has_failed() {
+    for opens in [true, false] {
+        ranks(1, "shm", Order::RoundRobin, |rank| {
+            let (input, mut output) = ([7; LEN], [0; LEN]);
+            let from = input.as_ptr().expose_provenance() as u64;
+            let to = output.as_mut_ptr().expose_provenance() as u64;
+            let gate = rank.gate();
+            let work = rank
+                .start(&request(Kind::Allreduce, from, to, LEN as u64, 0), &rank.call())
+                .expect("it begins");
+            // SAFETY: the memory is there.
+            let now = || unsafe { pointer(to).cast::<[i32; LEN]>().read_volatile() };
+            rank.context.abort();
+            std::thread::scope(|scope| {
+                if opens {
+                    scope.spawn(|| {
+                        std::thread::sleep(Duration::from_millis(20));
+                        gate.release();
+                    });
+                }
+                let error = work.wait(Deadline::after(PATIENCE)).expect_err("it is aborted");
+                assert_eq!(error.status(), Status::Aborted, "{error}");
+                assert_eq!(
+                    error.text().contains("is written until call->stream is through"),
+                    !opens,
+                    "{error}"
+                );
+                let then = now();
+                gate.release();
+                assert_eq!(rank.drain(), Vec::<String>::new());
+                assert!(!opens || now() == then, "written after the end");
+            });
+        });
+    }
+}
+
 /// How a call ends that rank 1 does not make and that has so much time.
 fn overdue(timeout: Duration) -> Error {
     let outcomes = ranks(2, "shm", Order::RoundRobin, |rank| {
