@@ -31,6 +31,7 @@ pub(super) struct Ready {
 pub(super) struct Kept {
     pub(super) work: Work,
     due: Due,
+    /// What its input was filled on, which may still do so when it has failed.
     stream: Option<StreamHandle>,
     odd: bool,
 }
@@ -222,7 +223,7 @@ impl Player<'_> {
 
     /// Goes on behind a call that has begun.
     fn follow(&mut self, ready: Ready, stream: Option<StreamHandle>, work: Option<Work>) {
-        let Ready { part, input, due, odd, .. } = ready;
+        let Ready { call, part, input, due, odd, .. } = ready;
         let ran = matches!(part.mode, Mode::Run) && work.is_none();
         if self.fault().is_none() {
             if let (Some(seat), Some(stream), false) = (&self.seat, stream, due.at.on_host) {
@@ -241,7 +242,7 @@ impl Player<'_> {
         }
         let drops = matches!(part.mode, Mode::Drop | Mode::Launch);
         if let (Some(work), false) = (work, drops) {
-            self.kept.push(Kept { work, due, stream, odd });
+            self.kept.push(Kept { work, due, stream: call.stream, odd });
         }
     }
 
