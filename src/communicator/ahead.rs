@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::ThreadId;
 use std::time::Duration;
 
+use crate::cuda::context::Devices;
 use crate::cuda::driver::StreamHandle;
 use crate::cuda::queues;
 use crate::cuda::stream::Stream;
@@ -112,6 +113,12 @@ pub(super) fn note(stream: &Stream, call: &Arc<Running>) {
 pub(super) fn waits(stream: &Stream) -> bool {
     let key = Key::of(stream);
     lock(&LANES).iter_mut().any(|(other, lane)| *other == key && lane.first().is_some())
+}
+
+/// Whether any stream of a process's devices has been told to wait for a call that runs.
+pub(super) fn any_waits(devices: &Devices) -> bool {
+    let devices = std::ptr::from_ref(devices).addr();
+    lock(&LANES).iter_mut().any(|(key, lane)| key.devices == devices && lane.first().is_some())
 }
 
 /// Whether `stream` is to wait for what goes through the host, instead of the thread that calls. Not where so many others of its

@@ -179,7 +179,8 @@ impl Context {
             }
             _ => Exit::Thread,
         };
-        let order = StreamOrder { devices, device, entry, errand, exit: word, copier };
+        let asking = errand.is_none().then(|| devices.note_asking());
+        let order = StreamOrder { devices, device, entry, errand, exit: word, copier, asking };
         let shape = |bytes, blocks| Shape { bytes, blocks: Blocks::Even(blocks) };
         let job = match what {
             What::Message(_, message) => {
@@ -283,18 +284,20 @@ impl Draft {
     /// # Safety
     /// As [`Staged::new`].
     unsafe fn new(job: Job, way: Way, signature: Signature, first: bool) -> Result<Draft> {
+        let devices = job.order.devices.clone();
+        let streams_wait: &dyn Fn() -> bool = &|| ahead::any_waits(&devices);
         if let Way::Listed(routes) = way {
             // SAFETY: the caller's promise.
-            return unsafe { Lists::new(job, routes) }.provided().map(Draft::Lists);
+            return unsafe { Lists::new(job, routes) }.provided(streams_wait).map(Draft::Lists);
         }
         // SAFETY: the caller's promise.
         let staged = unsafe { Staged::new(job) };
         match (signature.kind, way) {
-            (Kind::Receive | Kind::ReceiveAny, _) => staged.provided(true).map(Draft::Receive),
+            (Kind::Receive | Kind::ReceiveAny, _) => staged.provided(true, streams_wait).map(Draft::Receive),
             (_, Way::Relayed(plan)) => {
-                Relay::new(staged, *plan, first).map(|relay| Draft::Relay(Box::new(relay)))
+                Relay::new(staged, *plan, first, streams_wait).map(|relay| Draft::Relay(Box::new(relay)))
             }
-            _ => staged.provided(first).map(Draft::Staged),
+            _ => staged.provided(first, streams_wait).map(Draft::Staged),
         }
     }
 

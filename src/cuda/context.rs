@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use once_cell::sync::OnceCell;
@@ -30,6 +31,20 @@ pub struct Devices {
     slots: Mutex<Slots>,
     /// Whoever has an idle stream of a device do something that waits for somebody else: see [`Devices::rousing`].
     rousing: Box<[Mutex<()>]>,
+    /// How many calls ask the driver in their course.
+    asking: AtomicUsize,
+    /// Held by whoever makes what the driver may wait for streams with.
+    making: Mutex<()>,
+}
+
+/// A call under way that asks the driver: see [`Devices::note_asking`].
+#[derive(Debug)]
+pub struct Asking(Arc<Devices>);
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.0.asking.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Devices {
@@ -59,12 +74,37 @@ impl Devices {
             stands: Mutex::default(),
             slots: Mutex::default(),
             rousing: (0..count).map(|_| Mutex::default()).collect(),
+            asking: AtomicUsize::new(0),
+            making: Mutex::default(),
         }))
     }
 
     /// See [`Devices::rousing`]; `None`: there is no such device.
     pub(super) fn one_rouses(&self, device: u32) -> Option<&Mutex<()>> {
         self.rousing.get(device as usize)
+    }
+
+    /// Notes a call that asks the driver in its course, until the answer is dropped. Streams may come to wait for it: so this waits for
+    /// whoever makes something just now.
+    pub fn note_asking(self: &Arc<Devices>) -> Asking {
+        self.asking.fetch_add(1, Ordering::SeqCst);
+        drop(self.making.lock().unwrap_or_else(PoisonError::into_inner));
+        Asking(self.clone())
+    }
+
+    /// Makes something with which the driver may wait for streams, unless these may wait for calls that ask the driver, other than the
+    /// caller's `own`.
+    pub(crate) fn make<T>(
+        &self,
+        own: usize,
+        streams_wait: impl FnOnce() -> bool,
+        make: impl FnOnce() -> Result<T>,
+    ) -> Result<Option<T>> {
+        let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.asking.load(Ordering::SeqCst) > own && streams_wait() {
+            return Ok(None);
+        }
+        make().map(Some)
     }
 
     /// How many there are.

@@ -203,6 +203,7 @@ impl<'a> Parts<'a> {
                 (Entry::of_caller(stream, group.endpoint())?, Crossing::Word(word))
             }
         };
+        let asking = errand.is_none().then(|| devices.note_asking());
         let side = |address: usize, bytes, blocks| Side {
             place: Place::Device(address as u64),
             shape: Shape { bytes, blocks: Blocks::Even(blocks) },
@@ -210,7 +211,15 @@ impl<'a> Parts<'a> {
         // The ranks meet by one more message.
         let greeting = u32::from(plan.is_some());
         let job = Job {
-            order: StreamOrder { devices: devices.clone(), device, entry, errand, exit, copier: None },
+            order: StreamOrder {
+                devices: devices.clone(),
+                device,
+                entry,
+                errand,
+                exit,
+                copier: None,
+                asking,
+            },
             input: side(checked.input.addr(), checked.input_len() * element, reads),
             output: side(checked.output.addr(), written, writes),
             forwards,
@@ -224,8 +233,8 @@ impl<'a> Parts<'a> {
         // SAFETY: the caller's promise.
         let part = unsafe { Staged::new(job) };
         let part = match plan {
-            Some(plan) => Part::Relayed(Box::new(Relay::new(part, plan, first)?.at(&self.turn))),
-            None => Part::Staged(Box::new(part.provided(first)?.at(&self.turn))),
+            Some(plan) => Part::Relayed(Box::new(Relay::new(part, plan, first, &|| true)?.at(&self.turn))),
+            None => Part::Staged(Box::new(part.provided(first, &|| true)?.at(&self.turn))),
         };
         self.queue.push(group, part);
         if let Crossing::Word(exit) = &crossing {

@@ -252,7 +252,8 @@ fn lengths(kind: Kind, count: usize, size: u32, is_root: bool) -> (usize, usize)
 /// What `rank` obtains.
 fn expected(kind: Kind, count: usize, size: u32, rank: u32, root: u32, round: u32) -> Vec<i32> {
     let sum = |len: usize| -> Vec<i32> {
-        (0..len).map(|at| (0..size).map(|rank| given(rank, round, len)[at]).sum()).collect()
+        let all: Vec<Vec<i32>> = (0..size).map(|rank| given(rank, round, len)).collect();
+        (0..len).map(|at| all.iter().map(|one| one[at]).sum()).collect()
     };
     let all = count * size as usize;
     let block = |rank: u32| rank as usize * count..(rank as usize + 1) * count;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::cut::{Cut, Piece, Shape};
 use super::resources::Entry;
-use crate::cuda::context::Devices;
+use crate::cuda::context::{Asking, Devices};
 use crate::cuda::courier::Errand;
 use crate::cuda::local::Kernels;
 use crate::cuda::word::Word;
@@ -57,6 +57,8 @@ pub struct StreamOrder {
     /// What copies between the device and pinned memory, with [`COPY`] prepared; `None`: the copy engines, for devices that have
     /// no kernels.
     pub copier: Option<Arc<dyn Kernels>>,
+    /// Where side streams carry: that the driver is asked in the call's course.
+    pub asking: Option<Asking>,
 }
 
 impl StreamOrder {

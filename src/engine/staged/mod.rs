@@ -45,7 +45,7 @@ pub use cut::{Blocks, Cut, Piece, Shape, Strip};
 pub use job::{Exchange, Job, Place, Side, StreamOrder};
 pub use lists::{Lists, Routes};
 pub use resources::{Entry, front, prepare};
-use resources::{Lane, Reserve};
+use resources::{Lane, SPARE_BYTES, Supply};
 use room::Room;
 pub use transfer::{Load, store};
 
@@ -75,8 +75,6 @@ pub struct Staged {
     busy: VecDeque<Room>,
     /// Lanes that no piece is in.
     free: Vec<Lane>,
-    /// Where there is one when there are no others.
-    reserve: Option<Arc<Reserve>>,
     current: Option<Box<dyn Operation>>,
     entered: bool,
     /// Whether it exchanges before its entry, whatever it is to obtain.
@@ -107,7 +105,6 @@ impl Staged {
             carrier: None,
             busy: VecDeque::new(),
             free: Vec::new(),
-            reserve: None,
             current: None,
             entered: false,
             begun: false,
@@ -159,33 +156,32 @@ impl Staged {
     /// Takes what the call runs in.
     fn set_out(&mut self, group: &Group) -> Result<()> {
         self.carrier = Some(Carrier::new(&self.job.order, group)?);
-        if self.job.order.errand.is_none() {
-            self.take_lanes(LANES)?;
-        }
         Ok(())
     }
 
-    /// Takes the pinned memory of a call that a courier serves before its stream waits: making it may take as long. All that it can
-    /// use if it is the `first` that the stream waits for; else one lane, and later what earlier calls have done with.
+    /// Sees to the call's pinned memory before it begins, or its stream waits: none is made in its course, since the driver may wait for
+    /// streams that wait for calls behind it. A call that a courier serves takes all that it can use if it is the `first` that the stream
+    /// waits for; else one lane, and later what earlier calls have done with. Others find there what they can use when they come to it.
     /// May wait for the driver: not with a lock held.
-    pub fn provided(mut self, first: bool) -> Result<Staged> {
-        self.provide(first)?;
+    pub fn provided(mut self, first: bool, streams_wait: &dyn Fn() -> bool) -> Result<Staged> {
+        self.provide(if first { LANES } else { 1 }, streams_wait)?;
         Ok(self)
     }
 
-    fn provide(&mut self, first: bool) -> Result<()> {
-        if self.job.order.errand.is_none() || !self.free.is_empty() {
+    fn provide(&mut self, lanes: u32, streams_wait: &dyn Fn() -> bool) -> Result<()> {
+        if self.job.unstaged || !self.free.is_empty() {
             return Ok(());
         }
-        self.take_lanes(if first { LANES } else { 1 })
-    }
-
-    /// Sees to it that there is a lane in `reserve`, for when no other is to be had while the stream waits. May wait for the driver.
-    fn rely_on(&mut self, reserve: &Arc<Reserve>) -> Result<()> {
-        if self.job.order.errand.is_some() && !self.job.unstaged {
-            let StreamOrder { devices, device, .. } = &self.job.order;
-            reserve.provide(devices, *device, self.lane_bytes())?;
-            self.reserve = Some(reserve.clone());
+        let (bytes, supply) = (self.lane_bytes(), Supply::new(&self.job.order, streams_wait));
+        // For which the spare one is too short.
+        let is_long = bytes > SPARE_BYTES;
+        let lanes = self.job.cut.pieces().min(lanes.max(u32::from(is_long)));
+        if self.job.order.errand.is_none() && !is_long {
+            return supply.stock(bytes, lanes as usize);
+        }
+        for _ in 0..lanes {
+            let Some(lane) = supply.lane(bytes)? else { break };
+            self.free.push(lane);
         }
         Ok(())
     }
@@ -195,21 +191,6 @@ impl Staged {
         resources::give_back(self.lanes());
     }
 
-    fn take_lanes(&mut self, lanes: u32) -> Result<()> {
-        if !self.job.unstaged {
-            for _ in 0..self.job.cut.pieces().min(lanes) {
-                self.free.push(self.new_lane()?);
-            }
-        }
-        Ok(())
-    }
-
-    /// A lane for any piece.
-    fn new_lane(&self) -> Result<Lane> {
-        let StreamOrder { devices, device, .. } = &self.job.order;
-        Lane::take(devices, *device, self.lane_bytes())
-    }
-
     fn lane_bytes(&self) -> usize {
         let largest = self.job.cut.piece(0);
         let [input, output] =
@@ -217,23 +198,26 @@ impl Staged {
         input.next_multiple_of(ALIGNMENT) + output
     }
 
-    /// A lane for the next piece. While a stream waits, none is made.
+    /// A lane for the next piece.
     fn next_lane(&mut self) -> Result<Option<Lane>> {
         if let Some(lane) = self.free.pop() {
             return Ok(Some(lane));
         }
-        if self.job.order.errand.is_none() {
-            return self.new_lane().map(Some);
-        }
         // Calls before it may need those.
+        if self.job.order.errand.is_some() && !self.has_entered()? {
+            return Ok(None);
+        }
+        let StreamOrder { devices, device, .. } = &self.job.order;
+        Ok(Lane::take_kept(devices, *device, self.lane_bytes()))
+    }
+
+    /// The device's spare lane for one copy that can begin: of the first piece that is under way.
+    fn spare_lane(&mut self) -> Result<Option<Lane>> {
         if !self.has_entered()? {
             return Ok(None);
         }
-        let (StreamOrder { devices, device, .. }, bytes) = (&self.job.order, self.lane_bytes());
-        let kept = Lane::take_kept(devices, *device, bytes);
-        let needs = kept.is_none() && self.busy.is_empty();
-        let reserve = self.reserve.as_ref().filter(|_| needs);
-        Ok(kept.or_else(|| reserve?.take(devices, *device, bytes)))
+        let StreamOrder { devices, device, .. } = &self.job.order;
+        Ok(Lane::take_spare(devices, *device).filter(|_| self.lane_bytes() <= SPARE_BYTES))
     }
 
     /// Takes room for the next piece. Whether there is any.
@@ -245,10 +229,14 @@ impl Staged {
             let full = self.issued - self.stored >= LANES;
             let lane = if full { None } else { self.next_lane()? };
             let room = match lane {
-                Some(lane) => Room::Lane(lane),
-                None if self.keeps()? => Room::kept(self.lane_bytes())?,
-                None => return Ok(false),
+                Some(lane) => Some(Room::Lane(lane)),
+                None if self.keeps()? => Some(Room::kept(self.lane_bytes())?),
+                // Without lanes, one piece after the other.
+                None if !self.busy.is_empty() || !self.has_entered()? => None,
+                None if self.job.input.is_on_device() => self.spare_lane()?.map(Room::Lane),
+                None => Some(Room::kept(self.lane_bytes())?),
             };
+            let Some(room) = room else { return Ok(false) };
             self.busy.push_back(room);
         }
         self.load(self.issued)?;
@@ -274,6 +262,11 @@ impl Staged {
         (room, start, start.wrapping_add(input.next_multiple_of(ALIGNMENT)))
     }
 
+    /// Whether a piece is where no device reaches it.
+    fn is_kept(&self, index: u32) -> bool {
+        matches!(self.busy.get((index - self.stored) as usize), Some(Room::Kept(_)))
+    }
+
     /// The lane of a piece that is copied by the device.
     fn lane(&self, index: u32) -> Result<&Lane> {
         match self.room(index).0 {
@@ -285,11 +278,16 @@ impl Staged {
     /// Brings a piece that was kept to a lane, if there is one.
     fn pin(&mut self, index: u32) -> Result<bool> {
         let at = (index - self.stored) as usize;
-        if matches!(self.busy[at], Room::Lane(_)) {
+        if !self.is_kept(index) {
             return Ok(true);
         }
         let busy = index - self.stored >= LANES;
-        let Some(lane) = (if busy { None } else { self.next_lane()? }) else { return Ok(false) };
+        let lane = if busy { None } else { self.next_lane()? };
+        let lane = match lane {
+            None if index == self.stored => self.spare_lane()?,
+            lane => lane,
+        };
+        let Some(lane) = lane else { return Ok(false) };
         let (kept, bytes) = (self.busy[at].address(), self.lane_bytes());
         // SAFETY: both hold as much, and nobody else uses either.
         unsafe { std::ptr::copy_nonoverlapping(kept, lane.address(), bytes) };
@@ -391,12 +389,23 @@ impl Staged {
         if index + 1 == self.job.cut.pieces() { self.let_go() } else { Ok(()) }
     }
 
-    fn is_loaded(&self, index: u32) -> Result<bool> {
-        if self.job.input.is_on_device() {
-            self.carrier().has_ended(Desk::Load, self.lane(index)?)
-        } else {
-            Ok(true)
+    fn is_loaded(&mut self, index: u32) -> Result<bool> {
+        let at = (index - self.stored) as usize;
+        let (true, Some(Room::Lane(lane))) = (self.job.input.is_on_device(), self.busy.get(at)) else {
+            return Ok(true);
+        };
+        if !self.carrier().has_ended(Desk::Load, lane)? {
+            return Ok(false);
         }
+        if lane.is_spare() {
+            // Others need it while this one waits for other ranks.
+            let (bytes, kept) = (self.lane_bytes(), Room::kept(self.lane_bytes())?);
+            // SAFETY: both hold as much, and nobody else uses either.
+            unsafe { std::ptr::copy_nonoverlapping(lane.address(), kept.address(), bytes) };
+            let lane = std::mem::replace(&mut self.busy[at], kept).lane();
+            resources::give_back(lane.into_iter().collect());
+        }
+        Ok(true)
     }
 
     /// Begins to store a piece. Whether it could.
@@ -407,6 +416,7 @@ impl Staged {
             return Ok(false);
         }
         let on_device = self.job.output.is_on_device();
+        let was_kept = self.is_kept(index);
         if on_device && !self.pin(index)? {
             return Ok(false);
         }
@@ -418,8 +428,11 @@ impl Staged {
             }
             return Ok(true);
         }
-        // That has been.
-        if self.own_result().is_some() {
+        if let Some(both) = self.own_result() {
+            // Else that has been.
+            if was_kept {
+                self.keep(index, both)?;
+            }
             return Ok(true);
         }
         let (_, _, from) = self.room(index);
@@ -486,7 +499,10 @@ impl Staged {
         loop {
             while self.stored < self.delivered && self.is_stored(self.stored)? {
                 self.stored += 1;
-                self.free.extend(self.busy.pop_front().and_then(Room::lane));
+                match self.busy.pop_front().and_then(Room::lane) {
+                    Some(lane) if lane.is_spare() => resources::give_back(vec![lane]),
+                    lane => self.free.extend(lane),
+                }
             }
             while self.issue()? {}
             if self.delivered < self.exchanged && self.store(self.delivered)? {
@@ -501,7 +517,9 @@ impl Staged {
                 if next == self.issued || !self.is_loaded(next)? {
                     return Ok(false);
                 }
-                if let Some(both) = self.own_result() {
+                if let Some(both) = self.own_result()
+                    && !self.is_kept(next)
+                {
                     self.keep(next, both)?;
                 }
                 let turn = self.turn()?.at_piece(next);

@@ -72,7 +72,7 @@ pub(super) mod tests {
     /// That of a call on the first device which came behind nothing, and which has no kernels; a stream waits for `exit`.
     pub(in super::super) fn order_of_nothing(devices: &Arc<Devices>, exit: Option<Arc<Word>>) -> StreamOrder {
         let (devices, entry) = (devices.clone(), Entry::nothing());
-        StreamOrder { devices, device: 0, entry, errand: None, exit, copier: None }
+        StreamOrder { devices, device: 0, entry, errand: None, exit, copier: None, asking: None }
     }
 
     /// Whatever the driver refuses while a call is given up, nothing is written when the caller has its memory back: when

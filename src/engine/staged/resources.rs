@@ -3,7 +3,7 @@
 //! for the device.
 
 use std::cell::Cell;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::parting::{self, Tail};
@@ -16,7 +16,7 @@ use crate::cuda::driver::Priority;
 use crate::cuda::event::Event;
 use crate::cuda::memory::RegisteredBuffer;
 use crate::cuda::stream::Stream;
-use crate::engine::endpoint::{Endpoint, lock};
+use crate::engine::endpoint::Endpoint;
 use crate::error::{Result, fail};
 use crate::sys::aside::Aside;
 
@@ -45,14 +45,23 @@ pub(super) struct Lane {
     pub(super) stored: Event,
     /// The last orders of its call's courier for it, by the desk, if there are any.
     ordered: [Cell<Option<u32>>; Desk::ALL.len()],
-    /// The reserve that it comes back to.
-    home: Weak<Mutex<Home>>,
+    /// Whether it is the one for calls that have none.
+    spare: bool,
 }
 
 impl Lane {
     /// Its first byte.
     pub(super) fn address(&self) -> *mut u8 {
         self.memory.address()
+    }
+
+    /// Whether it is lent for one copy of the device: no call has it while other ranks are waited for.
+    pub(super) fn is_spare(&self) -> bool {
+        self.spare
+    }
+
+    fn is_like(&self, devices: &Arc<Devices>, device: u32, bytes: usize) -> bool {
+        self.memory.bytes() == bytes && self.device == device && Arc::ptr_eq(&self.devices, devices)
     }
 
     /// The last order of its call's courier for it.
@@ -73,6 +82,9 @@ impl Lane {
 
 /// Lanes are made in powers of two, this many bytes at least.
 const SMALLEST: usize = 64 * 1024;
+
+/// Bytes of the one lane of each device that calls have that can have no other: as many as input and output of a piece have.
+pub(super) const SPARE_BYTES: usize = 2 * super::PIECE_BYTES;
 
 /// Pinned memory of a device above this is given back to the system after use, if no stream can wait for the host.
 const KEPT_BYTES: usize = 256 * 1024 * 1024;
@@ -239,6 +251,7 @@ fn make(devices: &Arc<Devices>, device: u32) -> Result<()> {
     let bays = (0..BAYS).map(|_| Bay::new(devices, device)).collect::<Result<Vec<_>>>()?;
     let entries = (0..READY_ENTRIES).map(|_| Event::new(devices, device)).collect::<Result<Vec<_>>>()?;
     let lanes = (0..READY_LANES).map(|_| Lane::new(devices, device, SMALLEST)).collect::<Result<_>>()?;
+    let spare = Lane { spare: true, ..Lane::new(devices, device, SPARE_BYTES)? };
     relay::prepare(devices, device)?;
     front(devices, device)?;
     drop(devices.word(device)?);
@@ -247,6 +260,7 @@ fn make(devices: &Arc<Devices>, device: u32) -> Result<()> {
     stock.bays.extend(bays);
     stock.entries.extend(entries);
     stock.keep_lanes(lanes);
+    stock.keep_lanes(vec![spare]);
     Ok(())
 }
 
@@ -257,10 +271,11 @@ struct Kept {
     entries: Vec<Event>,
     /// Those used last are last.
     lanes: Vec<Lane>,
+    spares: Vec<Lane>,
 }
 
 static POOL: Pool<Kept> =
-    Pool::new(Kept { bays: Vec::new(), turn: 0, entries: Vec::new(), lanes: Vec::new() });
+    Pool::new(Kept { bays: Vec::new(), turn: 0, entries: Vec::new(), lanes: Vec::new(), spares: Vec::new() });
 
 impl Bay {
     fn new(devices: &Arc<Devices>, device: u32) -> Result<Arc<Bay>> {
@@ -304,97 +319,80 @@ impl Lane {
     fn kept(devices: &Arc<Devices>, device: u32, bytes: usize) -> Option<Lane> {
         let bytes = rounded(bytes);
         let lanes = &mut POOL.lock().stock.lanes;
-        let fits = |lane: &Lane| {
-            lane.memory.bytes() == bytes && lane.device == device && Arc::ptr_eq(&lane.devices, devices)
-        };
-        let index = lanes.iter().position(fits)?;
+        let index = lanes.iter().position(|lane| lane.is_like(devices, device, bytes))?;
         Some(lanes.remove(index))
+    }
+
+    /// The spare lane, if nobody has it, as far as is known without the driver. Whoever has it gives it back as soon as the device has
+    /// copied.
+    pub(super) fn take_spare(devices: &Arc<Devices>, device: u32) -> Option<Lane> {
+        let spares = &mut POOL.lock().stock.spares;
+        let index = spares.iter().position(|lane| lane.is_like(devices, device, SPARE_BYTES))?;
+        Some(spares.swap_remove(index))
     }
 
     fn new(devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<Lane> {
         let memory = RegisteredBuffer::new(devices, device, bytes)?;
         let (loaded, stored) = (Event::new(devices, device)?, Event::new(devices, device)?);
-        let (devices, ordered, home) = (devices.clone(), Default::default(), Weak::new());
-        Ok(Lane { devices, device, memory, loaded, stored, ordered, home })
+        let (devices, ordered) = (devices.clone(), Default::default());
+        Ok(Lane { devices, device, memory, loaded, stored, ordered, spare: false })
+    }
+}
+
+/// How a call comes to pinned memory before it begins. Making some may wait for the driver: not with a lock held.
+pub(super) struct Supply<'a> {
+    order: &'a StreamOrder,
+    /// Whether streams may wait for calls.
+    streams_wait: &'a dyn Fn() -> bool,
+}
+
+impl<'a> Supply<'a> {
+    pub(super) fn new(order: &'a StreamOrder, streams_wait: &'a dyn Fn() -> bool) -> Supply<'a> {
+        Supply { order, streams_wait }
     }
 
-    /// Goes back to its reserve, unless that has gone, or has another one by now.
-    fn homed(self) -> Option<Lane> {
-        let Some(home) = self.home.upgrade() else { return Some(self) };
-        let mut home = lock(&home);
-        match home.gone || home.lane.is_some() {
-            true => Some(Lane { home: Weak::new(), ..self }),
-            false => {
-                home.lane = Some(self);
-                None
-            }
+    /// A lane that nobody uses, or a new one. `None`: the driver is not to be asked now, and the spare one serves.
+    pub(super) fn lane(&self, bytes: usize) -> Result<Option<Lane>> {
+        let StreamOrder { devices, device, .. } = self.order;
+        POOL.unpark(true);
+        match Lane::kept(devices, *device, bytes) {
+            Some(lane) => Ok(Some(lane)),
+            None => self.make(bytes),
         }
     }
 
-    /// Whether it holds `bytes` bytes for copies of a device.
-    fn serves(&self, devices: &Arc<Devices>, device: u32, bytes: usize) -> bool {
-        self.memory.bytes() >= bytes && self.device == device && Arc::ptr_eq(&self.devices, devices)
-    }
-}
-
-/// A lane for calls that come one after the other: each of them can have it without asking the driver.
-#[derive(Debug, Default)]
-pub(super) struct Reserve {
-    home: Arc<Mutex<Home>>,
-    /// The device of the lane, and its bytes.
-    size: Mutex<Option<(u32, usize)>>,
-}
-
-/// Where a reserve's lane is when no call has it.
-#[derive(Debug, Default)]
-struct Home {
-    lane: Option<Lane>,
-    /// Whether the reserve is.
-    gone: bool,
-}
-
-impl Reserve {
-    /// Sees to it that the lane holds `bytes` bytes for copies of `device`. May wait for the driver.
-    pub(super) fn provide(&self, devices: &Arc<Devices>, device: u32, bytes: usize) -> Result<()> {
-        let mut size = lock(&self.size);
-        if size.is_some_and(|(of, most)| of == device && most >= bytes) {
-            return Ok(());
+    /// Sees to it that nobody uses so many lanes, unless the driver is not to be asked now.
+    pub(super) fn stock(&self, bytes: usize, lanes: usize) -> Result<()> {
+        let StreamOrder { devices, device, .. } = self.order;
+        POOL.unpark(true);
+        let fits = |lane: &&Lane| lane.is_like(devices, *device, rounded(bytes));
+        let there = POOL.lock().stock.lanes.iter().filter(fits).count();
+        for _ in there..lanes {
+            let Some(lane) = self.make(bytes)? else { break };
+            give_back(vec![lane]);
         }
-        let bytes = rounded(bytes);
-        let lane = Lane { home: Arc::downgrade(&self.home), ..Lane::take(devices, device, bytes)? };
-        // A call may still have the one before, which comes back to the others then.
-        let before = lock(&self.home).lane.replace(lane);
-        *size = Some((device, bytes));
-        drop(size);
-        self.dismiss(before);
         Ok(())
     }
 
-    /// The lane, if it serves.
-    pub(super) fn take(&self, devices: &Arc<Devices>, device: u32, bytes: usize) -> Option<Lane> {
-        let lane = &mut lock(&self.home).lane;
-        if lane.as_ref()?.serves(devices, device, bytes) { lane.take() } else { None }
-    }
-
-    fn dismiss(&self, lane: Option<Lane>) {
-        let lanes = lane.map(|lane| Lane { home: Weak::new(), ..lane });
-        give_back(lanes.into_iter().collect());
-    }
-}
-
-impl Drop for Reserve {
-    fn drop(&mut self) {
-        let mut home = lock(&self.home);
-        home.gone = true;
-        let lane = home.lane.take();
-        drop(home);
-        self.dismiss(lane);
+    fn make(&self, bytes: usize) -> Result<Option<Lane>> {
+        let StreamOrder { devices, device, asking, .. } = self.order;
+        let make = || Lane::new(devices, *device, rounded(bytes));
+        // There is no way without it.
+        if bytes > SPARE_BYTES {
+            return make().map(Some);
+        }
+        devices.make(usize::from(asking.is_some()), self.streams_wait, make)
     }
 }
 
 /// How long a lane is that has room for so many bytes.
 fn rounded(bytes: usize) -> usize {
     bytes.max(SMALLEST).checked_next_power_of_two().unwrap_or(bytes)
+}
+
+/// Whether lanes of so many bytes and of so many serve for each other.
+pub(super) fn are_alike(bytes: usize, others: usize) -> bool {
+    rounded(bytes) == rounded(others)
 }
 
 /// Takes back what a call ran in. No stream is to do anything with it any more.
@@ -455,7 +453,10 @@ impl Kept {
         let mut surplus = Vec::new();
         for lane in lanes {
             lane.forget_orders();
-            let Some(lane) = lane.homed() else { continue };
+            if lane.spare {
+                self.spares.push(lane);
+                continue;
+            }
             if lane.devices.has_many_queues() {
                 self.lanes.push(lane);
                 continue;

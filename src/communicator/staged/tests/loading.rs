@@ -1,5 +1,8 @@
 //! Driver calls that wait for the device, with a lock held that ours need: the program's and our own, at any moment.
 
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicUsize;
+
 use super::*;
 use crate::communicator::context::Place;
 use crate::cuda::double::Waiting;
@@ -305,8 +308,6 @@ fn a_courier_leaves_although_somebody_looks_who_passes_over_the_call_that_is_hel
             return Vec::new();
         }
         let _over = SetAtEnd(&is_over);
-        // So that pinned memory has to be made.
-        rank.context.cuda().pretend(&rank.devices, 4 * LONG);
         rank.double.hold_lock(Waiting::All, STUCK);
         // SAFETY: the double trusts no handle.
         let default = unsafe { Stream::borrow(&rank.devices, 0, StreamHandle::LEGACY) }.expect("a stream");
@@ -315,16 +316,126 @@ fn a_courier_leaves_although_somebody_looks_who_passes_over_the_call_that_is_hel
         let first = start(LONG as u64, &Call::default());
         let second = start(1, &rank.call());
         let begun = Instant::now();
-        gate.release();
-        while !rank.double.is_held() && begun.elapsed() < PATIENCE {
-            std::thread::yield_now();
-        }
-        is_held.store(true, Ordering::Release);
-        for work in [second, first] {
-            let error = work.wait(deadline()).expect_err("the other does not call");
-            assert_eq!(error.status(), Status::Aborted, "{error}");
-        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| rank.double.launch_first(0));
+            while !rank.double.is_held() && begun.elapsed() < PATIENCE {
+                std::thread::yield_now();
+            }
+            gate.release();
+            is_held.store(true, Ordering::Release);
+            for work in [second, first] {
+                let error = work.wait(deadline()).expect_err("the other does not call");
+                assert_eq!(error.status(), Status::Aborted, "{error}");
+            }
+        });
         assert!(begun.elapsed() < STUCK / 2, "{:?}", begun.elapsed());
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
+/// There is no pinned memory for calls of `LONG` elements.
+fn make_pinned_memory_scarce(rank: &Rank) {
+    rank.copy_by_kernels();
+    rank.context.cuda().pretend_limits(Limits { above: usize::MAX, ..Limits::default() });
+    let first = exercise(rank, Kind::Allreduce, 37, false, 0).expect("it starts");
+    first.wait(deadline()).expect("it ends well");
+    assert_eq!(rank.drain(), Vec::<String>::new());
+    rank.context.cuda().pretend(&rank.devices, 4 * LONG);
+}
+
+/// What begins behind calls of which one asks the driver: every collective, lists, messages either way, a call without a stream.
+const BEHIND: usize = COLLECTIVES.len() + 4;
+
+/// Starts one of them, of several pieces. What it is to leave where, if it has no stream.
+fn start_behind(rank: &Rank, which: usize) -> (Work, Option<(u64, Vec<i32>)>) {
+    let (count, own, other) = (2 * LONG + 5, rank.rank, 1 - rank.rank);
+    if let Some(&kind) = COLLECTIVES.get(which) {
+        return (exercise(rank, kind, count, false, which as u32).expect("it starts"), None);
+    }
+    let (from, into) = (rank.memory(&vec![0; 2 * count]), rank.memory(&vec![0; 2 * count]));
+    rank.double.fill(StreamHandle::LEGACY, 0, from, &bytes(&given(own, 0, 2 * count)));
+    let counts = Counts::Exchange { send: vec![count as u64; 2], receive: vec![count as u64; 2] };
+    let sends = (which + own as usize).is_multiple_of(2);
+    let (request, call, due) = match which - COLLECTIVES.len() {
+        0 => (
+            Request { counts, ..request(Kind::Alltoall, from, into, 0, 0) },
+            rank.call(),
+            expected(Kind::Alltoall, count, 2, own, 0, 0),
+        ),
+        1 | 2 if sends => (request(Kind::Send, from, 0, count as u64, other), rank.call(), Vec::new()),
+        1 | 2 => (request(Kind::Receive, 0, into, count as u64, other), rank.call(), given(other, 0, count)),
+        _ => {
+            let sum = expected(Kind::Allreduce, 2 * count, 2, own, 0, 0);
+            (request(Kind::Allreduce, from, into, 2 * count as u64, 0), Call::default(), sum)
+        }
+    };
+    (rank.start(&request, &call).expect("it starts"), Some((into, due)))
+}
+
+/// A stream waits for a call that has its turn behind one whose mover asks the driver. Whoever had pinned memory made then would wait
+/// for that stream in the driver, with a lock that the mover needs.
+#[test]
+fn no_pinned_memory_is_made_while_a_stream_waits_behind_a_call_that_asks_the_driver() {
+    let (double, begun) = (OnceLock::new(), AtomicUsize::new(0));
+    let complaints = ranks(2, "tcp", Order::RoundRobin, |rank| {
+        make_pinned_memory_scarce(rank);
+        rank.double.hold_lock(Waiting::All, Duration::from_secs(3));
+        for which in 0..BEHIND {
+            // The other calls when this rank has begun all, or cannot.
+            let is_held = || double.get().is_some_and(|double: &Arc<Double>| double.is_held());
+            let until = deadline();
+            while rank.rank == 1 && begun.load(Ordering::Acquire) <= which && !is_held() && !until.expired() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let memory = rank.memory(&[1]);
+            let sum = request(Kind::Allreduce, memory, memory, 1, 0);
+            let first =
+                [Call::default(), rank.call()].map(|call| rank.start(&sum, &call).expect("it starts"));
+            let pinned = rank.double.registered();
+            if rank.rank == 0 {
+                double.get_or_init(|| rank.double.clone());
+            }
+            let (last, due) = start_behind(rank, which);
+            if rank.rank == 0 {
+                begun.store(which + 1, Ordering::Release);
+            }
+            for work in first.into_iter().chain([last]) {
+                work.wait(deadline()).expect("it ends well");
+            }
+            if rank.rank == 0 {
+                assert_eq!(rank.double.registered(), pinned, "call {which}");
+            }
+            if let Some((into, due)) = due {
+                rank.expect(into, &due, &format!("call {which} on rank {}", rank.rank));
+            }
+            assert_eq!(rank.drain(), Vec::<String>::new(), "call {which}");
+        }
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
+}
+
+/// It would ask the driver in its course, which would wait for the courier behind it.
+#[test]
+fn a_call_without_a_stream_has_its_pinned_memory_made_before_it_begins() {
+    let complaints = ranks(2, "tcp", Order::RoundRobin, |rank| {
+        make_pinned_memory_scarce(rank);
+        let long = rank.memory(&[1; LONG]);
+        let sum = |count| request(Kind::Allreduce, long, long, count, 0);
+        let counts = Counts::Exchange { send: vec![LONG as u64; 2], receive: vec![LONG as u64; 2] };
+        let [from, into] = [(); 2].map(|()| rank.memory(&[1; 2 * LONG]));
+        let lists = Request { counts, ..request(Kind::Alltoall, from, into, 0, 0) };
+        let gate = rank.gate_default(0);
+        let works = [(sum(LONG as u64), Call::default()), (lists, Call::default()), (sum(1), rank.call())]
+            .map(|(request, call)| rank.start(&request, &call).expect("it starts"));
+        let pinned = rank.double.registered();
+        rank.double.hold_lock(Waiting::All, Duration::from_secs(3));
+        gate.release();
+        for work in works {
+            work.wait(deadline()).expect("it ends well");
+        }
+        assert_eq!(rank.double.registered(), pinned);
         rank.drain()
     });
     assert_eq!(complaints.concat(), Vec::<String>::new());

@@ -7,21 +7,33 @@ use std::ops::RangeInclusive;
 
 use super::routes::Part;
 use crate::engine::staged::resources::Lane;
+use crate::engine::staged::room::Room;
+use crate::error::{Result, fail};
 
 /// Slots of a line: one is on its way while the other is filled or emptied, and what the host sees late holds
 /// up nothing where there are more.
 pub(super) const DEPTH: RangeInclusive<usize> = 2..=4;
 
-/// Pinned memory for a part, and how far that has come.
+/// Room for a part, and how far that has come.
 pub(super) struct Slot {
-    pub(super) lane: Lane,
+    pub(super) room: Room,
+    /// What a copy of the device goes through if the room is not pinned.
+    pub(super) via: Option<Lane>,
     pub(super) part: Part,
     pub(super) state: State,
 }
 
 impl Slot {
-    pub(super) fn new(lane: Lane) -> Slot {
-        Slot { lane, part: Part::default(), state: State::Free }
+    pub(super) fn new(room: Room) -> Slot {
+        Slot { room, via: None, part: Part::default(), state: State::Free }
+    }
+
+    /// What the device copies from or to.
+    pub(super) fn lane(&self) -> Result<&Lane> {
+        match (&self.room, &self.via) {
+            (Room::Lane(lane), _) | (_, Some(lane)) => Ok(lane),
+            (Room::Kept(_), None) => fail!(Internal, "a device cannot copy from memory that is not pinned"),
+        }
     }
 }
 
@@ -54,10 +66,10 @@ impl Line {
         self.parts.is_empty() && self.slots.iter().all(|slot| slot.state == State::Free)
     }
 
-    /// The next part, if a slot is free for it.
-    pub(super) fn next(&mut self) -> Option<(usize, Part)> {
+    /// The next part, and a slot that is free for it.
+    pub(super) fn next(&self) -> Option<(usize, Part)> {
         let index = self.slots.iter().position(|slot| slot.state == State::Free)?;
-        Some((index, self.parts.pop_front()?))
+        Some((index, *self.parts.front()?))
     }
 }
 

@@ -23,7 +23,8 @@ use self::lines::{DEPTH, Line, Slot, Spot, State, spot_of, step_of};
 pub use self::routes::Routes;
 use self::routes::{Part, Round, Signal};
 use super::carrier::Carrier;
-use super::resources::{self, Lane};
+use super::resources::{self, Lane, SPARE_BYTES, Supply};
+use super::room::Room;
 use super::{Job, Place, StreamOrder};
 use crate::cuda::courier::Desk;
 use crate::engine::endpoint::Through;
@@ -104,11 +105,18 @@ impl Lists {
         }
     }
 
-    /// Takes the pinned memory of a call that a courier serves before its stream waits.
-    /// May wait for the driver: not with a lock held.
-    pub fn provided(mut self) -> Result<Lists> {
-        if self.job.order.errand.is_some() {
-            self.take_slots()?;
+    /// Sees to the call's pinned memory before it begins, as [`Staged::provided`](super::Staged::provided).
+    pub fn provided(mut self, streams_wait: &dyn Fn() -> bool) -> Result<Lists> {
+        let needs = self.needs();
+        let supply = Supply::new(&self.job.order, streams_wait);
+        if self.job.order.errand.is_some() || needs.iter().any(|(_, bytes)| *bytes > SPARE_BYTES) {
+            self.lines = lines(&needs, |bytes| supply.lane(bytes))?;
+            return Ok(self);
+        }
+        for (index, (slots, bytes)) in needs.iter().enumerate() {
+            let alike = |(_, other): &&(usize, usize)| resources::are_alike(*bytes, *other);
+            let earlier: usize = needs[..index].iter().filter(alike).map(|(slots, _)| slots).sum();
+            supply.stock(*bytes, earlier + slots)?;
         }
         Ok(self)
     }
@@ -127,30 +135,25 @@ impl Lists {
     /// Takes what the call runs in.
     fn set_out(&mut self, group: &Group) -> Result<()> {
         self.carrier = Some(Carrier::new(&self.job.order, group)?);
-        if self.job.order.errand.is_none() {
-            self.take_slots()?;
+        if self.lines.is_empty() {
+            let StreamOrder { devices, device, .. } = &self.job.order;
+            self.lines = lines(&self.needs(), |bytes| Ok(Lane::take_kept(devices, *device, bytes)))?;
         }
         self.signal(group);
         Ok(())
     }
 
-    fn take_slots(&mut self) -> Result<()> {
+    /// The slots of each line, and the bytes of one.
+    fn needs(&self) -> Vec<(usize, usize)> {
         let pairs = self.routes.rounds.len().min(PAIRS);
         let depth = (SLOTS / (2 * pairs.max(1))).clamp(*DEPTH.start(), *DEPTH.end());
-        for line in 0..2 * pairs {
-            let (slots, bytes) = self.needs(line, pairs);
-            self.lines.push(Line::default());
-            for _ in 0..slots.min(depth) {
-                let StreamOrder { devices, device, .. } = &self.job.order;
-                self.lines[line].slots.push(Slot::new(Lane::take(devices, *device, bytes)?));
-            }
-        }
-        Ok(())
+        let needs = (0..2 * pairs).map(|line| self.most(line, pairs));
+        needs.map(|(slots, bytes)| (slots.min(depth), bytes)).collect()
     }
 
     /// The most slots that any use is made of in a line of so many `pairs`, and the bytes of the longest
     /// part.
-    fn needs(&self, line: usize, pairs: usize) -> (usize, usize) {
+    fn most(&self, line: usize, pairs: usize) -> (usize, usize) {
         let rounds = &self.routes.rounds;
         // Where there are more rounds than pairs of lines, it has its turn with any of them.
         let mine = |&(index, _): &(usize, &Round)| rounds.len() > pairs || index == line / 2;
@@ -257,16 +260,23 @@ impl Lists {
     fn look_at_device(&mut self) -> Result<bool> {
         let mut any = false;
         while let Some(&spot) = self.loading.front()
-            && self.carrier().has_ended(Desk::Load, &self.slot(spot).lane)?
+            && self.carrier().has_ended(Desk::Load, self.slot(spot).lane()?)?
         {
             self.loading.pop_front();
+            let Slot { room, via, part, .. } = self.slot_mut(spot);
+            if let Some(via) = via.take() {
+                // SAFETY: both hold a part, and nobody else uses either.
+                unsafe { std::ptr::copy_nonoverlapping(via.address(), room.address(), part.bytes) };
+                resources::give_back(vec![via]);
+            }
             self.loaded(spot);
             any = true;
         }
         while let Some(&spot) = self.storing.front()
-            && self.carrier().has_ended(Desk::Store, &self.slot(spot).lane)?
+            && self.carrier().has_ended(Desk::Store, self.slot(spot).lane()?)?
         {
             self.storing.pop_front();
+            resources::give_back(self.slot_mut(spot).via.take().into_iter().collect());
             self.slot_mut(spot).state = State::Free;
             any = true;
         }
@@ -323,6 +333,10 @@ impl Lists {
                 break;
             }
             let Some((slot, part)) = self.lines[line].next() else { break };
+            if sends && matches!(self.job.input.place, Place::Device(_)) && !self.equip((line, slot)) {
+                break;
+            }
+            self.lines[line].parts.pop_front();
             self.lines[line].slots[slot].part = part;
             if sends {
                 self.load((line, slot))?;
@@ -334,6 +348,10 @@ impl Lists {
         }
         for slot in 0..self.lines[line].slots.len() {
             if self.lines[line].slots[slot].state == State::Arrived && self.may_write()? {
+                let on_device = matches!(self.job.output.place, Place::Device(_));
+                if on_device && !self.equip((line, slot)) {
+                    continue;
+                }
                 self.store((line, slot))?;
                 any = true;
             }
@@ -341,24 +359,37 @@ impl Lists {
         Ok(any)
     }
 
+    /// Sees to it that there is a lane for a copy of the device that can begin. Whether there is.
+    fn equip(&mut self, spot: Spot) -> bool {
+        if self.slot(spot).lane().is_ok() {
+            return true;
+        }
+        let StreamOrder { devices, device, .. } = &self.job.order;
+        let lane = Lane::take_spare(devices, *device);
+        self.slot_mut(spot).via = lane;
+        self.slot(spot).lane().is_ok()
+    }
+
     /// Begins to load a part. The entry has come; of the own block, all have said what they have called.
     fn load(&mut self, spot: Spot) -> Result<()> {
         let own = self.is_own(spot);
         let (order, carrier) = (&self.job.order, self.carrier());
-        let Slot { lane, part, .. } = self.slot(spot);
+        let slot = self.slot(spot);
+        let part = slot.part;
         match (self.job.input.place, self.job.output.place) {
             // SAFETY: both lie in the caller's memory, which has been promised, and do not overlap.
             (Place::Device(from), Place::Device(to)) if own => unsafe {
                 carrier.shift(
                     order,
                     Desk::Load,
-                    lane,
+                    slot.lane()?,
                     to + part.into as u64,
                     from + part.from as u64,
                     part.bytes,
                 )
             }?,
             (Place::Device(from), _) => {
+                let lane = slot.lane()?;
                 // SAFETY: the part lies in the caller's memory, which has been promised; the slot is free,
                 // and was made for the longest part.
                 unsafe { carrier.load(order, lane, lane.address(), from + part.from as u64, part.bytes) }?
@@ -366,12 +397,12 @@ impl Lists {
             (Place::Host(from), _) => {
                 let from = from.wrapping_add(part.from).cast_const();
                 // SAFETY: as above.
-                unsafe { std::ptr::copy_nonoverlapping(from, lane.address(), part.bytes) };
+                unsafe { std::ptr::copy_nonoverlapping(from, slot.room.address(), part.bytes) };
                 self.loaded(spot);
                 return Ok(());
             }
         }
-        carrier.given(Desk::Load, lane)?;
+        carrier.given(Desk::Load, slot.lane()?)?;
         self.slot_mut(spot).state = State::Loading;
         self.loading.push_back(spot);
         Ok(())
@@ -380,10 +411,16 @@ impl Lists {
     /// Begins to store a part that is here. The output may be written.
     fn store(&mut self, spot: Spot) -> Result<()> {
         let (order, carrier) = (&self.job.order, self.carrier());
-        let Slot { lane, part, .. } = self.slot(spot);
-        let from = lane.address().cast_const();
+        let Slot { room, via, part, .. } = self.slot(spot);
+        let from = room.address().cast_const();
         match self.job.output.place {
             Place::Device(to) => {
+                let lane = self.slot(spot).lane()?;
+                if via.is_some() {
+                    // SAFETY: both hold a part, and nobody else uses either.
+                    unsafe { std::ptr::copy_nonoverlapping(from, lane.address(), part.bytes) };
+                }
+                let from = lane.address().cast_const();
                 // SAFETY: the part lies in the caller's memory, which has been promised; its bytes are in the
                 // slot, which nobody writes until the store has ended.
                 unsafe { carrier.store(order, lane, to + part.into as u64, from, part.bytes) }?;
@@ -408,11 +445,11 @@ impl Lists {
         }
         let mut messages = group.endpoint().messages();
         for &spot in &self.posts {
-            let Slot { lane, part, .. } = self.slot(spot);
+            let Slot { room, part, .. } = self.slot(spot);
             let peer = group.members()[self.lines[spot.0].peer as usize];
             let signature = self.routes.plan.signature(self.turn().signature, part.step);
             let (key, ticket) = (self.key(group, part.slot), Ticket { mailbox, step: step_of(spot) });
-            let (address, len) = (lane.address(), part.bytes);
+            let (address, len) = (room.address(), part.bytes);
             if spot.0.is_multiple_of(2) {
                 messages.send(peer, key, signature, Source { address: address.cast_const(), len }, ticket);
             } else {
@@ -449,7 +486,8 @@ impl Lists {
     }
 
     fn take_lanes(&mut self) -> Vec<Lane> {
-        self.lines.drain(..).flat_map(|line| line.slots).map(|slot| slot.lane).collect()
+        let slots = self.lines.drain(..).flat_map(|line| line.slots);
+        slots.flat_map(|slot| slot.via.into_iter().chain(slot.room.lane())).collect()
     }
 
     /// Ranks whose message is under way, to this rank or from it.
@@ -473,6 +511,19 @@ impl Lists {
             () => "parts of its blocks wait for other ranks".to_owned(),
         }
     }
+}
+
+/// Lines of so many slots of so many bytes, in `take`'s lanes as long as there are any.
+fn lines(needs: &[(usize, usize)], take: impl Fn(usize) -> Result<Option<Lane>>) -> Result<Vec<Line>> {
+    let slot = |bytes| match take(bytes)? {
+        Some(lane) => Ok(Slot::new(Room::Lane(lane))),
+        None => Room::kept(bytes).map(Slot::new),
+    };
+    let line = |&(slots, bytes): &(usize, usize)| {
+        let slots = (0..slots).map(|_| slot(bytes)).collect::<Result<_>>()?;
+        Ok(Line { slots, ..Line::default() })
+    };
+    needs.iter().map(line).collect()
 }
 
 impl Drop for Lists {

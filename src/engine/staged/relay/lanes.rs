@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-use super::super::resources::Reserve;
 use super::making::{CAN, Making, NEVER, READY};
 use super::mover::Parcels;
 use super::route::{LANES, Route};
@@ -48,21 +47,13 @@ pub struct Seat {
     lanes: OnceLock<Option<Arc<Lanes>>>,
     /// Until then.
     making: Mutex<Making>,
-    /// For calls that are not relayed after all.
-    reserve: Arc<Reserve>,
     pieces: AtomicU64,
 }
 
 impl Seat {
     /// That of one of a crew.
     pub fn new(crew: Crew) -> Seat {
-        Seat {
-            crew,
-            lanes: OnceLock::new(),
-            making: Mutex::default(),
-            reserve: Arc::default(),
-            pieces: AtomicU64::new(0),
-        }
+        Seat { crew, lanes: OnceLock::new(), making: Mutex::default(), pieces: AtomicU64::new(0) }
     }
 
     /// Who relays.
@@ -77,10 +68,6 @@ impl Seat {
     /// The lanes, where calls can be relayed.
     pub(super) fn agreed(&self) -> Option<&Arc<Lanes>> {
         self.lanes.get()?.as_ref()
-    }
-
-    pub(super) fn reserve(&self) -> &Arc<Reserve> {
-        &self.reserve
     }
 
     /// How far this rank has come with its lanes, until all have theirs.

@@ -169,17 +169,20 @@ enum Waits {
 impl Relay {
     /// A call, which is exchanged as `plan` says, or as `staged`. Whether it is the `first` that its stream waits for. May wait for
     /// the driver, as [`Staged::provided`].
-    pub fn new(mut staged: Staged, plan: Plan, first: bool) -> Result<Relay> {
-        staged.rely_on(plan.seat.reserve())?;
+    pub fn new(
+        mut staged: Staged,
+        plan: Plan,
+        first: bool,
+        streams_wait: &dyn Fn() -> bool,
+    ) -> Result<Relay> {
         let job = &staged.job;
         let on_device = |side: &Side| side.shape.bytes == 0 || matches!(side.place, Place::Device(_));
         let can = on_device(&job.input)
             && on_device(&job.output)
             && plan.courier_combines(job)
             && plan.can_run(&job.order);
-        if first && !(can && plan.seat.agreed().is_some()) {
-            staged.provide(true)?;
-        }
+        let likely = can && plan.seat.agreed().is_some();
+        staged.provide(if first && !likely { super::LANES } else { 0 }, streams_wait)?;
         let job = &staged.job;
         let word = Word { scale: plan.scale(), can, bytes: job.input.shape.bytes as u64 };
         let stage = Stage::Meet(Meeting::new(plan.seat.clone(), plan.place.clone(), word));
