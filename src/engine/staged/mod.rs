@@ -44,6 +44,8 @@ pub use copies::COPY;
 pub use cut::{Blocks, Cut, Piece, Shape, Strip};
 pub use job::{Exchange, Job, Place, Side, StreamOrder};
 pub use lists::{Lists, Routes};
+#[cfg(test)]
+pub(crate) use resources::Hoard;
 pub use resources::{Entry, front, prepare};
 use resources::{Lane, SPARE_BYTES, Supply};
 use room::Room;
@@ -213,11 +215,11 @@ impl Staged {
 
     /// The device's spare lane for one copy that can begin: of the first piece that is under way.
     fn spare_lane(&mut self) -> Result<Option<Lane>> {
-        if !self.has_entered()? {
+        if self.lane_bytes() > SPARE_BYTES || !self.has_entered()? {
             return Ok(None);
         }
         let StreamOrder { devices, device, .. } = &self.job.order;
-        Ok(Lane::take_spare(devices, *device).filter(|_| self.lane_bytes() <= SPARE_BYTES))
+        Ok(Lane::take_spare(devices, *device))
     }
 
     /// Takes room for the next piece. Whether there is any.

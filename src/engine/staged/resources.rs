@@ -395,6 +395,24 @@ pub(super) fn are_alike(bytes: usize, others: usize) -> bool {
     rounded(bytes) == rounded(others)
 }
 
+/// Takes the shortest lanes that nobody uses, and gives them back when dropped.
+#[cfg(test)]
+pub(crate) struct Hoard(Vec<Lane>);
+
+#[cfg(test)]
+impl Hoard {
+    pub(crate) fn of(devices: &Arc<Devices>, device: u32) -> Hoard {
+        Hoard(std::iter::from_fn(|| Lane::take_kept(devices, device, 1)).collect())
+    }
+}
+
+#[cfg(test)]
+impl Drop for Hoard {
+    fn drop(&mut self) {
+        give_back(std::mem::take(&mut self.0));
+    }
+}
+
 /// Takes back what a call ran in. No stream is to do anything with it any more.
 pub(super) fn give_back(lanes: Vec<Lane>) {
     POOL.lock().stock.keep_lanes(lanes);

@@ -7,6 +7,7 @@ use super::*;
 use crate::communicator::context::Place;
 use crate::cuda::double::Waiting;
 use crate::cuda::memory::DeviceBuffer;
+use crate::engine::staged::Hoard;
 use crate::engine::staged::Load;
 use crate::engine::staged::relay::Limits;
 
@@ -381,11 +382,14 @@ fn no_pinned_memory_is_made_while_a_stream_waits_behind_a_call_that_asks_the_dri
     let complaints = ranks(2, "tcp", Order::RoundRobin, |rank| {
         make_pinned_memory_scarce(rank);
         rank.double.hold_lock(Waiting::All, Duration::from_secs(3));
-        for which in 0..BEHIND {
+        for (hoards, which) in
+            [false, true].into_iter().flat_map(|hoards| (0..BEHIND).map(move |which| (hoards, which)))
+        {
+            let step = which + if hoards { BEHIND } else { 0 };
             // The other calls when this rank has begun all, or cannot.
             let is_held = || double.get().is_some_and(|double: &Arc<Double>| double.is_held());
             let until = deadline();
-            while rank.rank == 1 && begun.load(Ordering::Acquire) <= which && !is_held() && !until.expired() {
+            while rank.rank == 1 && begun.load(Ordering::Acquire) <= step && !is_held() && !until.expired() {
                 std::thread::sleep(Duration::from_millis(1));
             }
             let memory = rank.memory(&[1]);
@@ -396,9 +400,11 @@ fn no_pinned_memory_is_made_while_a_stream_waits_behind_a_call_that_asks_the_dri
             if rank.rank == 0 {
                 double.get_or_init(|| rank.double.clone());
             }
+            // Nor has it short pieces of what there is.
+            let hoard = hoards.then(|| Hoard::of(&rank.devices, 0));
             let (last, due) = start_behind(rank, which);
             if rank.rank == 0 {
-                begun.store(which + 1, Ordering::Release);
+                begun.store(step + 1, Ordering::Release);
             }
             for work in first.into_iter().chain([last]) {
                 work.wait(deadline()).expect("it ends well");
@@ -406,6 +412,7 @@ fn no_pinned_memory_is_made_while_a_stream_waits_behind_a_call_that_asks_the_dri
             if rank.rank == 0 {
                 assert_eq!(rank.double.registered(), pinned, "call {which}");
             }
+            drop(hoard);
             if let Some((into, due)) = due {
                 rank.expect(into, &due, &format!("call {which} on rank {}", rank.rank));
             }

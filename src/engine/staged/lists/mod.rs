@@ -263,10 +263,14 @@ impl Lists {
             && self.carrier().has_ended(Desk::Load, self.slot(spot).lane()?)?
         {
             self.loading.pop_front();
+            // What stays on the device has nothing there, nor room for it.
+            let crossed = self.is_own(spot) && self.stays_on_device();
             let Slot { room, via, part, .. } = self.slot_mut(spot);
             if let Some(via) = via.take() {
-                // SAFETY: both hold a part, and nobody else uses either.
-                unsafe { std::ptr::copy_nonoverlapping(via.address(), room.address(), part.bytes) };
+                if !crossed {
+                    // SAFETY: both hold a part, and nobody else uses either.
+                    unsafe { std::ptr::copy_nonoverlapping(via.address(), room.address(), part.bytes) };
+                }
                 resources::give_back(vec![via]);
             }
             self.loaded(spot);
