@@ -45,6 +45,14 @@ struct Inner {
     _store: Option<Arc<dyn Store>>,
 }
 
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Place::Group(group) = &self.place {
+            group.see_off();
+        }
+    }
+}
+
 /// A group of one needs no endpoint, no memory and no thread.
 pub(super) enum Place {
     Solo,

@@ -612,6 +612,18 @@ impl Group {
         &self.connecting
     }
 
+    /// Nobody will call any more. What streams were given of it before comes to an end all the same, at its deadline at the latest.
+    pub fn see_off(self: &Arc<Self>) {
+        if self.endpoint.check_fork().is_err() {
+            return;
+        }
+        let Some(exchange) = self.devices().and_then(Way::exchange) else { return };
+        // The kernels of one that has failed have been told to leave.
+        if self.failure().is_none() && exchange.attend(self) {
+            self.endpoint.see_off(self.clone());
+        }
+    }
+
     /// It is agreed.
     pub(super) fn link_devices(&self, way: Way) {
         let _ = self.devices.set(way);

@@ -162,6 +162,20 @@ pub(super) struct Watch {
     quiet: AtomicU32,
     /// When all operations on devices had last been moved, in the endpoint's age.
     moved_at: AtomicU64,
+    /// Groups that nobody else holds any more, whose calls streams may still do.
+    leaving: Mutex<Vec<Arc<Group>>>,
+}
+
+impl Watch {
+    /// It is held no longer, if it was.
+    fn let_go(&self, group: &Arc<Group>) {
+        let mut leaving = lock(&self.leaving);
+        let at = leaving.iter().position(|other| Arc::ptr_eq(other, group));
+        let gone = at.map(|at| leaving.swap_remove(at));
+        // Without the lock, though this is not the last that holds it.
+        drop(leaving);
+        drop(gone);
+    }
 }
 
 impl Endpoint {
@@ -253,6 +267,12 @@ impl Endpoint {
         }
     }
 
+    /// Holds a group until streams have done its calls, which nobody else looks after.
+    pub fn see_off(&self, group: Arc<Group>) {
+        lock(&self.watch.leaving).push(group);
+        self.watch_devices();
+    }
+
     /// Whether there may be any.
     pub(super) fn watches_devices(&self) -> bool {
         self.watch.on.load(Ordering::SeqCst)
@@ -281,7 +301,11 @@ impl Endpoint {
     fn look_at_exchanges(&self) -> bool {
         let mut busy = self.unattended.any_on_devices();
         for (group, exchange) in self.exchanges() {
-            busy |= exchange.attend(&group);
+            let runs = exchange.attend(&group);
+            if !runs {
+                self.watch.let_go(&group);
+            }
+            busy |= runs;
         }
         busy
     }

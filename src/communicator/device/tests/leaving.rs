@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::points::point;
 use super::*;
 use crate::communicator::hosts::tests::members::{DRIVER, LOADS};
-use crate::cuda::double::Refusal;
+use crate::cuda::double::{Clock, Refusal};
 use crate::cuda::queues::MOST;
 use crate::cuda::word::Word;
 
@@ -190,6 +190,47 @@ fn an_exchange_lasts_until_what_a_call_has_left_that_failed_in_its_course_is_don
 }
 
 /// What ran on it is over.
+/// The other rank makes no call, whether it stays or leaves, too.
+#[test]
+fn what_a_stream_was_given_ends_at_its_deadline_though_its_context_is_gone() {
+    for stays in [true, false] {
+        let (double, devices) = process(2);
+        let _clock = Clock::start(&double);
+        let (store, launched, ended) = (Arc::new(HashStore::new()), Barrier::new(2), Barrier::new(2));
+        std::thread::scope(|scope| {
+            for rank in 0..2 {
+                let seat: Seat = (double.clone(), devices.clone(), rank);
+                let (store, launched, ended) = (store.clone(), &launched, &ended);
+                scope.spawn(move || {
+                    DRIVER.set(Some(seat.0.clone()));
+                    let context = Context::create(options(rank, 2, &store, "")).expect("ranks meet");
+                    meet(&[(&context, rank)], || Ok(seat.1.clone()), choose, LOADS.exchange)
+                        .expect("an agreement");
+                    if rank == 0 {
+                        let (output, stream) = (seat.0.memory(0, 4), seat.0.stream(0));
+                        let call = sum(&context, 1, output, Some(stream), Duration::from_millis(200));
+                        // SAFETY: the double trusts no addresses.
+                        unsafe { call.launch() }.expect("a launch");
+                    }
+                    launched.wait();
+                    let kept = (rank == 1 && stays).then_some(context);
+                    if rank == 0 {
+                        until("the stream's end", || seat.0.is_idle());
+                    }
+                    ended.wait();
+                    drop(kept);
+                });
+            }
+        });
+        // And then the groups are gone.
+        until("what they had", || {
+            sweep(&devices);
+            [0, 1].map(|device| double.allocated(device)) == OWN
+        });
+        assert_eq!(double.complaints(), Vec::<String>::new(), "the other stays: {stays}");
+    }
+}
+
 #[test]
 fn an_exchange_whose_device_is_lost_is_given_back() {
     let (gate, double, devices) = sum_behind_a_gate();
