@@ -27,6 +27,7 @@ use super::recorder::{Progress, Slot};
 use super::sends::Sends;
 use super::staged::relay;
 use super::wire::{Class, Key};
+use crate::cuda::driver::retry;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
 use crate::signature::Signature;
@@ -612,16 +613,19 @@ impl Group {
         &self.connecting
     }
 
-    /// Nobody will call any more. What streams were given of it before comes to an end all the same, at its deadline at the latest.
+    /// Nobody will call any more. What streams were given of it before comes to an end all the same: calls at their deadlines at the
+    /// latest, and these and replays of graphs when a rank is lost.
     pub fn see_off(self: &Arc<Self>) {
-        if self.endpoint.check_fork().is_err() {
-            return;
-        }
-        let Some(exchange) = self.devices().and_then(Way::exchange) else { return };
-        // The kernels of one that has failed have been told to leave.
-        if self.failure().is_none() && exchange.attend(self) {
+        if self.endpoint.check_fork().is_ok() && self.is_on_streams() {
             self.endpoint.see_off(self.clone());
         }
+    }
+
+    /// Whether streams still do what they were given, and may not come to its end by themselves.
+    pub(super) fn is_on_streams(&self) -> bool {
+        let Some(exchange) = self.devices().and_then(Way::exchange) else { return false };
+        // The kernels of one that has failed have been told to leave. Of a device that is lost nobody will know more.
+        self.failure().is_none() && matches!(retry(|| exchange.is_idle()), Ok(false))
     }
 
     /// It is agreed.

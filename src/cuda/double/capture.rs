@@ -5,7 +5,8 @@ use super::*;
 /// What a graph has.
 #[derive(Clone, Debug)]
 pub(super) enum Node {
-    Task(Task),
+    /// A step of a kernel, where that is several.
+    Task(Task, Option<Arc<Kernel>>),
     /// Waits for what an event means as the graph is launched.
     Wait(EventHandle),
     /// What an event means from each launch on.
@@ -145,6 +146,8 @@ impl Machine {
     pub(super) fn launch(&mut self, graph: &Graph, queue: Queue) {
         let begin = self.enqueue(queue, Task::Mark, Vec::new());
         let mut ids = vec![begin; graph.0.len()];
+        // Of every launch they are others.
+        let mut kernels: HashMap<*const Kernel, Arc<Kernel>> = HashMap::new();
         // What records comes last: what it waits for may have been captured after it.
         let is_record = |number: &usize| matches!(graph.0[*number].0, Node::Record(_));
         let (records, others): (Vec<usize>, Vec<usize>) = (0..graph.0.len()).partition(is_record);
@@ -153,7 +156,7 @@ impl Machine {
             let mut after: Vec<u64> = after.iter().map(|&node| ids[node]).collect();
             after.push(begin);
             let task = match node {
-                Node::Task(task) => task.clone(),
+                Node::Task(task, _) => task.clone(),
                 Node::Record(_) => Task::Mark,
                 Node::Wait(event) => {
                     if let Some((_, Recorded::Task(task))) = self.events.get(event) {
@@ -164,6 +167,10 @@ impl Machine {
             };
             let queue = Queue::Node(self.next_number());
             ids[number] = self.enqueue(queue, task, after);
+            if let Node::Task(_, Some(captured)) = node {
+                let kernel = kernels.entry(Arc::as_ptr(captured)).or_insert_with(|| captured.launched_anew());
+                self.make_step(ids[number], kernel);
+            }
             if let Node::Record(event) = node
                 && let Some(state) = self.events.get_mut(event)
             {

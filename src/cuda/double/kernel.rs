@@ -19,6 +19,11 @@ impl Kernel {
         let words = [abort, latch].map(|address| Place { address, bytes: 4 });
         Kernel { words, begun: AtomicBool::new(false), left: AtomicBool::new(false) }
     }
+
+    /// The same of another launch.
+    pub(super) fn launched_anew(&self) -> Arc<Kernel> {
+        Arc::new(Kernel { words: self.words, begun: AtomicBool::new(false), left: AtomicBool::new(false) })
+    }
 }
 
 impl Machine {

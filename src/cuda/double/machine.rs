@@ -283,10 +283,11 @@ impl Machine {
 
     /// Gives a queue a task; or a capture, if the queue is in one.
     pub(super) fn push(&mut self, queue: Queue, task: Task) -> Result<()> {
+        let kernel = self.giving.get(&std::thread::current().id()).cloned();
         if let Some(capture) = self.capture_of(queue)
             && let Some(capture) = self.captures.get_mut(&capture)
         {
-            capture.push(queue, Node::Task(task));
+            capture.push(queue, Node::Task(task, kernel));
             return Ok(());
         }
         if let Queue::Legacy(_) = queue
@@ -318,6 +319,13 @@ impl Machine {
         self.pending.insert(id, Pending { queue, task, after, behind, kernel });
         self.last.insert(queue, id);
         id
+    }
+
+    /// A task is a step of `kernel`.
+    pub(super) fn make_step(&mut self, task: u64, kernel: &Arc<Kernel>) {
+        if let Some(pending) = self.pending.get_mut(&task) {
+            pending.kernel = Some(kernel.clone());
+        }
     }
 
     pub(super) fn record(&mut self, event: EventHandle, queue: Queue) -> Result<()> {

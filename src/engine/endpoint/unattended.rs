@@ -167,14 +167,14 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// It is held no longer, if it was.
-    fn let_go(&self, group: &Arc<Group>) {
-        let mut leaving = lock(&self.leaving);
-        let at = leaving.iter().position(|other| Arc::ptr_eq(other, group));
-        let gone = at.map(|at| leaving.swap_remove(at));
-        // Without the lock, though this is not the last that holds it.
-        drop(leaving);
-        drop(gone);
+    /// Lets go of those whose calls streams have done. Whether there are others.
+    fn let_go(&self) -> bool {
+        let all = lock(&self.leaving).clone();
+        let (on_streams, over): (Vec<_>, Vec<_>) = all.into_iter().partition(|group| group.is_on_streams());
+        lock(&self.leaving).retain(|group| !over.iter().any(|other| Arc::ptr_eq(other, group)));
+        // Here, where nothing is locked, groups end.
+        drop(over);
+        !on_streams.is_empty()
     }
 }
 
@@ -301,13 +301,9 @@ impl Endpoint {
     fn look_at_exchanges(&self) -> bool {
         let mut busy = self.unattended.any_on_devices();
         for (group, exchange) in self.exchanges() {
-            let runs = exchange.attend(&group);
-            if !runs {
-                self.watch.let_go(&group);
-            }
-            busy |= runs;
+            busy |= exchange.attend(&group);
         }
-        busy
+        busy | self.watch.let_go()
     }
 
     fn exchanges(&self) -> Vec<(Arc<Group>, Arc<DeviceExchange>)> {

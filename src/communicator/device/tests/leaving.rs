@@ -190,44 +190,62 @@ fn an_exchange_lasts_until_what_a_call_has_left_that_failed_in_its_course_is_don
 }
 
 /// What ran on it is over.
-/// The other rank makes no call, whether it stays or leaves, too.
+/// What becomes of a rank that makes no call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Other {
+    Stays,
+    Leaves,
+    Aborts,
+}
+
+/// A call, or a graph of it, which has no deadline.
 #[test]
-fn what_a_stream_was_given_ends_at_its_deadline_though_its_context_is_gone() {
-    for stays in [true, false] {
+fn what_streams_were_given_ends_though_its_context_is_gone() {
+    for (captured, other) in [(false, Other::Stays), (false, Other::Leaves), (true, Other::Aborts)] {
         let (double, devices) = process(2);
         let _clock = Clock::start(&double);
-        let (store, launched, ended) = (Arc::new(HashStore::new()), Barrier::new(2), Barrier::new(2));
+        let (store, gone, ended) = (Arc::new(HashStore::new()), Barrier::new(2), Barrier::new(2));
+        let join = |rank: u32, store: &Arc<HashStore>| {
+            DRIVER.set(Some(double.clone()));
+            let context = Context::create(options(rank, 2, store, "")).expect("ranks meet");
+            meet(&[(&context, rank)], || Ok(devices.clone()), choose, LOADS.exchange).expect("an agreement");
+            context
+        };
         std::thread::scope(|scope| {
-            for rank in 0..2 {
-                let seat: Seat = (double.clone(), devices.clone(), rank);
-                let (store, launched, ended) = (store.clone(), &launched, &ended);
-                scope.spawn(move || {
-                    DRIVER.set(Some(seat.0.clone()));
-                    let context = Context::create(options(rank, 2, &store, "")).expect("ranks meet");
-                    meet(&[(&context, rank)], || Ok(seat.1.clone()), choose, LOADS.exchange)
-                        .expect("an agreement");
-                    if rank == 0 {
-                        let (output, stream) = (seat.0.memory(0, 4), seat.0.stream(0));
-                        let call = sum(&context, 1, output, Some(stream), Duration::from_millis(200));
-                        // SAFETY: the double trusts no addresses.
-                        unsafe { call.launch() }.expect("a launch");
-                    }
-                    launched.wait();
-                    let kept = (rank == 1 && stays).then_some(context);
-                    if rank == 0 {
-                        until("the stream's end", || seat.0.is_idle());
-                    }
-                    ended.wait();
-                    drop(kept);
-                });
-            }
+            scope.spawn(|| {
+                let context = join(0, &store);
+                let (output, stream) = (double.memory(0, 4), double.stream(0));
+                if captured {
+                    double.begin_capture(stream, 0);
+                }
+                // SAFETY: the double trusts no addresses.
+                unsafe { sum(&context, 1, output, Some(stream), Duration::from_millis(200)).launch() }
+                    .expect("a launch");
+                if captured {
+                    let graph = double.end_capture(stream, 0).expect("a graph");
+                    double.launch_graph(&graph, stream, 0);
+                }
+                drop(context);
+                gone.wait();
+                until("the stream's end", || double.is_idle());
+                ended.wait();
+            });
+            scope.spawn(|| {
+                let context = join(1, &store);
+                gone.wait();
+                if other == Other::Aborts {
+                    context.abort();
+                }
+                let _kept = (other != Other::Leaves).then_some(context);
+                ended.wait();
+            });
         });
-        // And then the groups are gone.
+        // Then their groups are gone, too.
         until("what they had", || {
             sweep(&devices);
             [0, 1].map(|device| double.allocated(device)) == OWN
         });
-        assert_eq!(double.complaints(), Vec::<String>::new(), "the other stays: {stays}");
+        assert_eq!(double.complaints(), Vec::<String>::new(), "captured: {captured}, the other {other:?}");
     }
 }
 
