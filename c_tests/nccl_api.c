@@ -247,6 +247,13 @@ static void groups(void) {
     CHECK_OK(ncclRecv(b + 1, 1, ncclFloat, 0, comm, NULL));
     CHECK_OK(ncclGroupEnd());
     CHECK(b[0] == 1 && b[1] == 2);
+    /* Either end counts the bytes by a type of its own. */
+    float c[2] = {0};
+    CHECK_OK(ncclGroupStart());
+    CHECK_OK(ncclSend(a, sizeof a, ncclInt8, 0, comm, NULL));
+    CHECK_OK(ncclRecv(c, 2, ncclFloat, 0, comm, NULL));
+    CHECK_OK(ncclGroupEnd());
+    CHECK(c[0] == 1 && c[1] == 2);
     CHECK_OK(ncclGroupStart());
     CHECK_OK(ncclSend(a, 1, ncclFloat, 0, comm, NULL));
     CHECK_FAILS(ncclInvalidUsage, "does not receive", ncclGroupEnd());
@@ -424,8 +431,13 @@ static void the_ends_of_a_communicator(void) {
     CHECK_OK(ncclCommAbort(child));
     CHECK_OK(ncclCommSplit(comm, NCCL_SPLIT_NOCOLOR, 0, &child, NULL));
     CHECK(child == NULL);
+    /* Any number but that is a colour. */
+    CHECK_OK(ncclCommSplit(comm, -2, 0, &child, NULL));
+    CHECK_OK(ncclCommDestroy(child));
     child = comm;
-    CHECK_FAILS(ncclInvalidArgument, "color is -2", ncclCommSplit(comm, -2, 0, &child, NULL));
+    ncclConfig_t wrong = NCCL_CONFIG_INITIALIZER;
+    wrong.blocking = 2;
+    CHECK_FAILS(ncclInvalidArgument, "config->blocking is 2", ncclCommSplit(comm, 0, 0, &child, &wrong));
     CHECK(child == NULL);
     /* Only as many of the list are looked at as there can be. */
     CHECK_FAILS(ncclInvalidArgument, "excludeRanksCount is 1; of 1 ranks",

@@ -455,9 +455,9 @@ typedef struct unisono_call_t {
     /// themselves, as of several pointers of a process.
     uint32_t max_blocks;
     /// A CUDA stream that the operation is ordered on, for device and host memory alike: the operation starts when the stream
-    /// comes to the call, and what the stream is given afterwards waits for it. Between GPUs that exchange directly a call
-    /// without a `work` returns at once then; what fails later is told by unisono_context_error and by every later call of
-    /// the context. NULL: no stream. Without one, an operation on device memory comes after what the device's default stream was given before,
+    /// comes to the call, and what the stream is given afterwards waits for it. A call without a `work`
+    /// returns then, at once between GPUs that exchange directly; what fails later, a message too, is told by unisono_context_error and by
+    /// every later call of the context. NULL: no stream. Without one, an operation on device memory comes after what the device's default stream was given before,
     /// and a call without a `work` returns when the result is there. The stream lives until the operation is complete.
     ///
     /// Where GPUs do not exchange directly (memory goes through the host), the stream runs a small kernel that copies as the host
@@ -734,8 +734,9 @@ unisono_status_t unisono_work_on_complete(const struct unisono_work_t *work,
 
 /// Ends a send or receive with UNISONO_ABORTED, so that its buffer may be used again at once. A message that has begun to move is
 /// lost: what came of a receive means nothing, and the other side of it fails with UNISONO_PEER_FAILED, if it has not ended; one that
-/// has not is for the next receive, or was never sent. UNISONO_INVALID_USAGE for other operations, and for those that a stream has been
-/// given: they end by themselves, by their deadline, or by unisono_context_abort. A completed operation stays as it is.
+/// has not is for the next receive, or was never sent. UNISONO_INVALID_USAGE for other operations, and for those that GPUs exchange:
+/// they end by themselves, by their deadline, or by unisono_context_abort. Of one that goes by way of the host on a stream the buffer is free in
+/// the order of that stream. A completed operation stays as it is.
 unisono_status_t unisono_work_cancel(const struct unisono_work_t *work);
 
 /// Has what the CUDA stream `stream` is given after this wait for the operation, in place of the host. Returns at once, unless

@@ -815,7 +815,7 @@ ncclResult_t pncclScatterConfig(const void *sendbuff,
                                cudaStream_t stream,
                                const struct ncclCollConfig_t *config);
 
-/// Sends `count` elements to rank `peer`, which receives as many of the same type. Sends and receives that need each other to
+/// Sends `count` elements to rank `peer`, which receives as many bytes. Sends and receives that need each other to
 /// complete belong into one group; there their order does not matter.
 ncclResult_t ncclSend(const void *sendbuff,
                       size_t count,
@@ -830,7 +830,7 @@ ncclResult_t pncclSend(const void *sendbuff,
                       ncclComm_t comm,
                       cudaStream_t stream);
 
-/// Receives `count` elements from rank `peer`, which sends as many of the same type.
+/// Receives `count` elements from rank `peer`, which sends as many bytes.
 ncclResult_t ncclRecv(void *recvbuff,
                       size_t count,
                       ncclDataType_t datatype,

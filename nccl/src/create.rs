@@ -156,11 +156,8 @@ pub unsafe extern "C" fn ncclCommSplit(
         let revoked = phase == Phase::Revoked;
         // SAFETY: the contract of the header: NULL or writable.
         unsafe { none(newcomm, "newcomm") }?;
-        let color = match u32::try_from(color) {
-            Ok(color) => Some(color),
-            Err(_) if color == NCCL_SPLIT_NOCOLOR => None,
-            Err(_) => fail!(InvalidArgument, "color is {color}; it is 0 or more, or NCCL_SPLIT_NOCOLOR (-1)"),
-        };
+        // Any number but that one is a colour.
+        let color = (color != NCCL_SPLIT_NOCOLOR).then_some(color as u32);
         // SAFETY: the contract of the header: NULL or a config.
         let config = unsafe { Config::parse(config, &parent.config) }?;
         let child = Communicator::new(parent.place, config, parent.servers());

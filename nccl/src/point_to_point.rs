@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use unisono::collective::request::{Counts, Kind, Request};
-use unisono::reduce::Operator;
+use unisono::reduce::{DataType, Operator};
 
 use crate::abi::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclResult_t};
 use crate::collective::{datatype, stream};
@@ -12,7 +12,7 @@ use crate::engine::Launch;
 use crate::error::{Result, fail};
 use crate::group::{self, in_group};
 
-/// Sends `count` elements to rank `peer`, which receives as many of the same type. Sends and receives that need each other to
+/// Sends `count` elements to rank `peer`, which receives as many bytes. Sends and receives that need each other to
 /// complete belong into one group; there their order does not matter.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclSend(
@@ -27,7 +27,7 @@ pub unsafe extern "C" fn ncclSend(
     in_group(|| exchange(Kind::Send, buffers, count, datatype, peer, comm, stream))
 }
 
-/// Receives `count` elements from rank `peer`, which sends as many of the same type.
+/// Receives `count` elements from rank `peer`, which sends as many bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclRecv(
     recvbuff: *mut c_void,
@@ -56,12 +56,17 @@ fn exchange(
     let Ok(root) = u32::try_from(peer) else {
         fail!(InvalidArgument, "peer {peer} is out of range: the group has {size} ranks, 0 to {}", size - 1);
     };
+    // Both ends may count the bytes of a message by types of their own, as with NCCL.
+    let dtype = self::datatype(datatype)?;
+    let Some(bytes) = (count as u64).checked_mul(dtype.size() as u64) else {
+        fail!(InvalidArgument, "count {count} of {} is more than there is memory", dtype.name());
+    };
     let request = Request {
         kind,
         input: sendbuff.cast(),
         output: recvbuff.cast(),
-        counts: Counts::Uniform(count as u64),
-        dtype: self::datatype(datatype)?,
+        counts: Counts::Uniform(bytes),
+        dtype: DataType::U8,
         operator: Operator::Sum,
         root,
     };

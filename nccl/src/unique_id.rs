@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use unisono::rendezvous::id::{ID_BYTES, UniqueId};
 use unisono::rendezvous::interface::Interface;
 use unisono::rendezvous::tcp_server::ServerHandle;
+use unisono::sys::child::OpenFiles;
 use unisono::sys::fork;
 use unisono::sys::global::Global;
 use unisono::sys::interfaces::{self, InterfaceAddress};
@@ -28,6 +29,10 @@ pub unsafe extern "C" fn ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclRes
         if let Some(id) = of_place()? {
             place.write(ncclUniqueId { internal: id.to_bytes().map(|byte| byte as c_char) });
             return Ok(SUCCESS);
+        }
+        // Its server has a connection with each rank while they meet. NCCL raises it, too.
+        if let Err(error) = OpenFiles::most() {
+            log::debug!("the limit of open files stays as it is: {error}");
         }
         let (id, server) = UniqueId::create(interface().as_deref())?;
         let bytes = id.to_bytes();
@@ -128,22 +133,47 @@ static SERVED: Global<Vec<Served>> = Global::new(Vec::new());
 struct Served {
     bytes: [u8; ID_BYTES],
     server: Weak<ServerHandle>,
-    /// Keeps the server until the first communicator does.
+    /// Keeps the server until the ranks of the first communicator have met.
     unclaimed: Option<Arc<ServerHandle>>,
 }
 
-/// The server of an id, if this process serves it; it lives as long as the answer from now on.
+/// The server of an id, if this process serves it.
 pub(crate) fn claim(bytes: &[u8; ID_BYTES]) -> Option<Arc<ServerHandle>> {
+    SERVED.write().iter().find(|served| served.bytes == *bytes)?.server.upgrade()
+}
+
+/// The ranks of a communicator that was made from the ids of these servers have met: from now on they live as long as it and its
+/// children. A meeting that is given up before may be tried again.
+pub(crate) fn has_met(servers: &[Arc<ServerHandle>]) {
     let mut served = SERVED.write();
-    let served = served.iter_mut().find(|served| served.bytes == *bytes)?;
-    let server = served.server.upgrade();
-    served.unclaimed = None;
-    server
+    let of_these = |served: &mut Served| {
+        served.unclaimed.take_if(|one| servers.iter().any(|other| Arc::ptr_eq(one, other)))
+    };
+    let kept: Vec<_> = served.iter_mut().filter_map(of_these).collect();
+    drop(served);
+    // Where nothing is locked, though these are not the last.
+    drop(kept);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_id_is_served_until_its_ranks_have_met_and_the_last_of_their_communicators_is_gone() {
+        let mut id = ncclUniqueId { internal: [0; ID_BYTES] };
+        // SAFETY: it is writable.
+        assert_eq!(unsafe { ncclGetUniqueId(&raw mut id) }, SUCCESS);
+        let bytes = bytes(&id).unwrap();
+        // Of a meeting that is given up.
+        drop(claim(&bytes).expect("a server"));
+        let server = claim(&bytes).expect("a server still");
+        has_met(std::slice::from_ref(&server));
+        let child = claim(&bytes).expect("it lives on its parent's");
+        drop(server);
+        drop(child);
+        assert!(claim(&bytes).is_none());
+    }
 
     #[test]
     fn interfaces_are_named_as_for_nccl() {

@@ -91,8 +91,23 @@ impl Context {
             return Err(error);
         }
         let event = Arc::new(event);
-        let (context, in_use) = (self.clone(), InUse::of(survey, bytes));
-        let work = Work::enqueued(event, move |done| in_use.told(context.failure()?, done));
+        let (context, in_use, ordered) = (self.clone(), InUse::of(survey, bytes), survey.ordered);
+        let late = Error::new(
+            Status::Timeout,
+            format!(
+                "{} of GPU {} is not through with a call of '{}' after {:.1} s, and has its memory in use until then. Raise \
+                 timeout_ms, or look at what it was given before",
+                stream_of(survey),
+                survey.device,
+                self.name(),
+                timeout.as_secs_f64()
+            ),
+        );
+        let work = Work::enqueued(event, move |done| match context.failure() {
+            Some(error) => in_use.told(error, done),
+            // Whose stream is the default one waits below.
+            None => (ordered && !done && patience.expired()).then(|| late.clone()),
+        });
         if !survey.ordered
             && let Err(error) = work.wait(patience)
         {

@@ -66,7 +66,8 @@ impl Buffer {
             root: to,
         };
         // SAFETY: the part is within the buffer, which is valid until dropped, and dropping waits.
-        self.sends.push(unsafe { self.context.start(&request, call) }?, vec![to]);
+        let work = unsafe { self.context.start(&request, call) }?;
+        self.sends.push(Message { work, on_stream: call.stream.is_some(), peers: vec![to] });
         Ok(())
     }
 
@@ -87,7 +88,8 @@ impl Buffer {
             root: from.first().copied().unwrap_or(0),
         };
         // SAFETY: the part is within the buffer, which is valid until dropped, and dropping waits.
-        self.receives.push(unsafe { self.context.start(&request, call) }?, from.to_vec());
+        let work = unsafe { self.context.start(&request, call) }?;
+        self.receives.push(Message { work, on_stream: call.stream.is_some(), peers: from.to_vec() });
         Ok(())
     }
 
@@ -133,8 +135,8 @@ impl Drop for Buffer {
         }
         for queue in [&self.sends, &self.receives] {
             for message in std::mem::take(&mut queue.lock().pending) {
-                if message.work.cancel().is_err() {
-                    // A stream has it: it is done with the memory by its own deadline.
+                if message.on_stream || message.work.cancel().is_err() {
+                    // A stream has it, or what the device is given beside one: it is done with the memory by its own deadline.
                     let _ = message.work.wait(Deadline::NEVER);
                 }
             }
@@ -157,6 +159,7 @@ struct State {
 
 struct Message {
     work: Work,
+    on_stream: bool,
     /// Who the other side may be; empty: any rank.
     peers: Vec<u32>,
 }
@@ -166,8 +169,8 @@ impl Queue {
         Queue { verb, state: Mutex::default() }
     }
 
-    fn push(&self, work: Work, peers: Vec<u32>) {
-        self.lock().pending.push_back(Message { work, peers });
+    fn push(&self, message: Message) {
+        self.lock().pending.push_back(message);
     }
 
     fn abort(&self) {
@@ -187,7 +190,7 @@ impl Queue {
                 // Nothing is moved under the lock: callbacks may want it.
                 if let Some(done) = state.pending.iter().position(|message| message.work.peek().is_some()) {
                     // `position` found it under this lock.
-                    let Some(Message { work, peers }) = state.pending.remove(done) else { continue };
+                    let Some(Message { work, peers, .. }) = state.pending.remove(done) else { continue };
                     drop(state);
                     let completion = work.wait(Deadline::NEVER)?;
                     // A send has no source, but one peer.
@@ -197,7 +200,9 @@ impl Queue {
                     };
                 }
                 match state.pending.front() {
-                    Some(Message { work, peers }) => (work.clone(), peers.clone(), state.pending.len() - 1),
+                    Some(Message { work, peers, .. }) => {
+                        (work.clone(), peers.clone(), state.pending.len() - 1)
+                    }
                     None => fail!(InvalidUsage, "no {} of this buffer is under way", self.verb),
                 }
             };

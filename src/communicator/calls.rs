@@ -67,8 +67,18 @@ impl Context {
     /// As [`Context::start`].
     pub unsafe fn launch(&self, request: &Request, call: &Call) -> Result<()> {
         // SAFETY: the caller's promise.
-        let hosted = unsafe { self.begin_launch(request, call) }?;
-        hosted.map_or(Ok(()), |hosted| hosted.close().map(drop))
+        let Some(hosted) = unsafe { self.begin_launch(request, call) }? else { return Ok(()) };
+        let work = hosted.close()?;
+        if let (true, Place::Group(group)) = (request.kind.point_to_point(), self.place()) {
+            // The failure of a message is its work's alone, and nobody has that.
+            let group = group.clone();
+            work.on_complete(Box::new(move |ended| {
+                if let Err(error) = ended {
+                    group.fail(error);
+                }
+            }));
+        }
+        Ok(())
     }
 
     /// The first half of [`Context::launch`], of what the host has a part in: that is to be closed. `None` where GPUs do it
@@ -266,13 +276,15 @@ impl Context {
             return Ok(Next::Done);
         };
         let (class, tag) = class_of(call);
+        let by_messages = lists_by_messages(group);
         // SAFETY: the caller's promise.
-        let make = unsafe { self.make(group, &mut checked, request.operator, call, buffers) };
+        let make = unsafe { self.make(group, &mut checked, by_messages, request.operator, call, buffers) };
         let make = self.or_fail(make)?;
         Ok(Next::Step(Step { group, class, tag, signature: checked.signature, make }))
     }
 
-    /// How a collective on host memory is run; notes in its signature the algorithm that the caller named.
+    /// How a collective on host memory is run; notes in its signature the algorithm that the caller named. `by_messages`: see
+    /// [`lists_by_messages`].
     ///
     /// # Safety
     /// As [`Context::run_buffers`].
@@ -280,6 +292,7 @@ impl Context {
         &self,
         group: &Group,
         checked: &mut Checked,
+        by_messages: bool,
         operator: Operator,
         call: &Call,
         buffers: &[*mut u8],
@@ -289,7 +302,7 @@ impl Context {
         // SAFETY: the caller's promise.
         if let Some(wide) = unsafe { widen(checked, operator, buffers, group.size()) }? {
             let mut rest = wide.rest(checked);
-            if let Some((direct, job, path)) = exchange_directly(group, &rest, call, class)? {
+            if let Some((direct, job, path)) = exchange_directly(group, &rest, by_messages, call, class)? {
                 return Ok(Make::Boxed(Box::new(move |group: &Group, turn: &Turn| {
                     // SAFETY: the caller's promise; the workspaces live beside the run, as long as it does.
                     unsafe { Box::new(wide.around(DirectRun::new(group, turn, direct, job, path))) }
@@ -303,7 +316,7 @@ impl Context {
             })));
         }
         let copied = (buffers.len() > 1).then(|| Copied::new(checked.output, buffers, bytes));
-        if let Some((direct, job, path)) = exchange_directly(group, checked, call, class)? {
+        if let Some((direct, job, path)) = exchange_directly(group, checked, by_messages, call, class)? {
             let Some(copied) = copied else { return Ok(Make::Direct(direct, job, path)) };
             return Ok(Make::Boxed(Box::new(move |group: &Group, turn: &Turn| {
                 // SAFETY: the caller's promise.
@@ -405,14 +418,20 @@ pub(super) unsafe fn widen(
     }
 }
 
+/// Whether calls whose lists may differ from rank to rank go by messages: once the ranks have agreed that their GPUs do not exchange
+/// some may have device memory, and only messages let a rank go its own way. To be asked when a call is made: while it runs its ranks
+/// may agree, not all at the same moment of it.
+pub(super) fn lists_by_messages(group: &Group) -> bool {
+    matches!(group.devices(), Some(Way::Staged(_)))
+}
+
 /// The direct exchange of a call, when its group has one and the call fits it: ordered, its algorithm left to the
-/// library. How many buffers a rank has does not matter: ranks may have different numbers.
-///
-/// Calls whose lists may differ from rank to rank go by messages once the ranks have agreed that their GPUs do not
-/// exchange: some may have device memory then, and only messages let a rank go its own way.
+/// library. How many buffers a rank has does not matter: ranks may have different numbers. `by_messages`: see
+/// [`lists_by_messages`].
 pub(super) fn exchange_directly(
     group: &Group,
     checked: &Checked,
+    by_messages: bool,
     call: &Call,
     class: Class,
 ) -> Result<Option<(Arc<Direct>, Job, Path)>> {
@@ -420,7 +439,7 @@ pub(super) fn exchange_directly(
     if class != Class::Ordered || call.algorithm.unwrap_or(0) != 0 {
         return Ok(None);
     }
-    if checked.listed && matches!(group.devices(), Some(Way::Staged(_))) {
+    if checked.listed && by_messages {
         return Ok(None);
     }
     let reducer = match checked.operator {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::cuda::Cuda;
 use super::meeting::{self, Found};
 use super::plans::{Plans, Seat};
-use super::{Call, Options, Recall, sparse};
+use super::{Call, Options, Recall, Rendezvous, sparse};
 use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::deadline::Deadline;
@@ -30,6 +30,8 @@ pub struct Context(Arc<Inner>);
 struct Inner {
     /// In errors and logs: the other ranks may have another.
     name: String,
+    /// See [`Options::timeout`].
+    timeout: Duration,
     place: Place,
     plans: Plans,
     sparse_memory: Arc<sparse::Pool>,
@@ -90,9 +92,11 @@ impl Context {
             );
         }
         if size == 1 {
-            return Ok(Context::new(label, Place::Solo, None));
+            return Ok(Context::new(label, timeout, Place::Solo, None));
         }
-        let links = meeting::link_options(&options)?;
+        let by_id = matches!(options.rendezvous, Rendezvous::Id(_));
+        // What is no option is the caller's, who may try again; that the host lacks something the others are to hear.
+        let links = meeting::on_interface(meeting::link_options(&options)?, &options);
         let (name, options) = (name.as_str(), links);
         let meeting = Meeting { rank, size, name, store: &*store, secret, options, deadline, recalled };
         let (endpoint, job) = bootstrap::meet(meeting)?;
@@ -101,16 +105,19 @@ impl Context {
         }
         let members = (0..size).collect();
         let group = Group::new(endpoint, job, label.clone(), rank, members, timeout);
-        let context = Context::new(label, Place::Group(group), Some(store));
+        // Once the ranks have met nobody asks an id's server again, which its maker keeps elsewhere.
+        let store = (!by_id).then_some(store);
+        let context = Context::new(label, timeout, Place::Group(group), store);
         if let Some(recall) = recall {
             recall.enter(&context);
         }
         context.settled()
     }
 
-    fn new(name: String, place: Place, store: Option<Arc<dyn Store>>) -> Context {
+    fn new(name: String, timeout: Duration, place: Place, store: Option<Arc<dyn Store>>) -> Context {
         Context(Arc::new(Inner {
             name,
+            timeout,
             place,
             plans: Plans::default(),
             sparse_memory: Arc::default(),
@@ -207,7 +214,9 @@ impl Context {
     pub fn begin_split(&self, color: Option<u32>, key: i64) -> Result<Option<Child>> {
         let child =
             |color: u32, ranks| self.child(&format!("/{color}"), format!("{}/{color}", self.name()), ranks);
-        let Place::Group(group) = &self.0.place else { return Ok(color.map(|color| child(color, vec![0]))) };
+        let Place::Group(group) = &self.0.place else {
+            return self.failure().map_or(Ok(color.map(|color| child(color, vec![0]))), Err);
+        };
         // Colour (with one bit for "none") and key of each rank.
         let mine = [color.map_or(u64::MAX, u64::from), key as u64];
         let all = self.exchange(group, mine)?;
@@ -305,10 +314,7 @@ impl Context {
 
     /// The deadline of operations that name none.
     pub(super) fn timeout(&self) -> Duration {
-        match &self.0.place {
-            Place::Solo => DEFAULT_TIMEOUT,
-            Place::Group(group) => group.timeout(),
-        }
+        self.0.timeout
     }
 
     /// The first failure of this context, if there was one.
@@ -373,8 +379,9 @@ impl Child {
     pub fn meet_unless(self, recall: &Recall) -> Result<Context> {
         let group = self.group();
         let Child { parent, label, .. } = self;
-        let Some(group) = group else { return Ok(Context::new(label, Place::Solo, None)) };
-        let child = Context::new(label, Place::Group(group), parent.0._store.clone());
+        let timeout = parent.timeout();
+        let Some(group) = group else { return Ok(Context::new(label, timeout, Place::Solo, None)) };
+        let child = Context::new(label, timeout, Place::Group(group), parent.0._store.clone());
         child.limit_blocks(parent.max_blocks());
         recall.enter(&child);
         child.settled()
@@ -422,7 +429,6 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::communicator::Rendezvous;
     use crate::rendezvous::hash::HashStore;
 
     const PATIENCE: Duration = Duration::from_secs(20);
@@ -446,6 +452,34 @@ mod tests {
             let ranks = [0, 1].map(|rank| scope.spawn(move || join(rank)));
             ranks.map(|rank| rank.join().expect("a rank"))
         })
+    }
+
+    #[test]
+    fn a_rank_that_has_no_such_interface_keeps_nobody_waiting() {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let join = &|rank, interface: &str| {
+            let options = Options {
+                rank,
+                size: 2,
+                rendezvous: Rendezvous::Store(store.clone()),
+                name: String::new(),
+                timeout: 2 * PATIENCE,
+                interface: Some(interface.into()),
+                transports: None,
+                host: None,
+            };
+            Context::create_unless(&Recall::default(), options, None).map(drop).expect_err("they cannot meet")
+        };
+        let start = Instant::now();
+        let errors = std::thread::scope(|scope| {
+            let ranks =
+                [(0, "127.0.0.1"), (1, "nosuch0")].map(|(rank, name)| scope.spawn(move || join(rank, name)));
+            ranks.map(|rank| rank.join().expect("a rank"))
+        });
+        assert!(start.elapsed() < PATIENCE);
+        for error in errors {
+            assert!(error.text().contains("nosuch0"), "{error}");
+        }
     }
 
     /// One has come to make a child when the other aborts, and is refused its own part in that.

@@ -26,6 +26,7 @@ use crate::cuda::polling;
 use crate::deadline::Deadline;
 use crate::engine::device::{Caller, DeviceExchange, Enqueued, GRACE_PERIOD, Loads, Way};
 use crate::engine::group::Group;
+use crate::engine::operation::LAST_WORDS;
 use crate::engine::wire::Class;
 use crate::error::{Result, fail};
 use crate::signature::Signature;
@@ -46,7 +47,7 @@ impl Context {
     /// says: for measuring tables.
     pub fn connect_device_by(&self, device: u32, table: Table) -> Result<()> {
         let choose = |_: &Devices, _| Ok(Chosen { table, by_hand: true });
-        let candidate = Candidate { context: self, device, first: None };
+        let candidate = Candidate { context: self, device, first: None, points: true };
         connect(&[candidate], Devices::open, choose, Loads::OWN)
     }
 
@@ -93,6 +94,12 @@ impl Context {
             }
             if settled {
                 return Ok(());
+            }
+            if let Place::Group(group) = self.place()
+                && start.elapsed() > LAST_WORDS
+            {
+                // Nobody would hear any more that a rank is lost.
+                group.endpoint().check_present()?;
             }
             if deadline.expired() {
                 fail!(Timeout, "the GPU still runs calls of '{}'; wait again, or longer", self.name());
@@ -176,7 +183,7 @@ impl Context {
         if group.devices().is_none() {
             let Some(device) = device else { return Ok(None) };
             let first = Some(First { signature: what.signature(), timeout: call.timeout });
-            let candidate = Candidate { context: self, device, first };
+            let candidate = Candidate { context: self, device, first, points: true };
             connect(&[candidate], || self.cuda().devices().cloned(), choose, self.cuda().loads())?;
         }
         let Some(way) = group.devices() else {
@@ -316,7 +323,7 @@ pub(super) fn connect_for(operations: &[(&Context, &Request, &Call)]) {
         match context.on_memory(group, request, call) {
             Ok(Some(OnMemory { what, device: Some(device), .. })) => {
                 let first = Some(First { signature: what.signature(), timeout: call.timeout });
-                open.push(Candidate { context, device, first });
+                open.push(Candidate { context, device, first, points: true });
             }
             Ok(_) => {}
             // Nothing behind it is begun.

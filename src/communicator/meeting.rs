@@ -78,14 +78,18 @@ pub(super) fn find(
 
 /// How this rank may be linked to others: what the caller said, else the environment.
 pub(super) fn link_options(options: &Options) -> Result<LinkOptions> {
-    let mut links = LinkOptions::from_environment(|name| {
+    LinkOptions::from_environment(|name| {
         let given = match name {
             "UNISONO_TRANSPORT" => &options.transports,
             "UNISONO_HOST" => &options.host,
             _ => &None,
         };
         given.clone().or_else(|| std::env::var(name).ok())
-    })?;
+    })
+}
+
+/// With the addresses of the interface that `options` or the environment names. The host may not have it.
+pub(super) fn on_interface(mut links: LinkOptions, options: &Options) -> Result<LinkOptions> {
     if links.tcp {
         let wanted = options.interface.clone().or_else(|| std::env::var("UNISONO_INTERFACE").ok());
         let interface = Interface::choose(wanted.as_deref())?;

@@ -17,7 +17,7 @@ use crate::cuda::stream::Stream;
 use crate::deadline::Deadline;
 use crate::engine::group::is_everybodys;
 use crate::engine::wire::Class;
-use crate::error::{Error, Result, fail};
+use crate::error::{Error, Result, Status, fail};
 use crate::reduce::{DataType, Operator};
 
 /// What an algorithm object is made from.
@@ -193,7 +193,13 @@ impl Prepared {
                 let work = self.enqueue(several)?;
                 // Streams may be done before it: a root's wait for no other rank.
                 let host = work.as_ref().and_then(Work::host);
-                let failure = move |_| work.as_ref().and_then(Work::test).and_then(Result::err);
+                let (context, patience) = (self.context.clone(), self.patience());
+                let failure = move |done: bool| match &work {
+                    Some(work) => work.test().and_then(Result::err),
+                    // In a group of one nobody else looks.
+                    None if done => None,
+                    None => context.failure().or_else(|| patience.expired().then(|| late(&context))),
+                };
                 let joined = several.join();
                 if let Err(error) = &joined {
                     self.give_up(several, error);
@@ -214,6 +220,10 @@ impl Prepared {
 
     /// Enqueues what several pointers need, with the call between the ranks. The work is that call's.
     fn enqueue(&self, several: &Several) -> Result<Option<Work>> {
+        // In a group of one no call between ranks refuses it.
+        if let Some(error) = self.context.failure() {
+            return Err(error);
+        }
         // SAFETY: `new`'s promise; `several` owns what the request names besides.
         let begin = || unsafe { self.context.begin(&self.request, &self.call) };
         let enqueued = several.enqueue(begin, Pending::close);
@@ -266,6 +276,16 @@ impl Prepared {
         }
         after.map(|()| work)
     }
+}
+
+/// What a run of a group of one ends with whose streams are not through with it at its deadline.
+fn late(context: &Context) -> Error {
+    let text = format!(
+        "the streams of an algorithm object of '{}' are not through with its run, and have its pointers in use until then. Raise \
+         timeout_ms, or look at what they were given before",
+        context.name()
+    );
+    Error::new(Status::Timeout, text)
 }
 
 /// Whether the buffers are device memory. All are, or none is; what is not has no streams.

@@ -51,8 +51,8 @@ pub(super) struct Several {
     request: Request,
     place: Place,
     main: StreamHandle,
-    /// Complete when everything of a run is.
-    done: Arc<Event>,
+    /// Complete when everything of the last run is.
+    done: Mutex<Arc<Event>>,
     joins: Stream,
     /// With streams of ours, where the caller gave none; what is local borrows them, and goes first.
     own: Option<Pointers>,
@@ -176,7 +176,7 @@ impl Several {
             request,
             place,
             main: handles[main],
-            done: Arc::new(Event::new(devices, main_device)?),
+            done: Mutex::new(Arc::new(Event::new(devices, main_device)?)),
             joins: Stream::new(devices, main_device, false)?,
             own,
         })
@@ -241,8 +241,13 @@ impl Several {
             Local { reduce: Some(reduce), .. } => reduce.join(&self.joins)?,
             Local { broadcast: None, reduce: None } => {}
         }
-        self.done.record(&self.joins)?;
-        Ok(Some(self.done.clone()))
+        let mut done = lock(&self.done);
+        if Arc::strong_count(&done) > 1 {
+            // It stands for an earlier run, whose work somebody has.
+            *done = Arc::new(Event::new(self.joins.devices(), self.joins.device())?);
+        }
+        done.record(&self.joins)?;
+        Ok(Some(done.clone()))
     }
 
     /// Waits on the host until every stream has done what it was given.
@@ -260,7 +265,7 @@ impl Drop for Several {
     /// What streams of ours were given by a run whose work has failed may still touch the pointers, and nobody else could wait for it.
     fn drop(&mut self) {
         if self.own.is_some()
-            && let Err(error) = self.done.synchronize(Deadline::after(PATIENCE))
+            && let Err(error) = lock(&self.done).synchronize(Deadline::after(PATIENCE))
         {
             log::warn!("what a run was given may still touch its pointers: {error}");
         }

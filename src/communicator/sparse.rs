@@ -26,7 +26,7 @@ use self::merge::Union;
 use self::order::Order;
 use self::run::{Counting, Part, Source, SparseRun};
 use self::tensor::{Gathered, Shape, Tensor};
-use super::calls::class_of;
+use super::calls::{class_of, lists_by_messages};
 use super::context::{DEFAULT_TIMEOUT, Place as Membership};
 use super::survey::Spans;
 use super::{Call, Completion, Context, Work};
@@ -319,7 +319,7 @@ impl Context {
             if let Some(error) = self.failure() {
                 return Err(error);
             }
-            let deadline = Deadline::after(call.timeout.unwrap_or(DEFAULT_TIMEOUT));
+            let deadline = Deadline::after(call.timeout.unwrap_or(self.timeout()));
             source.wait(deadline)?;
             let pool = self.sparse_memory();
             // SAFETY: it is here, and the caller's promise.
@@ -345,7 +345,8 @@ impl Context {
         };
         let into = result.tensor.clone();
         let pool = self.sparse_memory().clone();
-        let part = Part { shape, reducer, seat: self.seat(), class: class_of(call).0, pool, into };
+        let (class, by_messages) = (class_of(call).0, lists_by_messages(group));
+        let part = Part { shape, reducer, seat: self.seat(), class, by_messages, pool, into };
         let counting = Counting::new(group, &part, self.plans())?;
         Ok((result, Some(Step { group, signature, part, counting, source })))
     }

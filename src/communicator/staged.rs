@@ -12,7 +12,7 @@ pub(super) use self::begun::{Begun, Copies, Launch};
 use self::begun::{Close, Exit};
 use self::ways::Way;
 use super::ahead;
-use super::calls::class_of;
+use super::calls::{class_of, lists_by_messages};
 use super::context::{Context, Place as Membership};
 use super::survey::Survey;
 use super::work::Work;
@@ -249,6 +249,7 @@ impl Context {
     /// Exchanges pieces as calls on host memory.
     fn exchange_pieces(&self, request: &Request, options: &Call) -> Exchange {
         let (context, request, options) = (self.clone(), request.clone(), options.clone());
+        let by_messages = matches!(self.place(), Membership::Group(group) if lists_by_messages(group));
         Box::new(move |group, turn, piece, input, output| {
             let counts = match &request.counts {
                 counts if piece.whole => counts.clone(),
@@ -261,7 +262,7 @@ impl Context {
             let mut checked = Checked::new(&request, group.rank(), group.size())?;
             // SAFETY: the engine gives memory of the piece's size, and keeps it until the operation has ended.
             unsafe {
-                let make = context.make(group, &mut checked, request.operator, &options, &[])?;
+                let make = context.make(group, &mut checked, by_messages, request.operator, &options, &[])?;
                 Ok(make.operation(group, turn))
             }
         })

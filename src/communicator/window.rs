@@ -65,7 +65,8 @@ impl Context {
             // Nothing else is an error everywhere: else the ranks would agree to do without their GPUs.
             Some(error) => Err(Error::new(Status::InvalidArgument, error.text())),
         };
-        let candidate = Candidate { context: self, device, first: None };
+        // Messages stay where those of host memory are, and those from any rank.
+        let candidate = Candidate { context: self, device, first: None, points: false };
         let connected = connect(&[candidate], devices, choose, self.cuda().loads());
         // This rank's caller hears of its own first.
         connected.map_err(|error| refused.cloned().unwrap_or(error))

@@ -42,8 +42,8 @@ pub struct Meeting<'a> {
     pub store: &'a dyn Store,
     /// The job's secret, if it is known without the store.
     pub secret: Option<SecretKey>,
-    /// How to link.
-    pub options: Options,
+    /// How to link; why this rank cannot, which the others are to hear.
+    pub options: Result<Options>,
     /// When to give up.
     pub deadline: Deadline,
     /// Whether the meeting was called off, if it can be: then also waits of the store are cut into turns.
@@ -69,7 +69,7 @@ pub fn meet(meeting: Meeting<'_>) -> Result<(Arc<Endpoint>, u64)> {
         };
         let digest = secret.tag(&[b"unisono job", prefix.as_bytes()]);
         let job = u64::from_le_bytes(std::array::from_fn(|i| digest[i]));
-        let endpoint = endpoint.insert(Endpoint::new(Identity { rank, size, secret, job }, options)?);
+        let endpoint = endpoint.insert(Endpoint::new(Identity { rank, size, secret, job }, options?)?);
         join(endpoint, &prefix, name, &notice, deadline)?;
         Ok((endpoint.clone(), job))
     })();

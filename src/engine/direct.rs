@@ -26,7 +26,7 @@ mod work;
 
 pub use board::{BOARD_BYTES, Direct, MAX_MEMBERS, Mark, Retired};
 pub use run::DirectRun;
-pub use watch::Watch;
+pub use watch::{HAS_LEFT, Watch};
 
 use crate::reduce::{DataType, Reducer};
 use crate::schedule::Collective;

@@ -105,7 +105,7 @@ impl Exits {
 const HELD_UP: Duration = Duration::from_secs(1);
 
 /// How long what the others had sent may take to come, when the process has said goodbye to them.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+pub const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// What is told of an operation that is held up.
 const NO_ANSWER: &str = "the driver does not answer: it may wait for streams that wait for this call, while another \

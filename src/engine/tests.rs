@@ -42,7 +42,7 @@ fn pair_with(options: &Options) -> [Arc<Group>; 2] {
 fn pair_of(options: [&Options; 2]) -> [Arc<Group>; 2] {
     let store = HashStore::new();
     let join = |rank: u32| {
-        let options = options[rank as usize].clone();
+        let options = Ok(options[rank as usize].clone());
         let (size, secret) = (2, None);
         let deadline = Deadline::after(Duration::from_secs(20));
         let meeting =

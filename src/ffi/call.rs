@@ -37,9 +37,9 @@ pub struct unisono_call_t {
     /// themselves, as of several pointers of a process.
     pub max_blocks: u32,
     /// A CUDA stream that the operation is ordered on, for device and host memory alike: the operation starts when the stream
-    /// comes to the call, and what the stream is given afterwards waits for it. Between GPUs that exchange directly a call
-    /// without a `work` returns at once then; what fails later is told by unisono_context_error and by every later call of
-    /// the context. NULL: no stream. Without one, an operation on device memory comes after what the device's default stream was given before,
+    /// comes to the call, and what the stream is given afterwards waits for it. A call without a `work`
+    /// returns then, at once between GPUs that exchange directly; what fails later, a message too, is told by unisono_context_error and by
+    /// every later call of the context. NULL: no stream. Without one, an operation on device memory comes after what the device's default stream was given before,
     /// and a call without a `work` returns when the result is there. The stream lives until the operation is complete.
     ///
     /// Where GPUs do not exchange directly (memory goes through the host), the stream runs a small kernel that copies as the host

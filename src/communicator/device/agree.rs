@@ -26,8 +26,10 @@ const SLICE: Duration = Duration::from_millis(1);
 /// [`Context::connect_device`] for several contexts of this process at once, each with its device: what a thread needs
 /// that has several ranks of one group. Contexts that have agreed already are left alone.
 pub fn connect_devices(contexts: &[(&Context, u32)]) -> Result<()> {
-    let candidates: Vec<Candidate<'_>> =
-        contexts.iter().map(|&(context, device)| Candidate { context, device, first: None }).collect();
+    let candidates: Vec<Candidate<'_>> = contexts
+        .iter()
+        .map(|&(context, device)| Candidate { context, device, first: None, points: true })
+        .collect();
     connect(&candidates, Devices::open, choose, Loads::OWN)
 }
 
@@ -44,6 +46,9 @@ pub(in crate::communicator) struct Candidate<'a> {
     pub(in crate::communicator) device: u32,
     /// The call that needs it; `None`: it comes before all calls.
     pub(in crate::communicator) first: Option<First>,
+    /// Whether messages go the same way if it comes before all calls: of programs that name the ranks that they receive from, and have
+    /// messages in device memory alone. The same on all ranks.
+    pub(in crate::communicator) points: bool,
 }
 
 /// A group's first call on device memory.
@@ -137,10 +142,11 @@ impl<'a> Connecting<'a> {
         choose: impl FnOnce(&Devices, u32) -> Result<Chosen>,
         loads: Loads,
     ) -> Result<Connecting<'a>> {
-        let Candidate { context, device, first } = *candidate;
+        let Candidate { context, device, first, points } = *candidate;
         let first = first.map(|first| group.announce(first.signature, first.timeout)).transpose()?;
         let blocks = context.max_blocks();
-        let (setup, step) = Setup::begin(group, devices, device, choose, loads, first.as_ref(), blocks);
+        let (setup, step) =
+            Setup::begin(group, devices, device, choose, loads, (first.as_ref(), points), blocks);
         let compare_at = first.map_or(Deadline::NEVER, |first| first.compare_at(first.called));
         let mut one = Connecting { context, group, setup, first, compare_at, round: None };
         one.step(step)?;

@@ -61,7 +61,7 @@ fn meet(
     choose: impl Fn(&Devices, u32) -> Result<Chosen> + Copy,
     load: Load,
 ) -> Result<()> {
-    let candidate = |&(context, device)| Candidate { context, device, first: None };
+    let candidate = |&(context, device)| Candidate { context, device, first: None, points: true };
     connect(&contexts.iter().map(candidate).collect::<Vec<_>>(), devices, choose, only(load))
 }
 

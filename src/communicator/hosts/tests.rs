@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const PIECE: usize = 1024;
 
 pub(in crate::communicator) fn agree(context: &Context, device: u32, devices: &Arc<Devices>) -> Result<()> {
-    let candidate = Candidate { context, device, first: None };
+    let candidate = Candidate { context, device, first: None, points: true };
     connect(&[candidate], || Ok(devices.clone()), choose, LOADS)
 }
 

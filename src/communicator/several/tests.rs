@@ -372,3 +372,26 @@ fn a_failure_before_the_call_leaves_it_unmade() {
     assert_eq!(error.status(), crate::error::Status::Cuda);
     assert!(!begun);
 }
+
+#[test]
+fn a_run_that_is_done_stays_so_while_the_next_one_is_not() {
+    let scene = Scene { size: 1, ..Scene::new(Kind::Allreduce, 2, Order::RoundRobin) };
+    let several = scene.several(&scene.streams).expect("an object");
+    let run = || {
+        several.enqueue(|| Ok(()), |()| Ok(())).expect("a run");
+        several.join().expect("it is followed").expect("no capture")
+    };
+    let first = run();
+    scene.double.drain();
+    assert!(first.query().expect("an answer"));
+    let gate = scene.devices.word(0).expect("a word");
+    // SAFETY: it lives as long as the double.
+    let stream = unsafe { Stream::borrow(&scene.devices, 0, scene.streams[0]) }.expect("a stream");
+    stream.wait_word(&gate).expect("it waits");
+    let second = run();
+    assert!(first.query().expect("an answer") && !second.query().expect("an answer"));
+    gate.release();
+    scene.double.drain();
+    assert!(second.query().expect("an answer"));
+    assert_eq!(scene.double.complaints(), Vec::<String>::new());
+}

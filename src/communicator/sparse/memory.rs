@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use crate::engine::endpoint::lock;
 use crate::error::{Result, fail};
+use crate::sys::fork;
 
 /// Bytes that are kept between calls, at most; and in how many pieces.
 const KEPT_BYTES: usize = 512 * 1024 * 1024;
@@ -26,7 +27,7 @@ impl Pool {
                 zeroed(rounded(len))?
             }
         };
-        Ok(Words { memory, len, pool: Arc::downgrade(self) })
+        Ok(Words { memory, len, pool: Arc::downgrade(self), fork: fork::generation() })
     }
 
     /// Keeps the memory, rather than what is shorter.
@@ -51,6 +52,8 @@ pub(super) struct Words {
     memory: Vec<u64>,
     len: usize,
     pool: Weak<Pool>,
+    /// In which process it was made.
+    fork: u32,
 }
 
 impl Words {
@@ -90,7 +93,10 @@ pub(super) fn bytes_mut(words: &mut [u64]) -> &mut [u8] {
 
 impl Drop for Words {
     fn drop(&mut self) {
-        if let Some(pool) = self.pool.upgrade() {
+        // In a forked child a thread that does not exist may have the lock.
+        if self.fork == fork::generation()
+            && let Some(pool) = self.pool.upgrade()
+        {
             pool.keep(std::mem::take(&mut self.memory));
         }
     }

@@ -31,6 +31,8 @@ pub(super) struct Part {
     pub(super) reducer: Reducer,
     pub(super) seat: Seat,
     pub(super) class: Class,
+    /// See [`crate::communicator::calls::lists_by_messages`].
+    pub(super) by_messages: bool,
     pub(super) pool: Arc<Pool>,
     /// Told what comes of it.
     pub(super) into: Arc<OnceLock<Tensor>>,
@@ -253,7 +255,7 @@ impl SparseRun {
 
     /// Each rank is to get the elements of its part: all tell it how many they have for it.
     fn deal(&mut self, group: &Group, parts: &Shards, source: &Source, order: &Order) -> Result<()> {
-        let Part { shape, reducer, class, pool, .. } = &self.part;
+        let Part { shape, reducer, pool, .. } = &self.part;
         // SAFETY: as in `count`.
         let lists = unsafe { source.lists() };
         let mine = parts.lengths(order, &lists.0[..lists.0.len() / shape.dims]);
@@ -262,7 +264,7 @@ impl SparseRun {
         let mut nnz = vec![0; mine.len()];
         let counts = Counts::Uniform(1);
         let request = swapping(mine.as_ptr().cast(), nnz.as_mut_ptr().cast(), counts);
-        let exchange = Exchange::new(group, *class, &request, |checked| self.plan(checked))?;
+        let exchange = Exchange::new(group, &self.part, &request, |checked| self.plan(checked))?;
         self.stage = Stage::Deal { _told: mine, nnz, shards };
         // SAFETY: as above.
         unsafe { self.begin(group, exchange) };
@@ -271,11 +273,11 @@ impl SparseRun {
 
     /// It is known who has how many elements for whom: they change hands.
     fn swap(&mut self, group: &Group, nnz: &[u64], mut shards: Gathered) -> Result<()> {
-        let Part { shape, class, pool, .. } = &self.part;
+        let Part { shape, pool, .. } = &self.part;
         let mut all = Gathered::new(shape, nnz, pool)?;
         let counts = Counts::Exchange { send: shards.counts(), receive: all.counts() };
         let request = swapping(shards.address().cast_const(), all.address(), counts);
-        let exchange = Exchange::new(group, *class, &request, |checked| self.plan(checked))?;
+        let exchange = Exchange::new(group, &self.part, &request, |checked| self.plan(checked))?;
         self.stage = Stage::Swap { _shards: shards, all };
         // SAFETY: as above.
         unsafe { self.begin(group, exchange) };
@@ -348,9 +350,9 @@ impl SparseRun {
 
     /// An allgather of blocks of these counts, the first of which is at `all`.
     fn gathering(&self, group: &Group, all: *mut u8, counts: Vec<u64>, dtype: DataType) -> Result<Exchange> {
-        let Part { seat, class, .. } = &self.part;
+        let Part { seat, .. } = &self.part;
         let request = gathering(seat.rank, all, Counts::Blocks(counts), dtype);
-        Exchange::new(group, *class, &request, |checked| self.plan(checked))
+        Exchange::new(group, &self.part, &request, |checked| self.plan(checked))
     }
 
     fn plan(&self, checked: &mut Checked) -> Result<Planned> {
@@ -424,7 +426,7 @@ impl Counting {
         let counts = Counts::Uniform(shards::WORDS as u64);
         let request = gathering(group.rank(), words.as_mut_ptr().cast(), counts, DataType::U64);
         let plan = |checked: &mut Checked| plans.plan(checked, &Call::default(), part.seat);
-        let exchange = Exchange::new(group, part.class, &request, plan)?;
+        let exchange = Exchange::new(group, part, &request, plan)?;
         Ok(Counting { words, exchange })
     }
 }
@@ -458,12 +460,13 @@ unsafe impl Send for Exchange {}
 impl Exchange {
     fn new(
         group: &Group,
-        class: Class,
+        part: &Part,
         request: &Request,
         plan: impl FnOnce(&mut Checked) -> Result<Planned>,
     ) -> Result<Exchange> {
         let mut checked = Checked::new(request, group.rank(), group.size())?;
-        Ok(match exchange_directly(group, &checked, &Call::default(), class)? {
+        let Part { by_messages, class, .. } = part;
+        Ok(match exchange_directly(group, &checked, *by_messages, &Call::default(), *class)? {
             Some((direct, job, path)) => Exchange::Direct(direct, job, path),
             None => {
                 let (plan, _) = plan(&mut checked)?;

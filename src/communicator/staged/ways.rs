@@ -6,7 +6,7 @@ use super::{StagedCall, What};
 use crate::collective::checked::Checked;
 use crate::collective::request::{Counts, Kind, Request};
 use crate::communicator::Call;
-use crate::communicator::calls::{class_of, exchange_directly};
+use crate::communicator::calls::{class_of, exchange_directly, lists_by_messages};
 use crate::communicator::context::Context;
 use crate::communicator::cuda::Cuda;
 use crate::communicator::plans::planned_apart;
@@ -73,7 +73,9 @@ impl Context {
         if !checked.listed || !survey.on_device || short || in_place {
             return Ok(None);
         }
-        if exchange_directly(group, checked, options, class_of(options).0)?.is_some() {
+        if exchange_directly(group, checked, lists_by_messages(group), options, class_of(options).0)?
+            .is_some()
+        {
             return Ok(None);
         }
         let (plan, algorithm) = planned_apart(checked, options, self.seat())?;
@@ -142,7 +144,7 @@ impl Context {
             let mut checked = Checked::new(&request, group.rank(), group.size())?;
             // SAFETY: the meeting keeps both until the operation has ended.
             unsafe {
-                let make = context.make(group, &mut checked, request.operator, &options, &[])?;
+                let make = context.make(group, &mut checked, false, request.operator, &options, &[])?;
                 Ok(make.operation(group, turn))
             }
         })

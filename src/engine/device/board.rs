@@ -376,6 +376,28 @@ impl Boards {
         }
     }
 
+    /// Whether `member` has ended its part in the exchange: it has done what it has noted, and notes nothing more.
+    pub fn has_left(&self, member: usize) -> bool {
+        self.board(self.rank).goodbyes[member].load(Ordering::Acquire) != 0
+    }
+
+    /// Whether this rank has noted a message to or from `peer` whose other end that has not noted.
+    pub fn is_alone_with(&self, peer: usize) -> bool {
+        [Direction::Send, Direction::Receive].into_iter().any(|way| {
+            let heads = (0..POINTS as u32)
+                .map(|at| self.point(self.rank, way, peer, at).head.load(Ordering::Acquire));
+            let counts = heads.filter(|head| ![0, WRITING].contains(head)).map(|head| (head >> 32) as u32);
+            let Some(count) =
+                counts.reduce(|last, count| if has_come_to(count, last) { count } else { last })
+            else {
+                return false;
+            };
+            let theirs =
+                self.point(peer, way.back(), self.rank, count.wrapping_sub(1)).head.load(Ordering::Acquire);
+            theirs == 0 || theirs != WRITING && !has_come_to((theirs >> 32) as u32, count)
+        })
+    }
+
     /// Whether nobody needs this rank's arena any more. Members whose process has ended need nothing.
     pub fn is_forsaken(&self) -> bool {
         let board = self.board(self.rank);

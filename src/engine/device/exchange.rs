@@ -62,8 +62,12 @@ const _: () = assert!(MAX_RANKS <= 32);
 impl Members {
     pub(super) const NONE: Members = Members(0);
 
+    fn has(self, member: u32) -> bool {
+        self.0 >> member & 1 == 1
+    }
+
     fn iter(self) -> impl Iterator<Item = u32> {
-        (0..u32::BITS).filter(move |member| self.0 >> member & 1 == 1)
+        (0..u32::BITS).filter(move |member| self.has(*member))
     }
 }
 
@@ -412,6 +416,28 @@ impl DeviceExchange {
         // There are at most MAX_RANKS.
         let members = (0..boards.size()).filter(|&member| !boards.has_called(member, sequence));
         self.ranks(members.map(|member| member as u32).collect())
+    }
+
+    /// A rank of the group that the call of `turn`, between this rank and `peers` if it is of messages, waits for and that has left without
+    /// it: that never comes.
+    pub(super) fn deserter(&self, group: &Group, turn: &Turn, peers: Members) -> Option<u32> {
+        let Parts { boards, first, .. } = self.parts();
+        let (endpoint, own) = (group.endpoint(), group.rank() - first);
+        let others = (0..boards.size() as u32).filter(|member| *member != own);
+        // Before what they have noted is looked at: they note nothing more.
+        let gone: Members = match endpoint.has_lost_any() {
+            true => {
+                let messages = endpoint.messages();
+                let is_gone = |member: &u32| messages.gone(group.members()[(first + member) as usize]);
+                others.filter(|member| boards.has_left(*member as usize) || is_gone(member)).collect()
+            }
+            false => others.filter(|member| boards.has_left(*member as usize)).collect(),
+        };
+        let lacks = |member: &u32| match turn.class {
+            Class::PointToPoint => peers.has(*member) && boards.is_alone_with(*member as usize),
+            _ => !boards.has_called(*member as usize, turn.sequence),
+        };
+        gone.iter().find(lacks).map(|member| first + member)
     }
 
     /// Members by the numbers of the group.

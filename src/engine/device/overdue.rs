@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::exchange::{DeviceExchange, Members};
 use crate::deadline::Deadline;
+use crate::engine::direct::HAS_LEFT;
 use crate::engine::group::{Group, Inquiry, Turn};
 use crate::engine::wire::Class;
 use crate::error::{Error, Status};
@@ -53,6 +54,11 @@ impl Overdue {
         if self.turn.deadline.expired() {
             let missing = self.missing(exchange);
             self.inquiry = Some(group.ask(&self.turn, missing, None));
+        } else if let Some(rank) = exchange.deserter(group, &self.turn, self.peers) {
+            let who = group.describe_rank(rank);
+            let error = Error::new(Status::PeerFailed, format!("{who} {HAS_LEFT}"));
+            self.told = true;
+            group.fail(error.context(group.describe(&self.turn)));
         } else if !self.compared && self.turn.compare_at(self.turn.called).expired() {
             self.compared = true;
             group.compare(&self.turn, &self.missing(exchange));

@@ -49,6 +49,8 @@ pub struct Setup {
     layout: Layout,
     loads: Loads,
     deadline: Deadline,
+    /// Whether sends and receives go this way, if it comes before all calls.
+    points: bool,
     stage: Stage,
 }
 
@@ -113,7 +115,8 @@ struct Made {
 
 impl Setup {
     /// Begins on this rank's GPU; `devices`: the driver, or why there is none; `choose`: the table for the device; `call`: the
-    /// group's first on device memory, announced, unless this comes before it; `max_blocks`: what this rank's caller allows its kernels,
+    /// group's first on device memory, announced, unless this comes before it; `points`: whether sends and receives go this way in that case, the
+    /// same on all ranks; `max_blocks`: what this rank's caller allows its kernels,
     /// 0 for as many as suit them. Allocates: may wait for the GPU.
     pub fn begin(
         group: &Arc<Group>,
@@ -121,14 +124,20 @@ impl Setup {
         device: u32,
         choose: impl FnOnce(&Devices, u32) -> Result<Chosen>,
         loads: Loads,
-        call: Option<&Turn>,
+        (call, points): (Option<&Turn>, bool),
         max_blocks: u32,
     ) -> (Setup, Step) {
         let deadline = Deadline::after(group.timeout());
         let layout = group.layout();
         let stage = Stage::Over;
-        let mut setup =
-            Setup { group: group.clone(), layout: layout.unwrap_or_default(), loads, deadline, stage };
+        let mut setup = Setup {
+            group: group.clone(),
+            layout: layout.unwrap_or_default(),
+            loads,
+            deadline,
+            points,
+            stage,
+        };
         // What all ranks know without a word.
         let Some(layout) = layout else {
             let why =
@@ -297,7 +306,7 @@ impl Setup {
             stream,
             urgent,
             kernels,
-            points: mapped.before_calls,
+            points: self.points && mapped.before_calls,
             room: mapped.room,
             windows: Mutex::default(),
             fault: own.fault,

@@ -12,6 +12,9 @@ use crate::signature::Signature;
 /// Fruitless looks between two checks whether the awaited rank has left.
 const PATIENCE: u32 = 8;
 
+/// What is said of one that has, after its name.
+pub const HAS_LEFT: &str = "has left: it destroyed its context, or its process ended";
+
 /// Notices that an awaited member has left for good.
 #[derive(Debug, Default)]
 pub struct Watch {
@@ -31,10 +34,7 @@ impl Watch {
             && self.leaver.replace(member) == Some(member)
         {
             let who = group.describe_rank(member as u32);
-            return Err(Error::new(
-                Status::PeerFailed,
-                format!("{who} has left: it destroyed its context, or its process ended"),
-            ));
+            return Err(Error::new(Status::PeerFailed, format!("{who} {HAS_LEFT}")));
         }
         Ok(())
     }

@@ -198,10 +198,23 @@ enum Other {
     Aborts,
 }
 
-/// A call, or a graph of it, which has no deadline.
+/// What a stream is given.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Given {
+    Sum,
+    Receive,
+    Graph,
+}
+
+/// A graph has no deadline, nor need a call have one where the other has left.
 #[test]
 fn what_streams_were_given_ends_though_its_context_is_gone() {
-    for (captured, other) in [(false, Other::Stays), (false, Other::Leaves), (true, Other::Aborts)] {
+    for (given, other) in [
+        (Given::Sum, Other::Stays),
+        (Given::Sum, Other::Leaves),
+        (Given::Receive, Other::Leaves),
+        (Given::Graph, Other::Aborts),
+    ] {
         let (double, devices) = process(2);
         let _clock = Clock::start(&double);
         let (store, gone, ended) = (Arc::new(HashStore::new()), Barrier::new(2), Barrier::new(2));
@@ -215,13 +228,18 @@ fn what_streams_were_given_ends_though_its_context_is_gone() {
             scope.spawn(|| {
                 let context = join(0, &store);
                 let (output, stream) = (double.memory(0, 4), double.stream(0));
-                if captured {
+                if given == Given::Graph {
                     double.begin_capture(stream, 0);
                 }
+                let timeout = if other == Other::Leaves { Duration::MAX } else { Duration::from_millis(200) };
+                let mut call = match given {
+                    Given::Receive => point(&context, output, 4, Direction::Receive, Some(stream)),
+                    Given::Sum | Given::Graph => sum(&context, 1, output, Some(stream), timeout),
+                };
+                call.caller.timeout = Some(timeout);
                 // SAFETY: the double trusts no addresses.
-                unsafe { sum(&context, 1, output, Some(stream), Duration::from_millis(200)).launch() }
-                    .expect("a launch");
-                if captured {
+                unsafe { call.launch() }.expect("a launch");
+                if given == Given::Graph {
                     let graph = double.end_capture(stream, 0).expect("a graph");
                     double.launch_graph(&graph, stream, 0);
                 }
@@ -245,7 +263,7 @@ fn what_streams_were_given_ends_though_its_context_is_gone() {
             sweep(&devices);
             [0, 1].map(|device| double.allocated(device)) == OWN
         });
-        assert_eq!(double.complaints(), Vec::<String>::new(), "captured: {captured}, the other {other:?}");
+        assert_eq!(double.complaints(), Vec::<String>::new(), "{given:?}, the other {other:?}");
     }
 }
 
@@ -372,6 +390,38 @@ fn a_call_of_a_group_of_one_without_a_stream_has_its_deadline_and_touches_nothin
     unsafe { context.run(&request, &Call::default()) }.expect("a copy");
     assert_eq!(double.peek(output, 400), [7; 400]);
     assert_eq!(double.complaints(), Vec::<String>::new());
+}
+
+/// A deadline of the call's own, of its context, or of that one's parent.
+#[test]
+fn the_work_of_a_group_of_one_ends_at_its_deadline() {
+    for whose in ["call", "context", "parent"] {
+        let (double, devices) = process(1);
+        let short = Duration::from_millis(50);
+        let mut made = options(0, 1, &Arc::new(HashStore::new()), "");
+        if whose != "call" {
+            made.timeout = short;
+        }
+        let mut context = Context::create(made).expect("a group of one");
+        if whose == "parent" {
+            context = context.split(Some(0), 0).expect("a child").expect("it is a member");
+        }
+        context.cuda().pretend(&devices, 256);
+        let [input, output] = [(); 2].map(|()| double.memory(0, 400));
+        let (_, stream, gate) = behind_a_gate(&double, &devices);
+        let call =
+            Call { timeout: (whose == "call").then_some(short), stream: Some(stream), ..Call::default() };
+        // SAFETY: the double trusts no addresses.
+        let work = unsafe { context.start(&copy_alone(input, output), &call) }.expect("it is given");
+        let error = while_closed(&gate, || work.wait(Deadline::NEVER)).map(drop).expect_err("it is late");
+        assert_eq!(error.status(), Status::Timeout, "{error}");
+        assert!(error.text().contains("call->stream of GPU 0 is not through with a call of"), "{error}");
+        double.drain();
+        assert_eq!(double.complaints(), Vec::<String>::new());
+        context.abort();
+        let child = context.split(Some(1), 0).map(|child| child.is_some());
+        assert_eq!(child.map_err(|error| error.status()), Err(Status::Aborted));
+    }
 }
 
 /// Its stream has come to it; then the device does not get on. By copies, or scaled on the host.

@@ -27,13 +27,14 @@ pub(super) fn point(
 #[test]
 fn sends_and_receives_that_start_together_are_one_piece() {
     ranks(&processes(2), words, |context, (double, _, device)| {
-        let memory = [(); 3].map(|()| double.memory(*device, 4));
+        let memory = [(); 4].map(|()| double.memory(*device, 4));
         let [stream, other] = [(); 2].map(|()| double.stream(*device));
         let point = |address, direction, stream| point(context, address, 4, direction, stream);
         let all = [
             point(memory[0], Direction::Send, Some(stream)),
             point(memory[1], Direction::Receive, Some(other)),
             point(memory[2], Direction::Receive, Some(stream)),
+            point(memory[3], Direction::Send, Some(stream)),
         ];
         // The launch is in the other stream's order, too.
         for value in 0..5 {
@@ -41,12 +42,12 @@ fn sends_and_receives_that_start_together_are_one_piece() {
         }
         // SAFETY: the double trusts no addresses.
         let works = Pending::close_all(all.map(|point| unsafe { point.begin() }.unwrap()).into());
-        double.expect(other, *device, memory[1], &3u32.to_le_bytes(), "what the launch wrote");
-        assert_eq!(works.len(), 3);
+        double.expect(other, *device, memory[1], &4u32.to_le_bytes(), "what the launch wrote");
+        assert_eq!(works.len(), 4);
         for work in works {
             work.unwrap().wait(Deadline::after(PATIENCE)).unwrap();
         }
-        assert_eq!(memory.map(|address| word(double, address)), [3; 3]);
+        assert_eq!(memory.map(|address| word(double, address)), [4; 4]);
         assert_eq!(double.complaints(), Vec::<String>::new());
     });
 }

@@ -286,7 +286,7 @@ fn a_first_call_for_which_devices_cannot_agree_is_compared_with_no_other() {
             device: true,
         };
         let first = Some(First { signature, timeout: None });
-        let candidate = Candidate { context: rank.context, device: 0, first };
+        let candidate = Candidate { context: rank.context, device: 0, first, points: true };
         let error = connect(&[candidate], || Ok(devices.clone()), wrong, only(words)).expect_err("no table");
         assert_eq!(error.status(), Status::InvalidArgument, "{error}");
         if rank.context.rank() == 1 {

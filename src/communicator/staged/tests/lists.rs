@@ -21,10 +21,7 @@ fn members<T: Send>(
 ) -> Vec<T> {
     ranks(size, transports, order, |rank| {
         if (transports, tag) == ("shm", None) {
-            let candidate = Candidate { context: &rank.context, device: 0, first: None };
-            let none = || Err(Error::new(Status::Unsupported, "GPUs that do not exchange"));
-            connect(&[candidate], none, choose, Loads::OWN).expect("an agreement");
-            assert!(matches!(rank.context.device_way(), Some(Err(_))), "GPUs exchange");
+            rank.agree_on_none();
         }
         body(rank)
     })
@@ -108,6 +105,14 @@ impl Lists {
 }
 
 impl Rank {
+    /// Has the ranks agree that their GPUs do not exchange.
+    fn agree_on_none(&self) {
+        let candidate = Candidate { context: &self.context, device: 0, first: None, points: true };
+        let none = || Err(Error::new(Status::Unsupported, "GPUs that do not exchange"));
+        connect(&[candidate], none, choose, Loads::OWN).expect("an agreement");
+        assert!(matches!(self.context.device_way(), Some(Err(_))), "GPUs exchange");
+    }
+
     fn tagged(&self, tag: Option<u64>) -> Call {
         Call { tag, ..self.call() }
     }
@@ -171,6 +176,27 @@ fn calls_with_lists_are_right_one_behind_the_other() {
             }
         }
     }
+}
+
+/// One rank has done its part before all agree, the other begins behind that.
+#[test]
+fn ranks_that_agree_in_the_course_of_a_call_go_one_way_with_it() {
+    let complaints = ranks(2, "shm", Order::RoundRobin, |rank| {
+        let gate = (rank.rank == 0).then(|| rank.gate());
+        let lists = Lists::uneven(Kind::Alltoall, 2, 0, 1);
+        let work = rank.start_lists(&lists, None, 0).expect("it starts");
+        for _ in 0..if rank.rank == 1 { 20 } else { 0 } {
+            assert!(work.test().is_none(), "the other has not begun");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        rank.agree_on_none();
+        if let Some(gate) = gate {
+            gate.release();
+        }
+        work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+        rank.drain()
+    });
+    assert_eq!(complaints.concat(), Vec::<String>::new());
 }
 
 #[test]

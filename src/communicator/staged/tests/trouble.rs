@@ -51,6 +51,30 @@ fn a_driver_call_that_fails_is_named_on_all_ranks() {
     failing_calls_are_named("shm", 1, |rank| exercise(rank, Kind::Allreduce, 201, false, 0));
 }
 
+/// Its stream goes on with what it had. Else the failure of a message concerns its two ends alone.
+#[test]
+fn a_message_that_nobody_follows_fails_its_context() {
+    let errors = ranks(2, "shm", Order::RoundRobin, |rank| {
+        if rank.rank == 0 {
+            let output = rank.memory(&[0; LEN]);
+            let call = Call { timeout: Some(Duration::from_millis(50)), ..rank.call() };
+            let receive = request(Kind::Receive, 0, output, LEN as u64, 1);
+            // SAFETY: the double trusts no addresses.
+            unsafe { rank.context.launch(&receive, &call) }.expect("it is given to its stream");
+        }
+        let start = Instant::now();
+        while rank.context.failure().is_none() && start.elapsed() < PATIENCE {
+            rank.double.step();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        rank.context.failure()
+    });
+    for error in errors {
+        let error = error.expect("nobody sends");
+        assert_eq!(error.status(), Status::Timeout, "{error}");
+    }
+}
+
 /// No stream is behind the copies of a call that its thread waits for.
 #[test]
 fn memory_is_the_callers_again_when_a_call_that_its_thread_waits_for_has_failed() {
