@@ -10,6 +10,7 @@ mod play;
 mod program;
 mod values;
 
+use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -75,12 +76,19 @@ fn play(program: Program) -> Vec<String> {
     for rank in 0..size {
         let (program, seat, store) = (program.clone(), seats[rank].clone(), store.clone());
         let (tell, places) = (tell.clone(), places.clone());
-        thread::spawn(move || {
+        let play = move || {
             let left = play::play(rank, &program, seat, &store, &places[rank]);
             let _ = tell.send((rank, left));
-        });
+        };
+        thread::Builder::new().name(format!("rank {rank}")).spawn(play).expect("a thread");
     }
     drop(tell);
+    let standstills = || {
+        let told = doubles.iter().enumerate();
+        told.filter_map(|(number, double)| {
+            Some(format!("driver {number} stood still: {}", double.standstill()?))
+        })
+    };
     let mut lefts: Vec<Option<Left>> = (0..size).map(|_| None).collect();
     while lefts.iter().any(Option::is_none) {
         match told.recv_timeout(BOUND.saturating_sub(start.elapsed())) {
@@ -91,7 +99,8 @@ fn play(program: Program) -> Vec<String> {
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 let places: Vec<_> = places.iter().map(|place| place.load(Ordering::SeqCst)).collect();
-                return vec![format!("hangs: the ranks are at steps {places:?}")];
+                let hangs = format!("hangs: the ranks are at steps {places:?}");
+                return iter::once(hangs).chain(standstills()).collect();
             }
         }
     }
@@ -121,6 +130,9 @@ fn play(program: Program) -> Vec<String> {
             wrong.push(format!("rank {rank}: {error}"));
         }
         wrong.extend(left.wrong.into_iter().map(|text| format!("rank {rank}: {text}")));
+    }
+    if !wrong.is_empty() {
+        wrong.extend(standstills());
     }
     wrong
 }

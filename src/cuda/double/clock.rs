@@ -23,8 +23,15 @@ impl Clock {
         let stop = Arc::new(AtomicBool::new(false));
         let (double, stopped) = (double.clone(), stop.clone());
         std::thread::spawn(move || {
+            let mut moved_at = Instant::now();
             while !stopped.load(Ordering::Relaxed) {
-                std::thread::sleep(if double.step() { busy } else { idle });
+                let moves = double.step();
+                if moves || double.is_idle() {
+                    moved_at = Instant::now();
+                } else if moved_at.elapsed() > STUCK {
+                    double.note_standstill();
+                }
+                std::thread::sleep(if moves { busy } else { idle });
             }
         });
         Clock(stop)

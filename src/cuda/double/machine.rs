@@ -1,6 +1,7 @@
 //! What the driver double knows: streams, events, and the tasks that are still to run.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::Thread;
 use std::time::Instant;
 
 use super::capture::Node;
@@ -10,18 +11,22 @@ use super::*;
 
 /// A task that has not run.
 pub(super) struct Pending {
-    queue: Queue,
-    task: Task,
-    after: Vec<u64>,
-    /// What stands before it in a queue of the hardware, which it leaves when it begins.
-    behind: Option<u64>,
+    pub(super) queue: Queue,
+    pub(super) task: Task,
+    pub(super) after: Vec<u64>,
+    /// The queue of the hardware that it goes through,
+    pub(super) channel: Option<Channel>,
+    /// and what stands before it there, which leaves when it begins.
+    pub(super) behind: Option<u64>,
     /// The kernel that it is a step of, where one is several tasks.
-    kernel: Option<Arc<Kernel>>,
+    pub(super) kernel: Option<Arc<Kernel>>,
+    /// Who has given it.
+    pub(super) giver: Thread,
 }
 
 impl Pending {
     /// Whether it has begun, and goes on.
-    fn has_begun(&self) -> bool {
+    pub(super) fn has_begun(&self) -> bool {
         matches!(&self.task, Task::Carry(carrying) if carrying.has_come())
     }
 }
@@ -39,14 +44,14 @@ pub(super) enum Queue {
 pub(super) struct StreamState {
     pub(super) device: u32,
     blocking: bool,
-    priority: Priority,
+    pub(super) priority: Priority,
     /// How many streams of the device there were before it.
-    index: usize,
+    pub(super) index: usize,
 }
 
 /// A queue of the hardware.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Channel {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Channel {
     /// Of a device, by its number.
     Work(u32, usize),
     /// Of its copy engines.
@@ -85,6 +90,8 @@ pub(super) struct Machine {
     /// The kernel that a thread gives some stream the steps of.
     pub(super) giving: HashMap<ThreadId, Arc<Kernel>>,
     pub(super) complaints: Vec<String>,
+    /// What streams waited for when nothing had moved for long, the first time.
+    pub(super) standstill: Option<String>,
     pub(super) waits: usize,
     pub(super) ignored_wait: Option<usize>,
     pub(super) synchronizations: usize,
@@ -122,7 +129,7 @@ pub(super) struct Machine {
     pub(super) records: usize,
     pub(super) ignored_record: Option<usize>,
     /// Tasks that some thread runs just now.
-    running: HashSet<u64>,
+    pub(super) running: HashSet<u64>,
     /// The last task of each queue.
     last: HashMap<Queue, u64>,
     /// Queues in the order of their first use.
@@ -155,6 +162,7 @@ impl Machine {
             pending: BTreeMap::new(),
             giving: HashMap::new(),
             complaints: Vec::new(),
+            standstill: None,
             waits: 0,
             ignored_wait: None,
             synchronizations: 0,
@@ -314,9 +322,11 @@ impl Machine {
             _ => {}
         }
         let id = self.next_number();
-        let behind = self.channel(queue, &task).and_then(|channel| self.last_of_channel.insert(channel, id));
-        let kernel = self.giving.get(&std::thread::current().id()).cloned();
-        self.pending.insert(id, Pending { queue, task, after, behind, kernel });
+        let channel = self.channel(queue, &task);
+        let behind = channel.and_then(|channel| self.last_of_channel.insert(channel, id));
+        let giver = std::thread::current();
+        let kernel = self.giving.get(&giver.id()).cloned();
+        self.pending.insert(id, Pending { queue, task, after, channel, behind, kernel, giver });
         self.last.insert(queue, id);
         id
     }

@@ -12,6 +12,7 @@ mod heap;
 mod kernel;
 mod lock;
 mod machine;
+mod standstill;
 mod task;
 mod tests;
 
@@ -30,7 +31,7 @@ use heap::Place;
 use kernel::Kernel;
 use lock::Lock;
 pub(crate) use lock::Waiting;
-use machine::{Machine, Queue, Recorded};
+use machine::{Channel, Machine, Pending, Queue, Recorded};
 use task::{Carrying, Task};
 
 use super::context::Devices;
@@ -374,7 +375,10 @@ impl Double {
                 Look::Busy => {}
                 Look::Idle(0) => return,
                 Look::Idle(stuck) => {
-                    return self.lock().complain(format!("{stuck} tasks wait for each other for ever"));
+                    let mut machine = self.lock();
+                    let standing = machine.describe_standstill();
+                    return machine
+                        .complain(format!("{stuck} tasks wait for each other for ever: {standing}"));
                 }
             }
         }

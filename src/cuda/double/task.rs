@@ -95,6 +95,16 @@ impl Carrying {
         *self.next() == Some([None; 3])
     }
 
+    /// What it waits for.
+    pub(super) fn describe(&self) -> String {
+        let Some(next) = *self.next() else { return "a courier that has not come".into() };
+        let orders = Desk::ALL.into_iter().filter_map(|desk| {
+            next[desk as usize]
+                .map(|number| format!("{number} at {desk:?} ({:#x})", self.boards[desk as usize]))
+        });
+        format!("a courier that waits for the orders {}", orders.collect::<Vec<_>>().join(", "))
+    }
+
     /// Whether there is something for it to do.
     pub(super) fn is_ready(&self) -> bool {
         let Some(next) = *self.next() else { return true };
@@ -193,6 +203,23 @@ impl Carrying {
 }
 
 impl Task {
+    /// What it is, in few words.
+    pub(super) fn describe(&self) -> String {
+        match self {
+            Task::Mark => "an event, or the wait for one".into(),
+            Task::Copy { to, from, bytes } => {
+                format!("a copy of {bytes} bytes from {:#x} to {:#x}", from.0, to.0)
+            }
+            Task::Fill { to, bytes } => format!("a fill of {} bytes at {to:#x}", bytes.len()),
+            Task::Expect { at, what, .. } => format!("the test's look at {at:#x} ({what})"),
+            Task::WriteValue { address, value } => format!("a write of {value} at {address:#x}"),
+            Task::WaitValue { address, value } => format!("a wait for {value} at {address:#x}"),
+            Task::Host { .. } => "a function of the host".into(),
+            Task::Fold { out, count, .. } => format!("a fold of {count} elements to {out:#x}"),
+            Task::Carry(carrying) => carrying.describe(),
+        }
+    }
+
     /// The memory that it touches.
     pub(super) fn places(&self) -> Vec<Place> {
         let place = |address, bytes| Place { address, bytes };

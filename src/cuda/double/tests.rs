@@ -88,7 +88,37 @@ fn streams_that_wait_for_ever_are_found() {
     // SAFETY: the memory lives until the double is dropped.
     unsafe { streams[0].wait_value(memory, 5).unwrap() };
     double.drain();
-    assert_eq!(double.complaints(), ["1 tasks wait for each other for ever"]);
+    let [complaint] = &double.complaints()[..] else { panic!("one complaint") };
+    assert!(
+        complaint.starts_with("1 tasks wait for each other for ever: stream 0 of device 0"),
+        "{complaint}"
+    );
+    assert!(complaint.contains("a wait for 5 at"), "{complaint}");
+    assert!(complaint.ends_with("waits for that word, which is 0"), "{complaint}");
+}
+
+#[test]
+fn what_holds_up_a_stream_is_told() {
+    let (double, devices, streams, memory) = two(Order::RoundRobin);
+    double.share_queues(1, 1);
+    let event = Event::new(&devices, 0).unwrap();
+    // SAFETY: the memory lives until the double is dropped.
+    unsafe {
+        streams[0].wait_value(memory, 5).unwrap();
+        event.record(&streams[0]).unwrap();
+        streams[1].write_value(memory, 9).unwrap();
+    }
+    assert_eq!(double.standstill(), None, "nobody has looked");
+    double.note_standstill();
+    let told = double.standstill().expect("streams have something left to do");
+    let [first, second] = &told.split("; ").collect::<Vec<_>>()[..] else { panic!("{told}") };
+    assert!(first.contains("stream 0 of device 0") && first.contains("before 1 more"), "{first}");
+    assert!(second.starts_with("stream 1 of device 0 (Ordinary priority): a write of 9 at"), "{second}");
+    assert!(second.contains("an event, or the wait for one in queue 0"), "{second}");
+    assert!(
+        second.ends_with("of stream 0 of device 0 (Ordinary priority), which is ahead of it in that queue"),
+        "{second}"
+    );
 }
 
 #[test]
