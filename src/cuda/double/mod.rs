@@ -230,6 +230,11 @@ impl Double {
         self.lock().copies()
     }
 
+    /// How many things streams have left to do.
+    pub(crate) fn left(&self) -> usize {
+        self.lock().pending.len()
+    }
+
     /// Whether streams have something left to do.
     pub(crate) fn is_idle(&self) -> bool {
         self.lock().pending.is_empty()

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::porter::{self, Copying, Porter};
 use super::resources::{Bay, Lane, Ringer};
 use super::{StreamOrder, resources};
 use crate::cuda::courier::{Customer, Desk, Errand, PLACED};
@@ -16,14 +17,23 @@ pub(super) struct Carrier {
 
 enum Way {
     Courier(Customer),
+    /// Where the caller's stream waits for side streams: it goes on behind the last of what they are given.
     Bay(Arc<Bay>),
+    /// Where none does.
+    Porter(Porter),
 }
 
 impl Carrier {
     pub(super) fn new(order: &StreamOrder, group: &Group) -> Result<Carrier> {
         let way = match &order.errand {
             Some(errand) => Way::Courier(errand.customer().clone()),
-            None => Way::Bay(Bay::take(&order.devices, order.device)?),
+            None => {
+                let bay = Bay::take(&order.devices, order.device)?;
+                match order.exit {
+                    Some(_) => Way::Bay(bay),
+                    None => Way::Porter(Porter::new(bay)),
+                }
+            }
         };
         Ok(Carrier { way, ringer: Ringer::new(group.endpoint()) })
     }
@@ -45,6 +55,11 @@ impl Carrier {
             Way::Courier(_) => unsafe { carry(order, Desk::Load, lane, pinned(to), from, bytes) },
             // SAFETY: the caller's promise.
             Way::Bay(bay) => unsafe { order.copy_to_host(&bay.load, to, from, bytes) },
+            // SAFETY: the caller's promise.
+            Way::Porter(porter) => unsafe {
+                let copy = Copying { way: porter::Way::ToHost, to: pinned(to), from, bytes };
+                porter.order(order, Desk::Load, lane, copy)
+            },
         }
     }
 
@@ -68,6 +83,10 @@ impl Carrier {
             (Way::Bay(bay), Desk::Load) => unsafe { order.copy_on_device(&bay.load, to, from, bytes) },
             // SAFETY: the caller's promise.
             (Way::Bay(bay), _) => unsafe { order.copy_on_device(&bay.store, to, from, bytes) },
+            // SAFETY: the caller's promise.
+            (Way::Porter(porter), _) => unsafe {
+                porter.order(order, desk, lane, Copying { way: porter::Way::OnDevice, to, from, bytes })
+            },
         }
     }
 
@@ -95,6 +114,11 @@ impl Carrier {
             Way::Courier(_) => unsafe { carry(order, Desk::Store, lane, to, pinned(from), bytes) },
             // SAFETY: the caller's promise.
             Way::Bay(bay) => unsafe { order.copy_to_device(&bay.store, to, from, bytes) },
+            // SAFETY: the caller's promise.
+            Way::Porter(porter) => unsafe {
+                let copy = Copying { way: porter::Way::ToDevice, to, from: pinned(from), bytes };
+                porter.order(order, Desk::Store, lane, copy)
+            },
         }
     }
 
@@ -110,9 +134,23 @@ impl Carrier {
         Ok(())
     }
 
+    /// Begins what has been ordered and can begin by now.
+    pub(super) fn move_on(&self, order: &StreamOrder) -> Result<()> {
+        if let Way::Porter(porter) = &self.way
+            && porter.move_on(order, Desk::Load)? | porter.move_on(order, Desk::Store)?
+        {
+            self.ringer.ring();
+        }
+        Ok(())
+    }
+
     /// Whether that has ended.
-    pub(super) fn has_ended(&self, desk: Desk, lane: &Lane) -> Result<bool> {
+    pub(super) fn has_ended(&self, order: &StreamOrder, desk: Desk, lane: &Lane) -> Result<bool> {
         match (&self.way, desk) {
+            (Way::Porter(porter), _) => {
+                self.move_on(order)?;
+                Ok(porter.has_ended(desk, lane))
+            }
             // Of a piece in which this rank has no bytes nothing is ordered.
             (Way::Courier(customer), _) => {
                 Ok(lane.ordered(desk).is_none_or(|number| customer.courier().has_done(desk, number)))
@@ -140,6 +178,7 @@ impl Carrier {
                 resources::park_behind(customer.courier().clone(), lanes);
             }
             Way::Bay(bay) => resources::leave(order, &bay, lanes, released),
+            Way::Porter(porter) => porter.leave(lanes),
         }
     }
 }

@@ -5,6 +5,7 @@
 //! in the same queue would never run. Kernels have more queues. And they are no slower.
 
 use super::StreamOrder;
+use super::porter::{Copying, Way};
 use crate::cuda::local::{Fold, Kernels, Operand};
 use crate::cuda::stream::Stream;
 use crate::error::Result;
@@ -14,6 +15,23 @@ use crate::reduce::{DataType, Operator, Representation};
 pub const COPY: (DataType, Operator) = (DataType::U8, Operator::Sum);
 
 impl StreamOrder {
+    /// Copies so, in the order of `stream`.
+    ///
+    /// # Safety
+    /// As [`Stream`] says.
+    pub(super) unsafe fn copy(&self, stream: &Stream, copy: Copying) -> Result<()> {
+        let Copying { way, to, from, bytes } = copy;
+        let pinned = |address: u64| std::ptr::with_exposed_provenance_mut(address as usize);
+        match way {
+            // SAFETY: the caller's promise.
+            Way::ToHost => unsafe { self.copy_to_host(stream, pinned(to), from, bytes) },
+            // SAFETY: the caller's promise.
+            Way::ToDevice => unsafe { self.copy_to_device(stream, to, pinned(from), bytes) },
+            // SAFETY: the caller's promise.
+            Way::OnDevice => unsafe { self.copy_on_device(stream, to, from, bytes) },
+        }
+    }
+
     /// Copies from the call's device to pinned memory, in the order of `stream`.
     ///
     /// # Safety

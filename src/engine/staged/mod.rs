@@ -13,7 +13,7 @@
 //! them. The host learns of the entry and of copies by their events. A device has fewer queues than a process has streams, and
 //! what waits in one stream holds up others that share its queue, and so maybe that which it waits for. Hence side streams are
 //! given nothing that cannot run at once; and a stream waits for an exit only where there are queues enough
-//! ([`crate::cuda::queues`]), else the thread that calls does.
+//! ([`crate::cuda::queues`]), else the thread that calls does. Where none waits, each side stream has one copy at a time (`porter`).
 //!
 //! Whoever moves operations looks at couriers and events at once for half a millisecond, then after naps ([`super::endpoint`]).
 //!
@@ -30,6 +30,7 @@ mod job;
 mod lists;
 mod parting;
 mod pool;
+mod porter;
 pub mod relay;
 mod resources;
 mod room;
@@ -396,7 +397,7 @@ impl Staged {
         let (true, Some(Room::Lane(lane))) = (self.job.input.is_on_device(), self.busy.get(at)) else {
             return Ok(true);
         };
-        if !self.carrier().has_ended(Desk::Load, lane)? {
+        if !self.carrier().has_ended(&self.job.order, Desk::Load, lane)? {
             return Ok(false);
         }
         if lane.is_spare() {
@@ -466,7 +467,7 @@ impl Staged {
 
     fn is_stored(&self, index: u32) -> Result<bool> {
         if self.job.output.is_on_device() {
-            self.carrier().has_ended(Desk::Store, self.lane(index)?)
+            self.carrier().has_ended(&self.job.order, Desk::Store, self.lane(index)?)
         } else {
             Ok(true)
         }
@@ -499,6 +500,7 @@ impl Staged {
         }
         let pieces = self.job.cut.pieces();
         loop {
+            self.carrier().move_on(&self.job.order)?;
             while self.stored < self.delivered && self.is_stored(self.stored)? {
                 self.stored += 1;
                 match self.busy.pop_front().and_then(Room::lane) {

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::sys;
 
 /// How long it waits for its copies, when no stream does.
-const COPIES: Duration = Duration::from_secs(1);
+pub(super) const COPIES: Duration = Duration::from_secs(1);
 
 /// When nothing touches any more what the call ran in.
 pub(super) enum Tail {

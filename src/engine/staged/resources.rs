@@ -6,18 +6,21 @@ use std::cell::Cell;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::parting::{self, Tail};
+use super::parting::{self, COPIES, Tail};
 use super::pool::{Left, Pool, Stock};
+use super::porter::{Rest, Turns};
 use super::{StreamOrder, relay};
 use crate::cuda::by_device::ByDevice;
 use crate::cuda::context::Devices;
 use crate::cuda::courier::{Courier, Desk};
-use crate::cuda::driver::Priority;
+use crate::cuda::driver::{Priority, retry};
 use crate::cuda::event::Event;
 use crate::cuda::memory::RegisteredBuffer;
 use crate::cuda::stream::Stream;
+use crate::deadline::Deadline;
 use crate::engine::endpoint::Endpoint;
 use crate::error::{Result, fail};
+use crate::sys;
 use crate::sys::aside::Aside;
 
 /// Side streams, which calls share: what they are given can run at once.
@@ -31,6 +34,8 @@ pub(super) struct Bay {
     pub(super) load: Stream,
     /// From the host to the device.
     pub(super) store: Stream,
+    /// Who gives each of them something, where queues are few.
+    turns: [Turns; 2],
 }
 
 /// Pinned memory for a piece, and how far it has come.
@@ -103,12 +108,14 @@ enum Behind {
     Tail(Event),
     /// What carries them.
     Courier(Arc<Courier>),
+    /// These.
+    Rest(Rest),
 }
 
 impl Left for Parked {
     fn is_used(&self) -> Option<bool> {
         match &self.behind {
-            Behind::Stores | Behind::Tail(_) => None,
+            Behind::Stores | Behind::Tail(_) | Behind::Rest(_) => None,
             Behind::Courier(courier) => Some(!courier.is_gone()),
         }
     }
@@ -117,6 +124,7 @@ impl Left for Parked {
         match &self.behind {
             Behind::Tail(tail) => tail.query(),
             Behind::Courier(courier) => Ok(courier.is_gone()),
+            Behind::Rest(rest) => rest.has_ended(),
             Behind::Stores => {
                 self.lanes.iter().try_fold(true, |ended, lane| Ok(ended && lane.stored.query()?))
             }
@@ -281,7 +289,16 @@ impl Bay {
     fn new(devices: &Arc<Devices>, device: u32) -> Result<Arc<Bay>> {
         let load = Stream::with_priority(devices, device, false, Priority::Highest)?;
         let store = Stream::with_priority(devices, device, false, Priority::Highest)?;
-        Ok(Arc::new(Bay { devices: devices.clone(), device, load, store }))
+        Ok(Arc::new(Bay { devices: devices.clone(), device, load, store, turns: Default::default() }))
+    }
+
+    /// The stream that does what is ordered at a desk, with its turns.
+    pub(super) fn side(&self, desk: Desk) -> (&Stream, &Turns) {
+        let [loads, stores] = &self.turns;
+        match desk {
+            Desk::Load => (&self.load, loads),
+            Desk::Store | Desk::Work => (&self.store, stores),
+        }
     }
 
     /// Side streams of a device.
@@ -426,6 +443,20 @@ pub(super) fn park(lanes: Vec<Lane>) {
 /// Takes back what a call ran in, once `courier` touches nothing any more.
 pub(super) fn park_behind(courier: Arc<Courier>, lanes: Vec<Lane>) {
     POOL.park(Parked { behind: Behind::Courier(courier), lanes });
+}
+
+/// Lets go of what a call ran in that is given up, when one copy may be under way on each side stream. The caller has its memory back when
+/// those have ended, or after a while.
+pub(super) fn leave_behind(rest: Rest, lanes: Vec<Lane>) {
+    let until = Deadline::after(COPIES);
+    while !until.expired() {
+        match retry(|| rest.has_ended()) {
+            Ok(true) => return give_back(lanes),
+            Ok(false) => sys::process::yield_now(),
+            Err(_) => break,
+        }
+    }
+    POOL.park(Parked { behind: Behind::Rest(rest), lanes });
 }
 
 /// Lets go of what a call ran in that is given up, when side streams may still use it. The caller's stream goes on

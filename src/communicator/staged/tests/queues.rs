@@ -228,3 +228,56 @@ fn streams_of_two_contexts_may_wait_for_each_other() {
         assert_eq!(complaints, Vec::<String>::new(), "{order:?}");
     }
 }
+
+/// The first copy of a message that no stream waits for comes into a queue, and behind it another stream's wait for the message: what is
+/// copied next may not come behind that.
+#[test]
+fn a_call_without_a_stream_is_held_up_by_nothing_that_came_between_its_copies() {
+    const LONG: usize = 8 * PIECE / 4;
+    // If there is something in both queues, streams are dealt them by turns: one of the two has that of the side stream.
+    for other in [2, 3] {
+        let doubles = [with_queues(2, Order::RoundRobin), with_queues(2, Order::RoundRobin)];
+        let met = Barrier::new(2);
+        let complaints = ranks_on(&doubles, "shm", |rank| {
+            rank.copy_by_kernels();
+            let values = given(0, 0, LONG);
+            let memory = rank.memory(&values);
+            let call = Call { timeout: Some(Duration::from_secs(20)), ..Call::default() };
+            if rank.rank == 0 {
+                rank.fill(memory, &values);
+                rank.stream().synchronize(Deadline::after(PATIENCE)).expect("it is filled");
+                met.wait();
+                rank.run(&request(Kind::Send, memory, 0, LONG as u64, 1), &call).expect("it is sent");
+                return rank.drain();
+            }
+            let streams = [(); 4].map(|()| rank.double.stream(0));
+            let wait = |stream| {
+                let word = rank.devices.word(0).expect("a word");
+                // SAFETY: it lives as long as the double.
+                let stream = unsafe { Stream::borrow(&rank.devices, 0, stream) }.expect("a stream");
+                stream.wait_word(&word).expect("it waits");
+                word
+            };
+            let work = rank.start(&request(Kind::Receive, 0, memory, LONG as u64, 0), &call);
+            let work = work.expect("it starts");
+            let until = Instant::now() + PATIENCE;
+            let wait_for = |there: &dyn Fn() -> bool, what: &str| {
+                while !there() {
+                    assert!(Instant::now() < until, "{what}");
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+            };
+            wait_for(&|| rank.double.is_idle(), "the call comes behind nothing");
+            let gates = [streams[0], streams[1]].map(wait);
+            met.wait();
+            wait_for(&|| rank.double.left() > gates.len(), "the first piece comes");
+            let behind = wait(streams[other]);
+            gates.iter().for_each(Word::release);
+            work.wait(Deadline::after(PATIENCE)).expect("it ends well");
+            behind.release();
+            assert_eq!(rank.double.peek(memory, 4 * LONG), bytes(&values));
+            rank.drain()
+        });
+        assert_eq!(complaints.concat(), Vec::<String>::new(), "{other}");
+    }
+}

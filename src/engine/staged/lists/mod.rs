@@ -259,8 +259,9 @@ impl Lists {
     /// Looks what copies have ended. Whether any has.
     fn look_at_device(&mut self) -> Result<bool> {
         let mut any = false;
+        self.carrier().move_on(&self.job.order)?;
         while let Some(&spot) = self.loading.front()
-            && self.carrier().has_ended(Desk::Load, self.slot(spot).lane()?)?
+            && self.carrier().has_ended(&self.job.order, Desk::Load, self.slot(spot).lane()?)?
         {
             self.loading.pop_front();
             // What stays on the device has nothing there, nor room for it.
@@ -277,7 +278,7 @@ impl Lists {
             any = true;
         }
         while let Some(&spot) = self.storing.front()
-            && self.carrier().has_ended(Desk::Store, self.slot(spot).lane()?)?
+            && self.carrier().has_ended(&self.job.order, Desk::Store, self.slot(spot).lane()?)?
         {
             self.storing.pop_front();
             resources::give_back(self.slot_mut(spot).via.take().into_iter().collect());
