@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::calls::widen;
 use super::context::Context;
@@ -92,21 +92,11 @@ impl Context {
         }
         let event = Arc::new(event);
         let (context, in_use, ordered) = (self.clone(), InUse::of(survey, bytes), survey.ordered);
-        let late = Error::new(
-            Status::Timeout,
-            format!(
-                "{} of GPU {} is not through with a call of '{}' after {:.1} s, and has its memory in use until then. Raise \
-                 timeout_ms, or look at what it was given before",
-                stream_of(survey),
-                survey.device,
-                self.name(),
-                timeout.as_secs_f64()
-            ),
-        );
+        let device = survey.device;
         let work = Work::enqueued(event, move |done| match context.failure() {
             Some(error) => in_use.told(error, done),
             // Whose stream is the default one waits below.
-            None => (ordered && !done && patience.expired()).then(|| late.clone()),
+            None => (ordered && !done && patience.expired()).then(|| context.late_alone(device, timeout)),
         });
         if !survey.ordered
             && let Err(error) = work.wait(patience)
@@ -123,6 +113,17 @@ impl Context {
             }
         }
         Ok(work)
+    }
+
+    /// What a work ends with whose stream is not through with it after `timeout`.
+    fn late_alone(&self, device: u32, timeout: Duration) -> Error {
+        let text = format!(
+            "call->stream of GPU {device} is not through with a call of '{}' after {:.1} s, and has its memory in use until then. \
+             Raise timeout_ms, or look at what it was given before",
+            self.name(),
+            timeout.as_secs_f64()
+        );
+        Error::new(Status::Timeout, text)
     }
 
     /// What a call's own work on its device ends with that is not through at its deadline; other errors as they are.
