@@ -388,7 +388,7 @@ impl Communicator {
     }
 
     /// It is to meet nobody any more. One that has met stays: a client may know of it already.
-    pub(crate) fn give_up_meeting(&self) {
+    fn give_up_meeting(&self) {
         let mut meeting = self.meeting();
         let is_over = meeting.over;
         meeting.aborted |= !is_over;

@@ -4,7 +4,7 @@
 //! other. What is made of one communicator has its turns there: see [`crate::order`].
 
 use std::io;
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use unisono::communicator::{Context, Options, Recall};
@@ -129,9 +129,6 @@ fn meet_by(
     spawn: impl Fn(Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>,
 ) -> Result<ncclResult_t> {
     let mut begun = Vec::with_capacity(joinings.len());
-    let all: Arc<[_]> = joinings.iter().map(|joining| joining.communicator.clone()).collect();
-    // Of all, the one that came first.
-    let failure: Arc<OnceLock<Error>> = Arc::default();
     let mut joinings = joinings.into_iter();
     while let Some(Joining { communicator, handle, place, ranks }) = joinings.next() {
         let parent = ranks.parent().cloned();
@@ -140,17 +137,10 @@ fn meet_by(
         // It is the parent that the client calls.
         let blocks = parent.map_or(communicator.config.blocking, |parent| parent.config.blocking);
         let inner = communicator.clone();
-        let (all, failure) = (all.clone(), failure.clone());
         let meet = move || {
             inner.meet(|recall| ranks.meet(turn, inner.config.name.clone(), recall));
-            match inner.met() {
-                Some(Ok(_)) => unique_id::has_met(&inner.servers()),
-                Some(Err(error)) if failure.set(error.clone()).is_ok() => {
-                    // The group has failed: nobody is to wait for the rest of it.
-                    let others = all.iter().filter(|other| !Arc::ptr_eq(other, &inner));
-                    others.for_each(|other| other.give_up_meeting());
-                }
-                _ => {}
+            if let Some(Ok(_)) = inner.met() {
+                unique_id::has_met(&inner.servers());
             }
             if let Some(making) = making {
                 making.end(inner.met().and_then(|met| met.as_ref().err()));
@@ -186,7 +176,7 @@ fn meet_by(
         }
         if let Err(error) = ended {
             take_back(handle, place);
-            result = result.and(Err(failure.get().cloned().unwrap_or(error)));
+            result = result.and(Err(error));
         }
     }
     result
@@ -296,33 +286,6 @@ mod tests {
         assert_eq!((places, count.get()), ([std::ptr::null_mut(); 3], 2));
         let ends = communicators.map(|communicator| communicator.wait().unwrap_err().status());
         assert_eq!(ends, [Status::Aborted, Status::System, Status::System]);
-    }
-
-    /// One has no such interface, the other waits for a rank that does not come.
-    #[test]
-    fn a_communicator_that_fails_ends_the_meetings_of_its_group() {
-        let communicators = [0, 1].map(|_| Communicator::new(Place::Host(0), Config::unset(), Vec::new()));
-        let mut places = [std::ptr::dangling_mut(); 2];
-        let joinings = communicators.iter().zip(&mut places).zip([None, Some("nosuch0".to_owned())]);
-        let joinings = joinings.map(|((communicator, place), interface)| {
-            let options = Options {
-                rank: 0,
-                size: 2,
-                rendezvous: Rendezvous::Store(Arc::new(HashStore::new())),
-                name: String::new(),
-                timeout: Duration::from_secs(60),
-                interface,
-                transports: None,
-                host: None,
-            };
-            // SAFETY: it lives as long as what is called here.
-            unsafe { Joining::new(communicator.clone(), place, Ranks::Of(Box::new(options))) }
-        });
-        let start = Instant::now();
-        let error = meet(joinings.collect()).unwrap_err();
-        assert!(start.elapsed() < Duration::from_secs(30), "it has waited for a rank that never comes");
-        assert!(error.text().contains("nosuch0"), "{error}");
-        assert_eq!(places, [std::ptr::null_mut(); 2]);
     }
 
     #[test]
