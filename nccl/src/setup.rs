@@ -139,9 +139,7 @@ fn meet_by(
         let inner = communicator.clone();
         let meet = move || {
             inner.meet(|recall| ranks.meet(turn, inner.config.name.clone(), recall));
-            if let Some(Ok(_)) = inner.met() {
-                unique_id::has_met(&inner.servers());
-            }
+            unique_id::is_over(&inner.servers());
             if let Some(making) = making {
                 making.end(inner.met().and_then(|met| met.as_ref().err()));
             }

@@ -133,7 +133,7 @@ static SERVED: Global<Vec<Served>> = Global::new(Vec::new());
 struct Served {
     bytes: [u8; ID_BYTES],
     server: Weak<ServerHandle>,
-    /// Keeps the server until the ranks of the first communicator have met.
+    /// Keeps the server until the first meeting is over.
     unclaimed: Option<Arc<ServerHandle>>,
 }
 
@@ -142,9 +142,9 @@ pub(crate) fn claim(bytes: &[u8; ID_BYTES]) -> Option<Arc<ServerHandle>> {
     SERVED.write().iter().find(|served| served.bytes == *bytes)?.server.upgrade()
 }
 
-/// The ranks of a communicator that was made from the ids of these servers have met: from now on they live as long as it and its
-/// children. A meeting that is given up before may be tried again.
-pub(crate) fn has_met(servers: &[Arc<ServerHandle>]) {
+/// The meeting of a communicator that was made from the ids of these servers is over, well or not: from now on they live as long as it and
+/// its children. One that has not begun, since its group was refused, may be tried again.
+pub(crate) fn is_over(servers: &[Arc<ServerHandle>]) {
     let mut served = SERVED.write();
     let of_these = |served: &mut Served| {
         served.unclaimed.take_if(|one| servers.iter().any(|other| Arc::ptr_eq(one, other)))
@@ -160,15 +160,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_is_served_until_its_ranks_have_met_and_the_last_of_their_communicators_is_gone() {
+    fn an_id_is_served_until_its_meeting_is_over_and_the_last_of_its_communicators_is_gone() {
         let mut id = ncclUniqueId { internal: [0; ID_BYTES] };
         // SAFETY: it is writable.
         assert_eq!(unsafe { ncclGetUniqueId(&raw mut id) }, SUCCESS);
         let bytes = bytes(&id).unwrap();
-        // Of a meeting that is given up.
+        // Of a meeting that does not begin.
         drop(claim(&bytes).expect("a server"));
         let server = claim(&bytes).expect("a server still");
-        has_met(std::slice::from_ref(&server));
+        is_over(std::slice::from_ref(&server));
         let child = claim(&bytes).expect("it lives on its parent's");
         drop(server);
         drop(child);

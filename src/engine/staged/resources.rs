@@ -34,7 +34,7 @@ pub(super) struct Bay {
     pub(super) load: Stream,
     /// From the host to the device.
     pub(super) store: Stream,
-    /// Who gives each of them something, where queues are few.
+    /// Who gives each of them something, where no stream waits for them.
     turns: [Turns; 2],
 }
 
