@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 use super::checked::Checked;
 use crate::schedule::cost::{Link, Model, Question, Widths};
 use crate::schedule::{Agreement, Algorithm, Collective, Kind, Shape, total};
+use crate::sys::float::Standard;
 
 /// Ranks linked by TCP, fitted from `unisono-bench` over loopback on two cores: what one link of a cluster costs
 /// differs, but the proportions that decide (a message against a byte) are alike within a factor of two.
@@ -101,6 +102,8 @@ pub fn automatic(checked: &Checked, shape: &Shape) -> Algorithm {
             && (!reduces || algorithm.canonical(shape))
             && (!meshed || shape.size <= MESH || !has_sparse_form(&checked.collective))
     });
+    // However this rank's thread rounds.
+    let _standard = Standard::enter();
     // Every collective is served by some algorithm that keeps the order.
     MODEL.cheapest(candidates, &question).map_or(Algorithm::Linear, |(algorithm, _)| algorithm)
 }

@@ -8,6 +8,7 @@ use super::kernel::{Call, Kernel, WIDEST};
 use super::select::Level;
 use super::{Custom, DataType, Operator, Representation};
 use crate::error::{Result, fail};
+use crate::sys::float::Standard;
 
 /// Combines operands of one type by one operator, for a group of one size.
 ///
@@ -23,6 +24,7 @@ use crate::error::{Result, fail};
 /// - A NaN that is stored as an element is the type's canonical one: quiet, positive, nothing else in its payload
 ///   (0x7f in `f8e4m3`). In an accumulator its sign and payload are unspecified.
 /// - A caller's own function works on elements, and what it writes is stored as it is.
+/// - How the thread rounds, whether it flushes subnormal numbers and what it traps makes no difference, but to a caller's own function.
 #[derive(Clone, Copy)]
 pub struct Reducer {
     dtype: DataType,
@@ -114,6 +116,7 @@ impl Reducer {
         if count == 0 {
             return;
         }
+        let _standard = matches!(self.work, Work::Kernel(_)).then(Standard::enter);
         // SAFETY: the caller's promise; `at_level` chose a kernel that this processor can run.
         unsafe {
             match self.work {

@@ -4,6 +4,7 @@ pub mod aside;
 pub mod child;
 pub mod epoll;
 pub mod event;
+pub mod float;
 pub mod fork;
 pub mod global;
 pub mod heap;
