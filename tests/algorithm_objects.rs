@@ -99,3 +99,44 @@ fn several_buffers_are_rounded_once_by_every_algorithm() {
         });
     }
 }
+
+/// Runs of one object come after each other, whatever they combine first: a run reads what the one before has left.
+#[test]
+fn a_run_that_is_started_behind_another_has_its_result() {
+    const RANKS: u32 = 2;
+    for transports in TRANSPORTS {
+        ranks(RANKS, transports, |context| {
+            for (operator, buffers) in [
+                (Operator::Sum, 1),
+                (Operator::Sum, 2),
+                (Operator::PreMulSum(1.0), 1),
+                (Operator::PreMulSum(1.0), 2),
+            ] {
+                for count in [1, 60_000] {
+                    let mut memory = vec![vec![1.0_f32; count]; buffers];
+                    let options = AlgorithmOptions {
+                        kind: Kind::Allreduce,
+                        algorithm: 0,
+                        buffers: memory.iter_mut().map(|buffer| buffer.as_mut_ptr().cast()).collect(),
+                        streams: Vec::new(),
+                        count: count as u64,
+                        dtype: DataType::F32,
+                        operator,
+                        root: 0,
+                        root_buffer: 0,
+                        call: Call::default(),
+                    };
+                    // SAFETY: the buffers outlive the object, whose runs are waited for.
+                    let prepared = unsafe { Prepared::new(context, options) }.expect("an object");
+                    let runs = [(); 3].map(|()| prepared.start().expect("a start"));
+                    for run in runs {
+                        run.wait(Deadline::after(PATIENCE)).expect("an end");
+                    }
+                    let due = (RANKS as f32 * buffers as f32).powi(3);
+                    let what = format!("{operator:?} of {buffers} buffers, {transports}");
+                    assert!(memory.iter().flatten().all(|&value| value == due), "{what}: {}", memory[0][0]);
+                }
+            }
+        });
+    }
+}

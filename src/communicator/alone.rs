@@ -44,6 +44,7 @@ impl Context {
             // Refuses what larger groups refuse.
             Reducer::new(checked.dtype, operator, 1)?;
         }
+        self.check_algorithm(request, options)?;
         let bytes = survey.output_bytes;
         let factor = match request.operator {
             Operator::PreMulSum(factor) if checked.operator.is_some() => Some(factor),

@@ -229,6 +229,11 @@ impl Context {
         Ok(algorithm.name())
     }
 
+    /// Refuses an algorithm that is named in a group of one and that larger groups refuse.
+    pub(super) fn check_algorithm(&self, request: &Request, call: &Call) -> Result<()> {
+        if call.algorithm.unwrap_or(0) == 0 { Ok(()) } else { self.algorithm(request, call).map(drop) }
+    }
+
     /// Whether a call is on host memory and asks nothing of devices, before anything is known of its pointers. Short calls take
     /// half a microsecond in all, so this is asked once for each.
     fn is_plain(&self, call: &Call) -> bool {
@@ -271,6 +276,7 @@ impl Context {
             if let Some(error) = self.failure() {
                 return Err(error);
             }
+            self.check_algorithm(request, call)?;
             // SAFETY: the caller's promise; a group of one has its result in its input.
             unsafe { alone(&checked, request.operator, buffers) }?;
             return Ok(Next::Done);
@@ -299,8 +305,7 @@ impl Context {
     ) -> Result<Make> {
         let class = class_of(call).0;
         let bytes = checked.output_len() * checked.dtype.size();
-        // SAFETY: the caller's promise.
-        if let Some(wide) = unsafe { widen(checked, operator, buffers, group.size()) }? {
+        if let Some(wide) = widen(checked, operator, buffers, group.size())? {
             let mut rest = wide.rest(checked);
             if let Some((direct, job, path)) = exchange_directly(group, &rest, by_messages, call, class)? {
                 return Ok(Make::Boxed(Box::new(move |group: &Group, turn: &Turn| {
@@ -389,10 +394,7 @@ pub(super) fn class_of(call: &Call) -> (Class, u64) {
 }
 
 /// What comes before and after the ordinary reduction of several buffers, or of scaled ones.
-///
-/// # Safety
-/// The call's memory and the buffers are valid for what the call accesses.
-pub(super) unsafe fn widen(
+pub(super) fn widen(
     checked: &Checked,
     operator: Operator,
     buffers: &[*mut u8],
@@ -403,16 +405,14 @@ pub(super) unsafe fn widen(
     let element = |address: *const u8| Operand { address, representation: Representation::Element, scale };
     match checked.operator {
         Some(Operator::PreMulSum(_)) if buffers.len() <= 1 => {
-            let operands = [element(checked.input)];
-            // SAFETY: the caller's promise.
-            unsafe { Wide::new(checked, operator, &operands, vec![checked.output], size) }.map(Some)
+            let operands = vec![element(checked.input)];
+            Wide::new(checked, operator, operands, vec![checked.output], size).map(Some)
         }
         Some(operator) if buffers.len() > 1 => {
             let operands: Vec<Operand> = buffers.iter().map(|buffer| element(buffer.cast_const())).collect();
             let outputs = if bytes > 0 { buffers.to_vec() } else { Vec::new() };
             let contributions = size.saturating_mul(buffers.len() as u32);
-            // SAFETY: the caller's promise.
-            unsafe { Wide::new(checked, operator, &operands, outputs, contributions) }.map(Some)
+            Wide::new(checked, operator, operands, outputs, contributions).map(Some)
         }
         _ => Ok(None),
     }

@@ -1,15 +1,16 @@
-//! Operations behind which this rank has something left to do for itself.
+//! Operations before or behind which this rank has something to do for itself.
 
 use std::task::Poll;
 
 use crate::engine::group::Group;
-use crate::engine::observed::Observed;
+use crate::engine::observed::{First, Observed};
 use crate::engine::operation::{Completion, Operation};
 use crate::error::Result;
 
-/// `operation`, and `finish` once it has ended well.
+/// `operation`, with `first` before it, when its turn has come, and `finish` once it has ended well.
 pub(super) fn finishing<O: Operation, F: FnMut() + Send>(
     operation: O,
+    first: Option<First>,
     mut finish: F,
 ) -> impl Operation + use<O, F> {
     let then = move |_: &Group, answer: &Poll<Result<Completion>>| {
@@ -17,7 +18,7 @@ pub(super) fn finishing<O: Operation, F: FnMut() + Send>(
             finish();
         }
     };
-    Observed { operation, then }
+    Observed { operation, first, then }
 }
 
 /// A result that is copied to further buffers of this rank.
@@ -42,7 +43,7 @@ impl Copied {
     /// Every buffer holds the bytes until the operation has ended; they are the same or apart.
     pub(super) unsafe fn behind<O: Operation>(self, operation: O) -> impl Operation + use<O> {
         // SAFETY: the caller's promise.
-        finishing(operation, move || unsafe { self.make() })
+        finishing(operation, None, move || unsafe { self.make() })
     }
 
     /// Copies now.

@@ -30,7 +30,7 @@ pub mod work;
 pub use batch::{Pending, start_together};
 pub use context::{Child, Context};
 pub use device::{Added, Launches, connect_devices};
-pub use prepared::{AlgorithmOptions, Prepared};
+pub use prepared::{AlgorithmOptions, Prepared, ignores};
 pub use recall::Recall;
 pub use window::Window;
 pub use work::Work;

@@ -71,12 +71,23 @@ unsafe impl Send for Prepared {}
 // SAFETY: as above; runs of one object are ordered by its context.
 unsafe impl Sync for Prepared {}
 
+/// Whether a rank ignores this buffer of an object's: off the root what is gathered goes nowhere, and what is scattered is not its.
+pub fn ignores(kind: Kind, is_root: bool, buffer: usize) -> bool {
+    !is_root && matches!((kind, buffer), (Kind::Gather, 1) | (Kind::Scatter, 0))
+}
+
 impl Prepared {
     /// Checks everything and builds the schedule. On device memory, everything that runs need is made here.
     ///
     /// # Safety
     /// The buffers and the streams stay valid until the object is dropped and its runs have ended.
-    pub unsafe fn new(context: &Context, options: AlgorithmOptions) -> Result<Prepared> {
+    pub unsafe fn new(context: &Context, mut options: AlgorithmOptions) -> Result<Prepared> {
+        let (kind, is_root) = (options.kind, context.rank() == options.root);
+        for (_, buffer) in
+            options.buffers.iter_mut().enumerate().filter(|(index, _)| ignores(kind, is_root, *index))
+        {
+            *buffer = std::ptr::null_mut();
+        }
         let AlgorithmOptions { kind, buffers, root_buffer, .. } = &options;
         let many = matches!(kind, Kind::Allreduce | Kind::Reduce | Kind::Broadcast);
         let expected = if *kind == Kind::Barrier { 0 } else { 2 };
@@ -94,7 +105,6 @@ impl Prepared {
                 kind.name()
             );
         }
-        let is_root = context.rank() == options.root;
         if *kind == Kind::Broadcast && is_root && *root_buffer >= buffers.len() {
             fail!(
                 InvalidArgument,
@@ -103,7 +113,7 @@ impl Prepared {
             );
         }
         for (index, buffer) in buffers.iter().enumerate() {
-            if buffer.is_null() && options.count > 0 {
+            if buffer.is_null() && options.count > 0 && !ignores(*kind, is_root, index) {
                 fail!(InvalidArgument, "pointer {index} is NULL, but count is {}", options.count);
             }
         }
@@ -150,7 +160,8 @@ impl Prepared {
                 request = several.request().clone();
                 call.stream = Some(several.main());
                 Body::Several(Box::new(several))
-            } else if let Some(&stream) = options.streams.get(if many { main } else { 1 }) {
+            } else if let Some(&stream) = options.streams.get(if many || output.is_null() { main } else { 1 })
+            {
                 call.stream = Some(stream);
                 // SAFETY: the caller's promise.
                 Body::Stream(unsafe { Apart::new(devices, &options) }?)
@@ -301,7 +312,8 @@ fn on_devices(
         fail!(InvalidArgument, "{} streams were given for {} pointers", streams.len(), buffers.len());
     }
     let mut first = None;
-    for (index, buffer) in buffers.iter().enumerate() {
+    let given = |(_, buffer): &(usize, &*mut u8)| !buffer.is_null();
+    for (index, buffer) in buffers.iter().enumerate().filter(given) {
         let location = locate(buffer.addr() as u64)?;
         let device = match location {
             Some(Location { memory: Memory::Device | Memory::Managed, device, .. }) => Some(device),
@@ -340,7 +352,7 @@ struct Apart {
 }
 
 impl Apart {
-    /// None if they have one stream, or are the same buffer. Refuses streams of other devices than their memory.
+    /// None if they have one stream, or are the same buffer, or one of them is ignored. Refuses streams of other devices than their memory.
     ///
     /// # Safety
     /// The streams stay valid for as long as this.
@@ -354,6 +366,9 @@ impl Apart {
             unsafe { Stream::borrow(devices, location.device, options.streams[index]) }
                 .map_err(|error| Error::context(&error, name()))
         };
+        if let Some(index) = options.buffers.iter().position(|buffer| buffer.is_null()) {
+            return borrow(1 - index).map(|_| None);
+        }
         let input = borrow(0)?;
         if options.buffers.len() < 2 {
             return Ok(None);

@@ -14,6 +14,8 @@ use crate::reduce::{DataType, Operand, Operator, Reducer, Representation};
 
 /// This rank's part of a reduction, before and after the ordinary one.
 pub struct Wide {
+    operands: Vec<Operand>,
+    input_len: usize,
     input: Workspace,
     output: Workspace,
     last: Reducer,
@@ -23,19 +25,16 @@ pub struct Wide {
     operator: Operator,
 }
 
-// SAFETY: the outputs are the caller's, promised to be usable from the library's threads until the operation ends.
+// SAFETY: operands and outputs are the caller's, promised to be usable from the library's threads until the operation ends.
 unsafe impl Send for Wide {}
 
 impl Wide {
-    /// Combines `operands`, this rank's inputs for the call `checked`, now. `contributions` is how many inputs all
-    /// ranks have together.
-    ///
-    /// # Safety
-    /// The operands hold as many elements as the call reads.
-    pub unsafe fn new(
+    /// Of `operands`, this rank's inputs for the call `checked`. They are read when the call has its turn: those before it may still
+    /// write them. `contributions` is how many inputs all ranks have together.
+    pub fn new(
         checked: &Checked,
         operator: Operator,
-        operands: &[Operand],
+        operands: Vec<Operand>,
         outputs: Vec<*mut u8>,
         contributions: u32,
     ) -> Result<Wide> {
@@ -46,10 +45,8 @@ impl Wide {
         };
         let (input_len, output_len) = (checked.input_len(), checked.output_len());
         let input = Workspace::new(input_len * accumulator.size())?;
-        // SAFETY: the operands hold `input_len` elements (the caller's promise), the workspace as many accumulators.
-        unsafe { last.fold(operands, input.address(), Representation::Accumulator, input_len) };
         let output = Workspace::new(output_len * accumulator.size())?;
-        Ok(Wide { input, output, last, outputs, output_len, accumulator, operator })
+        Ok(Wide { operands, input_len, input, output, last, outputs, output_len, accumulator, operator })
     }
 
     /// The ordinary reduction that is left to do.
@@ -71,7 +68,8 @@ impl Wide {
     /// The operation, for `plan` made of [`Wide::rest`].
     ///
     /// # Safety
-    /// The outputs stay valid until the operation has ended or is abandoned.
+    /// The operands, which hold as many elements as the call reads, and the outputs stay valid until the operation has ended or is
+    /// abandoned.
     pub unsafe fn run(self, group: &Group, turn: &Turn, plan: Arc<Plan>) -> impl Operation + use<> {
         // SAFETY: the caller's promise; the workspaces live beside the run, as long as it does.
         unsafe {
@@ -84,9 +82,18 @@ impl Wide {
     ///
     /// # Safety
     /// As [`Wide::run`].
-    pub unsafe fn around<O: Operation>(self, operation: O) -> impl Operation + use<O> {
+    pub unsafe fn around<O: Operation>(mut self, operation: O) -> impl Operation + use<O> {
+        let combination = self.combination();
+        // SAFETY: the caller's promise; the workspace is the other closure's, which lives beside this one.
+        let first = Box::new(move || unsafe { combination.make() });
         // SAFETY: the caller's promise; the operation has filled the output workspace.
-        finishing(operation, move || unsafe { self.finish(&self.output) })
+        finishing(operation, Some(first), move || unsafe { self.finish(&self.output) })
+    }
+
+    /// What is to be done first.
+    fn combination(&mut self) -> Combination {
+        let operands = std::mem::take(&mut self.operands);
+        Combination { reducer: self.last, operands, to: self.input.address(), len: self.input_len }
     }
 
     /// Rounds the result into the outputs.
@@ -105,9 +112,33 @@ impl Wide {
     /// A group of one: the result is this rank's combination.
     ///
     /// # Safety
-    /// The outputs are valid.
-    pub unsafe fn alone(self) {
+    /// As [`Wide::run`], until this returns.
+    pub unsafe fn alone(mut self) {
         // SAFETY: the caller's promise; in a group of one input and output have the same length.
-        unsafe { self.finish(&self.input) };
+        unsafe {
+            self.combination().make();
+            self.finish(&self.input);
+        }
+    }
+}
+
+/// What this rank's inputs come to.
+struct Combination {
+    reducer: Reducer,
+    operands: Vec<Operand>,
+    to: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the operands are the caller's, promised to be usable from the library's threads until the operation ends; the workspace is
+// the operation's.
+unsafe impl Send for Combination {}
+
+impl Combination {
+    /// # Safety
+    /// The operands hold `len` elements, and `to` has room for as many accumulators.
+    unsafe fn make(&self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.reducer.fold(&self.operands, self.to, Representation::Accumulator, self.len) };
     }
 }

@@ -1,4 +1,4 @@
-//! Operations of which somebody else wants to know what each look at them comes to.
+//! Operations that have something else done before the first look at them and behind each.
 
 #![forbid(unsafe_code)]
 
@@ -14,12 +14,20 @@ use crate::error::Result;
 pub struct Observed<O, F> {
     /// What is looked at.
     pub operation: O,
-    /// What is done then.
+    /// What is done before the first look, when its turn has come.
+    pub first: Option<First>,
+    /// What is done behind each.
     pub then: F,
 }
 
+/// Done once.
+pub type First = Box<dyn FnOnce() + Send>;
+
 impl<O: Operation, F: FnMut(&Group, &Poll<Result<Completion>>) + Send> Operation for Observed<O, F> {
     fn advance(&mut self, group: &Group) -> Poll<Result<Completion>> {
+        if let Some(first) = self.first.take() {
+            first();
+        }
         let answer = self.operation.advance(group);
         (self.then)(group, &answer);
         answer
@@ -95,7 +103,8 @@ mod tests {
 
     #[test]
     fn an_operation_at_work_is_looked_at_again_and_says_where_it_stands() {
-        let observed = Observed { operation: AtWork, then: |_: &Group, _: &Poll<Result<Completion>>| {} };
+        let observed =
+            Observed { operation: AtWork, first: None, then: |_: &Group, _: &Poll<Result<Completion>>| {} };
         assert!(observed.is_at_work());
         assert_eq!(observed.standing().as_deref(), Some("in the middle"));
     }

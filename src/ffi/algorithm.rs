@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char, c_void};
 use std::marker::{PhantomData, PhantomPinned};
 
 use crate::collective::request::Kind;
-use crate::communicator::{AlgorithmOptions, Call, Prepared};
+use crate::communicator::{AlgorithmOptions, Call, Prepared, ignores};
 use crate::cuda::driver::StreamHandle;
 use crate::error::{Result, fail};
 use crate::reduce::DataType;
@@ -133,7 +133,8 @@ pub struct unisono_algorithm_options_t {
     pub algorithm: i32,
     /// This rank's buffers, `pointer_count` of them, all in host memory or all in device memory (of any GPUs). Allreduce,
     /// reduce and broadcast: each of `count` elements; they are combined here first, and each receives the result.
-    /// Others: the first is sent and the second received, with the sizes of the function of that name. Barrier: none.
+    /// Others: the first is sent and the second received, with the sizes of the function of that name; what that ignores may be NULL
+    /// here, too. Barrier: none.
     pub pointers: *const *mut c_void,
     /// How many buffers.
     pub pointer_count: u64,
@@ -202,7 +203,9 @@ pub unsafe extern "C" fn unisono_algorithm_create(
         }
         let (kind, dtype) = (collective(options.collective)?, DataType::from_number(options.dtype)?);
         check_rank(context, options.root_rank, "options->root_rank")?;
-        for (index, &pointer) in pointers.iter().enumerate() {
+        let is_root = context.rank() == options.root_rank;
+        let given = |(index, _): &(usize, _)| !ignores(kind, is_root, *index);
+        for (index, &pointer) in pointers.iter().enumerate().filter(given) {
             Extent::Whole(options.count).buffer(pointer, dtype, &format!("options->pointers[{index}]"))?;
         }
         let prepared = AlgorithmOptions {

@@ -211,6 +211,7 @@ fn take_broadcast(waits: bool, timeout: Duration, fails_in: usize) -> (Vec<u32>,
     let make = |turn: &Turn| Observed {
         // SAFETY: as above.
         operation: unsafe { leaf.run(&other, turn) },
+        first: None,
         then: counting(&looks, fails_in),
     };
     let (signature, timeout) = (signature(Kind::Broadcast), Some(timeout));
@@ -281,6 +282,7 @@ fn an_operation_beside_a_long_call_that_nobody_waits_for_goes_on_meanwhile() {
     let make = |turn: &Turn| Observed {
         // SAFETY: as above.
         operation: unsafe { leaf.run(&other, turn) },
+        first: None,
         then: counting(&looks, usize::MAX),
     };
     let long = other.start(Class::Ordered, 0, signature(Kind::Broadcast), None, make).expect("it starts");
