@@ -30,12 +30,14 @@ use super::group::Group;
 use super::hauling::Hauling;
 use super::joint::{Alone, Team};
 use super::messages::{Messages, Mismatch, Trouble};
+use super::operation::LAST_WORDS;
 use super::recorder::Recorder;
 use super::wire::Class;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
 use crate::rendezvous::store::Store;
 use crate::sys;
+use crate::sys::process;
 use crate::transport::address::PeerAddress;
 use crate::transport::bell::Bell;
 use crate::transport::service::{Identity, Options, Port, Registration};
@@ -55,6 +57,8 @@ pub struct Endpoint {
     bell: OnceLock<Arc<Bell>>,
     recorder: OnceLock<Recorder>,
     messages: Mutex<Messages>,
+    /// Whether any of them may wait for room to go out.
+    backlog: Arc<AtomicBool>,
     addresses: Mutex<HashMap<u32, PeerAddress>>,
     roster: Mutex<Roster>,
     unattended: Unattended,
@@ -94,6 +98,7 @@ pub enum Through {
 impl Endpoint {
     /// Listens and is reachable; knows no peer yet.
     pub fn new(identity: Identity, options: Options) -> Result<Arc<Endpoint>> {
+        let messages = Messages::new(identity.rank, identity.size);
         let endpoint = Arc::new_cyclic(|this| Endpoint {
             this: this.clone(),
             identity: identity.clone(),
@@ -101,7 +106,8 @@ impl Endpoint {
             registration: OnceLock::new(),
             bell: OnceLock::new(),
             recorder: OnceLock::new(),
-            messages: Mutex::new(Messages::new(identity.rank, identity.size)),
+            backlog: messages.backlog.clone(),
+            messages: Mutex::new(messages),
             addresses: Mutex::new(HashMap::new()),
             roster: Mutex::default(),
             unattended: Unattended::default(),
@@ -487,6 +493,11 @@ impl Drop for Endpoint {
             && let Some(registration) = self.registration.get()
         {
             let messages = self.messages.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let until = Deadline::after(LAST_WORDS);
+            while !process::is_own_thread() && messages.owes() && !until.expired() {
+                messages.flush_all();
+                std::thread::sleep(Duration::from_millis(1));
+            }
             registration.close_before(Deadline::NEVER, Box::new(messages.take_lanes()));
         }
     }

@@ -226,16 +226,27 @@ impl Group {
         }
         drop(orders);
         let mut operation = make(&turn);
-        let result = self.glance(&mut operation).unwrap_or_else(|| self.complete(&turn, &mut operation));
+        let mut given_up = false;
+        let result = self
+            .glance(&mut operation)
+            .unwrap_or_else(|| self.complete(&turn, &mut operation, &mut given_up));
         if let Err(cause) = &result {
             self.spread(&turn, cause);
-            operation.abandon(self);
+            if !given_up {
+                operation.abandon(self);
+            }
+            self.endpoint.see_out();
         }
         self.conclude(&turn, result)
     }
 
-    /// Moves an operation in this thread to its end, or its call's deadline.
-    fn complete<O: Operation>(&self, turn: &Turn, operation: &mut O) -> Result<Completion> {
+    /// Moves an operation in this thread to its end, or its call's deadline. `given_up`: whether it has been abandoned.
+    fn complete<O: Operation>(
+        &self,
+        turn: &Turn,
+        operation: &mut O,
+        given_up: &mut bool,
+    ) -> Result<Completion> {
         self.begin(turn);
         let mut answer = self.follow(operation, turn.deadline.min(turn.compare_at(turn.called)));
         while answer.is_none() && !turn.deadline.expired() {
@@ -243,7 +254,13 @@ impl Group {
             answer = self.follow(operation, turn.deadline.min(turn.compare_again_at()));
         }
         answer.unwrap_or_else(|| {
-            let inquiry = self.ask(turn, operation.waits_for(self), operation.standing());
+            let (awaited, standing) = (operation.waits_for(self), operation.standing());
+            // Other threads move messages while the others are asked: what comes from here on is for the next receive.
+            if turn.class == Class::PointToPoint {
+                operation.abandon(self);
+                *given_up = true;
+            }
+            let inquiry = self.ask(turn, awaited, standing);
             while !self.answered(&inquiry) {
                 std::thread::sleep(Duration::from_millis(2));
             }

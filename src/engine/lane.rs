@@ -262,6 +262,11 @@ impl Lane {
         self.outgoing.len() + self.finished.len() + usize::from(self.refused.is_some())
     }
 
+    /// Whether anything waits to go out that belongs to no operation: a word behind the end of one.
+    pub fn owes(&self) -> bool {
+        !self.takes_nothing && self.outgoing.iter().any(|out| out.ticket.is_none())
+    }
+
     /// The tickets of the frames that have not been written whole.
     pub fn tickets(&self) -> impl Iterator<Item = Ticket> {
         let finished = self.finished.iter().map(|(ticket, _)| *ticket);

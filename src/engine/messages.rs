@@ -37,7 +37,7 @@ pub use failure::{Failure, Mismatch, Trouble};
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use self::calls::{Calls, Departed};
 use self::courses::Courses;
@@ -117,6 +117,8 @@ pub struct Messages {
     hauls: bool,
     /// Lanes with loads that nobody has been told of yet; the endpoint has them moved.
     pub loads: Vec<Arc<Track>>,
+    /// Whether anything may wait for room to go out.
+    pub backlog: Arc<AtomicBool>,
 }
 
 impl Messages {
@@ -145,6 +147,7 @@ impl Messages {
             troubles: Vec::new(),
             hauls: false,
             loads: Vec::new(),
+            backlog: Arc::default(),
         }
     }
 

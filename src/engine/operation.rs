@@ -443,6 +443,7 @@ impl Running {
         drop(stage);
         self.finish(Err(Error::new(Status::Aborted, "cancelled by its caller")), None);
         self.group.endpoint().wake();
+        self.group.endpoint().see_out();
         true
     }
 

@@ -383,8 +383,9 @@ impl Endpoint {
         let soon = Instant::now();
         // A thread for each of them waits, moves it, and kicks on leaving if there are any left: this one would be in its way.
         let waiting = self.sleepers.waiting();
+        let owes = waiting == 0 && self.owes();
         let mut leave = lock(&self.unattended.leave);
-        if self.unattended.on_host() <= waiting {
+        if self.unattended.on_host() <= waiting && !owes {
             let Some(time) = leave.next(&self.unattended.begun[0]) else {
                 drop(leave);
                 self.remind_sleepers();
@@ -392,7 +393,7 @@ impl Endpoint {
             };
             return Attendance::Leave(soon + time);
         }
-        if self.unattended.grown() <= waiting {
+        if self.unattended.grown() <= waiting && !owes {
             let time = leave.next(&self.unattended.begun[0]).unwrap_or(YOUNG);
             return Attendance::Leave(soon + time);
         }
@@ -401,7 +402,7 @@ impl Endpoint {
         if self.progress(0, Through::Messages) {
             return Attendance::Again(soon);
         }
-        if !self.unattended.any_on_host() {
+        if !self.unattended.any_on_host() && !self.owes() {
             return Attendance::Idle;
         }
         let Some(bell) = self.bell.get() else { return Attendance::Idle };

@@ -311,6 +311,19 @@ impl Endpoint {
         if self.unattended.any() {
             self.kick();
         }
+        self.see_out();
+    }
+
+    /// What an operation that is over still has to tell its peers goes out, though nobody waits here any more.
+    pub(in crate::engine) fn see_out(&self) {
+        if self.owes() {
+            self.registration().kick();
+        }
+    }
+
+    /// Whether words wait to go out that no operation waits for.
+    pub(super) fn owes(&self) -> bool {
+        self.backlog.load(Ordering::Relaxed) && self.messages().owes()
     }
 
     /// Wakes every thread that sleeps here.

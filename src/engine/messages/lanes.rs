@@ -1,7 +1,9 @@
 //! Reading and writing the lanes, and when they are left unread.
 
+use std::sync::atomic::Ordering;
+
 use super::Messages;
-use super::peer::PeerState;
+use super::peer::{Peer, PeerState};
 use super::transfer::Sending;
 use crate::engine::lane::{self, Event, Watch};
 use crate::engine::wire::Frame;
@@ -166,11 +168,29 @@ impl Messages {
             left |= lane.backlog() > 0;
         }
         slot.strews &= left;
+        if left {
+            self.backlog.store(true, Ordering::Relaxed);
+        }
         self.note_watches_of(peer, lanes);
         if let Some(why) = broken {
             self.doubt(peer, why);
         }
         moved
+    }
+
+    /// Whether words wait to go out that no operation waits for.
+    pub fn owes(&mut self) -> bool {
+        let peers = || self.open.iter().map(|&peer| &self.peers[peer as usize]);
+        let left = peers().any(Peer::has_backlog);
+        self.backlog.store(left, Ordering::Relaxed);
+        let owes =
+            |peer: &Peer| peer.lanes.iter().any(|lane| lane.try_lock().is_some_and(|lane| lane.owes()));
+        left && peers().any(|peer| matches!(peer.state, PeerState::Open) && owes(peer))
+    }
+
+    /// Writes what fits of them.
+    pub fn flush_all(&mut self) {
+        (0..self.open.len()).for_each(|index| _ = self.flush(self.open[index]));
     }
 
     pub(super) fn control(&mut self, peer: u32, frame: &Frame) {

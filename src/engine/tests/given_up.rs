@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::pieces::{PIECE, begin_stopped, both_sides};
 use super::*;
 use crate::engine::messages::{EAGER_TCP_BYTES, RECEIVER_GAVE_UP};
+use crate::transport::service::hold_service;
 
 /// A message that is announced, and fetched by its receiver.
 const LONG: usize = EAGER_TCP_BYTES + 64;
@@ -105,6 +106,42 @@ fn is_told(running: &Running) {
     let error = running.wait(soon()).expect("the other side has told").expect_err("it has no end");
     assert_eq!(error.status(), Status::PeerFailed, "{error}");
     assert!(error.text().contains("gave up in the middle of a message"), "{error}");
+}
+
+/// What a receive that is late would have taken while it asks what the others do is for the next one, whoever moves messages.
+#[test]
+fn a_message_that_comes_behind_the_deadline_is_for_the_next_receive() {
+    for shm in [true, false] {
+        let (groups, before) = begun(shm);
+        let mut came = vec![0; 8];
+        let into = Destination { address: came.as_mut_ptr(), len: came.len() };
+        let message = Message::Receive { from: 0, into };
+        let signature = Signature { kind: Kind::Receive, count: 8, ..BARRIER };
+        let timeout = Some(Duration::from_millis(20));
+        // Nobody answers.
+        let held = hold_service();
+        let late = std::thread::scope(|scope| {
+            let group = &groups[1];
+            let late = scope.spawn(move || {
+                // SAFETY: `came` outlives the thread.
+                let make = |turn: &Turn| unsafe { Point::new(group, turn, message, PIECE) };
+                group.run(Class::PointToPoint, 4, signature, timeout, make)
+            });
+            std::thread::sleep(Duration::from_millis(150));
+            done(&send(&groups[0], 4, &[7; 8]));
+            let end = Deadline::after(Duration::from_millis(50));
+            while !end.expired() {
+                groups[1].endpoint().progress(0, Through::Messages);
+            }
+            drop(held);
+            late.join().expect("no panic")
+        });
+        assert_eq!(late.expect_err("it is late").status(), Status::Timeout);
+        let mut next = [0; 8];
+        done(&receive(&groups[1], 4, &mut next));
+        assert_eq!((next, came.as_slice()), ([7; 8], [0; 8].as_slice()));
+        nothing_is_left(&groups, before, 4);
+    }
 }
 
 #[test]

@@ -127,6 +127,45 @@ fn one_of_several_sleepers_always_has_the_bell() {
     });
 }
 
+/// Rank 0 has told where a long message is, and then looks at nothing; rank 1 fills the ring to it, and receives the message. That rank
+/// 0 may let go of it has to wait for room, and rank 1 has no operation left that would wait for that.
+fn receives_behind_a_full_ring(then: impl FnOnce(Arc<Group>) + Send) {
+    let [sender, receiver] = linked_pair(true);
+    let (bytes, mut came) = (vec![7; LARGE], vec![0; LARGE]);
+    let sent = send(&sender, 1, &bytes);
+    let stopped = sender.endpoint().messages();
+    // A frame has 64 bytes, too, and the ring 256 KiB.
+    for _ in 0..2048 {
+        done(&send(&receiver, 2, &[0; 64]));
+    }
+    done(&receive(&receiver, 1, &mut came));
+    assert!(came == bytes);
+    assert_eq!(receiver.endpoint().messages().backlog(0), 1, "the last word waits");
+    std::thread::scope(|scope| {
+        scope.spawn(|| then(receiver));
+        std::thread::sleep(Duration::from_millis(50));
+        drop(stopped);
+        done(&sent);
+    });
+}
+
+#[test]
+fn a_last_word_goes_out_though_its_operation_is_over() {
+    // Until the other has heard it.
+    receives_behind_a_full_ring(|receiver| {
+        let end = Deadline::after(LOST);
+        while receiver.endpoint().messages().backlog(0) > 0 {
+            assert!(!end.expired(), "it waits for an operation");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+}
+
+#[test]
+fn a_last_word_goes_out_before_its_rank_leaves() {
+    receives_behind_a_full_ring(drop);
+}
+
 #[test]
 fn what_nobody_waits_for_leaves_the_service_asleep() {
     let [group, _other] = pair(true);
