@@ -82,23 +82,24 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps the first `len` bytes of `fd`, which has at least that many.
     pub fn new(fd: BorrowedFd<'_>, len: usize) -> io::Result<Mapping> {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs no memory in use.
-        let start =
-            unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Mapping { start, len })
+        Mapping::anywhere(len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd.as_raw_fd())
     }
 
     /// `len` zero bytes of this process alone, which others may read with the kernel's leave, as any of its memory.
     pub fn private(len: usize) -> io::Result<Mapping> {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        Mapping::anywhere(len, libc::PROT_READ | libc::PROT_WRITE, flags, -1)
+    }
+
+    /// `flags` are without MAP_FIXED.
+    fn anywhere(
+        len: usize,
+        protection: libc::c_int,
+        flags: libc::c_int,
+        fd: libc::c_int,
+    ) -> io::Result<Mapping> {
         // SAFETY: a new mapping at an address of the kernel's choice disturbs no memory in use.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, fd, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
@@ -126,8 +127,22 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new` or `private` and is unmapped once. Those who hold addresses into it keep it alive.
+        // SAFETY: the range was mapped by `anywhere` and is unmapped once. Those who hold addresses into it keep it alive.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Room in the address space, without memory: until it is dropped nothing else is mapped there, and it counts (`ulimit -v`).
+#[derive(Debug)]
+pub struct Reservation {
+    _room: Mapping,
+}
+
+impl Reservation {
+    /// Room for `len` bytes.
+    pub fn new(len: usize) -> io::Result<Reservation> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        Ok(Reservation { _room: Mapping::anywhere(len, libc::PROT_NONE, flags, -1)? })
     }
 }
 

@@ -17,6 +17,11 @@ use crate::sys::retry;
 /// How long the host of a peer may answer nothing before its control connection fails.
 const SILENCE: Duration = Duration::from_secs(30);
 
+/// How long a data connection may carry nothing before the kernel asks whether it is there: firewalls on the way forget
+/// connections of which they see nothing for some minutes. Longer than [`SILENCE`], so that the control connection, which says
+/// more, speaks first of a host that is gone.
+const QUIET: Duration = Duration::from_secs(60);
+
 /// The most parts that the kernel takes in one call.
 const MAX_PARTS: usize = 1024;
 
@@ -78,14 +83,15 @@ pub(super) fn connect(address: SocketAddr) -> io::Result<Unshared<Socket>> {
     }
 }
 
-/// Sets what a connection needs: no delay for small messages, and, when it is a control connection, an error once the
-/// peer's host has been silent for [`SILENCE`]. A data connection has no such limit: its peer may leave it full for as
-/// long as it computes, and TCP_USER_TIMEOUT would count that too.
+/// Sets what a connection needs: no delay for small messages, a sign of life now and then while it is idle, and, when it is a
+/// control connection, an error once the peer's host has been silent for [`SILENCE`]. A data connection has no such limit: its
+/// peer may leave it full for as long as it computes, and TCP_USER_TIMEOUT would count that too.
 pub(super) fn configure(socket: &Socket, control: bool) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
+    let idle = if control { SILENCE / 3 } else { QUIET };
+    let probes = TcpKeepalive::new().with_time(idle).with_interval(SILENCE / 6).with_retries(4);
+    socket.set_tcp_keepalive(&probes)?;
     if control {
-        let probes = TcpKeepalive::new().with_time(SILENCE / 3).with_interval(SILENCE / 6).with_retries(4);
-        socket.set_tcp_keepalive(&probes)?;
         socket.set_tcp_user_timeout(Some(SILENCE))?;
     }
     Ok(())
@@ -136,6 +142,15 @@ mod tests {
             }
         }
         assert!(got == source);
+    }
+
+    #[test]
+    fn idle_connections_stay_known_and_full_ones_have_no_limit() {
+        let (near, far) = pair();
+        assert!(near.socket.keepalive().unwrap() && far.socket.keepalive().unwrap());
+        assert!(near.socket.tcp_keepalive_time().unwrap() < far.socket.tcp_keepalive_time().unwrap());
+        assert_eq!(near.socket.tcp_user_timeout().unwrap(), Some(SILENCE));
+        assert_eq!(far.socket.tcp_user_timeout().unwrap(), None);
     }
 
     #[test]

@@ -122,7 +122,8 @@ impl Endpoint {
         let handshake =
             Handshake::respond(&self.identity.secret, self.identity.rank, self.identity.job, nonce);
         let stage = Stage::Handshaking(handshake);
-        let conn = Conn { wire: Connection::new(socket), stage, outgoing: None, local };
+        let wire = Connection::new(socket);
+        let conn = Conn { wire, stage, outgoing: None, local, flush_alarm: false };
         let token = core.token(self.shared.id, Source::Connection);
         if let Err(cause) = self.insert(core, token, conn) {
             let text = format!("rank {} cannot watch a connection: {cause}", self.identity.rank);

@@ -47,6 +47,8 @@ pub(super) struct Connection {
     fds: Vec<OwnedFd>,
     outbox: VecDeque<Chunk>,
     queued: usize,
+    /// The kernel passes no descriptors for now: see [`Connection::is_crowded`].
+    crowded: bool,
 }
 
 /// Bytes to send. The descriptors go with the first of them.
@@ -58,7 +60,8 @@ struct Chunk {
 
 impl Connection {
     pub(super) fn new(socket: Unshared<Socket>) -> Connection {
-        Connection { socket, inbox: Vec::new(), fds: Vec::new(), outbox: VecDeque::new(), queued: 0 }
+        let (inbox, fds, outbox) = (Vec::new(), Vec::new(), VecDeque::new());
+        Connection { socket, inbox, fds, outbox, queued: 0, crowded: false }
     }
 
     pub(super) fn socket(&self) -> &Socket {
@@ -98,8 +101,16 @@ impl Connection {
         !self.outbox.is_empty()
     }
 
+    /// Whether descriptors wait at the front of what is to be sent since too many of this user's are under way: those that
+    /// were sent and not received yet count together, whoever sent them, and may be as many as one process may have open. The
+    /// socket has room all the while, so nothing but another attempt shows when it is over.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.crowded
+    }
+
     /// Sends what the kernel takes now.
     pub(super) fn flush(&mut self) -> io::Result<()> {
+        self.crowded = false;
         while let Some(chunk) = self.outbox.front_mut() {
             let fds: Vec<_> = chunk.fds.iter().map(AsFd::as_fd).collect();
             match send(self.socket.as_fd(), &chunk.bytes[chunk.sent..], &fds) {
@@ -112,6 +123,10 @@ impl Connection {
                     }
                 }
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => break,
+                Err(cause) if cause.raw_os_error() == Some(libc::ETOOMANYREFS) && !chunk.fds.is_empty() => {
+                    self.crowded = true;
+                    break;
+                }
                 Err(cause) => return Err(cause),
             }
         }

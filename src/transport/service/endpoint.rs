@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::accepting::{HANDSHAKE_TIMEOUT, Listener};
 use super::connection::{Connection, Frame, Kind};
-use super::opening::Opening;
+use super::opening::{BUSY_PAUSE, Opening};
 use super::reactor::{Alarm, Core, Source};
 use super::{Attendance, Identity, Latch, Options, Port, Recent, Shared};
 use crate::deadline::Deadline;
@@ -59,6 +59,8 @@ pub(super) struct Conn {
     pub(super) outgoing: Option<Hello>,
     /// Over the Unix socket.
     pub(super) local: bool,
+    /// An [`Alarm::Flush`] of it is set.
+    pub(super) flush_alarm: bool,
 }
 
 /// How far a connection is.
@@ -205,6 +207,14 @@ impl Endpoint {
                 if self.is_half_open(token) || self.is_lingering(token) {
                     log::debug!("rank {}: a stranger took too long", self.identity.rank);
                     self.drop_conn(core, token);
+                }
+            }
+            Alarm::Flush { token } => {
+                if let Some(conn) = self.conns.get_mut(&token) {
+                    conn.flush_alarm = false;
+                    if conn.wire.is_crowded() {
+                        self.conn_ready(core, token, Event { token, writable: true, ..Event::default() });
+                    }
                 }
             }
             Alarm::Peer { peer } => {
@@ -370,13 +380,18 @@ impl Endpoint {
     }
 
     /// Watches a connection for what it waits for and keeps it.
-    pub(super) fn insert(&mut self, core: &mut Core, token: u64, conn: Conn) -> io::Result<()> {
-        let write = conn.wire.has_output() || matches!(conn.stage, Stage::Connecting);
+    pub(super) fn insert(&mut self, core: &mut Core, token: u64, mut conn: Conn) -> io::Result<()> {
+        let crowded = conn.wire.is_crowded();
+        let write = conn.wire.has_output() && !crowded || matches!(conn.stage, Stage::Connecting);
         let read = control_peer(&conn).is_none_or(|peer| !self.awaits_lanes(peer, token));
         let interest = Interest { read, write, ..Interest::default() };
         if let Err(cause) = core.watch(token, conn.wire.socket().as_fd(), interest) {
             core.forget(token, conn.wire.socket().as_fd());
             return Err(cause);
+        }
+        // One at a time, however often it is tried meanwhile.
+        if crowded && !std::mem::replace(&mut conn.flush_alarm, true) {
+            core.alarm(Instant::now() + BUSY_PAUSE, self.shared.id, Alarm::Flush { token });
         }
         self.conns.insert(token, conn);
         Ok(())
@@ -512,11 +527,14 @@ impl Endpoint {
 
     /// After the last word: sends what is left, says that nothing follows, and waits for the peer to close.
     fn linger(&self, conn: &mut Conn, event: Event) -> Result<Fate> {
-        if conn.wire.has_output() {
+        // What waits on a crowded connection waits for others: the peer's own end must not be overlooked for that.
+        if conn.wire.has_output() && !conn.wire.is_crowded() {
             return Ok(Fate::Keep);
         }
-        // Said already, or the peer is gone: both fine.
-        let _ = conn.wire.socket().shutdown(std::net::Shutdown::Write);
+        if !conn.wire.has_output() {
+            // Said already, or the peer is gone: both fine.
+            let _ = conn.wire.socket().shutdown(std::net::Shutdown::Write);
+        }
         if event.readable {
             // What still arrives is for nobody. An error or the end is what this waits for.
             while conn.wire.take_frame()?.is_some() {}

@@ -13,6 +13,7 @@ use super::endpoint::Endpoint;
 use super::setup::{Data, Setup};
 use crate::error::{Error, Result, Status, fail};
 use crate::sys::fork::Unshared;
+use crate::sys::memory::Reservation;
 use crate::transport::address::PeerAddress;
 use crate::transport::memory::PeerMemory;
 use crate::transport::ring::{PeerRing, Ring, RingMemory};
@@ -41,6 +42,14 @@ impl Endpoint {
                 Status::OutOfMemory,
                 format!("no room for a ring of {bytes} bytes in the segment of {size}"),
             )
+        })
+    }
+
+    /// Room in the address space for the peer's segment, which is taken to be as long as this side's.
+    pub(super) fn reserve(&self) -> Result<Reservation> {
+        let bytes = self.shared.segment.size();
+        Reservation::new(bytes).map_err(|cause| {
+            Error::system(format_args!("no address space for a segment of {bytes} bytes (ulimit -v)"), cause)
         })
     }
 

@@ -29,6 +29,7 @@ use super::setup::{Data, Setup};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Status, fail};
 use crate::sys::fork::Unshared;
+use crate::sys::memory::Reservation;
 use crate::sys::{random, socket};
 use crate::transport::address::PeerAddress;
 use crate::transport::handshake::{Handshake, Hello, Purpose};
@@ -39,10 +40,14 @@ use crate::transport::tcp;
 const INCOMING_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long an address may take while there are others to try: it may be another host's.
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long it may take from the moment on that the peer has proved itself and may count the link as open: it is the right
+/// one, and to be given up by a rank that is only late is to lose a healthy peer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// After how long an opening is slow: those who wait for the link in vain are told of it.
 const SLOW: Duration = Duration::from_secs(1);
-/// How long to leave a peer alone whose Unix socket has too many connections waiting.
-const BUSY_PAUSE: Duration = Duration::from_millis(5);
+/// How long to leave a peer alone whose Unix socket has too many connections waiting, or to which the kernel passes no
+/// descriptors for now.
+pub(super) const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
 /// What is under way towards one peer.
 #[derive(Default)]
@@ -88,11 +93,15 @@ struct Trial {
     candidate: Candidate,
     /// Until then the next candidate waits. The last, and the Unix socket, may take as long as the engine allows.
     until: Option<Instant>,
+    /// How long that was when it was agreed.
+    patience: Duration,
     attempt: u64,
     control: u64,
     /// The peer has been told how this side would have the link: it may count it as open.
     said: bool,
     ring: Option<RingMemory>,
+    /// Where the peer's segment will be mapped, about.
+    reserved: Option<Reservation>,
     /// The data connections that are not ready yet.
     lane_tokens: Vec<u64>,
     lanes: BTreeMap<u8, Unshared<Socket>>,
@@ -119,13 +128,16 @@ impl Opening {
         text
     }
 
-    /// What was tried so far, and what is being tried.
-    fn describe(&self) -> String {
+    /// What was tried so far, and what is being tried; `crowded`: it waits to pass descriptors.
+    fn describe(&self, crowded: bool) -> String {
         let excluded = self.outgoing.iter().flat_map(|outgoing| &outgoing.excluded);
         let mut text: String = excluded.map(|way| format!("; {way}")).collect();
         text.push_str(&self.failures());
         let trial = self.outgoing.as_ref().and_then(|outgoing| outgoing.trial.as_ref());
         match trial.map(|trial| trial.candidate) {
+            Some(Candidate::Local) if crowded => {
+                text.push_str("; shared memory: too many descriptors of this user are under way (ulimit -n)");
+            }
             Some(Candidate::Local) => text.push_str("; shared memory: no answer yet"),
             Some(Candidate::Tcp(address)) => text.push_str(&format!("; TCP to {address}: no answer yet")),
             None => {}
@@ -220,6 +232,8 @@ impl Endpoint {
         }
         let own = opening.outgoing.as_ref().and_then(|outgoing| outgoing.trial.as_ref());
         let said = own.is_some_and(|trial| trial.said);
+        let crowded =
+            own.and_then(|trial| self.conns.get(&trial.control)).is_some_and(|conn| conn.wire.is_crowded());
         if let Some(incoming) = &opening.incoming {
             if incoming.is_complete() && (!said || peer < rank) {
                 return self.finish_incoming(core, peer);
@@ -232,21 +246,27 @@ impl Endpoint {
         }
         let Some(wanted) = &opening.wanted else { return };
         if wanted.deadline.expired() {
-            let tried = opening.describe();
+            let tried = opening.describe(crowded);
             let text = format!("opening the link to {} took too long{tried}", wanted.address.describe());
             // The peer may just have answered, and write to the ring until it hears that this side gave up.
             opening.retire_ring();
             return self.refuse(core, peer, Error::new(Status::Timeout, text));
         }
         if wanted.since.elapsed() >= SLOW {
-            let text =
-                format!("the link to {} does not open{}", wanted.address.describe(), opening.describe());
+            let (who, tried) = (wanted.address.describe(), opening.describe(crowded));
+            let text = format!("the link to {who} does not open{tried}");
             self.shared.slow().insert(peer, text);
         }
         match &opening.outgoing {
             Some(Outgoing { trial: Some(trial), .. }) => {
                 if trial.until.is_some_and(|until| until <= Instant::now()) {
-                    self.give_up_trial(core, peer, &format!("no answer for {TRIAL_TIMEOUT:?}"));
+                    let patience = trial.patience;
+                    let why = if trial.said {
+                        format!("no link {patience:.0?} after it had proved itself")
+                    } else {
+                        format!("no answer for {patience:.0?}")
+                    };
+                    self.give_up_trial(core, peer, &why);
                     // The peer's attempt may have waited for that.
                     self.settle_peer(core, peer);
                 }
@@ -295,7 +315,7 @@ impl Endpoint {
             outgoing.pause = None;
             let Some(candidate) = outgoing.candidates.pop_front() else {
                 let (peer_incoming, who) = (incoming.is_some(), wanted.address.describe());
-                let text = format!("cannot reach {who}{}", opening.describe());
+                let text = format!("cannot reach {who}{}", opening.describe(false));
                 if peer_incoming {
                     log::debug!("rank {}: {text}; but it is opening the link itself", self.identity.rank);
                     self.abandon_outgoing(core, peer);
@@ -349,10 +369,12 @@ impl Endpoint {
         Ok(Trial {
             candidate,
             until,
+            patience: TRIAL_TIMEOUT,
             attempt,
             control,
             said: false,
             ring: None,
+            reserved: None,
             lane_tokens,
             lanes,
             theirs: None,
@@ -373,7 +395,9 @@ impl Endpoint {
             Hello { purpose, initiator: self.identity.rank, target: peer, job: self.identity.job, attempt };
         let token = core.token(self.shared.id, Source::Connection);
         let wire = Connection::new(socket);
-        self.insert(core, token, Conn { wire, stage: Stage::Connecting, outgoing: Some(hello), local })?;
+        let stage = Stage::Connecting;
+        let conn = Conn { wire, stage, outgoing: Some(hello), local, flush_alarm: false };
+        self.insert(core, token, conn)?;
         Ok(token)
     }
 
@@ -432,14 +456,17 @@ impl Endpoint {
         trial.said = true;
         match trial.candidate {
             Candidate::Local => {
+                // Before the peer may count the link as open: where there is no room, TCP is next.
+                let reserved = self.reserve()?;
                 let ring = self.allocate_ring()?;
                 let (setup, fds) = self.shm_setup(&ring)?;
                 conn.wire.queue_frame(Kind::Setup, &setup.encode(), fds);
                 if let Some(trial) = self.trial(peer, token) {
-                    trial.ring = Some(ring);
+                    (trial.ring, trial.reserved) = (Some(ring), Some(reserved));
                 }
             }
             Candidate::Tcp(address) => {
+                self.have_patience(core, peer, token);
                 let lanes = self.tcp_streams() as u8;
                 let setup = self.setup(Data::Tcp { lanes });
                 conn.wire.queue_frame(Kind::Setup, &setup.encode(), Vec::new());
@@ -456,6 +483,26 @@ impl Endpoint {
             }
         }
         Ok(())
+    }
+
+    /// From now on the peer may count the link as open: it has longer to answer.
+    fn have_patience(&mut self, core: &mut Core, peer: u32, token: u64) {
+        let id = self.shared.id;
+        let Some(Opening { wanted, outgoing: Some(outgoing), .. }) =
+            self.peers.get_mut(&peer).map(|peer| &mut peer.opening)
+        else {
+            return;
+        };
+        let Some(trial) = outgoing.trial.as_mut().filter(|trial| trial.control == token) else { return };
+        if trial.until.is_none() {
+            return;
+        }
+        // No more than half of what is left to who waits for the link: the next candidate needs some of it.
+        let half = wanted.as_ref().map(|wanted| wanted.deadline.remaining_capped(2 * ANSWER_TIMEOUT) / 2);
+        trial.patience = half.unwrap_or(ANSWER_TIMEOUT).max(TRIAL_TIMEOUT);
+        let until = Instant::now() + trial.patience;
+        trial.until = Some(until);
+        core.alarm(until, id, Alarm::Peer { peer });
     }
 
     /// Whether the peer counts the link on this control connection as open and this side does not yet, since another of its

@@ -208,6 +208,8 @@ pub(super) enum Alarm {
     Accept,
     /// This connection has had its time to prove itself, or to end.
     HalfOpen { token: u64 },
+    /// Try again to pass the descriptors that wait on this connection.
+    Flush { token: u64 },
     /// This peer's link has something to look at: a deadline, another attempt, a verdict.
     Peer { peer: u32 },
     /// The goodbyes have had their time.

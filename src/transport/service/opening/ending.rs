@@ -22,14 +22,18 @@ impl Endpoint {
         let Some(theirs) = trial.theirs else { return };
         let (who, pid) = (describe(peer, &theirs.setup), theirs.pid);
         let link = match trial.ring {
-            Some(mut ring) => match self.peer_ring(theirs) {
-                Ok(theirs) => Ok(shm_link(ring, theirs)),
-                Err(why) => {
-                    // The peer writes to the ring until it hears that this side gave up.
-                    ring.retire();
-                    Err(why)
+            Some(mut ring) => {
+                // At the last moment: other threads map things, too.
+                drop(trial.reserved);
+                match self.peer_ring(theirs) {
+                    Ok(theirs) => Ok(shm_link(ring, theirs)),
+                    Err(why) => {
+                        // The peer writes to the ring until it hears that this side gave up.
+                        ring.retire();
+                        Err(why)
+                    }
                 }
-            },
+            }
             None => Ok(tcp_link(trial.lanes)),
         };
         match link {

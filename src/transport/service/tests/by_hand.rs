@@ -221,6 +221,34 @@ fn what_a_higher_rank_opens_is_answered_once_an_own_attempt_has_failed() {
     assert!(began.elapsed() < LONG * 2 / 3, "{:?}", began.elapsed());
 }
 
+#[test]
+fn a_peer_that_has_proved_itself_and_is_late_is_not_given_up() {
+    let [listener, mute] = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let [node, _peer] = misled([&listener, &mute].map(|listener| listener.local_addr().unwrap()).into());
+    let mut control = listener.accept().unwrap().0;
+    control.set_read_timeout(Some(LONG)).unwrap();
+    let last = respond(&mut control);
+    control.write_all(&last).unwrap();
+    let (kind, payload) = hear(&mut control);
+    let Some(Setup { data: Data::Tcp { lanes: count }, .. }) = Setup::decode(&payload) else {
+        panic!("a frame of kind {kind}")
+    };
+    let _lanes: Vec<TcpStream> = (0..count)
+        .map(|_| {
+            let mut lane = listener.accept().unwrap().0;
+            let last = respond(&mut lane);
+            lane.write_all(&last).unwrap();
+            lane
+        })
+        .collect();
+    // For the peer, the link is open from here on, whenever it comes to say so: that another address is there to be tried is no
+    // reason to lose it.
+    thread::sleep(Duration::from_millis(3500));
+    say(&mut control, SETUP, &setup(Data::Tcp { lanes: count }));
+    assert_eq!(node.link(1).streams.len(), usize::from(count));
+    node.silence();
+}
+
 /// Rank 0 of so many has begun to open a link of so many data connections to a rank 1, which has still to say something on
 /// each of them: that end of the control connection, whose proof is said, and of the others with what each has to say.
 fn opening_tcp(size: u32, streams: usize) -> (Node, TcpStream, Vec<(TcpStream, Vec<u8>)>) {

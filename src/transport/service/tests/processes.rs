@@ -1,12 +1,14 @@
-//! An endpoint and other processes: that die, exit, fork, idle, or run out of descriptors. The test program runs itself
+//! An endpoint and other processes: that die, exit, fork, idle, or run out of descriptors or of room. The test program runs itself
 //! again to play them.
 
 use std::fs::File;
 use std::io::Seek;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
 use super::*;
+use crate::sys::socket::{MAX_FDS, send};
 
 /// Starts this test program as another process that plays `role` as rank 1 towards `address`.
 fn spawn(role: &str, address: &PeerAddress) -> Child {
@@ -129,12 +131,110 @@ fn process_without_room_for_a_thread() {
 
 #[test]
 fn a_service_whose_thread_cannot_start_leaves_nothing_behind() {
+    play("process_without_room_for_a_thread", "no thread");
+}
+
+/// What a test of this file, which plays `role` without a parent to talk to, writes until it ends well.
+fn play(test: &str, role: &str) -> String {
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "transport::service::tests::processes::process_without_room_for_a_thread"])
-        .env("UNISONO_TEST_ROLE", "no thread")
+        .args(["--exact", &format!("transport::service::tests::processes::{test}"), "--nocapture"])
+        .env("UNISONO_TEST_ROLE", role)
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    let [written, told] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    assert!(output.status.success(), "{written}{told}");
+    written.into_owned()
+}
+
+/// Not a test by itself: what [`a_link_waits_while_too_many_descriptors_are_under_way`] runs.
+#[test]
+fn process_of_a_crowded_user() {
+    if std::env::var("UNISONO_TEST_ROLE").as_deref() != Ok("crowded") {
+        return;
+    }
+    // The limit is no limit to root. Where this is refused, what is seen below decides.
+    // SAFETY: takes no pointers.
+    if unsafe { libc::geteuid() } == 0 && unsafe { libc::setuid(65534) } != 0 {
+        println!("this root cannot be nobody");
+    }
+    set_limit(libc::RLIMIT_NOFILE, Some(64));
+    let (near, far) = UnixStream::pair().unwrap();
+    let file = File::open("/dev/null").unwrap();
+    let fds = [file.as_fd(); MAX_FDS];
+    // Nobody takes them out, so the socket is full in the end if nothing else is.
+    let full = (0..100_000).find_map(|_| send(near.as_fd(), b"x", &fds).err()).expect("an end");
+    if full.raw_os_error() != Some(libc::ETOOMANYREFS) {
+        println!("skipped: as many descriptors as one likes can be under way here ({full})");
+        return;
+    }
+    let [a, b] = pair(over(LinkKind::Shm));
+    drop(hold_service());
+    let mut stat = service_thread_file("stat");
+    a.open(b.registration.address());
+    let before = ticks(&mut stat);
+    thread::sleep(Duration::from_millis(500));
+    assert!(ticks(&mut stat) - before < 10, "the service spins");
+    let deadline = Deadline::after(LONG);
+    let told = loop {
+        match a.registration.refusal(LONG) {
+            Some(told) => break told,
+            None => thread::sleep(Duration::from_millis(10)),
+        }
+        assert!(!deadline.expired(), "nothing is told");
+    };
+    assert!(told.contains("rank 1") && told.contains("ulimit -n"), "{told}");
+    a.silence();
+    b.silence();
+    drop((near, far));
+    let (to_b, to_a) = (a.link(1), b.link(0));
+    assert_eq!((to_b.kind, to_a.kind), (LinkKind::Shm, LinkKind::Shm));
+    thread::scope(|scope| {
+        scope.spawn(|| exchange(to_b, 0, 1));
+        exchange(to_a, 1, 0);
+    });
+    a.silence();
+    b.silence();
+}
+
+#[test]
+fn a_link_waits_while_too_many_descriptors_are_under_way() {
+    let written = play("process_of_a_crowded_user", "crowded");
+    if let Some(why) = written.lines().find(|line| line.contains("skipped: ")) {
+        println!("{why}");
+    }
+}
+
+/// Not a test by itself: what [`where_segments_have_no_place_links_are_over_tcp_on_both_sides`] runs.
+#[test]
+fn process_without_room_for_segments() {
+    let role = std::env::var("UNISONO_TEST_ROLE").unwrap_or_default();
+    let Some(halves) = role.strip_prefix("half segments of room: ") else { return };
+    let halves: u64 = halves.parse().unwrap();
+    // Long, so that what else the process maps meanwhile does not matter.
+    const SEGMENT: u64 = 2 << 30;
+    let [a, b] = pair(Options { segment_bytes: SEGMENT as usize, ..small() });
+    // The thread has all that it needs by now.
+    drop(hold_service());
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).expect("a size");
+    let kilobytes: u64 = size.trim().trim_end_matches(" kB").parse().unwrap();
+    let limit = set_limit(libc::RLIMIT_AS, Some(kilobytes * 1024 + SEGMENT / 2 * halves));
+    a.open(b.registration.address());
+    let (to_b, to_a) = (a.link(1), b.link(0));
+    // Each side maps the other's.
+    let kind = if halves < 4 { LinkKind::Tcp } else { LinkKind::Shm };
+    assert_eq!((to_b.kind, to_a.kind), (kind, kind));
+    a.silence();
+    b.silence();
+    set_limit(libc::RLIMIT_AS, Some(limit));
+}
+
+#[test]
+fn where_segments_have_no_place_links_are_over_tcp_on_both_sides() {
+    // No place on the side that opens, none on the other, and one on both.
+    for halves in [1, 3, 5] {
+        play("process_without_room_for_segments", &format!("half segments of room: {halves}"));
+    }
 }
 
 /// Until killed, or until the parent is gone.
