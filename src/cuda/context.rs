@@ -53,15 +53,15 @@ impl Devices {
     pub fn open() -> Result<Arc<Devices>> {
         static DEVICES: OnceCell<Arc<Devices>> = OnceCell::new();
         let apart = || matches!(apart_by(), Ok(Some(_)));
-        DEVICES.get_or_try_init(|| Devices::of(Libcuda::open()?, apart())).cloned()
+        DEVICES.get_or_try_init(|| Devices::of(Libcuda::open()?, apart(), true)).cloned()
     }
 
-    /// Those of a driver.
+    /// Those of a driver. What is kept for others is given back when the next is, or memory is made: tests count what the driver is asked.
     pub fn over(driver: Arc<dyn Driver>) -> Result<Arc<Devices>> {
-        Devices::of(driver, false)
+        Devices::of(driver, false, false)
     }
 
-    fn of(driver: Arc<dyn Driver>, apart: bool) -> Result<Arc<Devices>> {
+    pub(super) fn of(driver: Arc<dyn Driver>, apart: bool, looks: bool) -> Result<Arc<Devices>> {
         let count = driver.device_count()? as usize;
         Ok(Arc::new(Devices {
             driver,
@@ -69,7 +69,7 @@ impl Devices {
             multiprocessors: (0..count).map(|_| OnceCell::new()).collect(),
             reach: (0..count * count).map(|_| OnceCell::new()).collect(),
             apart,
-            slabs: Slabs::new()?,
+            slabs: Slabs::new(looks)?,
             words: Mutex::default(),
             stands: Mutex::default(),
             slots: Mutex::default(),

@@ -443,7 +443,8 @@ impl MemoryCalls for Double {
 impl SharingCalls for Double {
     fn is_shareable(&self, address: u64) -> Result<bool> {
         let machine = self.begin("cuPointerGetAttribute")?;
-        Ok(machine.heap.find(Place { address, bytes: 1 }).is_some() && !machine.isolated)
+        let found = machine.heap.find(Place { address, bytes: 1 }).map(Allocation::location);
+        Ok(found.is_some_and(|found| !found.mapped) && !machine.isolated)
     }
 
     unsafe fn export_memory(&self, address: u64) -> Result<MemoryHandle> {

@@ -286,8 +286,9 @@ impl Task {
             }
             Task::Fold { device, reducer, operands, out, representation, count } => {
                 for place in self.places() {
-                    let owner = heap.find(place).map_or(*device, |allocation| allocation.device);
-                    if owner != *device && !reached.contains(&(*device, owner)) {
+                    let Some(found) = heap.find(place).map(Allocation::location) else { continue };
+                    let owner = found.device;
+                    if owner != *device && (found.mapped || !reached.contains(&(*device, owner))) {
                         return Err(format!("device {device} has no access to device {owner}"));
                     }
                 }

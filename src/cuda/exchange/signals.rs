@@ -13,7 +13,7 @@ pub type Counts = [u32; MAX_RANKS];
 /// Threads of the one block: `SIGNAL_THREADS` of the kernels.
 const THREADS: u32 = 32;
 /// Bytes of what a rank counts: `Tally` of the kernels. At the end of its arena.
-pub(super) const TALLY_BYTES: u64 = 3 * 8 * MAX_RANKS as u64;
+pub(super) const TALLY_BYTES: u64 = 4 * 8 * MAX_RANKS as u64;
 
 /// The parameter of the kernels, as `kernels/signals.cuh` declares it.
 #[derive(Clone, Copy, Debug)]

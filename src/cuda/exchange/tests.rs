@@ -407,6 +407,25 @@ fn waits_end_when_their_signals_have_come() {
     }
 }
 
+/// Graphs of one rank that signal the same rank, in streams that nothing orders.
+#[test]
+fn signals_from_streams_beside_each_other_all_count() {
+    for seed in 0..40 {
+        let mut world = World::new(2, table());
+        let mut counts = Counts::default();
+        counts[1] = 2;
+        world.signal(0, &counts);
+        (0..3).for_each(|_| world.signal_beside(0, &counts));
+        let mut all = Counts::default();
+        all[0] = 8;
+        let mut come = [0; 8 * MAX_RANKS];
+        world.await_signals(1, &all, &mut come);
+        let ending = world.play(seed, &ADVERSE[seed as usize % ADVERSE.len()], PATIENCE);
+        assert_eq!(ending, Ending::Well, "seed {seed}: {:?}", world.records());
+        assert_eq!(come[..8], 8_u64.to_ne_bytes(), "seed {seed}");
+    }
+}
+
 /// A wait for what never comes ends when it is told to, and says what it waited for.
 #[test]
 fn a_wait_for_signals_ends_when_the_host_says_so() {

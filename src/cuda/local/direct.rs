@@ -21,8 +21,12 @@ pub(super) fn reduce(reduction: &mut Reduction) -> Result<()> {
     let n = pointers.len();
     for (a, b) in (0..n).flat_map(|a| (0..a).map(move |b| (a, b))) {
         if !reduction.builder.direct(a, b)? {
-            let (a, b) = (pointers.device(a), pointers.device(b));
-            fail!(Unsupported, "devices {a} and {b} do not reach each other; use the tree");
+            let (one, other) = (pointers.device(a), pointers.device(b));
+            fail!(
+                Unsupported,
+                "devices {one} and {other} do not reach each other, or not what pointers[{b}] and pointers[{a}] have there (memory of \
+                 a pool, or mapped by the program); use the tree"
+            );
         }
     }
     let is_long = pointers.bytes() / (n * n) >= pointers.pairs_from;

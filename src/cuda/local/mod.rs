@@ -48,6 +48,8 @@ pub struct Span {
 pub struct Pointers {
     devices: Arc<Devices>,
     addresses: Vec<u64>,
+    /// Whether what reaches the device of each reaches its memory.
+    open: Vec<bool>,
     streams: Vec<Stream>,
     bytes: usize,
     piece: usize,
@@ -77,6 +79,7 @@ impl Pointers {
         let mut pointers = Pointers {
             devices: devices.clone(),
             addresses: Vec::with_capacity(spans.len()),
+            open: Vec::with_capacity(spans.len()),
             streams: Vec::with_capacity(spans.len()),
             bytes: first.bytes,
             piece: PIECE,
@@ -93,7 +96,7 @@ impl Pointers {
                     first.bytes
                 );
             }
-            let device =
+            let (device, open) =
                 device_of(devices, span).map_err(|e| e.context(format_args!("pointers[{index}]")))?;
             let stream = match streams.get(index) {
                 // SAFETY: the caller's promise.
@@ -101,6 +104,7 @@ impl Pointers {
                 None => Stream::new(devices, device, true),
             };
             pointers.addresses.push(span.address);
+            pointers.open.push(open);
             pointers.streams.push(stream.map_err(|e| e.context(format_args!("streams[{index}]")))?);
         }
         Ok(pointers)
@@ -143,10 +147,20 @@ impl Pointers {
         self.streams[index].device()
     }
 
-    /// Whether each of their devices reaches all others.
+    /// Whether the devices of two pointers reach the memory of both.
+    fn reach(&self, a: usize, b: usize) -> Result<bool> {
+        let (one, other) = (self.device(a), self.device(b));
+        if one == other {
+            return Ok(true);
+        }
+        let open = self.open[a] && self.open[b];
+        Ok(open && self.devices.reaches(one, other)? && self.devices.reaches(other, one)?)
+    }
+
+    /// Whether each of their devices reaches all others, and their memory.
     fn reach_each_other(&self) -> Result<bool> {
-        for (a, b) in (0..self.len()).flat_map(|a| (0..self.len()).map(move |b| (a, b))) {
-            if !self.devices.reaches(self.device(a), self.device(b))? {
+        for (a, b) in (0..self.len()).flat_map(|a| (0..a).map(move |b| (a, b))) {
+            if !self.reach(a, b)? {
                 return Ok(false);
             }
         }
@@ -162,8 +176,8 @@ impl Pointers {
     }
 }
 
-/// The device of a span that lies in one allocation of device memory.
-fn device_of(devices: &Devices, span: &Span) -> Result<u32> {
+/// The device of a span that lies in one allocation of device memory, and whether what reaches that reaches the memory, too.
+fn device_of(devices: &Devices, span: &Span) -> Result<(u32, bool)> {
     let address = span.address;
     let Some(location) = devices.locate(address)? else {
         fail!(
@@ -184,7 +198,9 @@ fn device_of(devices: &Devices, span: &Span) -> Result<u32> {
             span.bytes
         );
     }
-    Ok(location.device)
+    // Memory of a pool, and what is mapped piece by piece, is for those whom its owner lets in.
+    let open = location.memory == Memory::Managed || devices.driver().is_shareable(address)?;
+    Ok((location.device, open))
 }
 
 /// What a reduction kernel reads.

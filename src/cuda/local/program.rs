@@ -265,11 +265,9 @@ impl Builder {
         self.pointers.streams[a].is(&self.pointers.streams[b])
     }
 
-    /// Whether memory goes between the devices of two pointers without the host.
+    /// Whether what two pointers have goes between their devices without the host.
     pub(super) fn direct(&self, a: usize, b: usize) -> Result<bool> {
-        let Pointers { devices, .. } = &self.pointers;
-        let (a, b) = (self.pointers.device(a), self.pointers.device(b));
-        Ok(devices.reaches(a, b)? && devices.reaches(b, a)?)
+        self.pointers.reach(a, b)
     }
 
     /// Copies from pointer `from`'s device to pointer `to`'s: directly, on `from`'s stream, which has to wait for

@@ -88,17 +88,22 @@ impl Windows {
         self.numbers
     }
 
-    /// Ends one. It goes once no kernel uses it: see [`Windows::sweep`].
+    /// Ends one. It goes once no kernel uses it: see [`Windows::take_ended`].
     pub(super) fn end(&mut self, number: u64) {
         if let Some(index) = self.live.iter().position(|window| window.number == number) {
             self.ended.push(self.live.swap_remove(index));
         }
     }
 
-    /// What has ended, to be dropped where that may take time: no kernel of this exchange is running.
+    /// What has ended, to be dropped where that may take time, if no kernel of this exchange is running.
     #[must_use]
-    pub(super) fn sweep(&mut self) -> Vec<Window> {
+    pub(super) fn take_ended(&mut self) -> Vec<Window> {
         std::mem::take(&mut self.ended)
+    }
+
+    /// That one is.
+    pub(super) fn put_back(&mut self, ended: Vec<Window>) {
+        self.ended.extend(ended);
     }
 }
 
@@ -387,7 +392,7 @@ mod tests {
         windows.end(2);
         assert!(windows.reach(2, 1, 10, 40).is_err(), "it has ended");
         assert!(windows.find(5010, 90, 8).is_none() && windows.may_hold(4000, 100));
-        drop(windows.sweep());
+        drop(windows.take_ended());
         assert!(windows.ended.is_empty());
     }
 

@@ -153,6 +153,29 @@ fn a_signal_that_never_comes_fails_the_group_in_time_and_is_named() {
     });
 }
 
+/// The program waits in the driver for the GPU, with the driver's lock, and the GPU for a signal.
+#[test]
+fn the_deadline_of_a_wait_holds_while_the_driver_does_not_answer() {
+    ranks(&processes(2), words, |context, (double, _, device)| {
+        if context.rank() == 0 {
+            let held = Duration::from_secs(10);
+            double.hold_lock(Waiting::All, held);
+            let start = Instant::now();
+            let call = Call { timeout: Some(Duration::from_millis(500)), ..on(Some(double.stream(*device))) };
+            // SAFETY: the double trusts no addresses.
+            unsafe { context.wait_signals(&[(1, 1)], &call) }.expect("it is given");
+            std::thread::scope(|scope| {
+                scope.spawn(|| double.launch_first(*device));
+                until("the failure", || context.failure().is_some());
+                assert!(start.elapsed() < held / 2, "{:?}", start.elapsed());
+            });
+        }
+        until("the failure", || context.failure().is_some());
+        let error = context.failure().expect("it has failed");
+        assert!(error.text().contains("for signals, 1 of rank 1 ("), "{error}");
+    });
+}
+
 /// Who puts behind a wait until the stream has no room left waits in the driver, and its own deadline ends that.
 #[test]
 fn the_deadline_of_a_wait_holds_while_its_rank_waits_in_the_driver() {
@@ -229,6 +252,33 @@ fn a_put_that_the_driver_refuses_fails_the_group() {
         let error = context.failure().expect("it has failed");
         assert!(error.text().contains("rank 0"), "{error}");
     });
+}
+
+/// What a stream has been given, and nobody could follow, fails the group: a wait would have no deadline, and later signals no order.
+#[test]
+fn one_sided_operations_that_cannot_be_followed_fail_the_group() {
+    for waits in [true, false] {
+        let barrier = std::sync::Barrier::new(2);
+        ranks(&processes(2), words, |context, (double, _, device)| {
+            run(&sum(context, 1, double.memory(*device, 4), None, PATIENCE)).expect("a sum");
+            barrier.wait();
+            if context.rank() == 0 {
+                let stream = on(Some(double.stream(*device)));
+                double.refuse(Refusal {
+                    call: Some("cuEventRecord"),
+                    status: Status::OutOfMemory,
+                    ..Refusal::default()
+                });
+                // SAFETY: the double trusts no addresses.
+                let given = unsafe {
+                    if waits { context.wait_signals(&[(1, 1)], &stream) } else { context.signal(1, &stream) }
+                };
+                given.expect_err("it is refused");
+                assert!(context.failure().is_some(), "it would be there unseen");
+            }
+            until("the failure", || context.failure().is_some());
+        });
+    }
 }
 
 #[test]

@@ -79,7 +79,20 @@ struct Rank {
     stream: Stream,
     fault: Arc<Fault>,
     recorder: Arc<Recorder>,
-    _arena: Memory,
+}
+
+impl Rank {
+    /// One that has `addresses` for the arenas, with a stream of its own.
+    fn new(rank: u32, addresses: &[u64], table: Table) -> Rank {
+        let (double, recorder) = (Double::new(1, Order::Eager), Arc::new(Recorder::default()));
+        double.run_code(recorder.clone());
+        let devices = Devices::over(double).expect("a device");
+        let fault = Arc::new(Fault::new(&devices, 0).expect("a page"));
+        // SAFETY: the arenas live as long as the world.
+        let exchange = unsafe { Exchange::new(&devices, 0, rank, addresses, fault.clone(), table) };
+        let stream = Stream::new(&devices, 0, false).expect("a stream");
+        Rank { exchange: exchange.expect("an exchange"), stream, fault, recorder }
+    }
 }
 
 /// A call that was enqueued: each rank's memory, and what its output is to hold.
@@ -95,6 +108,10 @@ struct Called {
 /// A group of ranks.
 pub(super) struct World {
     ranks: Vec<Rank>,
+    /// Further streams of ranks, which graphs are launched in.
+    beside: Vec<Rank>,
+    table: Table,
+    arenas: Vec<Memory>,
     calls: Vec<Called>,
     asked: u64,
 }
@@ -104,17 +121,16 @@ impl World {
         // Zeroed, as its owner does.
         let arenas: Vec<Memory> = (0..size).map(|_| Memory::new(table.arena_bytes(size), 0)).collect();
         let addresses: Vec<u64> = arenas.iter().map(Memory::address).collect();
-        let rank = |(rank, arena): (u32, Memory)| {
-            let (double, recorder) = (Double::new(1, Order::Eager), Arc::new(Recorder::default()));
-            double.run_code(recorder.clone());
-            let devices = Devices::over(double).expect("a device");
-            let fault = Arc::new(Fault::new(&devices, 0).expect("a page"));
-            // SAFETY: the arenas live as long as the world.
-            let exchange = unsafe { Exchange::new(&devices, 0, rank, &addresses, fault.clone(), table) };
-            let stream = Stream::new(&devices, 0, false).expect("a stream");
-            Rank { exchange: exchange.expect("an exchange"), stream, fault, recorder, _arena: arena }
-        };
-        World { ranks: (0..size).zip(arenas).map(rank).collect(), calls: Vec::new(), asked: 0 }
+        let ranks = (0..size).map(|rank| Rank::new(rank, &addresses, table)).collect();
+        World { ranks, beside: Vec::new(), table, arenas, calls: Vec::new(), asked: 0 }
+    }
+
+    /// Has another stream of a rank, in no order with its others, send so many signals to each.
+    pub(super) fn signal_beside(&mut self, rank: u32, counts: &Counts) {
+        let addresses: Vec<u64> = self.arenas.iter().map(Memory::address).collect();
+        let beside = Rank::new(rank, &addresses, self.table);
+        beside.exchange.enqueue_signals(counts, &beside.stream).expect("a launch");
+        self.beside.push(beside);
     }
 
     pub(super) fn size(&self) -> u32 {
@@ -209,6 +225,7 @@ impl World {
         let ranks: Vec<(&Recorder, *mut c_void)> = self
             .ranks
             .iter()
+            .chain(&self.beside)
             .map(|rank| {
                 let page = std::ptr::with_exposed_provenance_mut(rank.fault.device_address() as usize);
                 (&*rank.recorder, page)

@@ -49,17 +49,28 @@ struct Waits {
     under_way: Vec<Wait>,
     /// How many streams are being given one.
     begun: usize,
+    /// How many there have been.
+    numbers: u64,
     /// Of waits that are over.
-    spare: Vec<Event>,
+    spare: Vec<Arc<Event>>,
 }
 
 /// Signals that a stream waits for.
 #[derive(Debug)]
 struct Wait {
-    over: Event,
+    /// No other has it: events are used again.
+    number: u64,
+    over: Arc<Event>,
     counts: Counts,
     since: Instant,
     deadline: Deadline,
+}
+
+impl Wait {
+    /// What it is for, and how long it has waited, if that is too long.
+    fn late(&self) -> Option<(Counts, Duration)> {
+        self.deadline.expired().then(|| (self.counts, self.since.elapsed()))
+    }
 }
 
 impl OneSided {
@@ -81,20 +92,23 @@ impl OneSided {
         if waits.begun > 0 {
             return Ok(false);
         }
-        for Wait { over, .. } in &waits.under_way {
+        let known = waits.known();
+        // Without the lock, as the driver may not answer.
+        drop(waits);
+        for (_, over) in known {
             if !over.query()? {
                 return Ok(false);
             }
         }
-        drop(waits);
         if sent_on.is_some() { self.sent.query() } else { Ok(true) }
     }
 
-    /// Before a stream is given a wait: an event for it, if one is spare.
-    fn begin_wait(&self) -> Option<Event> {
+    /// Before a stream is given a wait: its number, and an event for it, if one is spare.
+    fn begin_wait(&self) -> (u64, Option<Arc<Event>>) {
         let mut waits = lock(&self.waits);
         waits.begun += 1;
-        waits.spare.pop()
+        waits.numbers += 1;
+        (waits.numbers, waits.spare.pop())
     }
 
     /// When it has been, or has not.
@@ -102,6 +116,13 @@ impl OneSided {
         let mut waits = lock(&self.waits);
         waits.begun -= 1;
         given.map(|wait| waits.under_way.push(wait))
+    }
+}
+
+impl Waits {
+    /// The number of each, and what tells that it is over.
+    fn known(&self) -> Vec<(u64, Arc<Event>)> {
+        self.under_way.iter().map(|wait| (wait.number, wait.over.clone())).collect()
     }
 }
 
@@ -161,7 +182,8 @@ impl DeviceExchange {
                 *sent_on = Some(id);
                 before(stream)?;
                 parts.kernels.enqueue_signals(&counts, stream)?;
-                parts.one_sided.sent.record(stream)
+                // What is sent next would not come behind this.
+                parts.one_sided.sent.record(stream).inspect_err(|error| group.fail_here(error))
             })
         };
         self.or_told(group, caller, given)
@@ -192,13 +214,14 @@ impl DeviceExchange {
                 if id.is_none() {
                     return parts.kernels.enqueue_wait(&counts, stream);
                 }
-                let spare = parts.one_sided.begin_wait();
-                let given =
-                    spare.map_or_else(|| Event::new(self.devices(), self.device()), Ok).and_then(|over| {
-                        parts.kernels.enqueue_wait(&counts, stream)?;
-                        over.record(stream)?;
-                        Ok(Wait { over, counts, since, deadline })
-                    });
+                let (number, spare) = parts.one_sided.begin_wait();
+                let new = || Event::new(self.devices(), self.device()).map(Arc::new);
+                let given = spare.map_or_else(new, Ok).and_then(|over| {
+                    parts.kernels.enqueue_wait(&counts, stream)?;
+                    // Nobody would see to its deadline.
+                    over.record(stream).inspect_err(|error| group.fail_here(error))?;
+                    Ok(Wait { number, over, counts, since, deadline })
+                });
                 parts.one_sided.end_wait(given)
             })
         };
@@ -265,15 +288,19 @@ impl DeviceExchange {
 
     /// Looks after waits until they are over. Whether some are not.
     pub(super) fn attend_waits(&self, group: &Group) -> bool {
-        let mut waits = lock(&self.parts().one_sided.waits);
-        let Waits { under_way, begun, spare } = &mut *waits;
+        let one_sided = &self.parts().one_sided;
+        let known = lock(&one_sided.waits).known();
+        // Without the lock: whoever sees to deadlines when the driver does not answer needs it.
+        let answers: Vec<_> = known.into_iter().map(|(number, over)| (number, over.query())).collect();
+        let mut waits = lock(&one_sided.waits);
+        let Waits { under_way, begun, spare, .. } = &mut *waits;
         let (mut late, mut lost) = (None, None);
-        for at in (0..under_way.len()).rev() {
-            let Wait { over, counts, since, deadline } = &under_way[at];
-            match over.query() {
+        for (number, answer) in answers {
+            // Somebody else may have found it over.
+            let Some(at) = under_way.iter().position(|wait| wait.number == number) else { continue };
+            match answer {
                 Ok(true) => spare.push(under_way.swap_remove(at).over),
-                Ok(false) if deadline.expired() => late = Some((*counts, since.elapsed())),
-                Ok(false) => {}
+                Ok(false) => late = under_way[at].late().or(late),
                 Err(error) => {
                     lost = Some(error);
                     under_way.swap_remove(at);
@@ -292,6 +319,14 @@ impl DeviceExchange {
             group.fail(self.late_signals(group, &counts, waited));
         }
         any
+    }
+
+    /// The same when the driver does not answer: a wait that is late has not ended, as far as anybody knows.
+    pub(super) fn oversee_waits(&self, group: &Group) {
+        let late = lock(&self.parts().one_sided.waits).under_way.iter().find_map(Wait::late);
+        if let Some((counts, waited)) = late.filter(|_| group.failure().is_none()) {
+            group.fail(self.late_signals(group, &counts, waited));
+        }
     }
 
     fn late_signals(&self, group: &Group, counts: &Counts, waited: Duration) -> Error {
