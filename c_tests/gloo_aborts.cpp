@@ -1,6 +1,7 @@
 // C++17: the gloo face with ranks as threads: waits that are aborted, and waits that time out.
 
 #include <atomic>
+#include <future>
 #include <random>
 
 #include "gloo_messages.h"
@@ -222,13 +223,13 @@ void a_wait_with_nothing_started_times_out() {
         int value = 0;
         const auto buffer = context->createUnboundBuffer(&value, sizeof(value));
         const double took =
-            within(2, [&] { CHECK_THROWS(IoException, "Timed out", buffer->waitRecv(milliseconds(200))); });
+            within(5, [&] { CHECK_THROWS(IoException, "Timed out", buffer->waitRecv(milliseconds(200))); });
         CHECK(took > 0.15);
     });
     as_threads(2, [](const GlooContext &context) {
         int value = 0;
         const auto buffer = context->createUnboundBuffer(&value, sizeof(value));
-        within(3, [&] {
+        within(5, [&] {
             if (context->rank == 0) {
                 CHECK_THROWS(IoException, "Timed out", buffer->waitSend(milliseconds(200)));
             } else {
@@ -237,20 +238,23 @@ void a_wait_with_nothing_started_times_out() {
             }
         });
     });
-    // The context's timeout is the one of a wait that is given none.
+    // The context's timeout is the one of a wait that is given none. The other rank stays until it is over.
+    std::promise<void> done;
+    auto over = done.get_future();
     as_threads(
         2,
-        [](const GlooContext &context) {
+        [&](const GlooContext &context) {
             if (context->rank == 0) {
                 int value = 0;
                 const auto buffer = context->createUnboundBuffer(&value, sizeof(value));
-                const double took = within(3, [&] { CHECK_THROWS(IoException, "Timed out", buffer->waitRecv()); });
-                CHECK(took > 0.4);
+                const double took = within(10, [&] { CHECK_THROWS(IoException, "Timed out", buffer->waitRecv()); });
+                done.set_value();
+                CHECK(took > 1.9);
             } else {
-                pause_for(1000);
+                over.wait_for(std::chrono::seconds(15));
             }
         },
-        milliseconds(500));
+        milliseconds(2000));
 }
 
 void a_timeout_ends_the_context_for_all() {
@@ -271,7 +275,7 @@ void a_timeout_ends_the_context_for_all() {
                 buffer->recv(0, 9);
                 CHECK_THROWS(IoException, "", buffer->waitRecv());
             }
-            CHECK(seconds_now() - begin < 2.2);
+            CHECK(seconds_now() - begin < 5);
             // Nothing goes on it any more.
             CHECK_THROWS(IoException, "", barrier(context));
             CHECK_THROWS(IoException, "", (buffer->send(1 - context->rank, 9), buffer->waitSend()));

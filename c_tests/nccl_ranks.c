@@ -257,7 +257,7 @@ static void nonblocking(int rank, int size, ncclUniqueId id) {
         CHECK_RESULT(ncclInProgress, ncclCommInitRankConfig(&comm, 2, lonely, 0, &config));
         double start = seconds_now();
         CHECK_OK(ncclCommAbort(comm));
-        CHECK(seconds_now() - start < 1);
+        CHECK(seconds_now() - start < 5);
     }
 }
 

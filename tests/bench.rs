@@ -1,7 +1,8 @@
 //! `unisono-bench` as its users meet it: real ranks, both transports, its table and its file.
 
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -189,6 +190,67 @@ fn a_peer_that_fails_ends_the_run_with_its_name() {
 }
 
 #[test]
+fn a_peer_ends_with_the_benchmark_that_runs_it() {
+    for ranks in [&["--ranks", "1", "--threads"][..], &["--ranks", "2"]] {
+        let folder = Folder::new(&format!("killed-{}", ranks.len()));
+        let started = folder.file("started");
+        let peer = format!("sleeper=sleep 1000 & echo $! >{started}.part; mv {started}.part {started}; wait");
+        let mut killed = Command::new(env!("CARGO_BIN_EXE_unisono-bench"))
+            .args(ranks)
+            .args(["--sizes", "8", "-n", "1", "--peer", &peer])
+            .env_remove("UNISONO_RANK")
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("the benchmark can be run");
+        let pid = wait_until("the peer runs", || std::fs::read_to_string(&started).ok());
+        killed.kill().expect("it runs");
+        killed.wait().expect("it is a child");
+        let stat = format!("/proc/{}/stat", pid.trim());
+        wait_until("the peer has ended", || match std::fs::read_to_string(&stat) {
+            // What nobody waits for is there, but runs no more.
+            Ok(stat) => stat.contains(") Z ").then_some(()),
+            Err(_) => Some(()),
+        });
+    }
+}
+
+/// What `look` finds at last.
+fn wait_until<T>(what: &str, look: impl Fn() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        match look() {
+            Some(found) => return found,
+            None => assert!(start.elapsed() < Duration::from_secs(60), "not within a minute: {what}"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn threads_that_help_bound_ranks_are_not_bound() {
+    let folder = Folder::new("bound");
+    let (masks, own) = (folder.file("masks"), folder.file("own"));
+    // Which processors the helpers of this process may have, and those that it began with.
+    let peer = format!(
+        "looks=grep -h Cpus_allowed_list /proc/$PPID/status >{own}; \
+         for task in /proc/$PPID/task/*; do \
+         [ \"$(cat $task/comm)\" != unisono-helper ] || grep -h Cpus_allowed_list $task/status; done >{masks}"
+    );
+    let output = Command::new(env!("CARGO_BIN_EXE_unisono-bench"))
+        .args(["allreduce", "--ranks", "2", "--threads", "--bind", "-t", "tcp", "--sizes", "8,4M", "-n", "3"])
+        .args(["--peer", &peer])
+        .env_remove("UNISONO_RANK")
+        .env("UNISONO_TCP_THREADS", "3")
+        .output()
+        .expect("the benchmark can be run");
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let read = |file: &str| std::fs::read_to_string(file).expect("the peer wrote it");
+    let (masks, own) = (read(&masks), read(&own));
+    // Two for each rank.
+    assert_eq!(masks, own.repeat(4));
+}
+
+#[test]
 fn the_command_line_is_held_to_what_exists() {
     let told = |arguments: &[&str]| {
         let output = bench(arguments);
@@ -199,6 +261,7 @@ fn the_command_line_is_held_to_what_exists() {
     assert!(told(&["--ranks", "2", "barrier", "-a", "bruck"]).contains("nothing to measure"));
     assert!(told(&["--ranks", "2", "broadcast", "-r", "2", "--sizes", "8"]).contains("root 2"));
     assert!(told(&[]).contains("--ranks"));
+    assert!(told(&["--ranks", "2", "-a", "typo"]).contains("auto, "));
 }
 
 #[test]
@@ -342,4 +405,29 @@ fn what_makes_no_sense_together_is_refused() {
     assert!(told(&["reduce-loops", "--ranks", "2"]).contains("reduce-loops has no ranks"));
     assert!(told(&["--threads"]).contains("--ranks"));
     assert!(told(&["allreduce", "--tune", "file"]).contains("cannot be used with"));
+    // Whether there is a device or not.
+    let device = ["--device", "--ranks", "2"];
+    assert!(told(&[&device[..], &["--bind"]].concat()).contains("--bind is for host memory"));
+    assert!(told(&["--library", "native", "--bind", "--ranks", "2"]).contains("taskset"));
+    for calls in ["stream", "blocking,graph"] {
+        let told = told(&[&device[..], &["--barrier", "--calls", calls]].concat());
+        assert!(told.contains("--barrier is for calls that wait"), "{calls}: {told}");
+    }
+    assert!(told(&[&device[..], &["--barrier"]].concat()).contains("--calls blocking"));
+    let named = "two of --library and --peer are called 'x': give each a name of its own, NAME=...";
+    for (one, other) in [("--library", "--library"), ("--library", "--peer"), ("--peer", "--peer")] {
+        assert!(told(&["--ranks", "2", one, "x=/a", other, "x=/b"]).contains(named), "{one} {other}");
+    }
+}
+
+#[test]
+fn what_has_no_ranks_is_not_measured_by_each_of_them() {
+    let output = Command::new(env!("CARGO_BIN_EXE_unisono-run"))
+        .args(["-n", "2", "--no-prefix", "--timeout", "60", "--", env!("CARGO_BIN_EXE_unisono-bench")])
+        .args(["reduce-loops", "--sizes", "64K", "--budget", "0.01"])
+        .output()
+        .expect("the launcher can be run");
+    let (table, complaint) = (text(&output.stdout), text(&output.stderr));
+    assert!(!output.status.success() && table.is_empty(), "{table}");
+    assert!(complaint.contains("reduce-loops has no ranks; start it alone, by no launcher"), "{complaint}");
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs everything in this bundle: run.sh [N], on all GPUs of this machine or on the first N. Each step has a time limit. The
-# table of results comes last; it and the full log are left in $OUT, or in ./results. Exit status 1 if anything failed.
+# Runs everything in this bundle: run.sh [N], on all GPUs of this machine or on the first N; where CUDA_VISIBLE_DEVICES is
+# set, on those, or on the first N of them. Each step has a time limit. The table of results comes last; it and the full log
+# are left in $OUT, or in ./results. Exit status 1 if anything failed.
 # STEPS='driver local' limits the run to the steps whose names begin so; RANKS=2 leaves out jobs of staged and relay with more
 # ranks, which take minutes on two GPUs.
 
@@ -13,10 +14,26 @@ table=$out/gpu-test.txt
 : >"$log"
 : >"$table"
 
+# The GPUs that programs here see, as CUDA_VISIBLE_DEVICES names them, one a line. As the driver reads it: what names no GPU
+# ends the list.
+visible() {
+    local count
+    count=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ') || return 0
+    if [ -z "${CUDA_VISIBLE_DEVICES+set}" ]; then
+        seq 0 $((count - 1))
+    else
+        tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | awk -v count="$count" '
+            { gsub(/[ \t]/, "") }
+            !/^(GPU|MIG)-/ && !(/^[0-9]+$/ && $0 + 0 < count) { exit }
+            { print }'
+    fi
+}
+
 if [ -n "${1:-}" ]; then
-    CUDA_VISIBLE_DEVICES=$(seq -s, 0 $(($1 - 1)))
+    CUDA_VISIBLE_DEVICES=$(visible | head -n "$1" | paste -sd,)
     export CUDA_VISIBLE_DEVICES
 fi
+gpus=$(visible | wc -l)
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
@@ -75,6 +92,7 @@ skip() { ! wanted "$1" || row "$1" 0 0 1 0 "$2"; }
 { nvidia-smi -L; nvidia-smi topo -m; nvidia-smi --query-gpu=driver_version --format=csv,noheader | sort -u; uname -r; nproc; } \
     >>"$log" 2>&1
 nvidia-smi -L 2>/dev/null | sed 's/ (UUID.*//' | cut -d: -f2 | sort | uniq -c | tee -a "$table"
+[ -z "${CUDA_VISIBLE_DEVICES+set}" ] || echo "$gpus of them: CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES" | tee -a "$table"
 row step passed failed skipped s
 
 # One step for each module of the test program. One test after the other: see tests/gpu/main.rs.
@@ -93,7 +111,7 @@ for transport in shm tcp; do
 done
 
 # The way of machines whose GPUs do not reach each other.
-if [ "$(nvidia-smi -L 2>/dev/null | wc -l)" -gt 1 ]; then
+if [ "$gpus" -gt 1 ]; then
     step apart-local 240 env UNISONO_P2P=0 $(gpu local::)
 else
     skip apart-local "needs 2 GPUs"
@@ -119,7 +137,7 @@ if "$here/unisono-bench" --help 2>/dev/null | grep -q -- --device; then
     step bench-local-broadcast 120 "$here/unisono-bench" local-broadcast --pointers 8
     step bench-local-reduce 120 "$here/unisono-bench" local-reduce --pointers 8
     for ranks in 1 2 4 8; do
-        [ "$ranks" -le "$(nvidia-smi -L | wc -l)" ] || continue
+        [ "$ranks" -le "$gpus" ] || continue
         step "bench-allreduce-$ranks" 120 "$here/unisono-bench" allreduce --device --ranks "$ranks"
         step "bench-broadcast-$ranks" 120 "$here/unisono-bench" broadcast --device --ranks "$ranks"
         step "bench-several-$ranks" 120 "$here/unisono-bench" allreduce reduce broadcast --device --ranks "$ranks" --pointers 2

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::measure::{Sample, bandwidth};
 use super::options::Options;
-use super::report;
+use super::{report, values};
 use crate::error::Result;
 use crate::reduce::{DataType, Operand, Operator, Reducer, Representation};
 
@@ -56,15 +56,18 @@ pub(super) fn measure(options: &Options) -> Result<bool> {
     Ok(true)
 }
 
-/// Times folds of `operands` operands of `bytes` bytes into another buffer.
+/// Times folds of `operands` operands of `bytes` bytes into another buffer. They are ones: what they make of each other is
+/// never so small or so large that a processor takes longer for it.
 fn time(reducer: &Reducer, dtype: DataType, operands: usize, bytes: usize, budget: Duration) -> Sample {
-    let inputs: Vec<Vec<u8>> = (0..operands).map(|_| vec![1; bytes]).collect();
+    let count = bytes / dtype.size();
+    let mut one = vec![0; dtype.size()];
+    values::encode(dtype, 1, &mut one);
+    let inputs = vec![one.repeat(count); operands];
     let mut out = vec![0; bytes];
     let folded: Vec<Operand> = inputs
         .iter()
         .map(|input| Operand { address: input.as_ptr(), representation: Representation::Element, scale: 1.0 })
         .collect();
-    let count = bytes / dtype.size();
     let mut run = || {
         // SAFETY: every operand and the output have so many elements, and nobody else uses them.
         unsafe { reducer.fold(&folded, out.as_mut_ptr(), Representation::Element, count) };

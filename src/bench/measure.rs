@@ -10,11 +10,13 @@ use crate::collective::request::{Counts, Kind, Request};
 use crate::communicator::{Call, Context};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
-use crate::reduce::Operator;
+use crate::reduce::{DataType, Operator};
 use crate::sys::process::CpuBinding;
 
 /// Iterations whose times are kept.
 const MOST_ITERATIONS: u64 = 20_000;
+/// Bytes of a call in which the library's helpers take part.
+const HELPED: usize = 16 << 20;
 /// Below this percentiles mean little, however slow the operation.
 const LEAST_ITERATIONS: u64 = 5;
 
@@ -66,6 +68,11 @@ impl Rank {
                 contexts.push((transport, seat.meet(options, transport, "host")?));
             }
         }
+        if options.bind {
+            for (_, context) in &contexts {
+                start_helpers(context)?;
+            }
+        }
         let largest = cases.iter().map(Case::bytes).max().unwrap_or(0) as usize;
         Ok(Rank {
             contexts,
@@ -111,7 +118,12 @@ impl Rank {
         if case.kind == Kind::SparseAllreduce {
             return sparse::measure(case, &context, &self.pace, check);
         }
-        let errors = if check { Some(self.check(case, &context)?) } else { None };
+        let errors = if check {
+            Some(self.check(case, &context)?)
+        } else {
+            self.fill(case, context.rank());
+            None
+        };
         let call = self.buffers.prepare(case, context.rank());
         let sample = self.pace.time(&context, || call.run(&context))?;
         Ok(Sample { errors, ..sample })
@@ -125,16 +137,43 @@ impl Rank {
     /// Runs once and looks at the result. Answers how many elements are wrong on all ranks.
     fn check(&mut self, case: &Case, context: &Context) -> Result<u64> {
         let rank = context.rank();
-        let ((from, sent), (into, received)) = case.extents(rank);
+        let (_, (into, received)) = case.extents(rank);
         // What is not written must not look as if it was.
         self.buffers.output.bytes(0, case.bytes() as usize).fill(0xa5);
-        match case.place {
-            Place::Out => values::fill(case, rank, self.buffers.input.bytes(from, sent)),
-            Place::In => values::fill(case, rank, self.buffers.output.bytes(from, sent)),
-        }
+        self.fill(case, rank);
         self.buffers.prepare(case, rank).run(context)?;
         total(context, values::wrong(case, rank, 0, self.buffers.output.bytes(into, received)))
     }
+
+    /// Writes the input of `rank`. Other bytes may be numbers for which processors take longer.
+    fn fill(&mut self, case: &Case, rank: u32) {
+        let ((from, sent), _) = case.extents(rank);
+        let buffer = match case.place {
+            Place::Out => &mut self.buffers.input,
+            Place::In => &mut self.buffers.output,
+        };
+        values::fill(case, rank, buffer.bytes(from, sent));
+    }
+}
+
+/// Has the library start the threads of this context that help with long messages and with long local work, by calls that
+/// have both on every rank: each has what processors the thread has that starts it.
+fn start_helpers(context: &Context) -> Result<()> {
+    let (mut input, mut output) = (Buffer::new(HELPED), Buffer::new(HELPED));
+    for kind in [Kind::Broadcast, Kind::Allreduce] {
+        let request = Request {
+            kind,
+            input: input.address(0),
+            output: output.address(0),
+            counts: Counts::Uniform(HELPED as u64),
+            dtype: DataType::U8,
+            operator: Operator::Max,
+            root: 0,
+        };
+        // SAFETY: the buffers have so many bytes, are apart, and outlive the call.
+        unsafe { context.run(&request, &Call::default()) }?;
+    }
+    Ok(())
 }
 
 /// How often a case is run.

@@ -89,11 +89,20 @@ impl Role {
             return Ok(Role::Checker);
         }
         let task = options.task().map_err(|text| Error::new(Status::InvalidArgument, text))?;
+        if let Some(name) = options.shared_name() {
+            fail!(
+                InvalidUsage,
+                "two of --library and --peer are called '{name}': give each a name of its own, NAME=..."
+            );
+        }
         match (task, options.ranks) {
             (Task::LocalBroadcast | Task::LocalReduce | Task::ReduceLoops, Some(_)) => {
                 fail!(InvalidUsage, "{} has no ranks; leave --ranks out", task.name())
             }
             (Task::LocalBroadcast | Task::LocalReduce | Task::ReduceLoops, None) => {
+                if Launch::from_env().is_ok_and(|launch| launch.size > 1) {
+                    fail!(InvalidUsage, "{} has no ranks; start it alone, by no launcher", task.name());
+                }
                 return Ok(Role::Alone(task));
             }
             (Task::Links, None) if Launch::from_env().is_err() => return Ok(Role::Alone(task)),
@@ -106,6 +115,20 @@ impl Role {
             && options.calls().iter().any(|call| matches!(call, CallStyle::Stream | CallStyle::Graph))
         {
             fail!(InvalidUsage, "calls on a stream or in a graph are for device memory: give --device, too");
+        }
+        if options.on_device() && options.bind {
+            fail!(
+                InvalidUsage,
+                "--bind is for host memory: leave it out with --device, and start the ranks bound, as by taskset or \
+                 mpirun"
+            );
+        }
+        if options.on_device() && options.barrier && options.enqueues() {
+            fail!(
+                InvalidUsage,
+                "--barrier is for calls that wait for their end, not for those on a stream or in a graph: with --device \
+                 give --calls blocking, work or both"
+            );
         }
         if options.on_device() {
             // One line for all ranks.

@@ -161,11 +161,13 @@ pub(super) struct Options {
     #[arg(long, value_name = "SECONDS", default_value = "0.2", value_parser = seconds)]
     pub(super) budget: Duration,
 
-    /// A barrier before each iteration, outside of its time; without it iterations run back to back
+    /// A barrier before each iteration, outside of its time; without it iterations run back to back. On device memory
+    /// for blocking and work only
     #[arg(long)]
     pub(super) barrier: bool,
 
-    /// Bind each rank to a processor, as mpirun does when there are enough
+    /// On host memory: bind each rank to a processor, as mpirun does when there are enough. The threads that help it with
+    /// long calls are not bound
     #[arg(long)]
     pub(super) bind: bool,
 
@@ -250,6 +252,22 @@ impl Options {
             (true, false) => vec![Transport::SharedMemory],
             (true, true) => vec![Transport::Automatic],
         }
+    }
+
+    /// A name that two columns would have.
+    pub(super) fn shared_name(&self) -> Option<&str> {
+        let libraries = self.libraries.iter().map(Library::name);
+        let names: Vec<&str> = libraries.chain(self.peers.iter().map(|peer| peer.name.as_str())).collect();
+        names.iter().enumerate().find(|(index, name)| names[..*index].contains(name)).map(|(_, name)| *name)
+    }
+
+    /// Whether calls are measured that only enqueue, or that a graph has.
+    pub(super) fn enqueues(&self) -> bool {
+        let calls = self.calls();
+        let enqueue = calls.iter().any(|call| matches!(call, CallStyle::Stream | CallStyle::Graph));
+        // These are complete when they return, however the others are called.
+        let complete = self.several() || self.operations() == [Kind::SparseAllreduce];
+        enqueue && !complete
     }
 
     /// How operations are called, as given or as usual.
@@ -361,8 +379,41 @@ mod tests {
         assert_eq!(library("torch=/a/libnccl.so.2"), nccl("torch", "/a/libnccl.so.2"));
         let windows = Library::Nccl { name: "w".into(), path: "/a".into(), windows: true };
         assert_eq!(library("w=windows:/a"), Ok(windows));
+        // Beside the same one without windows.
+        let unnamed = library("windows:/a/libnccl.so.2").expect("it has a path");
+        assert_eq!(unnamed.name(), "windows:libnccl.so.2");
+        assert!(library("windows:").is_err());
         assert_eq!(library("native"), Ok(Library::Native));
         assert!(library("").is_err() && library("x=").is_err());
+    }
+
+    #[test]
+    fn an_unknown_algorithm_is_told_all_that_there_are() {
+        let told = choice("typo").expect_err("it is none");
+        for name in ["auto", "ring", "broadcast-one-stage", "broadcast-two-stage", "broadcast-stages"] {
+            assert!(told.contains(name) && choice(name).is_ok(), "{name}: {told}");
+        }
+    }
+
+    #[test]
+    fn no_two_columns_have_one_name() {
+        let shared = |arguments: &[&str]| parse(arguments).shared_name().map(str::to_owned);
+        assert_eq!(shared(&["--library", "/a/x.so", "--library", "/b/x.so"]), Some("x.so".into()));
+        assert_eq!(shared(&["--library", "x=/a", "--peer", "x=true"]), Some("x".into()));
+        assert_eq!(shared(&["--library", "/a/x.so", "--library", "windows:/a/x.so"]), None);
+        assert_eq!(shared(&["--library", "native", "--library", "/a/x.so", "--peer", "x=true"]), None);
+    }
+
+    #[test]
+    fn what_is_complete_when_it_returns_does_not_enqueue() {
+        assert!(parse(&["--device"]).enqueues() && parse(&["--graph", "--calls", "work"]).enqueues());
+        assert!(parse(&["sparse_allreduce", "allreduce", "--device"]).enqueues());
+        for complete in
+            ["allreduce --device --calls blocking,work", "--device --pointers 2", "sparse_allreduce --device"]
+        {
+            let arguments: Vec<&str> = complete.split(' ').collect();
+            assert!(!parse(&arguments).enqueues(), "{complete}");
+        }
     }
 
     #[test]

@@ -4,7 +4,8 @@
 
 use std::io::{Read, Result as IoResult};
 use std::os::fd::AsFd;
-use std::process::{Command as Process, Stdio};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command as Process, Stdio};
 use std::time::Duration;
 
 use super::operation;
@@ -39,12 +40,11 @@ impl Peer {
             }
         }
         let system = |cause| Error::system(format!("peer '{}' cannot be run", command.name), cause);
-        let mut child = shell.spawn().map_err(system)?;
+        let guard = Guard::start().map_err(system)?;
+        let mut child = shell.process_group(guard.group()).spawn().map_err(system)?;
         let ended = wait(&mut child, deadline);
-        if !matches!(ended, Ok(Some(_))) {
-            // What it has started belongs to this rank's process group, which our launcher clears away.
-            let _ = child.kill();
-        }
+        // If it runs on, it does not any more; nor does anything that it has started.
+        drop(guard);
         let status = child.wait().map_err(system)?;
         let Some(text) = ended.map_err(system)? else {
             fail!(
@@ -75,8 +75,32 @@ impl Peer {
     }
 }
 
+/// Leads a process group, and has all of it killed when it is dropped, or when this process ends, however it does: whoever
+/// interrupts this process need not reach the group.
+struct Guard(Child);
+
+impl Guard {
+    fn start() -> IoResult<Guard> {
+        let mut shell = Process::new("sh");
+        // Nothing comes but the end: the other side of the pipe is this process's alone.
+        shell.args(["-c", "read -r _; kill -KILL 0"]).process_group(0);
+        shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().map(Guard)
+    }
+
+    fn group(&self) -> i32 {
+        self.0.id() as i32
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let _ = child::signal_group(&self.0, libc::SIGKILL);
+        let _ = self.0.wait();
+    }
+}
+
 /// What the child writes until its end; none if the deadline comes first.
-fn wait(child: &mut std::process::Child, deadline: Deadline) -> IoResult<Option<String>> {
+fn wait(child: &mut Child, deadline: Deadline) -> IoResult<Option<String>> {
     let mut ends = Ends::new()?;
     ends.watch(child, 0)?;
     let mut text = Vec::new();
@@ -136,5 +160,28 @@ mod tests {
         let command = Command { name: "sleeper".into(), command: "exec sleep 100".into() };
         let error = Peer::run(&command, Duration::from_millis(100)).expect_err("it sleeps");
         assert!(error.text().contains("'sleeper' has not ended"), "{error}");
+    }
+
+    #[test]
+    fn what_a_peer_has_started_ends_with_it() {
+        // Found by what no other process is told.
+        let told = format!("1000.{}", std::process::id());
+        let runs = || {
+            let processes = std::fs::read_dir("/proc").expect("the kernel's list");
+            let lines =
+                processes.filter_map(|process| std::fs::read(process.ok()?.path().join("cmdline")).ok());
+            lines.filter(|line| line.split(|&byte| byte == 0).any(|word| word == told.as_bytes())).count()
+        };
+        for (rest, timeout, ends) in [("wait", 1, false), ("true", 60, true)] {
+            let text = format!("sleep {told} >/dev/null & {rest}");
+            let command = Command { name: "starter".into(), command: text };
+            let ended = Peer::run(&command, Duration::from_secs(timeout));
+            assert_eq!(ended.is_ok(), ends, "{ended:?}");
+            let late = Deadline::after(Duration::from_secs(20));
+            while runs() > 0 && !late.expired() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(runs(), 0, "{rest}");
+        }
     }
 }

@@ -9,8 +9,13 @@ use crate::signature::Kind;
 /// Writes the input of `rank`, `bytes` long.
 pub(super) fn fill(case: &Case, rank: u32, bytes: &mut [u8]) {
     let dtype = case.dtype;
-    for (index, element) in (0..).zip(bytes.chunks_exact_mut(dtype.size())) {
+    let period = period(case) as usize * dtype.size();
+    let (first, rest) = bytes.split_at_mut(period.min(bytes.len()));
+    for (index, element) in (0..).zip(first.chunks_exact_mut(dtype.size())) {
         encode(dtype, input(case, rank, index), element);
+    }
+    for part in rest.chunks_mut(period) {
+        part.copy_from_slice(&first[..part.len()]);
     }
 }
 
@@ -244,6 +249,16 @@ mod tests {
                     "{operator:?} {index}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn each_element_of_a_long_input_is_filled() {
+        let case = case(Kind::Allreduce, DataType::F16, Operator::Product);
+        let mut bytes = vec![0xee; 2 * (2 * period(&case) as usize + 5)];
+        fill(&case, 1, &mut bytes);
+        for (index, element) in (0..).zip(bytes.chunks_exact(2)) {
+            assert_eq!(decode(DataType::F16, element), input(&case, 1, index) as f64, "{index}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::collective::request::{Counts, Kind, Request};
@@ -102,6 +102,9 @@ functions! {
 /// A library that is open until the process ends.
 pub(super) struct Library {
     name: String,
+    path: PathBuf,
+    /// The loader's, as a number: libraries that are one have the same.
+    handle: usize,
     functions: Functions,
 }
 
@@ -124,7 +127,21 @@ impl Library {
         // SAFETY: open, never closed; the caller's promise.
         let functions = unsafe { Functions::resolve(handle) }
             .map_err(|error| error.context(format_args!("--library {}", path.display())))?;
-        Ok(Arc::new(Library { name: name.to_owned(), functions }))
+        let (name, path) = (name.to_owned(), path.to_owned());
+        Ok(Arc::new(Library { name, path, handle: handle.addr(), functions }))
+    }
+
+    /// Refuses this library where `earlier` is the same one by another path: it would be compared with itself.
+    pub(super) fn check_apart(&self, earlier: &Library) -> Result<()> {
+        if self.handle == earlier.handle && self.path != earlier.path {
+            let (path, other) = (self.path.display(), earlier.path.display());
+            fail!(
+                InvalidArgument,
+                "--library {path}: it is the library that was opened as {other}; give the whole path of another file: \
+                 by a name alone the loader gives what is loaded under it already, and a link is what it leads to"
+            );
+        }
+        Ok(())
     }
 
     /// As NCCL writes it: 2.28.9.
@@ -192,6 +209,10 @@ impl Communicator {
         self.windows.push((memory, window));
         self.library.check("ncclCommWindowRegister", result)?;
         Ok(memory.expose_provenance() as u64)
+    }
+
+    pub(super) fn library(&self) -> &Library {
+        &self.library
     }
 
     /// Everything that was enqueued is done, and nothing more comes.
@@ -424,14 +445,24 @@ mod tests {
                 .args(["-shared", "-fPIC", "-o"])
                 .arg(folder.join("fake.so"))
                 .arg(folder.join("fake.c"))
+                .arg(format!("-Wl,-soname,{}", Built::soname(name)))
                 .status();
             assert!(built.unwrap().success());
             Built(folder)
         }
 
+        /// What the loader knows it by, beside its path.
+        fn soname(name: &str) -> String {
+            format!("libunisono-fake-{name}.so.2")
+        }
+
         fn open(&self) -> Result<Arc<Library>> {
+            self.open_as(&self.0.join("fake.so"))
+        }
+
+        fn open_as(&self, path: &Path) -> Result<Arc<Library>> {
             // SAFETY: the functions above have NCCL's types.
-            unsafe { Library::open("fake", &self.0.join("fake.so")) }
+            unsafe { Library::open("fake", path) }
         }
     }
 
@@ -482,6 +513,23 @@ mod tests {
         // SAFETY: as above.
         let told = unsafe { comm.run(&request(Kind::Allreduce, &[1.0], &mut output), StreamHandle::NULL) };
         assert!(told.unwrap_err().text().contains("a strange reduction"));
+    }
+
+    #[test]
+    fn a_library_is_not_compared_with_itself() {
+        let (built, other) = (Built::new("itself", FAKE), Built::new("other", FAKE));
+        let library = built.open().unwrap();
+        built.open().unwrap().check_apart(&library).expect("one path twice is meant so");
+        other.open().unwrap().check_apart(&library).expect("it is another file");
+        let link = built.0.join("link.so");
+        std::os::unix::fs::symlink(built.0.join("fake.so"), &link).unwrap();
+        for path in [link, Built::soname("itself").into()] {
+            let told = built.open_as(&path).unwrap().check_apart(&library).unwrap_err();
+            let (given, opened) = (path.display(), built.0.join("fake.so"));
+            let expected =
+                format!("--library {given}: it is the library that was opened as {}", opened.display());
+            assert!(told.text().contains(&expected) && told.text().contains("whole path"), "{told}");
+        }
     }
 
     #[test]

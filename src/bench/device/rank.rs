@@ -81,8 +81,8 @@ impl<'a> Rank<'a> {
 
     /// Adds a subject: meets the others again. Answers what it says that it is.
     pub(super) fn admit(&mut self, library: &options::Library) -> Result<String> {
-        let number = self.subjects.len();
-        let (mut subject, what) = Subject::join(self.options, &self.seat, &self.control, number, library)?;
+        let (mut subject, what) =
+            Subject::join(self.options, &self.seat, &self.control, &self.subjects, library)?;
         if let (Subject::Library(communicator, own), options::Library::Nccl { windows: true, .. }) =
             (&mut subject, library)
         {
@@ -467,7 +467,7 @@ impl Subject {
         options: &Options,
         seat: &Seat,
         control: &Context,
-        number: usize,
+        earlier: &[Subject],
         library: &options::Library,
     ) -> Result<(Subject, String)> {
         match library {
@@ -475,7 +475,7 @@ impl Subject {
                 let mut contexts = Vec::new();
                 for transport in options.transports() {
                     if contexts.iter().all(|(known, _)| *known != transport) {
-                        let name = format!("device {number}");
+                        let name = format!("device {}", earlier.len());
                         contexts.push((transport, seat.meet(options, transport, &name)?));
                     }
                 }
@@ -484,6 +484,11 @@ impl Subject {
             options::Library::Nccl { name, path, .. } => {
                 // SAFETY: the user says that it is one.
                 let library = unsafe { Library::open(name, path) }?;
+                for subject in earlier {
+                    if let Subject::Library(communicator, _) = subject {
+                        library.check_apart(communicator.library())?;
+                    }
+                }
                 let mut id = if seat.rank == 0 { library.unique_id()? } else { UniqueId([0; 128]) };
                 spread(control, &mut id.0)?;
                 let what = format!("{name}: says that it is NCCL {}", library.version()?);

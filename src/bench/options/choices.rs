@@ -177,22 +177,26 @@ pub(super) fn word(text: &str) -> Result<Word, String> {
     }
 }
 
+/// Before the path of a library that is to have windows.
+const WINDOWS: &str = "windows:";
+
 pub(super) fn library(text: &str) -> Result<Library, String> {
     if text == "native" {
         return Ok(Library::Native);
     }
     let (name, path) = match text.split_once('=') {
-        Some((name, path)) => (name, path),
-        None => (text.rsplit('/').next().unwrap_or(text), text),
+        Some((name, path)) => (Some(name.to_owned()), path),
+        None => (None, text),
     };
-    let (windows, path) = match path.strip_prefix("windows:") {
-        Some(path) => (true, path),
-        None => (false, path),
+    let (prefix, path) = match path.strip_prefix(WINDOWS) {
+        Some(path) => (WINDOWS, path),
+        None => ("", path),
     };
+    let name = name.unwrap_or_else(|| format!("{prefix}{}", path.rsplit('/').next().unwrap_or(path)));
     if name.is_empty() || path.is_empty() {
         return Err("\"native\", or [NAME=][windows:]PATH".to_owned());
     }
-    Ok(Library::Nccl { name: name.to_owned(), path: path.into(), windows })
+    Ok(Library::Nccl { name, path: path.into(), windows: !prefix.is_empty() })
 }
 
 pub(super) fn bytes(text: &str) -> Result<u64, String> {
@@ -247,7 +251,10 @@ pub(super) fn choice(text: &str) -> Result<Choice, String> {
         "auto" => Ok(Choice::Automatic),
         name => match Stages::ALL.into_iter().find(|stages| stages.name() == name) {
             Some(stages) => Ok(Choice::Stages(stages)),
-            None => Algorithm::from_name(name).map(Choice::Named).map_err(|error| error.to_string()),
+            None => Algorithm::from_name(name).map(Choice::Named).map_err(|_| {
+                let named = Algorithm::ALL.map(Algorithm::name);
+                one_of("algorithm", ["auto"].into_iter().chain(named).chain(Stages::ALL.map(Stages::name)))
+            }),
         },
     }
 }
