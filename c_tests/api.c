@@ -156,6 +156,13 @@ static void calls(unisono_context_t *ctx) {
     call.pdl = UNISONO_PDL_EARLY + 1;
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "call->pdl",
                 unisono_allreduce(ctx, x, y, 4, UNISONO_INT32, UNISONO_SUM, &call, NULL));
+    /* As larger groups. */
+    call = (unisono_call_t)UNISONO_CALL_INIT;
+    call.algorithm = 999;
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "algorithm 999 is unknown",
+                unisono_allreduce(ctx, x, y, 4, UNISONO_INT32, UNISONO_SUM, &call, NULL));
+    call.algorithm = UNISONO_ALGORITHM_BRUCK;
+    CHECK_STATUS(UNISONO_INVALID_ARGUMENT, unisono_allreduce(ctx, x, y, 4, UNISONO_INT32, UNISONO_SUM, &call, NULL));
     call = (unisono_call_t)UNISONO_CALL_INIT;
     call.size = 8;
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "call->size is 8",
@@ -406,7 +413,11 @@ static void logs(void) {
     unisono_unique_id_t id;
     CHECK_OK(unisono_unique_id_create(&id));
     CHECK(count > 0);
+    CHECK_OK(unisono_unique_id_release(&id));
     CHECK_OK(unisono_unique_id_create_on("127.0.0.1", &id));
+    CHECK_OK(unisono_unique_id_release(&id));
+    CHECK_OK(unisono_unique_id_release(&id));
+    CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "id is NULL", unisono_unique_id_release(NULL));
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "interface 'nowhere' does not exist", unisono_unique_id_create_on("nowhere", &id));
     CHECK_OK(unisono_log_set(UNISONO_LOG_OFF, NULL, NULL));
 }

@@ -4,6 +4,18 @@
  *   collectives [ranks]     without an argument: 1 to 4 ranks
  */
 
+/* feenableexcept */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <fenv.h>
+#include <math.h>
+#ifdef __SSE__
+#include <xmmintrin.h>
+/* Subnormal numbers, on the way in and out. */
+#define FLUSHES 0x8040u
+#endif
+
 #include "harness.h"
 
 static const int dtypes[] = {UNISONO_UINT8, UNISONO_INT32, UNISONO_INT64, UNISONO_FLOAT32, UNISONO_FLOAT64};
@@ -325,6 +337,50 @@ static void operators(struct group *g) {
     }
 }
 
+/* Threads of ranks that round and flush as they like, or want signals of what is invalid, have the sums of the others, and what they
+ * have set afterwards. */
+static void environments(const struct group *g) {
+    enum { SHORT = 4, LONG = 40000 };
+    static float x[LONG], y[LONG];
+    const uint64_t sizes[] = {SHORT, LONG};
+    for (int kind = 0; kind < 3; kind++) {
+        for (size_t s = 0; s < COUNT_OF(sizes); s++) {
+            const uint64_t n = sizes[s];
+            /* A subnormal number; one that is between two floats with the others'; no number. */
+            for (uint64_t i = 0; i < n; i++) {
+                x[i] = kind == 0 ? 0x64p-149f : kind == 1 ? (g->rank == 0 ? 0x1p24f : 1) : NAN;
+            }
+            if (g->rank == g->size - 1) {
+                switch (kind) {
+#ifdef __SSE__
+                case 0: _mm_setcsr(_mm_getcsr() | FLUSHES); break;
+#endif
+                case 1: CHECK(fesetround(FE_UPWARD) == 0); break;
+                case 2: feenableexcept(FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW); break;
+                }
+            }
+            int op = kind == 2 ? UNISONO_MAX : UNISONO_SUM;
+            RUN(g, unisono_allreduce(g->ctx, x, y, n, UNISONO_FLOAT32, op, NULL, work));
+            if (g->rank == g->size - 1) {
+#ifdef __SSE__
+                CHECK(kind != 0 || (_mm_getcsr() & FLUSHES) == FLUSHES);
+                _mm_setcsr(_mm_getcsr() & ~FLUSHES);
+#endif
+                CHECK(kind != 1 || fegetround() == FE_UPWARD);
+                CHECK(fesetround(FE_TONEAREST) == 0);
+                CHECK(kind != 2 || fedisableexcept(FE_ALL_EXCEPT) == (FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW));
+            }
+            for (uint64_t i = 0; i < n; i++) {
+                uint32_t bits;
+                memcpy(&bits, &y[i], sizeof bits);
+                /* One more than 2^24 is rounded to that, to even; of four ranks it is two more. */
+                const uint32_t above = g->size == 4 ? 0x4b800001 : 0x4b800000;
+                CHECK(bits == (kind == 0 ? 100 * (uint32_t)g->size : kind == 1 ? above : 0x7fc00000));
+            }
+        }
+    }
+}
+
 static void everything(unisono_context_t *ctx, void *arg) {
     struct group g = {ctx, (int)unisono_context_rank(ctx), (int)unisono_context_size(ctx), 0};
     int quick = *(int *)arg;
@@ -342,6 +398,10 @@ static void everything(unisono_context_t *ctx, void *arg) {
             uneven(&g, dtypes[d], 37);
         }
         operators(&g);
+        /* Valgrind knows no such settings. */
+        if (!quick && g.size > 1) {
+            environments(&g);
+        }
     }
 }
 

@@ -457,6 +457,28 @@ static void objects(unisono_context_t *ctx, void *arg) {
     for (int i = 0; i < N; i++) {
         CHECK(a[i] == (float)(100 + i % 7) && b[i] == a[i]);
     }
+    /* Off the root what is gathered goes nowhere, and what is scattered is not looked at. */
+    static float all[4 * N];
+    for (int scatters = 0; scatters < 2; scatters++) {
+        options.collective = scatters ? UNISONO_SCATTER : UNISONO_GATHER;
+        void *apart[2] = {scatters ? (void *)all : (void *)a, scatters ? (void *)a : (void *)all};
+        if (rank != 1) {
+            apart[!scatters] = NULL;
+        }
+        options.pointers = apart;
+        for (int i = 0; i < 4 * N; i++) {
+            all[i] = (float)(i % 1000);
+            a[i % N] = (float)rank;
+        }
+        CHECK_OK(unisono_algorithm_create(ctx, &options, &algorithm));
+        CHECK_OK(unisono_algorithm_run(algorithm));
+        unisono_algorithm_destroy(algorithm);
+        if (scatters) {
+            CHECK(a[7] == (float)((rank * N + 7) % 1000));
+        } else if (rank == 1) {
+            CHECK(all[N - 1] == 0 && all[4 * N - 1] == 3);
+        }
+    }
 }
 
 int main(void) {

@@ -499,7 +499,8 @@ typedef struct unisono_algorithm_options_t {
     int32_t algorithm;
     /// This rank's buffers, `pointer_count` of them, all in host memory or all in device memory (of any GPUs). Allreduce,
     /// reduce and broadcast: each of `count` elements; they are combined here first, and each receives the result.
-    /// Others: the first is sent and the second received, with the sizes of the function of that name. Barrier: none.
+    /// Others: the first is sent and the second received, with the sizes of the function of that name; what that ignores may be NULL
+    /// here, too. Barrier: none.
     void *const *pointers;
     /// How many buffers.
     uint64_t pointer_count;
@@ -629,6 +630,10 @@ unisono_status_t unisono_unique_id_create(struct unisono_unique_id_t *id);
 /// As unisono_unique_id_create, on `interface`: a name, an address or a CIDR, as in the options of a context. NULL: as there.
 unisono_status_t unisono_unique_id_create_on(const char *interface,
                                              struct unisono_unique_id_t *id);
+
+/// Ends the serving of an id that this process has made and that nobody will meet by, since the program could not pass it on. A context
+/// that is being made from it, or has been, keeps it served. For an id of another process there is nothing to do.
+unisono_status_t unisono_unique_id_release(const struct unisono_unique_id_t *id);
 
 /// Creates a context: meets the other ranks through a store or a unique id, and returns when all have arrived.
 ///

@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 use std::sync::{Arc, Weak};
 
-use crate::error::Result;
+use crate::error::{Result, fail};
 use crate::rendezvous::id::{ID_BYTES, UniqueId};
 use crate::rendezvous::tcp_server::ServerHandle;
 use crate::sys::global::Global;
@@ -48,6 +48,20 @@ pub unsafe extern "C" fn unisono_unique_id_create_on(
     })
 }
 
+/// Ends the serving of an id that this process has made and that nobody will meet by, since the program could not pass it on. A context
+/// that is being made from it, or has been, keeps it served. For an id of another process there is nothing to do.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_unique_id_release(id: *const unisono_unique_id_t) -> unisono_status_t {
+    guard(|| {
+        if id.is_null() {
+            fail!(InvalidArgument, "id is NULL");
+        }
+        // SAFETY: not NULL, so the contract of the header has it readable; bytes have no alignment.
+        claim(&unsafe { id.read() }.bytes);
+        Ok(())
+    })
+}
+
 /// A new id, which this process serves.
 fn served_on(interface: Option<&str>) -> Result<unisono_unique_id_t> {
     let (id, server) = UniqueId::create(interface)?;
@@ -76,9 +90,12 @@ pub(super) fn server(bytes: &[u8; ID_BYTES]) -> Option<Arc<ServerHandle>> {
 
 /// That a context keeps the server of this id from now on, or that nobody needs it any more.
 pub(super) fn claim(bytes: &[u8; ID_BYTES]) {
-    if let Some(served) = SERVED.write().iter_mut().find(|served| served.bytes == *bytes) {
-        served.unclaimed = None;
-    }
+    let find = |served: &mut Vec<Served>| {
+        served.iter_mut().find(|served| served.bytes == *bytes).and_then(|served| served.unclaimed.take())
+    };
+    let unclaimed = find(&mut SERVED.write());
+    // Not under the lock: whoever drops the last of it waits for its thread.
+    drop(unclaimed);
 }
 
 #[cfg(test)]
@@ -107,6 +124,17 @@ mod tests {
         let mut context = ptr::null_mut();
         // SAFETY: the options and what they point to outlive the call.
         unsafe { unisono_context_create(&options, &mut context) }
+    }
+
+    #[test]
+    fn an_id_that_is_let_go_is_served_no_more() {
+        let id = served_on(Some("lo")).unwrap();
+        // SAFETY: it lives.
+        assert_eq!(unsafe { unisono_unique_id_release(&id) }, Status::Ok as i32);
+        assert!(server(&id.bytes).is_none());
+        // SAFETY: as above, and NULL may be given.
+        let again = unsafe { [unisono_unique_id_release(&id), unisono_unique_id_release(ptr::null())] };
+        assert_eq!(again, [Status::Ok as i32, Status::InvalidArgument as i32]);
     }
 
     #[test]
