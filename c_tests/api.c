@@ -277,6 +277,23 @@ static void stores(void) {
     unisono_store_destroy(store);
     CHECK_OK(unisono_store_set(part, "still", "there", 5));
     unisono_store_destroy(part);
+    char directory[4096], *file = NULL;
+    CHECK_OK(unisono_store_create_hash(&store));
+    CHECK_FAILS(UNISONO_UNSUPPORTED, "in a file of its own", unisono_store_key_file(store, "k", &file));
+    unisono_store_destroy(store);
+    make_directory(directory, sizeof directory);
+    CHECK_OK(unisono_store_create_file(directory, &store));
+    CHECK_OK(unisono_store_create_prefix(store, "job", &part));
+    CHECK_OK(unisono_store_key_file(part, "k", &file));
+    CHECK(file[0] == '/' && access(file, F_OK) != 0);
+    CHECK_OK(unisono_store_set(part, "k", "value", 5));
+    CHECK(access(file, F_OK) == 0 && unlink(file) == 0);
+    unisono_free(file);
+    CHECK_OK(unisono_store_try_get(part, "k", &value, &bytes));
+    CHECK(value == NULL);
+    unisono_store_destroy(part);
+    unisono_store_destroy(store);
+    remove_directory(directory);
     CHECK_STATUS(UNISONO_SYSTEM, unisono_store_create_file("/proc/nowhere/at/all", &store));
     CHECK_FAILS(UNISONO_INVALID_ARGUMENT, "path of a file store is empty", unisono_store_create_file("", &store));
 }

@@ -210,9 +210,18 @@ void forks_after_contexts() {
         use(context);
         Bytes memory(100);
         const auto buffer = make_unbound(context, memory);
+        auto receiver = make_receive(context, 1, 9, memory);
+        Bytes untaken(3 * MiB);
+        auto sender = make_send(context, 1, 9, untaken);
+        sender->send();
         Child child([&] {
             CHECK_THROWS(gloo::Exception, "", barrier(context));
             CHECK_THROWS(gloo::Exception, "", buffer->send(1, 1));
+            within(2, [&] {
+                CHECK_THROWS(gloo::Exception, "before a fork", receiver->waitRecv());
+                CHECK_THROWS(gloo::Exception, "before a fork", sender->waitSend());
+                receiver.reset(), sender.reset();
+            });
             use(connect_on(device, 0, 2, store_in(directory.path(), "two")));
         });
         pause_for(300);

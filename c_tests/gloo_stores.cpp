@@ -1,6 +1,8 @@
 // C++17: the gloo face with ranks as threads: the stores by which contexts meet.
 
 #include <condition_variable>
+#include <filesystem>
+#include <iterator>
 #include <map>
 #include <mutex>
 
@@ -48,6 +50,12 @@ class SmallStore : public gloo::rendezvous::Store {
     std::condition_variable changed_;
     std::map<std::string, std::vector<char>> values_;
 };
+
+/* How many files this process has open. */
+int open_files() {
+    const auto all = std::filesystem::directory_iterator("/proc/self/fd");
+    return static_cast<int>(std::distance(begin(all), end(all)));
+}
 
 /* Ranks that meet in the stores, a store each. */
 void meet_in(const std::vector<std::shared_ptr<gloo::rendezvous::Store>> &stores) {
@@ -115,6 +123,71 @@ void a_store_that_throws() {
     check(1, std::make_shared<CannotWait>(), 2);
 }
 
+/* Rank 0 makes what the others meet by, and serves it: not for ever, when it cannot tell them. */
+void meetings_that_nobody_comes_to() {
+    struct Forgetful : SmallStore {
+        void set(const std::string &key, const std::vector<char> &data) override {
+            if (key == "0") {
+                throw std::runtime_error("the store is gone");
+            }
+            SmallStore::set(key, data);
+        }
+    };
+    const auto device = gloo::transport::tcp::CreateDevice("localhost");
+    const std::vector<std::function<void()>> attempts{
+        [&] {
+            gloo::rendezvous::Context context(0, 2);
+            CHECK_THROWS(std::runtime_error, "gone", context.connectFullMesh(std::make_shared<Forgetful>(), device));
+        },
+        // The program's own means fail, which carry it between pairs.
+        [&] {
+            const auto context = device->createContext(0, 2);
+            CHECK(!context->createPair(1)->address().bytes().empty());
+        },
+    };
+    for (const auto &attempt : attempts) {
+        attempt();
+        const int before = open_files();
+        for (int i = 0; i < 10; i++) {
+            attempt();
+        }
+        CHECK(open_files() < before + 10);
+    }
+}
+
+/* Their contexts serve no other meeting, whether somebody has asked for an address before or asks afterwards. */
+void addresses_of_pairs_that_met_in_a_store() {
+    const auto device = gloo::transport::tcp::CreateDevice("localhost");
+    const auto opened = [&](bool before, bool afterwards) {
+        const auto told = [](gloo::transport::Context &context) {
+            CHECK(!context.getPair(1)->address().bytes().empty());
+        };
+        std::vector<std::shared_ptr<gloo::transport::Context>> kept;
+        const int idle = open_files();
+        for (int i = 0; i < 10; i++) {
+            const auto store = std::make_shared<gloo::rendezvous::HashStore>();
+            std::vector<std::shared_ptr<gloo::transport::Context>> ranks;
+            for (int rank = 0; rank < 2; rank++) {
+                ranks.push_back(device->createContext(rank, 2));
+                kept.push_back(ranks.back());
+            }
+            if (before) {
+                ranks[0]->createPair(1);
+                told(*ranks[0]);
+            }
+            at_once(2, [&](int rank) { ranks[static_cast<std::size_t>(rank)]->createAndConnectAllPairs(store); });
+            if (afterwards) {
+                told(*ranks[0]);
+            }
+        }
+        return open_files() - idle;
+    };
+    opened(false, false);
+    const int unasked = opened(false, false);
+    CHECK(opened(true, false) < unasked + 10);
+    CHECK(opened(false, true) < unasked + 10);
+}
+
 void stores_that_the_program_keeps() {
     // Ones that outlive their contexts, and that nobody else owns.
     gloo::rendezvous::HashStore store;
@@ -128,7 +201,9 @@ void stores_that_the_program_keeps() {
     gloo::rendezvous::Context context(0, 1);
     CHECK_THROWS(EnforceNotMet, "", context.connectFullMesh(nullptr, device));
     CHECK_THROWS(EnforceNotMet, "", context.connectFullMesh(borrowed(store), nullptr));
-    context.connectFullMesh(borrowed(store), device);
+    CHECK_THROWS(EnforceNotMet, "'rank_0'", context.connectFullMesh(borrowed(store), device));
+    gloo::rendezvous::PrefixStore alone("alone", store);
+    context.connectFullMesh(borrowed(alone), device);
     CHECK(context.getDevice() == device);
 }
 
@@ -136,8 +211,9 @@ void hash_stores() {
     const auto store = std::make_shared<gloo::rendezvous::HashStore>();
     store->set("a", chars("one"));
     CHECK(store->get("a") == chars("one"));
-    store->set("a", chars("two"));
-    CHECK(store->get("a") == chars("two"));
+    CHECK_THROWS(EnforceNotMet, "'a'", store->set("a", chars("two")));
+    CHECK(store->get("a") == chars("one"));
+    within(2, [&] { CHECK(store->get("b").empty()); });
     store->set("empty", {});
     CHECK(store->get("empty").empty());
     store->wait({"a", "empty"});
@@ -146,7 +222,7 @@ void hash_stores() {
     CHECK(took > 0.1);
     within(2, [&] { CHECK_THROWS(IoException, "", store->wait_get("b", milliseconds(50))); });
     // Whoever waits goes on when it is set.
-    auto got = std::async(std::launch::async, [&] { return store->get("late"); });
+    auto got = std::async(std::launch::async, [&] { return store->wait_get("late", milliseconds(20000)); });
     auto waited = std::async(std::launch::async, [&] { store->wait({"late", "later"}, gloo::kNoTimeout); });
     CHECK(!ended(got, 50));
     store->set("late", chars("here"));
@@ -157,7 +233,7 @@ void hash_stores() {
 
     CHECK(store->has_v2_support());
     store->multi_set({"x", "y"}, {chars("1"), chars("2")});
-    CHECK((store->multi_get({"y", "x", "a"}) == std::vector<std::vector<char>>{chars("2"), chars("1"), chars("two")}));
+    CHECK((store->multi_get({"y", "x", "a"}) == std::vector<std::vector<char>>{chars("2"), chars("1"), chars("one")}));
     CHECK_THROWS(EnforceNotMet, "", store->multi_set({"x", "y"}, {chars("1")}));
     store->append("x", chars("0"));
     store->append("fresh", chars("5"));
@@ -178,7 +254,7 @@ void hash_stores() {
     CHECK(prefixed.has_v2_support());
     prefixed.set("a", chars("three"));
     CHECK(prefixed.get("a") == chars("three"));
-    CHECK(store->get("a") == chars("two"));
+    CHECK(store->get("a") == chars("one"));
     CHECK(store->get("p/a") == chars("three"));
     prefixed.multi_set({"x", "y"}, {chars("3"), chars("4")});
     CHECK((prefixed.multi_get({"x", "y"}) == std::vector<std::vector<char>>{chars("3"), chars("4")}));
@@ -211,12 +287,51 @@ void file_stores() {
     CHECK(got.get() == chars(std::string(100000, 'x')));
     CHECK(!one.has_v2_support());
     CHECK_THROWS(InvalidOperationException, "", one.add("n", 1));
-    one.getAllKeyFilePaths();
     const auto store = [&] { return std::make_shared<gloo::rendezvous::FileStore>(path); };
     meet_in({store(), store(), store()});
     const auto prefixed = [&] { return std::make_shared<gloo::rendezvous::PrefixStore>("again", store()); };
     meet_in({prefixed(), prefixed()});
     CHECK_THROWS(gloo::Exception, "", gloo::rendezvous::FileStore("/proc/no/such/place"));
+}
+
+/* What gloo's programs do to meet in one directory again and again. */
+void file_stores_whose_files_are_removed() {
+    const Directory directory;
+    const auto remove_all = [](gloo::rendezvous::FileStore &store) {
+        for (const auto &path : store.getAllKeyFilePaths()) {
+            CHECK(std::filesystem::remove(path));
+        }
+    };
+    {
+        // Keys of which each has a file of its own kind of name.
+        gloo::rendezvous::FileStore store(directory.path()), other(directory.path());
+        const std::vector<std::string> keys{"",  ".", "..a.b", "plain-Key_09", "a/b with\nmore:*%", "\u00e9\u4e2d",
+                                            std::string(140, 'x'), std::string(141, 'x'), std::string(47, '/') + "y",
+                                            std::string(1000, '.')};
+        for (const auto &key : keys) {
+            store.set(key, chars("1"));
+            store.set(key, chars("2"));
+        }
+        for (std::size_t length = 142; length < 290; length++) {
+            store.set(std::string(length, 'x'), {});
+        }
+        other.set("another's", {});
+        CHECK_EQ(store.getAllKeyFilePaths().size(), keys.size() + 148);
+        remove_all(store);
+        CHECK_EQ(other.getAllKeyFilePaths().size(), 1u);
+        remove_all(other);
+        CHECK(std::filesystem::is_empty(directory.path()));
+    }
+    for (int round = 0; round < 3; round++) {
+        at_once(3, [&](int rank) {
+            pause_for(rank == 0 ? 200 : 0);
+            const auto files = std::make_shared<gloo::rendezvous::FileStore>(directory.path());
+            const auto store = std::make_shared<gloo::rendezvous::PrefixStore>("prefix", files);
+            const auto context = connect(rank, 3, store, std::chrono::seconds(5));
+            barrier(context);
+            remove_all(*files);
+        });
+    }
 }
 
 /* Programs remove these when they have connected, to connect once more. */
@@ -237,9 +352,12 @@ int main() {
     return run_tests({
         {"stores of the program's own", stores_of_the_programs_own},
         {"a store that throws", a_store_that_throws},
+        {"meetings that nobody comes to", meetings_that_nobody_comes_to},
+        {"addresses of pairs that met in a store", addresses_of_pairs_that_met_in_a_store},
         {"stores that the program keeps", stores_that_the_program_keeps},
         {"hash stores", hash_stores},
         {"file stores", file_stores},
+        {"file stores whose files are removed", file_stores_whose_files_are_removed},
         {"keys that gloo has", keys_that_gloo_has},
     });
 }

@@ -592,6 +592,13 @@ unisono_status_t unisono_store_get(const struct unisono_store_t *store,
                                    void **value,
                                    uint64_t *bytes);
 
+/// The file that a store of unisono_store_create_file, or a part of one, keeps `key` in, whether it is there or not: `*path`, absolute, is freed by
+/// unisono_free. Programs remove the files of what they have set once nobody looks for it any more, so that the keys serve again; which
+/// is nothing for keys that are added to. Other stores: UNISONO_UNSUPPORTED.
+unisono_status_t unisono_store_key_file(const struct unisono_store_t *store,
+                                        const char *key,
+                                        char **path);
+
 /// As unisono_store_get, without waiting: if `key` does not exist, the status is UNISONO_OK, `*value` NULL and
 /// `*bytes` 0.
 unisono_status_t unisono_store_try_get(const struct unisono_store_t *store,

@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::marker::{PhantomData, PhantomPinned};
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -199,6 +200,32 @@ pub unsafe extern "C" fn unisono_store_get(
         let found = store.get(key, wait_deadline(timeout_ms))?;
         value.write(hand_out(&found)?);
         bytes.write(found.len() as u64);
+        Ok(())
+    })
+}
+
+/// The file that a store of unisono_store_create_file, or a part of one, keeps `key` in, whether it is there or not: `*path`, absolute, is freed by
+/// unisono_free. Programs remove the files of what they have set once nobody looks for it any more, so that the keys serve again; which
+/// is nothing for keys that are added to. Other stores: UNISONO_UNSUPPORTED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_store_key_file(
+    store: *const unisono_store_t,
+    key: *const c_char,
+    path: *mut *mut c_char,
+) -> unisono_status_t {
+    guard(|| {
+        // SAFETY: the contract of the header: NULL or a store that nobody destroys meanwhile.
+        let store = unsafe { Handle::borrow(store, "store") }?.inner();
+        // SAFETY: the contract of the header: NULL or a C string.
+        let key = unsafe { text(key, "key") }?;
+        // SAFETY: the contract of the header: NULL or writable.
+        let path = unsafe { out(path, "path") }?;
+        let Some(file) = store.file_of(key) else {
+            fail!(Unsupported, "{} keeps no key in a file of its own", store.describe());
+        };
+        let mut bytes = file.into_os_string().into_vec();
+        bytes.push(0);
+        path.write(hand_out(&bytes)?.cast());
         Ok(())
     })
 }

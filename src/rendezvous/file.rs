@@ -50,6 +50,9 @@ impl FileStore {
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(|cause| {
             Error::system(format!("cannot create the directory {}", directory.display()), cause)
         })?;
+        // The same one wherever the process goes.
+        let directory = std::path::absolute(&directory)
+            .map_err(|cause| Error::system(format!("cannot find {}", directory.display()), cause))?;
         let mut nonce = [0; 8];
         random::fill(&mut nonce)?;
         Ok(FileStore { directory, nonce: u64::from_le_bytes(nonce), written: AtomicU64::new(0) })

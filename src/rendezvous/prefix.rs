@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+use std::path::PathBuf;
+
 use super::store::Store;
 use crate::deadline::Deadline;
 use crate::error::Result;
@@ -43,6 +45,10 @@ impl<S: Store> Store for PrefixStore<S> {
 
     fn describe(&self) -> String {
         format!("{} under '{}'", self.store.describe(), self.prefix)
+    }
+
+    fn file_of(&self, key: &str) -> Option<PathBuf> {
+        self.store.file_of(&self.key(key))
     }
 }
 

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -28,6 +29,11 @@ pub trait Store: Send + Sync {
 
     /// What it is and where, for errors: `file store /tmp/x`, `tcp store 10.0.0.1:2950`.
     fn describe(&self) -> String;
+
+    /// The file that `key` is in, whether it exists or not, if each has one.
+    fn file_of(&self, _key: &str) -> Option<PathBuf> {
+        None
+    }
 }
 
 impl<S: Store + ?Sized> Store for Arc<S> {
@@ -49,6 +55,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn describe(&self) -> String {
         (**self).describe()
+    }
+
+    fn file_of(&self, key: &str) -> Option<PathBuf> {
+        (**self).file_of(key)
     }
 }
 

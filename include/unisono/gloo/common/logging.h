@@ -53,14 +53,42 @@ class EnforceNotMet : public std::exception {
     std::vector<std::string> stack_;
 };
 
-namespace detail {
+/* The checkers of GLOO_ENFORCE_THAT, to which programs add their own: what they return says what is wrong, if anything is. */
+namespace enforce_detail {
 
-/* Both values of a comparison that did not hold. */
-template <class Left, class Right> std::string compared(const Left &left, const Right &right, std::string &&more) {
-    return more.empty() ? MakeString(left, " vs ", right) : MakeString(left, " vs ", right, ". ", more);
-}
+struct EnforceOK {};
 
-} // namespace detail
+class EnforceFailMessage {
+  public:
+    EnforceFailMessage(EnforceOK) {}
+    EnforceFailMessage(std::string &&message) : bad_(true), message_(std::move(message)) {}
+
+    bool bad() const { return bad_; }
+    std::string get_message_and_free(std::string &&more) const {
+        return more.empty() ? message_ : MakeString(message_, ". ", more);
+    }
+
+  private:
+    bool bad_ = false;
+    std::string message_;
+};
+
+#define GLOO_CHECKER_(name, op)                                                                                        \
+    template <class Left, class Right> EnforceFailMessage name(const Left &left, const Right &right) {                 \
+        if (left op right) {                                                                                           \
+            return EnforceOK();                                                                                        \
+        }                                                                                                              \
+        return MakeString(left, " vs ", right);                                                                        \
+    }
+GLOO_CHECKER_(Equals, ==)
+GLOO_CHECKER_(NotEquals, !=)
+GLOO_CHECKER_(Greater, >)
+GLOO_CHECKER_(GreaterEquals, >=)
+GLOO_CHECKER_(Less, <)
+GLOO_CHECKER_(LessEquals, <=)
+#undef GLOO_CHECKER_
+
+} // namespace enforce_detail
 } // namespace over_unisono
 } // namespace gloo
 
@@ -84,20 +112,25 @@ template <class Left, class Right> std::string compared(const Left &left, const 
         }                                                                                                              \
     } while (false)
 
-#define GLOO_ENFORCE_COMPARED_(x, op, y, ...)                                                                          \
+#define GLOO_ENFORCE_FOUND_(checked, text, ...)                                                                        \
     do {                                                                                                               \
-        const auto &gloo_left_ = (x);                                                                                  \
-        const auto &gloo_right_ = (y);                                                                                 \
-        if (!(gloo_left_ op gloo_right_)) {                                                                            \
-            throw ::gloo::EnforceNotMet(                                                                               \
-                __FILE__, __LINE__, #x " " #op " " #y,                                                                 \
-                ::gloo::detail::compared(gloo_left_, gloo_right_, ::gloo::MakeString(__VA_ARGS__)));                   \
+        const ::gloo::enforce_detail::EnforceFailMessage gloo_found_ = (checked);                                      \
+        if (gloo_found_.bad()) {                                                                                       \
+            throw ::gloo::EnforceNotMet(__FILE__, __LINE__, text,                                                      \
+                                        gloo_found_.get_message_and_free(::gloo::MakeString(__VA_ARGS__)));            \
         }                                                                                                              \
     } while (false)
+#define GLOO_ENFORCE_COMPARED_(checker, x, op, y, ...)                                                                 \
+    GLOO_ENFORCE_FOUND_(::gloo::enforce_detail::checker((x), (y)), #x " " #op " " #y, __VA_ARGS__)
 
-#define GLOO_ENFORCE_EQ(x, y, ...) GLOO_ENFORCE_COMPARED_(x, ==, y, __VA_ARGS__)
-#define GLOO_ENFORCE_NE(x, y, ...) GLOO_ENFORCE_COMPARED_(x, !=, y, __VA_ARGS__)
-#define GLOO_ENFORCE_LE(x, y, ...) GLOO_ENFORCE_COMPARED_(x, <=, y, __VA_ARGS__)
-#define GLOO_ENFORCE_LT(x, y, ...) GLOO_ENFORCE_COMPARED_(x, <, y, __VA_ARGS__)
-#define GLOO_ENFORCE_GE(x, y, ...) GLOO_ENFORCE_COMPARED_(x, >=, y, __VA_ARGS__)
-#define GLOO_ENFORCE_GT(x, y, ...) GLOO_ENFORCE_COMPARED_(x, >, y, __VA_ARGS__)
+#define GLOO_ENFORCE_THAT(checked, ...)                                                                                \
+    do {                                                                                                               \
+        using namespace ::gloo::enforce_detail;                                                                        \
+        GLOO_ENFORCE_FOUND_(checked, #checked, __VA_ARGS__);                                                           \
+    } while (false)
+#define GLOO_ENFORCE_EQ(x, y, ...) GLOO_ENFORCE_COMPARED_(Equals, x, ==, y, __VA_ARGS__)
+#define GLOO_ENFORCE_NE(x, y, ...) GLOO_ENFORCE_COMPARED_(NotEquals, x, !=, y, __VA_ARGS__)
+#define GLOO_ENFORCE_LE(x, y, ...) GLOO_ENFORCE_COMPARED_(LessEquals, x, <=, y, __VA_ARGS__)
+#define GLOO_ENFORCE_LT(x, y, ...) GLOO_ENFORCE_COMPARED_(Less, x, <, y, __VA_ARGS__)
+#define GLOO_ENFORCE_GE(x, y, ...) GLOO_ENFORCE_COMPARED_(GreaterEquals, x, >=, y, __VA_ARGS__)
+#define GLOO_ENFORCE_GT(x, y, ...) GLOO_ENFORCE_COMPARED_(Greater, x, >, y, __VA_ARGS__)

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,6 +25,11 @@ class FileStore : public Store {
 
     void set(const std::string &key, const std::vector<char> &data) override {
         detail::check(unisono_store_set(store_.get(), key.c_str(), data.data(), data.size()));
+        char *file = nullptr;
+        detail::check(unisono_store_key_file(store_.get(), key.c_str(), &file));
+        const std::unique_ptr<char, detail::Destroy<unisono_free>> owned(file);
+        std::lock_guard<std::mutex> hold(mutex_);
+        files_.insert(file);
     }
 
     std::vector<char> get(const std::string &key) override { return read(key, kDefaultTimeout); }
@@ -35,8 +42,12 @@ class FileStore : public Store {
         }
     }
 
-    /* gloo's programs remove these files. unisono's directory is removed as a whole, so there are none to name. */
-    std::vector<std::string> getAllKeyFilePaths() { return {}; }
+    /* The files of the keys that this object has set. Programs remove them when they have connected, so that the same keys
+       serve once more. */
+    std::vector<std::string> getAllKeyFilePaths() {
+        std::lock_guard<std::mutex> hold(mutex_);
+        return {files_.begin(), files_.end()};
+    }
 
   private:
     std::vector<char> read(const std::string &key, std::chrono::milliseconds timeout) {
@@ -49,6 +60,8 @@ class FileStore : public Store {
     }
 
     std::unique_ptr<unisono_store_t, detail::Destroy<unisono_store_destroy>> store_;
+    std::mutex mutex_;
+    std::set<std::string> files_;
 };
 
 } // namespace rendezvous

@@ -59,6 +59,11 @@ inline void await(Context &context, const SharedWork &work, const char *what, ui
         context.fail(cause);
         throw IoException(cause);
     }
+    if (status != UNISONO_OK) {
+        // In a forked child it is the parent's: it has no outcome here, and never will.
+        int32_t done = 0;
+        detail::check(unisono_work_test(work.get(), &done));
+    }
 }
 
 /* A message that was sent from a buffer. */
@@ -66,12 +71,27 @@ struct Message {
     std::unique_ptr<Frame> frame;
     const char *content = nullptr;
     SharedWork head, tail;
+
+    bool isSent() const {
+        const auto isOver = [](const SharedWork &work) { return unisono_work_status(work.get()) == UNISONO_OK; };
+        return isOver(head) && (!tail || isOver(tail));
+    }
 };
 
 /* Those of a buffer that nobody has waited for. */
 struct Outbox : detail::Closable {
     std::mutex mutex;
     std::deque<Message> messages;
+    /* How many went before them. Nothing else is kept of those: a program need not wait for what the other side answers. */
+    std::size_t sent = 0;
+
+    /* Lets go of what has been sent. What has failed stays, for the wait that tells. */
+    void settle() {
+        while (!messages.empty() && messages.front().isSent()) {
+            messages.pop_front();
+            sent++;
+        }
+    }
 
     std::deque<Message> take() {
         std::lock_guard<std::mutex> hold(mutex);
@@ -130,12 +150,17 @@ class SendBuffer : public Buffer {
             }
         }
         outbox_->messages.push_back(std::move(message));
+        outbox_->settle();
     }
 
     /* One that throws leaves nothing under way: the memory is the program's again. */
     void waitSend() override {
         const auto busy = context_->native();
         std::unique_lock<std::mutex> hold(outbox_->mutex);
+        if (outbox_->sent > 0) {
+            outbox_->sent--;
+            return;
+        }
         auto &messages = outbox_->messages;
         GLOO_ENFORCE(!messages.empty(), "nothing was sent that has not been waited for");
         const Message message = std::move(messages.front());

@@ -96,8 +96,11 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
     /* What the pairs of this rank tell the others. */
     const Address &address() {
         std::lock_guard<std::mutex> hold(mutex_);
-        if (!address_) {
-            address_ = rank == 0 ? Address(rank, device_->makeId()) : Address(rank);
+        if (!address_ && rank == 0 && !native_) {
+            told_ = device_->makeId();
+            address_ = Address(rank, *told_);
+        } else if (!address_) {
+            address_ = Address(rank);
         }
         return *address_;
     }
@@ -128,8 +131,11 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
     }
 
     void hold(unisono_context_t *native) {
-        std::lock_guard<std::mutex> hold(mutex_);
+        std::unique_lock<std::mutex> hold(mutex_);
         native_.reset(native, unisono_context_destroy);
+        // All are here: if not by the id that the pairs tell, nobody comes by that.
+        const auto told = std::move(told_);
+        hold.unlock();
     }
 
     void meet(const unisono_unique_id_t &id) {
@@ -152,6 +158,8 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
     std::vector<std::weak_ptr<detail::Closable>> parts_;
     std::atomic<uint64_t> messages_{0};
     std::optional<Address> address_;
+    /* The id in the address, as long as somebody may meet by it. */
+    ServedId told_;
     std::optional<unisono_unique_id_t> id_;
     int introduced_ = 0;
 };
@@ -165,9 +173,12 @@ inline void Context::createAndConnectAllPairs(std::shared_ptr<IStore> store) {
     createAllPairs();
     set("rank_" + mine, getHostname());
     unisono_unique_id_t id;
+    // Served for as long as this lasts, should there be no meeting.
+    ServedId made;
     if (rank == 0) {
         try {
-            id = device_->makeId();
+            made = device_->makeId();
+            id = *made;
         } catch (const std::exception &cause) {
             // So that the others do not wait for it.
             set(mine, cause.what());

@@ -26,6 +26,15 @@ inline namespace over_unisono {
 namespace transport {
 namespace tcp {
 
+struct EndServing {
+    void operator()(unisono_unique_id_t *id) const {
+        unisono_unique_id_release(id);
+        delete id;
+    }
+};
+/* A unique id that this process serves: until this ends, or as long as the context that met by it does. */
+using ServedId = std::unique_ptr<unisono_unique_id_t, EndServing>;
+
 /* A network interface. Ranks of one host use shared memory, whatever the device; UNISONO_TRANSPORT=tcp has them use
    TCP. Nothing is opened, and no thread begins, before a context is connected, so a program may fork with a device.
    */
@@ -58,10 +67,10 @@ class Device : public ::gloo::transport::Device, public std::enable_shared_from_
     const char *interface() const { return interface_.empty() ? nullptr : interface_.c_str(); }
 
     /* A new unique id, served by this process on this interface. */
-    unisono_unique_id_t makeId() const {
-        unisono_unique_id_t id;
-        detail::check(unisono_unique_id_create_on(interface(), &id));
-        return id;
+    ServedId makeId() const {
+        auto id = std::make_unique<unisono_unique_id_t>();
+        detail::check(unisono_unique_id_create_on(interface(), id.get()));
+        return ServedId(id.release());
     }
 
   private:
