@@ -446,6 +446,21 @@ def one_sided(nccl):
         checked(number, lambda index, rank: graphs[index].replay())
     checked(10, exchange)
     graphs.clear()
+    # Graphs of one rank that signal the same one in streams that nothing orders: all of it counts.
+    first, second, times = world.ranks[0], world.ranks[1], 500
+    streams = [torch.cuda.Stream(first.device) for _ in range(2)]
+    graphs = [torch.cuda.CUDAGraph() for _ in streams]
+    for stream, graph in zip(streams, graphs):
+        with torch.cuda.device(first.device), torch.cuda.graph(graph, stream=stream):
+            nccl.Signal(1, 0, 0, 0, first.comm, stream.cuda_stream)
+    for _ in range(times):
+        for stream, graph in zip(streams, graphs):
+            with torch.cuda.stream(stream):
+                graph.replay()
+    all_of_it = WaitSignalDesc(2 * times, 0, 0, 0)
+    nccl.WaitSignal(1, ctypes.byref(all_of_it), second.comm, second.stream.cuda_stream)
+    world.synchronize()
+    graphs.clear()
     world.sums()
     rank = world.ranks[0]
     nccl.WaitSignal(1, ctypes.byref(WaitSignalDesc(1, 1, 0, 0)), rank.comm, rank.stream.cuda_stream)
