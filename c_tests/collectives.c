@@ -342,10 +342,10 @@ static void operators(struct group *g) {
 static void environments(const struct group *g) {
     enum { SHORT = 4, LONG = 40000 };
     static float x[LONG], y[LONG];
-    const uint64_t sizes[] = {SHORT, LONG};
+    const uint64_t lengths[] = {SHORT, LONG};
     for (int kind = 0; kind < 3; kind++) {
-        for (size_t s = 0; s < COUNT_OF(sizes); s++) {
-            const uint64_t n = sizes[s];
+        for (size_t s = 0; s < COUNT_OF(lengths); s++) {
+            const uint64_t n = lengths[s];
             /* A subnormal number; one that is between two floats with the others'; no number. */
             for (uint64_t i = 0; i < n; i++) {
                 x[i] = kind == 0 ? 0x64p-149f : kind == 1 ? (g->rank == 0 ? 0x1p24f : 1) : NAN;
