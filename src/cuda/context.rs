@@ -3,13 +3,14 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use once_cell::sync::OnceCell;
 
 use super::courier::Stands;
 use super::driver::{CaptureMode, ContextHandle, Driver, Location, StreamHandle};
 use super::libcuda::Libcuda;
+use super::quiet::Quiet;
 use super::scalar::Slots;
 use super::slab::Slabs;
 use super::word::Words;
@@ -35,6 +36,7 @@ pub struct Devices {
     asking: AtomicUsize,
     /// Held by whoever makes what the driver may wait for streams with.
     making: Mutex<()>,
+    quiet: Quiet,
 }
 
 /// A call under way that asks the driver: see [`Devices::note_asking`].
@@ -76,6 +78,7 @@ impl Devices {
             rousing: (0..count).map(|_| Mutex::default()).collect(),
             asking: AtomicUsize::new(0),
             making: Mutex::default(),
+            quiet: Quiet::default(),
         }))
     }
 
@@ -105,6 +108,25 @@ impl Devices {
             return Ok(None);
         }
         make().map(Some)
+    }
+
+    /// As who makes something does, if nobody does just now.
+    pub(super) fn try_making(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.making.try_lock() {
+            Ok(making) => Some(making),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Whether any call asks the driver in its course.
+    pub(super) fn is_asked(&self) -> bool {
+        self.asking.load(Ordering::SeqCst) > 0
+    }
+
+    /// What couriers are on their way.
+    pub(super) fn quiet(&self) -> &Quiet {
+        &self.quiet
     }
 
     /// How many there are.

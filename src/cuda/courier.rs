@@ -166,6 +166,7 @@ impl Courier {
     /// # Safety
     /// As [`Stream`] says, of all memory that is ordered to be carried. Who may order ends that in any case.
     pub unsafe fn launch(&self, stream: &Stream, kernels: &dyn Kernels) -> Result<()> {
+        let _launching = self.is_new().then(|| self.devices.launching());
         let _entered = self.devices.enter(stream.device())?;
         // Calls that share it come here, too, when it has been launched.
         let _alone = if self.is_new() { self.devices.rousing(stream)? } else { None };
@@ -183,10 +184,14 @@ impl Courier {
             // It has been, or who might order has given up.
             Err(_) => return Ok(()),
         }
+        self.devices.quiet().begin();
         let (blocks, threads, combiner) = self.seal();
         let Stand { address, index, .. } = *self.stand();
         let call = Call { desks: address as u64, near: index, next: self.first, blocks, threads };
-        launch(&call, combiner).inspect_err(|_| self.state.store(REFUSED, Ordering::Release))
+        launch(&call, combiner).inspect_err(|_| {
+            self.state.store(REFUSED, Ordering::Release);
+            self.devices.quiet().end();
+        })
     }
 
     /// From now on it is what it is.
@@ -421,6 +426,7 @@ impl Drop for Courier {
         match self.blocks.get() {
             Some(&blocks) if *self.state.get_mut() == LAUNCHED => {
                 stands.parked.push_back(Left { stand, blocks, last });
+                self.devices.quiet().end();
             }
             _ => stands.free.push(stand),
         }

@@ -23,6 +23,7 @@ pub mod memory;
 mod names;
 pub mod polling;
 pub mod queues;
+pub mod quiet;
 pub mod scalar;
 pub mod slab;
 pub mod stream;

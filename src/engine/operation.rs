@@ -458,6 +458,9 @@ impl Running {
             Some(standing) => Error::new(error.status(), format!("{error}; here, {standing}")),
             None => error,
         });
+        if let Err(error) = &result {
+            log::debug!("'{}': {} #{}: {error}", self.group.name(), self.call.signature, self.call.sequence);
+        }
         if had_turn {
             self.pass_on();
         }

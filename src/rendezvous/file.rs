@@ -200,6 +200,10 @@ impl Store for FileStore {
     fn describe(&self) -> String {
         format!("file store {}", self.directory.display())
     }
+
+    fn file_of(&self, key: &str) -> Option<PathBuf> {
+        Some(self.path(key))
+    }
 }
 
 /// Who seems to hold a lock that others wait for, and since when.

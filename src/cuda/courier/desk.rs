@@ -170,6 +170,11 @@ impl Stands {
         !self.free.is_empty()
     }
 
+    /// Whether a courier that was dismissed has not left, as far as is known.
+    pub(in crate::cuda) fn has_parked(&self) -> bool {
+        !self.parked.iter().all(Left::is_over)
+    }
+
     /// Frees what has been left. Couriers leave mostly in their order, so the others are looked at only if there is need.
     fn tidy(&mut self) {
         while self.parked.front().is_some_and(Left::is_over) {

@@ -1,7 +1,7 @@
 //! Lanes on their way.
 //!
-//! They are made beside calls, by a thread of its own: whoever pins memory asks the driver, which may wait for a stream, which
-//! waits for a call. In each call the members say how far they have come. Until all have their lanes, calls go the ordinary way.
+//! They are made between calls, by a thread of its own: whoever pins memory asks the driver, which may wait for a stream, which
+//! waits for a call (cuda/quiet.rs). In each call the members say how far they have come. Until all have their lanes, calls go the ordinary way.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -77,8 +77,9 @@ impl Making {
             // All have offered theirs in the call before.
             Making::Offered => {
                 let (direct, devices) = (direct.clone(), devices.clone());
-                *self =
-                    Making::start(group, move |_| shared::pin(&direct, &devices, device).map(Lanes::Shared));
+                *self = Making::start(group, move |is_wanted| {
+                    shared::pin(&direct, &devices, device, is_wanted).map(Lanes::Shared)
+                });
             }
             Making::Underway(_) | Making::Never => {}
         }

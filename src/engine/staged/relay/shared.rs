@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::route::{LANE_BYTES, LANES};
 use crate::cuda::context::Devices;
 use crate::cuda::memory::Registration;
+use crate::cuda::quiet::Quietly;
 use crate::engine::direct::Direct;
 use crate::engine::group::Group;
 use crate::error::{Result, fail};
@@ -46,7 +47,7 @@ impl Shared {
 
 /// What keeps lanes mapped and pinned.
 struct Pins {
-    registrations: Vec<Registration>,
+    registrations: Vec<Quietly<Registration>>,
     /// Says goodbye to the others' memory when this is gone.
     direct: Arc<Direct>,
 }
@@ -65,25 +66,38 @@ pub(super) fn offer(group: &Group, direct: &Direct) {
     });
 }
 
-/// Pins what all members have offered. May wait for the device.
-pub(super) fn pin(direct: &Arc<Direct>, devices: &Arc<Devices>, device: u32) -> Result<Shared> {
+/// Pins what all members have offered, in quiet, as long as it `is_wanted`.
+pub(super) fn pin(
+    direct: &Arc<Direct>,
+    devices: &Arc<Devices>,
+    device: u32,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<Shared> {
     let mut pins = Pins { registrations: Vec::new(), direct: direct.clone() };
-    let pinned = pins.pin_all(devices, device);
+    let pinned = pins.pin_all(devices, device, is_wanted);
     let pins = Aside::new(pins, "pinned memory is not given back");
     Ok(Shared { addresses: pinned?, pins })
 }
 
 impl Pins {
     /// Where the lanes of all members are.
-    fn pin_all(&mut self, devices: &Arc<Devices>, device: u32) -> Result<Vec<*mut u8>> {
+    fn pin_all(
+        &mut self,
+        devices: &Arc<Devices>,
+        device: u32,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Vec<*mut u8>> {
         let mut addresses = Vec::new();
         for member in 0..self.direct.size() {
             let Some(address) = self.direct.lent_by(member, self.direct.offered(member), BYTES) else {
                 fail!(OutOfMemory, "the segment of rank {member} has no room for lanes");
             };
             // SAFETY: a part of a segment, which stays mapped as long as `direct`.
-            let registration = unsafe { Registration::new(devices, device, address, BYTES) }?;
-            self.registrations.push(registration);
+            let register = || unsafe { Registration::new(devices, device, address, BYTES) };
+            let Some(registration) = devices.in_quiet(is_wanted, register) else {
+                fail!(Aborted, "the group has ended");
+            };
+            self.registrations.push(Quietly::new(devices, registration?));
             addresses.push(address);
         }
         Ok(addresses)

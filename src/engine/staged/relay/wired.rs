@@ -19,6 +19,7 @@ use super::mover::{self, Account, Bell, Frame, Outbox, PARCEL, Parcel, Parcels, 
 use super::route::{LANE_BYTES, LANES, Route};
 use crate::cuda::context::Devices;
 use crate::cuda::memory::RegisteredBuffer;
+use crate::cuda::quiet::Quietly;
 use crate::deadline::Deadline;
 use crate::engine::direct::Mark;
 use crate::engine::endpoint::{Endpoint, lock};
@@ -107,8 +108,10 @@ impl Wire {
                 self.registration.open(address, Deadline::after(OPENING));
             }
         }
-        let memory = RegisteredBuffer::new(devices, device, self.hub.size * BYTES)?;
-        let _ = self.hub.memory.set(Arc::new(Aside::new(memory, "pinned memory is not given back")));
+        let pin = || RegisteredBuffer::new(devices, device, self.hub.size * BYTES);
+        let Some(memory) = devices.in_quiet(is_wanted, pin) else { fail!(Aborted, "the group has ended") };
+        let memory = Aside::new(Quietly::new(devices, memory?), "pinned memory is not given back");
+        let _ = self.hub.memory.set(Arc::new(memory));
         self.start(self.hub.await_links(is_wanted)?)
     }
 
@@ -263,7 +266,7 @@ pub(super) struct Hub {
     /// Whether there is one more.
     linked: Condvar,
     /// The lanes of all members, in their order.
-    memory: OnceLock<Arc<Aside<RegisteredBuffer>>>,
+    memory: OnceLock<Arc<Aside<Quietly<RegisteredBuffer>>>>,
     /// What comes of each member, by mark and by lane.
     coming: Vec<[[Coming; LANES as usize]; Mark::ALL.len()]>,
     /// By member: what the carriers send, and what tells that lanes may be used again.

@@ -28,6 +28,7 @@ fn hub_of(endpoint: Weak<Endpoint>) -> (Arc<Hub>, Vec<Socket>, Vec<TcpStream>) {
     let hub = Hub::new(Crew::all(0, 2), endpoint, false).expect("descriptors");
     let devices = Devices::over(Double::new(1, Order::Eager)).expect("a driver");
     let memory = RegisteredBuffer::new(&devices, 0, 2 * BYTES).expect("memory");
+    let memory = Quietly::new(&devices, memory);
     let _ = hub.memory.set(Arc::new(Aside::new(memory, "the test's memory")));
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let pair = |_| {
