@@ -7,22 +7,13 @@ use super::device::{Candidate, choose, connect};
 use crate::cuda::driver::Memory;
 use crate::engine::device::{DeviceExchange, Registration, Way};
 use crate::engine::endpoint::lock;
-use crate::engine::group::Group;
 use crate::error::{Error, Result, Status, fail};
 
 /// A rank's part of a window: ended when dropped. Dropping waits for no other rank.
 #[derive(Debug)]
 pub struct Window {
     /// None where GPUs do not exchange, or do not map this memory.
-    served: Option<Served>,
-}
-
-/// One that calls are written to directly.
-#[derive(Debug)]
-struct Served {
-    exchange: Weak<DeviceExchange>,
-    group: Weak<Group>,
-    number: u64,
+    served: Option<(Weak<DeviceExchange>, u64)>,
 }
 
 impl Context {
@@ -95,10 +86,7 @@ impl Context {
         registration.map(&offers)?;
         let mapped = self.gather_all(group, &registration.message())?;
         Ok(match registration.finish(&mapped)? {
-            Ok(number) => {
-                let (exchange, group) = (Arc::downgrade(exchange), Arc::downgrade(group));
-                Window { served: Some(Served { exchange, group, number }) }
-            }
+            Ok(number) => Window { served: Some((Arc::downgrade(exchange), number)) },
             Err(why) => {
                 log::info!("group '{}': a window serves no calls, because of {why}", self.name());
                 Window { served: None }
@@ -116,9 +104,7 @@ impl Window {
     /// Its number, among the windows of `exchange`.
     pub(super) fn number(&self, exchange: &Arc<DeviceExchange>) -> Result<u64> {
         match &self.served {
-            Some(Served { exchange: of, number, .. }) if Weak::as_ptr(of) == Arc::as_ptr(exchange) => {
-                Ok(*number)
-            }
+            Some((of, number)) if Weak::as_ptr(of) == Arc::as_ptr(exchange) => Ok(*number),
             Some(_) => fail!(InvalidArgument, "the window is one of another communicator"),
             None => {
                 fail!(InvalidUsage, "not all ranks' GPUs have mapped the window, so nothing can be put there")
@@ -129,13 +115,10 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        if let Some(Served { exchange, group, number }) = &self.served
+        if let Some((exchange, number)) = &self.served
             && let Some(exchange) = exchange.upgrade()
-            && !exchange.end_window(*number)
-            && let Some(group) = group.upgrade()
         {
-            // Replays of graphs are not looked after otherwise.
-            group.endpoint().watch_devices();
+            exchange.end_window(*number);
         }
     }
 }

@@ -55,15 +55,15 @@ impl Devices {
     pub fn open() -> Result<Arc<Devices>> {
         static DEVICES: OnceCell<Arc<Devices>> = OnceCell::new();
         let apart = || matches!(apart_by(), Ok(Some(_)));
-        DEVICES.get_or_try_init(|| Devices::of(Libcuda::open()?, apart(), true)).cloned()
+        DEVICES.get_or_try_init(|| Devices::of(Libcuda::open()?, apart())).cloned()
     }
 
-    /// Those of a driver. What is kept for others is given back when the next is, or memory is made: tests count what the driver is asked.
+    /// Those of a driver.
     pub fn over(driver: Arc<dyn Driver>) -> Result<Arc<Devices>> {
-        Devices::of(driver, false, false)
+        Devices::of(driver, false)
     }
 
-    pub(super) fn of(driver: Arc<dyn Driver>, apart: bool, looks: bool) -> Result<Arc<Devices>> {
+    fn of(driver: Arc<dyn Driver>, apart: bool) -> Result<Arc<Devices>> {
         let count = driver.device_count()? as usize;
         Ok(Arc::new(Devices {
             driver,
@@ -71,7 +71,7 @@ impl Devices {
             multiprocessors: (0..count).map(|_| OnceCell::new()).collect(),
             reach: (0..count * count).map(|_| OnceCell::new()).collect(),
             apart,
-            slabs: Slabs::new(looks)?,
+            slabs: Slabs::new()?,
             words: Mutex::default(),
             stands: Mutex::default(),
             slots: Mutex::default(),

@@ -6,7 +6,7 @@
 //! its devices, and keeps it open for as long as it uses an arena of it.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -39,19 +39,6 @@ pub(super) struct Slabs {
     open: Mutex<HashMap<(Identity, u64, u32), Weak<Opened>>>,
     kept: Mutex<Vec<Waiting>>,
     giving_back: Arc<GivingBack>,
-    /// Whether a thread looks for what is over, though nobody comes by; and how often it is going to. Changed with the list locked.
-    looks: bool,
-    looking: AtomicBool,
-    looks_left: AtomicU32,
-}
-
-/// How often what is kept is looked at behind the last that is: for a minute. It is kept for other ranks, most of which end it a moment
-/// later.
-const LOOKS: u32 = 52;
-
-/// The pause before a look, when so many have been: twice the one before, up to 1.3 s.
-fn pause(looks: u32) -> Duration {
-    Duration::from_millis(10 << looks.min(7))
 }
 
 /// How long who finds no memory waits for what is being given back.
@@ -110,52 +97,9 @@ impl Devices {
     /// Drops `what` once it is over: now, or when memory is given out or kept later. That may wait for a device, which may wait for who
     /// would drop it: so another thread drops what is of an exchange that `has_failed`, whoever finds it over, and all that is over where
     /// one that fails or a thread of the library's own comes to it.
-    pub fn keep(self: &Arc<Self>, what: Box<dyn Kept>, has_failed: bool) {
+    pub fn keep(&self, what: Box<dyn Kept>, has_failed: bool) {
         lock(&self.slabs().kept).push(Waiting { what, aside: has_failed });
         self.drop_over(has_failed || process::is_own_thread());
-        if self.slabs().looks {
-            self.look_again();
-        }
-    }
-
-    /// Has what is kept dropped when it is over, though nobody makes or ends anything here any more.
-    fn look_again(self: &Arc<Self>) {
-        let slabs = self.slabs();
-        let kept = lock(&slabs.kept);
-        slabs.looks_left.store(LOOKS, Ordering::Relaxed);
-        if kept.is_empty() || slabs.looking.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        drop(kept);
-        let devices = Arc::downgrade(self);
-        let look = move || {
-            let mut left = LOOKS;
-            while left > 0 {
-                std::thread::sleep(pause(LOOKS - left));
-                let Some(devices) = devices.upgrade() else { return };
-                left = devices.look_once();
-            }
-        };
-        if let Err(error) = process::spawn("unisono-kept", look) {
-            slabs.looking.store(false, Ordering::Relaxed);
-            log::debug!("what is kept for other ranks is given back when the next group is made: {error}");
-        }
-    }
-
-    /// Drops what is over. How many looks are left.
-    fn look_once(&self) -> u32 {
-        let slabs = self.slabs();
-        // At the end of a process the driver goes before we do, and nothing is to be given back any more.
-        if self.driver().device_count().is_ok() {
-            self.drop_over(true);
-        }
-        let kept = lock(&slabs.kept);
-        let left = if kept.is_empty() { 0 } else { slabs.looks_left.load(Ordering::Relaxed) - 1 };
-        slabs.looks_left.store(left, Ordering::Relaxed);
-        if left == 0 {
-            slabs.looking.store(false, Ordering::Relaxed);
-        }
-        left
     }
 
     /// Drops what is over; what has failed, or all, in another thread.
@@ -185,15 +129,13 @@ impl Devices {
         }
         let (tell, hear) = std::sync::mpsc::channel();
         // One thread drops all that is over, this behind the others.
-        lock(&self.slabs().kept).push(Waiting { what: Box::new(Last(tell)), aside: true });
-        self.drop_over(true);
+        self.keep(Box::new(Last(tell)), true);
         hear.recv_timeout(std::time::Duration::from_secs(60)).expect("all is dropped");
     }
 }
 
 impl Slabs {
-    /// Of no memory yet. `looks`: whether what is kept is looked at by a thread, too.
-    pub(super) fn new(looks: bool) -> Result<Slabs> {
+    pub(super) fn new() -> Result<Slabs> {
         let mut identity = [0; 16];
         random::fill(&mut identity)?;
         Ok(Slabs {
@@ -203,9 +145,6 @@ impl Slabs {
             open: Mutex::default(),
             kept: Mutex::default(),
             giving_back: Arc::default(),
-            looks,
-            looking: AtomicBool::new(false),
-            looks_left: AtomicU32::new(0),
         })
     }
 }
@@ -422,20 +361,6 @@ mod tests {
 
     fn flag(set: bool) -> Arc<AtomicBool> {
         Arc::new(AtomicBool::new(set))
-    }
-
-    #[test]
-    fn what_others_end_later_is_dropped_though_nobody_comes_by() {
-        let devices = Devices::of(Double::new(1, Order::RoundRobin), false, true).unwrap();
-        // Again, when the thread that looked has ended, or has not.
-        for _ in 0..3 {
-            let (tell, hear) = mpsc::channel();
-            let over = flag(false);
-            devices.keep(Box::new(Tells(tell, over.clone())), false);
-            assert!(hear.recv_timeout(Duration::from_millis(50)).is_err(), "it is in use");
-            over.store(true, Ordering::Relaxed);
-            hear.recv_timeout(Duration::from_secs(30)).expect("it is dropped");
-        }
     }
 
     #[test]

@@ -493,12 +493,12 @@ impl Drop for Endpoint {
             && let Some(registration) = self.registration.get()
         {
             let messages = self.messages.get_mut().unwrap_or_else(PoisonError::into_inner);
-            let until = Deadline::after(LAST_WORDS);
+            let (until, end) = (Deadline::after(LAST_WORDS / 2), Deadline::after(LAST_WORDS));
             while !process::is_own_thread() && messages.owes() && !until.expired() {
                 messages.flush_all();
                 std::thread::sleep(Duration::from_millis(1));
             }
-            registration.close_before(Deadline::NEVER, Box::new(messages.take_lanes()));
+            registration.close_before(end, Box::new(messages.take_lanes()));
         }
     }
 }

@@ -35,7 +35,6 @@ use crate::engine::wire::Class;
 use crate::error::{Error, Result, fail};
 use crate::reduce::{DataType, Operator};
 use crate::signature::{Kind, Signature};
-use crate::sys::aside::Aside;
 
 /// One rank's end of the exchange between its group's GPUs. All methods from any thread.
 ///
@@ -325,24 +324,18 @@ impl DeviceExchange {
         lock(&self.parts().windows).add(window)
     }
 
-    /// Ends the window of this number, of this rank. May wait for the GPU. Whether it has gone: what still runs may use it, and then it
-    /// goes when that is done ([`DeviceExchange::attend`]), at the latest with the exchange.
-    pub fn end_window(&self, number: u64) -> bool {
-        lock(&self.parts().windows).end(number);
-        matches!(self.unused_windows(), Ok(Some(_)))
-    }
-
-    /// Windows that have ended, if nothing uses them any more.
-    fn unused_windows(&self) -> Result<Option<Vec<Window>>> {
+    /// Ends the window of this number, of this rank. May wait for the GPU.
+    pub fn end_window(&self, number: u64) {
         let parts = self.parts();
+        lock(&parts.windows).end(number);
         // Before the GPU is asked: calls that are launched after that may use what ends after that.
         let ended = lock(&parts.windows).take_ended();
-        let idle = if ended.is_empty() { Ok(true) } else { parts.is_idle() };
-        if let Ok(true) = idle {
-            return Ok(Some(ended));
+        if parts.is_idle().unwrap_or(false) {
+            drop(ended);
+        } else {
+            // What still runs may use them: then they go with the next one, or with the exchange.
+            lock(&parts.windows).put_back(ended);
         }
-        lock(&parts.windows).put_back(ended);
-        idle.map(|_| None)
     }
 
     /// Gives sends and receives to the caller's stream, to run beside each other, and returns. They come after what the streams
@@ -469,20 +462,7 @@ impl DeviceExchange {
     /// Looks after calls that nobody waits for, and asks the driver. Whether there may be some that are not done.
     pub fn attend(&self, group: &Group) -> bool {
         let waits = self.attend_waits(group);
-        if self.watch.attend(self, group) || waits {
-            return true;
-        }
-        match self.unused_windows() {
-            Ok(Some(over)) if !over.is_empty() => {
-                // Not by this thread, since it may wait for the GPU.
-                drop(Aside::new(over, "windows that have ended stay mapped"));
-                false
-            }
-            Ok(Some(_)) => false,
-            Ok(None) => true,
-            // The device is lost: they go with the exchange.
-            Err(_) => false,
-        }
+        self.watch.attend(self, group) || waits
     }
 
     /// Looks after them when the driver does not say whether they are done. Makes no driver call.
