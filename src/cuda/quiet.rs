@@ -133,16 +133,19 @@ mod tests {
         };
         let first = launched();
         let ((tell, hear), (hold, held)) = (mpsc::channel(), mpsc::channel::<()>());
+        let until = Deadline::after(2 * SOON);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let act = move || {
                     tell.send(()).expect("the test listens");
                     held.recv().expect_err("it is dropped");
                 };
-                devices.in_quiet(&|| true, act).expect("it is wanted");
+                devices.in_quiet(&|| !until.expired(), act).expect("it is done");
             });
             assert!(hear.recv_timeout(MEANWHILE).is_err(), "a courier is on its way");
             drop(first);
+            // The double's devices do nothing unless somebody asks.
+            stream.synchronize(Deadline::after(SOON)).expect("it leaves");
             hear.recv_timeout(SOON).expect("it has left");
             // And now nothing is launched, and something is again when that is over.
             let second = scope.spawn(launched);
@@ -151,7 +154,7 @@ mod tests {
             drop(hold);
             drop(second.join().expect("no panic"));
         });
-        stream.synchronize(Deadline::after(SOON)).expect("all leave");
+        stream.synchronize(Deadline::after(SOON)).expect("the second leaves");
     }
 
     #[test]
