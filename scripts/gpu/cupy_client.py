@@ -1,14 +1,27 @@
 """CuPy's nccl module over whatever libnccl.so.2 is loaded: all GPUs of one process, then one process for each.
 
-    cupy_client.py [ranks]
+    cupy_client.py [RANKS] [--expect VERSION]
+
+--expect is a part of the version that the library in use must say that it is: CuPy may have one of its own, which is loaded
+beside the one in its place.
 """
 
+import argparse
 import faulthandler
 import multiprocessing
+import os
 import sys
+import tempfile
 
 
-def one_process(size):
+def check_library(expect):
+    """That the library which was called said so."""
+    with open(os.environ["NCCL_DEBUG_FILE"].replace("%p", str(os.getpid()))) as told:
+        versions = {line.strip() for line in told if line.startswith("NCCL version")}
+    assert len(versions) == 1 and expect in min(versions), f"in use: {versions}, not {expect}"
+
+
+def one_process(size, expect):
     import cupy
     from cupy.cuda import nccl
 
@@ -30,9 +43,11 @@ def one_process(size):
         with cupy.cuda.Device(rank):
             streams[rank].synchronize()
             assert (arrays[rank] == size * (size + 1) / 2).all()
+    if expect:
+        check_library(expect)
 
 
-def rank_main(rank, size, channel):
+def rank_main(rank, size, expect, channel):
     import cupy
     from cupy.cuda import nccl
 
@@ -60,14 +75,23 @@ def rank_main(rank, size, channel):
     assert (y[:1000] == (size - 1) * size).all()
     assert comm.check_async_error() is None
     comm.destroy()
+    if expect:
+        check_library(expect)
 
 
 def main():
-    size = int((sys.argv[1:] or ["2"])[0])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("ranks", type=int, nargs="?", default=2)
+    parser.add_argument("--expect")
+    options = parser.parse_args()
+    size, expect = options.ranks, options.expect
+    # The library that is in use says which it is.
+    told = tempfile.TemporaryDirectory()
+    os.environ.update(NCCL_DEBUG="VERSION", NCCL_DEBUG_FILE=f"{told.name}/%p")
     context = multiprocessing.get_context("spawn")
-    first = context.Process(target=one_process, args=(size,))
+    first = context.Process(target=one_process, args=(size, expect))
     channel = context.Queue()
-    ranks = [context.Process(target=rank_main, args=(rank, size, channel)) for rank in range(size)]
+    ranks = [context.Process(target=rank_main, args=(rank, size, expect, channel)) for rank in range(size)]
     for name, processes in (("one process", [first]), ("processes", ranks)):
         for process in processes:
             process.start()

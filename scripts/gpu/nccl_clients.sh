@@ -7,7 +7,8 @@
 # the programs that they compile to. CLIENTS, such as "ctypes torch", says which clients, if not all; SUBJECTS those of
 # torch_client.py; PROGRAMS, such as "all_reduce gather", and WAYS, such as "graph windows", those of nccl-tests, of which
 # LANES (3) run at a time. PyTorch's own tests run if "torch-tests" is named: those of its wheel, and of TORCH_TESTS, files of its
-# sources; what fails counts if it does not over NVIDIA's library. What the machine lacks is skipped. A line for each client, with its seconds; fails if one did.
+# sources; what fails counts if it does not over NVIDIA's library. What the machine lacks is skipped, and said. A line for each client,
+# with its seconds; fails if one did, if none ran, and for a name that is no client's.
 # A client that takes too long is told with the stacks of its threads (stacks.py), in OUT/NAME.stacks or OUT/stacks-PID.
 set -uo pipefail
 
@@ -23,7 +24,9 @@ gpus=$(nvidia-smi --list-gpus | wc -l)
 # NVIDIA's, for the losses: multicast is off on these machines.
 export NCCL_NVLS_ENABLE=0
 failed=$out/failed
-: >"$failed"
+ran=$out/ran
+skipped=$out/skipped
+: >"$failed" >"$ran" >"$skipped"
 
 # Where programs that watch themselves tell where they were.
 export STACKS_OUT=$out
@@ -34,6 +37,7 @@ stacks_seconds=50
 client() {
     local name=$1 seconds=$2 status=0 start=$SECONDS pid
     shift 2
+    echo "$name" >>"$ran"
     timeout -k 5 "$((seconds + stacks_seconds))" "$@" >"$out/$name.log" 2>&1 </dev/null &
     pid=$!
     # Ends when the client does.
@@ -64,8 +68,25 @@ lane() {
     "$@" &
 }
 
+for name in ${CLIENTS:-}; do
+    case $name in
+        ctypes | torch | hosts | latency | coalesced | torch-tests | nccl4py | cupy | jax | contracts | groups | medley | nccl-tests) ;;
+        *) echo "== $name: FAILED, there is no such client"; echo "$name" >>"$failed" ;;
+    esac
+done
+
 wanted() { case " ${CLIENTS:-$1} " in *" $1 "*) ;; *) return 1 ;; esac; }
-have() { python3 -c "import $1" 2>/dev/null; }
+
+# skip CLIENT WHY...
+skip() {
+    echo "== $1: skipped, ${*:2}"
+    echo "$1" >>"$skipped"
+}
+
+# lacks CLIENT MODULE: whether the client cannot run, since Python has no such module.
+lacks() {
+    ! python3 -c "import $2" 2>/dev/null && skip "$1" "there is no $2 for Python"
+}
 
 torchrun() { python3 -m torch.distributed.run --standalone --nproc-per-node "$gpus" "$@"; }
 export -f torchrun
@@ -73,9 +94,7 @@ export gpus
 
 wanted ctypes && client ctypes 60 python3 "$here/c_tests/nccl_python.py" "$ours" "$gpus" cuda
 
-lacks() { ! have "$1" && echo "== $1: skipped, not installed"; }
-
-if wanted torch && ! lacks torch; then
+if wanted torch && ! lacks torch torch; then
     client torch 150 bash -c "LD_PRELOAD=$ours torchrun '$here/scripts/gpu/torch_client.py' --expect '$out' --losses '$out/ours.json' ${SUBJECTS:-}"
     client torch-nvidia 100 bash -c "torchrun '$here/scripts/gpu/torch_client.py' --losses '$out/theirs.json' ddp fsdp"
     client losses 20 python3 - "$out/ours.json" "$out/theirs.json" <<'EOF2'
@@ -89,7 +108,7 @@ EOF2
 fi
 
 # Ranks that take themselves for those of two hosts: a GPU on each, and two on each, which share the GPUs if there are two.
-if wanted hosts && ! lacks torch; then
+if wanted hosts && ! lacks hosts torch; then
     for ranks in 2 4; do
         client "hosts-$ranks" 100 bash -c "LD_PRELOAD=$ours torchrun --nproc-per-node $ranks '$here/scripts/gpu/torch_client.py' \
             --expect '$out' --hosts 2 collectives types groups ddp fsdp uncapturable abort"
@@ -98,7 +117,7 @@ fi
 
 # How long an eager call takes from PyTorch, and a group of them.
 for subject in latency coalesced; do
-    wanted $subject && ! lacks torch || continue
+    wanted $subject && ! lacks $subject torch || continue
     client $subject 60 bash -c "LD_PRELOAD=$ours torchrun '$here/scripts/gpu/torch_client.py' --expect '$out' $subject"
     client $subject-nvidia 60 bash -c "torchrun '$here/scripts/gpu/torch_client.py' $subject"
 done
@@ -115,33 +134,44 @@ own_tests() {
         [ -e '$out/$name-nvidia.failed' ] && ! grep -vxF -f '$out/$name-nvidia.failed' '$out/$name.failed'"
 }
 case " ${CLIENTS:-} " in *" torch-tests "*)
-    lacks expecttest || {
+    lacks torch-tests expecttest || {
         own_tests torch-tests 300
         for file in ${TORCH_TESTS:-}; do own_tests "$(basename "$file" .py)" 300 "$(realpath "$file")"; done
     } ;;
 esac
 
-if wanted nccl4py && ! lacks nccl; then
+if wanted nccl4py && ! lacks nccl4py nccl; then
     client nccl4py 130 env LD_PRELOAD="$ours" python3 "$here/scripts/gpu/nccl4py_client.py" "$gpus" --expect "$out"
 fi
 
-if wanted cupy && ! lacks cupy; then
-    client cupy 130 env LD_PRELOAD="$ours" python3 "$here/scripts/gpu/cupy_client.py" "$gpus"
+if wanted cupy && ! lacks cupy cupy; then
+    client cupy 130 env LD_PRELOAD="$ours" python3 "$here/scripts/gpu/cupy_client.py" "$gpus" --expect unisono
 fi
 
-if wanted jax && ! lacks jax; then
+if wanted jax && ! lacks jax jax; then
     client jax 130 env LD_PRELOAD="$ours" python3 "$here/scripts/gpu/jax_client.py" "$gpus" --expect unisono
 fi
 
-if wanted contracts && ! lacks torch && [ "$gpus" -gt 1 ]; then
-    client contracts 120 python3 "$here/scripts/gpu/nccl_contracts.py" "$ours"
+if wanted contracts && ! lacks contracts torch; then
+    if [ "$gpus" -gt 1 ]; then
+        client contracts 120 python3 "$here/scripts/gpu/nccl_contracts.py" "$ours"
+    else
+        skip contracts "it needs two GPUs"
+    fi
 fi
+
+# compiles CLIENT: whether it can be compiled here.
+compiles() {
+    command -v nvcc >/dev/null && return
+    skip "$1" "there is no nvcc"
+    return 1
+}
 
 # Groups of collectives, and how long they take: over ours and, where it is found, NVIDIA's.
 nvidia=$(python3 -c '
 import torch
 print(next((line.split()[-1] for line in open("/proc/self/maps") if "libnccl.so.2" in line), ""))' 2>/dev/null)
-if wanted groups && command -v nvcc >/dev/null; then
+if wanted groups && compiles groups; then
     client groups-build 60 nvcc -O2 -std=c++17 -I "$here/include/unisono" -o "$out/nccl_groups" "$here/scripts/gpu/nccl_groups.cu" \
         -L "$out/lib" -lnccl
     client groups 60 env LD_LIBRARY_PATH="$out/lib" "$out/nccl_groups"
@@ -149,7 +179,7 @@ if wanted groups && command -v nvcc >/dev/null; then
 fi
 
 # Random programs, in every way that ranks may be; MEDLEY_SECONDS (10) of each, from program MEDLEY_SEED (1) on.
-if wanted medley && command -v nvcc >/dev/null; then
+if wanted medley && compiles medley; then
     client medley-build 60 nvcc -O2 -std=c++17 -I "$here/include/unisono" -o "$out/nccl_medley" "$here/scripts/gpu/nccl_medley.cu" \
         -L "$out/lib" -lnccl
     medley() {
@@ -225,18 +255,26 @@ programs=${NCCL_TESTS:-}
 if ! wanted nccl-tests; then
     :
 elif [ -z "$programs" ]; then
-    echo "== nccl-tests: skipped, NCCL_TESTS names no folder"
+    skip nccl-tests "NCCL_TESTS names no folder"
 elif [ -x "$programs/all_reduce_perf" ] || build_nccl_tests; then
     # They have an ncclGetLastError of their own, which knows nothing.
     export LD_LIBRARY_PATH=$out/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} NCCL_DEBUG=WARN
     nccl_tests
     grep -hE "Out of bounds" "$out"/nccl-tests-*.log | sort | uniq -c
 else
-    echo "== nccl-tests: skipped, nvcc or NVIDIA's nccl_device.h is missing"
+    skip nccl-tests "nvcc or NVIDIA's nccl_device.h is missing"
 fi
 
 if [ -s "$failed" ]; then
     echo "$(wc -l <"$failed") clients failed:" $(cat "$failed")
     exit 1
 fi
-echo "all clients: ok"
+if [ ! -s "$ran" ]; then
+    echo "no client ran; skipped:" $(cat "$skipped")
+    exit 1
+fi
+if [ -s "$skipped" ]; then
+    echo "all clients that ran: ok; skipped:" $(cat "$skipped")
+else
+    echo "all clients: ok"
+fi
